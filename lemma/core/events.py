@@ -1,0 +1,76 @@
+"""What a run tells the outside world. Training emits events to a sink that it is given; it never prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Level = Literal["info", "warning", "error"]
+Axis = Literal["train", "eval"]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A sentence for people."""
+
+    text: str
+    level: Level = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class StageStarted:
+    """A stage begins, or goes on, at `step` of `total`. Rows of later steps that a killed run wrote are void."""
+
+    stage: str
+    step: int
+    total: int
+    resumed: bool = False
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Numbers of one step, on the axis of training or of evaluation. `timings` are seconds and rates of this machine,
+    kept apart because they are the only numbers that a repeated run may change."""
+
+    stage: str
+    step: int
+    axis: Axis
+    values: Mapping[str, float]
+    timings: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """`done` of `total` units of `what`; `note` is a few words or numbers beside the bar."""
+
+    what: str
+    done: int
+    total: int
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StageEnded:
+    stage: str
+    step: int
+    summary: Mapping[str, Any] = field(default_factory=dict)
+
+
+Event = Said | StageStarted | Measured | Progressed | StageEnded
+Sink = Callable[[Event], None]
+
+
+def silent(event: Event) -> None:
+    """A sink that forgets everything."""
+
+
+def fan_out(*sinks: Sink) -> Sink:
+    """One sink that hands each event to several, in order."""
+
+    def emit(event: Event) -> None:
+        for sink in sinks:
+            sink(event)
+
+    return emit

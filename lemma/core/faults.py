@@ -1,0 +1,32 @@
+"""Named places where a test can make a process die, fail or stop, to prove that what is on disk survives it.
+
+`LEMMA_FAULT=checkpoint.before_rename:3` kills the process, as `kill -9` would, the third time it gets there;
+`LEMMA_FAULT=checkpoint.write:1:ENOSPC` raises that operating-system error instead. Without the variable this costs a
+dictionary look-up.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections import Counter
+
+_visits: Counter[str] = Counter()
+
+
+def fault_point(name: str) -> None:
+    wanted = os.environ.get("LEMMA_FAULT")
+    if not wanted:
+        return
+    place, _, rest = wanted.partition(":")
+    if place != name:
+        return
+    visit, _, action = rest.partition(":")
+    _visits[name] += 1
+    if _visits[name] != int(visit or 1):
+        return
+    if action:
+        code = getattr(errno, action)
+        raise OSError(code, os.strerror(code))
+    os.kill(os.getpid(), signal.SIGKILL)

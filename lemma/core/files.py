@@ -1,0 +1,82 @@
+"""Files that survive a crash: whole-or-absent writes, and append-only JSON lines with a torn tail cut off."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from lemma.core.faults import fault_point
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename or a creation in this folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_whole(path: Path, data: bytes | str) -> None:
+    """Write a file so that at any instant either the old or the new content is there, never a mixture."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as handle:
+        handle.write(data.encode() if isinstance(data, str) else data)
+        handle.flush()
+        os.fsync(handle.fileno())
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+class JsonLines:
+    """An append-only file of JSON rows; a line is either whole or not there when the file is opened again."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._handle: BinaryIO = open(path, "ab")
+        self._cut_torn_tail()
+
+    def _cut_torn_tail(self) -> None:
+        data = self.path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            self.truncate(whole)
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far; a later `truncate` to this size forgets everything after now."""
+        return self._handle.seek(0, os.SEEK_END)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
+        middle = len(line) // 2
+        self._handle.write(line[:middle])
+        self._handle.flush()
+        fault_point("jsonl.mid_line")
+        self._handle.write(line[middle:])
+        self._handle.flush()
+
+    def truncate(self, size: int) -> None:
+        self._handle.flush()
+        os.truncate(self.path, size)
+
+    def sync(self) -> None:
+        self._handle.flush()
+        os.fsync(self._handle.fileno())
+
+    def close(self) -> None:
+        self.sync()
+        self._handle.close()
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole rows of a file written by `JsonLines`; a torn last line is passed over."""
+    with open(path, encoding="utf-8") as handle:
+        for line in handle:
+            if line.endswith("\n"):
+                yield json.loads(line)

@@ -1,0 +1,35 @@
+"""How many processes share this run, and sums over them. One process is a world of size one and needs nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _active() -> bool:
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_initialized()
+
+
+def rank() -> int:
+    import torch.distributed as dist
+
+    return dist.get_rank() if _active() else 0
+
+
+def world_size() -> int:
+    import torch.distributed as dist
+
+    return dist.get_world_size() if _active() else 1
+
+
+def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
+    """Add a tensor up over all ranks, in place; every rank must call this the same number of times."""
+    import torch.distributed as dist
+
+    if _active():
+        dist.all_reduce(tensor)
+    return tensor

@@ -1,0 +1,144 @@
+"""What travels through Lemma: problems and what people or models wrote about them, then trajectories of token ids.
+
+Text becomes ids once, when a trajectory is made; after that only ids travel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+Origin = Literal["policy", "teacher"]
+Finish = Literal["stop", "length", "cancelled", "given"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: str
+    content: str
+
+    def as_dict(self) -> dict[str, str]:
+        return {"role": self.role, "content": self.content}
+
+
+def content_id(*parts: Any) -> str:
+    """A short name that depends on content only: the same parts give the same name on every machine."""
+    text = json.dumps(parts, ensure_ascii=False, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One task. `golds` are spellings of the right answer, any of which counts; empty where none is known.
+
+    `choices` are the options of a multiple-choice question, in the order shown; its gold is then a letter.
+    `traces` are whole assistant texts by a teacher.
+    """
+
+    messages: tuple[Message, ...]
+    golds: tuple[str, ...] = ()
+    id: str = ""
+    source: str = ""
+    subject: str | None = None
+    level: str | None = None
+    choices: tuple[str, ...] = ()
+    traces: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            words = [(m.role, m.content) for m in self.messages]
+            object.__setattr__(self, "id", content_id(words, self.golds, self.choices))
+
+    @property
+    def question(self) -> str:
+        """The last thing the user asks."""
+        return next((m.content for m in reversed(self.messages) if m.role == "user"), "")
+
+    @property
+    def system(self) -> str | None:
+        return next((m.content for m in self.messages if m.role == "system"), None)
+
+    @property
+    def gold(self) -> str | None:
+        return self.golds[0] if self.golds else None
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A problem with an answer to imitate.
+
+    Either `response` is the assistant text, word for word, or `reasoning` and `answer` are given and the format
+    puts them together. A verbatim `prompt`, where a data set has one, replaces the format's.
+    """
+
+    problem: Problem
+    response: str | None = None
+    reasoning: str | None = None
+    answer: str | None = None
+    prompt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """Two responses to one problem, the first liked better."""
+
+    problem: Problem
+    chosen: str
+    rejected: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One response to a problem, and whether it is wanted."""
+
+    problem: Problem
+    response: str
+    wanted: bool
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """A sequence of token ids and the truth about how it came to be.
+
+    `chosen_T` marks the tokens to learn from: those the policy (or a teacher) chose, never the first one, which
+    nothing predicts. `token_fields` (one number per token) and `fields` (one per trajectory) carry what an
+    objective needs. Trajectories of the same `unit` are never split over micro-batches where the objective's
+    scope is `pair`.
+    """
+
+    ids_T: np.ndarray
+    chosen_T: np.ndarray
+    behaviour_T: np.ndarray | None = None
+    rewards: dict[str, float] = field(default_factory=dict)
+    origin: Origin = "policy"
+    finish: Finish = "given"
+    problem_id: str = ""
+    unit: int = 0
+    policy_version: int = 0
+    token_fields: dict[str, np.ndarray] = field(default_factory=dict)
+    fields: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert len(self.ids_T) == len(self.chosen_T) > 0, "ids and mask must have the same length"
+        assert not self.chosen_T[0], "nothing predicts the first token"
+
+    def __len__(self) -> int:
+        return len(self.ids_T)
+
+    @property
+    def trained_tokens(self) -> int:
+        return int(self.chosen_T.sum())
+
+
+@dataclass(slots=True)
+class Group:
+    """The trajectories of one problem."""
+
+    problem: Problem
+    trajectories: list[Trajectory]

@@ -1,0 +1,82 @@
+"""What a recipe can say about a model. Imports no torch: validating a recipe stays fast."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from lemma.config import Options
+
+Precision = Literal["bf16", "fp16", "fp32"]
+
+
+class LoraOptions(Options):
+    """Low-rank adapters (peft) on the linear layers; the base weights stay frozen."""
+
+    r: int = Field(16, ge=1)
+    """Rank of the two small matrices."""
+    alpha: float = Field(32.0, gt=0)
+    """Scale: the update is multiplied by alpha / r."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout in front of the adapter. Reinforcement learning wants 0."""
+    targets: list[str] | Literal["all-linear"] = "all-linear"
+    """Names of the layers that get an adapter, or every linear layer but the head."""
+
+
+class TinyOptions(Options):
+    """The shape of the built-in model (Qwen3 architecture, made for the built-in arithmetic)."""
+
+    hidden: int = Field(128, ge=8)
+    """Width of the residual stream."""
+    layers: int = Field(3, ge=1)
+    """Number of decoder blocks."""
+    feed_forward: int = Field(256, ge=8)
+    """Width of the feed-forward layer."""
+    heads: int = Field(4, ge=1)
+    """Query heads."""
+    kv_heads: int = Field(2, ge=1)
+    """Key and value heads."""
+    context: int = Field(512, ge=16)
+    """Longest sequence."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> TinyOptions:
+        if self.heads % self.kv_heads or self.hidden % self.heads:
+            raise ValueError("heads must be a multiple of kv_heads and divide hidden")
+        return self
+
+
+class ModelOptions(Options):
+    """Which model is trained, and how it is held in memory."""
+
+    path: str = "tiny"
+    """A folder, a hub name, or `tiny` for the built-in model, which is created from nothing."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub model."""
+    tokenizer: str | None = None
+    """Folder or hub name of the tokenizer where it is not the model's own."""
+    override: dict[str, Any] = Field(default_factory=dict)
+    """Values of the model's configuration to replace, such as rope_theta or max_position_embeddings."""
+    lora: LoraOptions | None = None
+    """Train low-rank adapters instead of all weights."""
+    precision: Precision | None = None
+    """Compute precision; bf16 and fp16 keep fp32 master weights. Default: bf16 on a GPU, fp32 on a CPU."""
+    quantize: Literal["4bit"] | None = None
+    """Hold the frozen base weights in 4 bits (bitsandbytes nf4); needs lora."""
+    checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a quarter slower."""
+    compile: bool = False
+    """Compile the decoder blocks for training (torch.compile, as separate callables)."""
+    fused: bool = True
+    """Use fused Triton kernels for norms, rotary embeddings and the feed-forward gate where a GPU has them."""
+    trust_remote_code: bool = False
+    """Run code that comes with a hub model."""
+    tiny: TinyOptions = TinyOptions()
+    """Shape of the built-in model; used where path is `tiny`."""
+
+    @model_validator(mode="after")
+    def _works_together(self) -> ModelOptions:
+        if self.quantize and self.lora is None:
+            raise ValueError("4-bit weights cannot be trained themselves; add `lora: {r: 16}` under model")
+        return self

@@ -1,0 +1,126 @@
+"""What a recipe can say about training: the run, the optimiser, batches, checkpoints and the supervised stage."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from lemma.config import Options
+from lemma.data.options import DataOptions, ValidationOptions
+
+
+class RunOptions(Options):
+    """Where a run lives and what makes it repeatable."""
+
+    dir: str = "runs/run"
+    """Folder of everything the run writes: recipe, log, metrics, checkpoints, models."""
+    seed: int = Field(0, ge=0)
+    """Seed of every named random stream."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute; auto takes a GPU where there is one."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads. Recorded at the first start and kept when the run goes on, because results depend on it."""
+    deterministic: bool = False
+    """On a GPU: bit-equal results at some cost in speed. A CPU run is always bit-equal."""
+    tensorboard: bool = True
+    """Write TensorBoard event files."""
+    wandb: str | None = None
+    """Name of a Weights & Biases project to log to; honours WANDB_MODE=offline."""
+
+
+class OptimOptions(Options):
+    """AdamW and its schedule."""
+
+    name: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw_8bit holds the moments in 8 bits (bitsandbytes)."""
+    lr: float = Field(1e-5, ge=0)
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of the two moments."""
+    eps: float = Field(1e-8, gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay, on matrices only."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the learning rate after the warm-up."""
+    warmup: float = Field(0.0, ge=0)
+    """Warm-up: below 1 a share of all steps, otherwise a number of steps."""
+    final_lr: float = Field(0.0, ge=0, le=1)
+    """Where linear and cosine schedules end, as a share of lr."""
+    clip: float = Field(1.0, ge=0)
+    """Largest norm of the gradient; 0 turns clipping off."""
+
+
+class BatchOptions(Options):
+    """How much goes into one optimisation step, and how much of it is computed at a time."""
+
+    sequences: int = Field(32, ge=1)
+    """Sequences per optimisation step, over all ranks."""
+    token_budget: int = Field(16384, ge=16)
+    """Most tokens in one forward and backward pass. Changes speed and memory, never the gradient."""
+
+
+class CheckpointOptions(Options):
+    """When the whole state is saved, and what is kept."""
+
+    every: int = Field(100, ge=0)
+    """Steps between checkpoints; 0 saves at the end only."""
+    keep: int = Field(2, ge=1)
+    """How many of the newest are kept, the best one aside."""
+
+
+class StageOptions(Options):
+    """What every kind of stage has."""
+
+    kind: str
+    """supervised."""
+    optim: OptimOptions = OptimOptions()
+    """The optimiser."""
+    batch: BatchOptions = BatchOptions()
+    """Batch sizes."""
+    checkpoint: CheckpointOptions = CheckpointOptions()
+    """Checkpoints."""
+    log_every: int = Field(1, ge=1)
+    """Steps between rows of metrics."""
+
+
+class SupervisedOptions(StageOptions):
+    """Imitate worked solutions: cross-entropy on the response, the end-of-sequence token included."""
+
+    kind: Literal["supervised"] = "supervised"
+    """Supervised fine-tuning."""
+    data: DataOptions = DataOptions()
+    """Where the demonstrations come from."""
+    validation: ValidationOptions = ValidationOptions()
+    """Held-out demonstrations and how often their loss is computed."""
+    epochs: float | None = Field(None, gt=0)
+    """Passes over the data. Give this or steps; default one epoch."""
+    steps: int | None = Field(None, ge=1)
+    """Optimisation steps."""
+    unique_examples: int | Literal["all"] = "all"
+    """Use the first N demonstrations only."""
+    packing: Literal["borders", "stream"] = "borders"
+    """borders: sequences side by side, attention never crosses. stream: documents run on and are cut every
+    max_length tokens, as in classic instruction tuning."""
+    max_length: int | None = Field(None, ge=8)
+    """Longest sequence; longer ones are dropped and counted. Default: the model's context."""
+    train_on: Literal["response", "all"] = "response"
+    """Tokens that are learnt: the response only, or the prompt as well."""
+    normalise: Literal["token", "sequence", "constant"] = "token"
+    """The loss is a sum over tokens divided by: all trained tokens; each sequence's own length and the number of
+    sequences; or `constant` times the number of sequences."""
+    constant: float = Field(1.0, gt=0)
+    """Divisor of `normalise: constant`."""
+    shuffle: bool = True
+    """A new order for every epoch, from the run's seed."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> SupervisedOptions:
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError("give epochs or steps, not both")
+        if self.packing == "stream" and self.max_length is None:
+            raise ValueError(
+                "`packing: stream` cuts every max_length tokens; add `max_length: 512` to the stage"
+            )
+        return self
