@@ -28,7 +28,7 @@ class SourceOptions(Options):
     """One place that rows come from."""
 
     source: str = "arithmetic"
-    """A file (.parquet, .jsonl, .jsonl.gz, .json, .csv), a folder of them, a hub dataset, or `arithmetic` (built in)."""
+    """A file (.parquet, .jsonl, .jsonl.gz, .json, .csv), a folder of these, a hub dataset, or `arithmetic`."""
     config: str | None = None
     """Configuration of a hub dataset."""
     split: str = "train"

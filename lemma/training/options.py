@@ -120,7 +120,5 @@ class SupervisedOptions(StageOptions):
         if self.epochs is not None and self.steps is not None:
             raise ValueError("give epochs or steps, not both")
         if self.packing == "stream" and self.max_length is None:
-            raise ValueError(
-                "`packing: stream` cuts every max_length tokens; add `max_length: 512` to the stage"
-            )
+            raise ValueError("`packing: stream` cuts every max_length tokens; add `max_length: 512` to the stage")
         return self

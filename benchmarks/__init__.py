@@ -1,0 +1,1 @@
+"""Speed and memory beside peers, in one run; the tables are committed."""
