@@ -1,0 +1,56 @@
+# `make demo` and `make test` do everything on a machine that has Python and make; a second run installs nothing.
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP_FLAGS ?=
+
+BIN := $(VENV)/bin
+QUIET := $(shell [ -t 2 ] || echo --quiet)
+INSTALL := $(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --prefer-binary --no-compile \
+	-c constraints.txt $(PIP_FLAGS)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-kill docs clean
+
+help:  ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+	@echo "  PYTHON=python3.12 names another Python, PIP_FLAGS adds options to pip, VENV another folder."
+
+demo: $(VENV)/.core  ## Install, then train the built-in tiny model and show what it learnt
+	$(BIN)/lemma demo
+
+test: $(VENV)/.dev  ## Install, then check format, lint and types and run all tests with coverage
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	LEMMA_STRICT_SKIPS=1 $(BIN)/python -m pytest --cov --cov-report=term
+
+test-kill: $(VENV)/.dev  ## Run the long chain of kills: 100 deaths of a training process
+	LEMMA_STRICT_SKIPS=1 $(BIN)/python -m pytest -m kill --timeout 7200
+
+docs: $(VENV)/.core  ## Write the reference page of every recipe option
+	$(BIN)/python -m lemma.cli.reference > docs/options.md
+
+clean:  ## Remove the virtual environment and every cache; runs/ stays
+	rm -rf $(VENV) *.egg-info build dist .coverage* htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find lemma tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.made:
+	@command -v $(PYTHON) >/dev/null || \
+		{ echo "There is no '$(PYTHON)' here; install Python 3.11 or newer, or name one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$$($(PYTHON) --version) is too old for Lemma; name a Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+		{ echo "'$(PYTHON)' lacks its venv module; install it (Debian, Ubuntu: apt install python3-venv) and run make again"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.core: $(VENV)/.made pyproject.toml constraints.txt
+	@echo "Installing Lemma into $(VENV): a few minutes, once."
+	@$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.made pyproject.toml constraints.txt
+	@echo "Installing Lemma and its development tools into $(VENV): a few minutes, once."
+	@$(INSTALL) -e '.[dev]'
+	@touch $(VENV)/.core $@

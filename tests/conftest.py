@@ -1,0 +1,72 @@
+"""What every test runs under: no network, no user caches, and, in strict mode, no skip without leave.
+
+Strict mode is on under `make test` (LEMMA_STRICT_SKIPS=1) and in continuous integration (CI=true): a test that skips
+for a reason that `allowed_skips.txt` does not name fails the run.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+_cache = tempfile.mkdtemp(prefix="lemma-test-cache-")
+atexit.register(shutil.rmtree, _cache, ignore_errors=True)
+os.environ["LEMMA_CACHE"] = _cache
+for _name, _value in {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "WANDB_MODE": "offline",
+}.items():
+    os.environ.setdefault(_name, _value)
+
+ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.option.markexpr:
+        config.option.markexpr = "not kill"
+
+
+def _is_strict() -> bool:
+    return os.environ.get("CI") == "true" or os.environ.get("LEMMA_STRICT_SKIPS") == "1"
+
+
+def _allowed() -> list[tuple[str, str]]:
+    """Pairs of globs, for the test's id and for the reason."""
+    lines = ALLOWED_SKIPS.read_text(encoding="utf-8").splitlines()
+    pairs = [line.split(" : ", 1) for line in lines if line.strip() and not line.startswith("#")]
+    return [(nodeid.strip(), reason.strip()) for nodeid, reason in pairs]
+
+
+def _skips_without_leave(config: pytest.Config) -> list[str]:
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    assert reporter is not None, "strict skips need pytest's terminal reporter"
+    unlisted = []
+    for report in reporter.stats.get("skipped", []):
+        reason = report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else ""
+        if not any(fnmatchcase(report.nodeid, nodeid) and fnmatchcase(reason, why) for nodeid, why in _allowed()):
+            unlisted.append(f"{report.nodeid} : {reason}")
+    return unlisted
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _is_strict() and _skips_without_leave(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if not _is_strict():
+        return
+    unlisted = _skips_without_leave(config)
+    if unlisted:
+        terminalreporter.section("skipped without leave (tests/allowed_skips.txt)", sep="=", red=True)
+        for line in unlisted:
+            terminalreporter.line(line)
