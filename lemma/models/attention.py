@@ -1,0 +1,117 @@
+"""The one attention function of the model, registered with transformers under the name `lemma`.
+
+What it does depends on the arguments of the forward call only: with `segments` it attends within each sequence of a
+pack; without, it is transformers' own scaled dot-product attention, so that `generate` and plain forwards work on the
+same module. It is pure: activation checkpointing may call it twice.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from lemma.models.packing import Segments
+
+NAME = "lemma"
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # (1, Hq, T, D)
+    key: torch.Tensor,  # (1, Hkv, T, D)
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    segments: Segments | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention output in the layout (1, T, Hq, D) that transformers expects."""
+    if segments is None:
+        if sliding_window is not None:
+            kwargs["sliding_window"] = sliding_window
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+        out_THD = _varlen(query[0], key[0], value[0], segments, scale, sliding_window)
+    else:
+        out_THD = _bucketed(query[0], key[0], value[0], segments, scale, sliding_window)
+    return out_THD[None], None
+
+
+def _varlen(
+    query_HTD: torch.Tensor,
+    key_HTD: torch.Tensor,
+    value_HTD: torch.Tensor,
+    segments: Segments,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """torch's variable-length kernel; the window counts tokens to the left, the token itself not included."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    borders, longest = segments.borders_B1, segments.longest
+    return varlen_attn(
+        query_HTD.transpose(0, 1),
+        key_HTD.transpose(0, 1),
+        value_HTD.transpose(0, 1),
+        borders,
+        borders,
+        longest,
+        longest,
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),
+        **_gqa_argument(query_HTD.shape[0] != key_HTD.shape[0]),
+    )
+
+
+@cache
+def _varlen_wants_gqa() -> bool:
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "enable_gqa" in inspect.signature(varlen_attn).parameters
+
+
+def _gqa_argument(grouped: bool) -> dict[str, bool]:
+    return {"enable_gqa": grouped} if _varlen_wants_gqa() else {}
+
+
+def _bucketed(
+    query_HTD: torch.Tensor,
+    key_HTD: torch.Tensor,
+    value_HTD: torch.Tensor,
+    segments: Segments,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """Exact attention on any device: sequences of similar length as padded blocks."""
+    heads, tokens, _ = query_HTD.shape
+    out_THD = torch.empty(tokens, heads, value_HTD.shape[-1], dtype=query_HTD.dtype, device=query_HTD.device)
+    groups = heads // key_HTD.shape[0]
+    pieces, places = [], []
+    for bucket in segments.buckets:
+        query, key, value = (x[:, bucket.rows_BL].transpose(0, 1) for x in (query_HTD, key_HTD, value_HTD))
+        if groups > 1:
+            key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+        mask = None if window is None else _window_mask(query.shape[2], window, query.device)
+        block_BHLD = F.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None, scale=scale)
+        pieces.append(block_BHLD.transpose(1, 2).flatten(0, 1)[bucket.take_M])
+        places.append(bucket.into_M)
+    return out_THD.index_copy(0, torch.cat(places), torch.cat(pieces))
+
+
+def _window_mask(length: int, window: int, device: torch.device) -> torch.Tensor:
+    """Causal, and at most `window` tokens back, the token itself included."""
+    distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)[None, :]
+    return (distance >= 0) & (distance < window)
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,0 +1,194 @@
+"""Triton kernels for the row work that frameworks leave unfused: RMS norm, the gated feed-forward, softmax over logits.
+
+Each is a backend of a plain function elsewhere in this room and is tested against it. The arithmetic is in float32.
+Imported only where a GPU is (or where TRITON_INTERPRET=1 runs the kernels on a CPU, in the tests).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+# Programs of the backward norm; each sums the weight's gradient over its own rows.
+NORM_PROGRAMS = 512
+SOFTMAX_BLOCK = 4096
+GATE_BLOCK = 2048
+
+
+@triton.jit
+def _norm_forward(X, W, Y, RSTD, columns, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < columns
+    x = tl.load(X + row * columns + column, mask=inside, other=0.0).to(tl.float32)
+    rstd = 1.0 / tl.sqrt(tl.sum(x * x, 0) / columns + eps)
+    w = tl.load(W + column, mask=inside, other=0.0)
+    normal = (x * rstd).to(Y.dtype.element_ty)
+    tl.store(Y + row * columns + column, (w * normal).to(Y.dtype.element_ty), mask=inside)
+    tl.store(RSTD + row, rstd)
+
+
+@triton.jit
+def _norm_backward(DY, X, W, RSTD, DX, DW, rows, columns, per_program, BLOCK: tl.constexpr):
+    program = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < columns
+    w = tl.load(W + column, mask=inside, other=0.0).to(tl.float32)
+    dw = tl.zeros([BLOCK], tl.float32)
+    first = program * per_program
+    last = tl.minimum(first + per_program, rows)
+    for row in range(first, last):
+        x = tl.load(X + row * columns + column, mask=inside, other=0.0).to(tl.float32)
+        dy = tl.load(DY + row * columns + column, mask=inside, other=0.0).to(tl.float32)
+        rstd = tl.load(RSTD + row)
+        normal = x * rstd
+        dw += dy * normal
+        d = dy * w
+        dx = rstd * (d - normal * (tl.sum(d * normal, 0) / columns))
+        tl.store(DX + row * columns + column, dx.to(DX.dtype.element_ty), mask=inside)
+    tl.store(DW + program * columns + column, dw, mask=inside)
+
+
+class FusedRmsNorm(torch.autograd.Function):
+    """y = weight * x / rms(x), with the rounding of transformers: normalised in float32, cast, then scaled."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        rows, columns = flat.shape
+        y, rstd = torch.empty_like(flat), torch.empty(rows, dtype=torch.float32, device=x.device)
+        _norm_forward[(rows,)](flat, weight, y, rstd, columns, eps, BLOCK=triton.next_power_of_2(columns))
+        ctx.save_for_backward(flat, weight, rstd)
+        return y.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        flat, weight, rstd = ctx.saved_tensors
+        dy = grads[0].reshape(flat.shape).contiguous()
+        rows, columns = flat.shape
+        programs = min(rows, NORM_PROGRAMS)
+        dx, dw = torch.empty_like(flat), torch.empty(programs, columns, dtype=torch.float32, device=flat.device)
+        per_program = triton.cdiv(rows, programs)
+        _norm_backward[(programs,)](
+            dy, flat, weight, rstd, dx, dw, rows, columns, per_program, BLOCK=triton.next_power_of_2(columns)
+        )
+        return dx.view(grads[0].shape), dw.sum(0).to(weight.dtype), None
+
+
+@triton.jit
+def _gate_forward(G, U, Y, count, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    g = tl.load(G + place, mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(U + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(Y + place, (g * tl.sigmoid(g) * u).to(Y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gate_backward(DY, G, U, DG, DU, count, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    dy = tl.load(DY + place, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(G + place, mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(U + place, mask=inside, other=0.0).to(tl.float32)
+    s = tl.sigmoid(g)
+    tl.store(DG + place, (dy * u * (s + g * s * (1.0 - s))).to(DG.dtype.element_ty), mask=inside)
+    tl.store(DU + place, (dy * g * s).to(DU.dtype.element_ty), mask=inside)
+
+
+class FusedGate(torch.autograd.Function):
+    """silu(gate) * up."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate.contiguous(), up.contiguous()
+        y = torch.empty_like(gate)
+        _gate_forward[(triton.cdiv(gate.numel(), GATE_BLOCK),)](gate, up, y, gate.numel(), BLOCK=GATE_BLOCK)
+        ctx.save_for_backward(gate, up)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        gate, up = ctx.saved_tensors
+        dy = grads[0].contiguous()
+        d_gate, d_up = torch.empty_like(gate), torch.empty_like(up)
+        grid = (triton.cdiv(gate.numel(), GATE_BLOCK),)
+        _gate_backward[grid](dy, gate, up, d_gate, d_up, gate.numel(), BLOCK=GATE_BLOCK)
+        return d_gate, d_up
+
+
+@triton.jit
+def _softmax_stats(Z, TARGET, LOGPROB, LSE, ENTROPY, columns, inverse_temperature, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    base = Z + row * columns
+    top = tl.full([], -float("inf"), tl.float32)
+    total = tl.full([], 0.0, tl.float32)
+    weighted = tl.full([], 0.0, tl.float32)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        inside = column < columns
+        z = tl.load(base + column, mask=inside, other=-float("inf")).to(tl.float32) * inverse_temperature
+        higher = tl.maximum(top, tl.max(z, 0))
+        shrink = tl.exp(top - higher)
+        e = tl.exp(z - higher)
+        total = total * shrink + tl.sum(e, 0)
+        weighted = weighted * shrink + tl.sum(tl.where(inside, e * z, 0.0), 0)
+        top = higher
+    lse = top + tl.log(total)
+    picked = tl.load(base + tl.load(TARGET + row)).to(tl.float32) * inverse_temperature
+    tl.store(LOGPROB + row, picked - lse)
+    tl.store(LSE + row, lse)
+    tl.store(ENTROPY + row, lse - weighted / total)
+
+
+def softmax_stats(
+    logits_NV: torch.Tensor, targets_N: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probability of the target, log-sum-exp and entropy of each row, in one pass over the logits."""
+    rows, columns = logits_NV.shape
+    logprobs, lse, entropies = (torch.empty(rows, dtype=torch.float32, device=logits_NV.device) for _ in range(3))
+    _softmax_stats[(rows,)](
+        logits_NV, targets_N, logprobs, lse, entropies, columns, 1.0 / temperature, BLOCK=SOFTMAX_BLOCK
+    )
+    return logprobs, lse, entropies
+
+
+@triton.jit
+def _softmax_grad(
+    Z, TARGET, LSE, ENTROPY, G_LOGPROB, G_ENTROPY, columns, inverse_temperature, HAS_ENTROPY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < columns
+    place = Z + row * columns + column
+    logp = tl.load(place, mask=inside, other=0.0).to(tl.float32) * inverse_temperature - tl.load(LSE + row)
+    p = tl.exp(logp)
+    g = tl.load(G_LOGPROB + row)
+    d = g * (tl.where(column == tl.load(TARGET + row), 1.0, 0.0) - p)
+    if HAS_ENTROPY:
+        d -= tl.load(G_ENTROPY + row) * p * (logp + tl.load(ENTROPY + row))
+    tl.store(place, (d * inverse_temperature).to(Z.dtype.element_ty), mask=inside)
+
+
+def softmax_grad_(
+    logits_NV: torch.Tensor,
+    targets_N: torch.Tensor,
+    temperature: float,
+    lse_N: torch.Tensor,
+    entropies_N: torch.Tensor,
+    g_logprobs_N: torch.Tensor,
+    g_entropy_N: torch.Tensor | None,
+) -> torch.Tensor:
+    """Replace the logits by the gradient of the loss with respect to them."""
+    rows, columns = logits_NV.shape
+    g_logprobs = g_logprobs_N.float().contiguous()
+    g_entropy = g_logprobs if g_entropy_N is None else g_entropy_N.float().contiguous()
+    _softmax_grad[(rows, triton.cdiv(columns, SOFTMAX_BLOCK))](
+        logits_NV, targets_N, lse_N.contiguous(), entropies_N.contiguous(), g_logprobs, g_entropy, columns,
+        1.0 / temperature, HAS_ENTROPY=g_entropy_N is not None, BLOCK=SOFTMAX_BLOCK,
+    )  # fmt: skip
+    return logits_NV

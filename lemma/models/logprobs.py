@@ -1,0 +1,151 @@
+"""Log-probabilities and entropies of chosen tokens, from hidden states, without ever holding all logits.
+
+The one function for learner, engine and reference. Logits exist for one chunk of rows at a time, in the forward pass
+and again in the backward pass. `fused` kernels (lemma.models.kernels) do the row work on a GPU; they are tested
+against the plain code here.
+
+Shapes: N rows, H hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+# Bytes of float32 logits held at a time.
+CHUNK_BYTES = 2**29
+
+
+def token_logprobs(
+    hidden_NH: torch.Tensor,
+    weight_VH: torch.Tensor,
+    targets_N: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    bias_V: torch.Tensor | None = None,
+    entropy: bool = False,
+    chunk: int | None = None,
+    fused: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probability of each target under softmax(hidden @ weight.T / temperature), and the entropy if asked.
+
+    Both come in float32 (float64 where the hidden states are) and are differentiable in hidden and weight.
+    """
+    rows = chunk or max(1, CHUNK_BYTES // (4 * weight_VH.shape[0]))
+    use_fused = hidden_NH.is_cuda and hidden_NH.dtype != torch.float64 if fused is None else fused
+    logprobs, entropies = _ChunkedLogprobs.apply(
+        hidden_NH, weight_VH, bias_V, targets_N, float(temperature), rows, entropy, use_fused
+    )
+    return logprobs, entropies if entropy else None
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NH: torch.Tensor,
+        weight_VH: torch.Tensor,
+        bias_V: torch.Tensor | None,
+        targets_N: torch.Tensor,
+        temperature: float,
+        rows: int,
+        entropy: bool,
+        fused: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        exact = torch.float64 if hidden_NH.dtype == torch.float64 else torch.float32
+        count = hidden_NH.shape[0]
+        logprobs, lse, entropies = (torch.empty(count, dtype=exact, device=hidden_NH.device) for _ in range(3))
+        stats = _fused_stats if fused else _plain_stats
+        for start in range(0, count, rows):
+            part = slice(start, start + rows)
+            logits = _logits(hidden_NH[part], weight_VH, bias_V)
+            logprobs[part], lse[part], entropies[part] = stats(logits, targets_N[part], temperature, entropy, exact)
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, lse, entropies)
+        ctx.settings = (temperature, rows, entropy, fused, exact)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        hidden_NH, weight_VH, bias_V, targets_N, lse, entropies = ctx.saved_tensors
+        temperature, rows, entropy, fused, exact = ctx.settings
+        g_logprobs, g_entropy = grads
+        grad_hidden = torch.empty_like(hidden_NH) if ctx.needs_input_grad[0] else None
+        wants_weight, wants_bias = ctx.needs_input_grad[1], bias_V is not None and ctx.needs_input_grad[2]
+        grad_weight = torch.zeros_like(weight_VH, dtype=exact) if wants_weight else None
+        grad_bias = torch.zeros_like(bias_V, dtype=exact) if wants_bias else None
+        to_grad = _fused_grad if fused else _plain_grad
+        for start in range(0, hidden_NH.shape[0], rows):
+            part = slice(start, start + rows)
+            logits = _logits(hidden_NH[part], weight_VH, bias_V)
+            g_ent = g_entropy[part] if entropy else None
+            d_logits = to_grad(
+                logits, targets_N[part], temperature, lse[part], entropies[part], g_logprobs[part], g_ent, exact
+            )
+            if grad_hidden is not None:
+                grad_hidden[part] = d_logits @ weight_VH
+            if grad_weight is not None:
+                grad_weight += d_logits.T @ hidden_NH[part]
+            if grad_bias is not None:
+                grad_bias += d_logits.sum(0, dtype=exact)
+        cast = lambda grad, like: None if grad is None else grad.to(like.dtype)  # noqa: E731
+        return grad_hidden, cast(grad_weight, weight_VH), cast(grad_bias, bias_V), None, None, None, None, None
+
+
+def _logits(hidden: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None) -> torch.Tensor:
+    logits = hidden @ weight_VH.T
+    return logits if bias_V is None else logits + bias_V
+
+
+def _plain_stats(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: float, entropy: bool, exact: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probability of the target, log-sum-exp and entropy of each row."""
+    z = logits.to(exact) / temperature
+    lse = z.logsumexp(-1)
+    picked = z.gather(-1, targets[:, None])[:, 0]
+    entropies = lse - (torch.exp(z - lse[:, None]) * z).sum(-1) if entropy else torch.zeros_like(lse)
+    return picked - lse, lse, entropies
+
+
+def _plain_grad(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float,
+    lse: torch.Tensor,
+    entropies: torch.Tensor,
+    g_logprobs: torch.Tensor,
+    g_entropy: torch.Tensor | None,
+    exact: torch.dtype,
+) -> torch.Tensor:
+    """d loss / d logits: g (onehot - p) for the log-probability, -g p (log p + entropy) for the entropy."""
+    logp = logits.to(exact) / temperature - lse[:, None]
+    p = logp.exp()
+    d = -g_logprobs[:, None] * p
+    if g_entropy is not None:
+        d -= g_entropy[:, None] * p * (logp + entropies[:, None])
+    d.scatter_add_(1, targets[:, None], g_logprobs[:, None].to(exact))
+    return (d / temperature).to(logits.dtype)
+
+
+def _fused_stats(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: float, entropy: bool, exact: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    from lemma.models.kernels import softmax_stats
+
+    return softmax_stats(logits, targets, temperature)
+
+
+def _fused_grad(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float,
+    lse: torch.Tensor,
+    entropies: torch.Tensor,
+    g_logprobs: torch.Tensor,
+    g_entropy: torch.Tensor | None,
+    exact: torch.dtype,
+) -> torch.Tensor:
+    from lemma.models.kernels import softmax_grad_
+
+    return softmax_grad_(logits, targets, temperature, lse, entropies, g_logprobs, g_entropy)

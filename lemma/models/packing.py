@@ -1,0 +1,155 @@
+"""Trajectories side by side in flat tensors, without padding.
+
+Shapes: T tokens of a pack, B sequences in it, N trained tokens (targets), each predicted from the position before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+
+from lemma.core.types import Trajectory
+
+Scope = Literal["token", "sequence", "pair", "batch"]
+
+# Sequences whose lengths differ by at most this factor share one padded attention call on the CPU.
+BUCKET_RATIO = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Sequences of similar length as one padded block: `rows` indexes the pack; `take` brings results back."""
+
+    rows_BL: torch.Tensor
+    take_M: torch.Tensor
+    into_M: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Where each sequence of a pack begins and ends: all that attention needs to know."""
+
+    lengths: tuple[int, ...]
+    device: torch.device
+
+    @cached_property
+    def borders_B1(self) -> torch.Tensor:
+        """Cumulative lengths, from 0 to T."""
+        return torch.tensor([0, *np.cumsum(self.lengths)], dtype=torch.int32, device=self.device)
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+    @cached_property
+    def buckets(self) -> list[Bucket]:
+        """Padded blocks for devices without variable-length attention; their work is not quadratic in the pack."""
+        starts = np.concatenate([[0], np.cumsum(self.lengths)])
+        order = sorted(range(len(self.lengths)), key=lambda b: (self.lengths[b], b))
+        groups: list[list[int]] = []
+        for b in order:
+            if not groups or self.lengths[b] > BUCKET_RATIO * self.lengths[groups[-1][0]]:
+                groups.append([])
+            groups[-1].append(b)
+        return [self._bucket(group, starts) for group in groups]
+
+    def _bucket(self, group: list[int], starts: np.ndarray) -> Bucket:
+        width = max(self.lengths[b] for b in group)
+        rows = np.zeros((len(group), width), dtype=np.int64)
+        for row, b in enumerate(group):
+            rows[row, : self.lengths[b]] = np.arange(starts[b], starts[b] + self.lengths[b])
+            # A padded place repeats the last token: it comes after every real one, so causal attention never sees it.
+            rows[row, self.lengths[b] :] = starts[b] + self.lengths[b] - 1
+        real = np.arange(width)[None, :] < np.array([self.lengths[b] for b in group])[:, None]
+        take = np.flatnonzero(real.reshape(-1))
+        as_tensor = lambda array: torch.from_numpy(array).to(self.device)  # noqa: E731
+        return Bucket(as_tensor(rows), as_tensor(take), as_tensor(rows.reshape(-1)[take]))
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """A pack: ids and positions of all tokens, the targets among them, and what the objective needs to know of each.
+
+    `targets_N` are positions in the pack; `sequence_N` says which sequence a target belongs to, `unit_B` which unit a
+    sequence belongs to, and `index_B` where it stood in the list of trajectories.
+    """
+
+    ids_T: torch.Tensor
+    positions_T: torch.Tensor
+    segments: Segments
+    targets_N: torch.Tensor
+    sequence_N: torch.Tensor
+    unit_B: torch.Tensor
+    index_B: tuple[int, ...]
+    token_fields: dict[str, torch.Tensor]
+    fields: dict[str, torch.Tensor]
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids_T)
+
+    @property
+    def trained_tokens(self) -> int:
+        return len(self.targets_N)
+
+    @classmethod
+    def build(
+        cls,
+        trajectories: Sequence[Trajectory],
+        indices: Sequence[int],
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> TokenBatch:
+        """Pack the trajectories at `indices`. Every one of them has the same fields."""
+        chosen = [trajectories[i] for i in indices]
+        lengths = tuple(len(t) for t in chosen)
+        mask_T = np.concatenate([t.chosen_T for t in chosen])
+        targets = np.flatnonzero(mask_T)
+        sequence_T = np.repeat(np.arange(len(chosen)), lengths)
+
+        def put(array: np.ndarray, kind: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(kind).to(device, non_blocking=True)
+
+        return cls(
+            ids_T=put(np.concatenate([t.ids_T for t in chosen])),
+            positions_T=put(np.concatenate([np.arange(length) for length in lengths])),
+            segments=Segments(lengths, device),
+            targets_N=put(targets),
+            sequence_N=put(sequence_T[targets]),
+            unit_B=put(np.array([t.unit for t in chosen])),
+            index_B=tuple(indices),
+            token_fields={
+                name: put(np.concatenate([t.token_fields[name] for t in chosen])[targets], dtype)
+                for name in chosen[0].token_fields
+            },
+            fields={name: put(np.array([t.fields[name] for t in chosen]), dtype) for name in chosen[0].fields},
+        )
+
+
+def plan_packs(trajectories: Sequence[Trajectory], token_budget: int, scope: Scope) -> list[list[int]]:
+    """Which trajectories go into which pack: first fit, longest first, so that packs are few and full.
+
+    Where the objective's scope is `pair`, the trajectories of a unit stay together. A unit longer than the budget gets
+    a pack of its own. The plan depends on lengths only, never on time or memory.
+    """
+    units: dict[int, list[int]] = {}
+    for i, trajectory in enumerate(trajectories):
+        units.setdefault(trajectory.unit if scope == "pair" else i, []).append(i)
+    sized = [(sum(len(trajectories[i]) for i in members), members) for members in units.values()]
+    sized.sort(key=lambda item: (-item[0], item[1]))
+    packs: list[list[int]] = []
+    room: list[int] = []
+    for size, members in sized:
+        place = next((p for p, left in enumerate(room) if left >= size), None)
+        if place is None:
+            packs.append([])
+            room.append(token_budget)
+            place = len(packs) - 1
+        packs[place].extend(members)
+        room[place] -= size
+    return [sorted(pack) for pack in packs]
