@@ -1,1 +1,40 @@
-""""""
+"""How problems become prompts and completions become answers: one file per format, and the one registry of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from lemma.core.errors import UserError, nearest
+from lemma.formats.base import FAULTS, HARMLESS, Format, Parsed
+from lemma.formats.r1_zero import R1Zero
+
+FORMATS: dict[str, type[Format]] = {
+    "r1_zero": R1Zero,
+}
+
+__all__ = ["FAULTS", "FORMATS", "HARMLESS", "Format", "Parsed", "make_format"]
+
+
+def make_format(spec: str | Mapping[str, Any] | Format) -> Format:
+    """A format from its name, or from its name and options as a recipe writes them."""
+    if isinstance(spec, Format):
+        return spec
+    options = {"name": spec} if isinstance(spec, str) else dict(spec)
+    name = options.get("name")
+    if name not in FORMATS:
+        raise UserError(f"there is no format '{name}'", fix=nearest(str(name), FORMATS))
+    try:
+        return FORMATS[name](**options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise UserError(
+                f"format {name} has no option '{place}'", fix=nearest(place, FORMATS[name].model_fields)
+            ) from None
+        what = str(first["msg"]).removeprefix("Value error, ")
+        where = f"option '{place}' of format {name}" if place else f"format {name}"
+        raise UserError(f"{where}: {what}") from None

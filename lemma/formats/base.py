@@ -1,0 +1,134 @@
+"""What a format is: how a problem becomes a prompt, a demonstration a target, and a completion an answer."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from lemma.config import Options
+from lemma.core.errors import UserError
+from lemma.core.types import Demonstration, Problem
+from lemma.formats.templates import render
+
+FAULTS: dict[str, str] = {
+    "missing_think_start": "the reasoning has no opening tag",
+    "missing_think_end": "the reasoning never ends, so no answer counts",
+    "several_think_ends": "the reasoning ends more than once; what follows the second end is dropped",
+    "text_before_think": "there is text in front of the reasoning",
+    "text_before_answer": "there is text between the reasoning and the answer",
+    "wrong_space": "not exactly one space between the reasoning and the answer",
+    "no_answer": "there is no answer, or it is empty",
+    "no_closing_tag": "the answer is never closed, so it does not count",
+    "several_answers": "there are several answers; the last one counts",
+    "text_after_answer": "there is text after the answer; it is dropped",
+}
+"""Every reason code that `parse` can give, and its meaning."""
+
+HARMLESS = frozenset({"several_answers", "text_after_answer"})
+"""Codes that are worth counting but leave no doubt about which answer was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What a completion says. `answer` is None where none counts; `faults` are keys of `FAULTS`."""
+
+    reasoning: str | None
+    answer: str | None
+    faults: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """The format was kept: there is an answer and every fault is harmless."""
+        return self.answer is not None and HARMLESS.issuperset(self.faults)
+
+
+class Format(Options):
+    """How a problem becomes a prompt and a completion becomes an answer."""
+
+    name: str
+    """Which format."""
+    system: str | None = None
+    """Instruction at the top of the prompt, in place of the format's own and of the problem's. Empty: none."""
+    bos: bool = True
+    """Begin the prompt with the tokenizer's beginning-of-sequence token, where it has one."""
+
+    stop: ClassVar[tuple[str, ...]] = ()
+    """Generation ends after one of these strings, which stays in the completion."""
+
+    @property
+    def default_system(self) -> str:
+        """The format's own instruction; a problem's own system message takes its place."""
+        return ""
+
+    @property
+    def opening(self) -> str:
+        """The text that the prompt already emits on behalf of the response; a target does not repeat it."""
+        return ""
+
+    @property
+    @abstractmethod
+    def chat_template(self) -> str | None:
+        """Jinja text to save with the tokenizer: plain transformers then renders the same prompt."""
+
+    @abstractmethod
+    def parse(self, completion: str) -> Parsed:
+        """Split what came after the prompt into reasoning and answer, and say what is wrong with it."""
+
+    @abstractmethod
+    def compose(self, reasoning: str, answer: str) -> str:
+        """The response made of these two, as it continues the prompt; `parse` takes it apart again."""
+
+    def prompt(self, problem: Problem, tokenizer: Any) -> str:
+        """The prompt as text, special tokens included; tokenise it without adding any."""
+        template = self.chat_template
+        assert template is not None, "a format without a template renders its own prompts"
+        return render(template, self.messages(problem), tokenizer)
+
+    def install(self, tokenizer: Any) -> None:
+        """Give the tokenizer the template that renders this format's prompts."""
+        if self.chat_template is not None:
+            tokenizer.chat_template = self.chat_template
+
+    def messages(self, problem: Problem) -> list[dict[str, str]]:
+        """The turns of the prompt; the one system message at the front, if any, is the one that counts."""
+        turns = [message.as_dict() for message in problem.messages if message.role != "system"]
+        if not any(turn["role"] == "user" for turn in turns):
+            raise UserError(f"problem {problem.id} asks nothing", fix="give it a message with the role 'user'")
+        system = self.own_system if self.system is not None else problem.system or self.own_system
+        return [{"role": "system", "content": system}, *turns] if system else turns
+
+    @property
+    def own_system(self) -> str:
+        """What stands at the top of the prompt when the problem brings nothing of its own."""
+        return self.default_system if self.system is None else self.system
+
+    def target(self, demonstration: Demonstration) -> str:
+        """The response to learn, without the end-of-sequence token.
+
+        A verbatim response is kept as it is, unless reasoning and answer are known and it does not have this
+        format: then they are put into the format's tags.
+        """
+        response, answer = demonstration.response, demonstration.answer
+        if response is not None:
+            continued = self._continue(response, demonstration.prompt)
+            if answer is None or self.parse(continued).ok:
+                return continued
+        if answer is None or not answer.strip():
+            raise UserError(
+                f"the demonstration of problem {demonstration.problem.id} has neither a response nor an answer",
+                fix="give the row a 'response', or a 'reasoning' with an 'answer'",
+            )
+        reasoning = demonstration.reasoning if demonstration.reasoning is not None else response or ""
+        return self.compose(without_think_tags(reasoning).strip(), answer.strip())
+
+    def _continue(self, response: str, prompt: str | None) -> str:
+        """Drop the opening tag from a response where the prompt already ends in it."""
+        if prompt is not None and not prompt.endswith(self.opening):
+            return response
+        return response.removeprefix(self.opening)
+
+
+def without_think_tags(text: str) -> str:
+    """Reasoning of teachers often comes wrapped in think tags; a format puts its own around it."""
+    return text.replace("<think>", "").replace("</think>", "")

@@ -1,0 +1,108 @@
+"""Text to token ids, once. Masks come from positions, never from token values: pad may equal end-of-sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from lemma.core.errors import UserError
+from lemma.core.types import Demonstration, Problem, Trajectory
+from lemma.formats.base import Format
+
+if TYPE_CHECKING:
+    import torch
+
+
+def encode_text(text: str, tokenizer: Any) -> list[int]:
+    """The ids of a text in which special tokens, if any, are written out."""
+    return list(tokenizer.encode(text, add_special_tokens=False)) if text else []
+
+
+def encode_prompt(fmt: Format, problem: Problem, tokenizer: Any) -> np.ndarray:
+    """The ids that an engine continues."""
+    return np.asarray(encode_text(fmt.prompt(problem, tokenizer), tokenizer), dtype=np.int64)
+
+
+def encode_demonstration(
+    fmt: Format, demonstration: Demonstration, tokenizer: Any, train_on: Literal["response", "all"] = "response"
+) -> Trajectory:
+    """Prompt and target, tokenised separately, then the end-of-sequence token, which is learnt as well."""
+    prompt = encode_text(_prompt_text(fmt, demonstration, tokenizer), tokenizer)
+    target = encode_text(_target_text(fmt, demonstration, tokenizer), tokenizer)
+    ids_T = np.asarray([*prompt, *target, _end(tokenizer)], dtype=np.int64)
+    chosen_T = np.arange(len(ids_T)) >= (len(prompt) if train_on == "response" else 0)
+    chosen_T[0] = False
+    return Trajectory(
+        ids_T=ids_T, chosen_T=chosen_T, origin="teacher", finish="given", problem_id=demonstration.problem.id
+    )
+
+
+def encode_document(fmt: Format, demonstration: Demonstration, tokenizer: Any) -> np.ndarray:
+    """Prompt and response tokenised as one text, then the end-of-sequence token: one document of a stream."""
+    text = _prompt_text(fmt, demonstration, tokenizer) + _target_text(fmt, demonstration, tokenizer)
+    return np.asarray([*encode_text(text, tokenizer), _end(tokenizer)], dtype=np.int64)
+
+
+def pack_documents(documents: Sequence[Sequence[int] | np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Run documents on, and cut the stream every `length` tokens: inputs and labels, both (N, length).
+
+    A label is the token that follows, also across the border of a chunk or a document. What does not fill a chunk
+    is dropped.
+    """
+    assert length >= 1, "a chunk has at least one token"
+    stream = np.concatenate([np.zeros(0, dtype=np.int64), *(np.asarray(ids, dtype=np.int64) for ids in documents)])
+    whole = max(len(stream) - 1, 0) // length * length
+    return stream[:whole].reshape(-1, length), stream[1 : whole + 1].reshape(-1, length)
+
+
+def tokenize_prompt_and_output(
+    prompts: Sequence[str], outputs: Sequence[str], tokenizer: Any
+) -> dict[str, torch.Tensor]:
+    """A padded batch for plain training loops: `input_ids`, `labels` and `response_mask`, each (B, longest - 1).
+
+    Prompt and output are tokenised separately, joined and padded on the right; labels are the next tokens, and the
+    mask marks the labels that belong to the output.
+    """
+    import torch
+
+    pairs = [
+        (encode_text(prompt, tokenizer), encode_text(output, tokenizer))
+        for prompt, output in zip(prompts, outputs, strict=True)
+    ]
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else _end(tokenizer)
+    longest = max((len(prompt) + len(output) for prompt, output in pairs), default=0)
+    ids_BT = torch.full((len(pairs), longest), pad, dtype=torch.long)
+    mask_BT = torch.zeros((len(pairs), longest), dtype=torch.bool)
+    for row, (prompt, output) in enumerate(pairs):
+        ids_BT[row, : len(prompt) + len(output)] = torch.tensor([*prompt, *output], dtype=torch.long)
+        mask_BT[row, len(prompt) : len(prompt) + len(output)] = True
+    return {"input_ids": ids_BT[:, :-1], "labels": ids_BT[:, 1:], "response_mask": mask_BT[:, 1:]}
+
+
+def _prompt_text(fmt: Format, demonstration: Demonstration, tokenizer: Any) -> str:
+    """The data set's own prompt where it has one, with BOS in front as in the format's."""
+    if demonstration.prompt is None:
+        return fmt.prompt(demonstration.problem, tokenizer)
+    bos = getattr(tokenizer, "bos_token", None)
+    if fmt.bos and bos and not demonstration.prompt.startswith(bos):
+        return bos + demonstration.prompt
+    return demonstration.prompt
+
+
+def _target_text(fmt: Format, demonstration: Demonstration, tokenizer: Any) -> str:
+    """The response without its end-of-sequence token, which data sets sometimes write out."""
+    target = fmt.target(demonstration).removesuffix(getattr(tokenizer, "eos_token", None) or "")
+    if not target.strip():
+        raise UserError(
+            f"the demonstration of problem {demonstration.problem.id} has an empty response",
+            fix="remove the row or fill in its response",
+        )
+    return target
+
+
+def _end(tokenizer: Any) -> int:
+    if tokenizer.eos_token_id is None:
+        raise UserError("the tokenizer has no end-of-sequence token", fix="set eos_token in its tokenizer_config.json")
+    return int(tokenizer.eos_token_id)

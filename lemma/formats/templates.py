@@ -1,0 +1,74 @@
+"""Jinja text that is safe whatever it quotes, and rendering it exactly as transformers does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+
+def quote(text: str) -> str:
+    """A Jinja string literal with that value.
+
+    Jinja reads escapes as Python does, so JSON's quoting fits, except for the surrogate pairs of its ASCII mode.
+    """
+    return json.dumps(text, ensure_ascii=False)
+
+
+def opening_lines(default_system: str, bos: bool) -> str:
+    """The start of every template of ours: sets `system` (the message's or the default) and `turns`, then BOS."""
+    return (
+        "{%- if messages[0]['role'] == 'system' %}"
+        "{%- set system = messages[0]['content'] %}{%- set turns = messages[1:] %}"
+        "{%- else %}"
+        f"{{%- set system = {quote(default_system)} %}}{{%- set turns = messages %}}"
+        "{%- endif %}\n" + ("{{- bos_token or '' }}\n" if bos else "")
+    )
+
+
+def with_default_system(template: str, system: str) -> str:
+    """Another's template, with that system message where the conversation has none."""
+    if not system:
+        return template
+    front = (
+        "{%- if messages[0]['role'] != 'system' %}"
+        f"{{%- set messages = [{{'role': 'system', 'content': {quote(system)}}}] + messages %}}"
+        "{%- endif %}"
+    )
+    return template if template.startswith(front) else front + template
+
+
+def chatml(default_system: str, bos: bool, generation: str = "") -> str:
+    """Turns between <|im_start|> and <|im_end|>; the assistant's end in EOS, which is what it learns to say."""
+    return (
+        opening_lines(default_system, bos)
+        + r"""{%- if system %}{{- '<|im_start|>system\n' + system + '<|im_end|>\n' }}{%- endif %}
+{%- for turn in turns %}
+{{- '<|im_start|>' + turn['role'] + '\n' + turn['content'] }}
+{%- if turn['role'] == 'assistant' %}{{- (eos_token or '') + '\n' }}{%- else %}{{- '<|im_end|>\n' }}{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' + """
+        + quote(generation)
+        + " }}{%- endif %}"
+    )
+
+
+@lru_cache(maxsize=64)
+def _compiled(template: str) -> Template:
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(template)
+
+
+def render(template: str, messages: Sequence[Mapping[str, str]], tokenizer: Any) -> str:
+    """What `tokenizer.apply_chat_template` would give for a template of ours, up to where the assistant speaks."""
+    return _compiled(template).render(
+        messages=list(messages),
+        add_generation_prompt=True,
+        bos_token=getattr(tokenizer, "bos_token", None),
+        eos_token=getattr(tokenizer, "eos_token", None),
+    )
