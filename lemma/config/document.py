@@ -1,0 +1,291 @@
+"""YAML in which every value remembers the line it stands on. A value means what a reader expects of it: `5e-6` is a
+number, `on` and `no` are words unless true or false is wanted there, a date is text, and `None` is null."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+
+from lemma.core.errors import UserError
+
+Step = str | int
+KeyPath = tuple[Step, ...]
+
+_TAG = "tag:yaml.org,2002:"
+_SCALARS = [
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("null", r"~|null|Null|NULL|None|", ["~", "n", "N", ""]),
+    ("int", r"[-+]?[0-9](?:_?[0-9])*|0x[0-9a-fA-F]+", "-+0123456789"),
+    (
+        "float",
+        r"[-+]?(?:\.[0-9]+|[0-9](?:_?[0-9])*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan",
+        "-+.0123456789",
+    ),
+    ("merge", r"<<", "<"),
+]
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes whatever this module or any other reader of YAML would take for something else than text."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        first: list(found) for first, found in yaml.SafeDumper.yaml_implicit_resolvers.items()
+    }
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _name, _pattern, _first in _SCALARS:
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(_TAG + _name, re.compile(rf"^(?:{_pattern})$"), list(_first))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value was written: a line of a file, or a `--set` on the command line."""
+
+    file: str
+    line: int | None = None
+    order: int = 0
+
+    def sort_key(self) -> tuple[int, int]:
+        return (self.order, self.line or 0)
+
+
+@dataclass(slots=True)
+class Document:
+    """Plain data, and the place of each value in it."""
+
+    file: str
+    data: dict[str, Any]
+    places: dict[KeyPath, Place] = field(default_factory=dict)
+
+    def place(self, path: KeyPath) -> Place:
+        """Where the value at this path stands, or the nearest thing around it that was written down."""
+        for length in range(len(path), -1, -1):
+            if path[:length] in self.places:
+                return self.places[path[:length]]
+        return Place(self.file, 1)
+
+    def below(self, path: KeyPath) -> Iterator[KeyPath]:
+        return (other for other in self.places if other[: len(path)] == path)
+
+
+def read(path: str | Path, what: str = "recipe") -> Document:
+    """Read a YAML file whose top level is a mapping; anything else is a `UserError`."""
+    text = _read_text(Path(path), what)
+    loader = _Builder(str(path))
+    data = loader.build(text)
+    if data is None:
+        raise UserError(f"the {what} is empty", file=path, fix="`lemma train --help` lists what can be written in it")
+    if not isinstance(data, dict):
+        kind = "a list" if isinstance(data, list) else "a single value"
+        raise UserError(
+            f"the {what} is {kind}, not `key: value` lines", file=path, line=1, fix="write for example `run:`"
+        )
+    return Document(str(path), data, loader.places)
+
+
+def _read_text(path: Path, what: str) -> str:
+    if path.is_dir():
+        raise UserError(f"{path} is a folder, not a {what}", fix="name a .yaml file in it")
+    if not path.exists():
+        raise UserError(f"there is no {what} {path}", fix=_neighbour(path))
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        raise UserError(f"a {what} is a YAML file, and {path} is not", fix="name a file that ends in .yaml or .yml")
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise UserError("this line is not UTF-8 text", file=path, line=line, fix="save the file as UTF-8") from None
+    except OSError as error:
+        raise UserError(f"cannot read the {what}: {error.strerror}", file=path, fix="check its permissions") from None
+
+
+def _neighbour(path: Path) -> str:
+    """What the user may have meant by a path that does not exist."""
+    from difflib import get_close_matches
+
+    for suffix in (".yaml", ".yml"):
+        if path.with_name(path.name + suffix).exists():
+            return f"did you mean {path.with_name(path.name + suffix)}?"
+    if not path.parent.is_dir():
+        return f"the folder {path.parent} does not exist either"
+    names = [other.name for other in path.parent.iterdir() if other.suffix in (".yaml", ".yml")]
+    close = get_close_matches(path.name, names, n=1, cutoff=0.5)
+    return f"did you mean {path.parent / close[0]}?" if close else "check the path"
+
+
+def parse_value(text: str) -> Any:
+    """A value as written after `=` on the command line. Text that YAML would trip over is taken as it is."""
+    if not text.strip():
+        return text
+    structured = text.lstrip()[0] in "[{\"'"
+    try:
+        value = _Builder("value").build(text)
+    except UserError as error:
+        if structured:
+            raise UserError(error.problem) from None
+        return text
+    starts_comment = value is None and text.strip() not in ("~", "null", "Null", "NULL", "None")
+    return text if starts_comment or (isinstance(value, dict | list) and not structured) else value
+
+
+def write(data: Any) -> str:
+    """Block-style YAML that `read` gives back unchanged."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+class _Builder:
+    """Plain data from YAML nodes, with the place of each value."""
+
+    def __init__(self, file: str):
+        self.file = file
+        self.places: dict[KeyPath, Place] = {}
+        self._open: list[yaml.Node] = []
+
+    def build(self, text: str) -> Any:
+        try:
+            node = yaml.compose(text, Loader=_Loader)
+        except yaml.MarkedYAMLError as error:
+            raise _broken(self.file, text, error) from None
+        except yaml.reader.ReaderError as error:
+            line = text[: error.position].count("\n") + 1
+            raise UserError(
+                "this line holds a control character",
+                file=self.file,
+                line=line,
+                fix="delete it and type the line again",
+            ) from None
+        return None if node is None else self._value(node, ())
+
+    def _value(self, node: yaml.Node, path: KeyPath) -> Any:
+        if any(node is other for other in self._open):
+            raise self._error(node, "this value contains itself", "write it out without the *alias")
+        self.places.setdefault(path, Place(self.file, node.start_mark.line + 1))
+        self._open.append(node)
+        try:
+            if isinstance(node, yaml.MappingNode):
+                return self._mapping(node, path)
+            if isinstance(node, yaml.SequenceNode):
+                return [self._value(child, (*path, index)) for index, child in enumerate(node.value)]
+            assert isinstance(node, yaml.ScalarNode)
+            return self._scalar(node)
+        finally:
+            self._open.pop()
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        merged: dict[str, Any] = {}
+        for key_node, value_node in sorted(node.value, key=lambda pair: pair[0].tag != _TAG + "merge"):
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise self._error(key_node, "a key is a single word here", "write `key: value`, and quote { } and [ ]")
+            if key_node.tag == _TAG + "merge":
+                merged |= self._merged(value_node, path)
+                continue
+            key = key_node.value
+            if key in lines:
+                where = ".".join(map(str, (*path, key)))
+                raise self._error(
+                    key_node, f"'{where}' is written twice, first on line {lines[key]}", "keep one of the two"
+                )
+            lines[key] = key_node.start_mark.line + 1
+            for old in [p for p in self.places if p[: len(path) + 1] == (*path, key)]:
+                del self.places[old]
+            self.places[(*path, key)] = Place(self.file, lines[key])
+            result[key] = self._value(value_node, (*path, key))
+        return merged | result
+
+    def _merged(self, node: yaml.Node, path: KeyPath) -> dict[str, Any]:
+        """What `<<: *name` brings in: keys written out beside it win."""
+        nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        result: dict[str, Any] = {}
+        for part in reversed(nodes):
+            value = self._value(part, path)
+            if not isinstance(value, dict):
+                raise self._error(node, "`<<` takes a mapping", "write `<<: *name` where `&name` marks a mapping")
+            result |= value
+        return result
+
+    def _scalar(self, node: yaml.ScalarNode) -> Any:
+        kind, text = node.tag.removeprefix(_TAG), node.value
+        if kind == "str" or kind == "merge":
+            return text
+        if kind == "null":
+            return None
+        try:
+            if kind == "bool":
+                return {"true": True, "false": False}[text.lower()]
+            if kind == "int":
+                return int(text, 16) if text[:2] == "0x" else int(text)
+            if kind == "float":
+                return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+        except (ValueError, KeyError):
+            raise self._error(node, f"'{text}' is not a value of type {kind}", "write it without the !! tag") from None
+        raise self._error(node, f"the tag {node.tag} means nothing here", "write the value without a ! tag")
+
+    def _error(self, node: yaml.Node, problem: str, fix: str) -> UserError:
+        return UserError(problem, file=self.file, line=node.start_mark.line + 1, fix=fix)
+
+
+_REPAIRS = [
+    (r"'\\t'", False, "there is a tab here", "indent with spaces"),
+    (
+        r"could not find expected ':'",
+        True,
+        "this line is neither `key: value` nor a list item",
+        "put ': ' after the key",
+    ),
+    (
+        r"mapping values are not allowed",
+        False,
+        "a ':' is not expected here",
+        "put a value that holds ': ' in quotes, or repair the indentation",
+    ),
+    (r"expected <block end>", False, "this line is not indented like the ones around it", "align it with them"),
+    (r"expected ',' or '\]'", True, "the list that opens here is not closed", "add the missing ']' or ','"),
+    (r"expected ',' or '\}'", True, "the mapping that opens here is not closed", "add the missing '}' or ','"),
+    (r"unexpected end of stream", True, "the text that opens here has no closing quote", "close it"),
+    (r"but found another document", False, "a second document starts here", "delete the line `---`"),
+    (r"found undefined alias", False, "this *alias has no &anchor above it", "put it in quotes if it is meant as text"),
+    (
+        r"found character '.' that cannot start any token",
+        False,
+        "text cannot start with this character",
+        "put it in quotes",
+    ),
+]
+
+
+def _broken(file: str, text: str, error: yaml.MarkedYAMLError) -> UserError:
+    """What is wrong with text that is not YAML, at the line and column where a person would look."""
+    problem, fix = str(error.problem), "check the indentation and the quotes around it"
+    mark = error.problem_mark or error.context_mark
+    for pattern, at_start, meaning, repair in _REPAIRS:
+        if re.search(pattern, problem):
+            problem, fix = meaning, repair
+            mark = (error.context_mark if at_start else error.problem_mark) or mark
+            break
+    assert mark is not None, "a marked error has a mark"
+    line, column = mark.line, mark.column
+    lines = text.splitlines()
+    above = (
+        re.match(r"(?P<indent> *)[A-Za-z_][\w-]*:(?P<space> *)(?P<value>[^\s/#])?", lines[line - 1]) if line else None
+    )
+    if above and above["value"] and not above["space"]:
+        line, column, problem, fix = line - 1, above.end() - 1, "no space follows the ':'", "put one there"
+    elif above and above["value"] and problem.startswith("a ':'") and lines[line].startswith(above["indent"] + " "):
+        column = len(lines[line]) - len(lines[line].lstrip())
+        problem, fix = "this line is indented deeper than the one above, which has a value already", "align the two"
+    return UserError(f"not valid YAML at column {column + 1}: {problem}", file=file, line=line + 1, fix=fix)

@@ -1,0 +1,243 @@
+"""From pydantic's errors to one sentence: where, what is wrong, what to write instead."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from lemma.config.document import Document, KeyPath, Place
+from lemma.config.options import Options
+from lemma.config.shape import (
+    Choice,
+    annotation_of,
+    branches,
+    child,
+    choice_of,
+    classes_below,
+    options_at,
+    split,
+    words,
+)
+from lemma.core.errors import UserError, nearest
+
+# What other programs call our options, for those who come from there.
+SYNONYMS = {
+    "accumulation": "token_budget",
+    "batch_size": "sequences",
+    "data_path": "source",
+    "dataset": "source",
+    "gradient_accumulation_steps": "token_budget",
+    "gradient_checkpointing": "checkpointing",
+    "grad_clip": "clip",
+    "learning_rate": "lr",
+    "load_in_4bit": "quantize",
+    "lora_alpha": "alpha",
+    "lora_dropout": "dropout",
+    "lora_r": "r",
+    "lr_scheduler": "schedule",
+    "lr_scheduler_type": "schedule",
+    "max_grad_norm": "clip",
+    "max_seq_length": "max_length",
+    "max_steps": "steps",
+    "micro_batch_size": "token_budget",
+    "model_name": "path",
+    "model_name_or_path": "path",
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "optimizer": "optim",
+    "output_dir": "dir",
+    "per_device_train_batch_size": "sequences",
+    "rank": "r",
+    "save_steps": "every",
+    "save_total_limit": "keep",
+    "target_modules": "targets",
+    "type": "kind",
+    "warmup_ratio": "warmup",
+    "warmup_steps": "warmup",
+    "wd": "weight_decay",
+}
+
+
+def explain(
+    error: ValidationError, root: type[Options], document: Document, before: ValidationError | None = None
+) -> UserError:
+    """The first mistake, by line, as a sentence that repairs it; it says how many more there are.
+
+    `before` is what was wrong before `--set`: those mistakes are the file's.
+    """
+    old = {(details["loc"], details["msg"]) for details in before.errors()} if before is not None else set()
+    found: dict[KeyPath, ErrorDetails] = {}
+    for details in error.errors(include_url=False):
+        found.setdefault(_user_path(details, root, document.data), details)
+    paths = [path for path in found if not any(other[: len(path)] == path and other != path for other in found)]
+    sentences = sorted(
+        ((_place(document, path, found[path], old), *_sentence(path, found[path], root, document)) for path in paths),
+        key=lambda sentence: sentence[0].sort_key(),
+    )
+    place, problem, fix = sentences[0]
+    more = len(sentences) - 1
+    if more:
+        problem = f"{problem} (and {more} more mistake{'s' if more > 1 else ''})"
+    return UserError(problem, file=place.file, line=place.line, fix=fix or None)
+
+
+def dotted(path: KeyPath) -> str:
+    return ".".join(map(str, path))
+
+
+def show(value: Any) -> str:
+    """A value the way a recipe would spell it, cut where it is long."""
+    if value is None:
+        return "empty"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "a mapping" if value else "an empty mapping"
+    if isinstance(value, list):
+        text = f"[{', '.join(map(show, value))}]"
+        return text if len(text) <= 60 else "a long list"
+    text = f"'{value}'" if isinstance(value, str) else f"{value}"
+    return text if len(text) <= 60 else text[:57] + "..." + text[-1]
+
+
+def unknown(name: str, path: KeyPath, options: type[Options], root: type[Options]) -> str:
+    """What to write for a key that `options`, which stand at `path`, do not have."""
+    meant = SYNONYMS.get(name, name)
+    fields = list(options.model_fields)
+    if meant in fields:
+        return f"did you mean '{meant}'?"
+    close = get_close_matches(name, fields, n=1, cutoff=0.7)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    inside = next(_spots(options, meant), None)
+    if inside is not None:
+        return f"write it as '{dotted((*path, *inside))}'"
+    outside = next(_spots(root, meant), None) if path else None
+    if outside is not None:
+        return f"it belongs at '{dotted(outside)}'"
+    return nearest(name, fields)
+
+
+def _spots(root: type[Options], name: str) -> Iterator[KeyPath]:
+    """Paths below `root`, nearest first, at which a field of this name stands."""
+    queue: deque[tuple[KeyPath, type[Options]]] = deque([((), root)])
+    seen = {root}
+    while queue:
+        path, options = queue.popleft()
+        if path and name in options.model_fields:
+            yield (*path, name)
+        for field_name, field in options.model_fields.items():
+            for steps, below in classes_below(annotation_of(field)):
+                if below not in seen:
+                    seen.add(below)
+                    queue.append(((*path, field_name, *steps), below))
+
+
+def _user_path(details: ErrorDetails, root: type[Options], data: Any) -> KeyPath:
+    """The place of an error as the user wrote it, without the names of union branches that pydantic puts in."""
+    path: list[str | int] = []
+    here = data
+    location = details["loc"]
+    for index, step in enumerate(location):
+        inside = (isinstance(here, dict) and step in here) or (
+            isinstance(here, list) and isinstance(step, int) and step < len(here)
+        )
+        if inside:
+            here = here[step]
+            path.append(step)
+        elif index == len(location) - 1 and details["type"] == "missing" and isinstance(here, dict):
+            path.append(step)
+    return tuple(path)
+
+
+def _place(document: Document, path: KeyPath, details: ErrorDetails, old: set[Any]) -> Place:
+    """Where to point: for things that do not fit together, at the `--set` that brought the last of them in."""
+    if details["type"] == "value_error" and (details["loc"], details["msg"]) not in old:
+        places = [document.places[below] for below in document.below(path)]
+        latest = max(places, key=lambda place: place.order, default=None)
+        if latest is not None and latest.order:
+            return latest
+    return document.place(path)
+
+
+def locate(root: type[Options], data: Any, path: Sequence[str | int]) -> tuple[Any, Any, Any]:
+    """The annotation, the value and the key at a path; the annotation is None where the path leads nowhere."""
+    annotation: Any = root
+    key: Any = None
+    for step in path:
+        annotation = child(annotation, data, key, step)
+        if annotation is None:
+            return None, None, step
+        inside = (isinstance(data, dict) and step in data) or (isinstance(data, list) and isinstance(step, int))
+        data = data[step] if inside else None
+        key = step
+    return annotation, data, key
+
+
+def _sentence(path: KeyPath, details: ErrorDetails, root: type[Options], document: Document) -> tuple[str, str]:
+    """What is wrong and what to write instead."""
+    kind, context = details["type"], details.get("ctx", {})
+    name = dotted(path)
+    if kind == "value_error":
+        problem, _, fix = str(context["error"]).partition("; ")
+        return (f"{name}: {problem}" if name else problem), fix
+    if kind == "extra_forbidden":
+        options = options_at(*locate(root, document.data, path[:-1])) or root
+        return f"unknown key '{name}'", unknown(str(path[-1]), path[:-1], options, root)
+    if details["loc"][-1] == "[key]":
+        return f"'{path[-1]}' cannot be a name in '{dotted(path[:-1])}'", "use letters, digits, _ and - only"
+    annotation, value, _ = locate(root, document.data, path)
+    if kind == "missing" and path[-1:] == details["loc"][-1:]:
+        return f"'{name}' is missing", f"add it: {words(annotation)}"
+    choice = choice_of(annotation)
+    if choice is not None and value is not None:
+        return _wrong_choice(name, choice, value)
+    return _wrong_value(path, kind, annotation, value, details)
+
+
+def _wrong_choice(name: str, choice: Choice, value: Any) -> tuple[str, str]:
+    """A value that does not name one of the classes it could be."""
+    tags = sorted(choice.registry)
+    if isinstance(value, str):
+        return f"'{name}' cannot be {show(value)}", _repair_text(value) or nearest(value, tags)
+    if not isinstance(value, dict):
+        return f"'{name}' cannot be {show(value)}", "write " + _one_of(tags)
+    if choice.by in value:
+        tag = value[choice.by]
+        return f"'{name}.{choice.by}' cannot be {show(tag)}", nearest(str(tag), tags)
+    example = f"`{choice.by}: {tags[0]}`" if len(tags) == 1 else f"`{choice.by}:` and {_one_of(tags)}"
+    return f"'{name}' does not say its {choice.by}", f"add {example}"
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return "one of: " + ", ".join(names)
+
+
+def _repair_text(text: str) -> str:
+    """What to write for a line like `steps:10`, which YAML takes for one word."""
+    return "put a space after the ':'" if re.match(r"[A-Za-z_]\w*:\S", text) else ""
+
+
+def _wrong_value(path: KeyPath, kind: str, annotation: Any, value: Any, details: ErrorDetails) -> tuple[str, str]:
+    problem = f"'{dotted(path)}' cannot be {show(value)}"
+    if annotation is None:
+        return problem, details["msg"]
+    below = [options for steps, options in classes_below(annotation) if not steps]
+    if below and not isinstance(value, dict):
+        if value is None:
+            return f"'{dotted(path)}' is empty", "write something under it or delete the line"
+        fix = _repair_text(value) if isinstance(value, str) else ""
+        return problem, fix or f"write a mapping with any of: {', '.join(below[0].model_fields)}"
+    literals = [bare for bare, _ in map(split, branches(annotation)) if get_origin(bare) is Literal]
+    names = [str(name) for literal in literals for name in get_args(literal)]
+    if isinstance(value, str) and get_close_matches(value, names, n=1, cutoff=0.6):
+        return problem, nearest(value, names)
+    if kind == "string_type" and isinstance(value, bool | int | float):
+        return problem, f'write text, in quotes: "{show(value)}"'
+    return problem, f"write {words(annotation)}"

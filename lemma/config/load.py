@@ -1,0 +1,37 @@
+"""From a file and `--set` overrides to validated options, or to one sentence about what is wrong."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from lemma.config.document import read
+from lemma.config.explain import explain
+from lemma.config.options import Options
+from lemma.config.overrides import apply
+
+Kind = TypeVar("Kind", bound=Options)
+
+
+def load(kind: type[Kind], path: str | Path, overrides: Sequence[str] = ()) -> Kind:
+    """Read a YAML file, apply the overrides and validate; every mistake is a `UserError` of one sentence."""
+    document = read(path)
+    written = copy.deepcopy(document.data)
+    apply(document, overrides, kind)
+    try:
+        return kind.model_validate(document.data)
+    except ValidationError as error:
+        before = _mistakes(kind, written) if overrides else None
+        raise explain(error, kind, document, before) from None
+
+
+def _mistakes(kind: type[Options], data: Any) -> ValidationError | None:
+    try:
+        kind.model_validate(data)
+    except ValidationError as error:
+        return error
+    return None

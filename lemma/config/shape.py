@@ -1,0 +1,170 @@
+"""The shape of a recipe: which options stand at which path, and how to say in words what may be written there."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import annotated_types
+from pydantic import GetCoreSchemaHandler
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, core_schema
+
+from lemma.config.options import Options
+
+
+class Choice:
+    """Marks a value that is one of the classes in a registry: `Annotated[Base, Choice(REGISTRY, by="name")]`.
+
+    A mapping names its class under the key `by`; a bare word stands for a mapping with that name and nothing else.
+    Where such values stand in a mapping, `implied` says which class a key alone tells.
+    """
+
+    def __init__(self, registry: Mapping[str, type[Options]], by: str, implied: Mapping[str, str] | None = None):
+        self.registry, self.by, self.implied = registry, by, dict(implied or {})
+
+    def expand(self, value: Any, key: Any = None) -> Any:
+        """The value as a mapping that names its class, as far as it can be told."""
+        if isinstance(value, str):
+            return {self.by: value}
+        tag = key if key in self.registry else self.implied.get(str(key))
+        if isinstance(value, dict) and self.by not in value and tag is not None:
+            return {self.by: tag, **value}
+        return value
+
+    def pick(self, value: Any, key: Any = None) -> type[Options] | None:
+        value = self.expand(value, key)
+        tag = value.get(self.by) if isinstance(value, dict) else None
+        return self.registry.get(tag) if isinstance(tag, str) else None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        classes = {tag: handler.generate_schema(option) for tag, option in self.registry.items()}
+        union = core_schema.tagged_union_schema(classes, discriminator=self.by)
+        return core_schema.no_info_before_validator_function(self.expand, union)
+
+
+def annotation_of(field: FieldInfo) -> Any:
+    """The whole annotation of a field, constraints included."""
+    return Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+
+
+def split(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """An annotation without its constraints, and the constraints."""
+    if get_origin(annotation) is Annotated:
+        bare, *extra = get_args(annotation)
+        inner, more = split(bare)
+        return inner, (*more, *extra)
+    return annotation, ()
+
+
+def choice_of(annotation: Any) -> Choice | None:
+    return next((extra for extra in split(annotation)[1] if isinstance(extra, Choice)), None)
+
+
+def branches(annotation: Any) -> list[Any]:
+    """The alternatives of a union, each with its own constraints; anything else is its own only branch."""
+    bare, extra = split(annotation)
+    if get_origin(bare) not in (Union, types.UnionType):
+        return [annotation]
+    parts = [part for alternative in get_args(bare) for part in branches(alternative)]
+    return [Annotated[(part, *extra)] if extra and part is not type(None) else part for part in parts]
+
+
+def options_at(annotation: Any, value: Any = None, key: Any = None) -> type[Options] | None:
+    """The class whose fields may be written where this annotation stands; `value` and `key` decide a choice."""
+    choice = choice_of(annotation)
+    if choice is not None:
+        return choice.pick(value, key)
+    for branch in branches(annotation):
+        bare = split(branch)[0]
+        if isinstance(bare, type) and issubclass(bare, Options):
+            return bare
+    return None
+
+
+def child(annotation: Any, value: Any, key: Any, step: str | int) -> Any | None:
+    """The annotation one step further down, or None where nothing of that name can be written."""
+    options = options_at(annotation, value, key)
+    if options is not None:
+        field = options.model_fields.get(str(step))
+        return None if field is None else annotation_of(field)
+    if choice_of(annotation) is not None:
+        return Any
+    for branch in branches(annotation):
+        bare = split(branch)[0]
+        origin, arguments = get_origin(bare), get_args(bare)
+        if origin is dict and isinstance(step, str):
+            return arguments[1]
+        if origin in (list, tuple) and isinstance(step, int):
+            return arguments[0] if origin is list else arguments[min(step, len(arguments) - 1)]
+        if bare is Any:
+            return Any
+    return None
+
+
+def classes_below(annotation: Any) -> list[tuple[tuple[str, ...], type[Options]]]:
+    """Every class of options that can stand at or inside this annotation, and the steps from here to there."""
+    choice = choice_of(annotation)
+    if choice is not None:
+        return [((), options) for options in choice.registry.values()]
+    found: list[tuple[tuple[str, ...], type[Options]]] = []
+    for branch in branches(annotation):
+        bare = split(branch)[0]
+        origin, arguments = get_origin(bare), get_args(bare)
+        if origin is dict:
+            found += [(("NAME", *steps), options) for steps, options in classes_below(arguments[1])]
+        elif origin is list:
+            found += [(("N", *steps), options) for steps, options in classes_below(arguments[0])]
+        elif isinstance(bare, type) and issubclass(bare, Options):
+            found.append(((), bare))
+    return found
+
+
+_NOUNS: dict[Any, tuple[str, str]] = {
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    bool: ("true or false", "true or false"),
+    str: ("text", "texts"),
+    Any: ("any value", "any values"),
+    type(None): ("null", "null"),
+}
+_BOUNDS: list[tuple[type, Callable[[Any], str]]] = [
+    (annotated_types.Ge, lambda bound: f"at least {bound.ge:g}"),
+    (annotated_types.Gt, lambda bound: f"above {bound.gt:g}"),
+    (annotated_types.Le, lambda bound: f"at most {bound.le:g}"),
+    (annotated_types.Lt, lambda bound: f"below {bound.lt:g}"),
+]
+
+
+def words(annotation: Any, plural: bool = False) -> str:
+    """What may be written there: 'a whole number of at least 1, or null'."""
+    choice = choice_of(annotation)
+    if choice is not None:
+        return f"one of: {', '.join(sorted(choice.registry))}"
+    parts = branches(annotation)
+    if len(parts) > 1:
+        named = [words(part) for part in parts]
+        return f"{', '.join(named[:-1])} or {named[-1]}"
+    return _single(parts[0], plural)
+
+
+def _single(annotation: Any, plural: bool) -> str:
+    bare, extra = split(annotation)
+    origin, arguments = get_origin(bare), get_args(bare)
+    if origin is Literal:
+        names = [str(name) for name in arguments]
+        return f"'{names[0]}'" if len(names) == 1 else "one of: " + ", ".join(names)
+    if origin is list:
+        return f"a list of {words(arguments[0], plural=True)}"
+    if origin is tuple:
+        return f"a list of {len(arguments)} {words(arguments[0], plural=True)}"
+    if origin is dict or bare is dict or (isinstance(bare, type) and issubclass(bare, Options)):
+        return "mappings" if plural else "a mapping"
+    noun = _NOUNS.get(bare, (str(bare), str(bare)))[plural]
+    if any(isinstance(limit, annotated_types.MinLen) for limit in extra) and bare is str:
+        noun += " that is not empty"
+    limits = [say(limit) for limit in extra for kind, say in _BOUNDS if isinstance(limit, kind)]
+    if not limits:
+        return noun
+    return f"{noun} {'of ' if limits[0].startswith('at') else ''}{' and '.join(limits)}"

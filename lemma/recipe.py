@@ -1,0 +1,86 @@
+"""The recipe: a run folder, a model, a format and stages. Builds the typed unions from the registries of components."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, StringConstraints, field_validator
+
+from lemma.config import Options
+from lemma.config.document import write
+from lemma.config.load import load
+from lemma.config.shape import Choice
+from lemma.formats import FORMATS, Format
+from lemma.formats.r1_zero import R1Zero
+from lemma.models.options import ModelOptions
+from lemma.training.options import RunOptions, StageOptions, SupervisedOptions
+
+STAGES: dict[str, type[StageOptions]] = {"supervised": SupervisedOptions}
+
+StageName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$")]
+_stage = Choice(STAGES, by="kind", implied={"sft": "supervised"})
+
+# What a run may change without changing its results: `*` stands for any name.
+WITHOUT_EFFECT = [
+    ("run", "dir"),
+    ("run", "tensorboard"),
+    ("run", "wandb"),
+    ("stages", "*", "checkpoint", "keep"),
+    ("stages", "*", "data", "cache"),
+    ("stages", "*", "validation", "data", "cache"),
+]
+
+
+class Recipe(Options):
+    """Everything that makes a run."""
+
+    run: RunOptions = RunOptions()
+    """The run folder, the seed, where to compute."""
+    model: ModelOptions = ModelOptions()
+    """The model that is trained."""
+    format: Annotated[Format, Choice(FORMATS, by="name")] = Field(default_factory=R1Zero)
+    """How a problem becomes a prompt and a completion becomes an answer: a name, or a mapping with name and options."""
+    stages: dict[StageName, Annotated[StageOptions, _stage]] = Field(default_factory=dict)
+    """The stages by name, in the order in which they run; at least one."""
+
+    @field_validator("stages", mode="before")
+    @classmethod
+    def _kinds(cls, stages: Any) -> Any:
+        """A stage whose name tells its kind need not repeat it."""
+        if not isinstance(stages, dict):
+            raise ValueError("every stage has a name; write for example `stages: {sft: {steps: 100}}`")
+        if not stages:
+            raise ValueError("a recipe needs at least one stage; write for example `stages: {sft: {steps: 100}}`")
+        return {name: _stage.expand(stage, name) for name, stage in stages.items()}
+
+    def to_yaml(self) -> str:
+        """Every value of this recipe; loading it gives an equal recipe."""
+        return write(self.model_dump(mode="json"))
+
+    def digest(self) -> str:
+        """A name for everything in here that determines results."""
+        values = self.model_dump(mode="json")
+        for path in WITHOUT_EFFECT:
+            _remove(values, path)
+        text = json.dumps(values, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe and apply `a.b=c` overrides; every mistake is a `UserError` of one sentence."""
+    return load(Recipe, path, overrides)
+
+
+def _remove(values: Any, path: Sequence[str]) -> None:
+    if not isinstance(values, Mapping):
+        return
+    step, *rest = path
+    if rest:
+        for name in values if step == "*" else [step]:
+            _remove(values.get(name), rest)
+    elif isinstance(values, dict):
+        values.pop(step, None)
