@@ -1,0 +1,90 @@
+"""The sink of a run: hands each event to every logger, and loses a logger rather than the run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from lemma.core.errors import UserError
+from lemma.core.events import Event, Said, Sink
+from lemma.reporting.console import Console
+from lemma.reporting.logfile import LogFile
+from lemma.reporting.tensorboard import TensorBoard
+from lemma.reporting.wandb import WeightsAndBiases
+
+
+class Logger(Protocol):
+    """Takes events until it is closed. `troubles` are the errors of its own that may not end a run."""
+
+    name: str
+    troubles: tuple[type[Exception], ...]
+
+    def __call__(self, event: Event) -> None: ...
+
+    def close(self, failed: bool) -> None: ...
+
+
+class Loggers:
+    """Several loggers as one sink, safe to call from any thread. One that fails is dropped, and the others say so."""
+
+    def __init__(self, loggers: Sequence[Logger]):
+        self._loggers = list(loggers)
+        self._lock = threading.RLock()
+
+    def __call__(self, event: Event) -> None:
+        with self._lock:
+            for logger in list(self._loggers):
+                if logger not in self._loggers:
+                    continue
+                try:
+                    logger(event)
+                except logger.troubles as error:
+                    self._drop(logger, error)
+
+    def _drop(self, logger: Logger, error: Exception) -> None:
+        self._loggers.remove(logger)
+        self(Said(f"{logger.name} failed ({error}); the run goes on without it", "warning"))
+
+    def close(self, failed: bool) -> None:
+        """Close the loggers, the last one first: the console stays to hear about trouble."""
+        with self._lock:
+            while self._loggers:
+                logger = self._loggers[-1]
+                try:
+                    logger.close(failed)
+                except logger.troubles as error:
+                    self._drop(logger, error)
+                else:
+                    self._loggers.remove(logger)
+
+
+@contextmanager
+def make_sink(
+    run_dir: Path, *, tensorboard: bool, wandb: str | None, recipe: Mapping[str, Any], console: bool = True
+) -> Iterator[Sink]:
+    """The sink of a run in `run_dir`, open until the block ends. `wandb` is the name of a project, or none."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        log = LogFile(run_dir / "run.log")
+    except OSError as error:
+        raise UserError(
+            f"the run folder cannot be written ({error.strerror})", file=run_dir, fix="name another one as run.dir"
+        ) from error
+    project = WeightsAndBiases(run_dir, wandb, recipe) if wandb is not None else None
+    loggers: list[Logger] = [Console(), log] if console else [log]
+    if tensorboard:
+        loggers.append(TensorBoard(run_dir / "tensorboard"))
+    if project is not None:
+        loggers.append(project)
+    sink = Loggers(loggers)
+    failed = True
+    try:
+        if project is not None:
+            sink(Said(f"Weights & Biases: {project.place}"))
+        yield sink
+        failed = False
+    finally:
+        sink.close(failed)
