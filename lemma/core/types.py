@@ -16,6 +16,9 @@ import numpy as np
 Origin = Literal["policy", "teacher"]
 Finish = Literal["stop", "length", "cancelled", "given"]
 
+# What an objective needs whole, and so what is never split over packs.
+Scope = Literal["token", "sequence", "pair", "batch"]
+
 
 @dataclass(frozen=True, slots=True)
 class Message:

@@ -12,6 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj", "act_fn")
+SILU = ("SiLU", "SiLUActivation")
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, fused: bool = False) -> torch.Tensor:
     """weight * x / sqrt(mean(x^2) + eps), normalised in at least float32, rounded, then scaled."""
@@ -53,9 +56,7 @@ def install(model: nn.Module, fused: bool = True) -> int:
         kind = type(module).__name__
         if kind.endswith("RMSNorm") and hasattr(module, "variance_epsilon") and hasattr(module, "weight"):
             module.forward = MethodType(_norm_forward, module)
-        elif all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")) and isinstance(
-            module.act_fn, nn.SiLU
-        ):
+        elif all(hasattr(module, name) for name in PROJECTIONS) and type(module.act_fn).__name__ in SILU:
             module.forward = MethodType(_feed_forward, module)
         else:
             continue

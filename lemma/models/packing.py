@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import torch
 
-from lemma.core.types import Trajectory
-
-Scope = Literal["token", "sequence", "pair", "batch"]
+from lemma.core.types import Scope, Trajectory
 
 # Sequences whose lengths differ by at most this factor share one padded attention call on the CPU.
 BUCKET_RATIO = 1.25

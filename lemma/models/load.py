@@ -1,0 +1,216 @@
+"""Models and tokenizers by folder, hub name, run folder or adapter folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lemma.core.errors import UserError, nearest
+from lemma.core.random import key
+from lemma.models.options import LoraOptions, ModelOptions, Precision
+from lemma.models.policy import Policy
+
+TINY = "tiny"
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def pick_device(wanted: str) -> torch.device:
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise UserError("run.device is cuda, but torch finds no GPU", fix="write `device: auto` or run `lemma doctor`")
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)
+
+
+def pick_precision(wanted: Precision | None, device: torch.device) -> Precision:
+    return wanted or ("bf16" if device.type == "cuda" else "fp32")
+
+
+def resolve(path: str) -> str:
+    """The folder to load from: a run folder stands for the newest model it made; anything else for itself."""
+    folder = Path(path).expanduser()
+    if (folder / "recipe.yaml").is_file() and (folder / "stages").is_dir():
+        done = [p for p in (folder / "stages").glob("*/final") if _model_in(p)]
+        if not done:
+            raise UserError(
+                f"the run {path} has no finished model yet", fix=f"finish it, or make one with `lemma export {path}`"
+            )
+        folder = max(done, key=lambda p: p.stat().st_mtime)
+    inner = _model_in(folder)
+    if inner is not None:
+        return str(inner)
+    if folder.is_dir():
+        raise UserError(f"the folder {path} holds no model", fix="give a folder with a config.json")
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:
+        siblings = [p.name for p in folder.parent.glob("*")] if folder.parent.is_dir() else []
+        raise UserError(f"there is no model folder {path}", fix=nearest(folder.name, siblings))
+    return path
+
+
+def _model_in(folder: Path) -> Path | None:
+    for place in (folder, folder / "merged", folder / "adapter"):
+        if (place / "config.json").is_file() or (place / "adapter_config.json").is_file():
+            return place
+    return None
+
+
+def load_tokenizer(path: str, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a model, with a pad token (the end-of-sequence token where it has none of its own)."""
+    if path == TINY:
+        from lemma.models.tiny import tiny_tokenizer
+
+        return tiny_tokenizer()
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(resolve(path), revision=revision, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise _cannot_load("tokenizer", path, error) from error
+    if tokenizer.eos_token_id is None:
+        raise UserError(
+            f"the tokenizer of {path} has no end-of-sequence token", fix="set one in its tokenizer_config.json"
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def build_policy(options: ModelOptions, device: torch.device, seed: int, start_from: Path | None = None) -> Policy:
+    """The model of a recipe, ready to train. `start_from` (the model of the stage before) replaces `path`."""
+    from lemma.models import blocks
+
+    precision = pick_precision(options.precision, device)
+    source = str(start_from) if start_from is not None else options.path
+    tokenizer = load_tokenizer(options.tokenizer or source, options.revision, options.trust_remote_code)
+    causal = _causal(options, source, tokenizer, precision, device, seed)
+    for parameter in causal.parameters():
+        parameter.requires_grad_(options.lora is None and parameter.is_floating_point())
+    blocks.install(causal, options.fused)
+    if options.checkpointing:
+        causal.gradient_checkpointing_enable({"use_reentrant": False})
+    module = causal if options.lora is None else _with_lora(causal, options.lora, source, seed)
+    policy = Policy(module, tokenizer)
+    policy.probe()
+    return policy
+
+
+def _causal(
+    options: ModelOptions, source: str, tokenizer: Any, precision: Precision, device: torch.device, seed: int
+) -> Any:
+    from lemma.models.attention import NAME
+
+    if source == TINY:
+        from lemma.models.tiny import tiny_model
+
+        model = tiny_model(options.tiny, tokenizer, seed)
+        model.set_attn_implementation(NAME)
+        return model.to(device, DTYPES[precision])
+    folder = resolve(source)
+    base = _base_of_adapter(folder)
+    arguments: dict[str, Any] = {"attn_implementation": NAME, "dtype": DTYPES[precision]}
+    if options.quantize:
+        arguments |= _four_bit(DTYPES[precision], device)
+    model = _from_pretrained(base or folder, options, arguments)
+    if base:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, folder).merge_and_unload()
+    return model if options.quantize else model.to(device)
+
+
+def _from_pretrained(path: str, options: ModelOptions, arguments: dict[str, Any]) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    hub = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(path, **hub)
+        _apply_override(config, options.override)
+        return AutoModelForCausalLM.from_pretrained(path, config=config, **hub, **arguments)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise _cannot_load("model", path, error) from error
+
+
+def _apply_override(config: Any, override: dict[str, Any]) -> None:
+    """Replace values of a configuration; rope_theta also where newer configurations keep it, in rope_parameters."""
+    for name, value in override.items():
+        rope = getattr(config, "rope_parameters", None)
+        if name == "rope_theta" and isinstance(rope, dict):
+            rope[name] = value
+        elif hasattr(config, name):
+            setattr(config, name, value)
+        else:
+            raise UserError(f"model.override names '{name}', which {type(config).__name__} does not have",
+                            fix=nearest(name, config.to_dict()))  # fmt: skip
+
+
+def _four_bit(compute: torch.dtype, device: torch.device) -> dict[str, Any]:
+    from transformers import BitsAndBytesConfig
+
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError as error:
+        raise UserError("model.quantize needs bitsandbytes", fix="install it with `pip install lemma-reasoning[quant]`"
+                        ) from error  # fmt: skip
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=compute,
+    )
+    return {"quantization_config": settings, "device_map": {"": str(device)}}
+
+
+def _with_lora(causal: Any, options: LoraOptions, source: str, seed: int) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=options.r,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        target_modules=options.targets,
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=source,
+    )
+    linear = {name.rpartition(".")[2] for name, m in causal.named_modules() if isinstance(m, torch.nn.Linear)}
+    for target in [] if options.targets == "all-linear" else options.targets:
+        if target.rpartition(".")[2] not in linear or "lm_head" in target:
+            raise UserError(f"model.lora.targets names '{target}', which is no linear layer of this model that can be "
+                            "adapted", fix=nearest(target, linear - {"lm_head"}))  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key(seed, "lora"))
+        return get_peft_model(causal, config, autocast_adapter_dtype=False)
+
+
+def _base_of_adapter(folder: str) -> str | None:
+    """The base model that an adapter folder names, or None where the folder holds a whole model."""
+    settings = Path(folder) / "adapter_config.json"
+    if not settings.is_file() or (Path(folder) / "config.json").is_file():
+        return None
+    base = json.loads(settings.read_text())["base_model_name_or_path"]
+    if base == TINY:
+        raise UserError(f"{folder} is an adapter of the built-in model", fix="load the merged model beside it")
+    return str(base)
+
+
+def _cannot_load(what: str, path: str, error: Exception) -> UserError:
+    offline = os.environ.get("HF_HUB_OFFLINE") == "1" or os.environ.get("TRANSFORMERS_OFFLINE") == "1"
+    first = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+    if isinstance(error, OSError) and not Path(path).exists():
+        where = "and the hub is switched off (HF_HUB_OFFLINE=1)" if offline else "nor can it be had from the hub"
+        return UserError(
+            f"there is no folder {path}, {where}", fix="check the name, or fetch it with `lemma download model`"
+        )
+    return UserError(f"the {what} of {path} cannot be loaded: {first}", fix="check that folder with `lemma doctor`")
+
+
+def load_for_inference(path: str, device: str = "auto", precision: Precision | None = None) -> tuple[Any, Any]:
+    """A model and its tokenizer for plain transformers generation."""
+    where = pick_device(device)
+    options = ModelOptions(path=path, precision=precision)
+    tokenizer = load_tokenizer(path)
+    model = _causal(options, path, tokenizer, pick_precision(precision, where), where, seed=0)
+    return model.eval(), tokenizer

@@ -1,0 +1,142 @@
+"""The model that trains and speaks: one set of modules, one way to get log-probabilities out of it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lemma.core.errors import UserError
+from lemma.models.logprobs import token_logprobs
+from lemma.models.packing import Segments, TokenBatch
+
+PROBE_TOKENS = 32
+
+
+class Policy:
+    """A causal language model with its tokenizer; `module` is what peft or transformers made."""
+
+    def __init__(self, module: nn.Module, tokenizer: Any):
+        self.module = module
+        self.tokenizer = tokenizer
+        self.is_adapter = hasattr(module, "peft_config")
+        self.causal: Any = module.get_base_model() if self.is_adapter else module
+        self.backbone: nn.Module = getattr(self.causal, self.causal.base_model_prefix)
+        self.head: nn.Module = self.causal.get_output_embeddings()
+        # A mask that is ready made is passed through untouched: the pack's borders take its place.
+        self._no_mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=self.device)
+
+    @property
+    def peft(self) -> Any:
+        """The adapter's own model class; only where there is an adapter."""
+        assert self.is_adapter
+        return self.module
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.weight.device
+
+    @property
+    def context(self) -> int:
+        """The longest sequence the model was made for."""
+        return int(self.causal.config.get_text_config().max_position_embeddings)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that are trained, by name, in a fixed order."""
+        return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+
+    def hidden(self, ids_T: torch.Tensor, positions_T: torch.Tensor, segments: Segments) -> torch.Tensor:
+        """Hidden states (T, H) after the last norm; attention stays within each segment."""
+        output = self.backbone(
+            input_ids=ids_T[None],
+            position_ids=positions_T[None],
+            attention_mask=self._no_mask,
+            use_cache=False,
+            segments=segments,
+        )
+        return output.last_hidden_state[0]
+
+    def logprobs(
+        self, batch: TokenBatch, *, temperature: float = 1.0, entropy: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probability (N,) of each trained token of a pack given what comes before it, and the entropy if asked."""
+        hidden_TH = self.hidden(batch.ids_T, batch.positions_T, batch.segments)
+        return token_logprobs(
+            hidden_TH[batch.targets_N - 1],
+            self.head.weight,
+            batch.ids_T[batch.targets_N],
+            temperature=temperature,
+            bias_V=getattr(self.head, "bias", None),
+            entropy=entropy,
+        )
+
+    @torch.no_grad()
+    def probe(self) -> None:
+        """Compare packed, chunked log-probabilities with the model's own plain forward; refuse a model that differs.
+
+        This catches what the learner does not compute: soft-capped or scaled logits, attention of another kind.
+        """
+        vocabulary = self.head.weight.shape[0]
+        ids = (torch.arange(PROBE_TOKENS, device=self.device) * 7919 + 13) % vocabulary
+        lengths = (PROBE_TOKENS // 4, PROBE_TOKENS - PROBE_TOKENS // 4)
+        positions = torch.cat([torch.arange(n, device=self.device) for n in lengths])
+        training = self.module.training
+        self.module.eval()
+        hidden = self.hidden(ids, positions, Segments(lengths, self.device))
+        plain = torch.cat([self.causal(input_ids=part[None]).logits[0] for part in ids.split(list(lengths))])
+        self.module.train(training)
+        mine, _ = token_logprobs(hidden, self.head.weight, ids, bias_V=getattr(self.head, "bias", None))
+        theirs = plain.double().log_softmax(-1).gather(-1, ids[:, None])[:, 0]
+        worst = (mine.double() - theirs).abs().max().item()
+        limit = 1e-3 if self.head.weight.dtype in (torch.float32, torch.float64) else 0.3
+        if not worst <= limit:
+            kind = type(self.causal).__name__
+            raise UserError(
+                f"the learner cannot train {kind}: its log-probabilities differ by {worst:.2g} from the model's own",
+                fix="take a Qwen2, Qwen3, Llama, Mistral or Gemma 3 model",
+            )
+
+    def save(self, folder: Path) -> None:
+        """The model in the Hugging Face format: in `folder`, or for LoRA in `folder/adapter` and `folder/merged`."""
+        if not self.is_adapter:
+            self.causal.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+            return
+        self.save_adapter(folder / "adapter")
+        self.save_merged(folder / "merged")
+
+    def save_adapter(self, folder: Path) -> None:
+        self.peft.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    @torch.no_grad()
+    def save_merged(self, folder: Path) -> None:
+        """The base model with the adapter added in. The policy's own weights are not touched, not even by rounding."""
+        if getattr(self.causal, "is_quantized", False):
+            return self._save_merged_from_disk(folder)
+        state = {
+            name.replace(".base_layer.", "."): tensor
+            for name, tensor in self.causal.state_dict().items()
+            if ".lora_" not in name
+        }
+        for name, layer in self.causal.named_modules():
+            if hasattr(layer, "get_delta_weight"):
+                base = layer.get_base_layer().weight
+                state[f"{name}.weight"] = base + layer.get_delta_weight("default").to(base.dtype)
+        self.causal.save_pretrained(folder, state_dict=state)
+        self.tokenizer.save_pretrained(folder)
+
+    def _save_merged_from_disk(self, folder: Path) -> None:
+        """4-bit weights cannot be merged exactly: load the original ones again and merge into those."""
+        from peft import PeftModel
+        from transformers import AutoModelForCausalLM
+
+        adapter = folder.with_name(folder.name + ".adapter")
+        self.peft.save_pretrained(adapter)
+        base = AutoModelForCausalLM.from_pretrained(self.causal.name_or_path, dtype=torch.bfloat16)
+        PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        shutil.rmtree(adapter)

@@ -1,0 +1,82 @@
+"""What an objective is: a pure function from per-token quantities to a loss sum and named metric sums.
+
+Shapes: N trained tokens of a pack, B sequences in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from lemma.core.types import Scope, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts over the whole optimisation step: all packs, all ranks. What a loss is divided by."""
+
+    tokens: float
+    sequences: float
+    units: float
+
+    @classmethod
+    def of(cls, trajectories: Sequence[Trajectory]) -> Totals:
+        tokens = sum(t.trained_tokens for t in trajectories)
+        return cls(float(tokens), float(len(trajectories)), float(len({t.unit for t in trajectories})))
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What an objective sees of one pack (of the whole batch, where its scope is `batch`).
+
+    `sequence_N` maps tokens to sequences 0..B-1, `unit_B` sequences to units; `tokens` and `fields` are the numbers
+    that the algorithm attached to tokens and to sequences.
+    """
+
+    logprobs_N: torch.Tensor
+    sequence_N: torch.Tensor
+    unit_B: torch.Tensor
+    totals: Totals
+    entropy_N: torch.Tensor | None = None
+    tokens: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    fields: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def sequences(self) -> int:
+        return len(self.unit_B)
+
+    def lengths_B(self) -> torch.Tensor:
+        """Trained tokens of each sequence, at least 1 so that a sequence without any divides nothing."""
+        return self.per_sequence(torch.ones_like(self.logprobs_N)).clamp(min=1)
+
+    def per_sequence(self, values_N: torch.Tensor) -> torch.Tensor:
+        """Sum of a per-token quantity over each sequence."""
+        zeros = torch.zeros(self.sequences, dtype=values_N.dtype, device=values_N.device)
+        return zeros.index_add(0, self.sequence_N, values_N)
+
+
+Ratio = tuple[torch.Tensor | float, torch.Tensor | float]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """`value`, added up over packs and ranks, is the loss of the step; a metric is a sum and a count, added alike."""
+
+    value: torch.Tensor
+    metrics: Mapping[str, Ratio] = field(default_factory=dict)
+
+
+class Objective(Protocol):
+    """`scope` says what must stay together: a token needs nothing, a sequence its tokens, a pair its two sequences, a
+    batch everything (it is then evaluated once on all packs, and the packs are run twice)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def scope(self) -> Scope: ...
+    @property
+    def needs_entropy(self) -> bool: ...
+    def __call__(self, terms: Terms) -> Loss: ...
