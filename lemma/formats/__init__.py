@@ -8,11 +8,23 @@ from typing import Any
 from pydantic import ValidationError
 
 from lemma.core.errors import UserError, nearest
+from lemma.formats.alpaca import Alpaca
 from lemma.formats.base import FAULTS, HARMLESS, Format, Parsed
+from lemma.formats.boxed import Boxed
+from lemma.formats.question_only import QuestionOnly
 from lemma.formats.r1_zero import R1Zero
+from lemma.formats.think_boxed import ThinkBoxed
+from lemma.formats.working_out import WorkingOut
+from lemma.formats.xml import Xml
 
 FORMATS: dict[str, type[Format]] = {
     "r1_zero": R1Zero,
+    "question_only": QuestionOnly,
+    "xml": Xml,
+    "working_out": WorkingOut,
+    "boxed": Boxed,
+    "think_boxed": ThinkBoxed,
+    "alpaca": Alpaca,
 }
 
 __all__ = ["FAULTS", "FORMATS", "HARMLESS", "Format", "Parsed", "make_format"]

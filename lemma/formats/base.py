@@ -46,7 +46,7 @@ class Parsed:
 class Format(Options):
     """How a problem becomes a prompt and a completion becomes an answer."""
 
-    name: str
+    name: str = ""
     """Which format."""
     system: str | None = None
     """Instruction at the top of the prompt, in place of the format's own and of the problem's. Empty: none."""

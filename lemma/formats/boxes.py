@@ -1,8 +1,10 @@
-r"""Finding \boxed{...} in a completion, with balanced braces."""
+r"""Finding \boxed{...} in a completion, with balanced braces, in time linear in the text."""
 
 from __future__ import annotations
 
 import re
+
+from lemma.formats.base import Parsed
 
 _START = re.compile(r"\\boxed\s*\{")
 
@@ -22,32 +24,35 @@ def _closing(text: str, start: int) -> int | None:
     return None
 
 
-def boxes(text: str) -> list[tuple[int, str | None]]:
-    """Where each outermost box begins, and its content; None for one that never closes, which is the last."""
-    found: list[tuple[int, str | None]] = []
-    match = _START.search(text)
-    while match:
-        end = _closing(text, match.end())
-        found.append((match.start(), None if end is None else text[match.end() : end].strip()))
-        match = _START.search(text, end) if end is not None else None
-    return found
-
-
 def unboxed(answer: str) -> str | None:
-    """The content of the last box in an answer, the answer itself where it has none, None where it is not closed."""
-    found = boxes(answer)
-    return found[-1][1] if found else answer
+    """What the last box holds, the answer itself where it has none, None where the last box never closes."""
+    starts = list(_START.finditer(answer))
+    if not starts:
+        return answer
+    end = _closing(answer, starts[-1].end())
+    return None if end is None else answer[starts[-1].end() : end].strip()
 
 
-def last_box(text: str) -> tuple[str | None, str | None, list[str]]:
-    """The text in front of the last box, its content, and what is wrong."""
-    found = boxes(text)
-    if not found:
-        return text.strip(), None, ["no_answer"]
-    place, content = found[-1]
-    faults = ["several_answers"] if len({inside for _, inside in found}) > 1 else []
-    if content is None:
-        return text[:place].strip(), None, [*faults, "no_closing_tag"]
+def parse_boxed(text: str) -> Parsed:
+    """The last box is the answer, and what stands in front of it the reasoning; a box never closed is no answer."""
+    starts = list(_START.finditer(text))
+    if not starts:
+        return Parsed(text.strip(), None, ("no_answer",))
+    last, reasoning = starts[-1], text[: starts[-1].start()].strip()
+    end = _closing(text, last.end())
+    if end is None:
+        return Parsed(reasoning, None, ("no_closing_tag",))
+    box = text[last.end() : end + 1]
+    faults = [] if all(text.startswith(box, start.end()) for start in starts) else ["several_answers"]
+    content = box[:-1].strip()
     if not content:
-        return text[:place].strip(), None, [*faults, "no_answer"]
-    return text[:place].strip(), content, faults
+        faults.append("no_answer")
+    return Parsed(reasoning, content or None, tuple(faults))
+
+
+def compose_boxed(reasoning: str, answer: str) -> str:
+    """Reasoning, then the answer in a box, unless the last box of the reasoning holds it already."""
+    if _START.search(reasoning) and unboxed(reasoning) == answer:
+        return reasoning
+    box = f"\\boxed{{{answer}}}"
+    return f"{reasoning}\n\n{box}" if reasoning else box

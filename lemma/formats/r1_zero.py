@@ -48,7 +48,7 @@ class R1Zero(Format):
 
     @property
     def default_system(self) -> str:
-        return PREAMBLE
+        return PREAMBLE if self.preamble else ""
 
     @property
     def opening(self) -> str:

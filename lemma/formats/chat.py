@@ -1,0 +1,56 @@
+"""Formats that speak through the tokenizer's own chat template, or through ours where it has none."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from lemma.core.errors import UserError
+from lemma.core.types import Problem
+from lemma.formats.base import Format
+from lemma.formats.templates import chatml, render, with_default_system
+
+
+class ChatFormat(Format):
+    """A system message and turns, rendered by a chat template that says nothing about reasoning."""
+
+    template: Literal["auto", "tokenizer", "own"] = "auto"
+    """Whose chat template: the tokenizer's, our own (<|im_start|> turns), or the tokenizer's where it has one."""
+
+    @property
+    def chat_template(self) -> str:
+        return chatml(self.own_system, self.bos)
+
+    def prompt(self, problem: Problem, tokenizer: Any) -> str:
+        messages = self.messages(problem)
+        theirs = self._tokenizer_template(tokenizer)
+        if theirs is None:
+            return render(self.chat_template, messages, tokenizer)
+        from jinja2 import TemplateError
+
+        try:
+            return str(
+                tokenizer.apply_chat_template(
+                    messages, chat_template=theirs, tokenize=False, add_generation_prompt=True
+                )
+            )
+        except TemplateError as error:
+            raise UserError(
+                f"the tokenizer's chat template refuses problem {problem.id}: {error}",
+                fix="write `template: own` under format, or `system: ''` where it takes no system message",
+            ) from None
+
+    def install(self, tokenizer: Any) -> None:
+        """Save our template, or the tokenizer's with this format's system message as its default."""
+        theirs = self._tokenizer_template(tokenizer)
+        tokenizer.chat_template = self.chat_template if theirs is None else with_default_system(theirs, self.own_system)
+
+    def _tokenizer_template(self, tokenizer: Any) -> str | None:
+        """The template of the tokenizer that is to be used, None for ours."""
+        if self.template == "own":
+            return None
+        theirs = getattr(tokenizer, "chat_template", None)
+        if isinstance(theirs, dict):
+            theirs = theirs.get("default")
+        if theirs is None and self.template == "tokenizer":
+            raise UserError("the tokenizer has no chat template", fix="write `template: own` under format")
+        return theirs
