@@ -1,1 +1,93 @@
-""""""
+"""The command `lemma`: one file per command; parses, calls, prints; no logic."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from lemma.cli.parser import Parser
+from lemma.core.errors import UserError, nearest
+
+# The commands and what each is for; the module of the same name in this folder has `add(subparsers)`.
+COMMANDS: dict[str, str] = {
+    "train": "run the stages of a recipe; the same command goes on where it stopped",
+    "plan": "what a recipe would do and how much memory it needs; nothing is loaded",
+}
+
+_FULL_OR_FORBIDDEN = {
+    errno.ENOSPC: "free some space and give the same command again",
+    errno.EDQUOT: "free some space and give the same command again",
+    errno.EACCES: "check who may read and write there",
+    errno.EPERM: "check who may read and write there",
+    errno.EROFS: "name a folder that can be written",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit code: 0 well, 2 a mistake of the user, 130 interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        return _complain(str(error))
+    except KeyboardInterrupt:
+        print("lemma: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone; without this, Python complains once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        if error.errno not in _FULL_OR_FORBIDDEN:
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        return _complain(f"{error.strerror}{where}; {_FULL_OR_FORBIDDEN[error.errno]}")
+
+
+def _complain(sentence: str) -> int:
+    print(f"lemma: error: {sentence}", file=sys.stderr)
+    return 2
+
+
+def _run(arguments: list[str]) -> int:
+    command = next((word for word in arguments if not word.startswith("-")), None)
+    parser = Parser(prog="lemma", description="Teach a language model to reason.")
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    for name, purpose in COMMANDS.items():
+        if name == command:
+            importlib.import_module(f"lemma.cli.{name}").add(subparsers)
+        else:
+            subparsers.add_parser(name, help=purpose)
+    if command is not None and command not in COMMANDS:
+        raise _unknown(command)
+    try:
+        options, extras = parser.parse_known_args(arguments)
+    except SystemExit as leaving:
+        return int(leaving.code or 0)
+    if extras:
+        (subparsers.choices[command] if command else parser).refuse(extras)
+    if options.version:
+        return _print_version()
+    if command is None:
+        parser.print_help()
+        return 0
+    return int(options.run(options))
+
+
+def _unknown(command: str) -> UserError:
+    if command.endswith((".yaml", ".yml")):
+        return UserError(f"'{command}' is not a command", fix=f"write `lemma train {command}`")
+    return UserError(f"'{command}' is not a command", fix=nearest(command, COMMANDS))
+
+
+def _print_version() -> int:
+    from importlib.metadata import version
+
+    print(f"lemma {version('lemma-reasoning')}")
+    return 0

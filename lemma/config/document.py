@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -31,20 +31,17 @@ _SCALARS = [
 
 
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+    """Knows the scalars above and no others."""
 
 
 class _Dumper(yaml.SafeDumper):
     """Quotes whatever this module or any other reader of YAML would take for something else than text."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
-        first: list(found) for first, found in yaml.SafeDumper.yaml_implicit_resolvers.items()
-    }
-
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
+_Loader.yaml_implicit_resolvers = {}
 for _name, _pattern, _first in _SCALARS:
     for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(_TAG + _name, re.compile(rf"^(?:{_pattern})$"), list(_first))
@@ -141,9 +138,11 @@ def parse_value(text: str) -> Any:
     return text if starts_comment or (isinstance(value, dict | list) and not structured) else value
 
 
-def write(data: Any) -> str:
-    """Block-style YAML that `read` gives back unchanged."""
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+def write(data: Any, flow: bool = False) -> str:
+    """YAML that `read` gives back unchanged: in blocks, or in one line of brackets."""
+    width = 10**6 if flow else 120
+    text = yaml.dump(data, Dumper=_Dumper, default_flow_style=flow, width=width, sort_keys=False, allow_unicode=True)
+    return text.removesuffix("...\n")
 
 
 class _Builder:

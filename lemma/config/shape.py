@@ -145,7 +145,8 @@ def words(annotation: Any, plural: bool = False) -> str:
     parts = branches(annotation)
     if len(parts) > 1:
         named = [words(part) for part in parts]
-        return f"{', '.join(named[:-1])} or {named[-1]}"
+        several = any(" and " in part or ", " in part for part in named[:-1])
+        return f"{', '.join(named[:-1])}{',' if several else ''} or {named[-1]}"
     return _single(parts[0], plural)
 
 

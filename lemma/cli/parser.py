@@ -1,0 +1,50 @@
+"""The parser of every command: options are never abbreviated, and a mistake gets one sentence."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from lemma.core.errors import UserError, nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises `UserError`. `appendix`, where given, makes the end of the help when it is asked
+    for, so that nothing heavy is imported before."""
+
+    appendix: Callable[[], str] | None = None
+
+    def __init__(self, **settings: Any):
+        super().__init__(**{"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter, **settings})
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message, fix=f"`{self.prog} --help` shows how")
+
+    def format_help(self) -> str:
+        appendix = "" if self.appendix is None else f"\n{self.appendix()}"
+        return super().format_help() + appendix
+
+    def refuse(self, extras: Sequence[str]) -> NoReturn:
+        """Say what to write instead of arguments that mean nothing to this command."""
+        first = extras[0]
+        takes_set = "--set" in self._option_string_actions
+        if first.startswith("-"):
+            name = first.partition("=")[0]
+            raise UserError(f"`{self.prog}` has no option {name}", fix=nearest(name, self._option_string_actions))
+        if "=" in first and takes_set:
+            raise UserError(f"'{first}' stands alone", fix=f"write `--set {first}`")
+        raise UserError(f"`{self.prog}` does not know what to do with '{first}'", fix=f"`{self.prog} --help` shows how")
+
+
+def add_recipe(parser: Parser) -> None:
+    """The arguments of every command that reads a recipe."""
+    parser.add_argument("recipe", metavar="RECIPE", help="a YAML file")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="replace a value of the recipe, such as stages.sft.optim.lr=1e-5; may be repeated",
+    )

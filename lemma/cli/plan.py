@@ -1,0 +1,125 @@
+"""`lemma plan RECIPE`: what a recipe would do, and how much memory it needs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lemma.cli.parser import Parser, add_recipe
+
+if TYPE_CHECKING:
+    from lemma.data.options import DataOptions, SourceOptions
+    from lemma.models.options import ModelOptions
+    from lemma.recipe import Recipe
+    from lemma.training.options import StageOptions, SupervisedOptions
+
+
+def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    parser = subparsers.add_parser(
+        "plan", help="what a recipe would do", description="Show what a recipe would do. Nothing is loaded or written."
+    )
+    add_recipe(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from lemma.recipe import load_recipe
+
+    print(describe(load_recipe(args.recipe, args.overrides)))
+    return 0
+
+
+def describe(recipe: Recipe, *, skip: Sequence[str] = (), only: Sequence[str] = ()) -> str:
+    """The plan of a run as text: the model, the stages in order, and which of them are skipped."""
+    where = f"on {recipe.run.device}" if recipe.run.device != "auto" else "on a GPU where there is one"
+    lines = [
+        _row("run", f"{recipe.run.dir}, seed {recipe.run.seed}, {where}"),
+        _row("model", _model(recipe.model)),
+        _row("format", getattr(recipe.format, "name", "")),
+        _row("recipe", f"{recipe.digest()[:12]}"),
+    ]
+    before = "the model"
+    for number, (name, stage) in enumerate(recipe.stages.items(), start=1):
+        skipped = name in skip or (bool(only) and name not in only)
+        lines += ["", f"stage {number}: {name} ({stage.kind}{', skipped' if skipped else ''})"]
+        if skipped:
+            lines.append(_row("leaves", f"the newest checkpoint of {name}, where there is one"))
+        else:
+            lines.append(_row("starts from", before))
+            lines += _stage(stage)
+        before = f"the end of {name}"
+    return "\n".join(lines)
+
+
+def _row(name: str, text: str) -> str:
+    return f"  {name:<12} {text}"
+
+
+def _model(model: ModelOptions) -> str:
+    if model.path == "tiny":
+        tiny = model.tiny
+        origin = f"the built-in tiny model, created from nothing (hidden {tiny.hidden}, {tiny.layers} layers)"
+    else:
+        origin = model.path + (f" at {model.revision}" if model.revision else "")
+    parts = [origin]
+    if model.override:
+        parts.append("with " + ", ".join(f"{key} {value}" for key, value in model.override.items()))
+    if model.lora is not None:
+        parts.append(f"LoRA r {model.lora.r}, alpha {model.lora.alpha:g}")
+    if model.quantize:
+        parts.append(f"base weights in {model.quantize}")
+    parts.append(model.precision or "bf16 on a GPU, fp32 on a CPU")
+    return "; ".join(parts)
+
+
+def _stage(stage: StageOptions) -> list[str]:
+    from lemma.training.options import SupervisedOptions
+
+    optim, batch = stage.optim, stage.batch
+    lines = _supervised(stage) if isinstance(stage, SupervisedOptions) else []
+    warmup = f"{optim.warmup:.0%} of the steps" if optim.warmup < 1 else f"{optim.warmup:g} steps"
+    return [
+        *lines,
+        _row("batch", f"{batch.sequences} sequences a step, at most {batch.token_budget} tokens at a time"),
+        _row("optimiser", f"{optim.name}, lr {optim.lr:g} {optim.schedule}, warm-up {warmup}"),
+        _row("checkpoints", _every(stage.checkpoint.every) + f", the newest {stage.checkpoint.keep} kept"),
+    ]
+
+
+def _supervised(stage: SupervisedOptions) -> list[str]:
+    if stage.steps is not None:
+        length = f"{stage.steps} steps"
+    else:
+        epochs = 1.0 if stage.epochs is None else stage.epochs
+        length = f"{epochs:g} epoch{'' if epochs == 1 else 's'}"
+    cut = f", sequences of at most {stage.max_length} tokens" if stage.max_length else ""
+    rows = [_row("length", length), _row("data", _data(stage.data, stage.unique_examples) + cut)]
+    held = stage.validation
+    if held.share or held.data is not None:
+        source = f"{held.share:.1%} of the rows" if held.data is None else _data(held.data)
+        most = f", at most {held.count}" if held.count else ""
+        rows.append(_row("validation", f"{source}{most}, {_every(held.every)}"))
+    return rows
+
+
+def _every(steps: int) -> str:
+    return f"every {steps} steps and at the end" if steps else "at the end"
+
+
+def _data(data: DataOptions, first: int | str = "all") -> str:
+    sources = " + ".join(_source(part) for part in data.mix) if data.mix else _source(data)
+    limit = "" if first == "all" else f", the first {first} rows"
+    return sources + limit
+
+
+def _source(source: SourceOptions) -> str:
+    if source.source == "arithmetic":
+        made = source.arithmetic
+        return f"built-in arithmetic ({made.count} problems of {made.operations} operations, {made.style})"
+    parts = [source.source]
+    if source.config:
+        parts.append(source.config)
+    amount = f", {source.fraction:g} of the rows" if source.fraction else ""
+    amount = f", {source.count} rows" if source.count is not None else amount
+    return f"{' / '.join(parts)} ({source.split}){amount}"
