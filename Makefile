@@ -29,7 +29,7 @@ test-kill: $(VENV)/.dev  ## Run the long chain of kills: 100 deaths of a trainin
 	LEMMA_STRICT_SKIPS=1 $(BIN)/python -m pytest -m kill --timeout 7200
 
 docs: $(VENV)/.core  ## Write the reference page of every recipe option
-	$(BIN)/python -m lemma.cli.reference > docs/options.md
+	$(BIN)/python -m lemma.cli.reference > docs/reference.md
 
 clean:  ## Remove the virtual environment and every cache; runs/ stays
 	rm -rf $(VENV) *.egg-info build dist .coverage* htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis

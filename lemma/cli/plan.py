@@ -35,7 +35,7 @@ def describe(recipe: Recipe, *, skip: Sequence[str] = (), only: Sequence[str] = 
     where = f"on {recipe.run.device}" if recipe.run.device != "auto" else "on a GPU where there is one"
     lines = [
         _row("run", f"{recipe.run.dir}, seed {recipe.run.seed}, {where}"),
-        _row("model", _model(recipe.model)),
+        _row("model", _model(recipe.model, recipe.run.device)),
         _row("format", getattr(recipe.format, "name", "")),
         _row("recipe", f"{recipe.digest()[:12]}"),
     ]
@@ -56,7 +56,7 @@ def _row(name: str, text: str) -> str:
     return f"  {name:<12} {text}"
 
 
-def _model(model: ModelOptions) -> str:
+def _model(model: ModelOptions, device: str) -> str:
     if model.path == "tiny":
         tiny = model.tiny
         origin = f"the built-in tiny model, created from nothing (hidden {tiny.hidden}, {tiny.layers} layers)"
@@ -69,7 +69,7 @@ def _model(model: ModelOptions) -> str:
         parts.append(f"LoRA r {model.lora.r}, alpha {model.lora.alpha:g}")
     if model.quantize:
         parts.append(f"base weights in {model.quantize}")
-    parts.append(model.precision or "bf16 on a GPU, fp32 on a CPU")
+    parts.append(model.precision or {"cpu": "fp32", "cuda": "bf16"}.get(device, "bf16 on a GPU, fp32 on a CPU"))
     return "; ".join(parts)
 
 
@@ -78,21 +78,21 @@ def _stage(stage: StageOptions) -> list[str]:
 
     optim, batch = stage.optim, stage.batch
     lines = _supervised(stage) if isinstance(stage, SupervisedOptions) else []
-    warmup = f"{optim.warmup:.0%} of the steps" if optim.warmup < 1 else f"{optim.warmup:g} steps"
+    warmup = f"warm-up {optim.warmup:.0%} of the steps" if optim.warmup < 1 else f"warm-up {optim.warmup:g} steps"
+    warmup = warmup if optim.warmup else "no warm-up"
     return [
         *lines,
-        _row("batch", f"{batch.sequences} sequences a step, at most {batch.token_budget} tokens at a time"),
-        _row("optimiser", f"{optim.name}, lr {optim.lr:g} {optim.schedule}, warm-up {warmup}"),
+        _row("batch", f"{_many(batch.sequences, 'sequence')} a step, at most {batch.token_budget} tokens at a time"),
+        _row("optimiser", f"{optim.name}, lr {optim.lr:g} {optim.schedule}, {warmup}"),
         _row("checkpoints", _every(stage.checkpoint.every) + f", the newest {stage.checkpoint.keep} kept"),
     ]
 
 
 def _supervised(stage: SupervisedOptions) -> list[str]:
     if stage.steps is not None:
-        length = f"{stage.steps} steps"
+        length = _many(stage.steps, "step")
     else:
-        epochs = 1.0 if stage.epochs is None else stage.epochs
-        length = f"{epochs:g} epoch{'' if epochs == 1 else 's'}"
+        length = _many(1 if stage.epochs is None else stage.epochs, "epoch")
     cut = f", sequences of at most {stage.max_length} tokens" if stage.max_length else ""
     rows = [_row("length", length), _row("data", _data(stage.data, stage.unique_examples) + cut)]
     held = stage.validation
@@ -101,6 +101,10 @@ def _supervised(stage: SupervisedOptions) -> list[str]:
         most = f", at most {held.count}" if held.count else ""
         rows.append(_row("validation", f"{source}{most}, {_every(held.every)}"))
     return rows
+
+
+def _many(count: float, what: str) -> str:
+    return f"{count:g} {what}{'' if count == 1 else 's'}"
 
 
 def _every(steps: int) -> str:
@@ -117,9 +121,8 @@ def _source(source: SourceOptions) -> str:
     if source.source == "arithmetic":
         made = source.arithmetic
         return f"built-in arithmetic ({made.count} problems of {made.operations} operations, {made.style})"
-    parts = [source.source]
-    if source.config:
-        parts.append(source.config)
-    amount = f", {source.fraction:g} of the rows" if source.fraction else ""
-    amount = f", {source.count} rows" if source.count is not None else amount
-    return f"{' / '.join(parts)} ({source.split}){amount}"
+    is_file = source.source.endswith((".parquet", ".jsonl", ".jsonl.gz", ".json", ".csv"))
+    place = source.source if is_file else " / ".join(filter(None, [source.source, source.config, source.split]))
+    if source.count is not None:
+        return f"{place}, {_many(source.count, 'row')}"
+    return f"{place}, {source.fraction:g} of the rows" if source.fraction else place

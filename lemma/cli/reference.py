@@ -1,10 +1,8 @@
-"""Writes `docs/reference.md` from the classes that declare the options: `python -m lemma.cli.reference`."""
+"""Prints `docs/reference.md` from the classes that declare the options: `python -m lemma.cli.reference`."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference.md"
+import sys
 
 HEAD = """\
 # Every option of a recipe
@@ -32,11 +30,5 @@ def page() -> str:
     return HEAD + as_markdown(Recipe)
 
 
-def main() -> None:
-    PAGE.parent.mkdir(parents=True, exist_ok=True)
-    PAGE.write_text(page(), encoding="utf-8")
-    print(f"wrote {PAGE}")
-
-
 if __name__ == "__main__":
-    main()
+    sys.stdout.write(page())

@@ -50,7 +50,7 @@ class TinyOptions(Options):
 class ModelOptions(Options):
     """Which model is trained, and how it is held in memory."""
 
-    path: str = "tiny"
+    path: str = Field("tiny", min_length=1)
     """A folder, a hub name, or `tiny` for the built-in model, which is created from nothing."""
     revision: str | None = None
     """Branch, tag or commit of a hub model."""

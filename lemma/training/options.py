@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from lemma.config import Options
 from lemma.data.options import DataOptions, ValidationOptions
 
+Share = Annotated[float, Field(ge=0, lt=1)]
+
 
 class RunOptions(Options):
     """Where a run lives and what makes it repeatable."""
 
-    dir: str = "runs/run"
+    dir: str = Field("runs/run", min_length=1)
     """Folder of everything the run writes: recipe, log, metrics, checkpoints, models."""
     seed: int = Field(0, ge=0)
     """Seed of every named random stream."""
@@ -36,7 +38,7 @@ class OptimOptions(Options):
     """adamw_8bit holds the moments in 8 bits (bitsandbytes)."""
     lr: float = Field(1e-5, ge=0)
     """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Share, Share] = (0.9, 0.95)
     """Decay rates of the two moments."""
     eps: float = Field(1e-8, gt=0)
     """Added to the root of the second moment."""
@@ -50,6 +52,12 @@ class OptimOptions(Options):
     """Where linear and cosine schedules end, as a share of lr."""
     clip: float = Field(1.0, ge=0)
     """Largest norm of the gradient; 0 turns clipping off."""
+
+    @model_validator(mode="after")
+    def _whole_warmup(self) -> OptimOptions:
+        if self.warmup >= 1 and self.warmup != int(self.warmup):
+            raise ValueError("warmup is a share below 1 or a whole number of steps; write for example 0.1 or 30")
+        return self
 
 
 class BatchOptions(Options):
@@ -98,7 +106,7 @@ class SupervisedOptions(StageOptions):
     """Passes over the data. Give this or steps; default one epoch."""
     steps: int | None = Field(None, ge=1)
     """Optimisation steps."""
-    unique_examples: int | Literal["all"] = "all"
+    unique_examples: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
     """Use the first N demonstrations only."""
     packing: Literal["borders", "stream"] = "borders"
     """borders: sequences side by side, attention never crosses. stream: documents run on and are cut every
