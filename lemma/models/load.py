@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils import logging as transformers_logging
 
 from lemma.core.errors import UserError, nearest
 from lemma.core.random import key
 from lemma.models.options import LoraOptions, ModelOptions, Precision
 from lemma.models.policy import Policy
+
+transformers_logging.disable_progress_bar()  # a run has a bar of its own
 
 TINY = "tiny"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

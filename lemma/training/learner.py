@@ -100,7 +100,7 @@ class Learner:
     def _without_gradient(
         self, trajectories: Sequence[Trajectory], scope: Scope, work: Callable[[TokenBatch], None]
     ) -> None:
-        """Do `work` on packs that hold every trajectory once; out of memory goes on with what is left, in smaller ones."""
+        """Do `work` on packs that hold every trajectory once; out of memory goes on with smaller ones."""
         self.policy.module.eval()
         todo = list(range(len(trajectories)))
         while todo:

@@ -1,0 +1,129 @@
+"""A run: its stages in order, each starting from the model of the one before, resumed where they were left."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from lemma.core.errors import UserError, nearest
+from lemma.core.events import Said, Sink
+from lemma.formats import Format
+from lemma.models.load import TINY, pick_device, resolve
+from lemma.models.options import ModelOptions
+from lemma.training.folder import RunFolder
+from lemma.training.options import RunOptions, StageOptions, SupervisedOptions
+from lemma.training.stage import Stage, Stopped, StopSignal
+from lemma.training.supervised import run_supervised
+
+
+class RecipeLike(Protocol):
+    """What a run needs of a recipe, which lives above this room."""
+
+    @property
+    def run(self) -> RunOptions: ...
+    @property
+    def model(self) -> ModelOptions: ...
+    @property
+    def format(self) -> Format: ...
+    @property
+    def stages(self) -> Mapping[str, StageOptions]: ...
+    def to_yaml(self) -> str: ...
+    def digest(self) -> str: ...
+    def model_dump(self, *, mode: str) -> dict[str, Any]: ...
+
+
+def train(
+    recipe: RecipeLike, *, skip: Sequence[str] = (), only: Sequence[str] = (), fresh: bool = False, sink: Sink
+) -> int:
+    """Run every stage that is not done yet. The exit code: 0 when finished or stopped in good order."""
+    skipped = stages_to_skip(recipe, skip, only)
+    device = pick_device(recipe.run.device)
+    if recipe.model.path != TINY:
+        resolve(recipe.model.path)
+    folder = RunFolder(Path(recipe.run.dir))
+    try:
+        threads = recipe.run.threads or torch.get_num_threads()
+        torch.set_num_threads(folder.begin(recipe.to_yaml(), recipe.digest(), threads, fresh))
+        _determinism(recipe.run, device, sink)
+        with StopSignal().listening() as stop:
+            return _run_stages(recipe, skipped, folder, device, sink, stop)
+    finally:
+        folder.close()
+
+
+def stages_to_skip(recipe: RecipeLike, skip: Sequence[str], only: Sequence[str]) -> set[str]:
+    for name in [*skip, *only]:
+        if name not in recipe.stages:
+            raise UserError(f"the recipe has no stage '{name}'", fix=nearest(name, recipe.stages))
+    return {name for name in recipe.stages if name in skip or (only and name not in only)}
+
+
+def _run_stages(
+    recipe: RecipeLike, skipped: set[str], folder: RunFolder, device: torch.device, sink: Sink, stop: StopSignal
+) -> int:
+    before: Path | None = None
+    runs_later = list(recipe.stages)
+    for number, (name, options) in enumerate(recipe.stages.items()):
+        if name in skipped:
+            wanted = any(later not in skipped for later in runs_later[number + 1 :])
+            before = _model_of_skipped(folder, name) if wanted else None
+            continue
+        if folder.is_done(name):
+            sink(Said(f"{name}: done already"))
+        else:
+            stage = Stage(
+                name,
+                options,
+                recipe.model,
+                folder,
+                sink,
+                stop,
+                seed=recipe.run.seed,
+                device=device,
+                start_from=before,
+                recipe=recipe.model_dump(mode="json"),
+            )
+            try:
+                _run_one(stage, options, recipe.format)
+            except Stopped:
+                sink(Said(f"{name}: stopped after saving; the same command goes on from here"))
+                return 0
+            _hand_memory_back(device)
+        before = folder.final_model(name)
+    return 0
+
+
+def _run_one(stage: Stage, options: StageOptions, fmt: Format) -> None:
+    assert isinstance(options, SupervisedOptions), f"no loop for stages of kind {options.kind}"
+    run_supervised(stage, options, fmt)
+
+
+def _model_of_skipped(folder: RunFolder, name: str) -> Path:
+    model = folder.final_model(name)
+    if model is None:
+        raise UserError(
+            f"stage {name} is skipped, but {folder.stage(name) / 'final'} holds no model to go on from",
+            fix=f"run it first, without --skip {name}",
+        )
+    return model
+
+
+def _determinism(run: RunOptions, device: torch.device, sink: Sink) -> None:
+    if device.type == "cpu":
+        return
+    if run.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    else:
+        sink(Said("not bit-exact: on a GPU write `run.deterministic: true` for runs that repeat to the last bit"))
+
+
+def _hand_memory_back(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,176 @@
+"""What every stage needs beside its loop: resuming, measuring, saving, stopping in good order, and its final model."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from lemma.core.events import Axis, Event, Measured, Progressed, Said, Sink, StageEnded, StageStarted
+from lemma.core.faults import fault_point
+from lemma.models.options import ModelOptions
+from lemma.models.policy import Policy
+from lemma.training.checkpoint import CheckpointStore
+from lemma.training.folder import RunFolder
+from lemma.training.learner import Learner
+from lemma.training.options import StageOptions
+
+
+class Stopped(Exception):
+    """The run was asked to stop, has finished its step and saved."""
+
+
+class StopSignal:
+    """SIGTERM and Ctrl-C ask for a stop at the end of the step; a second Ctrl-C stops at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    @contextmanager
+    def listening(self) -> Iterator[StopSignal]:
+        try:
+            before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        except ValueError:  # only the main thread hears signals
+            before = {}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+@dataclass
+class Clock:
+    """Where the time of a step went, by name."""
+
+    spent: dict[str, float] = field(default_factory=dict)
+    started: float = field(default_factory=time.perf_counter)
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - begin
+
+    def read(self) -> dict[str, float]:
+        """Seconds of each part and of the whole since the last reading; starts again at zero."""
+        now = time.perf_counter()
+        result = {"seconds": now - self.started, **{f"{name}_seconds": value for name, value in self.spent.items()}}
+        self.spent, self.started = {}, now
+        return result
+
+
+class Stage:
+    """One stage of a run, as its loop sees it."""
+
+    def __init__(
+        self,
+        name: str,
+        options: StageOptions,
+        model: ModelOptions,
+        folder: RunFolder,
+        sink: Sink,
+        stop: StopSignal,
+        *,
+        seed: int,
+        device: torch.device,
+        start_from: Path | None,
+        recipe: Mapping[str, Any],
+    ):
+        self.name, self.options, self.model, self.folder = name, options, model, folder
+        self.seed, self.device, self.start_from = seed, device, start_from
+        self.clock = Clock()
+        self._sink, self._stop, self._recipe = sink, stop, recipe
+        self.store = CheckpointStore(folder.stage(name) / "checkpoints", options.checkpoint.keep, self.warn)
+        self.best_score = math.inf
+
+    # --- telling -----------------------------------------------------------------------------------------------
+
+    def emit(self, event: Event) -> None:
+        self._sink(event)
+
+    def say(self, text: str) -> None:
+        self.emit(Said(text))
+
+    def warn(self, text: str) -> None:
+        self.emit(Said(text, "warning"))
+
+    def progress(self, done: int, total: int, note: str = "") -> None:
+        self.emit(Progressed(self.name, done, total, note))
+
+    def measure(self, step: int, axis: Axis, values: Mapping[str, float], timings: Mapping[str, float]) -> None:
+        """Write a row of metrics and tell everybody. Timings stand apart: only they differ between repetitions."""
+        assert self.folder.metrics is not None
+        row = {"stage": self.name, "step": step, "axis": axis, **values, "timings": dict(timings)}
+        self.folder.metrics.append(row)
+        self.emit(Measured(self.name, step, axis, values, timings))
+
+    # --- going on ----------------------------------------------------------------------------------------------
+
+    def resume(self, learner: Learner, total: int) -> int:
+        """Load the newest checkpoint, if any, and forget what was written after it. The step to go on from."""
+        checkpoint = self.store.newest()
+        if checkpoint is not None:
+            learner.load(checkpoint.tensors, checkpoint.state["learner"])
+            self.best_score = checkpoint.state["best_score"] if checkpoint.state["best_score"] is not None else math.inf
+        step = learner.step_count
+        self.folder.forget_after(self.name, step)
+        self.emit(StageStarted(self.name, step, total, resumed=checkpoint is not None, recipe=self._recipe))
+        if checkpoint is not None:
+            self.say(f"{self.name}: going on after step {step} of {total}")
+        self.clock = Clock()
+        return step
+
+    def is_due(self, every: int, step: int, total: int) -> bool:
+        """Every so many steps, and always at the last one."""
+        return step == total or (every > 0 and step % every == 0)
+
+    def save_if_due(self, learner: Learner, total: int, is_best: bool = False) -> None:
+        """Save on schedule, at the end and when the score is the best so far; stop where that was asked for."""
+        step = learner.step_count
+        if is_best or self._stop.asked or self.is_due(self.options.checkpoint.every, step, total):
+            with self.clock.measure("checkpoint"):
+                self.save(learner)
+        fault_point("stage.step_end")
+        if self._stop.asked and step < total:
+            self.store.wait()
+            raise Stopped
+
+    def save(self, learner: Learner) -> None:
+        assert self.folder.metrics is not None
+        self.folder.metrics.sync()
+        tensors, state = learner.state()
+        best = None if math.isinf(self.best_score) else self.best_score
+        self.store.save(learner.step_count, tensors, {"learner": state, "best_score": best})
+
+    def note_score(self, step: int, score: float) -> bool:
+        """Remember a validation score (lower is better); whether it is the best so far."""
+        if not score < self.best_score:
+            return False
+        self.best_score = score
+        self.store.mark_best(step, score)
+        return True
+
+    def finish(self, policy: Policy, learner: Learner, summary: Mapping[str, Any]) -> None:
+        """Write the final model, whole, and mark the stage as done."""
+        self.store.wait()
+        partial = self.folder.stage(self.name) / ".final.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        policy.save(partial)
+        fault_point("stage.before_final_rename")
+        self.folder.finish_stage(self.name, partial, {"step": learner.step_count, **summary})
+        self.emit(StageEnded(self.name, learner.step_count, summary))
