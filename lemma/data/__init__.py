@@ -1,1 +1,1 @@
-"""Where problems and demonstrations come from: sources, row readers, mixing, filters, preparation."""
+"""Where rows come from, how they are read, mixed, split, shortened and written."""

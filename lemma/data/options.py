@@ -37,6 +37,12 @@ class SourceOptions(Options):
     """Branch, tag or commit of a hub dataset."""
     reader: str = "auto"
     """How rows are read; auto decides by their columns."""
+    keep_if: str | None = None
+    """Only rows whose column of this name is true, or not empty."""
+    drop_if: str | None = None
+    """No rows whose column of this name is true, or not empty, such as `in_eval_sets`."""
+    answers: Literal["any", "number"] = "any"
+    """Rows with any answer, or only those whose answer is a number."""
     fraction: float | None = Field(None, gt=0)
     """Use this share of the rows; above 1 repeats rows."""
     count: int | None = Field(None, ge=0)

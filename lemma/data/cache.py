@@ -1,0 +1,92 @@
+"""The cache of prepared data: read rows, kept under the hash of what they were made from.
+
+An entry is one file of JSON lines. The first line holds the digest of the rest, so that a damaged entry is found and
+made again. Nothing ever becomes stale: other content, other options or other code of the readers have another name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from lemma.core import types
+from lemma.core.errors import LemmaWarning
+from lemma.core.files import write_whole
+from lemma.core.types import Demonstration, Judged, Message, Preference, Problem, content_id
+from lemma.data import pairs, readers, rows
+from lemma.data.readers import Item
+
+KINDS: dict[str, type] = {kind.__name__: kind for kind in (Problem, Demonstration, Preference, Judged)}
+
+
+def cache_folder(given: str | None) -> Path:
+    """The folder of the recipe, of $LEMMA_CACHE, or `~/.cache/lemma`."""
+    return Path(given or os.environ.get("LEMMA_CACHE") or "~/.cache/lemma").expanduser() / "data"
+
+
+def file_digest(path: Path) -> str:
+    with open(path, "rb") as handle:
+        return hashlib.file_digest(handle, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+@lru_cache(maxsize=1)
+def _code_digest() -> str:
+    """Changes whenever the code that turns rows into items does."""
+    return content_id([inspect.getsource(module) for module in (types, rows, pairs, readers)])
+
+
+def cached(folder: Path, key: dict[str, Any], build: Callable[[], list[Item]]) -> list[Item]:
+    """The items of that key: from the cache where a whole entry is there, otherwise built and kept.
+
+    Built items take the way through JSON too, so that the first run and the next see the same.
+    """
+    path = folder / f"{content_id(_code_digest(), key)}.jsonl"
+    body = _load(path)
+    if body is None:
+        body = "".join(json.dumps(_encode(item), ensure_ascii=False, default=str) + "\n" for item in build()).encode()
+        _store(path, key, body)
+    return [_decode(json.loads(line)) for line in body.splitlines()]
+
+
+def _store(path: Path, key: dict[str, Any], body: bytes) -> None:
+    """Keep an entry; a full or read-only disk costs time at the next run and nothing else."""
+    head = json.dumps({"key": key, "digest": hashlib.sha256(body).hexdigest()}) + "\n"
+    try:
+        write_whole(path, head.encode() + body)
+    except OSError as error:
+        warnings.warn(f"prepared data could not be kept in {path.parent}: {error.strerror}", LemmaWarning, stacklevel=3)
+
+
+def _load(path: Path) -> bytes | None:
+    """The rows of an entry; None where it is absent or damaged."""
+    try:
+        head, _, body = path.read_bytes().partition(b"\n")
+        whole = json.loads(head)["digest"] == hashlib.sha256(body).hexdigest()
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return body if whole else None
+
+
+def _encode(item: Item) -> dict[str, Any]:
+    return {"kind": type(item).__name__, **asdict(item)}
+
+
+def _decode(values: dict[str, Any]) -> Item:
+    kind = KINDS[values.pop("kind")]
+    if kind is Problem:
+        return _problem(values)
+    return kind(**{**values, "problem": _problem(values["problem"])})
+
+
+def _problem(values: dict[str, Any]) -> Problem:
+    said = tuple(Message(**message) for message in values["messages"])
+    lists = {name: tuple(values[name]) for name in ("golds", "choices", "traces")}
+    return Problem(**{**values, **lists, "messages": said})

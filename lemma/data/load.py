@@ -1,0 +1,253 @@
+"""What a stage learns from: sources read, filtered and mixed; and the ways to split and shorten what was read."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+
+from lemma.core.errors import LemmaWarning, UserError
+from lemma.core.random import permutation
+from lemma.core.types import Demonstration, Judged, Preference, Problem
+from lemma.data import arithmetic
+from lemma.data.cache import cache_folder, cached, file_digest
+from lemma.data.options import DataOptions, LengthOptions, SourceOptions
+from lemma.data.readers import Item, problem_of, read
+from lemma.data.rows import Row
+from lemma.data.sources import ARITHMETIC, files_of, hub_name, rows_of
+
+T = TypeVar("T")
+
+SMALL = 1 << 20
+"""Files of fewer bytes are read faster than a cache entry."""
+
+
+def load_problems(options: DataOptions, seed: int) -> list[Problem]:
+    """Problems with at least one right answer each."""
+    return _mixed(options, seed, _as_problem, "an answer to grade against")
+
+
+def load_demonstrations(options: DataOptions, seed: int) -> list[Demonstration]:
+    """Problems with an answer to imitate; a teacher's trace counts as one.
+
+    Some rows may have none, as in LUFFY's data: they are left out, with a warning.
+    """
+    return _mixed(options, seed, _as_demonstration, "a solution to imitate", some_may_lack=True)
+
+
+def load_preferences(options: DataOptions, seed: int) -> list[Preference]:
+    return _mixed(options, seed, _as_preference, "a chosen and a rejected response")
+
+
+def load_judged(options: DataOptions, seed: int) -> list[Judged]:
+    """Single responses with a label; a preference pair gives one of each kind."""
+    found = _mixed(options, seed, _as_judgements, "a labelled response")
+    return [one for several in found for one in several]
+
+
+def _as_problem(item: Item) -> Problem | None:
+    problem = problem_of(item)
+    return problem if problem.golds else None
+
+
+def _as_demonstration(item: Item) -> Demonstration | None:
+    if isinstance(item, Demonstration):
+        return item
+    if isinstance(item, Problem) and item.traces:
+        return Demonstration(item, response=item.traces[0])
+    return None
+
+
+def _as_preference(item: Item) -> Preference | None:
+    return item if isinstance(item, Preference) else None
+
+
+def _as_judgements(item: Item) -> list[Judged] | None:
+    if isinstance(item, Judged):
+        return [item]
+    if isinstance(item, Preference):
+        return [Judged(item.problem, item.chosen, True), Judged(item.problem, item.rejected, False)]
+    return None
+
+
+def _mixed(
+    options: DataOptions, seed: int, convert: Callable[[Item], T | None], wanted: str, some_may_lack: bool = False
+) -> list[T]:
+    """Every source of a mixture, converted and sampled. A mixture of several is shuffled; one keeps its order."""
+    sources: Sequence[SourceOptions] = options.mix or [options]
+    found: list[T] = []
+    for number, source in enumerate(sources):
+        if source.count == 0:
+            continue
+        items = _converted(source, options.cache, convert, wanted, some_may_lack)
+        found += items if source.source == ARITHMETIC else take(items, source, seed, str(number))
+    if not found:
+        raise UserError("the mixture holds no rows", fix="raise the count of at least one source")
+    if len(sources) > 1:
+        found = [found[place] for place in permutation(len(found), seed, "data", "mixture")]
+    return found
+
+
+def _converted(
+    source: SourceOptions, cache: str | None, convert: Callable[[Item], T | None], wanted: str, some_may_lack: bool
+) -> list[T]:
+    """The rows of one source as what a stage needs."""
+    items = load_items(source, cache)
+    found = [one for one in map(convert, items) if one is not None]
+    lost = len(items) - len(found)
+    if lost and not (some_may_lack and found):
+        _blame(source, convert, wanted)
+    if lost:
+        message = f"{lost} of {len(items)} rows of '{source.source}' lack {wanted} and were left out"
+        warnings.warn(message, LemmaWarning, stacklevel=4)
+    return found
+
+
+def _blame(source: SourceOptions, convert: Callable[[Item], T | None], wanted: str) -> NoReturn:
+    """Find the first row that lacks what is wanted, and say where it is."""
+    if source.source == ARITHMETIC:
+        raise UserError(f"the built-in arithmetic does not hold {wanted}", fix="name another source")
+    for row, item in _read(source):
+        if convert(item) is None:
+            fix = f"choose other data or another reader than '{source.reader}', or leave such rows out"
+            raise row.error(f"this row lacks {wanted}", fix=fix)
+    raise AssertionError("a row was lost on the way")
+
+
+def load_items(source: SourceOptions, cache: str | None = None) -> list[Item]:
+    """Everything that one source holds, before mixing: its rows read and filtered, from the cache where it has them."""
+    if source.source == ARITHMETIC:
+        return list(arithmetic.generate(source.arithmetic, source.split, count=_generated(source)))
+    key = _cache_key(source)
+
+    def build() -> list[Item]:
+        return [item for _, item in _read(source)]
+
+    return build() if key is None else cached(cache_folder(cache), key, build)
+
+
+def _generated(source: SourceOptions) -> int:
+    """The generator has no end, so a larger share means more problems, never repeated ones."""
+    if source.count is not None:
+        return source.count
+    return max(1, round(source.arithmetic.count * (source.fraction or 1)))
+
+
+def _cache_key(source: SourceOptions) -> dict[str, Any] | None:
+    """What the items of a source depend on; None where keeping them would not pay or could go stale."""
+    names = {"config", "split", "reader", "keep_if", "drop_if", "answers"}
+    chosen = source.model_dump(include=names)
+    files = files_of(source)
+    if files:
+        if sum(path.stat().st_size for path in files) < SMALL:
+            return None
+        return {**chosen, "source": source.source, "files": [(path.name, file_digest(path)) for path in files]}
+    if source.revision is None or not re.fullmatch(r"[0-9a-f]{40}", source.revision):
+        return None
+    return {**chosen, "source": hub_name(source), "revision": source.revision}
+
+
+def _read(source: SourceOptions) -> list[tuple[Row, Item]]:
+    rows = [row for row in rows_of(source) if _passes(row, source)]
+    found = [(row, _named(item, row)) for row, item in read(rows, source.reader)]
+    if source.answers == "number":
+        found = [(row, item) for row, item in found if _is_number(problem_of(item).gold)]
+    if not found:
+        raise UserError(f"no row of '{source.source}' is left", fix="loosen keep_if, drop_if or answers")
+    return found
+
+
+def _passes(row: Row, source: SourceOptions) -> bool:
+    for column, wanted in ((source.keep_if, True), (source.drop_if, False)):
+        if column is None:
+            continue
+        if column not in row.values:
+            raise row.error(f"there is no column '{column}' to filter by")
+        if bool(row.values[column]) != wanted:
+            return False
+    return True
+
+
+def _is_number(answer: str | None) -> bool:
+    try:
+        float((answer or "").replace(",", "").strip("$ "))
+    except ValueError:
+        return False
+    return True
+
+
+def _named(item: Item, row: Row) -> Item:
+    """The item with the name of its file or dataset, where the row itself does not say."""
+    problem = problem_of(item)
+    if problem.source:
+        return item
+    name = row.file.rsplit("/", 1)[-1].split(".", 1)[0]
+    problem = replace(problem, source=name)
+    return problem if isinstance(item, Problem) else replace(item, problem=problem)
+
+
+def take(items: Sequence[T], source: SourceOptions, seed: int, name: str) -> list[T]:
+    """The share or number of items that a source asks for, in their order.
+
+    Where more is wanted than there is, everything comes again as often as it fits, and the rest is drawn.
+    """
+    if source.count is not None:
+        wanted = source.count
+    elif source.fraction is not None:
+        wanted = max(1, round(len(items) * source.fraction))
+    else:
+        return list(items)
+    copies, rest = divmod(wanted, len(items))
+    drawn = sorted(permutation(len(items), seed, "data", "sample", name)[:rest].tolist())
+    return list(items) * copies + [items[place] for place in drawn]
+
+
+def split_share(items: Sequence[T], share: float, seed: int, name: str) -> tuple[list[T], list[T]]:
+    """What stays and what is held out: about `share` of the items, at least one on each side where there are two.
+
+    Items of the same problem stay together, so that repeated rows never end up on both sides.
+    """
+    if share <= 0 or len(items) < 2:
+        return list(items), []
+    groups: dict[Any, list[int]] = {}
+    for place, item in enumerate(items):
+        groups.setdefault(_identity(item, place), []).append(place)
+    if len(groups) < 2:
+        groups = {place: [place] for place in range(len(items))}
+    wanted = max(1, round(share * len(items)))
+    order = list(groups.values())
+    held: set[int] = set()
+    for place in permutation(len(order), seed, "data", "held out", name)[:-1]:
+        if held and len(held) + len(order[place]) > wanted:
+            break
+        held.update(order[place])
+    stays = [item for place, item in enumerate(items) if place not in held]
+    return stays, [items[place] for place in sorted(held)]
+
+
+def _identity(item: Any, place: int) -> Any:
+    return problem_of(item).id if isinstance(item, Problem | Demonstration | Preference | Judged) else place
+
+
+def filter_by_length(items: Sequence[T], lengths: Sequence[int], options: LengthOptions) -> tuple[list[T], int | None]:
+    """The items whose length is within the limit, and the limit: a quantile of all lengths, a number, or the lesser."""
+    assert len(items) == len(lengths), "one length per item"
+    limits = []
+    if options.percentile is not None and len(lengths):
+        limits.append(int(np.quantile(np.asarray(lengths), options.percentile)))
+    if options.max_tokens is not None:
+        limits.append(options.max_tokens)
+    if not limits:
+        return list(items), None
+    limit = min(limits)
+    kept = [item for item, length in zip(items, lengths, strict=True) if length <= limit]
+    if items and not kept:
+        raise UserError(
+            f"all {len(items)} prompts are longer than {limit} tokens; the shortest has {min(lengths)}",
+            fix="raise prompt_length.max_tokens",
+        )
+    return kept, limit

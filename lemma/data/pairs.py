@@ -1,0 +1,101 @@
+"""Rows that compare or judge responses: preference pairs, with the prompt given or shared, and KTO's labelled rows."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from lemma.core.types import Judged, Message, Preference, Problem
+from lemma.data.rows import RowError, Values, as_messages, has, messages, text
+
+TURN = re.compile(r"\n\n(Human|Assistant):")
+WANTED = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+
+
+def preference(values: Values) -> Preference:
+    """`chosen` and `rejected`: responses beside a `prompt`, or whole conversations that begin alike."""
+    chosen, rejected = _conversation(values, "chosen"), _conversation(values, "rejected")
+    if isinstance(chosen, str) != isinstance(rejected, str):
+        raise RowError("one of 'chosen' and 'rejected' is text and the other a list of messages")
+    if isinstance(chosen, str) and isinstance(rejected, str):
+        asked, liked, disliked = _from_text(values, chosen, rejected)
+    else:
+        assert not isinstance(chosen, str) and not isinstance(rejected, str)
+        asked, liked, disliked = _from_messages(values, chosen, rejected)
+    if not liked.strip() or not disliked.strip():
+        raise RowError("'chosen' or 'rejected' is empty once the prompt they share is taken off")
+    return Preference(Problem(asked), liked, disliked)
+
+
+def judged(values: Values) -> Judged:
+    """`prompt`, `completion`, and in `label` whether it is wanted."""
+    label = str(values.get("label")).lower()
+    if label not in WANTED:
+        raise RowError(f"the column 'label' holds {values.get('label')!r}, not true or false")
+    completion = _conversation(values, "completion")
+    if not isinstance(completion, str):
+        if completion[-1].role != "assistant":
+            raise RowError("the column 'completion' does not end with a message of the assistant")
+        completion = completion[-1].content
+    return Judged(Problem(messages(values, "prompt")), completion, WANTED[label])
+
+
+def _conversation(values: Values, name: str) -> str | tuple[Message, ...]:
+    value: Any = values.get(name)
+    return text(values, name) if isinstance(value, str) or value is None else as_messages(value, name)
+
+
+Split = tuple[tuple[Message, ...], str, str]
+
+
+def _from_messages(values: Values, chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> Split:
+    """The last messages are the responses. What stands before them is the prompt, unless there is a column for it."""
+    for name, said in (("chosen", chosen), ("rejected", rejected)):
+        if said[-1].role != "assistant":
+            raise RowError(f"the column '{name}' does not end with a message of the assistant")
+    asked = chosen[:-1]
+    if asked != rejected[:-1]:
+        raise RowError("'chosen' and 'rejected' differ before their last message")
+    if not asked or (has(values, "prompt") and asked[0].role == "assistant"):
+        asked = messages(values, "prompt")
+    return asked, chosen[-1].content, rejected[-1].content
+
+
+def _from_text(values: Values, chosen: str, rejected: str) -> Split:
+    if has(values, "prompt"):
+        asked = messages(values, "prompt")
+        prompt = values["prompt"]
+        if isinstance(prompt, str) and chosen.startswith(prompt) and rejected.startswith(prompt):
+            chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+        return asked, chosen, rejected
+    shared = _common(chosen, rejected)
+    turns = [match for match in TURN.finditer(shared) if match[1] == "Assistant"]
+    if turns:
+        end = turns[-1].end()
+        return _turns(shared[: turns[-1].start()]), chosen[end:].strip(), rejected[end:].strip()
+    prompt = shared[: _last_border(shared)].rstrip()
+    if not prompt:
+        raise RowError("'chosen' and 'rejected' begin differently and there is no column 'prompt'")
+    return (Message("user", prompt),), chosen[len(prompt) :].lstrip(), rejected[len(prompt) :].lstrip()
+
+
+def _common(one: str, other: str) -> str:
+    """What two texts begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return one[: next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))]
+
+
+def _last_border(shared: str) -> int:
+    """Where the prompt two texts share may end: never inside a word that both responses happen to begin with."""
+    return max((match.end() for match in re.finditer(r"\s", shared)), default=0)
+
+
+def _turns(conversation: str) -> tuple[Message, ...]:
+    r"""`\n\nHuman: ... \n\nAssistant: ...` as messages."""
+    pieces = TURN.split("\n\n" + conversation.lstrip("\n"))
+    said = zip(pieces[1::2], pieces[2::2], strict=True)
+    roles = {"Human": "user", "Assistant": "assistant"}
+    found = tuple(Message(roles[role], content.strip()) for role, content in said)
+    if not found or found[-1].role != "user":
+        raise RowError("the conversation that 'chosen' and 'rejected' share does not end with a question")
+    return found

@@ -1,0 +1,347 @@
+"""How rows become problems, demonstrations, preference pairs and judged responses.
+
+A reader is a small function from one row to the richest thing that the row holds. `READERS` lists them all; `auto`
+takes the first one, from top to bottom, that `fits` the columns of the first row.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from lemma.core.errors import UserError, nearest
+from lemma.core.random import permutation
+from lemma.core.types import Demonstration, Judged, Message, Preference, Problem
+from lemma.data import pairs
+from lemma.data.rows import (
+    Row,
+    RowError,
+    Values,
+    boxed,
+    golds,
+    has,
+    last_said,
+    level_of,
+    listed,
+    messages,
+    optional_text,
+    table,
+    text,
+    written,
+)
+
+Item = Problem | Demonstration | Preference | Judged
+
+
+class Reader(NamedTuple):
+    """A row format: what reads it, whether it fits a row, and what it is, for people."""
+
+    read: Callable[[Values], Item]
+    fits: Callable[[Values], bool]
+    help: str
+
+
+def _user(question: str) -> tuple[Message, ...]:
+    return (Message("user", question),)
+
+
+def gsm8k(values: Values) -> Demonstration:
+    """`question`, and `answer` with the working in front of `#### N`."""
+    working, mark, number = text(values, "answer").rpartition("####")
+    answer = _plain_number(number)
+    if not mark or not answer:
+        raise RowError("the column 'answer' has no final answer after '####'")
+    problem = Problem(_user(text(values, "question")), (answer,))
+    return Demonstration(problem, reasoning=working.strip(), answer=answer)
+
+
+def _plain_number(number: str) -> str:
+    return number.strip().replace(",", "").replace("$", "")
+
+
+def question_answer(values: Values) -> Problem:
+    """`question` and a bare `answer`."""
+    return Problem(_user(text(values, "question")), golds(values, "answer"), id=optional_text(values, "id") or "")
+
+
+def math(values: Values) -> Problem | Demonstration:
+    r"""`problem` with an `answer`, or a `solution` that holds it in \boxed{}."""
+    solution = optional_text(values, "solution")
+    in_box = boxed(solution) if solution else None
+    if has(values, "answer"):
+        right = golds(values, "answer")
+    elif in_box is not None:
+        right = (in_box,)
+    elif solution is not None:
+        right = ()
+    else:
+        raise RowError("neither 'answer' nor 'solution' holds an answer")
+    problem = Problem(
+        _user(text(values, "problem", "question")),
+        right,
+        id=optional_text(values, "unique_id", "id") or "",
+        subject=optional_text(values, "subject", "type"),
+        level=level_of(values),
+    )
+    if solution is None or solution.strip() in right:
+        return problem
+    if not right:
+        return Demonstration(problem, response=solution)
+    return Demonstration(problem, reasoning=solution, answer=right[0])
+
+
+def prompt_response(values: Values) -> Demonstration:
+    """`prompt`, used word for word, and `response`; `ground_truth` where there is one."""
+    right = golds(values, "ground_truth", "answer") if has_any(values, "ground_truth", "answer") else ()
+    asked = messages(values, "prompt")
+    verbatim = values["prompt"] if isinstance(values["prompt"], str) else None
+    return Demonstration(Problem(asked, right), response=text(values, "response"), prompt=verbatim)
+
+
+def instruction(values: Values) -> Demonstration:
+    """`instruction` (with an optional `input`) or `prompt`, which the format wraps, and `output` or `response`."""
+    asked = text(values, "instruction", "prompt")
+    more = optional_text(values, "input")
+    problem = Problem(_user(f"{asked}\n\n{more}" if more else asked))
+    return Demonstration(problem, response=text(values, "output", "response"))
+
+
+def trace(values: Values) -> Demonstration:
+    """`problem`, `generated_solution` and `expected_answer`."""
+    answer = golds(values, "expected_answer")
+    problem = Problem(_user(text(values, "problem", "question")), answer)
+    return Demonstration(problem, reasoning=text(values, "generated_solution"), answer=answer[0])
+
+
+def prompt_answer(values: Values) -> Problem:
+    """`prompt` (text or messages) and its `answer`, `solution` or `ground_truth`, which is the bare answer."""
+    return Problem(messages(values, "prompt"), golds(values, "answer", "solution", "ground_truth"))
+
+
+def luffy(values: Values) -> Problem | Demonstration:
+    """`prompt` messages, `reward_model.ground_truth`, and a `target` message of a teacher, or none."""
+    reward, info = table(values, "reward_model"), values.get("extra_info") or {}
+    target = last_said(messages(values, "target"), "target") if values.get("target") else None
+    problem = Problem(
+        messages(values, "prompt"),
+        golds(reward, "ground_truth"),
+        source=optional_text(values, "data_source") or "",
+        traces=(target,) if target else (),
+        extra={"ability": values.get("ability"), "extra_info": info},
+    )
+    return Demonstration(problem, response=target) if target else problem
+
+
+def luffy_sft(values: Values) -> Demonstration:
+    """`prompt` messages and `target` messages, as OpenRLHF takes them."""
+    return Demonstration(Problem(messages(values, "prompt")), response=last_said(messages(values, "target"), "target"))
+
+
+def rlvr(values: Values) -> Problem:
+    """`messages`, `ground_truth`, and in `dataset` the name of the verifier."""
+    said = messages(values, "messages")
+    asked = said[:-1] if said[-1].role == "assistant" else said
+    if not asked:
+        raise RowError("the column 'messages' asks nothing")
+    return Problem(asked, golds(values, "ground_truth"), source=text(values, "dataset").lower())
+
+
+def chat(values: Values) -> Demonstration:
+    """`messages` (or `conversations`); the last message of the assistant is the response."""
+    said = messages(values, "messages", "conversations")
+    response = last_said(said, "messages")
+    if len(said) < 2:
+        raise RowError("the column 'messages' holds an answer and no question")
+    return Demonstration(Problem(said[:-1]), response=response)
+
+
+def multiple_choice(values: Values) -> Problem:
+    """`question`, `choices` (or `options`, or columns A to D), and the right one by letter, label or index."""
+    choices, labels = _choices(values)
+    return Problem(
+        _user(text(values, "question", "problem")),
+        (_letter(values, labels),),
+        id=optional_text(values, "id", "question_id") or "",
+        subject=optional_text(values, "subject", "category"),
+        choices=tuple(choices),
+    )
+
+
+def _choices(values: Values) -> tuple[list[str], list[str]]:
+    """The texts of the choices, and the labels that the row gives them."""
+    if has(values, "A", "B"):
+        labels = [letter for letter in string.ascii_uppercase if values.get(letter) is not None]
+        return [written(values[letter]) for letter in labels], labels
+    name = "choices" if has(values, "choices") else "options"
+    if isinstance(values.get(name), dict):
+        inner = table(values, name)
+        return [written(one) for one in listed(inner, "text")], [written(one) for one in listed(inner, "label")]
+    found = [written(one) for one in listed(values, name)]
+    labels = [written(one) for one in values.get("labels") or string.ascii_uppercase[: len(found)]]
+    if len(labels) != len(found):
+        raise RowError(f"there are {len(found)} choices but {len(labels)} labels")
+    return found, labels
+
+
+def _letter(values: Values, labels: list[str]) -> str:
+    for name in ("answer", "answerKey", "answer_index", "label"):
+        value = values.get(name)
+        if isinstance(value, str) and value.strip() in labels:
+            return string.ascii_uppercase[labels.index(value.strip())]
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < len(labels):
+            return string.ascii_uppercase[int(value)]
+    raise RowError(f"no answer among the labels {', '.join(labels)}")
+
+
+def gpqa(values: Values) -> Problem:
+    """GPQA's own columns; its right answer always comes first, so the choices are put in an order of their own."""
+    names = ["Correct Answer", *(f"Incorrect Answer {number}" for number in (1, 2, 3))]
+    question = text(values, "Question")
+    order = permutation(len(names), 0, "gpqa", question).tolist()
+    return Problem(
+        _user(question),
+        (string.ascii_uppercase[order.index(0)],),
+        subject=optional_text(values, "Subdomain"),
+        choices=tuple(text(values, names[place]).strip() for place in order),
+    )
+
+
+SCHEMA = {
+    *("id", "dataset", "split", "problem", "answer", "golds", "solution", "subject", "level", "choices", "labels"),
+    *("messages", "prompt", "response", "reasoning", "target", "expected_answer", "generated_solution", "extra"),
+}
+
+
+def lemma(values: Values) -> Problem | Demonstration:
+    """Lemma's own schema: `dataset`, `problem`, `answer` and what else is known; other columns are kept in `extra`."""
+    choices, labels = _choices(values) if has(values, "choices") else ([], [])
+    if choices:
+        right: tuple[str, ...] = (_letter(values, labels),)
+    else:
+        right = golds(values, "golds", "answer") if has_any(values, "golds", "answer") else ()
+    more = {name: value for name, value in values.items() if name not in SCHEMA and value is not None}
+    problem = Problem(
+        messages(values, "messages", "problem"),
+        right,
+        id=optional_text(values, "id") or "",
+        source=text(values, "dataset"),
+        subject=optional_text(values, "subject"),
+        level=level_of(values),
+        choices=tuple(choices),
+        traces=_traces(values),
+        extra={**more, **_extra(values)},
+    )
+    if has(values, "response"):
+        return Demonstration(problem, response=text(values, "response"), prompt=optional_text(values, "prompt"))
+    reasoning, answer = _reasoning(values), right[0] if right else optional_text(values, "expected_answer")
+    if reasoning is None:
+        return problem
+    return Demonstration(problem, reasoning=reasoning, answer=answer)
+
+
+def _extra(values: Values) -> Values:
+    """The column `extra`: JSON text, because a table wants one type per column."""
+    if not values.get("extra"):
+        return {}
+    try:
+        found = json.loads(text(values, "extra"))
+    except json.JSONDecodeError as error:
+        raise RowError("the column 'extra' is not JSON text") from error
+    return table({"extra": found}, "extra")
+
+
+def _traces(values: Values) -> tuple[str, ...]:
+    target = values.get("target")
+    if not target:
+        return ()
+    return (target,) if isinstance(target, str) else tuple(listed(values, "target"))
+
+
+def _reasoning(values: Values) -> str | None:
+    """The working of a row of Lemma's schema; GSM8K's repeats the answer after `####`, which is taken off."""
+    found = optional_text(values, "generated_solution", "reasoning", "solution")
+    return None if found is None else found.partition("\n####")[0].strip() or None
+
+
+def has_any(values: Values, *names: str) -> bool:
+    return any(has(values, name) for name in names)
+
+
+def _columns(*names: str) -> Callable[[Values], bool]:
+    """Fits a row that has each of these columns, null or not; `a|b` means either."""
+    wanted = [name.split("|") for name in names]
+    return lambda values: all(any(one in values for one in either) for either in wanted)
+
+
+def _fits_gsm8k(values: Values) -> bool:
+    return _columns("question", "answer")(values) and "####" in str(values["answer"])
+
+
+def _fits_messages(name: str) -> Callable[[Values], bool]:
+    return lambda values: _columns("prompt", name)(values) and not isinstance(values["prompt"], str)
+
+
+READERS: dict[str, Reader] = {
+    "lemma": Reader(lemma, _columns("id", "dataset", "problem", "answer"), "Lemma's own schema"),
+    "luffy": Reader(
+        luffy, _columns("prompt", "reward_model"), "prompt, target, reward_model, extra_info (verl, LUFFY)"
+    ),
+    "rlvr": Reader(rlvr, _columns("messages", "ground_truth", "dataset"), "messages, ground_truth, dataset"),
+    "preference": Reader(pairs.preference, _columns("chosen", "rejected"), "chosen, rejected, and mostly prompt"),
+    "judged": Reader(pairs.judged, _columns("prompt", "completion", "label"), "prompt, completion, label (KTO)"),
+    "multiple_choice": Reader(
+        multiple_choice,
+        _columns("question|problem", "choices|options|A", "answer|answerKey|answer_index"),
+        "question, choices, answer by letter, label or index",
+    ),
+    "gpqa": Reader(gpqa, _columns("Question", "Correct Answer"), "Question, Correct Answer, Incorrect Answer 1 to 3"),
+    "trace": Reader(
+        trace, _columns("problem|question", "generated_solution", "expected_answer"), "problem and a generated solution"
+    ),
+    "prompt_response": Reader(prompt_response, _columns("prompt", "response"), "prompt (verbatim) and response"),
+    "luffy_sft": Reader(luffy_sft, _fits_messages("target"), "prompt and target, both messages"),
+    "instruction": Reader(
+        instruction, _columns("instruction", "output"), "instruction, input, output; prompt, response"
+    ),
+    "math": Reader(math, _columns("problem", "answer|solution"), r"problem, solution with \boxed{} or answer, level"),
+    "gsm8k": Reader(gsm8k, _fits_gsm8k, "question, answer with #### N"),
+    "question_answer": Reader(question_answer, _columns("question", "answer"), "question and a bare answer"),
+    "prompt_answer": Reader(
+        prompt_answer, _columns("prompt", "answer|solution|ground_truth"), "prompt and a bare answer"
+    ),
+    "chat": Reader(chat, _columns("messages|conversations"), "messages that end with the assistant's"),
+}
+
+
+def choose(name: str, row: Row) -> Reader:
+    """The reader of that name, or, for `auto`, the first that fits the row."""
+    if name != "auto":
+        if name not in READERS:
+            raise UserError(f"there is no reader '{name}'", fix=nearest(name, ["auto", *READERS]))
+        return READERS[name]
+    for reader in READERS.values():
+        if reader.fits(row.values):
+            return reader
+    raise row.error(
+        "no reader fits this row", fix=f"name its columns as one of these readers wants: {', '.join(READERS)}"
+    )
+
+
+def read(rows: Iterable[Row], name: str = "auto") -> list[tuple[Row, Item]]:
+    """All rows through one reader, each beside the row that it came from."""
+    reader: Reader | None = None
+    items: list[tuple[Row, Item]] = []
+    for row in rows:
+        reader = reader or choose(name, row)
+        try:
+            items.append((row, reader.read(row.values)))
+        except RowError as error:
+            raise row.error(str(error)) from error
+    return items
+
+
+def problem_of(item: Item | Any) -> Problem:
+    """The problem that an item is about."""
+    return item if isinstance(item, Problem) else item.problem

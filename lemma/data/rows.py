@@ -1,0 +1,162 @@
+"""One row of a data set, where it stands, and typed access to its columns.
+
+A reader says what it needs with these functions; what is missing becomes a `RowError`, and whoever read the file adds
+its name, the line, and the columns that are there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from lemma.core.errors import UserError
+from lemma.core.types import Message
+
+Values = Mapping[str, Any]
+
+
+class RowError(Exception):
+    """What one row lacks, in a few words."""
+
+
+class Row(NamedTuple):
+    """The values of one row and its place: a line of a text file, or only its number, counted from 1."""
+
+    values: Values
+    file: str
+    number: int
+    line: int | None = None
+
+    def error(self, problem: str, fix: str | None = None) -> UserError:
+        """The sentence for something wrong with this row."""
+        where = "" if self.line is not None else f"row {self.number}: "
+        columns = ", ".join(str(name) for name in self.values) or "none"
+        return UserError(f"{where}{problem} (columns: {columns})", file=self.file, line=self.line, fix=fix)
+
+
+def has(values: Values, *names: str) -> bool:
+    """Whether each of these columns holds something."""
+    return all(values.get(name) is not None for name in names)
+
+
+def _first(values: Values, names: tuple[str, ...]) -> tuple[str, Any]:
+    for name in names:
+        if values.get(name) is not None:
+            return name, values[name]
+    wanted = " or ".join(f"'{name}'" for name in names)
+    state = "is null" if any(name in values for name in names) else "is missing"
+    raise RowError(f"the column {wanted} {state}")
+
+
+def _kind(value: Any) -> str:
+    names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+    return names.get(type(value), type(value).__name__)
+
+
+def text(values: Values, *names: str) -> str:
+    """The text of the first of these columns that is there; never blank."""
+    name, value = _first(values, names)
+    if not isinstance(value, str):
+        raise RowError(f"the column '{name}' holds {_kind(value)}, not text")
+    if not value.strip():
+        raise RowError(f"the column '{name}' is empty")
+    return value
+
+
+def optional_text(values: Values, *names: str) -> str | None:
+    """The first of these columns that is there, as text; a number is written out."""
+    for name in names:
+        value = values.get(name)
+        if value is not None and value != "":
+            return written(value)
+    return None
+
+
+def written(value: Any) -> str:
+    """A value as text; whole floats lose their `.0`, because tables of integers with gaps come as floats."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return value if isinstance(value, str) else str(value)
+
+
+def golds(values: Values, *names: str) -> tuple[str, ...]:
+    """The right answers in the first of these columns that is there: text, a number, or a list of these."""
+    name, value = _first(values, names)
+    found = list(value) if isinstance(value, list | tuple) else [value]
+    for one in found:
+        if isinstance(one, bool) or not isinstance(one, str | int | float):
+            raise RowError(f"the column '{name}' holds {_kind(one)}, not an answer")
+    answers = tuple(written(one).strip() for one in found)
+    if not answers or not all(answers):
+        raise RowError(f"the column '{name}' is empty")
+    return answers
+
+
+def table(values: Values, name: str) -> Values:
+    """A column that holds named values."""
+    _, value = _first(values, (name,))
+    if not isinstance(value, Mapping):
+        raise RowError(f"the column '{name}' holds {_kind(value)}, not an object")
+    return value
+
+
+def listed(values: Values, name: str) -> list[Any]:
+    _, value = _first(values, (name,))
+    if not isinstance(value, list | tuple) or not value:
+        raise RowError(f"the column '{name}' holds {_kind(value) if value else 'nothing'}, not a list")
+    return list(value)
+
+
+ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
+
+
+def messages(values: Values, *names: str) -> tuple[Message, ...]:
+    """A conversation: text is one message of the user; a list holds role/content (or from/value) objects."""
+    name, value = _first(values, names)
+    if isinstance(value, str):
+        return (Message("user", text(values, name)),)
+    return as_messages(value, name)
+
+
+def as_messages(value: Any, name: str) -> tuple[Message, ...]:
+    if not isinstance(value, list | tuple) or not value:
+        raise RowError(f"the column '{name}' holds {_kind(value) if value else 'nothing'}, not a list of messages")
+    return tuple(_message(one, name) for one in value)
+
+
+def _message(one: Any, name: str) -> Message:
+    if not isinstance(one, Mapping):
+        raise RowError(f"a message of the column '{name}' is {_kind(one)}, not an object with 'role' and 'content'")
+    role, content = one.get("role", one.get("from")), one.get("content", one.get("value"))
+    if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
+        content = "".join(str(part["text"]) for part in content)
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise RowError(f"a message of the column '{name}' lacks 'role' or 'content'")
+    return Message(ROLES.get(role, role), content)
+
+
+def last_said(said: tuple[Message, ...], name: str) -> str:
+    """The assistant text that ends a conversation."""
+    if said[-1].role != "assistant" or not said[-1].content.strip():
+        raise RowError(f"the column '{name}' does not end with a message of the assistant")
+    return said[-1].content
+
+
+def boxed(solution: str) -> str | None:
+    r"""What the last `\boxed{...}` of a solution holds, braces balanced."""
+    start = max(solution.rfind(r"\boxed{"), solution.rfind(r"\fbox{"))
+    if start < 0:
+        return None
+    depth = 0
+    for place in range(solution.index("{", start), len(solution)):
+        depth += {"{": 1, "}": -1}.get(solution[place], 0)
+        if depth == 0:
+            return solution[solution.index("{", start) + 1 : place].strip() or None
+    return None
+
+
+def level_of(values: Values) -> str | None:
+    """`Level 3`, 3 and 3.0 are all level 3."""
+    level = optional_text(values, "level")
+    return None if level is None else re.sub(r"^level\s+", "", level.strip(), flags=re.IGNORECASE)

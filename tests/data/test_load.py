@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lemma.core.errors import LemmaWarning, UserError
+from lemma.core.types import Demonstration, Message, Problem
+from lemma.data import load
+from lemma.data.load import (
+    filter_by_length,
+    load_demonstrations,
+    load_judged,
+    load_preferences,
+    load_problems,
+    split_share,
+    take,
+)
+from lemma.data.options import ArithmeticOptions, DataOptions, LengthOptions, SourceOptions
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def gsm8k(path, count=10, start=0):
+    return write(path, [{"question": f"{n}?", "answer": f"w\n#### {n}"} for n in range(start, start + count)])
+
+
+def problem(number):
+    return Problem((Message("user", str(number)),), (str(number),))
+
+
+def test_problems_and_demonstrations_of_one_file_keep_their_order(tmp_path):
+    options = DataOptions(source=gsm8k(tmp_path / "train.jsonl"))
+    problems = load_problems(options, seed=0)
+    assert [one.gold for one in problems] == [str(n) for n in range(10)]
+    assert {one.source for one in problems} == {"train"}
+    assert [one.problem for one in load_demonstrations(options, seed=0)] == problems
+
+
+def test_arithmetic_is_a_source_and_never_repeats():
+    options = DataOptions(arithmetic=ArithmeticOptions(count=30), fraction=2.0)
+    assert len({one.id for one in load_problems(options, seed=0)}) == 60
+    assert len(load_demonstrations(DataOptions(count=7), seed=0)) == 7
+    assert len(load_demonstrations(DataOptions(arithmetic=ArithmeticOptions(count=30)), seed=0)) == 30
+
+
+@given(st.integers(1, 40), st.floats(0.01, 4), st.integers(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_a_fraction_takes_each_item_as_often_as_it_should(size, fraction, seed):
+    chosen = take(range(size), SourceOptions(fraction=fraction), seed, "x")
+    assert len(chosen) == max(1, round(size * fraction))
+    counts = Counter(chosen)
+    assert max(counts.values()) - min(counts.get(item, 0) for item in range(size)) <= 1
+    assert chosen == take(range(size), SourceOptions(fraction=fraction), seed, "x")
+
+
+def test_samples_differ_by_seed_and_place():
+    source = SourceOptions(count=5)
+    drawn = {tuple(take(range(100), source, seed, name)) for seed in range(3) for name in ("0", "1")}
+    assert len(drawn) == 6
+
+
+def test_a_mixture_counts_shuffles_and_repeats_itself(tmp_path):
+    mix = [
+        SourceOptions(source=gsm8k(tmp_path / "a.jsonl"), fraction=0.5),
+        SourceOptions(source=gsm8k(tmp_path / "b.jsonl", start=100), count=20),
+        SourceOptions(source=gsm8k(tmp_path / "c.jsonl", start=200), count=0),
+        SourceOptions(arithmetic=ArithmeticOptions(count=100), count=4),
+    ]
+    found = load_problems(DataOptions(mix=mix), seed=1)
+    assert Counter(one.source for one in found) == {"a": 5, "b": 20, "arithmetic": 4}
+    assert found == load_problems(DataOptions(mix=mix), seed=1)
+    assert found != load_problems(DataOptions(mix=mix), seed=2)
+    assert [one.source for one in found] != sorted(one.source for one in found)
+
+
+def test_an_empty_mixture_is_refused(tmp_path):
+    mix = [SourceOptions(source=gsm8k(tmp_path / "a.jsonl"), count=0)]
+    with pytest.raises(UserError, match="the mixture holds no rows"):
+        load_problems(DataOptions(mix=mix), seed=0)
+
+
+def test_filters_by_column_and_by_answer(tmp_path):
+    rows = [
+        {"problem": "p0", "answer": "1,000", "seen": [], "ok": True},
+        {"problem": "p1", "answer": "x+1", "seen": [], "ok": True},
+        {"problem": "p2", "answer": "3", "seen": ["math500"], "ok": True},
+        {"problem": "p3", "answer": "4", "seen": [], "ok": False},
+    ]
+    path = write(tmp_path / "a.jsonl", rows)
+
+    def questions(**options):
+        return [one.question for one in load_problems(DataOptions(source=path, **options), seed=0)]
+
+    assert questions(drop_if="seen") == ["p0", "p1", "p3"]
+    assert questions(keep_if="ok") == ["p0", "p1", "p2"]
+    assert questions(keep_if="ok", drop_if="seen", answers="number") == ["p0"]
+    with pytest.raises(UserError, match=r"a.jsonl:1: there is no column 'sen' to filter by"):
+        questions(drop_if="sen")
+    with pytest.raises(UserError, match=r"no row of .* is left; loosen keep_if"):
+        questions(keep_if="seen", drop_if="ok")
+
+
+def test_a_row_without_an_answer_is_named(tmp_path):
+    rows = [{"id": str(n), "dataset": "d", "problem": "p", "answer": None if n == 2 else "1"} for n in range(4)]
+    path = write(tmp_path / "a.jsonl", rows)
+    with pytest.raises(UserError, match=r"a.jsonl:3: this row lacks an answer to grade against \(columns: id, dataset"):
+        load_problems(DataOptions(source=path), seed=0)
+    with pytest.raises(UserError, match=r"a.jsonl:1: this row lacks a solution to imitate"):
+        load_demonstrations(DataOptions(source=path), seed=0)
+    with pytest.raises(UserError, match=r"a.jsonl:1: this row lacks a chosen and a rejected response"):
+        load_preferences(DataOptions(source=path), seed=0)
+    with pytest.raises(UserError, match="the built-in arithmetic does not hold a labelled response"):
+        load_judged(DataOptions(), seed=0)
+
+
+def test_rows_without_a_teacher_are_left_out_with_a_warning(tmp_path):
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": str(n)}],
+            "reward_model": {"ground_truth": "1"},
+            "target": [{"role": "assistant", "content": "<think>\n1"}] if n else None,
+        }
+        for n in range(3)
+    ]
+    options = DataOptions(source=write(tmp_path / "a.jsonl", rows))
+    assert len(load_problems(options, seed=0)) == 3
+    with pytest.warns(LemmaWarning, match="1 of 3 rows of .* lack a solution to imitate and were left out"):
+        assert len(load_demonstrations(options, seed=0)) == 2
+
+
+def test_preferences_and_judgements(tmp_path):
+    rows = [{"prompt": f"{n}?", "chosen": "yes", "rejected": "no"} for n in range(3)]
+    options = DataOptions(source=write(tmp_path / "a.jsonl", rows))
+    assert [one.problem.question for one in load_preferences(options, seed=0)] == ["0?", "1?", "2?"]
+    judged = load_judged(options, seed=0)
+    assert [(one.response, one.wanted) for one in judged[:2]] == [("yes", True), ("no", False)] and len(judged) == 6
+    labelled = write(tmp_path / "b.jsonl", [{"prompt": "p", "completion": "c", "label": False}])
+    assert [one.wanted for one in load_judged(DataOptions(source=labelled), seed=0)] == [False]
+
+
+@given(st.integers(0, 60), st.floats(0, 0.99), st.integers(0, 3))
+@settings(max_examples=80, deadline=None)
+def test_a_split_is_whole_disjoint_and_about_the_share(size, share, seed):
+    items = [problem(number) for number in range(size)]
+    stays, held = split_share(items, share, seed, "sft")
+    assert sorted([*stays, *held], key=items.index) == items
+    assert stays == [item for item in items if item not in held]
+    assert (stays, held) == split_share(items, share, seed, "sft")
+    if share > 0 and size >= 2:
+        assert stays and len(held) == min(size - 1, max(1, round(share * size)))
+    else:
+        assert held == []
+
+
+def test_copies_of_a_problem_stay_on_one_side():
+    items = [Demonstration(problem(number), response=str(copy)) for copy in range(3) for number in range(20)]
+    stays, held = split_share(items, 0.2, 0, "sft")
+    assert len(held) == 12 and not {item.problem.id for item in stays} & {item.problem.id for item in held}
+    same = [Demonstration(problem(1), response=str(copy)) for copy in range(4)]
+    stays, held = split_share(same, 0.25, 0, "sft")
+    assert len(stays) == 3 and len(held) == 1
+    assert split_share(items, 0.2, 1, "sft")[1] != split_share(items, 0.2, 0, "sft")[1]
+    assert split_share(items, 0.2, 0, "rl")[1] != split_share(items, 0.2, 0, "sft")[1]
+
+
+def test_lengths_by_percentile_by_number_and_by_both():
+    lengths = [10, 20, 30, 40, 101]
+    items = list("abcde")
+    assert filter_by_length(items, lengths, LengthOptions()) == (items, None)
+    assert filter_by_length(items, lengths, LengthOptions(percentile=0.5)) == (["a", "b", "c"], 30)
+    assert int(np.quantile(lengths, 0.9)) == 76
+    assert filter_by_length(items, lengths, LengthOptions(percentile=0.9)) == (["a", "b", "c", "d"], 76)
+    assert filter_by_length(items, lengths, LengthOptions(max_tokens=30)) == (["a", "b", "c"], 30)
+    assert filter_by_length(items, lengths, LengthOptions(max_tokens=25, percentile=0.9)) == (["a", "b"], 25)
+    assert filter_by_length([], [], LengthOptions(percentile=0.9)) == ([], None)
+    with pytest.raises(UserError, match="all 5 prompts are longer than 5 tokens; the shortest has 10; raise"):
+        filter_by_length(items, lengths, LengthOptions(max_tokens=5))
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """A cache for files of any size, and a count of how often rows were really read."""
+    monkeypatch.setattr(load, "SMALL", 0)
+    reads = []
+    really = load.rows_of
+    monkeypatch.setattr(load, "rows_of", lambda source: reads.append(source) or really(source))
+    return tmp_path / "cache", reads
+
+
+def test_the_cache_gives_back_the_same_items(tmp_path, kept):
+    folder, reads = kept
+    rows = [
+        {"id": "1", "dataset": "d", "problem": "é\u2028?", "answer": "1", "choices": None, "original": {"a": [1, "x"]}},
+        {"id": "2", "dataset": "d", "problem": "p", "answer": "2", "solution": "s", "target": "t"},
+    ]
+    options = DataOptions(source=write(tmp_path / "a.jsonl", rows), cache=str(folder))
+    first = load_problems(options, seed=0)
+    assert load_problems(options, seed=0) == first and len(reads) == 1
+    assert first[0].extra == {"original": {"a": [1, "x"]}} and first[1].traces == ("t",)
+    with pytest.warns(LemmaWarning, match="1 of 2"):
+        assert load_demonstrations(options, seed=0)[0].reasoning == "s"
+    assert len(reads) == 1
+
+
+def test_other_content_or_other_options_are_another_entry(tmp_path, kept):
+    folder, reads = kept
+    options = DataOptions(source=gsm8k(tmp_path / "a.jsonl", 3), cache=str(folder))
+    load_problems(options, seed=0)
+    assert len(load_problems(options.model_copy(update={"answers": "number"}), seed=0)) == 3
+    assert len(reads) == 2
+    gsm8k(tmp_path / "a.jsonl", 4)
+    assert len(load_problems(options, seed=0)) == 4 and len(reads) == 3
+    load_problems(options.model_copy(update={"count": 2}), seed=5)
+    assert len(reads) == 3, "what is drawn from the rows does not change them"
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-5], lambda data: data.replace(b"1?", b"7?"), lambda data: b""])
+def test_a_damaged_entry_is_made_again(tmp_path, kept, damage):
+    folder, reads = kept
+    options = DataOptions(source=gsm8k(tmp_path / "a.jsonl", 3), cache=str(folder))
+    first = load_problems(options, seed=0)
+    (entry,) = (folder / "data").iterdir()
+    whole = entry.read_bytes()
+    entry.write_bytes(damage(whole))
+    assert load_problems(options, seed=0) == first and len(reads) == 2
+    assert entry.read_bytes() == whole
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path, kept):
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    options = DataOptions(source=gsm8k(tmp_path / "a.jsonl", 3), cache=str(tmp_path / "cache"))
+    with pytest.warns(LemmaWarning, match="prepared data could not be kept"):
+        assert len(load_problems(options, seed=0)) == 3

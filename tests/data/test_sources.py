@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import gzip
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from lemma.core.errors import UserError
+from lemma.data.options import SourceOptions
+from lemma.data.sources import ALIASES, files_of, hub_name, rows_of
+
+ROWS = [{"question": f"{n}+1?", "answer": f"#### {n + 1}"} for n in range(3)]
+
+
+def lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def write(path, rows=ROWS):
+    """The same rows in the kind of file that the name asks for."""
+    kind = path.name.split(".", 1)[1]
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        return path
+    text = {
+        "jsonl": lines(rows),
+        "json": json.dumps(rows, indent=1),
+        "csv": "question,answer\n" + "".join(f'"{row["question"]}","{row["answer"]}"\n' for row in rows),
+    }[kind.removesuffix(".gz")]
+    path.write_bytes(gzip.compress(text.encode()) if kind.endswith(".gz") else text.encode())
+    return path
+
+
+def rows(path, **options):
+    return [row.values for row in rows_of(SourceOptions(source=str(path), **options))]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.csv", "a.csv.gz", "a.parquet"])
+def test_every_kind_of_file_gives_the_same_rows(tmp_path, name):
+    assert rows(write(tmp_path / name)) == ROWS
+
+
+def test_json_lines_under_another_name_blank_lines_and_a_byte_order_mark(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text("\ufeff" + lines(ROWS[:1]) + "\n\n" + lines(ROWS[1:]), encoding="utf-8")
+    assert rows(path) == ROWS
+    assert [row.line for row in rows_of(SourceOptions(source=str(path)))] == [1, 4, 5]
+
+
+def test_csv_cells_may_hold_commas_lines_and_nothing(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('problem,answer,level\n"one, two\nthree",4,\n')
+    assert rows(path) == [{"problem": "one, two\nthree", "answer": "4", "level": None}]
+
+
+def test_mmlu_files_have_no_header(tmp_path):
+    path = tmp_path / "algebra_test.csv"
+    path.write_text("What is 2+2?,1,2,3,4,D\nWhat is 1+1?,1,2,3,4,B\n")
+    assert [row["answer"] for row in rows(path)] == ["D", "B"]
+    assert rows(path)[0]["question"] == "What is 2+2?"
+
+
+def test_a_folder_is_read_in_order_and_by_split(tmp_path):
+    for name, part in {
+        "b-train.jsonl": ROWS[1:2],
+        "a-train.jsonl": ROWS[:1],
+        "test-00000-of-00001.jsonl": ROWS[2:],
+    }.items():
+        write(tmp_path / name, part)
+    (tmp_path / "dataset_infos.json").write_text("{}")
+    (tmp_path / ".cache").mkdir()
+    write(tmp_path / ".cache" / "train.jsonl")
+    assert rows(tmp_path) == ROWS[:2]
+    assert rows(tmp_path, split="test") == ROWS[2:]
+    with pytest.raises(UserError, match="no data file of split 'validation'; splits here: test, train"):
+        rows(tmp_path, split="validation")
+
+
+def test_a_folder_without_split_names_is_read_whole_and_by_configuration(tmp_path):
+    for config in ("main", "socratic"):
+        (tmp_path / config).mkdir()
+        write(tmp_path / config / "part.jsonl")
+    assert len(rows(tmp_path)) == 6
+    assert rows(tmp_path, config="main") == ROWS
+    with pytest.raises(UserError, match="no data file of this folder is in a folder 'mian'"):
+        rows(tmp_path, config="mian")
+
+
+def test_hub_names_and_aliases(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert hub_name(SourceOptions(source="gsm8k")) == ("openai/gsm8k", "main")
+    assert hub_name(SourceOptions(source="gsm8k", config="socratic")) == ("openai/gsm8k", "socratic")
+    assert hub_name(SourceOptions(source="someone/something")) == ("someone/something", None)
+    assert all(files_of(SourceOptions(source=name)) == [] for name in ALIASES)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("bad.jsonl", b'{"a": 1}\n\n{"a": \n', "bad.jsonl:3: this line is not JSON: Expecting value at column 7; each"),
+        ("list.jsonl", b'{"a": 1}\n[1]\n', "list.jsonl:2: list where an object was expected; write rows such as"),
+        ("bad.json", b'[{"a": 1},\n {"a" 2}]', "bad.json:2: this file is not JSON"),
+        ("numbers.json", b"[1, 2]", "numbers.json: row 1 is int where an object was expected"),
+        ("bad.csv", b"a,b\n1,2\n3\n", "bad.csv:3: 1 cells under a header of 2; quote cells"),
+        ("quote.csv", b'a,b\n1,"2" x\n', "quote.csv:2: this is not CSV"),
+        ("latin.jsonl", '{"a": "é"}'.encode("latin-1"), "latin.jsonl: this file is not UTF-8 text; save it as UTF-8"),
+        ("bad.jsonl.gz", b"not gzip", "bad.jsonl.gz: this gzip file is damaged"),
+        ("cut.jsonl.gz", gzip.compress(lines(ROWS).encode())[:-9], "cut.jsonl.gz: this gzip file is damaged"),
+        ("bad.parquet", b"PAR1 no", "bad.parquet: this is not a parquet file; write or download it again"),
+        ("lfs.parquet", b"version https://git-lfs.github.com/spec/v1\n", "parquet file; it is a Git LFS pointer"),
+        ("empty.jsonl", b"\n", "empty.jsonl: there are no rows here"),
+        ("empty.csv", b"a,b\n", "empty.csv: there are no rows here"),
+        ("data.txt", b"hello", "data.txt: this kind of file cannot be read; give one of .parquet, .jsonl"),
+    ],
+)  # fmt: skip
+def test_wrong_files_get_one_sentence(tmp_path, name, content, sentence):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        rows(path)
+    said = str(caught.value)
+    assert sentence in said and str(path) in said and "\n" not in said
+
+
+def test_a_missing_file_offers_its_neighbour(tmp_path):
+    write(tmp_path / "train.jsonl")
+    with pytest.raises(UserError, match=r"trian.jsonl' does not exist; in .*: did you mean 'train.jsonl'"):
+        rows(tmp_path / "trian.jsonl")
+    with pytest.raises(UserError, match=r"does not exist; in .*: write one of: train.jsonl"):
+        rows(tmp_path / "no" / "such" / "folder")
+
+
+def test_an_empty_folder(tmp_path):
+    with pytest.raises(UserError, match="this folder holds no data files; it needs one of"):
+        rows(tmp_path)
+
+
+def test_the_hub_offline_gets_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(UserError) as caught:
+        rows("nobody/nothing")
+    assert "the hub dataset 'nobody/nothing' is not on this machine and the hub cannot be reached" in str(caught.value)
+    assert "\n" not in str(caught.value)
