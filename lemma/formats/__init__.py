@@ -35,9 +35,13 @@ def make_format(spec: str | Mapping[str, Any] | Format) -> Format:
     if isinstance(spec, Format):
         return spec
     options = {"name": spec} if isinstance(spec, str) else dict(spec)
-    name = options.get("name")
+    if "name" not in options:
+        raise UserError(
+            "the format has no name", fix="write one of: " + ", ".join(f"`name: {name}`" for name in FORMATS)
+        )
+    name = str(options["name"])
     if name not in FORMATS:
-        raise UserError(f"there is no format '{name}'", fix=nearest(str(name), FORMATS))
+        raise UserError(f"there is no format '{name}'", fix=nearest(name, FORMATS))
     try:
         return FORMATS[name](**options)
     except ValidationError as error:

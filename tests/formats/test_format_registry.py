@@ -1,0 +1,69 @@
+"""The registry, options and their mistakes; and that none of it is heavy to import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any, get_args
+
+import pytest
+
+from lemma.core.errors import UserError
+from lemma.formats import FORMATS, make_format
+
+
+def test_names_agree_with_the_registry() -> None:
+    assert list(FORMATS) == ["r1_zero", "question_only", "xml", "working_out", "boxed", "think_boxed", "alpaca"]
+    for name, kind in FORMATS.items():
+        assert get_args(kind.model_fields["name"].annotation) == (name,)
+        assert kind() == make_format(name) == make_format({"name": name})
+        assert make_format(kind().model_dump()) == kind()
+        assert all(field.description for field in kind.model_fields.values()), name
+
+
+def test_a_format_is_its_own_specification() -> None:
+    fmt = make_format({"name": "r1_zero", "preamble": False})
+    assert make_format(fmt) is fmt
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("r1-zero", "there is no format 'r1-zero'; did you mean 'r1_zero'?"),
+        ({"system": "x"}, "the format has no name; write one of: `name: r1_zero`, "),
+        ({"name": ["xml"]}, "there is no format '['xml']'"),
+        ({"name": "xml", "sistem": "x"}, "format xml has no option 'sistem'; did you mean 'system'?"),
+        (
+            {"name": "r1_zero", "preamble": "perhaps"},
+            "option 'preamble' of format r1_zero: Input should be a valid bool",
+        ),
+        ({"name": "boxed", "template": "theirs"}, "option 'template' of format boxed: Input should be 'auto'"),
+        ({"name": "working_out", "start": ""}, "option 'start' of format working_out: String should have at least 1"),
+        ({"name": "working_out", "start": "<a>", "end": "<a>"}, "format working_out: no tag may be blank, or be part"),
+        ({"name": "working_out", "end": " "}, "format working_out: no tag may be blank"),
+        (
+            {"name": "working_out", "end": "<SOLUTION>x"},
+            "format working_out: no tag may be blank, or be part of another",
+        ),
+        ({"name": "r1_zero", "preamble": False, "system": "x"}, "format r1_zero: `system` is the text of the preamble"),
+    ],
+)
+def test_a_wrong_specification_gets_one_sentence(spec: Any, sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make_format(spec)
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)
+
+
+def test_stop_strings_leave_room_for_what_rewards_look_at() -> None:
+    stops = {name: kind().stop for name, kind in FORMATS.items() if kind().stop}
+    assert stops == {"r1_zero": ("</answer>",)}, "xml's strict reward wants the line break after </answer>"
+
+
+def test_formats_are_validated_without_heavy_imports() -> None:
+    code = (
+        "import sys; from lemma.formats import make_format, encode; make_format('xml').parse('x');"
+        "print([name for name in ('torch', 'transformers', 'datasets') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
