@@ -7,7 +7,7 @@ from typing import Any, Literal
 from lemma.core.errors import UserError
 from lemma.core.types import Problem
 from lemma.formats.base import Format
-from lemma.formats.templates import chatml, render, with_default_system
+from lemma.formats.templates import chatml, render, with_default_system, without_clock
 
 
 class ChatFormat(Format):
@@ -53,4 +53,4 @@ class ChatFormat(Format):
             theirs = theirs.get("default")
         if theirs is None and self.template == "tokenizer":
             raise UserError("the tokenizer has no chat template", fix="write `template: own` under format")
-        return theirs
+        return None if theirs is None else without_clock(theirs)

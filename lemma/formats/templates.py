@@ -42,6 +42,14 @@ def with_default_system(template: str, system: str) -> str:
     return template if template.startswith(front) else front + template
 
 
+CLOCK = "{%- macro strftime_now(format) %}26 Jul 2024{%- endmacro %}"
+
+
+def without_clock(template: str) -> str:
+    """Another's template in which today is always the same day: a prompt must not change overnight."""
+    return CLOCK + template if "strftime_now" in template and CLOCK not in template else template
+
+
 def chatml(default_system: str, bos: bool, generation: str = "") -> str:
     """Turns between <|im_start|> and <|im_end|>; the assistant's end in EOS, which is what it learns to say."""
     return (

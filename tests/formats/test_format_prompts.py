@@ -154,6 +154,46 @@ def test_the_tokenizers_own_template_is_used_where_there_is_one() -> None:
         make_format({"name": "boxed", "template": "tokenizer"}).prompt(PROBLEM, none)
 
 
+DATED_TEMPLATE = """{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- if strftime_now is defined %}
+        {%- set date_string = strftime_now("%d %b %Y") %}
+    {%- else %}
+        {%- set date_string = "unknown" %}
+    {%- endif %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system = "none" %}
+{%- endif %}
+{%- set ns = namespace(last=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- if message.role == "user" %}{%- set ns.last = (messages|length - 1) - loop.index0 %}{%- endif %}
+{%- endfor %}
+{{- date_string + "|" + system + "|" + ns.last|string }}
+{%- for message in messages %}
+    {{- "|" + message.content }}
+{%- endfor %}
+"""
+
+
+@pytest.mark.parametrize("system", ["Sys", NASTY.strip()])
+def test_a_template_that_asks_for_the_date_gives_the_same_prompt_every_day(system: str, tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(bos=True, template=DATED_TEMPLATE)
+    fmt = make_format({"name": "boxed", "system": system})
+    expected = f"<s>26 Jul 2024|{system}|0|{QUESTION}"
+    assert fmt.prompt(PROBLEM, tokenizer) == expected
+    fmt.install(tokenizer)
+    once = tokenizer.chat_template
+    fmt.install(tokenizer)
+    assert tokenizer.chat_template == once
+    again = reloaded(tokenizer, tmp_path)
+    assert again.apply_chat_template(as_messages(PROBLEM), tokenize=False, add_generation_prompt=True) == expected
+    assert fmt.prompt(PROBLEM, again) == expected
+
+
 def test_installing_twice_changes_nothing_and_the_last_format_wins() -> None:
     tokenizer = make_tokenizer(bos=True, template=THEIR_TEMPLATE)
     first, second = make_format({"name": "xml", "system": "First"}), make_format({"name": "boxed", "system": "Second"})
