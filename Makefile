@@ -5,9 +5,12 @@ VENV ?= .venv
 PIP_FLAGS ?=
 
 BIN := $(VENV)/bin
-QUIET := $(shell [ -t 2 ] || echo --quiet)
-INSTALL := $(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --prefer-binary --no-compile \
-	-c constraints.txt $(PIP_FLAGS)
+QUIET := $(shell [ -t 2 ] || echo -qq)
+INSTALL := $(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --no-compile -c constraints.txt $(PIP_FLAGS)
+
+# Compiling everything that is installed takes longer than installing it; Python compiles what it imports, once, and
+# keeps it, unless it is told not to.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-kill docs clean
@@ -43,6 +46,7 @@ $(VENV)/.made:
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
 		{ echo "'$(PYTHON)' lacks its venv module; install it (Debian, Ubuntu: apt install python3-venv) and run make again"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	@$(INSTALL) -qq --upgrade pip || echo "Going on with the pip that came with $(PYTHON)."
 	@touch $@
 
 $(VENV)/.core: $(VENV)/.made pyproject.toml constraints.txt
