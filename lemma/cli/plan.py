@@ -104,7 +104,8 @@ def _supervised(stage: SupervisedOptions) -> list[str]:
 
 
 def _many(count: float, what: str) -> str:
-    return f"{count:g} {what}{'' if count == 1 else 's'}"
+    shown = count if isinstance(count, int) else f"{count:g}"
+    return f"{shown} {what}{'' if count == 1 else 's'}"
 
 
 def _every(steps: int) -> str:

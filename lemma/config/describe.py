@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 
 from lemma.config.document import write
 from lemma.config.options import Options
-from lemma.config.shape import annotation_of, choice_of, classes_below, words
+from lemma.config.shape import Choice, annotation_of, choice_of, classes_below, words
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,37 +40,28 @@ class Section:
 
 def sections(root: type[Options]) -> Iterator[Section]:
     """All sections of a class of options, parents before children; what was described once is referred to."""
-    return _sections(root, _defaults(root), "", None, {})
+    return _sections(root, "", None, {})
 
 
-Seen = dict[tuple[type[Options], str], str]
-
-
-def _sections(
-    options: type[Options], defaults: dict[str, Any], path: str, tag: str | None, seen: Seen
-) -> Iterator[Section]:
+def _sections(options: type[Options], path: str, tag: str | None, seen: dict[type[Options], str]) -> Iterator[Section]:
     section = Section(path, tag, _one_line(options.__doc__))
-    seen[(options, repr(defaults))] = section.title
-    below: list[tuple[type[Options], dict[str, Any], str, str | None]] = []
+    seen[options] = section.title
+    below: list[tuple[type[Options], str, str | None]] = []
     for name, info in options.model_fields.items():
         annotation = annotation_of(info)
         meaning = _one_line(info.description)
-        value = defaults.get(name, PydanticUndefined)
-        where = f"{path}.{name}" if path else name
         for steps, inner in classes_below(annotation):
-            inner_defaults = _values(value) if isinstance(value, inner) and not steps else _defaults(inner)
-            known = seen.get((inner, repr(inner_defaults)))
-            if known is not None:
-                meaning = f"{meaning} Same keys as {known}."
+            if inner in seen:
+                meaning = f"{meaning} Same keys as {seen[inner]}."
             else:
-                below.append((inner, inner_defaults, ".".join((where, *steps)), _tag(annotation, inner)))
-        choice = choice_of(annotation)
-        named = None if choice is None else str(getattr(value, choice.by, ""))
-        section.entries.append(Entry(name, words(annotation), _spelt(value, named), meaning))
+                where = ".".join(filter(None, (path, name, *steps)))
+                below.append((inner, where, _tag(annotation, inner)))
+        default = _spelt(info.get_default(call_default_factory=True), choice_of(annotation))
+        section.entries.append(Entry(name, words(annotation), default, meaning))
     yield section
-    for inner, inner_defaults, where, inner_tag in below:
-        if (inner, repr(inner_defaults)) not in seen:
-            yield from _sections(inner, inner_defaults, where, inner_tag, seen)
+    for inner, where, inner_tag in below:
+        if inner not in seen:
+            yield from _sections(inner, where, inner_tag, seen)
 
 
 def _tag(annotation: Any, options: type[Options]) -> str | None:
@@ -82,19 +73,11 @@ def _tag(annotation: Any, options: type[Options]) -> str | None:
     return None
 
 
-def _defaults(options: type[Options]) -> dict[str, Any]:
-    return {name: info.get_default(call_default_factory=True) for name, info in options.model_fields.items()}
-
-
-def _values(value: Options) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in type(value).model_fields}
-
-
-def _spelt(value: Any, named: str | None) -> str | None:
+def _spelt(value: Any, choice: Choice | None) -> str | None:
     if value is PydanticUndefined:
         return None
     if isinstance(value, Options):
-        return named or ""
+        return "" if choice is None else str(getattr(value, choice.by))
     if isinstance(value, float):
         return f"{value:g}"
     return write(list(value) if isinstance(value, tuple) else value, flow=True).strip()

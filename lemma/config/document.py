@@ -277,14 +277,20 @@ def _broken(file: str, text: str, error: yaml.MarkedYAMLError) -> UserError:
             mark = (error.context_mark if at_start else error.problem_mark) or mark
             break
     assert mark is not None, "a marked error has a mark"
-    line, column = mark.line, mark.column
-    lines = text.splitlines()
-    above = (
-        re.match(r"(?P<indent> *)[A-Za-z_][\w-]*:(?P<space> *)(?P<value>[^\s/#])?", lines[line - 1]) if line else None
-    )
-    if above and above["value"] and not above["space"]:
-        line, column, problem, fix = line - 1, above.end() - 1, "no space follows the ':'", "put one there"
-    elif above and above["value"] and problem.startswith("a ':'") and lines[line].startswith(above["indent"] + " "):
-        column = len(lines[line]) - len(lines[line].lstrip())
-        problem, fix = "this line is indented deeper than the one above, which has a value already", "align the two"
+    line, column, problem, fix = _look_above(text.splitlines(), mark.line, mark.column, problem, fix)
     return UserError(f"not valid YAML at column {column + 1}: {problem}", file=file, line=line + 1, fix=fix)
+
+
+def _look_above(lines: list[str], line: int, column: int, problem: str, fix: str) -> tuple[int, int, str, str]:
+    """YAML often trips one line below the mistake: a key without its ':' or its space, or one that is not aligned."""
+    above = re.match(r"(?P<indent> *)[A-Za-z_][\w-]*(?P<colon>:?)(?P<space> *)(?P<value>[^\s/#])?", lines[line - 1])
+    if not line or not above or not problem.startswith("a ':'"):
+        return line, column, problem, fix
+    if not above["colon"] and not above["value"]:
+        return line - 1, above.end(), "no ':' follows this key", "put one there"
+    if above["colon"] and above["value"] and not above["space"]:
+        return line - 1, above.end() - 1, "no space follows the ':'", "put one there"
+    if above["colon"] and above["value"] and lines[line].startswith(above["indent"] + " "):
+        deeper = "this line is indented deeper than the one above, which has a value already"
+        return line, len(lines[line]) - len(lines[line].lstrip()), deeper, "align the two"
+    return line, column, problem, fix

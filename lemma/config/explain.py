@@ -115,13 +115,11 @@ def unknown(name: str, path: KeyPath, options: type[Options], root: type[Options
     close = get_close_matches(name, fields, n=1, cutoff=0.7)
     if close:
         return f"did you mean '{close[0]}'?"
-    inside = next(_spots(options, meant), None)
-    if inside is not None:
+    inside = next(_spots(options, meant), ())
+    outside = next(_spots(root, meant), ()) if path else ()
+    if inside and (not outside or len(inside) <= len(outside)):
         return f"write it as '{dotted((*path, *inside))}'"
-    outside = next(_spots(root, meant), None) if path else None
-    if outside is not None:
-        return f"it belongs at '{dotted(outside)}'"
-    return nearest(name, fields)
+    return f"it belongs at '{dotted(outside)}'" if outside else nearest(name, fields)
 
 
 def _spots(root: type[Options], name: str) -> Iterator[KeyPath]:
@@ -163,6 +161,8 @@ def _place(document: Document, path: KeyPath, details: ErrorDetails, old: set[An
         latest = max(places, key=lambda place: place.order, default=None)
         if latest is not None and latest.order:
             return latest
+    if details["type"] == "union_tag_invalid":
+        return document.place((*path, details["ctx"]["discriminator"].strip("'")))
     return document.place(path)
 
 

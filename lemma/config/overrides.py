@@ -46,6 +46,7 @@ def _descend(document: Document, steps: list[str], root: type[Options], place: P
     for position, written in enumerate(steps):
         _check_name(annotation, here, key, written, path, root, place)
         step = _step(here, path, written, place)
+        holder = options_at(annotation, here, key)
         annotation = child(annotation, here, key, step)
         if annotation is None:
             raise UserError(
@@ -54,13 +55,20 @@ def _descend(document: Document, steps: list[str], root: type[Options], place: P
         if position == len(steps) - 1:
             return here, path
         path = (*path, step)
-        here[step] = _container(here[step] if _has(here, step) else None, annotation, step, path, place)
+        value = here.get(step) if isinstance(here, dict) else here[step]
+        value = _default_choice(annotation, holder, written) if value is None else value
+        here[step] = _container(value, annotation, step, path, place)
         here, key = here[step], step
     raise AssertionError("a path has at least one step")
 
 
-def _has(here: Any, step: str | int) -> bool:
-    return step in here if isinstance(here, dict) else True
+def _default_choice(annotation: Any, holder: type[Options] | None, name: str) -> Any:
+    """A choice that the recipe leaves open, as the one it is by default."""
+    choice = choice_of(annotation)
+    if choice is None or holder is None:
+        return None
+    default = holder.model_fields[name].get_default(call_default_factory=True)
+    return {choice.by: getattr(default, choice.by)} if isinstance(default, Options) else None
 
 
 def _container(value: Any, annotation: Any, key: Any, path: KeyPath, place: Place) -> Any:

@@ -54,7 +54,8 @@ def split(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
     if get_origin(annotation) is Annotated:
         bare, *extra = get_args(annotation)
         inner, more = split(bare)
-        return inner, (*more, *extra)
+        spread = (limit for part in extra for limit in (part.metadata if isinstance(part, FieldInfo) else [part]))
+        return inner, (*more, *spread)
     return annotation, ()
 
 

@@ -1,0 +1,141 @@
+"""`lemma`, `lemma train` and `lemma plan` as a person meets them."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lemma.cli as cli
+from lemma.cli import COMMANDS, main
+from lemma.recipe import load_recipe
+
+RECIPE = """\
+run: {dir: out}
+stages:
+  warm: {kind: supervised, steps: 5, data: {mix: [{source: a.jsonl, count: 3}, {source: org/set, fraction: 0.5}]}}
+  sft: {epochs: 2, unique_examples: 64, batch: {sequences: 1}, validation: {share: 0.1, every: 4}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("recipe.yaml").write_text(RECIPE, encoding="utf-8")
+
+
+def test_a_dry_run_writes_the_resolved_recipe_and_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "recipe.yaml", "--dry-run", "--skip", "warm", "--set", "stages.sft.optim.lr=0"]) == 0
+    assert [path.name for path in Path("out").iterdir()] == ["recipe.resolved.yaml"]
+    assert load_recipe("out/recipe.resolved.yaml") == load_recipe("recipe.yaml", ["stages.sft.optim.lr=0"])
+    out = capsys.readouterr().out
+    for line in [
+        "stage 1: warm (supervised, skipped)",
+        "stage 2: sft (supervised)",
+        "  starts from  the end of warm",
+        "  length       2 epochs",
+        "  data         built-in arithmetic (20000 problems of 6 operations, mixed), the first 64 rows",
+        "  validation   10.0% of the rows, every 4 steps and at the end",
+        "  batch        1 sequence a step, at most 16384 tokens at a time",
+        "  optimiser    adamw, lr 0 constant, no warm-up",
+        "The resolved recipe is in out/recipe.resolved.yaml. Nothing was loaded.",
+    ]:
+        assert line in out.splitlines()
+
+
+def test_a_plan_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "recipe.yaml", "--set", "model.path=org/model", "--set", "model.lora={r: 4}"]) == 0
+    assert [path.name for path in Path().iterdir()] == ["recipe.yaml"]
+    out = capsys.readouterr().out.splitlines()
+    assert "  model        org/model; LoRA r 4, alpha 32; bf16 on a GPU, fp32 on a CPU" in out
+    assert "  data         a.jsonl, 3 rows + org/set / train, 0.5 of the rows" in out
+
+
+def test_only_leaves_the_others_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "recipe.yaml", "--dry-run", "--only", "sft"]) == 0
+    assert "stage 1: warm (supervised, skipped)" in capsys.readouterr().out
+
+
+def test_help_lists_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    alone = capsys.readouterr().out
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == alone
+    assert all(name in alone for name in COMMANDS)
+    assert main(["train", "--help"]) == 0
+    options = capsys.readouterr().out
+    assert "--dry-run" in options and "stages.NAME.optim: AdamW and its schedule." in options
+    assert "  lr [1e-05]                  Peak learning rate. (a number of at least 0)" in options
+
+
+def test_every_command_can_be_asked_for_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in COMMANDS:
+        assert main([name, "--help"]) == 0
+        assert capsys.readouterr().out.startswith(f"usage: lemma {name} ")
+
+
+def test_every_command_is_a_file_of_its_own() -> None:
+    for name in COMMANDS:
+        module = importlib.import_module(f"lemma.cli.{name}")
+        assert callable(module.add) and callable(module.run)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("lemma 0.")
+
+
+def test_help_is_quick() -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    subprocess.run([sys.executable, "-m", "lemma", "--help"], check=True, capture_output=True)
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 0.5
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    program = "lemma train --help | true; echo ${PIPESTATUS[0]}"
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, env=environment, check=True)
+    assert done.stderr == "" and done.stdout.strip() in ("0", "141")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "lemma: interrupted\n"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "out/x"),
+            2,
+            "lemma: error: No space left on device (out/x); free some space and give the same command again\n",
+        ),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "out/x"),
+            2,
+            "lemma: error: Permission denied (out/x); check who may read and write there\n",
+        ),
+    ],
+)
+def test_what_ends_a_command(
+    trouble: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(args: argparse.Namespace) -> int:
+        raise trouble
+
+    monkeypatch.setattr("lemma.cli.plan.run", fail)
+    assert main(["plan", "recipe.yaml"]) == code
+    assert capsys.readouterr().err == said
+
+
+def test_a_defect_of_ours_is_not_dressed_up_as_a_mistake_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(arguments: list[str]) -> int:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(cli, "_run", fail)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        main([])

@@ -1,0 +1,136 @@
+"""The rule of the house: a room uses only rooms below it, and optional dependencies stay in modules of their own."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = sorted((ROOT / "lemma").rglob("*.py"))
+
+# From the ground up. Rooms on one floor do not know each other, except where they are named in NEIGHBOURS.
+FLOORS = [
+    {"core"},
+    {"config"},
+    {"data"},
+    {"models", "grading"},
+    {"formats", "objectives"},
+    {"engines", "environments", "rewards", "algorithms"},
+    {"rollouts"},
+    {"evaluation"},
+    {"training"},
+    {"recipe"},
+    {"cluster"},
+    {"reporting", "cli"},
+    {"__main__"},
+]
+NEIGHBOURS = {("cli", "reporting")}
+LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
+
+OPTIONAL = {"wandb", "bitsandbytes", "ray", "deepspeed", "vllm", "liger_kernel", "triton", "flash_attn"}
+# Modules that may import an optional dependency when they are imported; nobody imports these at module level.
+OWN_MODULES = {"triton": {"lemma.models.kernels"}}
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def room_of(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[1] if parts[0] == "lemma" and len(parts) > 1 else None
+
+
+def imports(tree: ast.AST, *, only_module_level: bool = False) -> Iterator[tuple[str, int]]:
+    """Modules that run when a file is imported, or, with its functions, when they are called. Types do not count."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for other in node.orelse:
+                yield from imports(ast.Module([other], []), only_module_level=only_module_level)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"line {node.lineno}: imports inside lemma are absolute"
+            assert node.module is not None
+            yield node.module, node.lineno
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+        elif not (only_module_level and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
+            yield from imports(node, only_module_level=only_module_level)
+
+
+def layer_faults(module: str, source: str) -> list[str]:
+    room = room_of(module)
+    if room is None:
+        return []
+    faults = []
+    for imported, line in imports(ast.parse(source)):
+        other = room_of(imported)
+        if other is None or other == room or other not in LEVEL:
+            continue
+        if LEVEL[other] >= LEVEL[room] and (room, other) not in NEIGHBOURS:
+            faults.append(f"{module}, line {line}: {room} may not use {other}")
+    return faults
+
+
+def optional_faults(module: str, source: str) -> list[str]:
+    faults = []
+    for imported, line in imports(ast.parse(source), only_module_level=True):
+        package = imported.split(".")[0]
+        if package in OPTIONAL and module not in OWN_MODULES.get(package, set()):
+            faults.append(f"{module}, line {line}: import {package} inside the function that needs it")
+        if any(imported in own for own in OWN_MODULES.values()):
+            faults.append(f"{module}, line {line}: import {imported} inside the function that needs it")
+    return faults
+
+
+def test_every_room_has_a_floor() -> None:
+    rooms = {room_of(module_of(path)) for path in FILES} - {None}
+    assert rooms <= set(LEVEL), "a new room needs a place in FLOORS"
+    assert {"core", "config", "data", "models", "training", "cli"} <= rooms
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_imports_go_down_only(path: Path) -> None:
+    assert layer_faults(module_of(path), path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_optional_dependencies_stay_in_their_own_modules(path: Path) -> None:
+    assert optional_faults(module_of(path), path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("lemma.core.types", "import lemma.config"),
+        ("lemma.data.load", "def f():\n    from lemma.training import learner"),
+        ("lemma.models.load", "from lemma import grading"),
+        ("lemma.training.run", "from lemma.recipe import Recipe"),
+        ("lemma.reporting.sinks", "import lemma.cli.train"),
+    ],
+)
+def test_an_import_upwards_is_found(module: str, source: str) -> None:
+    assert len(layer_faults(module, source)) >= 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("lemma.training.run", "from lemma.models.load import load\nimport torch"),
+        ("lemma.cli.train", "from lemma.reporting import make_sink"),
+        ("lemma.recipe", "from lemma.training.options import RunOptions"),
+        ("lemma.core.types", "if TYPE_CHECKING:\n    from lemma.training import learner"),
+    ],
+)
+def test_an_import_downwards_is_fine(module: str, source: str) -> None:
+    assert layer_faults(module, source) == []
+
+
+def test_optional_imports_are_found() -> None:
+    assert optional_faults("lemma.models.load", "try:\n    import bitsandbytes.nn\nexcept ImportError:\n    pass")
+    assert optional_faults("lemma.models.load", "class A:\n    from vllm import LLM")
+    assert optional_faults("lemma.models.load", "from lemma.models import kernels")
+    assert not optional_faults("lemma.models.load", "def f():\n    import wandb\n    from lemma.models import kernels")
