@@ -1,0 +1,304 @@
+"""The value of an expression tree: exact fractions where possible, otherwise fifty digits, at fixed points.
+
+Two polynomials or rational functions that agree at several fixed pseudo-random points are the same (the chance of an
+accident is below 1e-9 for anything that fits the limits); other functions are compared to forty digits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+from lemma.grading.expression import Tree
+from lemma.grading.limits import MAX_BITS, MAX_EXPONENT, MAX_STEPS, LimitExceeded
+
+DIGITS = 50
+_local = threading.local()
+
+
+class NotRational(Exception):
+    """The value is not a fraction, or not known to be one."""
+
+
+class Undefined(Exception):
+    """No value at this point: a pole, or an undetermined form."""
+
+
+class Modes(tuple[bool, bool]):
+    """(degrees as radians, percent as hundredths): how the two ambiguous marks are read."""
+
+
+@lru_cache(maxsize=4096)
+def symbols(tree: Tree) -> frozenset[str]:
+    """Names of the letters in a tree."""
+    if tree[0] == "sym":
+        return frozenset({tree[1]})
+    found: frozenset[str] = frozenset()
+    for part in tree[1:]:
+        if isinstance(part, tuple):
+            found |= symbols(part)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def contains(tree: Tree, name: str) -> bool:
+    """Whether an operation or a constant of that name occurs."""
+    return name in (tree[0], tree[1] if tree[0] == "const" else "") or any(
+        contains(part, name) for part in tree[1:] if isinstance(part, tuple)
+    )
+
+
+@lru_cache(maxsize=8192)
+def point(name: str, index: int) -> Fraction:
+    """The value of a letter at the fixed point of that number: a fraction between 1/2 and 4."""
+    noise = int.from_bytes(hashlib.blake2b(f"{index}:{name}".encode(), digest_size=4).digest(), "little")
+    return Fraction(503 + noise % 3989, 1009)
+
+
+def signed_point(name: str, index: int) -> Fraction:
+    """As `point`, but negative at the second point, and large and of either sign at the third."""
+    value = point(name, index)
+    if index == 1:
+        return -value
+    return value * (997 if value.numerator % 2 else -997) if index == 2 else value
+
+
+def exact(tree: Tree, index: int, modes: tuple[bool, bool] = (True, True)) -> Fraction:
+    """The exact value at a point; raises NotRational where roots, functions or constants come in."""
+    return _Exact(index, modes).value(tree)
+
+
+class _Exact:
+    def __init__(self, index: int, modes: tuple[bool, bool]):
+        self.index, self.modes, self.steps = index, modes, 0
+
+    def value(self, tree: Tree) -> Fraction:
+        self.steps += 1
+        if self.steps > MAX_STEPS:
+            raise LimitExceeded("size of an expression")
+        name = tree[0]
+        if name == "num":
+            value: Fraction = tree[1]
+            return value
+        if name == "sym":
+            return signed_point(tree[1], self.index)
+        if name == "add":
+            return sum((self.value(part) for part in tree[1:]), Fraction(0))
+        if name == "neg":
+            return -self.value(tree[1])
+        if name == "mul":
+            return self.small(self.value(tree[1])) * self.small(self.value(tree[2]))
+        if name == "div":
+            top, bottom = self.value(tree[1]), self.value(tree[2])
+            if not bottom:
+                raise Undefined
+            return top / bottom
+        if name == "pow":
+            return self.power(self.value(tree[1]), self.value(tree[2]))
+        if name == "pct":
+            return self.value(tree[1]) / (100 if self.modes[1] else 1)
+        if name == "deg" and not self.modes[0]:
+            return self.value(tree[1])
+        return self.rare(tree)
+
+    def rare(self, tree: Tree) -> Fraction:
+        name = tree[0]
+        if name in ("abs", "floor", "ceil"):
+            value = self.value(tree[1])
+            return abs(value) if name == "abs" else Fraction(value.__floor__() if name == "floor" else value.__ceil__())
+        if name == "mod":
+            top, bottom = self.value(tree[1]), self.value(tree[2])
+            if not bottom:
+                raise Undefined
+            return top % bottom
+        if name == "fact":
+            value = self.value(tree[1])
+            if value.denominator != 1 or value < 0:
+                raise NotRational
+            return self.product(1, self.whole(value))
+        if name == "binom":
+            top, bottom = self.value(tree[1]), self.value(tree[2])
+            if top.denominator != 1 or bottom.denominator != 1 or not 0 <= bottom <= top:
+                raise NotRational
+            k = int(min(bottom, top - bottom))
+            return self.product(self.whole(top) - k + 1, self.whole(top)) / self.product(1, k)
+        if name == "root":
+            return self.root(self.value(tree[1]), self.value(tree[2]))
+        raise NotRational
+
+    def whole(self, value: Fraction) -> int:
+        if value > MAX_EXPONENT:
+            raise LimitExceeded("factorial")
+        return int(value)
+
+    def product(self, first: int, last: int) -> Fraction:
+        result = 1
+        for factor in range(first, last + 1):
+            result *= factor
+            if result.bit_length() > MAX_BITS:
+                raise LimitExceeded("factorial")
+        return Fraction(result)
+
+    def small(self, value: Fraction) -> Fraction:
+        if value.numerator.bit_length() > MAX_BITS or value.denominator.bit_length() > MAX_BITS:
+            raise LimitExceeded("size of a number")
+        return value
+
+    def power(self, base: Fraction, exponent: Fraction) -> Fraction:
+        if exponent.denominator != 1:
+            return self.root(self.power(base, Fraction(exponent.numerator)), Fraction(exponent.denominator))
+        size = max(base.numerator.bit_length(), base.denominator.bit_length())
+        if abs(base) != 1 and base and size * abs(exponent) > MAX_BITS:
+            raise LimitExceeded("exponent")
+        if not base and exponent < 0:
+            raise Undefined
+        if abs(base) == 1:
+            return base if exponent % 2 else Fraction(1)
+        return base ** int(exponent)
+
+    def root(self, value: Fraction, index: Fraction) -> Fraction:
+        """Only perfect powers of positive fractions have a root here."""
+        if index.denominator != 1 or not 1 <= index <= 64 or value < 0:
+            raise NotRational
+        k = int(index)
+        top, bottom = _whole_root(value.numerator, k), _whole_root(value.denominator, k)
+        if top is None or bottom is None:
+            raise NotRational
+        return Fraction(top, bottom)
+
+
+def _whole_root(value: int, k: int) -> int | None:
+    """The k-th root of a whole number if it is whole."""
+    if value.bit_length() > 4096:
+        return None
+    low, high = 0, 1 << (value.bit_length() // k + 1)
+    while low < high:
+        middle = (low + high) // 2
+        if middle**k < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low**k == value else None
+
+
+def _context() -> Any:
+    context = getattr(_local, "context", None)
+    if context is None:
+        import mpmath
+
+        context = mpmath.mp.clone() if hasattr(mpmath.mp, "clone") else mpmath.MPContext()
+        context.dps = DIGITS
+        _local.context = context
+    return context
+
+
+def numeric(tree: Tree, index: int, modes: tuple[bool, bool] = (True, True), negative: bool = False) -> Any:
+    """The value to fifty digits at a point, real or complex; `negative` takes the letters below zero."""
+    value = _Numeric(index, modes, negative).value(tree)
+    context = _context()
+    if context.isnan(value) or (context.isinf(value) and not contains(tree, "inf")):
+        raise Undefined
+    return value
+
+
+class _Numeric:
+    def __init__(self, index: int, modes: tuple[bool, bool], negative: bool):
+        self.index, self.modes, self.negative, self.steps, self.mp = index, modes, negative, 0, _context()
+
+    def value(self, tree: Tree, inside: bool = False) -> Any:
+        self.steps += 1
+        if self.steps > MAX_STEPS:
+            raise LimitExceeded("size of an expression")
+        name, mp = tree[0], self.mp
+        if name == "num":
+            return mp.mpf(tree[1].numerator) / tree[1].denominator
+        if name == "sym":
+            fraction = point(tree[1], self.index)
+            return mp.mpf(-fraction.numerator if self.negative else fraction.numerator) / fraction.denominator
+        if name == "const":
+            return {"pi": mp.pi, "e": mp.e, "inf": mp.inf}.get(tree[1], mp.mpc(0, 1)) * 1
+        if name == "add":
+            return mp.fsum(self.value(part, inside) for part in tree[1:])
+        if name == "neg":
+            return -self.value(tree[1], inside)
+        if name == "mul":
+            return self.value(tree[1], inside) * self.value(tree[2], inside)
+        if name == "div":
+            return self.divide(self.value(tree[1], inside), self.value(tree[2], inside))
+        if name == "pow":
+            return self.power(self.value(tree[1], inside), self.value(tree[2], inside))
+        if name == "root":
+            return self.root(self.value(tree[1], inside), self.value(tree[2], inside))
+        if name == "fun":
+            return self.function(tree[1], self.value(tree[2], True))
+        if name == "deg":
+            return self.value(tree[1], inside) * (mp.pi / 180 if inside or self.modes[0] else 1)
+        if name == "pct":
+            return self.value(tree[1], inside) / (100 if self.modes[1] else 1)
+        return self.rare(name, [self.value(part, inside) for part in tree[1:]])
+
+    def divide(self, top: Any, bottom: Any) -> Any:
+        if not bottom:
+            raise Undefined
+        return top / bottom
+
+    def power(self, base: Any, exponent: Any) -> Any:
+        self.bounded(exponent)
+        if not base and self.mp.re(exponent) <= 0:
+            raise Undefined
+        return self.mp.power(base, exponent)
+
+    def bounded(self, value: Any) -> None:
+        if not self.mp.isinf(value) and abs(value) > MAX_EXPONENT:
+            raise LimitExceeded("exponent")
+
+    def root(self, value: Any, index: Any) -> Any:
+        if index == 2:
+            return self.mp.sqrt(value)
+        real = not isinstance(value, self.mp.mpc)
+        if real and value < 0 and index == int(self.mp.re(index)) and int(index) % 2:
+            return -self.power(-value, 1 / index)
+        return self.power(value, self.divide(self.mp.mpf(1), index))
+
+    def function(self, name: str, value: Any) -> Any:
+        mp = self.mp
+        if name in ("exp", "sinh", "cosh", "tanh", "coth"):
+            self.bounded(value)
+        elif not mp.isinf(value) and abs(value) > mp.mpf(10) ** 30:
+            raise LimitExceeded("argument of a function")
+        if name == "ln" and not value:
+            raise Undefined
+        table = {
+            "ln": mp.ln, "exp": mp.exp, "sin": mp.sin, "cos": mp.cos, "tan": mp.tan, "cot": mp.cot, "sec": mp.sec,
+            "csc": mp.csc, "arcsin": mp.asin, "arccos": mp.acos, "arctan": mp.atan, "arccot": mp.acot,
+            "sinh": mp.sinh, "cosh": mp.cosh, "tanh": mp.tanh, "coth": mp.coth,
+        }  # fmt: skip
+        return table[name](value)
+
+    def rare(self, name: str, values: list[Any]) -> Any:
+        mp = self.mp
+        for value in values:
+            self.bounded(value)
+        if name == "abs":
+            return abs(values[0])
+        if name in ("floor", "ceil"):
+            return getattr(mp, name)(values[0])
+        if name == "fact":
+            return mp.gamma(values[0] + 1)
+        if name == "binom":
+            return mp.binomial(values[0], values[1])
+        if name == "mod":
+            return mp.fmod(values[0], values[1])
+        raise Undefined
+
+
+def close(left: Any, right: Any, digits: int = 38) -> bool:
+    """Whether two numeric values agree to that many digits, relative to the larger."""
+    context = _context()
+    if context.isinf(left) or context.isinf(right):
+        return bool(left == right)
+    scale = max(abs(left), abs(right))
+    return bool(abs(left - right) <= scale * context.mpf(10) ** -digits) or bool(scale < context.mpf(10) ** -digits)

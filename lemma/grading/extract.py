@@ -1,0 +1,255 @@
+"""The final answer in a completion. Each way of marking an answer has one rule; the first that applies decides.
+
+Where a box or a tag exists, a number elsewhere in the text is never taken instead.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from lemma.grading.limits import MAX_COMPLETION
+from lemma.grading.normalise import repair_escapes
+from lemma.grading.rules import DEFAULT, Rules
+
+_CONTROL = re.compile(r"<\|(?:im_end|im_start|endoftext|eot_id|end_of_text|end|eos)\|>|</s>|<eos>")
+_THINK_OPEN = re.compile(r"<(think|thinking|reasoning|start_working_out)>")
+_THINK_CLOSE = re.compile(r"</(?:think|thinking|reasoning)>|<end_working_out>")
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
+_JOIN = re.compile(r"(?<![A-Za-z])(?:and|or)(?![A-Za-z])|[,;]")
+_PHRASES = (
+    re.compile(r"final answer is:?\s*(.+?)\.?\s*I hope", re.IGNORECASE | re.DOTALL),
+    re.compile(r"(?:final answer|correct answer|answer|solution|result)\s+(?:is|would be|must be|should be|equals)\s*:?\s*(?!to\b|found\b|in\b)([^\n]+)", re.IGNORECASE),
+    re.compile(r"(?:^|\n|(?<=[.\s*#]))\**(?:final answer|answer|ans|A)\**\s*:\s*\**\s*([^\n]+)", re.IGNORECASE),
+    re.compile(r"(?:^|\n)\s*answer\s+([^\n]+)", re.IGNORECASE),
+)  # fmt: skip
+_SENTENCE_END = re.compile(r"(?<=[^.\s])\.(?=\s+[A-Z<]|\s*$)")
+_CHOICE = re.compile(r"(?:option|choice)\s*\(?([A-J])\)?(?![A-Za-z])|\(([A-J])\)\s*$", re.IGNORECASE)
+_MATH = re.compile(r"\$\$(.{1,2000}?)\$\$|\\\[(.{1,2000}?)\\\]|\\\((.{1,2000}?)\\\)|(?<![\\\d$])\$([^$\n]{1,2000}?)(?<!\\)\$", re.DOTALL)
+_NUMBER = re.compile(r"(?<![A-Za-z\d_.])-?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d))(?:/\d+)?\s*(?:\\?%|percent\b)?")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z])")
+_TEXT_COMMAND = re.compile(r"\\(?:text|mathrm|textbf|mbox|operatorname|mathbf)[a-z]*\s*\{[^{}]*\}|\\(?:begin|end)\s*\{[^{}]*\}(?:\{[^{}]*\})?")
+_MATH_WORDS = frozenset(
+    "sin cos tan cot sec csc ln log exp sqrt pi lim min max gcd lcm mod frac dfrac tfrac pmatrix begin end and or".split()
+)
+
+
+class Extraction(NamedTuple):
+    """The answer as written, and which rule found it. `answer` is None where there is none."""
+
+    answer: str | None
+    method: str
+
+
+NOTHING = Extraction(None, "none")
+
+
+def extract(text: str, rules: Rules = DEFAULT, prompt: str | None = None) -> Extraction:
+    """The final answer of a completion, or the whole text where it is a bare answer."""
+    if prompt and text.startswith(prompt):
+        text = text[len(prompt) :]
+    if len(text) > MAX_COMPLETION:
+        text = text[-MAX_COMPLETION:]
+    text = visible(repair_escapes(text), rules)
+    if not text.strip():
+        return NOTHING
+    for method in rules.order:
+        if method == "tag":
+            found = _tag(text, rules)
+        elif method == "box":
+            found = boxed(text)
+        elif "\n" not in text and method not in ("hash", "phrase") and is_bare(text):
+            return Extraction(text.strip(), "bare")
+        elif method == "hash":
+            found = _hash(text)
+        elif method == "phrase":
+            found = _phrase(text)
+        elif method == "choice":
+            found = _choice(text)
+        else:
+            found = _last_maths_or_number(text, method == "math")
+        if found is not None:
+            return found
+    return Extraction(text.strip(), "bare") if is_bare(text) else NOTHING
+
+
+def visible(text: str, rules: Rules) -> str:
+    """What a reader may grade: after the thinking part, before control tokens and a next turn."""
+    if "<|" in text or "</s>" in text or "<eos>" in text:
+        cut = _CONTROL.search(text)
+        while cut and not text[: cut.start()].strip():
+            text = text[cut.end() :]
+            cut = _CONTROL.search(text)
+        if cut:
+            text = text[: cut.start()]
+    if rules.thinking == "after" and "<" in text:
+        closes = [m.end() for m in _THINK_CLOSE.finditer(text)] if ("</" in text or "<end_" in text) else []
+        if closes:
+            return text[closes[-1] :]
+        opened = _THINK_OPEN.search(text)
+        if opened:
+            return text[: opened.start()]
+    return text
+
+
+def closing_brace(text: str, opening: int) -> int:
+    """The place of the brace that closes the one at `opening`; -1 where none does. Escaped braces do not count."""
+    depth, place = 0, opening
+    end = len(text)
+    while place < end:
+        character = text[place]
+        if character == "\\":
+            place += 2
+            continue
+        if character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                return place
+        place += 1
+    return -1
+
+
+def boxed(text: str) -> Extraction | None:
+    """The last balanced box; boxes joined by "and", "or" or a comma count as one list. None without any box."""
+    if "\\boxed" not in text and "\\fbox" not in text:
+        return None
+    starts = [(m.start(), m.end()) for m in _BOX.finditer(text)][-64:]
+    found: list[tuple[int, int, str]] = []
+    for begin, after in reversed(starts):
+        if found and begin + 1 > found[-1][0]:
+            continue
+        inside = _box_content(text, after)
+        if inside is None:
+            continue
+        content, end = inside
+        if not content.strip():
+            continue
+        if found:
+            between = text[end : found[-1][0]]
+            if not _joined(between):
+                break
+        found.append((begin, end, content.strip()))
+    if not found:
+        return Extraction(None, "box")
+    contents: list[str] = []
+    for _, _, content in reversed(found):
+        if content not in contents:
+            contents.append(content)
+    return Extraction(", ".join(contents), "box")
+
+
+def _box_content(text: str, after: int) -> tuple[str, int] | None:
+    place = after
+    while place < len(text) and text[place] in " \t\n":
+        place += 1
+    if place >= len(text):
+        return None
+    if text[place] != "{":
+        match = re.compile(r"-?\w+").match(text, place)
+        return (match[0], match.end()) if match and place <= after + 1 else None
+    end = closing_brace(text, place)
+    if end < 0:
+        return None
+    content = text[place + 1 : end]
+    nested = _BOX.match(content.strip())
+    if nested:
+        inner = _box_content(content.strip(), nested.end())
+        content = inner[0] if inner else content
+    return content, end + 1
+
+
+def _joined(between: str) -> bool:
+    """Whether the words between two boxes make them one list."""
+    plain = re.sub(r"\\(?:quad|qquad|text|[,;:()\[\]])|[${}\\]", " ", between)
+    return len(between) < 60 and "\n\n" not in between and ". " not in plain and _JOIN.search(plain) is not None
+
+
+def _tag(text: str, rules: Rules) -> Extraction | None:
+    if "<" not in text:
+        return None
+    best = max(((text.rfind(f"<{name}>"), name) for name in rules.tags), default=(-1, ""))
+    place, name = best
+    if place < 0:
+        return None
+    inside = text[place + len(name) + 2 :].partition(f"</{name}>")[0]
+    box = boxed(inside)
+    if box is not None:
+        return Extraction(box.answer, "tag")
+    return Extraction(inside.strip() or None, "tag")
+
+
+def _hash(text: str) -> Extraction | None:
+    place = text.rfind("####")
+    if place < 0:
+        return None
+    line = text[place + 4 :].strip().partition("\n")[0].strip()
+    return Extraction(line or None, "hash")
+
+
+def _phrase(text: str) -> Extraction | None:
+    """After "the answer is", "Answer:", and the like: the last such phrase, one sentence of it."""
+    tail = text[-20_000:]
+    for pattern in _PHRASES:
+        matches = list(pattern.finditer(tail))
+        if matches:
+            return Extraction(_from_sentence(matches[-1][1]), "phrase")
+    return None
+
+
+def _from_sentence(sentence: str) -> str | None:
+    """The answer within the sentence that states it."""
+    end = _SENTENCE_END.search(sentence)
+    sentence = (sentence[: end.start()] if end else sentence).strip().strip("*").strip()
+    if is_bare(sentence):
+        return sentence or None
+    found = _last_maths_or_number(sentence, True) or _last_maths_or_number(sentence, False)
+    return found.answer if found else sentence or None
+
+
+def _choice(text: str) -> Extraction | None:
+    last = None
+    for last in _CHOICE.finditer(text[-2_000:]):
+        pass
+    if last is None:
+        return None
+    return Extraction((last[1] or last[2]).upper(), "choice")
+
+
+def _last_maths_or_number(text: str, maths: bool) -> Extraction | None:
+    """The last formula or the last number, whichever ends later; a formula also where both are in it."""
+    tail = text[-20_000:]
+    formula = None
+    for formula in _MATH.finditer(tail):
+        pass
+    number = None
+    for number in _NUMBER.finditer(tail):
+        pass
+    if maths and formula is not None and (number is None or formula.end() >= number.end()):
+        inside = next(g for g in formula.groups() if g is not None)
+        after = re.match(r"\s*(?:\\?%|percent\b)", tail[formula.end() :])
+        return Extraction(inside.strip() + ("%" if after else ""), "math")
+    if number is not None and (not maths or formula is not None or is_prose(text)):
+        return Extraction(number[0].strip(), "number")
+    return None
+
+
+def _plain_words(text: str) -> int:
+    stripped = _TEXT_COMMAND.sub(" ", text)
+    return sum(1 for m in _WORD.finditer(stripped) if m[0].lower() not in _MATH_WORDS)
+
+
+def is_prose(text: str) -> bool:
+    """Sentences rather than an answer: several words outside of LaTeX."""
+    return _plain_words(text) >= 3
+
+
+def is_bare(text: str) -> bool:
+    """Whether a text without any mark is itself the answer."""
+    text = text.strip()
+    if not text or len(text) > 2_000 or text.count("\n") > 3:
+        return False
+    if not is_prose(text):
+        return True
+    return "$" not in text and not any(c.isdigit() for c in text) and len(text) < 300

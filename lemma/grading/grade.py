@@ -1,0 +1,187 @@
+"""From a completion and a gold to a verdict: extract, normalise, compare exactly; ask sympy only where that fails."""
+
+from __future__ import annotations
+
+import re
+from time import perf_counter
+from typing import NamedTuple
+
+from lemma.grading.choice import read_choice
+from lemma.grading.compare import same
+from lemma.grading.extract import boxed, extract
+from lemma.grading.leaves import Context, GoldLimit, Undecided, same_words
+from lemma.grading.limits import MAX_ANSWER, MAX_GOLD, LimitExceeded, check_shape
+from lemma.grading.normalise import normalise, repair_escapes, squeezed
+from lemma.grading.rules import DEFAULT, Rules
+from lemma.grading.structure import Leaf, shape
+from lemma.grading.tokens import ambiguous, join_thousands, tokenise
+from lemma.grading.verdict import Verdict
+
+
+class Pending(NamedTuple):
+    """The exact path could not decide: these two normalised texts need sympy."""
+
+    gold: str
+    answer: str
+    extracted: str
+    rules: Rules
+
+
+def gold_answer(gold: str) -> str:
+    """The answer in a gold text: its last box, what follows ####, or the text itself."""
+    gold = repair_escapes(gold)
+    if "\\boxed" in gold or "\\fbox" in gold:
+        found = boxed(gold)
+        if found is not None and found.answer:
+            return found.answer
+    if "####" in gold:
+        return gold.rpartition("####")[2].strip()
+    return gold.strip()
+
+
+def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | Pending:
+    """Everything that is safe to do in the caller's process: bounded work, no sympy."""
+    start = perf_counter()
+    fast = _plain_box(prediction, gold, rules)
+    if fast is not None:
+        return Verdict(fast[0], "number", fast[1], perf_counter() - start)
+    if not gold or not gold.strip():
+        return Verdict("unknown", "no_gold", None, perf_counter() - start)
+    if prediction.strip() == gold.strip():
+        return Verdict("right", "exact", _shown(gold.strip()), perf_counter() - start)
+    found = extract(prediction, rules)
+    if not found.answer or not found.answer.strip():
+        return Verdict("wrong", "no_answer", None, perf_counter() - start)
+    outcome = compare_texts(gold, found.answer, rules)
+    if isinstance(outcome, Pending):
+        return outcome
+    return Verdict(outcome[0], outcome[1], _shown(found.answer), perf_counter() - start)
+
+
+_PLAIN = re.compile(r"-?\d{1,18}")
+
+
+def _plain_box(prediction: str, gold: str, rules: Rules) -> tuple[str, str] | None:
+    """The most common case, decided by a few string searches: one box around a whole number, and a whole-number gold."""
+    if rules is not DEFAULT or not _PLAIN.fullmatch(gold):
+        return None
+    start = prediction.rfind("\\boxed{")
+    if start < 0:
+        return None
+    end = prediction.find("}", start)
+    inside = prediction[start + 7 : end]
+    if end < 0 or not _PLAIN.fullmatch(inside):
+        return None
+    if "<" in prediction or "\\fbox" in prediction or prediction.rfind("\\boxed", 0, start) >= 0:
+        return None
+    if prediction.find("\\boxed", end) >= 0:
+        return None
+    return ("right" if inside == gold or int(inside) == int(gold) else "wrong"), inside
+
+
+def _shown(answer: str) -> str:
+    return answer if len(answer) <= 500 else answer[:500] + "..."
+
+
+def _undecided(gold: str, answer: str) -> bool:
+    raise Undecided
+
+
+def compare_texts(gold: str, answer: str, rules: Rules) -> tuple[str, str] | Pending:
+    """Compare an extracted answer with a gold text: (kind, reason), or what sympy must still decide."""
+    wanted = gold_answer(gold)
+    if not wanted:
+        return "unknown", "no_gold"
+    if len(wanted) > MAX_GOLD:
+        return "unknown", "gold_limit"
+    if wanted == answer:
+        return "right", "exact"
+    if len(answer) > MAX_ANSWER + 1000:
+        return "wrong", "limit"
+    wanted, answer_text = normalise(wanted), normalise(answer)
+    if not wanted:
+        return "unknown", "no_gold"
+    if not answer_text:
+        return "wrong", "no_answer"
+    if squeezed(wanted) == squeezed(answer_text):
+        return "right", "exact"
+    try:
+        return decide(wanted, answer_text, rules, _undecided)
+    except Undecided:
+        return Pending(wanted, answer_text, answer, rules)
+
+
+def decide(wanted: str, answer: str, rules: Rules, symbolic) -> tuple[str, str]:  # type: ignore[no-untyped-def]
+    """Compare two normalised texts. `symbolic` is asked where reading them exactly is not enough."""
+    try:
+        check_shape(wanted)
+    except LimitExceeded:
+        return "unknown", "gold_limit"
+    try:
+        check_shape(answer)
+        chosen = _choices(wanted, answer, rules, symbolic)
+        if chosen is not None:
+            return chosen
+        return _compare(wanted, answer, rules, symbolic)
+    except GoldLimit:
+        return "unknown", "gold_limit"
+    except LimitExceeded:
+        return "wrong", "limit"
+
+
+def _choices(wanted: str, answer: str, rules: Rules, symbolic) -> tuple[str, str] | None:  # type: ignore[no-untyped-def]
+    gold = read_choice(wanted)
+    if gold is None:
+        return None
+    given = read_choice(answer)
+    if not gold.content:
+        if given is None:
+            return None
+        return ("right" if given.letter == gold.letter else "wrong"), "choice"
+    if given is not None and (not given.content or given.letter != gold.letter):
+        return ("right" if given.letter == gold.letter else "wrong"), "choice"
+    return _compare(normalise(gold.content), given.content if given else answer, rules, symbolic)
+
+
+def _compare(wanted: str, answer: str, rules: Rules, symbolic) -> tuple[str, str]:  # type: ignore[no-untyped-def]
+    """Try each reading of commas; right in any is right."""
+    undecided, limit = False, False
+    reason = "structure"
+    for gold_text in _readings(wanted):
+        try:
+            gold_node = shape(tokenise(gold_text))
+        except LimitExceeded as error:
+            raise GoldLimit from error
+        for answer_text in _readings(answer):
+            try:
+                answer_node = shape(tokenise(answer_text))
+                context = Context(gold_text, answer_text, rules, symbolic)
+                if isinstance(gold_node, Leaf) and isinstance(answer_node, Leaf):
+                    reason = "expression"
+                if same(gold_node, answer_node, context):
+                    return "right", reason
+            except Undecided:
+                undecided = True
+            except LimitExceeded:
+                limit = True
+    if same_words(wanted, answer, rules):
+        return "right", "text"
+    if undecided:
+        raise Undecided
+    if limit:
+        raise LimitExceeded
+    return "wrong", reason
+
+
+_DECIMAL_COMMA = re.compile(r"-?\d+,(?:\d{1,2}|\d{4,20})")
+
+
+def _readings(text: str) -> list[str]:
+    """1,234 is a number or a list; 0,5 is a list or a decimal; all other texts have one reading."""
+    if "," not in text:
+        return [text]
+    if ambiguous(text):
+        return [join_thousands(text), text]
+    if _DECIMAL_COMMA.fullmatch(text):
+        return [text, text.replace(",", ".")]
+    return [text]

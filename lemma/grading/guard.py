@@ -1,0 +1,67 @@
+"""The allow-list in front of sympy: only commands and characters of mathematics get to a parser.
+
+sympy's own readers of strings evaluate what they read as Python. The LaTeX parser used here does not, but its letters
+and words still become names of symbols; so underscores that begin names, quotes, and words that are not mathematics
+are refused before any parser sees them.
+"""
+
+from __future__ import annotations
+
+import re
+
+from lemma.grading.limits import MAX_EXPONENT, MAX_NESTING, LimitExceeded, check_shape
+
+_COMMANDS = frozenset(
+    """frac sqrt cdot times div pm mp le ge ne lt gt approx equiv in notin cup cap setminus subset subseteq emptyset infty
+    pi alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega
+    Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar sin cos tan cot sec csc arcsin arccos arctan
+    arccot sinh cosh tanh coth ln log lg exp min max gcd lcm lim sum prod int iint oint binom choose lfloor rfloor lceil
+    rceil lvert rvert langle rangle begin end text mathbb mathrm mathbf overline underline bar vec hat overrightarrow
+    overleftarrow widehat det bmod pmod mod to rightarrow prime circ degree ldots cdots vdots ddots dots land lor wedge
+    vee neg partial nabla mid parallel perp angle triangle quad qquad operatorname left right limits hspace space forall
+    exists implies iff deg dim ker Re Im arg sgn sup inf""".split()
+)
+_COMMAND = re.compile(r"\\([A-Za-z]+)")
+_CHARACTERS = re.compile(r"[A-Za-z0-9\s+\-*/^_=<>().,;:!|&%°'\[\]{}\\~$]*")
+_NAME = re.compile(r"__|\b(?:import|eval|exec|open|compile|lambda\s+\w|globals|locals|getattr|setattr|subprocess|sympify|os|sys)\b")
+_WORD = re.compile(r"(?<!\\)[A-Za-z]{12,}")
+_DIGITS = re.compile(r"\d{200,}")
+_POWER = re.compile(r"\^\s*\{?\s*-?(\d+)|\*\*\s*-?(\d+)")
+_TOWER = re.compile(r"\^\s*[^\s+\-=,]{0,12}\^")
+_FACTORIAL = re.compile(r"(\d+|[)}\]])\s*!")
+_ENVIRONMENT = re.compile(r"\\begin\{([^{}]*)\}")
+_ENVIRONMENTS = frozenset({"matrix", "pmatrix", "bmatrix", "vmatrix", "Vmatrix", "Bmatrix", "smallmatrix", "cases", "array"})
+
+
+class Refused(Exception):
+    """The text is not mathematics that the symbolic path reads."""
+
+
+def check_symbolic(text: str) -> None:
+    """Raise Refused or LimitExceeded unless the text may be given to the LaTeX parser."""
+    check_shape(text, 1_200)
+    if not _CHARACTERS.fullmatch(text):
+        raise Refused("characters")
+    if _NAME.search(text) or _WORD.search(text):
+        raise Refused("words")
+    for name in _COMMAND.findall(text):
+        if name not in _COMMANDS:
+            raise Refused("\\" + name)
+    for name in _ENVIRONMENT.findall(text):
+        if name not in _ENVIRONMENTS:
+            raise Refused(name)
+    _check_sizes(text)
+
+
+def _check_sizes(text: str) -> None:
+    if _DIGITS.search(text):
+        raise LimitExceeded("digits")
+    for first, second in _POWER.findall(text):
+        if len(first or second) > 5 or int(first or second) > MAX_EXPONENT:
+            raise LimitExceeded("exponent")
+    if text.count("^") > MAX_NESTING or len(_TOWER.findall(text)) > 2:
+        raise LimitExceeded("powers")
+    if text.count("!") > 10 or any(n.isdigit() and (len(n) > 4 or int(n) > 2000) for n in _FACTORIAL.findall(text)):
+        raise LimitExceeded("factorial")
+    if text.count("&") > 100 or text.count("\\\\") > 100:
+        raise LimitExceeded("size of a matrix")

@@ -1,0 +1,259 @@
+"""One spelling for many: unicode, LaTeX noise and units of typography are removed; no meaning is changed.
+
+The result is still LaTeX, with three conventions: text commands become a single `\\text{...}`, percent signs are `%`,
+degrees are `°`.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+
+_CHARACTERS = {
+    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "‒": "-", "﹣": "-", "－": "-",
+    "×": r"\times ", "⋅": r"\cdot ", "·": r"\cdot ", "∙": r"\cdot ", "÷": "/", "⁄": "/", "∕": "/", "∗": "*",
+    "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "≡": r"\equiv ",
+    "∞": r"\infty ", "π": r"\pi ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ",
+    "±": r"\pm ", "∓": r"\mp ", "∼": "~", "′": "'", "’": "'", "‘": "'", "“": '"', "”": '"', "º": "°", "˚": "°",
+    "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "λ": r"\lambda ",
+    "μ": r"\mu ", "µ": r"\mu ", "ω": r"\omega ", "φ": r"\phi ", "ρ": r"\rho ", "σ": r"\sigma ", "τ": r"\tau ",
+    "Δ": r"\Delta ", "Ω": r"\Omega ", "ε": r"\epsilon ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}",
+    "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "…": r"\ldots ", "⟨": r"\langle ",
+    "⟩": r"\rangle ", "∣": "|", "，": ",", "；": ";", "：": ":", "（": "(", "）": ")", "％": "%", "。": ".", "、": ",",
+    "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u3000": " ", "\u2002": " ", "\u2003": " ", "\u2061": "",
+}  # fmt: skip
+_SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿⁱ", "0123456789-+ni", strict=True))
+_SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
+_VULGAR = re.compile("[¼½¾⅐-⅞]")
+_ROOT = re.compile(r"([√∛])\s*(\d+(?:\.\d+)?|[A-Za-z]|(?=[({]))")
+_SUPER_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿⁱ]+")
+_SUB_RUN = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
+
+# "\f" of "\frac" and the like, where someone's string lost its backslash to an escape sequence.
+_LOST_ESCAPE = re.compile(
+    r"\x0c(?=rac|box|orall)|\t(?=ext|imes|heta|an|frac|riangle|au|o\b)|\x08(?=oxed|egin|inom|eta|ar|ig|mod)"
+    r"|\r(?=ight|angle|ceil|floor|ho)|\x0b(?=ec|ert|arphi)|\x07(?=pprox|lpha|ngle|rc)"
+)
+_ESCAPES = {"\x0c": r"\f", "\t": r"\t", "\x08": r"\b", "\r": r"\r", "\x0b": r"\v", "\x07": r"\a"}
+
+_DELIMITERS = re.compile(r"\\[()]|\\\[(?!\d)|(?<!\\)\\\]|(?<!\\)\$\$?")
+_SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?|\\(?:displaystyle|textstyle|limits|nolimits)\b")
+_SPACES = re.compile(
+    r"\\[,;:>!](?![A-Za-z]{2})|\\(?:quad|qquad|thinspace|enspace|hspace\{[^{}]*\}|space|noindent|,|;|:)(?=[^A-Za-z]|[a-z]|$)"
+    r"|(?<!\\)\\\s|~"
+)
+_THIN = re.compile(r"\\!\s*")
+_FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
+_TEXT = re.compile(
+    r"\\(?:text(?:normal|bf|it|rm|sf|tt|up)?|math(?:rm|bf|it|sf|tt|bb)?(?=\s*\{(?!R\}|Z\}|N\}|Q\}|C\}))|mbox|hbox|operatorname\*?|boldsymbol|bold|bm|pmb|emph|textbf)\s*\{([^{}]*)\}"
+)
+_OLD_FONT = re.compile(r"\{\s*\\(?:rm|bf|it|sf|tt)\b\s*([^{}]*)\}|\\(?:rm|bf|it|sf|tt)\b")
+_DEGREE = re.compile(r"\^\s*\{\s*\\(?:circ|degree)\s*\}|\^\s*\\circ(?![A-Za-z])|\\degree(?![A-Za-z])|\\circ\s*$|\^\s*°|\^\s*\{\s*°\s*\}")
+_DEGREE_WORD = re.compile(r"(?<=[\d})])\s*(?:\\text\{\s*)?(?:degrees?|deg)\b\.?(?:\s*\})?", re.IGNORECASE)
+_PERCENT = re.compile(r"\\%|\s*(?:\\text\{\s*)?\b(?:percent(?:age)?|per cent|pct)\b\.?(?:\s*\})?|\\text\{\s*\\?%\s*\}", re.IGNORECASE)
+_GAPPED = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?: \d{3})+)(?![\d.]?\d|\s*/|\s*\\frac)")
+_COMMA_BRACE = re.compile(r"\{\s*,\s*\}|,\s*\\!\s*")
+_NAMES = [
+    (re.compile(r"\\(?:leqslant|leqq|leq)(?![A-Za-z])"), r"\\le "),
+    (re.compile(r"\\(?:geqslant|geqq|geq)(?![A-Za-z])"), r"\\ge "),
+    (re.compile(r"\\(?:neq|not\s*=)(?![A-Za-z])"), r"\\ne "),
+    (re.compile(r"\\lt(?![A-Za-z])"), "<"),
+    (re.compile(r"\\gt(?![A-Za-z])"), ">"),
+    (re.compile(r"<=|=<"), r"\\le "),
+    (re.compile(r">="), r"\\ge "),
+    (re.compile(r"!="), r"\\ne "),
+    (re.compile(r"~=|\\(?:simeq|approxeq)(?![A-Za-z])|\\doteq(?![A-Za-z])"), r"\\approx "),
+    (re.compile(r"\\(?:cupdot|bigcup|bigsqcup|sqcup)(?![A-Za-z])"), r"\\cup "),
+    (re.compile(r"\\(?:lbrace)(?![A-Za-z])"), r"\\{"),
+    (re.compile(r"\\(?:rbrace)(?![A-Za-z])"), r"\\}"),
+    (re.compile(r"\\(?:lbrack)(?![A-Za-z])"), "["),
+    (re.compile(r"\\(?:rbrack)(?![A-Za-z])"), "]"),
+    (re.compile(r"\\(?:vert|lvert|rvert|mid)(?![A-Za-z])"), "|"),
+    (re.compile(r"\\(?:dbinom|tbinom)(?![A-Za-z])"), r"\\binom"),
+    (re.compile(r"\\(?:cdotp|centerdot)(?![A-Za-z])"), r"\\cdot "),
+    (re.compile(r"\\div(?![A-Za-z])"), "/"),
+    (re.compile(r"\\(?:dots|cdots|dotsc|dotso)(?![A-Za-z])"), r"\\ldots "),
+    (re.compile(r"\\colon(?![A-Za-z])"), ":"),
+    (re.compile(r"\\(?:imath|jmath)(?![A-Za-z])"), "i"),
+    (re.compile(r"\\(?:varnothing)(?![A-Za-z])"), r"\\emptyset "),
+    (re.compile(r"\\(?:varphi)(?![A-Za-z])"), r"\\phi "),
+    (re.compile(r"\\(?:varepsilon)(?![A-Za-z])"), r"\\epsilon "),
+]  # fmt: skip
+_MATRIX = re.compile(r"\\begin\{(?:[bpvV]?matrix|smallmatrix|array)\}")
+_DOUBLED = re.compile(r"\\\\(?=[A-Za-z{}])")
+_MONEY = re.compile(r"\\\$|[€£¥₹₽₩]|(?<![A-Za-z])(?:US|CA|AU)\$|(?<![A-Za-z])Rs\.?(?=\s*\d)|(?<![A-Za-z])USD(?![A-Za-z])")
+_BARE_MONEY = re.compile(r"\$(?=\s*-?\.?\d)")
+_INFINITY = re.compile(r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", re.IGNORECASE)
+_CHOICE_MARKUP = re.compile(r"\*\*(.+?)\*\*")
+_SPACE_RUN = re.compile(r"\s+")
+
+
+def plain_characters(text: str) -> str:
+    """ASCII where unicode only decorates: digits of any script, minus signs, superscripts, invisible marks."""
+    if text.isascii():
+        return text
+    text = _VULGAR.sub(lambda m: r"\frac{%s}{%s}" % tuple(unicodedata.normalize("NFKC", m[0]).split("⁄")), text)
+    text = _SUPER_RUN.sub(lambda m: "^{" + "".join(_SUPERSCRIPTS[c] for c in m[0]) + "}", text)
+    text = _SUB_RUN.sub(lambda m: "_{" + "".join(_SUBSCRIPTS[c] for c in m[0]) + "}", text)
+    text = _ROOT.sub(lambda m: (r"\sqrt[3]" if m[1] == "∛" else r"\sqrt") + (f"{{{m[2]}}}" if m[2] else ""), text)
+    out = []
+    for character in text:
+        if character.isascii():
+            out.append(character)
+        elif character in _CHARACTERS:
+            out.append(_CHARACTERS[character])
+        elif unicodedata.category(character) == "Nd":
+            out.append(str(unicodedata.digit(character)))
+        elif unicodedata.category(character) in ("Cf", "Cc", "Mn"):
+            continue
+        elif 0xFF01 <= ord(character) <= 0xFF5E or 0x1D400 <= ord(character) <= 0x1D7FF:
+            out.append(unicodedata.normalize("NFKC", character))
+        else:
+            out.append(character)
+    return "".join(out)
+
+
+def repair_escapes(text: str) -> str:
+    """Give back the backslash that an escape sequence swallowed: a form feed before `rac` was `\\f`."""
+    if any(c in text for c in _ESCAPES):
+        return _LOST_ESCAPE.sub(lambda m: _ESCAPES[m[0]], text)
+    return text
+
+
+def _unescape(text: str) -> str:
+    text = repair_escapes(text)
+    if "\\\\" in text:
+        if "\\\\begin" in text:
+            text = text.replace("\\\\", "\\")
+        elif not _MATRIX.search(text) and "\\begin" not in text:
+            text = _DOUBLED.sub(r"\\", text)
+    return text.replace("\\n", " ") if text.startswith("\\n\\n") else text
+
+
+def _braces(text: str, command: str, count: int) -> str:
+    """Give every argument of a command its braces: `\\frac{a}b` and `\\frac12` become `\\frac{a}{b}`, `\\frac{1}{2}`."""
+    pieces = text.split(command)
+    out = [pieces[0]]
+    for piece in pieces[1:]:
+        if piece[:1].isalpha() and len(piece) > 1 and piece[:2].isalpha():
+            out.append(command + piece)
+            continue
+        rest, arguments = piece, ""
+        if command == r"\sqrt" and rest.lstrip().startswith("["):
+            close = rest.find("]")
+            if close > 0:
+                arguments, rest = rest.lstrip()[: close + 1 - (len(rest) - len(rest.lstrip()))], rest[close + 1 :]
+        for _ in range(count):
+            rest = rest.lstrip()
+            if not rest or rest[0] in "{(":
+                if rest[:1] == "(":
+                    break
+                end = _closing(rest)
+                arguments, rest = arguments + rest[:end], rest[end:]
+            elif rest[0] == "\\":
+                match = re.match(r"\\[A-Za-z]+", rest)
+                name = match[0] if match else ""
+                if not name or name in (r"\frac", r"\sqrt", r"\left", r"\text", r"\binom"):
+                    break
+                arguments, rest = arguments + "{" + name + "}", rest[len(name) :]
+            elif rest[0].isalnum():
+                arguments, rest = arguments + "{" + rest[0] + "}", rest[1:]
+            else:
+                break
+        out.append(command + arguments + rest)
+    return "".join(out)
+
+
+def _closing(text: str) -> int:
+    """The place after the brace that closes the one at the start, or the end of the text."""
+    depth = 0
+    for place, character in enumerate(text):
+        if character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                return place + 1
+    return len(text)
+
+
+def _unwrap_text(text: str) -> str:
+    """Nested and differently named text commands become one `\\text{...}`; a lone maths letter loses its font."""
+
+    def name(match: re.Match[str]) -> str:
+        inside = match[1]
+        bold = match[0].startswith((r"\mathbf", r"\bold", r"\bm", r"\pmb", r"\mathit", r"\mathbb"))
+        if bold and len(inside.strip()) <= 2:
+            return " " + inside + " "
+        return "\\text{" + inside + "}" if inside.strip() else " "
+
+    for _ in range(4):
+        new = _TEXT.sub(name, text)
+        if new == text:
+            break
+        text = new
+    return text
+
+
+@lru_cache(maxsize=8192)
+def normalise(text: str) -> str:
+    """The canonical spelling of an answer. Idempotent on what it returns, linear in the length of the text."""
+    text = plain_characters(text)
+    if "\\" not in text and text.isalnum():
+        return text
+    text = _unescape(text)
+    text = _COMMA_BRACE.sub(",", text)
+    if "\\" in text:
+        text = _THIN.sub("", text)
+        text = _SIZES.sub("", text)
+    text = _MONEY.sub("", text)
+    if text.count("$") % 2:
+        text = _BARE_MONEY.sub("", text, count=1)
+    text = _DELIMITERS.sub(" ", text)
+    if "**" in text:
+        text = _CHOICE_MARKUP.sub(r"\1", text)
+    if "\\" in text:
+        text = _FRACTION.sub(r"\\frac", text)
+        text = _SPACES.sub(" ", text)
+        text = _OLD_FONT.sub(lambda m: "\\text{" + m[1] + "}" if m[1] else " ", text)
+        text = _unwrap_text(text)
+    if "%" in text or "pe" in text.lower() or "pct" in text.lower():
+        text = _PERCENT.sub("%", text)
+    if "circ" in text or "deg" in text.lower() or "°" in text:
+        text = _DEGREE_WORD.sub("°", _DEGREE.sub("°", text))
+    if "\\" in text or "=" in text:
+        for pattern, name in _NAMES:
+            text = pattern.sub(name, text)
+    text = _INFINITY.sub(r"\\infty ", text)
+    text = _SPACE_RUN.sub(" ", text).strip()
+    if " " in text:
+        text = _GAPPED.sub(lambda m: m[1] + m[2].replace(" ", ""), text)
+    for command, count in ((r"\frac", 2), (r"\sqrt", 1), (r"\binom", 2)):
+        if command in text:
+            text = _braces(text, command, count)
+    return _trim(text)
+
+
+def _trim(text: str) -> str:
+    """Without the punctuation and the row breaks that end a sentence rather than an answer."""
+    while True:
+        trimmed = text.strip().rstrip(".,;:").strip()
+        while trimmed.endswith("\\") and not trimmed.endswith("\\\\\\"):
+            trimmed = trimmed.rstrip("\\").strip()
+        if trimmed == text:
+            return text
+        text = trimmed
+
+
+@lru_cache(maxsize=8192)
+def words(text: str) -> str:
+    """The text as words only: no case, no LaTeX text commands, no punctuation around or doubled spaces."""
+    text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
+    text = text.replace("{", "").replace("}", "").replace("\\", " ").replace('"', "")
+    return _SPACE_RUN.sub(" ", text).strip(" .,;:!'").casefold()
+
+
+def squeezed(text: str) -> str:
+    """Without any white space: the spelling in which equal texts are the same answer."""
+    return text.replace(" ", "")

@@ -1,0 +1,286 @@
+"""The shape of an answer: a list, tuple, set, interval, union, matrix, relation, or a single expression or text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from lemma.grading.limits import MAX_ITEMS, MAX_NESTING, LimitExceeded
+from lemma.grading.tokens import Token
+from lemma.grading.units import Unit, known, read_unit
+
+Tokens = tuple[Token, ...]
+
+OPEN = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
+CLOSE = frozenset(OPEN.values())
+RELATIONS = frozenset({"=", "<", ">", "<=", ">=", "!="})
+_SEPARATORS = frozenset({",", ";"})
+_JOINING = frozenset({"and", "or"})
+_HEDGES = frozenset("approximately about approx around exactly roughly thus so hence only".split())
+_TAILS = ("for", "where", "with", "if", "when")
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One expression, number or text, with the unit that followed it."""
+
+    tokens: Tokens
+    unit: Unit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Several members. `opening` and `closing` are the brackets, both empty for a bare list."""
+
+    items: tuple[Node, ...]
+    opening: str = ""
+    closing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    rows: tuple[tuple[Node, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """a = b, a < b < c: the sides in order and the signs between them."""
+
+    sides: tuple[Node, ...]
+    signs: tuple[str, ...] = field(default=())
+
+
+Node = Leaf | Listed | Union | Matrix | Relation
+
+
+@lru_cache(maxsize=8192)
+def shape(tokens: Tokens, depth: int = 0) -> Node:
+    """The shape of a token sequence; total: what has no shape is a leaf."""
+    if depth > MAX_NESTING:
+        raise LimitExceeded("nesting")
+    tokens = _without_dressing(tokens)
+    parts = _split(tokens)
+    if len(parts) > 1:
+        return _bare_list(parts, depth)
+    for build in (_union, _membership, _relation, _matrix, _bracketed):
+        node = build(tokens, depth)
+        if node is not None:
+            return node
+    return _leaf(tokens)
+
+
+def _is_word(token: Token, names: frozenset[str] | tuple[str, ...]) -> bool:
+    return token.kind in ("word", "text") and token.value.lower().strip(" ,.") in names
+
+
+def _without_dressing(tokens: Tokens) -> Tokens:
+    """Without leading hedges, a whole pair of plain braces, and final punctuation."""
+    while tokens and (tokens[-1].kind in (".", ",", ";") or _is_word(tokens[-1], _JOINING)):
+        tokens = tokens[:-1]
+    while tokens and (_is_word(tokens[0], _HEDGES) or (tokens[0].kind == "cmd" and tokens[0].value in ("approx", "therefore"))):
+        tokens = tokens[1:]
+    while len(tokens) > 2 and tokens[0].kind == "{" and _match(tokens, 0) == len(tokens) - 1 and len(_split(tokens[1:-1])) == 1:
+        tokens = tokens[1:-1]
+    return tokens
+
+
+def _match(tokens: Tokens, start: int) -> int:
+    """The place of the bracket that closes the one at `start`, brackets of any kind; -1 where there is none."""
+    depth = 0
+    for place in range(start, len(tokens)):
+        kind = tokens[place].kind
+        if kind in OPEN:
+            depth += 1
+        elif kind in CLOSE:
+            depth -= 1
+            if depth == 0:
+                return place
+    return -1
+
+
+def _top(tokens: Tokens) -> list[int]:
+    """Places of the tokens outside all brackets and matrix environments."""
+    out, depth, environment = [], 0, 0
+    for place, token in enumerate(tokens):
+        if token.kind in CLOSE and depth:
+            depth -= 1
+        if token.kind == "cmd" and token.value == "begin":
+            environment += 1
+        if depth == 0 and environment == 0:
+            out.append(place)
+        if token.kind == "cmd" and token.value == "end" and environment:
+            environment -= 1
+        if token.kind in OPEN:
+            depth += 1
+    return out
+
+
+def _split(tokens: Tokens, separators: frozenset[str] = _SEPARATORS) -> list[Tokens]:
+    """Cut at commas, semicolons, "and", "or" outside brackets; empty pieces are dropped."""
+    pieces, start = [], 0
+    for place in _top(tokens):
+        token = tokens[place]
+        if token.kind in separators or (separators is _SEPARATORS and _joins(token)):
+            pieces.append(tokens[start:place])
+            start = place + 1
+    pieces.append(tokens[start:])
+    pieces = [piece for piece in pieces if piece]
+    if len(pieces) > MAX_ITEMS:
+        raise LimitExceeded("members of a list")
+    return pieces or [tokens]
+
+
+def _joins(token: Token) -> bool:
+    if token.kind == "cmd":
+        return token.value in ("vee", "lor", "wedge", "land")
+    if token.kind not in ("word", "text"):
+        return False
+    value = token.value.lower().strip(" ,.")
+    return value in _JOINING or (token.kind == "text" and value.split()[-1:] in (["and"], ["or"]) and len(value.split()) < 5)
+
+
+def _bare_list(parts: list[Tokens], depth: int) -> Node:
+    nodes = [shape(part, depth + 1) for part in parts]
+    first = nodes[0]
+    if isinstance(first, Relation) and first.signs == ("=",) and not any(isinstance(n, Relation) for n in nodes[1:]):
+        nodes[0] = first.sides[1]
+    return Listed(tuple(nodes))
+
+
+def _union(tokens: Tokens, depth: int) -> Node | None:
+    places = [p for p in _top(tokens) if tokens[p].kind == "cmd" and tokens[p].value == "cup"]
+    if not places:
+        places = [
+            p for p in _top(tokens) if tokens[p].kind == "id" and tokens[p].value == "U" and 0 < p < len(tokens) - 1
+            and tokens[p - 1].kind in CLOSE and tokens[p + 1].kind in OPEN
+        ]  # fmt: skip
+    if not places:
+        return None
+    edges = [-1, *places, len(tokens)]
+    pieces = [tokens[a + 1 : b] for a, b in zip(edges, edges[1:], strict=False)]
+    if pieces[0] and any(t.kind == "cmd" and t.value == "in" for t in pieces[0]):
+        start = next(i for i, t in enumerate(pieces[0]) if t.kind == "cmd" and t.value == "in")
+        pieces[0] = pieces[0][start + 1 :]
+    return Union(tuple(shape(piece, depth + 1) for piece in pieces if piece))
+
+
+def _membership(tokens: Tokens, depth: int) -> Node | None:
+    """x in [a, b] is the interval."""
+    for place in _top(tokens):
+        token = tokens[place]
+        if token.kind == "cmd" and token.value == "in" and 0 < place <= 4 and place < len(tokens) - 1:
+            return shape(tokens[place + 1 :], depth + 1)
+    return None
+
+
+def _relation(tokens: Tokens, depth: int) -> Node | None:
+    places = [p for p in _top(tokens) if tokens[p].kind in RELATIONS]
+    approx = [p for p in _top(tokens) if tokens[p].kind == "cmd" and tokens[p].value in ("approx", "equiv", "to", "rightarrow")]
+    if not places and not approx:
+        return None
+    places = sorted(places + approx)
+    edges = [-1, *places, len(tokens)]
+    pieces = [tokens[a + 1 : b] for a, b in zip(edges, edges[1:], strict=False)]
+    if not all(pieces):
+        kept = tuple(t for i, t in enumerate(tokens) if i != places[0]) if places[0] == 0 else ()
+        return shape(kept, depth + 1) if kept else None
+    signs = tuple(tokens[p].kind if tokens[p].kind in RELATIONS else "~" for p in places)
+    return Relation(tuple(shape(piece, depth + 1) for piece in pieces), signs)
+
+
+def _matrix(tokens: Tokens, depth: int) -> Node | None:
+    """A whole text that is one matrix or array environment, perhaps in brackets of its own."""
+    tokens = _unbracket(tokens)
+    if len(tokens) < 8 or tokens[0].kind != "cmd" or tokens[0].value != "begin" or tokens[-4].value != "end":
+        return None
+    name = "".join(t.value for t in tokens[2 : _match(tokens, 1)])
+    if name not in ("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array"):
+        return None
+    start = _match(tokens, 1) + 1
+    if name == "array" and start < len(tokens) and tokens[start].kind == "{":
+        start = _match(tokens, start) + 1
+    body = tokens[start:-4]
+    if any(t.kind == "cmd" and t.value in ("begin", "end") for t in body):
+        return None
+    rows: list[tuple[Node, ...]] = []
+    for line in _split(body, frozenset({"row"})):
+        cells = _split(line, frozenset({"&"}))
+        rows.append(tuple(shape(cell, depth + 1) for cell in cells))
+    return Matrix(tuple(rows))
+
+
+def _unbracket(tokens: Tokens) -> Tokens:
+    while len(tokens) > 2 and tokens[0].kind in ("(", "[") and _match(tokens, 0) == len(tokens) - 1:
+        if tokens[1].value != "begin":
+            break
+        tokens = tokens[1:-1]
+    return tokens
+
+
+def _bracketed(tokens: Tokens, depth: int) -> Node | None:
+    """A text in one pair of brackets: a tuple, an interval, a set, a set-builder, or just a parenthesis."""
+    if len(tokens) > 2 and tokens[0].kind in ("(", "[") and tokens[-1].kind in ("text",):
+        tail = tokens[-1].value.lower().split()
+        if tail and tail[0] in _TAILS and _match(tokens, 0) == len(tokens) - 2:
+            tokens = tokens[:-1]
+    if not tokens or tokens[0].kind not in OPEN or _match(tokens, 0) != len(tokens) - 1:
+        return None
+    opening, closing, inside = tokens[0].kind, tokens[-1].kind, tokens[1:-1]
+    if not inside:
+        return None
+    if opening in ("\\{", "{"):
+        bar = [p for p in _top(inside) if inside[p].kind in ("|", ":")]
+        if bar and 0 < bar[0] < len(inside) - 1 and any(t.kind in RELATIONS for t in inside[bar[0] + 1 :]):
+            return shape(inside[bar[0] + 1 :], depth + 1)
+    parts = _split(inside)
+    if len(parts) > 1:
+        opening, closing = ("\\{", "\\}") if opening == "{" else (opening, closing)
+        return Listed(tuple(shape(part, depth + 1) for part in parts), opening, closing)
+    if opening == "\\{":
+        return Listed((shape(inside, depth + 1),), opening, closing)
+    node = shape(inside, depth + 1)
+    return node if not isinstance(node, Leaf) or opening == "(" else None
+
+
+def _leaf(tokens: Tokens) -> Leaf:
+    """Words at the end that name a unit or what is counted become the unit."""
+    end, parts = len(tokens), []
+    while end > 1:
+        token = tokens[end - 1]
+        if token.kind == "text":
+            parts = [*token.value.replace("/", " / ").split(), *parts]
+        elif token.kind == "word" and (len(token.value) > 3 or known(token.value) or (parts and token.value == "per")) and token.value.lower() not in _SCALE_WORDS:
+            parts = [token.value, *parts]
+        elif token.kind == "num" and end > 2 and tokens[end - 2].kind == "^" and tokens[end - 3].kind in ("text", "word"):
+            parts, end = ["^" + token.value, *parts], end - 1
+        elif token.kind == "}" and end > 4 and tokens[end - 3].kind == "{" and tokens[end - 4].kind == "^" and tokens[end - 5].kind in ("text", "word"):  # fmt: skip
+            parts, end = ["^" + tokens[end - 2].value, *parts], end - 3
+        elif token.kind == "/" and parts:
+            parts = ["/", *parts]
+        elif token.kind in ("id",) and parts[:1] == ["/"] and end > 1 and tokens[end - 2].kind == "num":
+            parts = [token.value, *parts]
+        else:
+            break
+        end -= 1
+    if not parts or all(t.kind in ("text", "word") for t in tokens[:end]):
+        return Leaf(tokens)
+    unit = read_unit(_attach_powers(parts))
+    return Leaf(tokens[:end], unit) if unit is not None else Leaf(tokens)
+
+
+_SCALE_WORDS = frozenset({"hundred", "thousand", "million", "billion", "trillion"})
+
+
+def _attach_powers(parts: list[str]) -> list[str]:
+    out: list[str] = []
+    for part in parts:
+        if part.startswith("^") and out:
+            out[-1] += part
+        else:
+            out.append(part)
+    return out

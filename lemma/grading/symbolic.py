@@ -1,0 +1,75 @@
+"""Equality by sympy, through the LaTeX parser and comparison of math-verify. Runs in worker processes only.
+
+Everything here may take long or much memory, which is why `service.py` runs it where it can be killed.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from time import perf_counter
+from typing import Any
+
+from lemma.grading.grade import Pending, decide, quick
+from lemma.grading.guard import Refused, check_symbolic
+from lemma.grading.leaves import GoldLimit
+from lemma.grading.limits import LimitExceeded
+from lemma.grading.rules import DEFAULT, Rules
+from lemma.grading.verdict import Verdict
+
+
+class _Unparsed(Exception):
+    """The parser found nothing that it can read."""
+
+
+@lru_cache(maxsize=256)
+def _parse(text: str) -> list[Any]:
+    from math_verify import LatexExtractionConfig, parse
+
+    check_symbolic(text)
+    found = parse(
+        "$" + text.replace("$", "") + "$",
+        extraction_config=[LatexExtractionConfig()],
+        fallback_mode="no_fallback",
+        parsing_timeout=None,
+    )
+    if not found:
+        raise _Unparsed
+    return list(found)
+
+
+def equal(gold: str, answer: str) -> bool:
+    """Whether sympy finds the two equal. Raises GoldLimit or LimitExceeded by whose text it is."""
+    from math_verify import verify
+
+    try:
+        left = _parse(gold)
+    except LimitExceeded as error:
+        raise GoldLimit from error
+    except (Refused, _Unparsed):
+        return False
+    try:
+        right = _parse(answer)
+    except (Refused, _Unparsed):
+        return False
+    try:
+        return bool(verify(left, right, timeout_seconds=None, float_rounding=12, numeric_precision=30))
+    except (RecursionError, MemoryError) as error:
+        raise LimitExceeded("comparison") from error
+
+
+def settle(pending: Pending) -> tuple[str, str]:
+    """Decide what the exact path left open: (kind, reason)."""
+    kind, reason = decide(pending.gold, pending.answer, pending.rules, equal)
+    return kind, reason if reason in ("limit", "gold_limit", "choice") else "symbolic"
+
+
+def grade_here(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict:
+    """Grade with sympy in this very process and without any limit of time: for workers and benchmarks."""
+    start = perf_counter()
+    outcome = quick(prediction, gold, rules)
+    if isinstance(outcome, Verdict):
+        return outcome
+    if not rules.symbolic:
+        return Verdict("wrong", "unreadable", outcome.extracted, perf_counter() - start)
+    kind, reason = settle(outcome)
+    return Verdict(kind, reason, outcome.extracted, perf_counter() - start)  # type: ignore[arg-type]

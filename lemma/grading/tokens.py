@@ -1,0 +1,123 @@
+"""Tokens of a normalised answer: numbers, letters, words, commands, brackets, operators."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+from lemma.grading.limits import MAX_DIGITS, MAX_TOKENS, LimitExceeded
+
+FUNCTIONS = frozenset(
+    "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth ln log lg exp sqrt cbrt abs min max gcd lcm"
+    " floor ceil".split()
+)
+CONSTANTS = frozenset({"pi", "infty"})
+
+
+class Token(NamedTuple):
+    """`kind` is num, id, word, text, cmd, deg, or the character itself for brackets and operators."""
+
+    kind: str
+    value: str
+    start: int
+    end: int
+
+
+_TOKEN = re.compile(
+    r"(?P<space>\s+)"
+    r"|(?P<text>\\text\s*\{(?P<inside>[^{}]*)\})"
+    r"|(?P<num>\d+(?:\.\d+)?(?:\.(?=\D|$)(?!\.))?|\.\d+)"
+    r"|(?P<cmd>\\[A-Za-z]+)"
+    r"|(?P<brace>\\[{}|])"
+    r"|(?P<row>\\\\)"
+    r"|(?P<word>[A-Za-z]+)"
+    r"|(?P<char>.)",
+    re.DOTALL,
+)
+_SCIENTIFIC = re.compile(r"\d+(?:\.\d+)?[eE][+-]?\d{1,5}(?![\w.])")
+_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,]?\d)")
+
+
+def ambiguous(text: str) -> bool:
+    """Whether commas between digits may separate thousands or members of a list."""
+    return "," in text and _THOUSANDS.search(text) is not None
+
+
+def join_thousands(text: str) -> str:
+    return _THOUSANDS.sub(lambda m: m[0].replace(",", ""), text)
+
+
+@lru_cache(maxsize=8192)
+def tokenise(text: str) -> tuple[Token, ...]:
+    """Split a normalised text. Refuses numbers and texts that are too long."""
+    out: list[Token] = []
+    place, end = 0, len(text)
+    while place < end:
+        if len(out) > MAX_TOKENS:
+            raise LimitExceeded(f"more than {MAX_TOKENS} tokens")
+        if text[place].isdigit():
+            scientific = _SCIENTIFIC.match(text, place)
+            if scientific:
+                out.append(Token("num", scientific[0], place, scientific.end()))
+                place = scientific.end()
+                continue
+        match = _TOKEN.match(text, place)
+        assert match is not None, "the last alternative matches any character"
+        kind, start = match.lastgroup or "text", place
+        place = match.end()
+        if kind == "space":
+            continue
+        if match["text"] is not None:
+            if match["inside"].strip():
+                out.append(Token("text", match["inside"].strip(), start, place))
+            continue
+        value = match[0]
+        if kind == "num":
+            if len(value) > MAX_DIGITS:
+                raise LimitExceeded(f"a number of more than {MAX_DIGITS} digits")
+            out.append(Token("num", value, start, place))
+        elif kind == "cmd":
+            out.append(_command(value[1:], start, place))
+        elif kind == "brace":
+            out.append(Token({"\\{": "\\{", "\\}": "\\}", "\\|": "|"}[value], value, start, place))
+        elif kind == "row":
+            out.append(Token("row", value, start, place))
+        elif kind == "word":
+            out.extend(_word(value, start))
+        elif value == "°":
+            out.append(Token("deg", value, start, place))
+        else:
+            out.append(Token(value, value, start, place))
+    return tuple(out)
+
+
+def _command(name: str, start: int, end: int) -> Token:
+    simple = {"cdot": "*", "times": "*", "ast": "*", "le": "<=", "ge": ">=", "ne": "!="}.get(name)
+    if simple:
+        return Token(simple, name, start, end)
+    return Token("cmd", name, start, end)
+
+
+def _word(value: str, start: int) -> list[Token]:
+    end = start + len(value)
+    if len(value) == 1:
+        return [Token("id", value, start, end)]
+    if value in FUNCTIONS or value in CONSTANTS:
+        return [Token("cmd", value, start, end)]
+    return [Token("word", value, start, end)]
+
+
+def spelling(tokens: tuple[Token, ...]) -> str:
+    """LaTeX for these tokens; tokens that were cut, renamed or given a sign are spelt as they now are."""
+    out: list[str] = []
+    for token in tokens:
+        if token.kind == "text":
+            out.append("\\text{" + token.value + "}")
+        elif token.kind == "cmd" or (token.kind in ("*", "<=", ">=", "!=") and token.value.isalpha()):
+            out.append("\\" + token.value + " ")
+        else:
+            if out and out[-1][-1:].isalnum() and token.value[:1].isalnum():
+                out.append(" ")
+            out.append(token.value)
+    return "".join(out).strip()

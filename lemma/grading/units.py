@@ -1,0 +1,119 @@
+"""Words after a number: units that can be compared and converted, and things that are merely counted.
+
+A lone letter is a unit only inside a text command: in `5 m` the m may be a variable, in `5\\text{ m}` it cannot.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import NamedTuple
+
+_LENGTH = {"mm": "1/1000", "cm": "1/100", "dm": "1/10", "m": "1", "km": "1000", "in": "127/5000", "ft": "381/1250",
+           "yd": "1143/1250", "mi": "201168/125"}  # fmt: skip
+_MASS = {"mg": "1/1000000", "g": "1/1000", "kg": "1", "lb": "45359237/100000000", "oz": "45359237/1600000000",
+         "tonne": "1000"}  # fmt: skip
+_TIME = {"ms": "1/1000", "s": "1", "min": "60", "h": "3600", "day": "86400", "week": "604800"}
+_VOLUME = {"ml": "1/1000000", "cl": "1/100000", "l": "1/1000"}
+_ENERGY = {"j": "1", "kj": "1000"}
+_MONEY = {"dollar": "1", "cent": "1/100"}
+
+_TABLE: dict[str, tuple[tuple[str, int], Fraction]] = {}
+for _name, _units in {"length": _LENGTH, "mass": _MASS, "time": _TIME, "energy": _ENERGY, "money": _MONEY}.items():
+    _TABLE.update({unit: ((_name, 1), Fraction(size)) for unit, size in _units.items()})
+_TABLE.update({unit: (("length", 3), Fraction(size)) for unit, size in _VOLUME.items()})
+
+_SAME = {
+    "millimeter": "mm", "millimetre": "mm", "centimeter": "cm", "centimetre": "cm", "decimeter": "dm",
+    "decimetre": "dm", "meter": "m", "metre": "m", "kilometer": "km", "kilometre": "km", "kms": "km", "inch": "in",
+    "inches": "in", "foot": "ft", "feet": "ft", "yard": "yd", "mile": "mi", "gram": "g", "kilogram": "kg",
+    "kilo": "kg", "kgs": "kg", "milligram": "mg", "pound": "lb", "lbs": "lb", "ounce": "oz", "ton": "tonne",
+    "second": "s", "sec": "s", "secs": "s", "minute": "min", "mins": "min", "hour": "h", "hr": "h", "hrs": "h",
+    "liter": "l", "litre": "l", "milliliter": "ml", "millilitre": "ml", "joule": "j", "buck": "dollar",
+    "usd": "dollar", "penny": "cent", "pennies": "cent", "mph": "mi/h", "kmh": "km/h", "kph": "km/h", "kmph": "km/h",
+}  # fmt: skip
+
+# Words that, beside a number, say more than a unit does; the answer is then not the bare number.
+_MEANINGFUL = frozenset(
+    """or and to times more less than least most over under about plus minus not no if when for where otherwise any
+    all every except between from unless squared cubed mod modulo base where with real integer integers number numbers
+    odd even prime positive negative infinite infinitely solutions solution none only first second third th st nd rd
+    but is are was be factor factors is isn't divided by of in each other half quarter double twice""".split()
+)
+_IGNORED = frozenset({"per", "square", "cubic", "sq", "cu", "units", "unit", "the", "a", "total", "approximately"})
+
+
+class Unit(NamedTuple):
+    """A dimension (or the name of what is counted) and its size in base units."""
+
+    dimension: tuple[tuple[str, int], ...] | str
+    size: Fraction
+
+
+COUNTED = Unit("", Fraction(1))
+
+
+def _singular(word: str) -> str:
+    if word in _SAME or word in _TABLE:
+        return word
+    for ending, kept in (("ies", "y"), ("sses", "ss"), ("ches", "ch"), ("s", "")):
+        if word.endswith(ending) and len(word) > len(ending) + 1:
+            return word[: -len(ending)] + kept
+    return word
+
+
+def known(word: str) -> bool:
+    """Whether a plain word of two letters or more is the name of a unit."""
+    word = _singular(word.lower())
+    return len(word) > 1 and (word in _TABLE or word in _SAME)
+
+
+def read_unit(parts: list[str]) -> Unit | None:
+    """The unit that these words, `^2`, `^3` and `/` spell; None where they say something else."""
+    dimension: dict[str, int] = {}
+    size, sign, pending = Fraction(1), 1, 1
+    counted = False
+    for part in parts:
+        word = part.lower().strip(".,")
+        if word in ("/", "per"):
+            sign = -1
+            continue
+        if word in ("square", "sq"):
+            pending = 2
+            continue
+        if word in ("cubic", "cu"):
+            pending = 3
+            continue
+        if not word or word in _IGNORED or word in ("*",):
+            counted = True
+            continue
+        if word in _MEANINGFUL:
+            return None
+        if not word.replace("^", "").replace("-", "").replace("'", "").isalnum():
+            return None
+        name, _, exponent = word.partition("^")
+        if exponent and not exponent.lstrip("-").isdigit():
+            return None
+        power = sign * (int(exponent[:3]) if exponent else pending)
+        pending = 1
+        name = _singular(name)
+        name = _SAME.get(name, name)
+        for step, unit in enumerate(name.split("/") if "/" in name else [name]):
+            if unit not in _TABLE:
+                counted = True
+                continue
+            (base, degree), scale = _TABLE[unit]
+            direction = power if step == 0 else -power
+            dimension[base] = dimension.get(base, 0) + degree * direction
+            size *= scale**direction
+    if counted or not dimension:
+        return COUNTED
+    return Unit(tuple(sorted((k, v) for k, v in dimension.items() if v)), size)
+
+
+def conversion(gold: Unit | None, answer: Unit | None) -> Fraction | None:
+    """By what to multiply the answer to be in the gold's unit; None where the two cannot be the same quantity."""
+    if gold is None or answer is None or COUNTED in (gold, answer):
+        return Fraction(1)
+    if gold.dimension != answer.dimension:
+        return None
+    return answer.size / gold.size

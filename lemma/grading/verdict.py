@@ -1,0 +1,42 @@
+"""What a grader says about an answer: right, wrong or unknown, and why."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Kind = Literal["right", "wrong", "unknown"]
+
+REASONS = {
+    "exact": "the answer and the gold are the same text after normalisation",
+    "number": "both are numbers, compared exactly",
+    "expression": "both are expressions, compared by value",
+    "structure": "lists, tuples, sets, intervals, matrices or relations, compared part by part",
+    "text": "words, compared as words",
+    "choice": "the letter of an option",
+    "symbolic": "compared by sympy in a worker process",
+    "tolerance": "within the tolerance that the rules allow",
+    "no_answer": "no answer was found in the completion",
+    "unreadable": "the answer cannot be read as mathematics, and its words differ from the gold",
+    "limit": "the answer exceeds a limit of length, digits, nesting, exponent, time or memory",
+    "no_gold": "there is no gold answer",
+    "gold_limit": "the gold exceeds a limit",
+    "grader": "the grader failed; this is a defect of the grader or of the gold",
+}
+
+
+class Verdict(NamedTuple):
+    """The outcome of one comparison. `seconds` is the time it took and is the only part that may vary."""
+
+    kind: Kind
+    reason: str
+    extracted: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def right(self) -> bool:
+        return self.kind == "right"
+
+    @property
+    def known(self) -> bool:
+        """Whether the verdict may become a reward; an unknown verdict never does."""
+        return self.kind != "unknown"
