@@ -42,7 +42,7 @@ $(VENV)/.made:
 	@command -v $(PYTHON) >/dev/null || \
 		{ echo "There is no '$(PYTHON)' here; install Python 3.11 or newer, or name one: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "$$($(PYTHON) --version) is too old for Lemma; name a Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }
+		{ echo "$$($(PYTHON) --version 2>&1) is too old for Lemma; name a Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
 		{ echo "'$(PYTHON)' lacks its venv module; install it (Debian, Ubuntu: apt install python3-venv) and run make again"; exit 1; }
 	$(PYTHON) -m venv $(VENV)

