@@ -41,6 +41,8 @@ def read(tokens: tuple[Token, ...]) -> Tree:
 
 def number(text: str) -> Fraction:
     """The exact value of a decimal literal."""
+    if text.isdigit():
+        return Fraction(int(text))
     mantissa, _, exponent = text.lower().partition("e")
     if exponent and abs(int(exponent)) > MAX_DIGITS:
         raise LimitExceeded("exponent of a number")

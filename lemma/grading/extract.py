@@ -18,14 +18,14 @@ _THINK_CLOSE = re.compile(r"</(?:think|thinking|reasoning)>|<end_working_out>")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _JOIN = re.compile(r"(?<![A-Za-z])(?:and|or)(?![A-Za-z])|[,;]")
 _PHRASES = (
-    re.compile(r"final answer is:?\s*(.+?)\.?\s*I hope", re.IGNORECASE | re.DOTALL),
+    re.compile(r"final answer is:?\s*(.{1,300}?)\.?\s*I hope", re.IGNORECASE | re.DOTALL),
     re.compile(r"(?:final answer|correct answer|answer|solution|result)\s+(?:is|would be|must be|should be|equals)\s*:?\s*(?!to\b|found\b|in\b)([^\n]+)", re.IGNORECASE),
     re.compile(r"(?:^|\n|(?<=[.\s*#]))\**(?:final answer|answer|ans|A)\**\s*:\s*\**\s*([^\n]+)", re.IGNORECASE),
     re.compile(r"(?:^|\n)\s*answer\s+([^\n]+)", re.IGNORECASE),
 )  # fmt: skip
 _SENTENCE_END = re.compile(r"(?<=[^.\s])\.(?=\s+[A-Z<]|\s*$)")
 _CHOICE = re.compile(r"(?:option|choice)\s*\(?([A-J])\)?(?![A-Za-z])|\(([A-J])\)\s*$", re.IGNORECASE)
-_MATH = re.compile(r"\$\$(.{1,2000}?)\$\$|\\\[(.{1,2000}?)\\\]|\\\((.{1,2000}?)\\\)|(?<![\\\d$])\$([^$\n]{1,2000}?)(?<!\\)\$", re.DOTALL)
+_MATH = re.compile(r"\$\$(.{1,1000}?)\$\$|\\\[(.{1,1000}?)\\\]|\\\((.{1,1000}?)\\\)|(?<![\\\d$])\$([^$\n]{1,1000}?)(?<!\\)\$", re.DOTALL)
 _NUMBER = re.compile(r"(?<![A-Za-z\d_.])-?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d))(?:/\d+)?\s*(?:\\?%|percent\b)?")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z])")
 _TEXT_COMMAND = re.compile(r"\\(?:text|mathrm|textbf|mbox|operatorname|mathbf)[a-z]*\s*\{[^{}]*\}|\\(?:begin|end)\s*\{[^{}]*\}(?:\{[^{}]*\})?")
@@ -190,7 +190,7 @@ def _hash(text: str) -> Extraction | None:
 
 def _phrase(text: str) -> Extraction | None:
     """After "the answer is", "Answer:", and the like: the last such phrase, one sentence of it."""
-    tail = text[-20_000:]
+    tail = text[-8_000:]
     for pattern in _PHRASES:
         matches = list(pattern.finditer(tail))
         if matches:
@@ -219,7 +219,7 @@ def _choice(text: str) -> Extraction | None:
 
 def _last_maths_or_number(text: str, maths: bool) -> Extraction | None:
     """The last formula or the last number, whichever ends later; a formula also where both are in it."""
-    tail = text[-20_000:]
+    tail = text[-8_000:]
     formula = None
     for formula in _MATH.finditer(tail):
         pass

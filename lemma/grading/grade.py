@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from lemma.grading.choice import read_choice
 from lemma.grading.compare import same
@@ -15,7 +16,9 @@ from lemma.grading.normalise import normalise, repair_escapes, squeezed
 from lemma.grading.rules import DEFAULT, Rules
 from lemma.grading.structure import Leaf, shape
 from lemma.grading.tokens import ambiguous, join_thousands, tokenise
-from lemma.grading.verdict import Verdict
+from lemma.grading.verdict import Kind, Verdict
+
+Symbolic: TypeAlias = Callable[[str, str], bool]
 
 
 class Pending(NamedTuple):
@@ -42,7 +45,7 @@ def gold_answer(gold: str) -> str:
 def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | Pending:
     """Everything that is safe to do in the caller's process: bounded work, no sympy."""
     start = perf_counter()
-    fast = _plain_box(prediction, gold, rules)
+    fast = _plain_mark(prediction, gold, rules)
     if fast is not None:
         return Verdict(fast[0], "number", fast[1], perf_counter() - start)
     if not gold or not gold.strip():
@@ -58,23 +61,39 @@ def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | Pendi
     return Verdict(outcome[0], outcome[1], _shown(found.answer), perf_counter() - start)
 
 
-_PLAIN = re.compile(r"-?\d{1,18}")
+_PLAIN = re.compile(r"-?\d{1,18}").fullmatch
+_SLOW = ("<|", "<think", "<SOLUTION>", "<solution>", "<reasoning>", "<start_working_out>", "</s>", "<eos>")
 
 
-def _plain_box(prediction: str, gold: str, rules: Rules) -> tuple[str, str] | None:
-    """The most common case, decided by a few string searches: one box around a whole number, and a whole-number gold."""
-    if rules is not DEFAULT or not _PLAIN.fullmatch(gold):
+def _plain_mark(prediction: str, gold: str, rules: Rules) -> tuple[Kind, str] | None:
+    """The most common case by a few string searches: a whole number in one box, tag or after ####, and such a gold."""
+    if rules is not DEFAULT or not _PLAIN(gold):
         return None
-    start = prediction.rfind("\\boxed{")
+    begin = 0
+    if "<" in prediction:
+        thought = prediction.rfind("</think>")
+        begin = thought + 8 if thought >= 0 else 0
+        for mark in _SLOW:
+            if prediction.find(mark, begin) >= 0:
+                return None
+        tag = prediction.rfind("<answer>", begin)
+        if tag >= 0:
+            inside = prediction[tag + 8 :].partition("</answer>")[0].strip()
+            return _plain_verdict(inside, gold)
+    start = prediction.rfind("\\boxed", begin)
+    if prediction.find("\\fbox", begin) >= 0:
+        return None
     if start < 0:
-        return None
+        mark = prediction.rfind("####", begin)
+        return _plain_verdict(prediction[mark + 4 :].strip(), gold) if mark >= 0 else None
     end = prediction.find("}", start)
-    inside = prediction[start + 7 : end]
-    if end < 0 or not _PLAIN.fullmatch(inside):
+    if end < 0 or prediction[start + 6] != "{" or prediction.rfind("\\boxed", begin, start) >= 0:
         return None
-    if "<" in prediction or "\\fbox" in prediction or prediction.rfind("\\boxed", 0, start) >= 0:
-        return None
-    if prediction.find("\\boxed", end) >= 0:
+    return _plain_verdict(prediction[start + 7 : end], gold)
+
+
+def _plain_verdict(inside: str, gold: str) -> tuple[Kind, str] | None:
+    if not _PLAIN(inside):
         return None
     return ("right" if inside == gold or int(inside) == int(gold) else "wrong"), inside
 
@@ -87,7 +106,7 @@ def _undecided(gold: str, answer: str) -> bool:
     raise Undecided
 
 
-def compare_texts(gold: str, answer: str, rules: Rules) -> tuple[str, str] | Pending:
+def compare_texts(gold: str, answer: str, rules: Rules) -> tuple[Kind, str] | Pending:
     """Compare an extracted answer with a gold text: (kind, reason), or what sympy must still decide."""
     wanted = gold_answer(gold)
     if not wanted:
@@ -98,6 +117,9 @@ def compare_texts(gold: str, answer: str, rules: Rules) -> tuple[str, str] | Pen
         return "right", "exact"
     if len(answer) > MAX_ANSWER + 1000:
         return "wrong", "limit"
+    plain = _plain_verdict(answer, wanted) if _PLAIN(wanted) else None
+    if plain is not None:
+        return plain[0], "number"
     wanted, answer_text = normalise(wanted), normalise(answer)
     if not wanted:
         return "unknown", "no_gold"
@@ -111,7 +133,7 @@ def compare_texts(gold: str, answer: str, rules: Rules) -> tuple[str, str] | Pen
         return Pending(wanted, answer_text, answer, rules)
 
 
-def decide(wanted: str, answer: str, rules: Rules, symbolic) -> tuple[str, str]:  # type: ignore[no-untyped-def]
+def decide(wanted: str, answer: str, rules: Rules, symbolic: Symbolic) -> tuple[Kind, str]:
     """Compare two normalised texts. `symbolic` is asked where reading them exactly is not enough."""
     try:
         check_shape(wanted)
@@ -129,7 +151,7 @@ def decide(wanted: str, answer: str, rules: Rules, symbolic) -> tuple[str, str]:
         return "wrong", "limit"
 
 
-def _choices(wanted: str, answer: str, rules: Rules, symbolic) -> tuple[str, str] | None:  # type: ignore[no-untyped-def]
+def _choices(wanted: str, answer: str, rules: Rules, symbolic: Symbolic) -> tuple[Kind, str] | None:
     gold = read_choice(wanted)
     if gold is None:
         return None
@@ -143,7 +165,7 @@ def _choices(wanted: str, answer: str, rules: Rules, symbolic) -> tuple[str, str
     return _compare(normalise(gold.content), given.content if given else answer, rules, symbolic)
 
 
-def _compare(wanted: str, answer: str, rules: Rules, symbolic) -> tuple[str, str]:  # type: ignore[no-untyped-def]
+def _compare(wanted: str, answer: str, rules: Rules, symbolic: Symbolic) -> tuple[Kind, str]:
     """Try each reading of commas; right in any is right."""
     undecided, limit = False, False
     reason = "structure"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -17,6 +18,7 @@ RELATIONS = frozenset({"=", "<", ">", "<=", ">=", "!="})
 _SEPARATORS = frozenset({",", ";"})
 _JOINING = frozenset({"and", "or"})
 _HEDGES = frozenset("approximately about approx around exactly roughly thus so hence only".split())
+_ARROWS = frozenset({"approx", "equiv", "to", "rightarrow"})
 _TAILS = ("for", "where", "with", "if", "when")
 
 
@@ -67,10 +69,12 @@ def shape(tokens: Tokens, depth: int = 0) -> Node:
     parts = _split(tokens)
     if len(parts) > 1:
         return _bare_list(parts, depth)
-    for build in (_union, _membership, _relation, _matrix, _bracketed):
-        node = build(tokens, depth)
-        if node is not None:
-            return node
+    names = {t.value if t.kind == "cmd" else t.kind for t in tokens}
+    for build, needed in _BUILDERS:
+        if needed is None or not names.isdisjoint(needed):
+            node = build(tokens, depth)
+            if node is not None:
+                return node
     return _leaf(tokens)
 
 
@@ -105,6 +109,8 @@ def _match(tokens: Tokens, start: int) -> int:
 
 def _top(tokens: Tokens) -> list[int]:
     """Places of the tokens outside all brackets and matrix environments."""
+    if not any(t.kind in OPEN or t.value == "begin" for t in tokens):
+        return list(range(len(tokens)))
     out, depth, environment = [], 0, 0
     for place, token in enumerate(tokens):
         if token.kind in CLOSE and depth:
@@ -180,7 +186,7 @@ def _membership(tokens: Tokens, depth: int) -> Node | None:
 
 def _relation(tokens: Tokens, depth: int) -> Node | None:
     places = [p for p in _top(tokens) if tokens[p].kind in RELATIONS]
-    approx = [p for p in _top(tokens) if tokens[p].kind == "cmd" and tokens[p].value in ("approx", "equiv", "to", "rightarrow")]
+    approx = [p for p in _top(tokens) if tokens[p].kind == "cmd" and tokens[p].value in _ARROWS]
     if not places and not approx:
         return None
     places = sorted(places + approx)
@@ -284,3 +290,12 @@ def _attach_powers(parts: list[str]) -> list[str]:
         else:
             out.append(part)
     return out
+
+
+_BUILDERS: tuple[tuple[Callable[[Tokens, int], Node | None], frozenset[str] | None], ...] = (
+    (_union, frozenset({"cup", "id"})),
+    (_membership, frozenset({"in"})),
+    (_relation, RELATIONS | _ARROWS),
+    (_matrix, frozenset({"begin"})),
+    (_bracketed, frozenset(OPEN)),
+)

@@ -1,0 +1,364 @@
+"""A pool of grading workers that can be killed: usable from any thread and from forked processes.
+
+The exact path runs in the caller, where it is bounded and takes microseconds; what needs sympy goes to a worker process
+with limits of CPU time and memory, which is killed and replaced when it overruns. Results are cached by (gold, answer,
+rules) and handed back in the order of the questions, whatever the timing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import queue
+import select
+import subprocess
+import sys
+import threading
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from time import monotonic, perf_counter
+from typing import Any
+
+from lemma.grading.grade import Pending, quick
+from lemma.grading.rules import DEFAULT, Rules
+from lemma.grading.verdict import Verdict
+
+Outcome = tuple[str, str]
+_START_SECONDS = 120.0
+_BATCH = 32
+
+
+@dataclass(slots=True)
+class _Task:
+    pending: Pending
+    future: Future[Outcome] = field(default_factory=Future)
+
+
+class _Stopped(Exception):
+    """The worker died, or was killed because it overran."""
+
+
+class _Worker:
+    """One worker process and the pipe to it. Owned by one thread at a time."""
+
+    def __init__(self, cpu_seconds: float, megabytes: int):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "lemma.grading.worker", str(cpu_seconds), str(megabytes)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self.buffer = b""
+        try:
+            self.receive(_START_SECONDS)
+        except _Stopped:
+            self.kill()
+            raise
+
+    def send(self, messages: list[dict[str, Any]]) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(b"".join(json.dumps(m).encode() + b"\n" for m in messages))
+            self.process.stdin.flush()
+        except (BrokenPipeError, OSError) as error:
+            raise _Stopped from error
+
+    def receive(self, seconds: float) -> dict[str, Any]:
+        """The next answer; raises where none comes in time or the worker is gone."""
+        assert self.process.stdout is not None
+        handle, deadline = self.process.stdout.fileno(), monotonic() + seconds
+        while b"\n" not in self.buffer:
+            left = deadline - monotonic()
+            if left <= 0 or not select.select([handle], [], [], left)[0]:
+                raise _Stopped("wall clock")
+            data = os.read(handle, 65536)
+            if not data:
+                raise _Stopped("worker gone")
+            self.buffer += data
+        line, self.buffer = self.buffer.split(b"\n", 1)
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def kill(self) -> None:
+        self.process.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:
+                    pass
+        self.process.wait()
+
+    def forget(self) -> None:
+        """In a forked child: let go of the parent's pipes without touching its worker."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                os.close(pipe.fileno())
+        self.process.returncode = 0
+
+
+_services: weakref.WeakSet[GradingService] = weakref.WeakSet()
+
+
+class GradingService:
+    """Grades completions; see the module's text. Workers start with the first question that needs one.
+
+    `cpu_seconds` and `megabytes` limit each comparison by sympy; `wall_seconds` is the backstop for a worker that does
+    not even notice its CPU limit.
+    """
+
+    def __init__(
+        self,
+        workers: int = 1,
+        cpu_seconds: float = 2.0,
+        wall_seconds: float = 20.0,
+        megabytes: int = 1024,
+        cache: int = 100_000,
+    ):
+        assert workers >= 1
+        self.workers, self.cpu_seconds, self.wall_seconds, self.megabytes = workers, cpu_seconds, wall_seconds, megabytes
+        self.cache_size = cache
+        self.counts: Counter[str] = Counter()
+        """Events since the start: asked, cached, sent, killed, started, failed."""
+        self._cache: OrderedDict[tuple[str, str, Rules], Outcome] = OrderedDict()
+        self._begin()
+        _services.add(self)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._live: dict[int, _Worker] = {}
+        self._waiting: dict[tuple[str, str, Rules], _Task] = {}
+        self._closed = False
+
+    # Asking
+
+    def grade(self, prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict:
+        """The verdict on one completion or bare answer."""
+        outcome = quick(prediction, gold, rules)
+        return outcome if isinstance(outcome, Verdict) else self.settle(outcome)
+
+    def settle(self, pending: Pending) -> Verdict:
+        """The verdict on what the exact path left open."""
+        start = perf_counter()
+        if not pending.rules.symbolic:
+            return Verdict("wrong", "unreadable", pending.extracted)
+        kind, reason = self._ask(pending).result()
+        return Verdict(kind, reason, pending.extracted, perf_counter() - start)  # type: ignore[arg-type]
+
+    def submit(self, prediction: str, gold: str, rules: Rules = DEFAULT) -> Future[Verdict]:
+        """A verdict to come; works with `concurrent.futures.as_completed` and `asyncio.wrap_future`."""
+        result: Future[Verdict] = Future()
+        outcome = quick(prediction, gold, rules)
+        if isinstance(outcome, Verdict):
+            result.set_result(outcome)
+            return result
+        pending, start = outcome, perf_counter()
+        if not rules.symbolic:
+            result.set_result(Verdict("wrong", "unreadable", pending.extracted))
+            return result
+
+        def done(asked: Future[Outcome]) -> None:
+            kind, reason = asked.result()
+            result.set_result(Verdict(kind, reason, pending.extracted, perf_counter() - start))  # type: ignore[arg-type]
+
+        self._ask(pending).add_done_callback(done)
+        return result
+
+    def grade_many(self, pairs: Iterable[tuple[str, str]], rules: Rules = DEFAULT) -> list[Verdict]:
+        """Verdicts on (prediction, gold) pairs, in their order."""
+        return list(self.stream(pairs, rules))
+
+    def stream(self, pairs: Iterable[tuple[str, str]], rules: Rules = DEFAULT) -> Iterator[Verdict]:
+        """As `grade_many`, one by one; later pairs are at work while earlier verdicts are awaited."""
+        ahead: list[Verdict | Future[Verdict]] = []
+        for prediction, gold in pairs:
+            outcome = quick(prediction, gold, rules)
+            ahead.append(outcome if isinstance(outcome, Verdict) else self.submit(prediction, gold, rules))
+            if len(ahead) >= 4096:
+                for item in ahead:
+                    yield item if isinstance(item, Verdict) else item.result()
+                ahead = []
+        for item in ahead:
+            yield item if isinstance(item, Verdict) else item.result()
+
+    def _ask(self, pending: Pending) -> Future[Outcome]:
+        key = (pending.gold, pending.answer, pending.rules)
+        with self._lock:
+            self.counts["asked"] += 1
+            known = self._cache.get(key)
+            if known is not None:
+                self.counts["cached"] += 1
+                self._cache.move_to_end(key)
+                future: Future[Outcome] = Future()
+                future.set_result(known)
+                return future
+            if key in self._waiting:
+                return self._waiting[key].future
+            assert not self._closed, "the grading service is closed"
+            task = _Task(pending)
+            self._waiting[key] = task
+            if len(self._threads) < self.workers:
+                thread = threading.Thread(target=self._run, args=(len(self._threads),), daemon=True, name="grading")
+                self._threads.append(thread)
+                thread.start()
+        self._queue.put(task)
+        return task.future
+
+    # Working
+
+    def _run(self, place: int) -> None:
+        """One thread for one worker: take a batch, send it, read the answers in order."""
+        todo: list[_Task] = []
+        while True:
+            if not todo:
+                first = self._queue.get()
+                if first is None:
+                    break
+                todo.append(first)
+            while len(todo) < _BATCH:
+                try:
+                    task = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+                if task is None:
+                    self._queue.put(None)
+                    break
+                todo.append(task)
+            todo = self._work(place, todo)
+        self._drop(place)
+
+    def _work(self, place: int, tasks: list[_Task]) -> list[_Task]:
+        """Do a batch; returns what is still to do after a worker was lost or left."""
+        try:
+            worker = self._worker(place)
+        except (_Stopped, OSError):
+            for task in tasks:
+                self._finish(task, ("unknown", "grader"))
+            return []
+        done = 0
+        try:
+            worker.send([self._message(task.pending) for task in tasks])
+            for task in tasks:
+                answer = worker.receive(self.wall_seconds)
+                done += 1
+                if "overrun" in answer or "error" in answer:
+                    self._blame(place, task, answer)
+                    break
+                self._finish(task, (answer["kind"], answer["reason"]))
+        except _Stopped as stopped:
+            self._drop(place)
+            if str(stopped) == "worker gone" and done == 0 and worker.process.returncode == 0:
+                return tasks
+            self._blame(place, tasks[done], {"overrun": "killed"})
+            done += 1
+        return tasks[done:]
+
+    def _blame(self, place: int, task: _Task, answer: dict[str, Any]) -> None:
+        """Whose fault an overrun is: the gold's if reading it alone overruns as well, otherwise the answer's."""
+        self.counts["killed" if "overrun" in answer else "failed"] += 1
+        self._drop(place)
+        try:
+            worker = self._worker(place)
+            worker.send([{"op": "probe", "gold": task.pending.gold}])
+            gold_is_fine = "kind" in worker.receive(self.wall_seconds)
+        except (_Stopped, OSError):
+            gold_is_fine = False
+            self._drop(place)
+        if not gold_is_fine:
+            self._finish(task, ("unknown", "gold_limit"))
+        else:
+            self._finish(task, ("wrong", "limit" if "overrun" in answer else "unreadable"))
+
+    @staticmethod
+    def _message(pending: Pending) -> dict[str, Any]:
+        return {"op": "settle", "gold": pending.gold, "answer": pending.answer, "rules": pending.rules.model_dump()}
+
+    def _worker(self, place: int) -> _Worker:
+        worker = self._live.get(place)
+        if worker is None or worker.process.poll() is not None:
+            self._drop(place)
+            self.counts["started"] += 1
+            worker = self._live[place] = _Worker(self.cpu_seconds, self.megabytes)
+        return worker
+
+    def _drop(self, place: int) -> None:
+        worker = self._live.pop(place, None)
+        if worker is not None:
+            worker.kill()
+
+    def _finish(self, task: _Task, outcome: Outcome) -> None:
+        key = (task.pending.gold, task.pending.answer, task.pending.rules)
+        with self._lock:
+            self._waiting.pop(key, None)
+            if self.cache_size and outcome[1] != "grader":
+                self._cache[key] = outcome
+                if len(self._cache) > self.cache_size:
+                    self._cache.popitem(last=False)
+        task.future.set_result(outcome)
+
+    # Ending
+
+    def close(self) -> None:
+        """Finish what is queued, then end the workers."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            threads = list(self._threads)
+        for _ in threads:
+            self._queue.put(None)
+        for thread in threads:
+            thread.join(self.wall_seconds)
+        for place in list(self._live):
+            self._drop(place)
+
+    def __enter__(self) -> GradingService:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _after_fork(self) -> None:
+        """In a forked child: the threads are gone and the workers are the parent's; begin anew, keep the cache."""
+        for worker in self._live.values():
+            worker.forget()
+        self._begin()
+
+
+def _after_fork_in_child() -> None:
+    global _default_lock
+    _default_lock = threading.Lock()
+    for service in list(_services):
+        service._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+_default: GradingService | None = None
+_default_lock = threading.Lock()
+
+
+def default_service() -> GradingService:
+    """The service behind `lemma.grade`: one worker, started when the first answer needs sympy."""
+    global _default
+    with _default_lock:
+        if _default is None:
+            _default = GradingService()
+            atexit.register(_default.close)
+        return _default
+
+
+def grade(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict:
+    """Whether a completion, or a bare answer, gives the gold answer.
+
+    The exact path runs here; what needs sympy runs in a worker process under limits of CPU time and memory.
+    """
+    outcome = quick(prediction, gold, rules)
+    return outcome if isinstance(outcome, Verdict) else default_service().settle(outcome)
