@@ -15,6 +15,8 @@ from lemma.core.errors import UserError, nearest
 COMMANDS: dict[str, str] = {
     "train": "run the stages of a recipe; the same command goes on where it stopped",
     "plan": "what a recipe would do and how much memory it needs; nothing is loaded",
+    "data": "look at data as the model will see it, and prepare files",
+    "download": "fetch a model or a dataset from the hub",
 }
 
 _FULL_OR_FORBIDDEN = {

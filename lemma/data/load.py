@@ -26,6 +26,11 @@ SMALL = 1 << 20
 """Files of fewer bytes are read faster than a cache entry."""
 
 
+def load_rows(options: DataOptions, seed: int) -> list[Item]:
+    """Whatever the rows hold, sampled and mixed."""
+    return _mixed(options, seed, lambda item: item, "anything")
+
+
 def load_problems(options: DataOptions, seed: int) -> list[Problem]:
     """Problems with at least one right answer each."""
     return _mixed(options, seed, _as_problem, "an answer to grade against")
@@ -209,7 +214,7 @@ def take(items: Sequence[T], source: SourceOptions, seed: int, name: str) -> lis
 def split_share(items: Sequence[T], share: float, seed: int, name: str) -> tuple[list[T], list[T]]:
     """What stays and what is held out: about `share` of the items, at least one on each side where there are two.
 
-    Items of the same problem stay together, so that repeated rows never end up on both sides.
+    Items that ask the same stay together, so that repeated rows never end up on both sides.
     """
     if share <= 0 or len(items) < 2:
         return list(items), []
@@ -230,7 +235,11 @@ def split_share(items: Sequence[T], share: float, seed: int, name: str) -> tuple
 
 
 def _identity(item: Any, place: int) -> Any:
-    return problem_of(item).id if isinstance(item, Problem | Demonstration | Preference | Judged) else place
+    """What an item asks, whatever its id; anything else is one of a kind."""
+    if not isinstance(item, Problem | Demonstration | Preference | Judged):
+        return place
+    problem = problem_of(item)
+    return problem.messages, problem.choices
 
 
 def filter_by_length(items: Sequence[T], lengths: Sequence[int], options: LengthOptions) -> tuple[list[T], int | None]:

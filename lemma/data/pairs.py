@@ -63,11 +63,7 @@ def _from_messages(values: Values, chosen: tuple[Message, ...], rejected: tuple[
 
 def _from_text(values: Values, chosen: str, rejected: str) -> Split:
     if has(values, "prompt"):
-        asked = messages(values, "prompt")
-        prompt = values["prompt"]
-        if isinstance(prompt, str) and chosen.startswith(prompt) and rejected.startswith(prompt):
-            chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
-        return asked, chosen, rejected
+        return messages(values, "prompt"), chosen, rejected
     shared = _common(chosen, rejected)
     turns = [match for match in TURN.finditer(shared) if match[1] == "Assistant"]
     if turns:

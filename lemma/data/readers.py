@@ -235,9 +235,10 @@ def lemma(values: Values) -> Problem | Demonstration:
     )
     if has(values, "response"):
         return Demonstration(problem, response=text(values, "response"), prompt=optional_text(values, "prompt"))
-    reasoning, answer = _reasoning(values), right[0] if right else optional_text(values, "expected_answer")
+    reasoning = _reasoning(values)
     if reasoning is None:
         return problem
+    answer = optional_text(values, "expected_answer") or (right[0] if right else None)
     return Demonstration(problem, reasoning=reasoning, answer=answer)
 
 

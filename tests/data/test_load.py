@@ -118,7 +118,7 @@ def test_a_row_without_an_answer_is_named(tmp_path):
     with pytest.raises(UserError, match=r"a.jsonl:1: this row lacks a chosen and a rejected response"):
         load_preferences(DataOptions(source=path), seed=0)
     with pytest.raises(UserError, match="the built-in arithmetic does not hold a labelled response"):
-        load_judged(DataOptions(), seed=0)
+        load_judged(DataOptions(count=5), seed=0)
 
 
 def test_rows_without_a_teacher_are_left_out_with_a_warning(tmp_path):

@@ -179,7 +179,6 @@ CONVERSATION = "\n\nHuman: Hello\n\nAssistant: Hi\n\nHuman: 2+2?\n\nAssistant:"
     "values",
     [
         {"prompt": "2+2?", "chosen": "It is 4", "rejected": "It is 5"},
-        {"prompt": "2+2?", "chosen": "2+2?It is 4", "rejected": "2+2?It is 5"},
         {"prompt": ASSISTANT[:1], "chosen": "It is 4", "rejected": "It is 5"},
         {
             "prompt": ASSISTANT[:1],

@@ -29,10 +29,15 @@ def test_the_table_names_all_files():
     assert there == set(files())
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.mark.parametrize("name", sorted(set(files()) - {"grader/dev.jsonl"}))
-def test_every_file_loads_by_itself(name, tmp_path):
+def test_every_file_loads_by_itself(name, cache):
     path = shared("data", name)
-    items = load_items(SourceOptions(source=str(path)), cache=str(tmp_path))
+    items = load_items(SourceOptions(source=str(path)), cache=cache)
     assert len(items) == files()[name]
     problems = [problem_of(item) for item in items]
     assert all(problem.golds and problem.question and problem.source for problem in problems)
@@ -77,15 +82,15 @@ def test_traces_become_demonstrations():
     assert all(item.problem.question in item.prompt for item in r1_zero)
 
 
-def test_problems_seen_in_evaluations_can_be_left_out(tmp_path):
+def test_problems_seen_in_evaluations_can_be_left_out(cache):
     path = shared("data", "dapo_math_17k.jsonl.gz")
-    options = DataOptions(source=str(path), drop_if="in_eval_sets", cache=str(tmp_path))
+    options = DataOptions(source=str(path), drop_if="in_eval_sets", cache=cache)
     assert len(load_problems(options, seed=0)) == 17188 - 984
 
 
-def test_multiple_choice_golds_are_letters_of_choices(tmp_path):
+def test_multiple_choice_golds_are_letters_of_choices(cache):
     for name in ("arc_challenge_test.jsonl", "mmlu_pro_test.jsonl.gz"):
-        for problem in load_problems(DataOptions(source=str(shared("data", name)), cache=str(tmp_path)), seed=0):
+        for problem in load_problems(DataOptions(source=str(shared("data", name)), cache=cache), seed=0):
             assert 0 <= "ABCDEFGHIJ".index(problem.gold) < len(problem.choices)
 
 

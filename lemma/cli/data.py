@@ -1,0 +1,233 @@
+"""`lemma data prepare` and `lemma data show`: write data for training, and look at it as the model will."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lemma.cli.parser import Parser
+from lemma.core.errors import UserError
+from lemma.data.readers import Item, problem_of
+
+if TYPE_CHECKING:
+    from lemma.core.types import Demonstration
+    from lemma.data.options import DataOptions
+    from lemma.data.prepare import Checker
+    from lemma.formats import Format
+
+SHOW = """\
+Print rows of a source. With --format they are shown as the model will see them: the prompt, then what is learnt between
+[[ and ]], decoded from the tokens."""
+PREPARE = """\
+Write data files. The ending of the name decides the kind: .parquet, .jsonl, .jsonl.gz, .json, .csv."""
+LUFFY = """\
+Write LUFFY's three files: openr1.parquet (problems with a teacher's trace), openrlhf_sft/train.jsonl (the same for
+supervised learning) and openr1.complement.parquet (other problems, for SFT followed by RL). Without a source, its own
+datasets are taken from the hub."""
+
+
+def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    parser = subparsers.add_parser("data", help="look at data and prepare it", description="Look at data, prepare it.")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="what", required=True)
+    show = commands.add_parser("show", help="print rows", description=SHOW)
+    _add_source(show)
+    show.add_argument(
+        "--format", metavar="NAME", help="show rows in this format, such as r1_zero or {name: r1_zero, system: Think.}"
+    )
+    show.add_argument("--model", metavar="PATH", default="tiny", help="whose tokenizer to use (default: tiny)")
+    show.add_argument("-n", metavar="N", type=int, default=3, help="how many rows (default: 3)")
+    show.set_defaults(run=run_show)
+    prepare = commands.add_parser("prepare", help="write data files", description=PREPARE)
+    kinds = prepare.add_subparsers(title="what to write", metavar="KIND", dest="kind", required=True)
+    rows = kinds.add_parser("rows", help="all rows of a source, in Lemma's own columns", description=PREPARE)
+    _add_source(rows)
+    rows.add_argument("--to", metavar="FILE", type=Path, required=True, help="the file to write")
+    rows.set_defaults(run=run_rows)
+    correct = kinds.add_parser("correct", help="only rows whose response gives the right answer", description=PREPARE)
+    _add_source(correct)
+    correct.add_argument("--to", metavar="FILE", type=Path, required=True, help="the file to write")
+    correct.set_defaults(run=run_correct)
+    luffy = kinds.add_parser("luffy", help="LUFFY's three files", description=LUFFY)
+    _add_source(luffy, default="openr1_math")
+    luffy.add_argument("--to", metavar="DIR", type=Path, default=Path("data"), help="the folder (default: data)")
+    luffy.add_argument("--complement", metavar="SOURCE", help="where the problems of the third file come from")
+    luffy.add_argument(
+        "--hold-out", metavar="SHARE", type=float, default=0.5, help="or a share of the source (default: 0.5)"
+    )
+    luffy.set_defaults(run=run_luffy)
+
+
+def _add_source(parser: Parser, default: str | None = None) -> None:
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        nargs="?" if default else None,
+        help="a file, a folder, a hub dataset, or arithmetic",
+    )
+    parser.add_argument("--reader", metavar="NAME", help="how rows are read (default: by their columns)")
+    parser.add_argument("--split", metavar="NAME", help="split of a hub dataset, a folder or arithmetic")
+    parser.add_argument("--config", metavar="NAME", help="configuration of a hub dataset")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="for what is drawn at random (default: 0)")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="any option of the data of a recipe, such as count=100 or arithmetic.operations=4; may be repeated",
+    )
+
+
+def _options(args: argparse.Namespace, source: str | None = None) -> DataOptions:
+    from pydantic import ValidationError
+
+    from lemma.config.document import Document, Place
+    from lemma.config.explain import explain
+    from lemma.config.overrides import apply
+    from lemma.data.options import DataOptions
+
+    given = {name: getattr(args, name) for name in ("reader", "split", "config") if getattr(args, name) is not None}
+    document = Document("", {"source": source or args.source, **given}, {(): Place("command line")})
+    apply(document, args.overrides, DataOptions)
+    try:
+        return DataOptions.model_validate(document.data)
+    except ValidationError as error:
+        raise explain(error, DataOptions, document) from None
+
+
+def run_rows(args: argparse.Namespace) -> int:
+    from lemma.data.load import load_rows
+    from lemma.data.prepare import item_rows, write_rows
+
+    items = load_rows(_options(args), args.seed)
+    write_rows(args.to, item_rows(items))
+    print(f"{args.to}: {len(items):,} rows")
+    return 0
+
+
+def run_correct(args: argparse.Namespace) -> int:
+    from lemma.data.load import load_demonstrations
+    from lemma.data.prepare import correct_only, item_rows, write_rows
+
+    items = load_demonstrations(_options(args), args.seed)
+    kept = correct_only(items, _checker())
+    if not kept:
+        raise UserError(f"none of the {len(items):,} responses gives the right answer", fix="check the source")
+    write_rows(args.to, item_rows(kept))
+    print(f"{args.to}: {len(kept):,} of {len(items):,} rows, those whose response gives the right answer")
+    return 0
+
+
+def _checker() -> Checker:
+    """How a response is compared with the gold."""
+    from lemma.data.prepare import states_answer
+
+    return states_answer
+
+
+def run_luffy(args: argparse.Namespace) -> int:
+    from lemma.data.load import load_rows, split_share
+    from lemma.data.prepare import luffy_rows, write_luffy
+    from lemma.formats.think_boxed import ThinkBoxed
+
+    source = args.source or "openr1_math"
+    complement = args.complement or (None if args.source else "openr1_math_complement")
+    if complement is None and not 0 < args.hold_out < 1:
+        raise UserError(f"--hold-out {args.hold_out} is not a share", fix="write a number between 0 and 1")
+    training = load_rows(_options(args, source), args.seed)
+    if complement is not None:
+        others = load_rows(_options(args, complement), args.seed)
+    else:
+        training, others = split_share(training, args.hold_out, args.seed, "luffy")
+    fmt = ThinkBoxed()
+
+    def rows(items: Sequence[Any]) -> list[dict[str, Any]]:
+        return luffy_rows(items, fmt.default_system, _think_target, args.split or "train")
+
+    counts = write_luffy(args.to, rows(training), rows(others))
+    for name, count in counts.items():
+        print(f"{args.to / name}: {count:,} rows")
+    return 0
+
+
+def _think_target(item: Demonstration) -> str:
+    """A teacher's response with its thoughts in think tags, as LUFFY's prompt expects them."""
+    from lemma.formats.think_boxed import ThinkBoxed
+
+    fmt = ThinkBoxed()
+    if item.response is not None and "</think>" in item.response:
+        return fmt.opening + item.response.removeprefix(fmt.opening)
+    thoughts, answer = item.response or item.reasoning or "", item.answer or item.problem.gold
+    assert answer is not None, "rows without an answer are refused before"
+    return fmt.opening + fmt.compose(thoughts.strip(), answer)
+
+
+def run_show(args: argparse.Namespace) -> int:
+    from lemma.data.load import load_rows
+
+    if args.n < 1:
+        raise UserError(f"-n {args.n} shows nothing", fix="write a number from 1")
+    options = _options(args)
+    if options.source == "arithmetic" and not options.mix:
+        options = options.model_copy(update={"count": args.n, "fraction": None})
+    items = load_rows(options, args.seed)
+    view = _as_written if args.format is None else _in_format(args.format, args.model)
+    for number, item in enumerate(items[: args.n], start=1):
+        problem = problem_of(item)
+        known = {"subject": problem.subject, "level": problem.level, "gold": " or ".join(problem.golds)}
+        about = [f"{name} {value}" for name, value in known.items() if value]
+        print(f"--- row {number}: {' | '.join([problem.source, problem.id, *about])}\n{view(item)}\n")
+    return 0
+
+
+def _as_written(item: Item) -> str:
+    """An item without any format: who says what, and which part of it is what."""
+    problem = problem_of(item)
+    parts = [(message.role, message.content) for message in problem.messages]
+    parts += [(f"choice {'ABCDEFGHIJKLMNOPQRSTUVWXYZ'[n]}", text) for n, text in enumerate(problem.choices)]
+    for name in ("prompt", "reasoning", "answer", "response", "chosen", "rejected", "wanted"):
+        value = getattr(item, name, None)
+        if value is not None:
+            parts.append((name, str(value)))
+    return "\n".join(f"{name}: {text}" for name, text in parts)
+
+
+def _in_format(name: str, model: str) -> Callable[[Item], str]:
+    """A function that shows an item as the tokens of a model in a format."""
+    from lemma.config.document import parse_value
+    from lemma.formats import make_format
+    from lemma.models.load import load_tokenizer
+
+    fmt, tokenizer = make_format(parse_value(name)), load_tokenizer(model)
+    fmt.install(tokenizer)
+    return lambda item: _as_tokens(item, fmt, tokenizer)
+
+
+def _as_tokens(item: Item, fmt: Format, tokenizer: Any) -> str:
+    """The prompt, then each response to learn from in [[ ]], decoded from the ids that training would use."""
+    from lemma.core.types import Demonstration, Preference, Problem
+    from lemma.formats.encode import encode_demonstration, encode_prompt
+
+    def text(ids: Any) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    if isinstance(item, Problem):
+        ids = encode_prompt(fmt, item, tokenizer)
+        return f"{text(ids)}\n({len(ids)} tokens)"
+    if isinstance(item, Demonstration):
+        said = {"learnt": item}
+    elif isinstance(item, Preference):
+        answers = {"chosen": item.chosen, "rejected": item.rejected}
+        said = {name: Demonstration(item.problem, response=answer) for name, answer in answers.items()}
+    else:
+        said = {"wanted" if item.wanted else "unwanted": Demonstration(item.problem, response=item.response)}
+    shown: list[str] = []
+    for name, demonstration in said.items():
+        path = encode_demonstration(fmt, demonstration, tokenizer)
+        prompt, learnt = path.ids_T[~path.chosen_T], path.ids_T[path.chosen_T]
+        if not shown:
+            shown.append(text(prompt))
+        shown.append(f"[[{text(learnt)}]]\n({len(prompt)} tokens of prompt, {len(learnt)} {name})")
+    return "\n".join(shown) if len(said) > 1 else "".join(shown)

@@ -1,0 +1,120 @@
+"""Models and datasets of the Hugging Face hub, or of the mirror that HF_ENDPOINT names, into a plain folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+from lemma.core.errors import UserError
+from lemma.data.sources import ALIASES, HubName
+
+Kind = Literal["model", "dataset"]
+LARGE = 8 << 20
+"""Files of at least so many bytes are fetched in parts."""
+PARTS = Path(".cache") / "lemma"
+FOLDERS: dict[Kind, str] = {"model": "model", "dataset": "data"}
+
+
+def default_folder(kind: Kind, name: str) -> Path:
+    """`model/<name>` or `data/<name>`, under the folder that the command runs in."""
+    return Path(FOLDERS[kind]) / name
+
+
+def download(kind: Kind, name: str, to: Path | None = None, revision: str | None = None) -> Path:
+    """Fetch a whole repository at one commit; files that are there already are not fetched again."""
+    import httpx
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    folder = to or default_folder(kind, name)
+    repository = ALIASES.get(name, HubName(name)).path if kind == "dataset" else name
+    try:
+        # Without this question first, an unreachable hub would pass for a finished download where a folder exists.
+        info = HfApi().repo_info(repository, repo_type=kind, revision=revision, files_metadata=True)
+        _fetch_large(kind, repository, info, folder)
+        snapshot_download(repository, repo_type=kind, revision=info.sha, local_dir=folder)
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, httpx.TransportError, ConnectionError) as error:
+        raise _sentence(kind, repository, revision, error) from error
+    missing = [one.rfilename for one in info.siblings or [] if not _is_whole(folder / one.rfilename, one.size)]
+    if missing:
+        raise UserError(
+            f"the download of '{repository}' ended without {missing[0]}", fix="give the same command again to go on"
+        )
+    shutil.rmtree(folder / PARTS, ignore_errors=True)
+    return folder
+
+
+def _fetch_large(kind: Kind, repository: str, info: Any, folder: Path) -> None:
+    """Fetch large files into parts that a later run goes on with; the client itself would begin each file again.
+
+    What arrives is not trusted here: the client compares the digest of every large file that it finds in the folder.
+    """
+    from huggingface_hub import constants, hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    for one in info.siblings or []:
+        path = folder / one.rfilename
+        if one.lfs is None or path.exists() or not LARGE <= one.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
+            continue
+        part = folder / PARTS / one.lfs.sha256
+        part.parent.mkdir(parents=True, exist_ok=True)
+        with open(part, "ab") as handle:
+            url = hf_hub_url(repository, one.rfilename, repo_type=kind, revision=info.sha)
+            http_get(
+                url,
+                handle,
+                resume_size=handle.tell(),
+                headers=build_hf_headers(),
+                expected_size=one.size,
+                displayed_filename=path.name,
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(part, path)
+
+
+def _is_whole(path: Path, size: int | None) -> bool:
+    return path.is_file() and size in (None, path.stat().st_size)
+
+
+def _sentence(kind: Kind, name: str, revision: str | None, error: Exception) -> UserError:
+    """What to tell people about an error of the hub's client."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    hub = constants.ENDPOINT
+    if isinstance(error, HFValidationError):
+        return UserError(f"'{name}' cannot be the name of a {kind}", fix="write it like owner/name")
+    if isinstance(error, GatedRepoError):
+        return UserError(
+            f"the {kind} '{name}' is gated on {hub}", fix="accept its terms there and log in with `hf auth login`"
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return UserError(
+            f"the {kind} '{name}' has no revision '{revision}' on {hub}", fix="name a branch, tag or commit"
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return UserError(
+            f"there is no {kind} '{name}' on {hub}",
+            fix="check the spelling, or log in with `hf auth login` where it is private",
+        )
+    if isinstance(error, OfflineModeIsEnabled):
+        return UserError(f"the {kind} '{name}' cannot be fetched offline", fix="unset HF_HUB_OFFLINE")
+    if isinstance(error, HfHubHTTPError) and error.response is not None:
+        return UserError(
+            f"{hub} answered {error.response.status_code} for the {kind} '{name}'",
+            fix="give the same command again later",
+        )
+    return UserError(
+        f"{hub} cannot be reached for the {kind} '{name}'",
+        fix="check the network and HF_ENDPOINT, then give the same command again: it goes on where it stopped",
+    )

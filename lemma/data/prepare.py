@@ -1,0 +1,197 @@
+"""Data written for others and for later: rows in Lemma's own schema, LUFFY's three files, and correct rows only.
+
+Every file is written whole or not at all, and is read back by our own readers.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import re
+import string
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lemma.core.errors import UserError
+from lemma.core.files import write_whole
+from lemma.core.types import Demonstration, Message, Preference, Problem
+from lemma.data.readers import Item
+from lemma.data.rows import boxed
+from lemma.data.sources import SUFFIXES
+
+Table = list[dict[str, Any]]
+Checker = Callable[[str, Sequence[str]], bool]
+"""Whether a response states one of the right answers."""
+
+ALWAYS = ("id", "dataset", "problem", "answer", "solution", "subject", "level")
+LUFFY_TRAIN, LUFFY_SFT, LUFFY_COMPLEMENT = "openr1.parquet", "openrlhf_sft/train.jsonl", "openr1.complement.parquet"
+THINK = "<think>\n"
+
+
+def write_rows(path: Path, rows: Table) -> None:
+    """Write rows in the kind of file that the name asks for."""
+    suffix = next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), None)
+    if suffix is None:
+        raise UserError("this kind of file cannot be written", file=path, fix=f"end the name in {', '.join(SUFFIXES)}")
+    if suffix == ".parquet":
+        write_whole(path, _parquet(rows))
+        return
+    if suffix.startswith(".csv"):
+        content = _csv(path, rows)
+    elif suffix.startswith(".jsonl"):
+        content = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+    else:
+        content = json.dumps(rows, ensure_ascii=False, indent=1, default=str) + "\n"
+    write_whole(path, gzip.compress(content.encode(), mtime=0) if suffix.endswith(".gz") else content)
+
+
+def _parquet(rows: Table) -> bytes:
+    import pyarrow
+    import pyarrow.parquet
+
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), buffer)
+    return buffer.getvalue()
+
+
+def _csv(path: Path, rows: Table) -> str:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    for number, row in enumerate(rows, start=1):
+        for name, value in row.items():
+            if isinstance(value, list | dict):
+                raise UserError(
+                    f"row {number}: a cell cannot hold the list in '{name}'", file=path, fix="write .parquet or .jsonl"
+                )
+    buffer = io.StringIO(newline="")
+    writer = csv.DictWriter(buffer, names)
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def item_rows(items: Sequence[Item]) -> Table:
+    """Items as rows that our readers turn into the same items; columns that no row needs are left out."""
+    rows = [_item_row(item) for item in items]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    kept = [name for name in names if name in ALWAYS or any(row.get(name) is not None for row in rows)]
+    return [{name: row.get(name) for name in kept} for row in rows]
+
+
+def _item_row(item: Item) -> dict[str, Any]:
+    if isinstance(item, Problem):
+        return _problem_row(item)
+    if isinstance(item, Preference):
+        return {"prompt": _prompt(item.problem), "chosen": item.chosen, "rejected": item.rejected}
+    if not isinstance(item, Demonstration):
+        return {"prompt": _prompt(item.problem), "completion": item.response, "label": item.wanted}
+    row = _problem_row(item.problem)
+    if item.response is not None:
+        return {**row, "prompt": item.prompt, "response": item.response}
+    return {**row, "reasoning": item.reasoning, "expected_answer": item.answer}
+
+
+def _prompt(problem: Problem) -> str | list[dict[str, str]]:
+    """The text of a single question, or the messages."""
+    if [message.role for message in problem.messages] == ["user"]:
+        return problem.question
+    return [message.as_dict() for message in problem.messages]
+
+
+def _problem_row(problem: Problem) -> dict[str, Any]:
+    prompt = _prompt(problem)
+    return {
+        "id": problem.id,
+        "dataset": problem.source or "unnamed",
+        "problem": problem.question,
+        "answer": problem.gold,
+        "solution": None,
+        "subject": problem.subject,
+        "level": problem.level,
+        "golds": list(problem.golds) if len(problem.golds) > 1 else None,
+        "messages": None if isinstance(prompt, str) else prompt,
+        "choices": list(problem.choices) or None,
+        "labels": list(string.ascii_uppercase[: len(problem.choices)]) or None,
+        "target": list(problem.traces) or None,
+        "extra": json.dumps(problem.extra, ensure_ascii=False, default=str) if problem.extra else None,
+    }
+
+
+def correct_only(demonstrations: Iterable[Demonstration], is_correct: Checker) -> list[Demonstration]:
+    """The demonstrations that state a right answer, as the checker sees it."""
+    kept = []
+    for item in demonstrations:
+        if not item.problem.golds:
+            raise UserError(
+                f"problem {item.problem.id} has no answer to compare with", fix="choose data with right answers"
+            )
+        if is_correct(stated(item), item.problem.golds):
+            kept.append(item)
+    return kept
+
+
+def stated(item: Demonstration) -> str:
+    """The text in which a demonstration gives its answer: its response, or working that ends in an answer."""
+    if item.response is not None:
+        return item.response
+    working = item.reasoning or ""
+    return working if boxed(working) or "<answer>" in working else item.answer or ""
+
+
+def states_answer(response: str, golds: Sequence[str]) -> bool:
+    r"""Whether the last `<answer>`, `\boxed{}` or `####` of a response, or all of it, is a gold, spelling aside."""
+    _, tag, rest = response.rpartition("<answer>")
+    answer = rest.partition("</answer>")[0] if tag else response.rpartition("####")[2]
+    answer = boxed(answer) or answer
+    return any(_plain(answer) == _plain(gold) for gold in golds)
+
+
+def _plain(answer: str) -> str:
+    """An answer without spaces, currency, thousands separators and the final dot."""
+    plain = re.sub(r"(?<=\d),(?=\d{3}\b)", "", re.sub(r"\s|\\\$|\$", "", answer))
+    return plain.removesuffix(".").replace(r"\dfrac", r"\frac").replace(r"\tfrac", r"\frac")
+
+
+def luffy_rows(items: Sequence[Item], system: str, target: Callable[[Demonstration], str], split: str) -> Table:
+    """Rows in LUFFY's columns: prompt messages, the teacher's message or null, and the gold for a rule-based reward."""
+    rows = []
+    for number, item in enumerate(items):
+        problem = item if isinstance(item, Problem) else item.problem
+        if problem.gold is None:
+            raise UserError(f"problem {problem.id} has no answer", fix="LUFFY's files need one in every row")
+        said = problem.messages if problem.system else (Message("system", system), *problem.messages)
+        written = target(item) if isinstance(item, Demonstration) else None
+        rows.append(
+            {
+                "data_source": problem.source,
+                "prompt": [message.as_dict() for message in said],
+                "target": [Message("assistant", written).as_dict()] if written else None,
+                "ability": problem.extra.get("ability") or "math",
+                "reward_model": {"ground_truth": problem.gold, "style": "rule"},
+                "extra_info": problem.extra.get("extra_info") or {"index": number, "split": split},
+            }
+        )
+    return rows
+
+
+def luffy_sft_rows(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """The rows with a target, for supervised learning: its `<think>` is left out, because the prompt ends in it."""
+    found = []
+    for row in rows:
+        if row["target"]:
+            target = [{**message, "content": message["content"].removeprefix(THINK)} for message in row["target"]]
+            found.append({"prompt": row["prompt"], "target": target})
+    return found
+
+
+def write_luffy(folder: Path, training: Table, complement: Table) -> dict[str, int]:
+    """LUFFY's three files; gives the number of rows of each."""
+    sft = luffy_sft_rows(training)
+    if not sft:
+        raise UserError("no training row has a teacher's response", fix="choose a source with traces or solutions")
+    files = {LUFFY_TRAIN: training, LUFFY_SFT: sft, LUFFY_COMPLEMENT: complement}
+    for name, rows in files.items():
+        write_rows(folder / name, rows)
+    return {name: len(rows) for name, rows in files.items()}

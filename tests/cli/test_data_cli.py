@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pyarrow.parquet
+import pytest
+
+from lemma.cli import main
+from lemma.core.types import Demonstration
+from lemma.data.arithmetic import generate
+from lemma.data.load import load_items, load_problems
+from lemma.data.options import ArithmeticOptions, DataOptions, SourceOptions
+from lemma.data.prepare import states_answer
+from tests.cli.test_download import lemma
+from tests.hub import Hub, serve
+from tests.shared import shared
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    """Run a command in a folder of its own; gives exit code, what it printed and what it complained of."""
+    monkeypatch.chdir(tmp_path)
+
+    def go(*arguments: str) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return go
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def items(path):
+    return load_items(SourceOptions(source=str(path)))
+
+
+CHOICE = {"question": "2+2?", "choices": ["3", "4"], "answer": "B"}
+TRACE = {"problem": "2+2?", "generated_solution": "two twos", "expected_answer": "4"}
+RESPONSE = {"prompt": "2+2? <think>", "response": " 4 </think> <answer> 4 </answer>", "ground_truth": "4"}
+CHAT = [{"role": "system", "content": "s"}, {"role": "user", "content": "é\n?"}, {"role": "assistant", "content": "4"}]
+PAIR = {"prompt": CHAT[:2], "chosen": "4", "rejected": "5"}
+LABEL = {"prompt": "2+2?", "completion": "4", "label": True}
+RLVR = {"messages": CHAT[:2], "ground_truth": ["4", "four"], "dataset": "math"}
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".jsonl.gz", ".json"])
+@pytest.mark.parametrize("row", [CHOICE, TRACE, RESPONSE, {"messages": CHAT}, PAIR, LABEL, RLVR])
+def test_prepared_rows_read_back_as_the_same_items(run, tmp_path, suffix, row):
+    source = write(tmp_path / "same.jsonl", [row, row])
+    to = tmp_path / "out" / f"same{suffix}"
+    assert run("data", "prepare", "rows", source, "--to", to)[:2] == (0, f"{to}: 2 rows\n")
+    assert items(to) == items(source)
+
+
+def test_arithmetic_as_csv_reads_back(run, tmp_path):
+    to = tmp_path / "sums.csv"
+    code, _, _ = run("data", "prepare", "rows", "arithmetic", "--to", to, "--split", "test", "--set", "count=20",
+                     "--set", "arithmetic.operations=2")  # fmt: skip
+    assert code == 0
+    assert items(to) == generate(ArithmeticOptions(operations=2), "test", count=20)
+
+
+def test_prepare_samples_with_the_seed(run, tmp_path):
+    source = write(tmp_path / "a.jsonl", [{"problem": str(n), "answer": "1"} for n in range(50)])
+
+    def drawn(seed):
+        assert run("data", "prepare", "rows", source, "--to", "b.jsonl", "--set", "count=5", "--seed", seed)[0] == 0
+        return [problem.question for problem in items("b.jsonl")]
+
+    assert drawn(1) == drawn(1) != drawn(2) and len(drawn(3)) == 5
+
+
+def test_only_correct_responses_are_kept(run, tmp_path):
+    answers = ["4", "5", r"\boxed{4}", " $4$ "]
+    rows = [{**RESPONSE, "response": f"x </think> <answer>{answer}</answer>"} for answer in answers]
+    source = write(tmp_path / "sft.jsonl", rows)
+    code, out, _ = run("data", "prepare", "correct", source, "--to", "correct.jsonl")
+    assert code == 0 and "correct.jsonl: 3 of 4 rows" in out
+    assert [item.response for item in items("correct.jsonl")] == [
+        row["response"] for row in rows if "5" not in row["response"]
+    ]
+    wrong = write(tmp_path / "wrong.jsonl", rows[1:2])
+    assert run("data", "prepare", "correct", wrong, "--to", "none.jsonl")[2].startswith(
+        "lemma: error: none of the 1 responses gives the right answer"
+    )
+    assert not (tmp_path / "none.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("response", "gold", "same"),
+    [
+        ("<answer> 1,234 </answer> thanks", "1234", True),
+        ("so <answer>3</answer>, no: <answer>4</answer>", "4", True),
+        (r"thus $\boxed{\dfrac{1}{2}}$.", r"\frac{1}{2}", True),
+        ("2+2=4\n#### 4", "4", True),
+        ("4.", "4", True),
+        ("1,2", "12", False),
+        ("14", "4", False),
+    ],
+)
+def test_the_plain_comparison_of_answers(response, gold, same):
+    assert states_answer(response, ["other", gold]) is same
+
+
+def luffy_row(number, target):
+    return {
+        "data_source": "openr1",
+        "prompt": [{"role": "system", "content": "Think."}, {"role": "user", "content": f"{number}?"}],
+        "target": [{"role": "assistant", "content": target}] if target else None,
+        "ability": "math",
+        "reward_model": {"ground_truth": str(number), "style": "rule"},
+        "extra_info": {"index": number, "split": "default"},
+    }
+
+
+def test_luffy_rows_come_out_as_they_went_in(run, tmp_path):
+    training = [luffy_row(n, f"<think>\nhm </think>\n\\boxed{{{n}}}" if n else None) for n in range(3)]
+    source = write(tmp_path / "a.jsonl", training)
+    other = write(tmp_path / "b.jsonl", [luffy_row(9, None)])
+    code, out, _ = run("data", "prepare", "luffy", source, "--complement", other, "--to", "data")
+    assert code == 0
+    assert out.splitlines() == [
+        "data/openr1.parquet: 3 rows",
+        "data/openrlhf_sft/train.jsonl: 2 rows",
+        "data/openr1.complement.parquet: 1 rows",
+    ]
+    assert pyarrow.parquet.read_table("data/openr1.parquet").to_pylist() == training
+    (complement,) = pyarrow.parquet.read_table("data/openr1.complement.parquet").to_pylist()
+    assert complement == luffy_row(9, None)
+    sft = [json.loads(line) for line in open("data/openrlhf_sft/train.jsonl", encoding="utf-8")]
+    assert sft[0] == {
+        "prompt": training[1]["prompt"],
+        "target": [{"role": "assistant", "content": "hm </think>\n\\boxed{1}"}],
+    }
+    assert items("data/openrlhf_sft/train.jsonl")[1].response == "hm </think>\n\\boxed{2}"
+
+
+def test_luffy_files_from_any_traces(run):
+    source = shared("data", "traces", "long_traces.jsonl.gz")
+    assert run("data", "prepare", "luffy", source, "--to", "data", "--hold-out", "0.25")[0] == 0
+    training, held = items("data/openr1.parquet"), items("data/openr1.complement.parquet")
+    assert len(training) + len(held) == 400 and 90 <= len(held) <= 110
+    assert not {item.problem.question for item in training} & {item.problem.question for item in held}
+    for item in training:
+        assert isinstance(item, Demonstration) and item.response.startswith("<think>\n")
+        assert item.response.count("</think>") == 1 and states_answer(item.response, item.problem.golds)
+        assert item.problem.system
+    assert load_problems(DataOptions(source="data/openr1.parquet"), seed=0)[0].traces
+
+
+def test_show_as_written_and_as_the_model_sees_it(run, tmp_path):
+    code, out, _ = run("data", "show", "arithmetic", "-n", "2")
+    first = generate(ArithmeticOptions(), "train", count=1)[0]
+    assert code == 0 and out.count("--- row") == 2
+    assert f"user: {first.problem.question}\nreasoning: {first.reasoning}\nanswer: {first.answer}\n" in out
+    code, out, _ = run("data", "show", "arithmetic", "-n", "1", "--format", "{name: r1_zero, system: ''}")
+    assert f"[[{first.reasoning} </think> <answer> {first.answer} </answer> <eos>]]" in out
+    prompt = out.splitlines()[1].partition("[[")[0]
+    assert first.problem.question in prompt and prompt.endswith("<think>")
+    assert "tokens of prompt" in out
+    pairs = write(tmp_path / "pairs.jsonl", [{"prompt": "how many ?", "chosen": "4", "rejected": "5"}])
+    code, out, _ = run("data", "show", pairs, "--format", "question_only")
+    assert "[[4 <eos>]]\n" in out and "[[5 <eos>]]\n" in out and "2 chosen" in out and "2 rejected" in out
+    code, out, _ = run("data", "show", pairs)
+    assert "chosen: 4\nrejected: 5" in out
+    label = write(tmp_path / "label.jsonl", [LABEL])
+    assert "unwanted" not in run("data", "show", label, "--format", "question_only")[1]
+    assert "wanted: True" in run("data", "show", label)[1]
+    choice = write(tmp_path / "choice.jsonl", [CHOICE])
+    assert "choice A: 3\nchoice B: 4" in run("data", "show", choice)[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["show", "missing.jsonl"], "the file or folder 'missing.jsonl' does not exist; in "),
+        (["show", "arithmetic", "--split", "tset"], "arithmetic has no split 'tset'; did you mean 'test'?"),
+        (["show", "arithmetic", "--set", "arithmetic.operation=3"], "unknown key 'arithmetic.operation'"),
+        (["show", "arithmetic", "--set", "arithmetic.operations=99"], "arithmetic.operations"),
+        (["show", "arithmetic", "-n", "0"], "-n 0 shows nothing; write a number from 1"),
+        (["show", "arithmetic", "--format", "r1_zeros"], "there is no format 'r1_zeros'; did you mean 'r1_zero'?"),
+        (["show", "rows.jsonl", "--reader", "gsm8"], "there is no reader 'gsm8'; did you mean 'gsm8k'?"),
+        (["show", "rows.jsonl", "--reader", "gsm8k"], "rows.jsonl:1: the column 'answer' has no final"),
+        (["prepare", "rows", "rows.jsonl", "--to", "a.xlsx"], "a.xlsx: this kind of file cannot be written; end"),
+        (["prepare", "rows", "choice.jsonl", "--to", "a.csv"], "a.csv: row 1: a cell cannot hold the list in 'ch"),
+        (["prepare", "rows", "rows.jsonl"], "the following arguments are required: --to"),
+        (["prepare", "correct", "rows.jsonl", "--to", "a.jsonl"], "rows.jsonl:1: this row lacks a solution to imitate"),
+        (["prepare", "luffy", "rows.jsonl", "--hold-out", "2"], "--hold-out 2.0 is not a share; write a number"),
+        (["prepare", "luffy", "rows.jsonl"], "no training row has a teacher's response; choose a source"),
+        (["prepare", "luffy", "chat.jsonl"], "has no answer; LUFFY's files need one in every row"),
+        (["shwo", "arithmetic"], "does not know 'shwo'; did you mean 'show'?"),
+    ],
+)  # fmt: skip
+def test_wrong_commands_get_one_sentence_and_write_nothing(run, tmp_path, arguments, sentence):
+    write(tmp_path / "rows.jsonl", [{"question": f"{n}?", "answer": "4"} for n in range(4)])
+    write(tmp_path / "choice.jsonl", [CHOICE])
+    write(tmp_path / "chat.jsonl", [{"messages": CHAT}] * 2)
+    before = {path.name for path in tmp_path.rglob("*")}
+    code, out, err = run("data", *arguments)
+    assert code == 2 and out == "" and sentence in err and err.startswith("lemma: error: ") and err.count("\n") == 1
+    assert {path.name for path in tmp_path.rglob("*")} == before
+
+
+def test_a_hub_dataset_by_name_through_a_mirror(tmp_path):
+    rows = [{"question": f"{n}+1?", "answer": f"easy\n#### {n + 1}"} for n in range(3)]
+    table = pyarrow.Table.from_pylist(rows)
+    pyarrow.parquet.write_table(table, tmp_path / "train.parquet")
+    card = (
+        "---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: main/train-*\n"
+        "- config_name: socratic\n  data_files:\n  - split: train\n    path: socratic/train-*\n---\n"
+    )
+    parquet = (tmp_path / "train.parquet").read_bytes()
+    files = {"README.md": card.encode(), "main/train-00000-of-00001.parquet": parquet}
+    with serve(Hub({"datasets/openai/gsm8k": files})) as hub:
+        done = lemma(tmp_path, hub.url, "data", "show", "gsm8k", "-n", "1")
+        assert done.returncode == 0, done.stderr
+        assert "user: 0+1?\nreasoning: easy\nanswer: 1\n" in done.stdout
+        assert any("train-00000-of-00001.parquet" in path for path, _ in hub.files_sent())
+        missing = lemma(tmp_path, hub.url, "data", "show", "openai/gsm8")
+        assert missing.returncode == 2
+        assert "there is no file and no public hub dataset 'openai/gsm8'" in missing.stderr
+        split = lemma(tmp_path, hub.url, "data", "show", "gsm8k", "--split", "tset")
+        assert split.returncode == 2 and "tset" in split.stderr.strip().splitlines()[-1]
+    again = lemma(tmp_path, "http://127.0.0.1:9", "data", "show", "gsm8k", "-n", "1", HF_HUB_OFFLINE="1")
+    assert again.returncode == 0 and "user: 0+1?" in again.stdout, "what was fetched once is there offline"
+
+
+def test_show_needs_no_torch_without_a_format():
+    code = (
+        "import sys; from lemma.cli import main; main(['data', 'show', 'arithmetic']); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
