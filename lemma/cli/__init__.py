@@ -17,6 +17,8 @@ COMMANDS: dict[str, str] = {
     "plan": "what a recipe would do and how much memory it needs; nothing is loaded",
     "data": "look at data as the model will see it, and prepare files",
     "download": "fetch a model or a dataset from the hub",
+    "doctor": "try every part that Lemma can use and say what repairs what is broken",
+    "generate": "ask a model a question and read its answer",
 }
 
 _FULL_OR_FORBIDDEN = {
@@ -73,7 +75,7 @@ def _run(arguments: list[str]) -> int:
     except SystemExit as leaving:
         return int(leaving.code or 0)
     if extras:
-        (subparsers.choices[command] if command else parser).refuse(extras)
+        parser.refuse(extras, arguments)
     if options.version:
         return _print_version()
     if command is None:

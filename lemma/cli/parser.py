@@ -21,18 +21,26 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(message, fix=f"`{self.prog} --help` shows how")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise UserError(f"`{self.prog}` does not know '{value}'", fix=nearest(str(value), map(str, action.choices)))
+
     def format_help(self) -> str:
         appendix = "" if self.appendix is None else f"\n{self.appendix()}"
         return super().format_help() + appendix
 
-    def refuse(self, extras: Sequence[str]) -> NoReturn:
-        """Say what to write instead of arguments that mean nothing to this command."""
+    def refuse(self, extras: Sequence[str], arguments: Sequence[str]) -> NoReturn:
+        """Say what to write instead of arguments that mean nothing to this command, or to the one inside it."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for word in arguments:
+                    if word in action.choices:
+                        action.choices[word].refuse(extras, arguments[arguments.index(word) + 1 :])
         first = extras[0]
-        takes_set = "--set" in self._option_string_actions
         if first.startswith("-"):
             name = first.partition("=")[0]
             raise UserError(f"`{self.prog}` has no option {name}", fix=nearest(name, self._option_string_actions))
-        if "=" in first and takes_set:
+        if "=" in first and "--set" in self._option_string_actions:
             raise UserError(f"'{first}' stands alone", fix=f"write `--set {first}`")
         raise UserError(f"`{self.prog}` does not know what to do with '{first}'", fix=f"`{self.prog} --help` shows how")
 

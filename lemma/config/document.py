@@ -257,6 +257,7 @@ _REPAIRS = [
     (r"expected ',' or '\}'", True, "the mapping that opens here is not closed", "add the missing '}' or ','"),
     (r"unexpected end of stream", True, "the text that opens here has no closing quote", "close it"),
     (r"but found another document", False, "a second document starts here", "delete the line `---`"),
+    (r"expected alphabetic or numeric", False, "text cannot start with & or *", "put it in quotes"),
     (r"found undefined alias", False, "this *alias has no &anchor above it", "put it in quotes if it is meant as text"),
     (
         r"found character '.' that cannot start any token",

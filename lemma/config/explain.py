@@ -119,7 +119,10 @@ def unknown(name: str, path: KeyPath, options: type[Options], root: type[Options
     outside = next(_spots(root, meant), ()) if path else ()
     if inside and (not outside or len(inside) <= len(outside)):
         return f"write it as '{dotted((*path, *inside))}'"
-    return f"it belongs at '{dotted(outside)}'" if outside else nearest(name, fields)
+    if outside:
+        return f"it belongs at '{dotted(outside)}'"
+    close = get_close_matches(name, fields, n=1, cutoff=0.6)
+    return f"did you mean '{close[0]}'?" if close else "write " + _one_of(sorted(fields))
 
 
 def _spots(root: type[Options], name: str) -> Iterator[KeyPath]:

@@ -385,6 +385,14 @@ ARGUMENTS: dict[str, tuple[list[str], str]] = {
 
 # A whole command line, and the sentence it gets.
 COMMANDS: dict[str, tuple[list[str], str]] = {
+    "misspelt command inside a command": (
+        ["data", "shwo", "arithmetic"],
+        "`lemma data` does not know 'shwo'; did you mean 'show'?",
+    ),
+    "unknown option of a command inside a command": (
+        ["data", "show", "arithmetic", "--formt", "xml"],
+        "`lemma data show` has no option --formt; did you mean '--format'?",
+    ),
     "misspelt command": (["trian", "recipe.yaml"], "'trian' is not a command; did you mean 'train'?"),
     "command forgotten": (["recipe.yaml"], "'recipe.yaml' is not a command; write `lemma train recipe.yaml`"),
     "recipe forgotten": (["train"], "the following arguments are required: RECIPE; `lemma train --help` shows how"),
