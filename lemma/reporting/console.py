@@ -27,24 +27,31 @@ class Console:
         stream = sys.stdout if stream is None else stream
         self._view: _Bars | _Lines = _Bars(stream) if stream.isatty() else _Lines(stream)
         self._stage = ""
+        self._numbers: Measured | None = None
 
     def __call__(self, event: Event) -> None:
         match event:
             case Said(text, level):
                 self._view.say(text if level == "info" else f"{level}: {text}", STYLES[level])
             case StageStarted(stage, step, total):
-                self._stage = stage
+                self._stage, self._numbers = stage, None
                 self._view.say(describe(event), "bold")
                 self._view.begin(stage, step, total)
-            case Measured(stage, step, "train") if stage == self._stage:
-                self._view.reach(stage, step, None, headline(event))
+            case Measured(stage, _, "train") if stage == self._stage:
+                self._numbers = event
             case Measured():
                 self._view.say(describe(event))
             case Progressed(what, done, total, note):
-                self._view.reach(what, done, total, note)
+                self._view.reach(what, done, total, self._beside(what, note))
             case StageEnded(stage):
                 self._view.end(stage)
                 self._view.say(describe(event), "bold")
+
+    def _beside(self, what: str, note: str) -> str:
+        """What stands beside a bar: the note, and for a stage the numbers of its last step that it does not name."""
+        if what != self._stage or self._numbers is None:
+            return note
+        return ", ".join(part for part in (note, headline(self._numbers, besides=note)) if part)
 
     def close(self, failed: bool) -> None:
         self._view.close()
@@ -76,14 +83,14 @@ class _Bars:
         task = self._progress.add_task(what, total=total, completed=done, pace="", note="")
         self._bars[what] = task, Pace(done, total)
 
-    def reach(self, what: str, done: int, total: int | None, note: str) -> None:
-        """Move a bar; work that has a total of its own has its own bar, which goes when it is done."""
+    def reach(self, what: str, done: int, total: int, note: str) -> None:
+        """Move a bar, or make one; it goes when its work is done."""
         if what not in self._bars:
-            self.begin(what, done, total or done)
+            self.begin(what, done, total)
         task, pace = self._bars[what]
         pace.reach(done, total)
-        self._progress.update(task, completed=done, total=pace.total, pace=str(pace), note=note)
-        if total is not None and done >= total:
+        self._progress.update(task, completed=done, total=total, pace=str(pace), note=note)
+        if done >= total:
             self.end(what)
 
     def end(self, what: str) -> None:
@@ -113,16 +120,16 @@ class _Lines:
     def begin(self, what: str, done: int, total: int) -> None:
         self._paces[what] = Pace(done, total)
 
-    def reach(self, what: str, done: int, total: int | None, note: str) -> None:
+    def reach(self, what: str, done: int, total: int, note: str) -> None:
         if what not in self._paces:
-            self.begin(what, done, total or done)
+            self.begin(what, done, total)
         pace = self._paces[what]
         pace.reach(done, total)
-        finished, now = done >= pace.total, time.monotonic()
+        finished, now = done >= total, time.monotonic()
         if finished or now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
-            self.say(", ".join(part for part in (f"{what}: {done}/{pace.total}", str(pace), note) if part))
-        if finished and total is not None:
+            self.say(", ".join(part for part in (f"{what}: {done}/{total}", str(pace), note) if part))
+        if finished:
             self.end(what)
 
     def end(self, what: str) -> None:

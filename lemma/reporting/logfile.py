@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
+import io
 import os
 from datetime import datetime
 from pathlib import Path
+from typing import TextIO
 
 from lemma.core.events import Event, Progressed, Said
 from lemma.reporting.text import describe
 
 
 class LogFile:
-    """An append-only text file; each line is on its way to the disk before the next event is taken."""
+    """An append-only text file, opened by the first event; each line is handed over before the next event is taken."""
 
     name = "run.log"
     troubles: tuple[type[Exception], ...] = (OSError,)
 
     def __init__(self, path: Path):
-        self._handle = open(path, "a", encoding="utf-8")
-        if self._ends_torn(path):
-            self._handle.write("\n")
+        self._path = path
+        self._handle: TextIO | None = None
 
-    @staticmethod
-    def _ends_torn(path: Path) -> bool:
-        if path.stat().st_size == 0:
-            return False
-        with open(path, "rb") as handle:
+    def _open(self) -> TextIO:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        handle = open(self._path, "a+b")
+        if handle.tell() > 0:
             handle.seek(-1, os.SEEK_END)
-            return handle.read(1) != b"\n"
+            if handle.read(1) != b"\n":
+                handle.write(b"\n")
+        return io.TextIOWrapper(handle, encoding="utf-8")
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Progressed) and event.done < event.total:
             return
+        if self._handle is None:
+            self._handle = self._open()
         level = event.level if isinstance(event, Said) else "info"
         text = describe(event).replace("\n", "\n    ")
         self._handle.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {level:<7} {text}\n")
         self._handle.flush()
 
     def close(self, failed: bool) -> None:
-        self._handle.close()
+        if self._handle is not None:
+            self._handle.close()

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from lemma.core.errors import UserError
 from lemma.core.events import Event, Said, Sink
 from lemma.reporting.console import Console
 from lemma.reporting.logfile import LogFile
@@ -65,25 +64,19 @@ class Loggers:
 def make_sink(
     run_dir: Path, *, tensorboard: bool, wandb: str | None, recipe: Mapping[str, Any], console: bool = True
 ) -> Iterator[Sink]:
-    """The sink of a run in `run_dir`, open until the block ends. `wandb` is the name of a project, or none."""
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        log = LogFile(run_dir / "run.log")
-    except OSError as error:
-        raise UserError(
-            f"the run folder cannot be written ({error.strerror})", file=run_dir, fix="name another one as run.dir"
-        ) from error
-    project = WeightsAndBiases(run_dir, wandb, recipe) if wandb is not None else None
-    loggers: list[Logger] = [Console(), log] if console else [log]
+    """The sink of a run in `run_dir`, open until the block ends. `wandb` is the name of a project, or none.
+
+    Nothing is written before the first event: until then the folder may be locked, cleared or refused.
+    """
+    loggers: list[Logger] = [Console()] if console else []
+    loggers.append(LogFile(run_dir / "run.log"))
     if tensorboard:
         loggers.append(TensorBoard(run_dir / "tensorboard"))
-    if project is not None:
-        loggers.append(project)
+    if wandb is not None:
+        loggers.append(WeightsAndBiases(run_dir, wandb, recipe, say=lambda text: sink(Said(text))))
     sink = Loggers(loggers)
     failed = True
     try:
-        if project is not None:
-            sink(Said(f"Weights & Biases: {project.place}"))
         yield sink
         failed = False
     finally:

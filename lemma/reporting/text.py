@@ -27,11 +27,12 @@ def numbers(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {number(value)}" for name, value in values.items())
 
 
-def headline(event: Measured, most: int = 4) -> str:
-    """The few numbers of a step that matter most; the first ones it has where none of them is known."""
+def headline(event: Measured, besides: str = "", most: int = 4) -> str:
+    """The few numbers of a step that matter most and that `besides` does not name already; its first ones where none
+    of those is known."""
     everything = {**event.values, **event.timings}
     chosen = [name for name in HEADLINES if name in everything] or list(event.values)
-    return numbers({name: everything[name] for name in chosen[:most]})
+    return numbers({name: everything[name] for name in chosen[:most] if name not in besides.split()})
 
 
 def duration(seconds: float) -> str:
@@ -51,8 +52,8 @@ class Pace:
         self.done, self.total = done, total
         self._marks: deque[tuple[float, int]] = deque([(time.monotonic(), done)], maxlen=window)
 
-    def reach(self, done: int, total: int | None = None) -> None:
-        self.done, self.total = done, self.total if total is None else total
+    def reach(self, done: int, total: int) -> None:
+        self.done, self.total = done, total
         self._marks.append((time.monotonic(), done))
 
     @property

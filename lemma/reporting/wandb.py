@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,14 @@ def _run_id(run_dir: Path) -> str:
 
 
 class WeightsAndBiases:
-    """Train and eval numbers of each stage, each against its own step: `<stage>/train_step`, `<stage>/eval_step`."""
+    """Train and eval numbers of each stage, each against its own step: `<stage>/train_step`, `<stage>/eval_step`.
+
+    Starts with the first stage, when the run folder is known to be this run's.
+    """
 
     name = "Weights & Biases"
 
-    def __init__(self, run_dir: Path, project: str, recipe: Mapping[str, Any]):
+    def __init__(self, run_dir: Path, project: str, recipe: Mapping[str, Any], say: Callable[[str], None]):
         try:
             import wandb
         except ImportError as error:
@@ -34,14 +37,20 @@ class WeightsAndBiases:
                 fix="install it with `pip install wandb` or leave run.wandb out",
             ) from error
         self.troubles: tuple[type[Exception], ...] = (OSError, wandb.Error)
+        self._folder, self._project, self._recipe, self._say = run_dir, project, recipe, say
+        self._run: Any = None
+
+    def _start(self) -> None:
+        import wandb
+
         try:
             self._run = wandb.init(
-                project=project,
-                dir=run_dir,
-                id=_run_id(run_dir),
-                name=run_dir.name,
+                project=self._project,
+                dir=self._folder,
+                id=_run_id(self._folder),
+                name=self._folder.name,
                 resume="allow",
-                config=dict(recipe),
+                config=dict(self._recipe),
                 settings=wandb.Settings(console="off", silent=True),
             )
         except self.troubles as error:
@@ -49,20 +58,20 @@ class WeightsAndBiases:
                 f"Weights & Biases does not start ({error})",
                 fix="run `wandb login`, or set WANDB_MODE=offline, or leave run.wandb out",
             ) from error
-
-    @property
-    def place(self) -> str:
-        """Where to look at the run."""
-        if self._run.settings.mode == "offline":
-            return f"offline, upload later with `wandb sync {self._run.settings.sync_dir}`"
-        return str(self._run.url)
+        settings = self._run.settings
+        place = f"offline; `wandb sync {settings.sync_dir}` uploads it" if settings.mode == "offline" else self._run.url
+        self._say(f"Weights & Biases: {place}")
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, StageStarted):
+            if self._run is None:
+                self._start()
             for axis in ("train", "eval"):
                 step = f"{event.stage}/{axis}_step"
                 self._run.define_metric(step, hidden=True)
                 self._run.define_metric(f"{event.stage}/{axis}/*", step_metric=step)
+        elif self._run is None:
+            return
         elif isinstance(event, Measured):
             row: dict[str, float] = {f"{event.stage}/{event.axis}_step": event.step}
             for name, value in {**event.values, **event.timings}.items():
@@ -73,4 +82,5 @@ class WeightsAndBiases:
                 self._run.summary[f"{event.stage}/{name}"] = value
 
     def close(self, failed: bool) -> None:
-        self._run.finish(exit_code=int(failed))
+        if self._run is not None:
+            self._run.finish(exit_code=int(failed))

@@ -31,7 +31,11 @@ def a_run(steps: int = 3) -> list[Event]:
     return [
         Said("a sentence [with brackets]"),
         StageStarted("sft", 0, steps),
-        *(row(step, 2.0 / step) for step in range(1, steps + 1)),
+        *(
+            event
+            for n in range(1, steps + 1)
+            for event in (row(n, 2.0 / n), Progressed("sft", n, steps, f"loss {2 / n}"))
+        ),
         row(steps, 0.25, axis="eval"),
         Said("something odd", "warning"),
         StageEnded("sft", steps, {"best": 0.25}),
@@ -58,8 +62,8 @@ def test_pace_counts_only_what_this_process_did(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("lemma.reporting.text.time.monotonic", lambda: next(now))
     pace = Pace(40, 100)
     assert str(pace) == ""
-    pace.reach(44)
-    pace.reach(48)
+    pace.reach(44, 100)
+    pace.reach(48, 100)
     assert pace.per_second == 2.0
     assert str(pace) == "2/s, 26 s left"
 
@@ -81,7 +85,7 @@ def test_plain_lines_have_no_control_codes_and_few_progress_lines() -> None:
     assert "\x1b" not in stream.getvalue() and "\r" not in stream.getvalue()
     assert "a sentence [with brackets]" in lines and "warning: something odd" in lines
     progress = [line for line in lines if re.match(r"sft: \d+/200", line)]
-    assert len(progress) == 2 and "loss 0.01" in progress[-1]
+    assert len(progress) == 2 and progress[-1].endswith("loss 0.01, lr 1e-05")
     assert "sft: eval step 200: loss 0.25, lr 1e-05, seconds 0.5" in lines
     assert lines[-1] == "sft: ended at step 200: best 0.25"
 
@@ -113,7 +117,7 @@ def test_a_terminal_gets_a_bar_with_rate_and_time_left() -> None:
         "show(StageStarted('sft', 0, 10)); show(Said('hello [bold]'))\n"
         "for step in range(1, 6):\n"
         "    time.sleep(0.1); show(Measured('sft', step, 'train', {'loss': 1.5}))\n"
-        "    show(Progressed('validate', step, 5))\n"
+        "    show(Progressed('sft', step, 10)); show(Progressed('validate', step, 5))\n"
         "time.sleep(0.4); show.close(False)\n"
     )
     env = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
@@ -153,13 +157,17 @@ def test_run_log_is_appended_and_mends_a_torn_line(tmp_path: Path) -> None:
     assert " error " in lines[3] and lines[4] == "    lines"
 
 
-def test_a_folder_that_cannot_be_written_is_a_user_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(UserError, match=r"file/run: the run folder cannot be written .*; name another one as run\.dir"),
-        make_sink(tmp_path / "file/run", tensorboard=False, wandb=None, recipe={}),
-    ):
+def test_nothing_is_written_before_the_first_event(tmp_path: Path) -> None:
+    with make_sink(tmp_path / "run", tensorboard=True, wandb="lemma", recipe={}, console=False):
         pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_that_cannot_be_written_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    with make_sink(tmp_path / "file" / "run", tensorboard=False, wandb=None, recipe={}) as sink:
+        sink(Said("still here"))
+    assert "warning: run.log failed ([Errno 20]" in capsys.readouterr().out
 
 
 # --- TensorBoard
@@ -228,11 +236,11 @@ from lemma.reporting import make_sink
 
 with make_sink(Path(sys.argv[1]), tensorboard=False, wandb="lemma", recipe={}, console=False) as sink:
     import wandb
+    sink(StageStarted("sft", 3, 9, resumed=True))
     print(wandb.run.id)
     for child in psutil.Process().children(recursive=True):
         child.kill()
         child.wait(5)
-    sink(StageStarted("sft", 3, 9, resumed=True))
     log = Path(sys.argv[1], "run.log")
     step = 3
     while "failed" not in log.read_text() and step < 100:
@@ -248,6 +256,7 @@ def test_wandb_offline_keeps_its_run_and_survives_the_death_of_its_service(tmp_p
 
     run_dir = tmp_path / "my-run"
     with make_sink(run_dir, tensorboard=False, wandb="lemma", recipe={"seed": 3}, console=False) as sink:
+        sink(StageStarted("sft", 0, 3))
         assert wandb.run is not None
         assert wandb.run.config["seed"] == 3 and wandb.run.name == "my-run"
         first_id = wandb.run.id
