@@ -14,7 +14,7 @@ from lemma.core.errors import UserError, nearest
 # The commands and what each is for; the module of the same name in this folder has `add(subparsers)`.
 COMMANDS: dict[str, str] = {
     "train": "run the stages of a recipe; the same command goes on where it stopped",
-    "plan": "what a recipe would do and how much memory it needs; nothing is loaded",
+    "plan": "what a recipe would do; nothing is loaded or written",
     "data": "look at data as the model will see it, and prepare files",
     "download": "fetch a model or a dataset from the hub",
     "doctor": "try every part that Lemma can use and say what repairs what is broken",

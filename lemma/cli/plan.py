@@ -1,4 +1,4 @@
-"""`lemma plan RECIPE`: what a recipe would do, and how much memory it needs."""
+"""`lemma plan RECIPE`: what a recipe would do, stage by stage."""
 
 from __future__ import annotations
 
