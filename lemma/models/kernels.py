@@ -135,7 +135,7 @@ def _softmax_stats(Z, TARGET, LOGPROB, LSE, ENTROPY, columns, inverse_temperatur
         shrink = tl.exp(top - higher)
         e = tl.exp(z - higher)
         total = total * shrink + tl.sum(e, 0)
-        weighted = weighted * shrink + tl.sum(tl.where(inside, e * z, 0.0), 0)
+        weighted = weighted * shrink + tl.sum(e * tl.where(inside, z, 0.0), 0)
         top = higher
     lse = top + tl.log(total)
     picked = tl.load(base + tl.load(TARGET + row)).to(tl.float32) * inverse_temperature
