@@ -1,0 +1,1 @@
+"""Engines turn prompts into completions: native (the trainer's own modules), vLLM, and transformers for comparison."""

@@ -1,0 +1,139 @@
+"""The protocol of all engines: requests in at any time, completions out as each finishes.
+
+The truth about a sample is told here once: its ids, the log-probability of each under the full softmax at the sampling
+temperature (the learner's definition), and, where top-p, top-k or min-p cut the support, the log of the mass that was
+kept. The behaviour policy's log-probability is their difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from lemma.config import Options
+from lemma.core.errors import UserError
+from lemma.core.types import Finish
+
+Key = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn and when a completion ends. Temperature 0 takes the likeliest token.
+
+    `stop` strings end a completion and stay in it; so do `stop_ids`, beside the tokenizer's end-of-sequence token
+    unless `ignore_eos`. A repetition penalty is for inference only: training recipes with one are refused.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    @property
+    def cuts_support(self) -> bool:
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`n` samples for one prompt. The noise of sample i at position t depends on (seed, key, i, t) and nothing else."""
+
+    key: Key
+    prompt: np.ndarray
+    sampling: Sampling
+    n: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished sample. `logprobs` and `kept` have one number per id; `kept` is 0 where nothing was cut.
+
+    `seconds` counts from submission to the last token, `first_seconds` to the first.
+    """
+
+    key: Key
+    sample: int
+    ids: np.ndarray
+    logprobs: np.ndarray
+    kept: np.ndarray
+    finish: Finish
+    policy_version: int
+    seconds: float = 0.0
+    first_seconds: float = 0.0
+
+    @property
+    def behaviour(self) -> np.ndarray:
+        """Log-probability of each id under the distribution it was really drawn from."""
+        return self.logprobs - self.kept
+
+    @property
+    def order(self) -> tuple[str, int]:
+        """Results are sorted by this: it does not depend on timing."""
+        return (repr(self.key), self.sample)
+
+
+class EngineError(UserError):
+    """Trouble inside an engine, in one sentence; the engine stays usable unless it says otherwise."""
+
+
+class Engine(Protocol):
+    """`completions` yields until nothing that was submitted is left; more may be submitted and cancelled meanwhile."""
+
+    name: str
+
+    def submit(self, request: Request) -> None: ...
+    def cancel(self, key: Key) -> None: ...
+    def completions(self) -> Iterator[Completion]: ...
+    def update_weights(self, version: int) -> None:
+        """What is generated from now on comes from the policy's weights of this version."""
+        ...
+
+    def invalidate(self) -> None:
+        """Weights moved in memory, or adapters changed: forget everything that was derived from them."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class EngineOptions(Options):
+    """Which engine generates."""
+
+    name: str = "native"
+    """native (the trainer's own modules), vllm, or transformers (slow, for comparison)."""
+
+
+def generate(engine: Engine, requests: Iterable[Request]) -> list[Completion]:
+    """All completions of these requests, sorted by key and sample."""
+    for request in requests:
+        engine.submit(request)
+    return sorted(engine.completions(), key=lambda completion: completion.order)
+
+
+def check_request(request: Request, context: int) -> None:
+    """Refuse what cannot be generated, in one sentence."""
+    sampling = request.sampling
+    problems: Sequence[tuple[bool, str]] = (
+        (len(request.prompt) == 0, "its prompt is empty"),
+        (len(request.prompt) >= context, f"its prompt of {len(request.prompt)} tokens fills the context of {context}"),
+        (request.n < 1, "n is below 1"),
+        (sampling.max_tokens < 1, "max_tokens is below 1"),
+        (sampling.temperature < 0, "temperature is below 0"),
+        (not 0 < sampling.top_p <= 1, "top_p is not within 0 and 1"),
+        (sampling.top_k < 0, "top_k is below 0"),
+        (not 0 <= sampling.min_p <= 1, "min_p is not within 0 and 1"),
+        (sampling.min_tokens > sampling.max_tokens, "min_tokens is above max_tokens"),
+        (sampling.repetition_penalty <= 0, "repetition_penalty is not above 0"),
+    )
+    for is_wrong, text in problems:
+        if is_wrong:
+            raise EngineError(f"request {'/'.join(map(str, request.key))} cannot be generated: {text}")
