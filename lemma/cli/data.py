@@ -14,7 +14,6 @@ from lemma.data.readers import Item, problem_of
 if TYPE_CHECKING:
     from lemma.core.types import Demonstration
     from lemma.data.options import DataOptions
-    from lemma.data.prepare import Checker
     from lemma.formats import Format
 
 SHOW = """\
@@ -48,6 +47,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     correct = kinds.add_parser("correct", help="only rows whose response gives the right answer", description=PREPARE)
     _add_source(correct)
     correct.add_argument("--to", metavar="FILE", type=Path, required=True, help="the file to write")
+    correct.add_argument("--format", metavar="NAME", help="only rows that also keep this format, such as r1_zero")
     correct.set_defaults(run=run_correct)
     luffy = kinds.add_parser("luffy", help="LUFFY's three files", description=LUFFY)
     _add_source(luffy, default="openr1_math")
@@ -112,7 +112,7 @@ def run_correct(args: argparse.Namespace) -> int:
     from lemma.data.prepare import correct_only, item_rows, write_rows
 
     items = load_demonstrations(_options(args), args.seed)
-    kept = correct_only(items, _checker())
+    kept = correct_only(items, _gives_answer if args.format is None else _in_format_and_right(args.format))
     if not kept:
         raise UserError(f"none of the {len(items):,} responses gives the right answer", fix="check the source")
     write_rows(args.to, item_rows(kept))
@@ -120,11 +120,28 @@ def run_correct(args: argparse.Namespace) -> int:
     return 0
 
 
-def _checker() -> Checker:
-    """How a response is compared with the gold."""
-    from lemma.data.prepare import states_answer
+def _gives_answer(response: str, golds: Sequence[str]) -> bool:
+    from lemma.grading import grade
 
-    return states_answer
+    return any(grade(response, gold).right for gold in golds)
+
+
+def _in_format_and_right(name: str) -> Callable[[str, Sequence[str]], bool]:
+    fmt = _format(name)
+
+    def check(response: str, golds: Sequence[str]) -> bool:
+        parsed = fmt.parse(response.removeprefix(fmt.opening))
+        return parsed.ok and _gives_answer(parsed.answer or "", golds)
+
+    return check
+
+
+def _format(name: str) -> Format:
+    """A format by its name, or by its name and options in the notation of a recipe."""
+    from lemma.config.document import parse_value
+    from lemma.formats import make_format
+
+    return make_format(parse_value(name))
 
 
 def run_luffy(args: argparse.Namespace) -> int:
@@ -196,11 +213,9 @@ def _as_written(item: Item) -> str:
 
 def _in_format(name: str, model: str) -> Callable[[Item], str]:
     """A function that shows an item as the tokens of a model in a format."""
-    from lemma.config.document import parse_value
-    from lemma.formats import make_format
     from lemma.models.load import load_tokenizer
 
-    fmt, tokenizer = make_format(parse_value(name)), load_tokenizer(model)
+    fmt, tokenizer = _format(name), load_tokenizer(model)
     fmt.install(tokenizer)
     return lambda item: _as_tokens(item, fmt, tokenizer)
 

@@ -9,7 +9,6 @@ import csv
 import gzip
 import io
 import json
-import re
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -138,20 +137,6 @@ def stated(item: Demonstration) -> str:
         return item.response
     working = item.reasoning or ""
     return working if boxed(working) or "<answer>" in working else item.answer or ""
-
-
-def states_answer(response: str, golds: Sequence[str]) -> bool:
-    r"""Whether the last `<answer>`, `\boxed{}` or `####` of a response, or all of it, is a gold, spelling aside."""
-    _, tag, rest = response.rpartition("<answer>")
-    answer = rest.partition("</answer>")[0] if tag else response.rpartition("####")[2]
-    answer = boxed(answer) or answer
-    return any(_plain(answer) == _plain(gold) for gold in golds)
-
-
-def _plain(answer: str) -> str:
-    """An answer without spaces, currency, thousands separators and the final dot."""
-    plain = re.sub(r"(?<=\d),(?=\d{3}\b)", "", re.sub(r"\s|\\\$|\$", "", answer))
-    return plain.removesuffix(".").replace(r"\dfrac", r"\frac").replace(r"\tfrac", r"\frac")
 
 
 def luffy_rows(items: Sequence[Item], system: str, target: Callable[[Demonstration], str], split: str) -> Table:
