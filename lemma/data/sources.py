@@ -247,7 +247,7 @@ def _hub_rows(options: SourceOptions) -> Iterator[Row]:
 def _load_from_hub(name: str, config: str | None, options: SourceOptions) -> Any:
     """A dataset through the `datasets` library, which honours HF_ENDPOINT and the offline switches."""
     import datasets
-    from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
+    from datasets.exceptions import DatasetNotFoundError, DatasetsError
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     revision = f" at revision '{options.revision}'" if options.revision else ""
@@ -264,8 +264,8 @@ def _load_from_hub(name: str, config: str | None, options: SourceOptions) -> Any
             f"the hub dataset '{name}' is not on this machine and the hub cannot be reached",
             fix=f"check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or run `lemma download dataset {name}` elsewhere",
         ) from error
-    except (ValueError, DataFilesNotFoundError) as error:
-        said = str(error).splitlines()[0]
+    except (ValueError, FileNotFoundError, DatasetsError) as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise UserError(
             f"the hub dataset '{name}' could not be loaded: {said}", fix="check split and config"
         ) from error
