@@ -1,0 +1,91 @@
+"""From logits to the distribution that is sampled: the reference for every engine, in plain torch.
+
+The order is that of transformers: repetition penalty, temperature, then forbidden tokens, top-k, top-p (on what top-k
+left, normalised anew) and min-p (relative to the likeliest token). Each cut keeps at least one token; tokens as likely
+as the last one that top-k keeps are kept too.
+
+Temperature 0 takes the likeliest token and cuts nothing; its log-probability is the one at temperature 1.
+
+Shapes: B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from lemma.engines.base import Sampling
+
+NEVER = float("-inf")
+
+
+def scale(temperature: float) -> float:
+    """What logits are divided by."""
+    return temperature if temperature > 0 else 1.0
+
+
+def cut(
+    logits_BV: torch.Tensor, sampling: Sampling, forbidden: Sequence[int] = ()
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits over temperature with -inf for every token that cannot be drawn, and the log of the kept mass (B,).
+
+    `forbidden` are ids that must not be drawn now, such as the end before `min_tokens`. Any number of leading
+    dimensions works. float64 stays float64, everything else becomes float32.
+    """
+    z_BV = _exact(logits_BV) / scale(sampling.temperature)
+    masked_BV = z_BV.clone()
+    if forbidden:
+        masked_BV[..., list(forbidden)] = NEVER
+    if sampling.temperature > 0:
+        masked_BV = _min_p(_top_p(_top_k(masked_BV, sampling.top_k), sampling.top_p), sampling.min_p)
+    if not forbidden and (sampling.temperature == 0 or not sampling.cuts_support):
+        return masked_BV, torch.zeros_like(z_BV[..., 0])
+    kept_B = masked_BV.logsumexp(-1) - z_BV.logsumexp(-1)
+    return masked_BV, kept_B.clamp(max=0.0)
+
+
+def logprobs(logits_BV: torch.Tensor, ids_B: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Log-probability (B,) of each id under the full softmax at the sampling temperature."""
+    z_BV = _exact(logits_BV) / scale(temperature)
+    return z_BV.gather(-1, ids_B[..., None])[..., 0] - z_BV.logsumexp(-1)
+
+
+def penalise(logits_V: torch.Tensor, seen: torch.Tensor, penalty: float) -> torch.Tensor:
+    """Logits of one row with those of ids that were seen (in prompt or completion) made smaller (CTRL, section 4.1)."""
+    if penalty == 1.0:
+        return logits_V
+    logits_V = logits_V.clone()
+    values = logits_V[seen]
+    logits_V[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    return logits_V
+
+
+def _exact(logits: torch.Tensor) -> torch.Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _top_k(z_BV: torch.Tensor, top_k: int) -> torch.Tensor:
+    if not 0 < top_k < z_BV.shape[-1]:
+        return z_BV
+    least = z_BV.topk(top_k, dim=-1).values[..., -1:]
+    return z_BV.masked_fill(z_BV < least, NEVER)
+
+
+def _top_p(z_BV: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The smallest set of the likeliest tokens whose mass reaches `top_p`."""
+    if top_p >= 1.0:
+        return z_BV
+    ordered, places = z_BV.sort(dim=-1, descending=True, stable=True)
+    p = ordered.softmax(-1)
+    before = p.cumsum(-1) - p
+    out_BV = torch.empty_like(before, dtype=torch.bool).scatter(-1, places, before >= top_p)
+    out_BV.scatter_(-1, places[..., :1], False)
+    return z_BV.masked_fill(out_BV, NEVER)
+
+
+def _min_p(z_BV: torch.Tensor, min_p: float) -> torch.Tensor:
+    if min_p <= 0.0:
+        return z_BV
+    gap = z_BV - z_BV.amax(-1, keepdim=True)
+    return z_BV.masked_fill(gap < torch.log(torch.tensor(min_p, dtype=z_BV.dtype)).item(), NEVER)

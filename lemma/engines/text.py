@@ -1,0 +1,66 @@
+"""Stop strings across token borders: text is looked at only when a token could end one.
+
+A stop string counts when it lies wholly within the completion and ends inside the newest token, wherever it began.
+Special tokens are text like any other, so that `</answer>` is found whether or not a tokenizer has a token for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+UNKNOWN = "\ufffd"  # what a decoder writes for bytes that are no whole character (yet)
+
+
+def decode(tokenizer: Any, ids: Sequence[int]) -> str:
+    """The text of these ids, special tokens included."""
+    return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+class StopTable:
+    """Which tokens could end one of some stop strings: learnt as they come, shared by all sequences of a request."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str]):
+        assert all(stops), "a stop string must not be empty"
+        self.tokenizer = tokenizer
+        self.stops = tuple(stops)
+        self._last = frozenset(stop[-1] for stop in self.stops)
+        # A decoder may put spaces between tokens, so any token may bring one.
+        self._any = " " in self._last
+        self._candidates: dict[int, bool] = {}
+        # A character has at most four bytes and a token at least one; some tokens more for decoders that look around.
+        self.window = 4 * max(map(len, self.stops), default=0) + 4
+
+    def may_end(self, token: int) -> bool:
+        found = self._candidates.get(token)
+        if found is None:
+            text = decode(self.tokenizer, [token])
+            found = self._any or UNKNOWN in text or not self._last.isdisjoint(text)
+            self._candidates[token] = found
+        return found
+
+
+class StopWatcher:
+    """Follows one completion: `feed` says whether a stop string ends in the token that it is given."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str], table: StopTable | None = None):
+        self._table = table or StopTable(tokenizer, stops)
+        self._ids: deque[int] = deque(maxlen=self._table.window)
+
+    def feed(self, token: int) -> bool:
+        if not self._table.stops:
+            return False
+        self._ids.append(int(token))
+        if not self._table.may_end(int(token)):
+            return False
+        ids = list(self._ids)
+        text = decode(self._table.tokenizer, ids)
+        # What the newest token changed begins here: it may complete a character that was half written.
+        known = _common(decode(self._table.tokenizer, ids[:-1]), text)
+        return any(text.find(stop, max(0, known - len(stop) + 1)) >= 0 for stop in self._table.stops)
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters two texts share at their beginning."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
