@@ -58,8 +58,8 @@ class Pace:
 
     @property
     def per_second(self) -> float:
-        """Units a second; 0 while nothing is known."""
-        (begin, first), (end, last) = self._marks[0], self._marks[-1]
+        """Units a second; 0 while nothing is known. The first unit, which warms things up, is left out if it can be."""
+        (begin, first), (end, last) = self._marks[1 if len(self._marks) > 2 else 0], self._marks[-1]
         return (last - first) / (end - begin) if end > begin and last > first else 0.0
 
     def __str__(self) -> str:

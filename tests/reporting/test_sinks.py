@@ -58,7 +58,7 @@ def test_durations() -> None:
 
 
 def test_pace_counts_only_what_this_process_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([100.0, 102.0, 104.0])
+    now = iter([100.0, 109.0, 111.0])
     monkeypatch.setattr("lemma.reporting.text.time.monotonic", lambda: next(now))
     pace = Pace(40, 100)
     assert str(pace) == ""
