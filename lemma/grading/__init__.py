@@ -14,4 +14,14 @@ from lemma.grading.rules import DEFAULT, Rules
 from lemma.grading.service import GradingService, default_service, grade
 from lemma.grading.verdict import REASONS, Verdict
 
-__all__ = ["DEFAULT", "REASONS", "Extraction", "GradingService", "Rules", "Verdict", "default_service", "extract", "grade"]
+__all__ = [
+    "DEFAULT",
+    "REASONS",
+    "Extraction",
+    "GradingService",
+    "Rules",
+    "Verdict",
+    "default_service",
+    "extract",
+    "grade",
+]

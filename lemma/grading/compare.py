@@ -164,7 +164,11 @@ def _is_letter(leaf: Leaf) -> bool:
     tokens = leaf.tokens
     if not tokens or tokens[0].kind not in ("id", "cmd") or tokens[0].value in ("infty", "pi", "frac", "sqrt", "e"):
         return False
-    return len(tokens) == 1 or tokens[1].kind in ("_", "'") or (tokens[1].kind == "(" and tokens[-1].kind == ")" and len(tokens) <= 4)
+    return (
+        len(tokens) == 1
+        or tokens[1].kind in ("_", "'")
+        or (tokens[1].kind == "(" and tokens[-1].kind == ")" and len(tokens) <= 4)
+    )
 
 
 def _same_relation(gold: Relation, answer: Relation, context: Context) -> bool:
@@ -173,7 +177,10 @@ def _same_relation(gold: Relation, answer: Relation, context: Context) -> bool:
     if len(gold.signs) != len(answer.signs):
         left, right = as_interval(gold), as_interval(answer)
         return left is not None and right is not None and same(left, right, context)
-    for sides, signs in ((answer.sides, answer.signs), (answer.sides[::-1], tuple(_FLIP[s] for s in answer.signs[::-1]))):
+    for sides, signs in (
+        (answer.sides, answer.signs),
+        (answer.sides[::-1], tuple(_FLIP[s] for s in answer.signs[::-1])),
+    ):
         if gold.signs == signs and all(same(g, a, context) for g, a in zip(gold.sides, sides, strict=True)):
             return True
     if len(gold.signs) == 1:
@@ -202,7 +209,9 @@ def _same_equation(gold: Relation, answer: Relation, context: Context) -> bool:
         return _proportional(gold, answer, context)
     if _is_name(first) and _is_name(other) and isinstance(first, Leaf) and isinstance(other, Leaf):
         return _text(first) == _text(other) and same(gold.sides[-1], answer.sides[-1], context)
-    return all(same(g, a, context) for g, a in zip(gold.sides, answer.sides, strict=False)) and len(gold.sides) == len(answer.sides)
+    return all(same(g, a, context) for g, a in zip(gold.sides, answer.sides, strict=False)) and len(gold.sides) == len(
+        answer.sides
+    )
 
 
 def _text(leaf: Leaf) -> str:
@@ -212,9 +221,9 @@ def _text(leaf: Leaf) -> str:
 def _renamed(first: Leaf, other: Leaf) -> tuple[str, str] | None:
     """f(x) against f(t): the two bound letters."""
     left, right = first.tokens, other.tokens
-    if len(left) == len(right) == 4 and left[0].value == right[0].value and left[1].kind == right[1].kind == "(":
-        if left[2].kind == right[2].kind == "id":
-            return left[2].value, right[2].value
+    kinds = [t.kind for t in left], [t.kind for t in right]
+    if left and kinds[0] == kinds[1] == [left[0].kind, "(", "id", ")"] and left[0].value == right[0].value:
+        return left[2].value, right[2].value
     return None
 
 
@@ -237,14 +246,18 @@ def _difference(relation: Relation) -> Tree | None:
 
 
 def _proportional(gold: Relation, answer: Relation, context: Context) -> bool:
-    """a = b and c = d describe the same where a - b is a constant multiple of c - d; of an inequality, a positive one."""
+    """a = b and c = d are one where a - b is a constant multiple of c - d; of an inequality, a positive one."""
     sign = answer.signs[0]
     if gold.signs[0] != sign and gold.signs[0] != _FLIP[sign]:
         return False
     left, right = _difference(gold), _difference(answer)
     if left is None or right is None:
         text = context.gold, context.answer
-        return False if any(isinstance(s, Leaf) and is_text(s.tokens) for s in (*gold.sides, *answer.sides)) else context.symbolic(*text)
+        return (
+            False
+            if any(isinstance(s, Leaf) and is_text(s.tokens) for s in (*gold.sides, *answer.sides))
+            else context.symbolic(*text)
+        )
     if not evaluate.symbols(left) or evaluate.symbols(left) != evaluate.symbols(right):
         return False
     constant: Fraction | None = None
@@ -282,9 +295,9 @@ def _as_union(node: Node, other: Node) -> Node:
     """A list of inequalities is a union of intervals where the other side is one; so is "all real numbers"."""
     if isinstance(node, Listed) and not node.opening and all(isinstance(item, Relation) for item in node.items):
         intervals = [as_interval(item) for item in node.items if isinstance(item, Relation)]
-        if all(interval is not None for interval in intervals) and isinstance(other, Union | Listed):
-            if not (isinstance(other, Listed) and not other.opening):
-                return Union(tuple(i for i in intervals if i is not None))
+        is_set = isinstance(other, Union) or (isinstance(other, Listed) and other.opening != "")
+        if is_set and all(interval is not None for interval in intervals):
+            return Union(tuple(i for i in intervals if i is not None))
     if isinstance(node, Leaf) and _is_reals(node):
         return _interval(NEGATIVE_INFINITY, POSITIVE_INFINITY, "(", ")")
     return node
@@ -350,7 +363,11 @@ def _list_against_one(gold: Node, answer: Node, context: Context) -> bool:
     try:
         read(leaf.tokens)
     except Unreadable:
-        return False if is_text(leaf.tokens) or any(t.kind == ":" for t in leaf.tokens) else context.symbolic(context.gold, context.answer)
+        return (
+            False
+            if is_text(leaf.tokens) or any(t.kind == ":" for t in leaf.tokens)
+            else context.symbolic(context.gold, context.answer)
+        )
     return False
 
 
@@ -359,7 +376,10 @@ def _same_members(gold: Listed, answer: Listed, context: Context) -> bool:
     left, right = gold.items, answer.items
     named = [all(isinstance(i, Relation) and i.signs == ("=",) for i in items) for items in (left, right)]
     if named[0] != named[1]:
-        names = [_text(i.sides[0]) if isinstance(i, Relation) and isinstance(i.sides[0], Leaf) else "" for i in (left if named[0] else right)]
+        names = [
+            _text(i.sides[0]) if isinstance(i, Relation) and isinstance(i.sides[0], Leaf) else ""
+            for i in (left if named[0] else right)
+        ]
         if len(set(names)) == len(names):
             return len(left) == len(right) and _same_ordered(_values(left), _values(right), context)
         left, right = _values(left), _values(right)
@@ -369,7 +389,10 @@ def _same_members(gold: Listed, answer: Listed, context: Context) -> bool:
 
 
 def _values(items: Sequence[Node]) -> tuple[Node, ...]:
-    return tuple(_value_side(i) if isinstance(i, Relation) and set(i.signs) <= {"=", "~"} and _is_name(i.sides[0]) else i for i in items)
+    return tuple(
+        _value_side(i) if isinstance(i, Relation) and set(i.signs) <= {"=", "~"} and _is_name(i.sides[0]) else i
+        for i in items
+    )
 
 
 def _same_ordered(left: Sequence[Node], right: Sequence[Node], context: Context) -> bool:

@@ -12,13 +12,18 @@ from functools import lru_cache
 from typing import Any
 
 from lemma.grading.limits import MAX_DIGITS, MAX_NESTING, LimitExceeded
+from lemma.grading.names import names
 from lemma.grading.tokens import FUNCTIONS, Token
 
 Tree = tuple[Any, ...]
 
 GREEK = frozenset(
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega"
-    " Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar".split()
+    names(
+        """
+        alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi
+        psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar
+        """
+    )
 )
 SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _CLOSING = {"(": ")", "[": "]", "{": "}", "lfloor": "rfloor", "lceil": "rceil"}
@@ -126,7 +131,12 @@ class _Reader:
         return kind in _STARTS
 
     def known(self, name: str) -> bool:
-        return name in FUNCTIONS or name in GREEK or name in _CLOSING or name in ("frac", "binom", "pi", "infty", "overline")
+        return (
+            name in FUNCTIONS
+            or name in GREEK
+            or name in _CLOSING
+            or name in ("frac", "binom", "pi", "infty", "overline")
+        )
 
     def juxtaposed(self, tree: Tree) -> Tree:
         """Two things side by side: a mixed number, or a product."""
@@ -259,7 +269,8 @@ class _Reader:
         if token.kind != "{":
             self.place += 1
             return token.value
-        depth, parts = 0, []
+        depth = 0
+        parts: list[str] = []
         while True:
             token = self.peek()
             if token is None:

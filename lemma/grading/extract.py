@@ -6,9 +6,11 @@ Where a box or a tag exists, a number elsewhere in the text is never taken inste
 from __future__ import annotations
 
 import re
+from collections import deque
 from typing import NamedTuple
 
 from lemma.grading.limits import MAX_COMPLETION
+from lemma.grading.names import names
 from lemma.grading.normalise import repair_escapes
 from lemma.grading.rules import DEFAULT, Rules
 
@@ -19,18 +21,31 @@ _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _JOIN = re.compile(r"(?<![A-Za-z])(?:and|or)(?![A-Za-z])|[,;]")
 _PHRASES = (
     re.compile(r"final answer is:?\s*(.{1,300}?)\.?\s*I hope", re.IGNORECASE | re.DOTALL),
-    re.compile(r"(?:final answer|correct answer|answer|solution|result)\s+(?:is|would be|must be|should be|equals)\s*:?\s*(?!to\b|found\b|in\b)([^\n]+)", re.IGNORECASE),
+    re.compile(
+        r"(?:final answer|correct answer|answer|solution|result)\s+(?:is|would be|must be|should be|equals)\s*:?\s*"
+        r"(?!to\b|found\b|in\b)([^\n]+)",
+        re.IGNORECASE,
+    ),
     re.compile(r"(?:^|\n|(?<=[.\s*#]))\**(?:final answer|answer|ans|A)\**\s*:\s*\**\s*([^\n]+)", re.IGNORECASE),
     re.compile(r"(?:^|\n)\s*answer\s+([^\n]+)", re.IGNORECASE),
 )  # fmt: skip
 _SENTENCE_END = re.compile(r"(?<=[^.\s])\.(?=\s+[A-Z<]|\s*$)")
 _CHOICE = re.compile(r"(?:option|choice)\s*\(?([A-J])\)?(?![A-Za-z])|\(([A-J])\)\s*$", re.IGNORECASE)
-_MATH = re.compile(r"\$\$(.{1,1000}?)\$\$|\\\[(.{1,1000}?)\\\]|\\\((.{1,1000}?)\\\)|(?<![\\\d$])\$([^$\n]{1,1000}?)(?<!\\)\$", re.DOTALL)
-_NUMBER = re.compile(r"(?<![A-Za-z\d_.])-?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d))(?:/\d+)?\s*(?:\\?%|percent\b)?")
+_MATH = re.compile(
+    r"\$\$(.{1,1000}?)\$\$|\\\[(.{1,1000}?)\\\]|\\\((.{1,1000}?)\\\)|(?<![\\\d$])\$([^$\n]{1,1000}?)(?<!\\)\$",
+    re.DOTALL,
+)
+_NUMBER = re.compile(
+    r"(?<![A-Za-z\d_.])-?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d))(?:/\d+)?\s*(?:\\?%|percent\b)?"
+)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z])")
-_TEXT_COMMAND = re.compile(r"\\(?:text|mathrm|textbf|mbox|operatorname|mathbf)[a-z]*\s*\{[^{}]*\}|\\(?:begin|end)\s*\{[^{}]*\}(?:\{[^{}]*\})?")
+_TEXT_COMMAND = re.compile(
+    r"\\(?:text|mathrm|textbf|mbox|operatorname|mathbf)[a-z]*\s*\{[^{}]*\}|\\(?:begin|end)\s*\{[^{}]*\}(?:\{[^{}]*\})?"
+)
 _MATH_WORDS = frozenset(
-    "sin cos tan cot sec csc ln log exp sqrt pi lim min max gcd lcm mod frac dfrac tfrac pmatrix begin end and or".split()
+    names(
+        "sin cos tan cot sec csc ln log exp sqrt pi lim min max gcd lcm mod frac dfrac tfrac pmatrix begin end and or"
+    )
 )
 
 
@@ -208,10 +223,12 @@ def _from_sentence(sentence: str) -> str | None:
     return found.answer if found else sentence or None
 
 
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
+
+
 def _choice(text: str) -> Extraction | None:
-    last = None
-    for last in _CHOICE.finditer(text[-2_000:]):
-        pass
+    last = _last(_CHOICE, text[-2_000:])
     if last is None:
         return None
     return Extraction((last[1] or last[2]).upper(), "choice")
@@ -220,12 +237,7 @@ def _choice(text: str) -> Extraction | None:
 def _last_maths_or_number(text: str, maths: bool) -> Extraction | None:
     """The last formula or the last number, whichever ends later; a formula also where both are in it."""
     tail = text[-8_000:]
-    formula = None
-    for formula in _MATH.finditer(tail):
-        pass
-    number = None
-    for number in _NUMBER.finditer(tail):
-        pass
+    formula, number = _last(_MATH, tail), _last(_NUMBER, tail)
     if maths and formula is not None and (number is None or formula.end() >= number.end()):
         inside = next(g for g in formula.groups() if g is not None)
         after = re.match(r"\s*(?:\\?%|percent\b)", tail[formula.end() :])

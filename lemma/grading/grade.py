@@ -84,8 +84,8 @@ def _plain_mark(prediction: str, gold: str, rules: Rules) -> tuple[Kind, str] | 
     if prediction.find("\\fbox", begin) >= 0:
         return None
     if start < 0:
-        mark = prediction.rfind("####", begin)
-        return _plain_verdict(prediction[mark + 4 :].strip(), gold) if mark >= 0 else None
+        hashes = prediction.rfind("####", begin)
+        return _plain_verdict(prediction[hashes + 4 :].strip(), gold) if hashes >= 0 else None
     end = prediction.find("}", start)
     if end < 0 or prediction[start + 6] != "{" or prediction.rfind("\\boxed", begin, start) >= 0:
         return None

@@ -10,27 +10,37 @@ from __future__ import annotations
 import re
 
 from lemma.grading.limits import MAX_EXPONENT, MAX_NESTING, LimitExceeded, check_shape
+from lemma.grading.names import names
 
 _COMMANDS = frozenset(
-    """frac sqrt cdot times div pm mp le ge ne lt gt approx equiv in notin cup cap setminus subset subseteq emptyset infty
-    pi alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega
-    Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar sin cos tan cot sec csc arcsin arccos arctan
-    arccot sinh cosh tanh coth ln log lg exp min max gcd lcm lim sum prod int iint oint binom choose lfloor rfloor lceil
-    rceil lvert rvert langle rangle begin end text mathbb mathrm mathbf overline underline bar vec hat overrightarrow
-    overleftarrow widehat det bmod pmod mod to rightarrow prime circ degree ldots cdots vdots ddots dots land lor wedge
-    vee neg partial nabla mid parallel perp angle triangle quad qquad operatorname left right limits hspace space forall
-    exists implies iff deg dim ker Re Im arg sgn sup inf""".split()
+    names(
+        """
+        frac sqrt cdot times div pm mp le ge ne lt gt approx equiv in notin cup cap setminus subset subseteq
+        emptyset infty pi alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau
+        upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar sin cos
+        tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth ln log lg exp min max gcd lcm lim sum
+        prod int iint oint binom choose lfloor rfloor lceil rceil lvert rvert langle rangle begin end text
+        mathbb mathrm mathbf overline underline bar vec hat overrightarrow overleftarrow widehat det bmod pmod
+        mod to rightarrow prime circ degree ldots cdots vdots ddots dots land lor wedge vee neg partial nabla
+        mid parallel perp angle triangle quad qquad operatorname left right limits hspace space forall exists
+        implies iff deg dim ker Re Im arg sgn sup inf
+        """
+    )
 )
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _CHARACTERS = re.compile(r"[A-Za-z0-9\s+\-*/^_=<>().,;:!|&%°'\[\]{}\\~$]*")
-_NAME = re.compile(r"__|\b(?:import|eval|exec|open|compile|lambda\s+\w|globals|locals|getattr|setattr|subprocess|sympify|os|sys)\b")
+_NAME = re.compile(
+    r"__|\b(?:import|eval|exec|open|compile|lambda\s+\w|globals|locals|getattr|setattr|subprocess|sympify|os|sys)\b"
+)
 _WORD = re.compile(r"(?<!\\)[A-Za-z]{12,}")
 _DIGITS = re.compile(r"\d{200,}")
 _POWER = re.compile(r"\^\s*\{?\s*-?(\d+)|\*\*\s*-?(\d+)")
 _TOWER = re.compile(r"\^\s*[^\s+\-=,]{0,12}\^")
 _FACTORIAL = re.compile(r"(\d+|[)}\]])\s*!")
 _ENVIRONMENT = re.compile(r"\\begin\{([^{}]*)\}")
-_ENVIRONMENTS = frozenset({"matrix", "pmatrix", "bmatrix", "vmatrix", "Vmatrix", "Bmatrix", "smallmatrix", "cases", "array"})
+_ENVIRONMENTS = frozenset(
+    {"matrix", "pmatrix", "bmatrix", "vmatrix", "Vmatrix", "Bmatrix", "smallmatrix", "cases", "array"}
+)
 
 
 class Refused(Exception):

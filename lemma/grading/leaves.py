@@ -12,6 +12,7 @@ from lemma.grading import evaluate
 from lemma.grading.evaluate import NotRational, Undefined
 from lemma.grading.expression import Tree, Unreadable, read
 from lemma.grading.limits import LimitExceeded
+from lemma.grading.names import names
 from lemma.grading.normalise import words
 from lemma.grading.rules import Rules
 from lemma.grading.structure import Leaf, Tokens
@@ -61,7 +62,13 @@ def same_leaf(gold: Leaf, answer: Leaf, context: Context) -> bool:
 
 
 def _unread(
-    gold: Leaf, answer: Leaf, gold_tree: Tree | None, answer_tree: Tree | None, gold_text: str, answer_text: str, context: Context
+    gold: Leaf,
+    answer: Leaf,
+    gold_tree: Tree | None,
+    answer_tree: Tree | None,
+    gold_text: str,
+    answer_text: str,
+    context: Context,
 ) -> bool:
     if same_words(gold_text, answer_text, context.rules):
         return True
@@ -170,11 +177,15 @@ def ratio(text: str) -> tuple[Fraction, ...] | None:
 _SMALL = {
     word: value
     for value, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
-        " eighteen nineteen".split()
+        names(
+            """
+        zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+        seventeen eighteen nineteen
+        """
+        )
     )
 }
-_TENS = {word: 10 * n for n, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), start=2)}
+_TENS = {word: 10 * n for n, word in enumerate(names("twenty thirty forty fifty sixty seventy eighty ninety"), start=2)}
 _BIG = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
 _PARTS = {"half": 2, "third": 3, "thirds": 3, "quarter": 4, "quarters": 4, "fourth": 4, "fourths": 4, "fifth": 5,
           "fifths": 5, "sixth": 6, "sixths": 6, "eighth": 8, "eighths": 8, "tenth": 10, "tenths": 10}  # fmt: skip
@@ -223,7 +234,13 @@ def _readings(gold: Tree, answer: Tree, rules: Rules) -> list[tuple[bool, bool]]
 
 
 def _equal(
-    gold: Tree, answer: Tree, factor: Fraction, modes: tuple[bool, bool], context: Context, gold_text: str, answer_text: str
+    gold: Tree,
+    answer: Tree,
+    factor: Fraction,
+    modes: tuple[bool, bool],
+    context: Context,
+    gold_text: str,
+    answer_text: str,
 ) -> bool:
     letters = evaluate.symbols(gold) | evaluate.symbols(answer)
     rules = context.rules

@@ -49,9 +49,13 @@ _TEXT = re.compile(
     r"\\(?:text(?:normal|bf|it|rm|sf|tt|up)?|math(?:rm|bf|it|sf|tt|bb)?(?=\s*\{(?!R\}|Z\}|N\}|Q\}|C\}))|mbox|hbox|operatorname\*?|boldsymbol|bold|bm|pmb|emph|textbf)\s*\{([^{}]*)\}"
 )
 _OLD_FONT = re.compile(r"\{\s*\\(?:rm|bf|it|sf|tt)\b\s*([^{}]*)\}|\\(?:rm|bf|it|sf|tt)\b")
-_DEGREE = re.compile(r"\^\s*\{\s*\\(?:circ|degree)\s*\}|\^\s*\\circ(?![A-Za-z])|\\degree(?![A-Za-z])|\\circ\s*$|\^\s*°|\^\s*\{\s*°\s*\}")
+_DEGREE = re.compile(
+    r"\^\s*\{\s*\\(?:circ|degree)\s*\}|\^\s*\\circ(?![A-Za-z])|\\degree(?![A-Za-z])|\\circ\s*$|\^\s*°|\^\s*\{\s*°\s*\}"
+)
 _DEGREE_WORD = re.compile(r"(?<=[\d})])\s*(?:\\text\{\s*)?(?:degrees?|deg)\b\.?(?:\s*\})?", re.IGNORECASE)
-_PERCENT = re.compile(r"\\%|\s*(?:\\text\{\s*)?\b(?:percent(?:age)?|per cent|pct)\b\.?(?:\s*\})?|\\text\{\s*\\?%\s*\}", re.IGNORECASE)
+_PERCENT = re.compile(
+    r"\\%|\s*(?:\\text\{\s*)?\b(?:percent(?:age)?|per cent|pct)\b\.?(?:\s*\})?|\\text\{\s*\\?%\s*\}", re.IGNORECASE
+)
 _GAPPED = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?: \d{3})+)(?![\d.]?\d|\s*/|\s*\\frac)")
 _COMMA_BRACE = re.compile(r"\{\s*,\s*\}|,\s*\\!\s*")
 _NAMES = [
@@ -82,7 +86,9 @@ _NAMES = [
 ]  # fmt: skip
 _MATRIX = re.compile(r"\\begin\{(?:[bpvV]?matrix|smallmatrix|array)\}")
 _DOUBLED = re.compile(r"\\\\(?=[A-Za-z{}])")
-_MONEY = re.compile(r"\\\$|[€£¥₹₽₩]|(?<![A-Za-z])(?:US|CA|AU)\$|(?<![A-Za-z])Rs\.?(?=\s*\d)|(?<![A-Za-z])USD(?![A-Za-z])")
+_MONEY = re.compile(
+    r"\\\$|[€£¥₹₽₩]|(?<![A-Za-z])(?:US|CA|AU)\$|(?<![A-Za-z])Rs\.?(?=\s*\d)|(?<![A-Za-z])USD(?![A-Za-z])"
+)
 _BARE_MONEY = re.compile(r"\$(?=\s*-?\.?\d)")
 _INFINITY = re.compile(r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", re.IGNORECASE)
 _CHOICE_MARKUP = re.compile(r"\*\*(.+?)\*\*")
@@ -93,7 +99,7 @@ def plain_characters(text: str) -> str:
     """ASCII where unicode only decorates: digits of any script, minus signs, superscripts, invisible marks."""
     if text.isascii():
         return text
-    text = _VULGAR.sub(lambda m: r"\frac{%s}{%s}" % tuple(unicodedata.normalize("NFKC", m[0]).split("⁄")), text)
+    text = _VULGAR.sub(lambda m: "\\frac{" + unicodedata.normalize("NFKC", m[0]).replace("⁄", "}{") + "}", text)
     text = _SUPER_RUN.sub(lambda m: "^{" + "".join(_SUPERSCRIPTS[c] for c in m[0]) + "}", text)
     text = _SUB_RUN.sub(lambda m: "_{" + "".join(_SUBSCRIPTS[c] for c in m[0]) + "}", text)
     text = _ROOT.sub(lambda m: (r"\sqrt[3]" if m[1] == "∛" else r"\sqrt") + (f"{{{m[2]}}}" if m[2] else ""), text)
@@ -132,7 +138,7 @@ def _unescape(text: str) -> str:
 
 
 def _braces(text: str, command: str, count: int) -> str:
-    """Give every argument of a command its braces: `\\frac{a}b` and `\\frac12` become `\\frac{a}{b}`, `\\frac{1}{2}`."""
+    """Give every argument of a command its braces: `\\frac{a}b` becomes `\\frac{a}{b}`, `\\frac12` `\\frac{1}{2}`."""
     pieces = text.split(command)
     out = [pieces[0]]
     for piece in pieces[1:]:

@@ -17,9 +17,10 @@ import sys
 import threading
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -32,10 +33,31 @@ _START_SECONDS = 120.0
 _BATCH = 32
 
 
+@dataclass(frozen=True, slots=True)
+class _Compat:
+    """A question to a grader of another system."""
+
+    name: str
+    response: str
+    gold: str | tuple[str, ...]
+    compat: bool
+
+
 @dataclass(slots=True)
 class _Task:
-    pending: Pending
-    future: Future[Outcome] = field(default_factory=Future)
+    question: Pending | _Compat
+    future: Future[Any] = field(default_factory=Future)
+
+
+def _key(question: Pending | _Compat) -> Hashable:
+    """What results are cached by: the gold, the answer and the rules."""
+    return (question.gold, question.answer, question.rules) if isinstance(question, Pending) else question
+
+
+def _message(question: Pending | _Compat) -> dict[str, Any]:
+    if isinstance(question, _Compat):
+        return {"op": "compat", **asdict(question)}
+    return {"op": "settle", "gold": question.gold, "answer": question.answer, "rules": question.rules.model_dump()}
 
 
 class _Stopped(Exception):
@@ -88,10 +110,8 @@ class _Worker:
         self.process.kill()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
-                try:
+                with suppress(OSError):
                     pipe.close()
-                except OSError:
-                    pass
         self.process.wait()
 
     def forget(self) -> None:
@@ -121,11 +141,16 @@ class GradingService:
         cache: int = 100_000,
     ):
         assert workers >= 1
-        self.workers, self.cpu_seconds, self.wall_seconds, self.megabytes = workers, cpu_seconds, wall_seconds, megabytes
+        self.workers, self.cpu_seconds, self.wall_seconds, self.megabytes = (
+            workers,
+            cpu_seconds,
+            wall_seconds,
+            megabytes,
+        )
         self.cache_size = cache
         self.counts: Counter[str] = Counter()
         """Events since the start: asked, cached, sent, killed, started, failed."""
-        self._cache: OrderedDict[tuple[str, str, Rules], Outcome] = OrderedDict()
+        self._cache: OrderedDict[Hashable, Any] = OrderedDict()
         self._begin()
         _services.add(self)
 
@@ -134,7 +159,7 @@ class GradingService:
         self._queue: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._live: dict[int, _Worker] = {}
-        self._waiting: dict[tuple[str, str, Rules], _Task] = {}
+        self._waiting: dict[Hashable, _Task] = {}
         self._closed = False
 
     # Asking
@@ -150,7 +175,7 @@ class GradingService:
         if not pending.rules.symbolic:
             return Verdict("wrong", "unreadable", pending.extracted)
         kind, reason = self._ask(pending).result()
-        return Verdict(kind, reason, pending.extracted, perf_counter() - start)  # type: ignore[arg-type]
+        return Verdict(kind, reason, pending.extracted, perf_counter() - start)
 
     def submit(self, prediction: str, gold: str, rules: Rules = DEFAULT) -> Future[Verdict]:
         """A verdict to come; works with `concurrent.futures.as_completed` and `asyncio.wrap_future`."""
@@ -188,21 +213,25 @@ class GradingService:
         for item in ahead:
             yield item if isinstance(item, Verdict) else item.result()
 
-    def _ask(self, pending: Pending) -> Future[Outcome]:
-        key = (pending.gold, pending.answer, pending.rules)
+    def compat(self, name: str, response: str, gold: str | Sequence[str], compat: bool = True) -> Any:
+        """The score of a grader of another system; a response that exceeds a limit scores as an empty one."""
+        golds = gold if isinstance(gold, str) else tuple(gold)
+        return self._ask(_Compat(name, response, golds, compat)).result()
+
+    def _ask(self, question: Pending | _Compat) -> Future[Any]:
+        key = _key(question)
         with self._lock:
             self.counts["asked"] += 1
-            known = self._cache.get(key)
-            if known is not None:
+            if key in self._cache:
                 self.counts["cached"] += 1
                 self._cache.move_to_end(key)
-                future: Future[Outcome] = Future()
-                future.set_result(known)
+                future: Future[Any] = Future()
+                future.set_result(self._cache[key])
                 return future
             if key in self._waiting:
                 return self._waiting[key].future
             assert not self._closed, "the grading service is closed"
-            task = _Task(pending)
+            task = _Task(question)
             self._waiting[key] = task
             if len(self._threads) < self.workers:
                 thread = threading.Thread(target=self._run, args=(len(self._threads),), daemon=True, name="grading")
@@ -240,18 +269,18 @@ class GradingService:
             worker = self._worker(place)
         except (_Stopped, OSError):
             for task in tasks:
-                self._finish(task, ("unknown", "grader"))
+                self._finish(task, ("unknown", "grader") if isinstance(task.question, Pending) else None, keep=False)
             return []
         done = 0
         try:
-            worker.send([self._message(task.pending) for task in tasks])
+            worker.send([_message(task.question) for task in tasks])
             for task in tasks:
                 answer = worker.receive(self.wall_seconds)
                 done += 1
                 if "overrun" in answer or "error" in answer:
                     self._blame(place, task, answer)
                     break
-                self._finish(task, (answer["kind"], answer["reason"]))
+                self._finish(task, answer["score"] if "score" in answer else (answer["kind"], answer["reason"]))
         except _Stopped as stopped:
             self._drop(place)
             if str(stopped) == "worker gone" and done == 0 and worker.process.returncode == 0:
@@ -264,9 +293,12 @@ class GradingService:
         """Whose fault an overrun is: the gold's if reading it alone overruns as well, otherwise the answer's."""
         self.counts["killed" if "overrun" in answer else "failed"] += 1
         self._drop(place)
+        if isinstance(task.question, _Compat):
+            self._blame_compat(task, task.question, answer)
+            return
         try:
             worker = self._worker(place)
-            worker.send([{"op": "probe", "gold": task.pending.gold}])
+            worker.send([{"op": "probe", "gold": task.question.gold}])
             gold_is_fine = "kind" in worker.receive(self.wall_seconds)
         except (_Stopped, OSError):
             gold_is_fine = False
@@ -276,9 +308,15 @@ class GradingService:
         else:
             self._finish(task, ("wrong", "limit" if "overrun" in answer else "unreadable"))
 
-    @staticmethod
-    def _message(pending: Pending) -> dict[str, Any]:
-        return {"op": "settle", "gold": pending.gold, "answer": pending.answer, "rules": pending.rules.model_dump()}
+    def _blame_compat(self, task: _Task, question: _Compat, answer: dict[str, Any]) -> None:
+        from lemma.grading.compat import COMPAT
+
+        if "error" in answer:
+            with self._lock:
+                self._waiting.pop(_key(question), None)
+            task.future.set_exception(RuntimeError(f"grader {question.name}: {answer['error']}"))
+            return
+        self._finish(task, COMPAT[question.name]("", question.gold, compat=question.compat))
 
     def _worker(self, place: int) -> _Worker:
         worker = self._live.get(place)
@@ -293,11 +331,11 @@ class GradingService:
         if worker is not None:
             worker.kill()
 
-    def _finish(self, task: _Task, outcome: Outcome) -> None:
-        key = (task.pending.gold, task.pending.answer, task.pending.rules)
+    def _finish(self, task: _Task, outcome: Any, keep: bool = True) -> None:
+        key = _key(task.question)
         with self._lock:
             self._waiting.pop(key, None)
-            if self.cache_size and outcome[1] != "grader":
+            if self.cache_size and keep:
                 self._cache[key] = outcome
                 if len(self._cache) > self.cache_size:
                     self._cache.popitem(last=False)

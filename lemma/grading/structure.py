@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 
 from lemma.grading.limits import MAX_ITEMS, MAX_NESTING, LimitExceeded
+from lemma.grading.names import names
 from lemma.grading.tokens import Token
 from lemma.grading.units import Unit, known, read_unit
 
@@ -17,7 +19,7 @@ CLOSE = frozenset(OPEN.values())
 RELATIONS = frozenset({"=", "<", ">", "<=", ">=", "!="})
 _SEPARATORS = frozenset({",", ";"})
 _JOINING = frozenset({"and", "or"})
-_HEDGES = frozenset("approximately about approx around exactly roughly thus so hence only".split())
+_HEDGES = frozenset(names("approximately about approx around exactly roughly thus so hence only"))
 _ARROWS = frozenset({"approx", "equiv", "to", "rightarrow"})
 _TAILS = ("for", "where", "with", "if", "when")
 
@@ -86,9 +88,16 @@ def _without_dressing(tokens: Tokens) -> Tokens:
     """Without leading hedges, a whole pair of plain braces, and final punctuation."""
     while tokens and (tokens[-1].kind in (".", ",", ";") or _is_word(tokens[-1], _JOINING)):
         tokens = tokens[:-1]
-    while tokens and (_is_word(tokens[0], _HEDGES) or (tokens[0].kind == "cmd" and tokens[0].value in ("approx", "therefore"))):
+    while tokens and (
+        _is_word(tokens[0], _HEDGES) or (tokens[0].kind == "cmd" and tokens[0].value in ("approx", "therefore"))
+    ):
         tokens = tokens[1:]
-    while len(tokens) > 2 and tokens[0].kind == "{" and _match(tokens, 0) == len(tokens) - 1 and len(_split(tokens[1:-1])) == 1:
+    while (
+        len(tokens) > 2
+        and tokens[0].kind == "{"
+        and _match(tokens, 0) == len(tokens) - 1
+        and len(_split(tokens[1:-1])) == 1
+    ):
         tokens = tokens[1:-1]
     return tokens
 
@@ -147,7 +156,9 @@ def _joins(token: Token) -> bool:
     if token.kind not in ("word", "text"):
         return False
     value = token.value.lower().strip(" ,.")
-    return value in _JOINING or (token.kind == "text" and value.split()[-1:] in (["and"], ["or"]) and len(value.split()) < 5)
+    return value in _JOINING or (
+        token.kind == "text" and value.split()[-1:] in (["and"], ["or"]) and len(value.split()) < 5
+    )
 
 
 def _bare_list(parts: list[Tokens], depth: int) -> Node:
@@ -168,7 +179,7 @@ def _union(tokens: Tokens, depth: int) -> Node | None:
     if not places:
         return None
     edges = [-1, *places, len(tokens)]
-    pieces = [tokens[a + 1 : b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [tokens[a + 1 : b] for a, b in pairwise(edges)]
     if pieces[0] and any(t.kind == "cmd" and t.value == "in" for t in pieces[0]):
         start = next(i for i, t in enumerate(pieces[0]) if t.kind == "cmd" and t.value == "in")
         pieces[0] = pieces[0][start + 1 :]
@@ -191,7 +202,7 @@ def _relation(tokens: Tokens, depth: int) -> Node | None:
         return None
     places = sorted(places + approx)
     edges = [-1, *places, len(tokens)]
-    pieces = [tokens[a + 1 : b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [tokens[a + 1 : b] for a, b in pairwise(edges)]
     if not all(pieces):
         kept = tuple(t for i, t in enumerate(tokens) if i != places[0]) if places[0] == 0 else ()
         return shape(kept, depth + 1) if kept else None
@@ -255,28 +266,41 @@ def _bracketed(tokens: Tokens, depth: int) -> Node | None:
 
 def _leaf(tokens: Tokens) -> Leaf:
     """Words at the end that name a unit or what is counted become the unit."""
-    end, parts = len(tokens), []
-    while end > 1:
-        token = tokens[end - 1]
-        if token.kind == "text":
-            parts = [*token.value.replace("/", " / ").split(), *parts]
-        elif token.kind == "word" and (len(token.value) > 3 or known(token.value) or (parts and token.value == "per")) and token.value.lower() not in _SCALE_WORDS:
-            parts = [token.value, *parts]
-        elif token.kind == "num" and end > 2 and tokens[end - 2].kind == "^" and tokens[end - 3].kind in ("text", "word"):
-            parts, end = ["^" + token.value, *parts], end - 1
-        elif token.kind == "}" and end > 4 and tokens[end - 3].kind == "{" and tokens[end - 4].kind == "^" and tokens[end - 5].kind in ("text", "word"):  # fmt: skip
-            parts, end = ["^" + tokens[end - 2].value, *parts], end - 3
-        elif token.kind == "/" and parts:
-            parts = ["/", *parts]
-        elif token.kind in ("id",) and parts[:1] == ["/"] and end > 1 and tokens[end - 2].kind == "num":
-            parts = [token.value, *parts]
-        else:
-            break
-        end -= 1
+    end, parts = _unit_parts(tokens)
     if not parts or all(t.kind in ("text", "word") for t in tokens[:end]):
         return Leaf(tokens)
     unit = read_unit(_attach_powers(parts))
     return Leaf(tokens[:end], unit) if unit is not None else Leaf(tokens)
+
+
+def _unit_parts(tokens: Tokens) -> tuple[int, list[str]]:
+    """Where the words at the end begin, and these words with their powers and slashes."""
+    end = len(tokens)
+    parts: list[str] = []
+    while end > 1:
+        token = tokens[end - 1]
+        before = tuple(t.kind for t in tokens[max(0, end - 5) : end - 1])
+        if token.kind == "text":
+            parts = [*token.value.replace("/", " / ").split(), *parts]
+        elif token.kind == "word" and _may_be_unit(token.value, bool(parts)):
+            parts = [token.value, *parts]
+        elif token.kind == "num" and before[-1:] == ("^",) and before[-2:-1] in (("text",), ("word",)):
+            parts, end = ["^" + token.value, *parts], end - 1
+        elif token.kind == "}" and before[1:] == ("^", "{", "num") and before[0] in ("text", "word"):
+            parts, end = ["^" + tokens[end - 2].value, *parts], end - 3
+        elif token.kind == "/" and parts:
+            parts = ["/", *parts]
+        elif token.kind == "id" and parts[:1] == ["/"] and before[-1:] == ("num",):
+            parts = [token.value, *parts]
+        else:
+            break
+        end -= 1
+    return end, parts
+
+
+def _may_be_unit(word: str, has_more: bool) -> bool:
+    """Plain words of three letters or fewer are products of letters unless they are known units."""
+    return (len(word) > 3 or known(word) or (has_more and word == "per")) and word.lower() not in _SCALE_WORDS
 
 
 _SCALE_WORDS = frozenset({"hundred", "thousand", "million", "billion", "trillion"})

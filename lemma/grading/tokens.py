@@ -7,10 +7,15 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from lemma.grading.limits import MAX_DIGITS, MAX_TOKENS, LimitExceeded
+from lemma.grading.names import names
 
 FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth ln log lg exp sqrt cbrt abs min max gcd lcm"
-    " floor ceil".split()
+    names(
+        """
+        sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth ln log lg exp sqrt cbrt abs min
+        max gcd lcm floor ceil
+        """
+    )
 )
 CONSTANTS = frozenset({"pi", "infty"})
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import NamedTuple
 
+from lemma.grading.names import names
+
 _LENGTH = {"mm": "1/1000", "cm": "1/100", "dm": "1/10", "m": "1", "km": "1000", "in": "127/5000", "ft": "381/1250",
            "yd": "1143/1250", "mi": "201168/125"}  # fmt: skip
 _MASS = {"mg": "1/1000000", "g": "1/1000", "kg": "1", "lb": "45359237/100000000", "oz": "45359237/1600000000",
@@ -34,10 +36,15 @@ _SAME = {
 
 # Words that, beside a number, say more than a unit does; the answer is then not the bare number.
 _MEANINGFUL = frozenset(
-    """or and to times more less than least most over under about plus minus not no if when for where otherwise any
-    all every except between from unless squared cubed mod modulo base where with real integer integers number numbers
-    odd even prime positive negative infinite infinitely solutions solution none only first second third th st nd rd
-    but is are was be factor factors is isn't divided by of in each other half quarter double twice""".split()
+    names(
+        """
+        or and to times more less than least most over under about plus minus not no if when for where otherwise
+        any all every except between from unless squared cubed mod modulo base where with real integer integers
+        number numbers odd even prime positive negative infinite infinitely solutions solution none only first
+        second third th st nd rd but is are was be factor factors is isn't divided by of in each other half
+        quarter double twice
+        """
+    )
 )
 _IGNORED = frozenset({"per", "square", "cubic", "sq", "cu", "units", "unit", "the", "a", "total", "approximately"})
 

@@ -1,8 +1,10 @@
 """One grading worker: reads tasks from standard input, answers on standard output, and keeps itself within limits.
 
 Messages are JSON lines in both directions, so nothing that a model wrote is ever unpickled or evaluated. A task is
-`{"op", "gold", "answer", "rules"}`; an answer is `{"kind", "reason"}`, or `{"overrun": why}` where a limit of CPU time,
-memory or recursion was hit, or `{"error": text}`. Run as `python -m lemma.grading.worker CPU_SECONDS MEGABYTES`.
+`{"op": "settle", "gold", "answer", "rules"}` , answered `{"kind", "reason"}`, or `{"overrun": why}` where a limit of
+CPU time, memory or recursion was hit, or `{"error": text}`. The graders of other systems are asked by
+`{"op": "compat", "name", "response", "gold", "compat"}` and answer `{"score"}`.
+Run as `python -m lemma.grading.worker CPU_SECONDS MEGABYTES`.
 """
 
 from __future__ import annotations
@@ -57,6 +59,10 @@ def _perform(task: dict[str, Any]) -> dict[str, Any]:
     from lemma.grading.rules import Rules
     from lemma.grading.symbolic import probe, settle
 
+    if task["op"] == "compat":
+        from lemma.grading.compat import COMPAT
+
+        return {"score": COMPAT[task["name"]](task["response"], task["gold"], compat=task["compat"])}
     if task["op"] == "probe":
         probe(task["gold"])
         return {"kind": "right", "reason": "exact"}
@@ -84,7 +90,7 @@ def _answer(task: dict[str, Any], cpu_seconds: float) -> dict[str, Any]:
 
 def serve(tasks: BinaryIO, answers: BinaryIO, cpu_seconds: float, megabytes: int) -> None:
     """Answer tasks until the input ends."""
-    import lemma.grading.symbolic  # noqa: F401  (slow to import: before the first task, outside its clock)
+    import lemma.grading.symbolic
 
     lemma.grading.symbolic.warm_up()
     signal.signal(signal.SIGPROF, _on_alarm)

@@ -1,1 +1,76 @@
-""""""
+"""Rewards: what a completion is worth. One file per family; several combine by weight; this is the one registry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from lemma.core.errors import UserError, nearest
+from lemma.rewards.base import Reward, RewardInput
+from lemma.rewards.combine import RewardFailed, Scored, combine, distributions
+from lemma.rewards.correctness import Accuracy, Graded
+from lemma.rewards.custom import Custom
+from lemma.rewards.lengths import Length, Repetition, SoftOverlong
+from lemma.rewards.model import RewardModel
+from lemma.rewards.think import R1ZeroReward, ThinkAnswerFormat, ThinkFormat
+from lemma.rewards.working_out import Answer, ApproximateFormat, ExactFormat, Numbers
+from lemma.rewards.xml import Correctness, Integer, SoftFormat, StrictFormat, TagCount
+
+REWARDS: dict[str, type[Reward]] = {
+    "accuracy": Accuracy,
+    "graded": Graded,
+    "correctness": Correctness,
+    "integer": Integer,
+    "strict_format": StrictFormat,
+    "soft_format": SoftFormat,
+    "tag_count": TagCount,
+    "exact_format": ExactFormat,
+    "approximate_format": ApproximateFormat,
+    "answer": Answer,
+    "numbers": Numbers,
+    "r1_zero": R1ZeroReward,
+    "think_format": ThinkFormat,
+    "think_answer_format": ThinkAnswerFormat,
+    "soft_overlong": SoftOverlong,
+    "repetition": Repetition,
+    "length": Length,
+    "reward_model": RewardModel,
+    "custom": Custom,
+}
+
+__all__ = [
+    "REWARDS",
+    "Reward",
+    "RewardFailed",
+    "RewardInput",
+    "Scored",
+    "combine",
+    "distributions",
+    "make_reward",
+]
+
+
+def make_reward(spec: str | Mapping[str, Any] | Reward) -> Reward:
+    """A reward from its name, from `path.py:function`, or from a mapping of name and options as a recipe writes it."""
+    if isinstance(spec, Reward):
+        return spec
+    if isinstance(spec, str):
+        options: dict[str, Any] = {"name": "custom", "function": spec} if ".py:" in spec else {"name": spec}
+    else:
+        options = dict(spec)
+    name = str(options.get("name", ""))
+    if name not in REWARDS:
+        raise UserError(f"there is no reward '{name}'", fix=nearest(name, REWARDS))
+    try:
+        return REWARDS[name](**options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise UserError(
+                f"reward {name} has no option '{place}'", fix=nearest(place, REWARDS[name].model_fields)
+            ) from None
+        what = str(first["msg"]).removeprefix("Value error, ")
+        raise UserError(f"option '{place}' of reward {name}: {what}") from None

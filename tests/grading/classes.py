@@ -2,47 +2,117 @@
 
 CLASSES: dict[str, list[tuple[str, list[str], list[str]]]] = {
     "integers": [
-        ("17", ["17", "+17", "017", "17.0", "17.", "$17$", r"\(17\)", r"\text{17}", "{17}", "１７", "٠١٧", "(17)"], ["71", "-17", "1.7", "170", "17.1", "17i"]),
+        (
+            "17",
+            ["17", "+17", "017", "17.0", "17.", "$17$", r"\(17\)", r"\text{17}", "{17}", "１７", "٠١٧", "(17)"],
+            ["71", "-17", "1.7", "170", "17.1", "17i"],
+        ),
         ("-8", ["-8", "−8", "–8", "- 8", r"$-8$", "-8.0", "－8"], ["8", "-80", "0.8"]),
         ("025", ["25", "025", "25.0"], ["52", "250"]),
         ("0", ["0", "0.0", "-0", "0/5", r"\frac{0}{7}"], ["1", "00.1", "O"]),
     ],
     "decimals": [
-        ("0.75", [".75", "3/4", r"\frac{3}{4}", "0.750", "75%", r"75\%", r"\dfrac34", "6/8"], ["0.57", "0.74999", "4/3", "7.5"]),
+        (
+            "0.75",
+            [".75", "3/4", r"\frac{3}{4}", "0.750", "75%", r"75\%", r"\dfrac34", "6/8"],
+            ["0.57", "0.74999", "4/3", "7.5"],
+        ),
         ("2.5", ["5/2", r"2\frac12", "2 1/2", "2.50", r"\frac{5}{2}"], ["2.05", "25", "2/5"]),
         ("0.5", ["0,5", "1/2"], ["5", "0,6"]),
     ],
     "fractions": [
-        (r"\frac{7}{12}", ["7/12", r"\dfrac{7}{12}", r"\tfrac7{12}", r"\frac{14}{24}", r"\frac7{12}", "$7/12$", "{7}/{12}", r"\cfrac{7}{12}"], ["12/7", "-7/12", r"\frac{7}{11}", "0.583"]),
-        (r"-\frac{3}{5}", ["-3/5", r"\frac{-3}{5}", r"\frac{3}{-5}", "-0.6", r"-\frac35", r"\frac{-3}5"], ["3/5", "-5/3"]),
+        (
+            r"\frac{7}{12}",
+            [
+                "7/12",
+                r"\dfrac{7}{12}",
+                r"\tfrac7{12}",
+                r"\frac{14}{24}",
+                r"\frac7{12}",
+                "$7/12$",
+                "{7}/{12}",
+                r"\cfrac{7}{12}",
+            ],
+            ["12/7", "-7/12", r"\frac{7}{11}", "0.583"],
+        ),
+        (
+            r"-\frac{3}{5}",
+            ["-3/5", r"\frac{-3}{5}", r"\frac{3}{-5}", "-0.6", r"-\frac35", r"\frac{-3}5"],
+            ["3/5", "-5/3"],
+        ),
         (r"\frac{a}{b}", [r"\frac ab", r"\frac{a}b", "a/b", r"a \div b"], [r"\frac{b}{a}", "ab"]),
-        (r"\frac{x+1}{2}", ["(x+1)/2", r"\frac{1}{2}(x+1)", r"\frac x2+\frac12", "0.5x+0.5"], ["x+1/2", r"\frac{x+1}{3}"]),
+        (
+            r"\frac{x+1}{2}",
+            ["(x+1)/2", r"\frac{1}{2}(x+1)", r"\frac x2+\frac12", "0.5x+0.5"],
+            ["x+1/2", r"\frac{x+1}{3}"],
+        ),
     ],
     "mixed numbers": [
-        (r"3\frac{2}{5}", ["17/5", "3.4", "3 2/5", r"3 \frac{2}{5}", r"\frac{17}{5}"], ["6/5", r"\frac{32}{5}", r"2\frac35"]),
+        (
+            r"3\frac{2}{5}",
+            ["17/5", "3.4", "3 2/5", r"3 \frac{2}{5}", r"\frac{17}{5}"],
+            ["6/5", r"\frac{32}{5}", r"2\frac35"],
+        ),
     ],
     "percentages": [
-        (r"35\%", ["35%", "35 percent", "0.35", "35 \\%", r"35\text{ percent}", "35", "7/20", "35 pct"], ["3.5%", "0.035", "53%"]),
+        (
+            r"35\%",
+            ["35%", "35 percent", "0.35", "35 \\%", r"35\text{ percent}", "35", "7/20", "35 pct"],
+            ["3.5%", "0.035", "53%"],
+        ),
         ("0.08", ["8%", r"8\%", "8 percent"], ["0.8%", "80%"]),
     ],
     "money": [
-        ("12.50", ["$12.50", r"\$12.50", "12.5 dollars", "$12.5", "€12.50", "£ 12.50", r"12.50\text{ dollars}"], ["$125.0", "$12.05"]),
+        (
+            "12.50",
+            ["$12.50", r"\$12.50", "12.5 dollars", "$12.5", "€12.50", "£ 12.50", r"12.50\text{ dollars}"],
+            ["$125.0", "$12.05"],
+        ),
         (r"\$3,200", ["3200", "3,200", "$3200", "3200 dollars", r"3{,}200", "USD 3200"], ["320", "32,000"]),
     ],
     "thousands": [
-        ("1234567", ["1,234,567", r"1{,}234{,}567", "1 234 567", r"1\,234\,567", r"1,\!234,\!567"], ["1,234,576", "1234,567"]),
+        (
+            "1234567",
+            ["1,234,567", r"1{,}234{,}567", "1 234 567", r"1\,234\,567", r"1,\!234,\!567"],
+            ["1,234,576", "1234,567"],
+        ),
         ("10,000", ["10000", "10^4", "1e4", r"10{,}000"], ["1000", "10,001"]),
     ],
     "scientific": [
-        (r"3.2 \times 10^{5}", ["320000", "3.2e5", "3.2*10^5", r"3.2\cdot10^5", "320,000", "32 × 10⁴"], ["3.2e4", r"3.2\times10^{-5}"]),
+        (
+            r"3.2 \times 10^{5}",
+            ["320000", "3.2e5", "3.2*10^5", r"3.2\cdot10^5", "320,000", "32 × 10⁴"],
+            ["3.2e4", r"3.2\times10^{-5}"],
+        ),
         (r"4\times10^{-3}", ["0.004", "4e-3", "4E-3", "1/250"], ["0.04", "4e3"]),
     ],
     "units": [
-        (r"12\text{ cm}", ["12", "12 cm", "12cm", r"12\,\mathrm{cm}", "12 centimeters", "0.12 meters", r"120\text{ mm}"], ["12 meters", "21 cm", "13"]),
-        ("45", ["45 minutes", r"45\text{ minutes}", "45 apples", r"45 \text{ students}", r"45\text{ cm}^2", r"45\ \mathrm{km/h}", "45 miles per hour", r"45\text{ square units}"], ["54 minutes", "45 million"]),
+        (
+            r"12\text{ cm}",
+            ["12", "12 cm", "12cm", r"12\,\mathrm{cm}", "12 centimeters", "0.12 meters", r"120\text{ mm}"],
+            ["12 meters", "21 cm", "13"],
+        ),
+        (
+            "45",
+            [
+                "45 minutes",
+                r"45\text{ minutes}",
+                "45 apples",
+                r"45 \text{ students}",
+                r"45\text{ cm}^2",
+                r"45\ \mathrm{km/h}",
+                "45 miles per hour",
+                r"45\text{ square units}",
+            ],
+            ["54 minutes", "45 million"],
+        ),
         (r"9.8 \text{ m/s}^2", ["9.8", r"9.8\,\text{m/s}^2", r"9.8 \mathrm{m}/\mathrm{s}^2"], ["8.9 m/s^2"]),
         ("6 hours", ["6", "6 hr", "6hours", "360 minutes"], ["6 minutes", "7 hours"]),
-        (r"36\pi\text{ cm}^3", [r"36\pi", "36π cm³", r"36 \pi \text{ cubic centimeters}"], [r"36\text{ cm}^3", r"63\pi"]),
+        (
+            r"36\pi\text{ cm}^3",
+            [r"36\pi", "36π cm³", r"36 \pi \text{ cubic centimeters}"],
+            [r"36\text{ cm}^3", r"63\pi"],
+        ),
     ],
     "letters are not units": [
         ("x+a", ["a+x"], ["x+c", "x"]),
@@ -51,8 +121,16 @@ CLASSES: dict[str, list[tuple[str, list[str], list[str]]]] = {
         ("5m", ["5 m", r"5\cdot m"], ["5s"]),
     ],
     "degrees": [
-        (r"65^\circ", ["65", r"65^{\circ}", "65°", "65 degrees", r"65\text{ degrees}", r"\frac{13\pi}{36}"], ["56", r"65\pi", r"66^\circ"]),
-        (r"\frac{\pi}{4}", [r"45^\circ", "π/4", r"0.25\pi", r"\pi/4", "pi/4"], [r"\frac{\pi}{3}", r"40^\circ", "0.785"]),
+        (
+            r"65^\circ",
+            ["65", r"65^{\circ}", "65°", "65 degrees", r"65\text{ degrees}", r"\frac{13\pi}{36}"],
+            ["56", r"65\pi", r"66^\circ"],
+        ),
+        (
+            r"\frac{\pi}{4}",
+            [r"45^\circ", "π/4", r"0.25\pi", r"\pi/4", "pi/4"],
+            [r"\frac{\pi}{3}", r"40^\circ", "0.785"],
+        ),
         (r"\cos 60^\circ", ["0.5", r"\frac12", r"\sin 30^\circ"], [r"\sin 60^\circ"]),
     ],
     "times": [
@@ -64,33 +142,118 @@ CLASSES: dict[str, list[tuple[str, list[str], list[str]]]] = {
         ("2:3:5", ["2:3:5", "4:6:10"], ["2:5:3", "2:3"]),
     ],
     "intervals": [
-        ("[2,7)", ["[2, 7)", r"\left[2,7\right)", r"x\in[2,7)", r"2\le x<7", r"7 > x \ge 2", r"\{x\mid 2\le x<7\}", r"2 \leqslant x < 7"], ["(2,7)", "[2,7]", "[2,8)", "2<x<7", "(7,2]"]),
-        (r"(-\infty, 4]", [r"x\le4", "x <= 4", r"4 \geq x", "(-∞,4]", r"\left(-\infty,4\right]", r"\{x: x \leq 4\}"], ["x<4", r"[4,\infty)", r"(-\infty,4)"]),
-        (r"a > \frac{1}{2}", [r"(\frac12,\infty)", "a>0.5", r"(0.5, +\infty)", r"\frac{1}{2}<a"], [r"[\frac12,\infty)", "a<1/2"]),
+        (
+            "[2,7)",
+            [
+                "[2, 7)",
+                r"\left[2,7\right)",
+                r"x\in[2,7)",
+                r"2\le x<7",
+                r"7 > x \ge 2",
+                r"\{x\mid 2\le x<7\}",
+                r"2 \leqslant x < 7",
+            ],
+            ["(2,7)", "[2,7]", "[2,8)", "2<x<7", "(7,2]"],
+        ),
+        (
+            r"(-\infty, 4]",
+            [r"x\le4", "x <= 4", r"4 \geq x", "(-∞,4]", r"\left(-\infty,4\right]", r"\{x: x \leq 4\}"],
+            ["x<4", r"[4,\infty)", r"(-\infty,4)"],
+        ),
+        (
+            r"a > \frac{1}{2}",
+            [r"(\frac12,\infty)", "a>0.5", r"(0.5, +\infty)", r"\frac{1}{2}<a"],
+            [r"[\frac12,\infty)", "a<1/2"],
+        ),
     ],
     "unions": [
-        (r"(-\infty,-1)\cup(5,\infty)", [r"(5,\infty)\cup(-\infty,-1)", "(-inf,-1) U (5,inf)", r"x<-1\text{ or }x>5", "x < -1 or x > 5", r"\left(-\infty, -1\right) \cup \left(5, \infty\right)"], [r"(-\infty,-1]\cup(5,\infty)", r"(-1,5)", r"(-\infty,1)\cup(5,\infty)"]),
+        (
+            r"(-\infty,-1)\cup(5,\infty)",
+            [
+                r"(5,\infty)\cup(-\infty,-1)",
+                "(-inf,-1) U (5,inf)",
+                r"x<-1\text{ or }x>5",
+                "x < -1 or x > 5",
+                r"\left(-\infty, -1\right) \cup \left(5, \infty\right)",
+            ],
+            [r"(-\infty,-1]\cup(5,\infty)", r"(-1,5)", r"(-\infty,1)\cup(5,\infty)"],
+        ),
         (r"x \neq 3", [r"(-\infty,3)\cup(3,\infty)", "x≠3", "x != 3"], ["x=3", r"x\neq -3"]),
     ],
     "tuples": [
-        ("(3,-1)", ["(3, -1)", r"\left(3,-1\right)", "(3.0,-1)", r"(x,y)=(3,-1)", "3,-1", r"\left( \frac{6}{2}, -1 \right)", "(3 , −1)"], ["(-1,3)", "(3,1)", "[3,-1]", r"\{3,-1\}", "(3,-1,0)"]),
+        (
+            "(3,-1)",
+            [
+                "(3, -1)",
+                r"\left(3,-1\right)",
+                "(3.0,-1)",
+                r"(x,y)=(3,-1)",
+                "3,-1",
+                r"\left( \frac{6}{2}, -1 \right)",
+                "(3 , −1)",
+            ],
+            ["(-1,3)", "(3,1)", "[3,-1]", r"\{3,-1\}", "(3,-1,0)"],
+        ),
         ("(1,2,3)", ["(1, 2, 3)", "1,2,3", "(1,2,3)"], ["(1,3,2)", "(1,2)"]),
         ("(120,450,780)", ["(120, 450, 780)", "(120,450,780)"], ["(120,450,870)"]),
     ],
     "lists": [
-        ("2,5,11", ["11, 5, 2", "2, 5 and 11", r"2,\ 5,\ 11", r"2, 5, \text{ and } 11", r"\{2,5,11\}", "2;5;11", "x=2, x=5, x=11", r"$2$, $5$, $11$"], ["2,5", "2,5,12", "2,5,11,11", "2,5,5"]),
+        (
+            "2,5,11",
+            [
+                "11, 5, 2",
+                "2, 5 and 11",
+                r"2,\ 5,\ 11",
+                r"2, 5, \text{ and } 11",
+                r"\{2,5,11\}",
+                "2;5;11",
+                "x=2, x=5, x=11",
+                r"$2$, $5$, $11$",
+            ],
+            ["2,5", "2,5,12", "2,5,11,11", "2,5,5"],
+        ),
         (r"\pm 6", ["6,-6", "-6, 6", r"x=\pm6", r"\{-6,6\}", "6 or -6", "6 and -6"], ["6", "-6", r"\pm 5"]),
-        (r"2\pm\sqrt{3}", [r"2+\sqrt3, 2-\sqrt3", r"x=2\pm\sqrt{3}", r"2-\sqrt{3},2+\sqrt{3}"], [r"2+\sqrt3", r"-2\pm\sqrt3"]),
-        ("(1,2),(3,4)", ["(3,4), (1,2)", r"(1,2)\text{ and }(3,4)", r"\{(1,2),(3,4)\}"], ["(2,1),(3,4)", "(1,2)", "1,2,3,4"]),
+        (
+            r"2\pm\sqrt{3}",
+            [r"2+\sqrt3, 2-\sqrt3", r"x=2\pm\sqrt{3}", r"2-\sqrt{3},2+\sqrt{3}"],
+            [r"2+\sqrt3", r"-2\pm\sqrt3"],
+        ),
+        (
+            "(1,2),(3,4)",
+            ["(3,4), (1,2)", r"(1,2)\text{ and }(3,4)", r"\{(1,2),(3,4)\}"],
+            ["(2,1),(3,4)", "(1,2)", "1,2,3,4"],
+        ),
         ("a=2, b=7", ["2,7", "b=7, a=2", "a = 2 and b = 7"], ["7,2", "a=7, b=2"]),
     ],
     "sets": [
-        (r"\{1,4,9\}", [r"\{9,4,1\}", "1,4,9", r"\left\{1, 4, 9\right\}", "{1,4,9}", "{4, 1, 9}"], [r"\{1,4\}", r"\{1,4,8\}", "(1,4,9)"]),
+        (
+            r"\{1,4,9\}",
+            [r"\{9,4,1\}", "1,4,9", r"\left\{1, 4, 9\right\}", "{1,4,9}", "{4, 1, 9}"],
+            [r"\{1,4\}", r"\{1,4,8\}", "(1,4,9)"],
+        ),
         (r"\{5\}", ["5", r"\{ 5 \}", "x=5"], ["6", r"\{5,6\}"]),
     ],
     "matrices": [
-        (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", [r"\begin{bmatrix}1&2\\3&4\end{bmatrix}", r"\begin{pmatrix}1&2\\3&4\\\end{pmatrix}", r"\left(\begin{array}{cc}1&2\\3&4\end{array}\right)", r"\begin{pmatrix} 1 & \frac{4}{2} \\ 3 & 4.0 \end{pmatrix}", r"\left[\begin{matrix}1&2\\3&4\end{matrix}\right]"], [r"\begin{pmatrix}1&3\\2&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&5\end{pmatrix}", r"\begin{pmatrix}1&2&3&4\end{pmatrix}"]),
-        (r"\begin{pmatrix} -1 \\ 6 \end{pmatrix}", [r"\begin{bmatrix}-1\\6\end{bmatrix}", "(-1,6)"], [r"\begin{pmatrix}6\\-1\end{pmatrix}", r"\begin{pmatrix}1\\6\end{pmatrix}"]),
+        (
+            r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}",
+            [
+                r"\begin{bmatrix}1&2\\3&4\end{bmatrix}",
+                r"\begin{pmatrix}1&2\\3&4\\\end{pmatrix}",
+                r"\left(\begin{array}{cc}1&2\\3&4\end{array}\right)",
+                r"\begin{pmatrix} 1 & \frac{4}{2} \\ 3 & 4.0 \end{pmatrix}",
+                r"\left[\begin{matrix}1&2\\3&4\end{matrix}\right]",
+            ],
+            [
+                r"\begin{pmatrix}1&3\\2&4\end{pmatrix}",
+                r"\begin{pmatrix}1&2\\3&5\end{pmatrix}",
+                r"\begin{pmatrix}1&2&3&4\end{pmatrix}",
+            ],
+        ),
+        (
+            r"\begin{pmatrix} -1 \\ 6 \end{pmatrix}",
+            [r"\begin{bmatrix}-1\\6\end{bmatrix}", "(-1,6)"],
+            [r"\begin{pmatrix}6\\-1\end{pmatrix}", r"\begin{pmatrix}1\\6\end{pmatrix}"],
+        ),
     ],
     "equations": [
         ("y=3x-2", ["3x-2", "y = -2+3x", "3x-y-2=0", "y=3x-2", r"y+2=3x", "3x-y=2"], ["y=3x+2", "y=2x-3", "x=3y-2"]),
@@ -104,9 +267,30 @@ CLASSES: dict[str, list[tuple[str, list[str], list[str]]]] = {
         ("a<b<c", ["c>b>a"], ["b<a<c"]),
     ],
     "expressions": [
-        (r"3\sqrt{5}", [r"\sqrt{45}", r"\sqrt5\cdot3", r"3\cdot\sqrt{5}", "3√5", r"\frac{15}{\sqrt5}", "3sqrt(5)", r"3*\sqrt5", "3*5^{1/2}"], [r"5\sqrt3", r"\sqrt{15}", "6.708"]),
-        (r"x^2-5x+6", ["(x-2)(x-3)", r"(x-3)\cdot(x-2)", "6-5x+x^2", "x^{2}-5x+6"], ["(x+2)(x-3)", "x^2-5x-6", "y^2-5y+6"]),
-        (r"\frac{\sqrt{2}}{2}", [r"\frac{1}{\sqrt2}", r"2^{-1/2}", r"\sqrt{\frac12}", r"\sqrt{0.5}"], [r"\frac{\sqrt3}{2}", r"\sqrt2"]),
+        (
+            r"3\sqrt{5}",
+            [
+                r"\sqrt{45}",
+                r"\sqrt5\cdot3",
+                r"3\cdot\sqrt{5}",
+                "3√5",
+                r"\frac{15}{\sqrt5}",
+                "3sqrt(5)",
+                r"3*\sqrt5",
+                "3*5^{1/2}",
+            ],
+            [r"5\sqrt3", r"\sqrt{15}", "6.708"],
+        ),
+        (
+            r"x^2-5x+6",
+            ["(x-2)(x-3)", r"(x-3)\cdot(x-2)", "6-5x+x^2", "x^{2}-5x+6"],
+            ["(x+2)(x-3)", "x^2-5x-6", "y^2-5y+6"],
+        ),
+        (
+            r"\frac{\sqrt{2}}{2}",
+            [r"\frac{1}{\sqrt2}", r"2^{-1/2}", r"\sqrt{\frac12}", r"\sqrt{0.5}"],
+            [r"\frac{\sqrt3}{2}", r"\sqrt2"],
+        ),
         (r"\log_2 3", [r"\frac{\ln 3}{\ln 2}", r"\log_{2}(3)", r"\frac{\log 3}{\log 2}"], [r"\log_3 2", r"\log_2 5"]),
         (r"2^{n+1}", [r"2\cdot2^n", r"2^{1+n}"], [r"2^n", r"2^{n-1}"]),
         (r"\sin^2 x", [r"1-\cos^2x", r"(\sin x)^2", r"\sin(x)^2"], [r"\cos^2 x", r"\sin x^2"]),
@@ -120,12 +304,24 @@ CLASSES: dict[str, list[tuple[str, list[str], list[str]]]] = {
         (r"\lfloor n/2\rfloor", [r"\left\lfloor\frac{n}{2}\right\rfloor", "⌊n/2⌋"], [r"\lceil n/2\rceil", "n/2"]),
     ],
     "choices": [
-        ("B", ["B", "(B)", "B.", "B)", r"\text{B}", r"\textbf{(B)}", r"\text{(B)}", "(B) 12", "B: twelve", "option B"], ["C", "(A)", "A) B", "12"]),
-        (r"\textbf{(C)}\ 14", ["14", "C", "(C)", "(C) 14", r"\text{C}", r"\textbf{(C) }14"], ["41", "(B)", "(B) 14", "D"]),
+        (
+            "B",
+            ["B", "(B)", "B.", "B)", r"\text{B}", r"\textbf{(B)}", r"\text{(B)}", "(B) 12", "B: twelve", "option B"],
+            ["C", "(A)", "A) B", "12"],
+        ),
+        (
+            r"\textbf{(C)}\ 14",
+            ["14", "C", "(C)", "(C) 14", r"\text{C}", r"\textbf{(C) }14"],
+            ["41", "(B)", "(B) 14", "D"],
+        ),
         (r"\mathrm{(E)}\ \frac{1}{3}", ["1/3", "E", r"\frac{1}{3}", "(E)"], ["(D)", "3"]),
     ],
     "words": [
-        ("Monday", ["monday", r"\text{Monday}", "Monday.", r"\textbf{Monday}", "MONDAY", r"\mathrm{Monday}"], ["Tuesday", "Mondays are", "Sunday"]),
+        (
+            "Monday",
+            ["monday", r"\text{Monday}", "Monday.", r"\textbf{Monday}", "MONDAY", r"\mathrm{Monday}"],
+            ["Tuesday", "Mondays are", "Sunday"],
+        ),
         (r"\text{odd}", ["odd", "Odd", r"\text{ odd }"], ["even", "dod"]),
         ("blue whale", [r"\text{blue whale}", "Blue Whale", r"\text{blue}\ \text{whale}"], ["whale", "blue"]),
         ("seven", ["7", "Seven", r"\text{seven}"], ["8", "eleven"]),

@@ -11,7 +11,9 @@ def _nest(opening: str, inside: str, closing: str, depth: int) -> str:
     return opening * depth + inside + closing * depth
 
 
-_MATRIX = r"\begin{pmatrix}" + r"\\".join("&".join(f"x_{{{i}{j}}}" for j in range(40)) for i in range(40)) + r"\end{pmatrix}"
+_MATRIX = (
+    r"\begin{pmatrix}" + r"\\".join("&".join(f"x_{{{i}{j}}}" for j in range(40)) for i in range(40)) + r"\end{pmatrix}"
+)
 
 HOSTILE: list[tuple[str, str]] = [
     # sizes of numbers
@@ -102,7 +104,7 @@ HOSTILE: list[tuple[str, str]] = [
     # programs
     (_box('__import__("os").system("touch /tmp/lemma_hostile_ran")'), "0"),
     (_box("().__class__.__bases__[0].__subclasses__()"), "0"),
-    (_box('eval("__import__(\'os\').getpid()")'), "0"),
+    (_box("eval(\"__import__('os').getpid()\")"), "0"),
     (_box("exec(open('/etc/passwd').read())"), "0"),
     (_box(r"\text{__import__('os').system('touch /tmp/lemma_hostile_ran')}"), "0"),
     (_box("lambda: 0"), "0"),

@@ -1,0 +1,81 @@
+"""What a reward is: a function from one completion and what is known about it to a number, or None: not applicable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from lemma.config import Options
+from lemma.core.types import Finish, Problem
+from lemma.formats import Parsed
+from lemma.grading import GradingService, Verdict, default_service
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+
+@dataclass(slots=True)
+class RewardInput:
+    """One completion to be scored. `verdict` is made when it is first asked for, once, by the grading service.
+
+    `parsed` is what the format found; without it the grader looks for the answer itself. A completion whose format
+    yields no answer is wrong: no number elsewhere in the text is taken instead.
+    """
+
+    completion: str
+    problem: Problem
+    parsed: Parsed | None = None
+    ids: Sequence[int] = ()
+    finish: Finish = "stop"
+    service: GradingService | None = None
+    _asked: list[Future[Verdict]] = field(default_factory=list, repr=False)
+    _verdict: Verdict | None = field(default=None, repr=False)
+
+    def ask(self) -> None:
+        """Begin grading without waiting for the verdict."""
+        if self._verdict is not None or self._asked:
+            return
+        if not self.problem.golds:
+            self._verdict = Verdict("unknown", "no_gold")
+        elif self.parsed is not None and self.parsed.answer is None:
+            self._verdict = Verdict("wrong", "no_answer")
+        else:
+            text = self.completion if self.parsed is None else self.parsed.answer or ""
+            service = self.service or default_service()
+            self._asked = [service.submit(text, gold) for gold in self.problem.golds]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The grader's word: right if any gold is met, unknown only if no gold could decide."""
+        if self._verdict is None:
+            self.ask()
+            if self._verdict is None:
+                order = {"right": 0, "wrong": 1, "unknown": 2}
+                self._verdict = min((asked.result() for asked in self._asked), key=lambda verdict: order[verdict.kind])
+        return self._verdict
+
+
+class Reward(Options):
+    """A reward and its options. The name picks it in a recipe; the weight multiplies it in the sum."""
+
+    name: str = ""
+    """Which reward."""
+    weight: float = 1.0
+    """Its factor in the sum of rewards."""
+
+    needs_verdict: ClassVar[bool] = False
+    """Whether it asks the grader; a completion whose verdict is unknown is then left out altogether."""
+
+    @property
+    def label(self) -> str:
+        """The name under which its distribution is logged."""
+        return self.name
+
+    def score(self, item: RewardInput) -> float | None:
+        """The reward of one completion, before its weight; None where it does not apply."""
+        raise AssertionError("a reward defines score or score_all")
+
+    def score_all(self, items: Sequence[RewardInput]) -> list[float | None]:
+        """The rewards of a batch."""
+        return [self.score(item) for item in items]

@@ -1,0 +1,99 @@
+"""Several rewards into one: the weighted sum, and the distribution of each under its name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from traceback import extract_tb
+
+from lemma.core.errors import UserError
+from lemma.rewards.base import Reward, RewardInput
+
+SHOWN = 2_000
+
+
+class RewardFailed(UserError):
+    """A reward raised an exception; `reward` and `completion` say which one and on what."""
+
+    def __init__(self, reward: str, completion: str, error: Exception):
+        self.reward, self.completion = reward, completion
+        where = extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
+        shown = completion if len(completion) <= SHOWN else completion[:SHOWN] + "..."
+        super().__init__(
+            f"reward '{reward}' failed with {type(error).__name__}: {error} on the completion {shown!r}",
+            file=where.filename if where else None,
+            line=where.lineno if where else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The rewards of one completion: each by name before its weight, and their weighted sum.
+
+    `total` is None where no reward applies, or where a reward needs a verdict and it is unknown: such a completion is
+    left out, because an error never becomes a reward.
+    """
+
+    total: float | None
+    parts: Mapping[str, float | None]
+
+
+def combine(rewards: Sequence[Reward], items: Sequence[RewardInput]) -> list[Scored]:
+    """Score every completion with every reward, in order. A crash in one stops with its name and the completion."""
+    names = labels(rewards)
+    graded = any(reward.needs_verdict for reward in rewards)
+    if graded:
+        for item in items:
+            item.ask()
+    columns = [_column(reward, name, items) for reward, name in zip(rewards, names, strict=True)]
+    out = []
+    for place, item in enumerate(items):
+        values = [column[place] for column in columns]
+        known = [value * reward.weight for value, reward in zip(values, rewards, strict=True) if value is not None]
+        unknown = any(reward.needs_verdict and value is None for value, reward in zip(values, rewards, strict=True))
+        total = None if not known or (unknown and not item.verdict.known) else math.fsum(known)
+        out.append(Scored(total, dict(zip(names, values, strict=True))))
+    return out
+
+
+def labels(rewards: Sequence[Reward]) -> list[str]:
+    """A name for each reward under which it is logged; a second one of the same name gets a number."""
+    seen: dict[str, int] = {}
+    out = []
+    for reward in rewards:
+        seen[reward.label] = seen.get(reward.label, 0) + 1
+        out.append(reward.label if seen[reward.label] == 1 else f"{reward.label}_{seen[reward.label]}")
+    return out
+
+
+def _column(reward: Reward, name: str, items: Sequence[RewardInput]) -> list[float | None]:
+    if type(reward).score_all is not Reward.score_all:
+        return reward.score_all(items)
+    values: list[float | None] = []
+    for item in items:
+        try:
+            values.append(reward.score(item))
+        except UserError:
+            raise
+        except Exception as error:
+            raise RewardFailed(name, item.completion, error) from error
+    return values
+
+
+def distributions(scored: Sequence[Scored]) -> dict[str, float]:
+    """Numbers to log: for the sum and for each reward its mean, deviation, extremes, and the share without a value."""
+    columns: dict[str, list[float | None]] = {"reward": [row.total for row in scored]}
+    for row in scored:
+        for name, value in row.parts.items():
+            columns.setdefault(f"rewards/{name}", []).append(value)
+    out: dict[str, float] = {}
+    for name, column in columns.items():
+        values = [value for value in column if value is not None]
+        out[f"{name}/absent"] = 1 - len(values) / len(column) if column else 0.0
+        if values:
+            mean = math.fsum(values) / len(values)
+            out[f"{name}/mean"] = mean
+            out[f"{name}/std"] = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+            out[f"{name}/min"], out[f"{name}/max"] = min(values), max(values)
+    return out

@@ -1,0 +1,70 @@
+"""Rewards of your own: a function in a Python file, named as `path.py:function`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from lemma.core.errors import UserError, nearest
+from lemma.rewards.base import Reward, RewardInput
+
+Function = Callable[..., float | None]
+
+
+class Custom(Reward):
+    """A function of your own: it gets a RewardInput and the options, and returns a number or None."""
+
+    name: Literal["custom"] = "custom"
+    """Which reward."""
+    function: str
+    """File and function, such as rewards.py:politeness."""
+    options: Mapping[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for the function."""
+
+    @property
+    def label(self) -> str:
+        return self.function.rpartition(":")[2]
+
+    @field_validator("function")
+    @classmethod
+    def _named(cls, function: str) -> str:
+        path, colon, name = function.rpartition(":")
+        if not colon or not path.endswith(".py") or not name.isidentifier():
+            raise ValueError(f"'{function}' does not name a function; write `path/to/file.py:function`")
+        return function
+
+    def score(self, item: RewardInput) -> float | None:
+        value = load_function(self.function)(item, **self.options)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+            raise TypeError(f"it returned {value!r}, which is not a number")
+        return float(value)
+
+
+@lru_cache(maxsize=64)
+def load_function(spec: str) -> Function:
+    """Import the file, once, and find the function in it."""
+    path, _, name = spec.rpartition(":")
+    file = Path(path)
+    if not file.is_file():
+        raise UserError(f"there is no file '{path}'", fix="give the path of the Python file that defines the reward")
+    module_spec = importlib.util.spec_from_file_location(f"lemma_reward_{file.stem}", file.resolve())
+    assert module_spec is not None and module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module
+    try:
+        module_spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise UserError(f"this is not Python: {error.msg}", file=file, line=error.lineno) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UserError(f"there is no function '{name}'", file=file, fix=nearest(name, names))
+    return function

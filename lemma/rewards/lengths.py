@@ -1,0 +1,70 @@
+"""Rewards of length and repetition, over the token ids of a completion."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from lemma.rewards.base import Reward, RewardInput
+
+
+class SoftOverlong(Reward):
+    """DAPO's soft overlong punishment: 0 up to `max_tokens - margin`, falling to -1 at `max_tokens`, -1 beyond."""
+
+    name: Literal["soft_overlong"] = "soft_overlong"
+    """Which reward."""
+    max_tokens: int = Field(16384, ge=1)
+    """Length from which on the punishment is whole."""
+    margin: int = Field(4096, ge=0)
+    """How long before that it begins; 0 makes it a step."""
+
+    def score(self, item: RewardInput) -> float | None:
+        length, start = len(item.ids), self.max_tokens - self.margin
+        if length <= start:
+            return 0.0
+        return (start - length) / self.margin if length <= self.max_tokens else -1.0
+
+
+class Repetition(Reward):
+    """The share of repeated n-grams, times a penalty."""
+
+    name: Literal["repetition"] = "repetition"
+    """Which reward."""
+    ngram: int = Field(3, ge=1)
+    """Tokens of an n-gram."""
+    penalty: float = Field(-1.0, le=0)
+    """Value where every n-gram is a repetition."""
+
+    def score(self, item: RewardInput) -> float | None:
+        ids = tuple(item.ids)
+        count = len(ids) - self.ngram + 1
+        if count < 1:
+            return 0.0
+        unique = len({ids[place : place + self.ngram] for place in range(count)})
+        return (1 - unique / count) * self.penalty
+
+
+class Length(Reward):
+    """Nearness to a target length: 1 at the target, less by 1/`scale` for each token away from it."""
+
+    name: Literal["length"] = "length"
+    """Which reward."""
+    target: int | None = Field(None, ge=0)
+    """The length wanted, in tokens; by default the problem's gold, which is then a number."""
+    scale: int = Field(8192, ge=1)
+    """Tokens of difference that cost one point."""
+    shorter: bool = False
+    """Anything up to the target counts as on it; beyond, the value may fall below 0."""
+
+    def score(self, item: RewardInput) -> float | None:
+        wanted = self.target
+        if wanted is None:
+            gold = item.problem.gold
+            if gold is None or not gold.strip().isdigit():
+                return None
+            wanted = int(gold)
+        length = len(item.ids)
+        if self.shorter:
+            return 1.0 if length < wanted else 1 - (length - wanted) / self.scale
+        return max(0.0, 1 - abs(length - wanted) / self.scale)
