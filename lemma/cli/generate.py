@@ -123,7 +123,7 @@ def _speak(
         ids_BT = model.generate(
             prompt_T[None],
             attention_mask=torch.ones_like(prompt_T[None]),
-            stopping_criteria=StoppingCriteriaList([StopAfter(tokenizer, fmt.stop, len(prompt_T))]),
+            stopping_criteria=StoppingCriteriaList([StopAfter(tokenizer, fmt.stop)]),
             streamer=Words(tokenizer, ends, sys.stdout) if _streams(args) else None,
         )
     return [_completion(row, ends, fmt.stop, tokenizer) for row in ids_BT[:, len(prompt_T) :].tolist()]
@@ -131,8 +131,10 @@ def _speak(
 
 def _completion(row: list[int], ends: frozenset[int], stops: tuple[str, ...], tokenizer: Any) -> tuple[str, bool]:
     """The text up to its end, whatever padding follows, and whether it has one."""
+    from lemma.engines.text import decode
+
     end = next((place for place, token in enumerate(row) if token in ends), len(row))
-    text = tokenizer.decode(row[:end])
+    text = decode(tokenizer, row[:end])
     for stop in stops:
         before, found, _ = text.partition(stop)
         if found:

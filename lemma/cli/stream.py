@@ -9,6 +9,8 @@ import torch
 from transformers import StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
+from lemma.engines.text import UNKNOWN, StopTable, StopWatcher, decode
+
 
 def ends_of(model: Any, tokenizer: Any) -> frozenset[int]:
     """Every token that ends a completion: the tokenizer's, and those that the model's own settings name."""
@@ -18,16 +20,17 @@ def ends_of(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 class StopAfter(StoppingCriteria):
-    """Ends a sample after one of the strings, found in its text, so that it works for any tokenizer."""
+    """Ends a sample after one of the strings. Called once for every token, with all samples."""
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str], prompt_tokens: int):
-        self._tokenizer, self._stops, self._prompt_tokens = tokenizer, stops, prompt_tokens
-        self._window = max((len(stop) for stop in stops), default=0) + 1
+    def __init__(self, tokenizer: Any, stops: Sequence[str]):
+        self._tokenizer, self._table = tokenizer, StopTable(tokenizer, stops)
+        self._watchers: list[StopWatcher] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """A stop string has at most as many tokens as bytes, so the last few tokens are enough to look at."""
-        tails = input_ids[:, self._prompt_tokens :][:, -self._window :]
-        found = [any(stop in self._tokenizer.decode(tail) for stop in self._stops) for tail in tails]
+        if not self._watchers:
+            self._watchers = [StopWatcher(self._tokenizer, self._table.stops, self._table) for _ in input_ids]
+        newest = input_ids[:, -1].tolist()
+        found = [watcher.feed(token) for watcher, token in zip(self._watchers, newest, strict=True)]
         return torch.tensor(found, device=input_ids.device)
 
 
@@ -45,14 +48,14 @@ class Words(BaseStreamer):
             self._is_prompt = False
             return
         self._ids += [token for token in value.reshape(-1).tolist() if token not in self._ends]
-        text = self._tokenizer.decode(self._ids)
+        text = decode(self._tokenizer, self._ids)
         # A character may need several tokens; until it is whole, decoding ends in a replacement character.
-        if not text.endswith("\ufffd") and text.startswith(self._shown):
+        if not text.endswith(UNKNOWN) and text.startswith(self._shown):
             self._stream.write(text[len(self._shown) :])
             self._stream.flush()
             self._shown = text
 
     def end(self) -> None:
-        text = self._tokenizer.decode(self._ids)
+        text = decode(self._tokenizer, self._ids)
         self._stream.write(text[len(self._shown) :] + "\n")
         self._stream.flush()
