@@ -19,6 +19,9 @@ COMMANDS: dict[str, str] = {
     "download": "fetch a model or a dataset from the hub",
     "doctor": "try every part that Lemma can use and say what repairs what is broken",
     "generate": "ask a model a question and read its answer",
+    "grade": "verdicts on a file of answers",
+    "export": "write a checkpoint of a run as a model that plain transformers loads",
+    "demo": "train the built-in tiny model and show what it learnt",
 }
 
 _FULL_OR_FORBIDDEN = {

@@ -7,7 +7,7 @@ memory halves the budget and repeats the step with the same loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 
 from lemma.core.errors import UserError
 from lemma.core.random import key
-from lemma.core.ranks import sum_over_ranks
+from lemma.core.ranks import gather_over_ranks, rank, sum_over_ranks, world_size
 from lemma.core.types import Scope, Trajectory
 from lemma.models.compiled import CompiledBlocks
 from lemma.models.packing import TokenBatch, plan_packs
@@ -93,8 +93,11 @@ class Learner:
             trajectories, objective.scope, lambda batch: terms.append(self._terms(batch, objective, totals))
         )
         summed = _Sums(self.policy.device)
-        for part in [_join(terms)] if objective.scope == "batch" else terms:
-            summed.add(objective(part))
+        if objective.scope == "batch":
+            _evaluate_batch(terms, objective, summed)
+        else:
+            for part in terms:
+                summed.add(objective(part))
         return summed.result()
 
     def _without_gradient(
@@ -104,15 +107,18 @@ class Learner:
         self.policy.module.eval()
         todo = list(range(len(trajectories)))
         while todo:
-            left = [trajectories[i] for i in todo]
             done: set[int] = set()
+            tried: list[int] = []
+            ran_out = False
             try:
-                for pack in plan_packs(left, self.token_budget, scope):
-                    indices = [todo[i] for i in pack]
-                    work(TokenBatch.build(trajectories, indices, self.policy.device, self._exact))
-                    done.update(indices)
+                for pack in plan_packs([trajectories[i] for i in todo], self.token_budget, scope):
+                    tried = [todo[i] for i in pack]
+                    work(TokenBatch.build(trajectories, tried, self.policy.device, self._exact))
+                    done.update(tried)
             except torch.OutOfMemoryError:
-                self._shrink(left, scope)
+                ran_out = True
+            if ran_out:
+                self._shrink([trajectories[i] for i in tried], scope)
             todo = [i for i in todo if i not in done]
 
     # --- learning ----------------------------------------------------------------------------------------------
@@ -124,15 +130,17 @@ class Learner:
         while True:
             self.optimiser.zero()
             packs = plan_packs(trajectories, self.token_budget, objective.scope)
-            try:
-                summed = self._accumulate(trajectories, packs, objective, totals)
+            work = _Work(trajectories, packs, objective, totals, _Sums(self.policy.device))
+            if objective.scope == "batch":
+                if not self._fits(work, self._score_packs):
+                    continue
+                _evaluate_batch(work.leaves, objective, work.summed)
+            if self._fits(work, self._accumulate):
                 break
-            except torch.OutOfMemoryError:
-                self._shrink(trajectories, objective.scope)
         rate = learning_rate(self.optim, self.step_count, self.total_steps)
-        norm, updated = self.optimiser.step(rate)
+        norm, updated = self._update(rate)
         self.step_count += 1
-        results = summed.result()
+        results = work.summed.result()
         return StepReport(
             loss=results.pop("loss"),
             grad_norm=norm,
@@ -144,56 +152,57 @@ class Learner:
             metrics=results,
         )
 
-    def _accumulate(
-        self, trajectories: Sequence[Trajectory], packs: list[list[int]], objective: Objective, totals: Totals
-    ) -> _Sums:
-        """Forward and backward of every pack; gradients add up in the optimiser."""
-        summed = _Sums(self.policy.device)
-        weights = self._batch_weights(trajectories, packs, objective, totals, summed)
-        for number, pack in enumerate(packs):
-            batch = TokenBatch.build(trajectories, pack, self.policy.device, self._exact)
-            if not batch.trained_tokens:
-                continue
-            self._seed_dropout(number)
-            with self._blocks:
-                terms = self._terms(batch, objective, totals)
-                if weights is None:
-                    loss = objective(terms)
-                    summed.add(loss)
-                    (loss.value * self.optimiser.scaler.scale).backward()
-                else:
-                    _pull(terms, weights[number], self.optimiser.scaler.scale)
-        return summed
+    def _update(self, rate: float) -> tuple[float, bool]:
+        try:
+            norm, updated = self.optimiser.step(rate)
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                "the state of the optimiser does not fit into memory",
+                fix="use model.lora, or write `optim.name: adamw_8bit`",
+            ) from error
+        if not updated and not self.optimiser.scaler.enabled:
+            self._say(f"step {self.step_count + 1}: the gradient is not finite; the weights stay as they were")
+        return norm, updated
 
-    def _batch_weights(
-        self,
-        trajectories: Sequence[Trajectory],
-        packs: list[list[int]],
-        objective: Objective,
-        totals: Totals,
-        summed: _Sums,
-    ) -> list[list[torch.Tensor | None]] | None:
-        """For an objective over the whole batch: score every pack first, evaluate it once on all of them, and return
-        what the loss pulls on each pack's log-probabilities and entropies. None for any other scope."""
-        if objective.scope != "batch":
-            return None
-        leaves: list[Terms] = []
-        for number, pack in enumerate(packs):
-            batch = TokenBatch.build(trajectories, pack, self.policy.device, self._exact)
-            self._seed_dropout(number)
+    def _accumulate(self, work: _Work) -> None:
+        """Forward and backward of every pack; gradients add up in the optimiser."""
+        scale = self.optimiser.scaler.scale
+        for number, batch in self._batches(work):
+            with self._blocks:
+                terms = self._terms(batch, work.objective, work.totals)
+                if work.objective.scope == "batch":
+                    _pull(terms, work.leaves[number], scale)
+                else:
+                    loss = work.objective(terms)
+                    work.summed.add(loss)
+                    (loss.value * scale).backward()
+
+    def _score_packs(self, work: _Work) -> None:
+        """The first pass of an objective over the whole batch: what it sees of each pack, as leaves."""
+        for _, batch in self._batches(work):
             with torch.no_grad(), self._blocks:
-                terms = self._terms(batch, objective, totals)
+                terms = self._terms(batch, work.objective, work.totals)
             terms.logprobs_N.requires_grad_(True)
             if terms.entropy_N is not None:
                 terms.entropy_N.requires_grad_(True)
-            leaves.append(terms)
-        loss = objective(_join(leaves))
-        summed.add(loss)
-        loss.value.backward()
-        return [[t.logprobs_N.grad, None if t.entropy_N is None else t.entropy_N.grad] for t in leaves]
+            work.leaves.append(terms)
+
+    def _batches(self, work: _Work) -> Iterator[tuple[int, TokenBatch]]:
+        """The packs one after the other, each with its own dropout."""
+        for number, pack in enumerate(work.packs):
+            work.tried = pack
+            if self._has_dropout:
+                torch.manual_seed(key(self._seed, "dropout", self.step_count, rank(), number))
+            yield number, TokenBatch.build(work.trajectories, pack, self.policy.device, self._exact)
 
     def _terms(self, batch: TokenBatch, objective: Objective, totals: Totals) -> Terms:
-        logprobs, entropy = self.policy.logprobs(batch, temperature=self.temperature, entropy=objective.needs_entropy)
+        if batch.trained_tokens:
+            logprobs, entropy = self.policy.logprobs(
+                batch, temperature=self.temperature, entropy=objective.needs_entropy
+            )
+        else:  # nothing to predict, but the sequences count
+            logprobs = torch.zeros(0, dtype=self._exact, device=self.policy.device, requires_grad=True)
+            entropy = torch.zeros_like(logprobs) if objective.needs_entropy else None
         return Terms(
             logprobs_N=logprobs,
             entropy_N=entropy,
@@ -208,19 +217,32 @@ class Learner:
     def _exact(self) -> torch.dtype:
         return torch.float64 if self.policy.head.weight.dtype == torch.float64 else torch.float32
 
-    def _seed_dropout(self, pack: int) -> None:
-        if self._has_dropout:
-            torch.manual_seed(key(self._seed, "dropout", self.step_count, pack))
+    def _fits(self, work: _Work, part: Callable[[_Work], None]) -> bool:
+        """Do a part of the work. False where memory ran out, here or on another rank; the budget is then smaller."""
+        ran_out = False
+        try:
+            part(work)
+        except torch.OutOfMemoryError:
+            ran_out = True
+        tried = [work.trajectories[i] for i in work.tried]
+        trouble = gather_over_ranks((ran_out, ran_out and _is_one_unit(tried, work.objective.scope)))
+        if ran_out:
+            self._shrink(tried, work.objective.scope)
+        elif any(alone for _, alone in trouble):
+            raise UserError("another rank ran out of memory on a single sequence", fix="see what that rank says")
+        return not any(out for out, _ in trouble)
 
-    def _shrink(self, trajectories: Sequence[Trajectory], scope: Scope) -> None:
-        """Halve the token budget after running out of memory; give up where every pack holds one sequence already."""
-        units = len({t.unit for t in trajectories}) if scope == "pair" else len(trajectories)
-        if len(plan_packs(trajectories, self.token_budget, scope)) == units:
+    def _shrink(self, tried: Sequence[Trajectory], scope: Scope) -> None:
+        """Halve the token budget until what ran out of memory does not fit into one pack any more."""
+        size = sum(len(t) for t in tried)
+        if _is_one_unit(tried, scope):
+            what = "sequence" if len(tried) == 1 else f"unit of {len(tried)} sequences"
             raise UserError(
-                f"a single sequence of {max(len(t) for t in trajectories)} tokens does not fit into memory",
+                f"a single {what} of {size} tokens does not fit into memory",
                 fix="write `model.checkpointing: true`, use model.lora, or shorten max_length",
             )
-        self.token_budget = max(16, self.token_budget // 2)
+        while self.token_budget >= size:
+            self.token_budget //= 2
         if self.policy.device.type == "cuda":
             torch.cuda.empty_cache()
         self._say(f"out of memory: the token budget is now {self.token_budget}; repeating with the same loss")
@@ -235,6 +257,19 @@ class Learner:
     def load(self, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any]) -> None:
         self.optimiser.load(tensors, extra["optimiser"])
         self.step_count, self.token_budget = int(extra["step"]), int(extra["token_budget"])
+
+
+@dataclass
+class _Work:
+    """One attempt at a step: its packs, what was found of them so far, and the pack that was tried last."""
+
+    trajectories: Sequence[Trajectory]
+    packs: list[list[int]]
+    objective: Objective
+    totals: Totals
+    summed: _Sums
+    leaves: list[Terms] = field(default_factory=list)
+    tried: list[int] = field(default_factory=list)
 
 
 class _Sums:
@@ -256,14 +291,19 @@ class _Sums:
 
     def result(self) -> dict[str, float]:
         """Sums over ranks, each divided by its count; the loss is a sum already."""
-        if not self._sums:
-            return {"loss": 0.0}
         names = sorted(self._sums)
-        table = sum_over_ranks(torch.stack([self._sums[name] for name in names])).tolist()
-        return {
-            name: value if name == "loss" else value / count if count else 0.0
-            for name, (value, count) in zip(names, table, strict=True)
-        }
+        table = torch.stack([self._sums[name] for name in names]).tolist() if names else []
+        everybody = gather_over_ranks(dict(zip(names, table, strict=True)))
+        result = {"loss": 0.0}
+        for name in sorted({name for sums in everybody for name in sums}):
+            value, count = (sum(sums[name][i] for sums in everybody if name in sums) for i in (0, 1))
+            result[name] = value if name == "loss" else value / count if count else 0.0
+        return result
+
+
+def _is_one_unit(trajectories: Sequence[Trajectory], scope: Scope) -> bool:
+    """Whether the packer cannot take these apart."""
+    return len({t.unit for t in trajectories}) == 1 if scope == "pair" else len(trajectories) == 1
 
 
 def _global_totals(trajectories: Sequence[Trajectory], device: torch.device) -> Totals:
@@ -272,23 +312,67 @@ def _global_totals(trajectories: Sequence[Trajectory], device: torch.device) -> 
     return Totals(*sum_over_ranks(summed).tolist())
 
 
-def _join(parts: Sequence[Terms]) -> Terms:
+def _evaluate_batch(leaves: Sequence[Terms], objective: Objective, summed: _Sums) -> None:
+    """Evaluate an objective once on the packs of all ranks. Afterwards the leaves hold what the loss pulls on them.
+
+    Every rank computes the same loss; the first one counts it.
+    """
+    parts = gather_over_ranks(_constants(leaves)) if world_size() > 1 else [[]]
+    parts[rank()] = list(leaves)
+    everything = [part for of_rank in parts for part in of_rank]
+    if not everything:
+        return
+    loss = objective(_join(everything, leaves[0].logprobs_N.device if leaves else None))
+    if rank() == 0:
+        summed.add(loss)
+    if loss.value.requires_grad:
+        loss.value.backward()
+
+
+def _constants(parts: Sequence[Terms]) -> list[Terms]:
+    """The same numbers on the host, for other ranks to look at."""
+
+    def still(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+
+    return [
+        Terms(
+            logprobs_N=part.logprobs_N.detach().cpu(),
+            entropy_N=None if part.entropy_N is None else part.entropy_N.detach().cpu(),
+            sequence_N=part.sequence_N.cpu(),
+            unit_B=part.unit_B.cpu(),
+            totals=part.totals,
+            tokens=still(part.tokens),
+            fields=still(part.fields),
+        )
+        for part in parts
+    ]
+
+
+def _join(parts: Sequence[Terms], device: torch.device | None) -> Terms:
     """The terms of several packs as one; sequences are numbered through."""
+
+    def cat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([tensor.to(device) for tensor in tensors])
+
     shifts = np.cumsum([0, *(part.sequences for part in parts)])
     entropies = [part.entropy_N for part in parts if part.entropy_N is not None]
     return Terms(
-        logprobs_N=torch.cat([part.logprobs_N for part in parts]),
-        entropy_N=torch.cat(entropies) if entropies else None,
-        sequence_N=torch.cat([part.sequence_N + int(s) for part, s in zip(parts, shifts, strict=False)]),
-        unit_B=torch.cat([part.unit_B for part in parts]),
+        logprobs_N=cat([part.logprobs_N for part in parts]),
+        entropy_N=cat(entropies) if entropies else None,
+        sequence_N=cat([part.sequence_N + int(s) for part, s in zip(parts, shifts, strict=False)]),
+        unit_B=cat([part.unit_B for part in parts]),
         totals=parts[0].totals,
-        tokens={name: torch.cat([part.tokens[name] for part in parts]) for name in parts[0].tokens},
-        fields={name: torch.cat([part.fields[name] for part in parts]) for name in parts[0].fields},
+        tokens={name: cat([part.tokens[name] for part in parts]) for name in parts[0].tokens},
+        fields={name: cat([part.fields[name] for part in parts]) for name in parts[0].fields},
     )
 
 
-def _pull(terms: Terms, weights: Sequence[torch.Tensor | None], scale: float) -> None:
-    """Back-propagate given gradients of log-probabilities and entropies through one pack."""
-    outputs = [terms.logprobs_N, terms.entropy_N]
-    pairs = [(out, w * scale) for out, w in zip(outputs, weights, strict=True) if out is not None and w is not None]
-    torch.autograd.backward([out for out, _ in pairs], [w for _, w in pairs])
+def _pull(terms: Terms, leaves: Terms, scale: float) -> None:
+    """Back-propagate through one pack what the loss pulls on its log-probabilities and entropies."""
+    pairs = [(terms.logprobs_N, leaves.logprobs_N.grad)]
+    if terms.entropy_N is not None and leaves.entropy_N is not None:
+        pairs.append((terms.entropy_N, leaves.entropy_N.grad))
+    wanted = [(out, grad * scale) for out, grad in pairs if grad is not None and grad.numel()]
+    if wanted:
+        torch.autograd.backward([out for out, _ in wanted], [grad for _, grad in wanted])

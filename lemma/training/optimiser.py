@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lemma.core.errors import UserError
-from lemma.core.ranks import sum_over_ranks
+from lemma.core.ranks import sum_over_ranks, world_size
 from lemma.training.options import OptimOptions
 
 SCALE_START, SCALE_GROWTH, SCALE_PATIENCE = 2.0**16, 2.0, 2000
@@ -98,6 +98,9 @@ class Optimiser:
 
         Returns the norm of the gradient before clipping, and whether it was finite; if not, nothing is updated.
         """
+        if world_size() > 1:  # a rank without work takes part in every sum
+            for master in self.masters.values():
+                master.grad = torch.zeros_like(master) if master.grad is None else master.grad
         grads = [m.grad for m in self.masters.values() if m.grad is not None]
         for grad in grads:
             sum_over_ranks(grad)
@@ -151,6 +154,7 @@ class Optimiser:
             state = {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
             state |= {k.rpartition("/")[2]: v for k, v in extra["plain"].items() if k.rpartition("/")[0] == name}
             on_device = {k: self._placed(k, v, master) for k, v in state.items()}
+            self.adamw.state.pop(master, None)
             if on_device:
                 self.adamw.state[master] = on_device
         self._publish()

@@ -44,6 +44,7 @@ def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> Non
             batch = data.batch(step - 1)
         with stage.clock.measure("update"):
             report = learner.step(batch, objective)
+        stage.clock.tokens += report.tokens
         is_best = False
         if validation and stage.is_due(options.validation.every, step, total):
             with stage.clock.measure("validation"):
@@ -70,8 +71,9 @@ def measure_step(stage: Stage, step: int, epoch: float, report: StepReport, poli
         "updated": float(report.updated),
         **report.metrics,
     }
+    tokens = stage.clock.tokens
     timings = stage.clock.read()
-    timings |= throughput(policy, report.tokens, timings["update_seconds"])
+    timings |= throughput(policy, tokens, timings["update_seconds"])
     stage.measure(step, "train", values, timings)
 
 
