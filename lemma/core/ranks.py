@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
 
 
 def _active() -> bool:
@@ -33,3 +35,14 @@ def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
     if _active():
         dist.all_reduce(tensor)
     return tensor
+
+
+def gather_over_ranks(value: T) -> list[T]:
+    """What every rank gives, in the order of ranks; meant for few bytes. Every rank must call this alike."""
+    import torch.distributed as dist
+
+    if not _active():
+        return [value]
+    everything: list[T | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(everything, value)
+    return everything  # type: ignore[return-value]

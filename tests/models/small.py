@@ -1,0 +1,70 @@
+"""Small policies and trajectories that several tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from lemma.core.types import Trajectory
+from lemma.models.load import build_policy
+from lemma.models.options import LoraOptions, ModelOptions, TinyOptions
+from lemma.models.policy import Policy
+
+CPU = torch.device("cpu")
+SHAPE = TinyOptions(hidden=32, layers=2, feed_forward=48, heads=4, kv_heads=2, context=128)
+WORDS = 96
+"""Ids below this are words of the tiny model's vocabulary."""
+
+
+def tiny_policy(lora: bool | LoraOptions = False, seed: int = 0, **options: Any) -> Policy:
+    """The built-in model, shrunk. An adapter starts with both matrices filled, so that every gradient counts."""
+    adapter = LoraOptions(r=3, alpha=6) if lora is True else lora or None
+    policy = build_policy(ModelOptions(tiny=SHAPE, lora=adapter, **options), CPU, seed)
+    noise = torch.Generator().manual_seed(seed)
+    for name, parameter in policy.parameters().items():
+        if "lora_B" in name:
+            parameter.data.copy_(torch.randn(parameter.shape, generator=noise) * 0.05)
+    return policy
+
+
+def in_float64(policy: Policy) -> Policy:
+    """Double precision, and larger weights: attention and predictions are then far from uniform."""
+    policy.module.double()
+    with torch.no_grad():
+        for name, parameter in policy.module.named_parameters():
+            if parameter.ndim == 2 and "lora" not in name:
+                parameter.mul_(5)
+    return policy
+
+
+def trajectories(lengths: Sequence[int], seed: int = 0, share: float = 0.6) -> list[Trajectory]:
+    """Random sequences, two to a unit, with the fields that the objectives of the tests read."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for number, length in enumerate(lengths):
+        chosen = rng.random(length) < share
+        chosen[0] = False
+        if length > 1 and number != 2:
+            chosen[-1] = True
+        elif number == 2:
+            chosen[:] = False
+        made.append(
+            Trajectory(
+                ids_T=rng.integers(0, WORDS, length),
+                chosen_T=chosen,
+                unit=number // 2,
+                token_fields={"advantage": rng.normal(size=length)},
+                fields={"sign": 1.0 if number % 2 == 0 else -1.0, "weight": float(rng.random())},
+            )
+        )
+    return made
+
+
+def relative(mine: torch.Tensor, other: torch.Tensor, floor: float = 0.0) -> float:
+    """Size of the difference beside the size of `other` (or of `floor`, where that is larger)."""
+    scale = max(other.double().norm().item(), floor)
+    difference = (mine.double() - other.double()).norm().item()
+    return difference / scale if scale else difference
