@@ -56,7 +56,7 @@ def run_lemma(row: dict[str, Any]) -> dict[str, Any]:
     from lemma.models import blocks
     from lemma.models.attention import NAME
     from lemma.models.load import _with_lora
-    from lemma.models.memory import plan_training, shape_of
+    from lemma.models.memory import Shape, plan_training
     from lemma.models.options import LoraOptions, ModelOptions
     from lemma.models.policy import Policy
     from lemma.objectives import NegativeLogLikelihood
@@ -100,7 +100,7 @@ def run_lemma(row: dict[str, Any]) -> dict[str, Any]:
         times.append(time.perf_counter() - begin)
         losses.append(report.loss)
         assert report.packs == row["packs"], report.packs
-    plan = plan_training(shape_of(config), options, "bf16", budget, budget)
+    plan = plan_training(Shape.of_config(config.to_dict()), options, "bf16", budget)
     parameters = sum(p.numel() for p in causal.parameters())
     return _summary(row, times[WARM_UP:], report.tokens, parameters, torch) | {
         "planned_gib": plan.total / 2**30,

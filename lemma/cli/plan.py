@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lemma.cli.parser import Parser, add_recipe
@@ -48,6 +49,7 @@ def describe(recipe: Recipe, *, skip: Sequence[str] = (), only: Sequence[str] = 
         else:
             lines.append(_row("starts from", before))
             lines += _stage(stage)
+            lines.append(_row("memory", _memory(recipe, stage)))
         before = f"the end of {name}"
     return "\n".join(lines)
 
@@ -71,6 +73,25 @@ def _model(model: ModelOptions, device: str) -> str:
         parts.append(f"base weights in {model.quantize}")
     parts.append(model.precision or {"cpu": "fp32", "cuda": "bf16"}.get(device, "bf16 on a GPU, fp32 on a CPU"))
     return "; ".join(parts)
+
+
+def _memory(recipe: Recipe, stage: StageOptions) -> str:
+    """The peak of an optimisation step, where the model's shape can be known without fetching anything."""
+    import json
+
+    from lemma.models.memory import Shape, plan_training
+
+    model = recipe.model
+    config = Path(model.path).expanduser() / "config.json"
+    if model.path == "tiny":
+        shape = Shape.of_tiny(model.tiny)
+    elif config.is_file():
+        shape = Shape.of_config({**json.loads(config.read_text()), **model.override})
+    else:
+        return "unknown until the model is there"
+    precision = model.precision or ("fp32" if recipe.run.device == "cpu" or model.path == "tiny" else "bf16")
+    eight_bit = stage.optim.name == "adamw_8bit"
+    return str(plan_training(shape, model, precision, stage.batch.token_budget, eight_bit_moments=eight_bit))
 
 
 def _stage(stage: StageOptions) -> list[str]:

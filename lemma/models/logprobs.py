@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-# Bytes of float32 logits held at a time.
-CHUNK_BYTES = 2**29
+from lemma.models.memory import CHUNK_BYTES
 
 
 def token_logprobs(

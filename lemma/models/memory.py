@@ -1,30 +1,32 @@
 """Memory is planned, not guessed: the bytes of weights, optimiser state, activations and cache of a recipe.
 
 The arithmetic follows what the learner keeps: fp32 masters and gradients under low-precision weights, the tensors that
-autograd saves in one decoder block with Lemma's own norm, gate and attention, and the head's chunk of logits.
-`benchmarks/sft_step.py` prints it beside the measured peak.
+autograd saves in one decoder block with Lemma's own norm, gate and attention, and the head's chunk of logits. It needs
+numbers only, no torch. `benchmarks/sft_step.py` prints it beside the measured peak.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lemma.models.options import ModelOptions, Precision
+from lemma.models.options import ModelOptions, Precision, TinyOptions
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 GIB = 2**30
-# What the CUDA context, libraries and a fragmented allocator take beside the tensors.
+# Float32 logits held at a time by `lemma.models.logprobs`.
+CHUNK_BYTES = 2**29
+# What libraries and a fragmented allocator take beside the tensors.
 ALLOCATOR_SHARE = 0.03
+# Words of the built-in tokenizer, rounded up as its model does.
+TINY_VOCABULARY = 160
 
 
 @dataclass(frozen=True)
 class Shape:
     """The numbers of a decoder that memory depends on."""
 
-    parameters: int
-    head_parameters: int
-    linear_parameters: int
     layers: int
     hidden: int
     query_width: int
@@ -32,6 +34,40 @@ class Shape:
     feed_forward: int
     vocabulary: int
     tied: bool
+
+    @property
+    def head_parameters(self) -> int:
+        return self.vocabulary * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All weights but biases and norms of heads, which are less than a thousandth."""
+        attention = 2 * self.hidden * self.query_width + 2 * self.hidden * self.kv_width
+        block = attention + 3 * self.hidden * self.feed_forward + 2 * self.hidden
+        return self.layers * block + self.head_parameters * (1 if self.tied else 2) + self.hidden
+
+    @classmethod
+    def of_config(cls, values: Mapping[str, Any]) -> Shape:
+        """From the values of a config.json; raises KeyError where it is no decoder of the usual kind."""
+        values = values.get("text_config", values)
+        heads = values["num_attention_heads"]
+        head_dim = values.get("head_dim") or values["hidden_size"] // heads
+        return cls(
+            layers=values["num_hidden_layers"],
+            hidden=values["hidden_size"],
+            query_width=heads * head_dim,
+            kv_width=(values.get("num_key_value_heads") or heads) * head_dim,
+            feed_forward=values["intermediate_size"],
+            vocabulary=values["vocab_size"],
+            tied=bool(values.get("tie_word_embeddings", False)),
+        )
+
+    @classmethod
+    def of_tiny(cls, tiny: TinyOptions) -> Shape:
+        width = tiny.hidden // tiny.heads
+        return cls(
+            tiny.layers, tiny.hidden, tiny.hidden, tiny.kv_heads * width, tiny.feed_forward, TINY_VOCABULARY, True
+        )
 
 
 @dataclass(frozen=True)
@@ -42,79 +78,52 @@ class MemoryPlan:
     optimiser: float
     activations: float
     head: float
-    cache_per_token: float
     reserve: float
+    cache_per_token: float
 
     @property
     def total(self) -> float:
         return self.weights + self.optimiser + self.activations + self.head + self.reserve
 
-    def table(self) -> list[tuple[str, str]]:
-        rows = [(name, value) for name, value in asdict(self).items() if name != "cache_per_token"]
-        text = [(name, f"{value / GIB:.2f} GiB") for name, value in [*rows, ("total", self.total)]]
-        return [*text, ("cache per token", f"{self.cache_per_token / 1024:.1f} KiB")]
+    def __str__(self) -> str:
+        parts = {name: value for name, value in asdict(self).items() if name != "cache_per_token"}
+        return f"{_size(self.total)}: " + ", ".join(f"{name} {_size(value)}" for name, value in parts.items())
 
 
-def shape_of(config: Any) -> Shape:
-    """The shape of a Hugging Face configuration; parameters are counted on a model without storage."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    text = config.get_text_config()
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    head = model.get_output_embeddings().weight.numel()
-    tied = bool(text.tie_word_embeddings)
-    total = sum(p.numel() for p in model.parameters())
-    return Shape(
-        parameters=total,
-        head_parameters=head,
-        linear_parameters=total - (head if tied else 2 * head),
-        layers=text.num_hidden_layers,
-        hidden=text.hidden_size,
-        query_width=text.num_attention_heads * head_dim,
-        kv_width=text.num_key_value_heads * head_dim,
-        feed_forward=text.intermediate_size,
-        vocabulary=text.vocab_size,
-        tied=tied,
-    )
+def _size(value: float) -> str:
+    return f"{value / GIB:.1f} GiB" if value >= GIB / 10 else f"{value / 2**20:.0f} MiB"
 
 
 def plan_training(
-    shape: Shape, model: ModelOptions, precision: Precision, token_budget: int, trained: int
+    shape: Shape,
+    model: ModelOptions,
+    precision: Precision,
+    token_budget: int,
+    trained: int | None = None,
+    *,
+    eight_bit_moments: bool = False,
 ) -> MemoryPlan:
-    """Memory of an optimisation step on packs of `token_budget` tokens, `trained` of which are targets."""
+    """Peak memory of an optimisation step on packs of `token_budget` tokens, `trained` of which are targets."""
     width = BYTES[precision]
-    trainable = _lora_parameters(shape, model) if model.lora else shape.parameters
+    trainable = _lora_parameters(shape, model.lora.r) if model.lora else shape.parameters
     frozen = shape.parameters if model.lora else 0
-    frozen_bytes = frozen * (0.53 if model.quantize else width)
-    low = precision != "fp32"
-    state = trainable * (4 + 4 + _moments(model) if low else 4 + _moments(model))
-    reserve = ALLOCATOR_SHARE * (frozen_bytes + trainable * width + state)
+    weights = frozen * (0.53 if model.quantize else width) + trainable * width
+    master = 0 if precision == "fp32" else 4
+    optimiser = trainable * (master + 4 + (2.03 if eight_bit_moments else 8))
     return MemoryPlan(
-        weights=frozen_bytes + trainable * width,
-        optimiser=state,
+        weights=weights,
+        optimiser=optimiser,
         activations=_activations(shape, model, width, token_budget),
-        head=_head(shape, model, width, trained),
+        head=_head(shape, model, width, token_budget if trained is None else trained),
+        reserve=ALLOCATOR_SHARE * (weights + optimiser),
         cache_per_token=2.0 * shape.layers * shape.kv_width * width,
-        reserve=reserve,
     )
 
 
-def _moments(model: ModelOptions) -> int:
-    return 8
-
-
-def _lora_parameters(shape: Shape, model: ModelOptions) -> int:
-    """Adapters on every linear layer: each adds r times the sum of its two sides."""
-    assert model.lora is not None
-    sides = (
-        2 * (shape.hidden + shape.query_width)
-        + 2 * (shape.hidden + shape.kv_width)
-        + 3 * (shape.hidden + shape.feed_forward)
-    )
-    return model.lora.r * sides * shape.layers
+def _lora_parameters(shape: Shape, rank: int) -> int:
+    """Adapters on every linear layer: each adds the rank times the sum of its two sides."""
+    attention = 2 * (shape.hidden + shape.query_width) + 2 * (shape.hidden + shape.kv_width)
+    return rank * shape.layers * (attention + 3 * (shape.hidden + shape.feed_forward))
 
 
 def _activations(shape: Shape, model: ModelOptions, width: int, tokens: int) -> float:
@@ -122,18 +131,13 @@ def _activations(shape: Shape, model: ModelOptions, width: int, tokens: int) -> 
     block = 4 * shape.hidden + 2 * shape.query_width + 2 * shape.kv_width + 3 * shape.feed_forward
     if model.lora:
         block += 7 * model.lora.r
-    working = 3 * shape.feed_forward + 2 * shape.hidden
-    if model.checkpointing:
-        kept = shape.layers * shape.hidden + block
-    else:
-        kept = shape.layers * block
-    return float(tokens * width * (kept + working + 4 * shape.hidden))
+    working = 3 * shape.feed_forward + 6 * shape.hidden
+    kept = shape.layers * shape.hidden + block if model.checkpointing else shape.layers * block
+    return float(tokens * width * (kept + working))
 
 
 def _head(shape: Shape, model: ModelOptions, width: int, trained: int) -> float:
     """One chunk of logits, and where the head is trained its gradient, in float32 and in compute precision."""
-    from lemma.models.logprobs import CHUNK_BYTES
-
     rows = min(trained, max(1, CHUNK_BYTES // (4 * shape.vocabulary)))
     logits = rows * shape.vocabulary * (width + (4 if width == 4 else 0))
     gradient = 0 if model.lora else shape.head_parameters * (4 + 2 * width)

@@ -131,8 +131,6 @@ class Stage:
         step = learner.step_count
         self.folder.forget_after(self.name, step)
         self.emit(StageStarted(self.name, step, total, resumed=checkpoint is not None, recipe=self._recipe))
-        if checkpoint is not None:
-            self.say(f"{self.name}: going on after step {step} of {total}")
         self.clock = Clock()
         return step
 
