@@ -25,6 +25,11 @@ def scale(temperature: float) -> float:
     return temperature if temperature > 0 else 1.0
 
 
+def end_ids(sampling: Sampling, eos: int) -> tuple[int, ...]:
+    """The tokens that end a completion. None of its first `min_tokens` tokens does, nor does a stop string there."""
+    return tuple(sorted({*sampling.stop_ids, *(() if sampling.ignore_eos else (eos,))}))
+
+
 def cut(
     logits_BV: torch.Tensor, sampling: Sampling, forbidden: Sequence[int] = ()
 ) -> tuple[torch.Tensor, torch.Tensor]:
