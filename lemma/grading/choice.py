@@ -11,6 +11,18 @@ _NAMED = re.compile(r"(?:option|choice|answer)?\s*\(?([A-J])\)?$", re.IGNORECASE
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 
 
+_SEVERAL = re.compile(r"\(?[A-J]\)?(?:(?:\s*(?:,|and|&)\s*|\s*)\(?[A-J]\)?){1,9}\.?$")
+
+
+def several(text: str) -> frozenset[str] | None:
+    """The letters of an answer that names several options: ACD, or (A), (C) and (D)."""
+    plain = _TEXT.sub(r" \1 ", text).strip()
+    if len(plain) > 60 or not _SEVERAL.match(plain):
+        return None
+    letters = [c for c in plain.replace("and", "") if c.isalpha()]
+    return frozenset(letters) if len(set(letters)) == len(letters) > 1 else None
+
+
 class Choice(NamedTuple):
     """The letter of an option and what stands beside it, which may be nothing."""
 

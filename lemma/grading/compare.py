@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from fractions import Fraction
 from itertools import product
 
@@ -11,7 +12,8 @@ from lemma.grading.evaluate import NotRational, Undefined
 from lemma.grading.expression import GREEK, Tree, Unreadable, read
 from lemma.grading.leaves import Context, is_text, same_leaf
 from lemma.grading.limits import MAX_ITEMS, LimitExceeded
-from lemma.grading.structure import Leaf, Listed, Matrix, Node, Relation, Tokens, Union, shape
+from lemma.grading.realsets import NotASet, is_reals, pieces, same_pieces
+from lemma.grading.structure import Leaf, Listed, Matrix, Minus, Node, Relation, Tokens, Union, shape
 from lemma.grading.tokens import Token
 
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "=", "~": "~"}
@@ -22,7 +24,7 @@ POSITIVE_INFINITY, NEGATIVE_INFINITY = Leaf((_INFINITY,)), Leaf((_MINUS, _INFINI
 
 def same(gold: Node, answer: Node, context: Context) -> bool:
     """Whether the answer is the gold, part by part."""
-    gold, answer = _expand(gold), _expand(answer)
+    gold, answer = _unwrapped(_expand(gold)), _unwrapped(_expand(answer))
     if isinstance(gold, Relation) and isinstance(answer, Relation):
         return _same_relation(gold, answer, context)
     if isinstance(answer, Relation):
@@ -30,8 +32,13 @@ def same(gold: Node, answer: Node, context: Context) -> bool:
     if isinstance(gold, Relation):
         return _value_against(gold, answer, context)
     if isinstance(gold, Leaf) and isinstance(answer, Leaf):
-        return same_leaf(gold, answer, context)
+        return (is_reals(gold) and is_reals(answer)) or same_leaf(gold, answer, context)
+    if isinstance(gold, Union | Minus) or isinstance(answer, Union | Minus) or _has_relations(gold, answer):
+        with suppress(NotASet):
+            return same_pieces(pieces(gold), pieces(answer))
     gold, answer = _as_union(gold, answer), _as_union(answer, gold)
+    if isinstance(gold, Minus) or isinstance(answer, Minus):
+        return context.symbolic(context.gold, context.answer)
     if isinstance(gold, Union) or isinstance(answer, Union):
         left = gold.items if isinstance(gold, Union) else (gold,)
         right = answer.items if isinstance(answer, Union) else (answer,)
@@ -39,6 +46,22 @@ def same(gold: Node, answer: Node, context: Context) -> bool:
     if isinstance(gold, Matrix) or isinstance(answer, Matrix):
         return _same_matrix(gold, answer, context)
     return _same_listed(gold, answer, context)
+
+
+def _unwrapped(node: Node) -> Node:
+    """A set of one member is that member."""
+    while isinstance(node, Listed) and node.opening == "\\{" and len(node.items) == 1:
+        node = node.items[0]
+    return node
+
+
+def _has_relations(gold: Node, answer: Node) -> bool:
+    """Whether exactly one side is a bare list of inequalities, which then describe a set together."""
+    lists = [
+        isinstance(n, Listed) and not n.opening and all(isinstance(i, Relation) for i in n.items)
+        for n in (gold, answer)
+    ]
+    return lists[0] != lists[1]
 
 
 def _expand(node: Node) -> Node:
@@ -51,7 +74,7 @@ def _expand(node: Node) -> Node:
             flat: list[Node] = []
             for item in items:
                 flat.extend(item.items if isinstance(item, Listed) and not item.opening else [item])
-            return Listed(tuple(flat), node.opening, node.closing)
+            return Listed(tuple(flat), node.opening, node.closing, node.join)
         if any(isinstance(item, Listed) and not item.opening for item in items):
             choices = [item.items if isinstance(item, Listed) and not item.opening else (item,) for item in items]
             tuples = list(product(*choices))
@@ -86,11 +109,11 @@ def _plus_minus(leaf: Leaf) -> Node:
 
 def _against_value(gold: Node, answer: Relation, context: Context) -> bool:
     """The answer is a relation and the gold is not: take its value, or the interval it describes."""
-    if isinstance(gold, Listed | Union):
+    if isinstance(gold, Listed | Union | Minus):
         interval = as_interval(answer)
         if interval is not None:
             return same(gold, interval, context)
-    if isinstance(gold, Leaf) and _is_reals(gold):
+    if isinstance(gold, Leaf) and is_reals(gold):
         return False
     if set(answer.signs) <= {"=", "~"}:
         return same(gold, _value_side(answer), context)
@@ -298,14 +321,9 @@ def _as_union(node: Node, other: Node) -> Node:
         is_set = isinstance(other, Union) or (isinstance(other, Listed) and other.opening != "")
         if is_set and all(interval is not None for interval in intervals):
             return Union(tuple(i for i in intervals if i is not None))
-    if isinstance(node, Leaf) and _is_reals(node):
+    if isinstance(node, Leaf) and is_reals(node):
         return _interval(NEGATIVE_INFINITY, POSITIVE_INFINITY, "(", ")")
     return node
-
-
-def _is_reals(leaf: Leaf) -> bool:
-    text = "".join(t.value for t in leaf.tokens).replace(" ", "").lower()
-    return text in ("mathbb{r}", "allrealnumbers", "allreals", "realnumbers", "allrealnumber")
 
 
 def _same_matrix(gold: Node, answer: Node, context: Context) -> bool:
@@ -374,6 +392,10 @@ def _list_against_one(gold: Node, answer: Node, context: Context) -> bool:
 def _same_members(gold: Listed, answer: Listed, context: Context) -> bool:
     """Bare lists and sets: in any order, except where one side names its members and the other does not."""
     left, right = gold.items, answer.items
+    if _numbered(left):
+        left = _values(left)
+    if _numbered(right):
+        right = _values(right)
     named = [all(isinstance(i, Relation) and i.signs == ("=",) for i in items) for items in (left, right)]
     if named[0] != named[1]:
         names = [
@@ -386,6 +408,16 @@ def _same_members(gold: Listed, answer: Listed, context: Context) -> bool:
     if context.rules.ordered and gold.opening == answer.opening == "":
         return len(left) == len(right) and _same_ordered(left, right, context)
     return _same_unordered(left, right, context)
+
+
+def _numbered(items: Sequence[Node]) -> bool:
+    """x_1 = a, x_2 = b: the numbers only tell the solutions of one unknown apart."""
+    heads = [_text(i.sides[0]) for i in items if isinstance(i, Relation) and isinstance(i.sides[0], Leaf)]
+    plain = [head.replace("{", "").replace("}", "") for head in heads]
+    letters = {head[:-2] for head in plain}
+    if len(heads) != len(items) or len(letters) != 1 or not letters <= {"x", "y", "z", "t", "lambda"}:
+        return False
+    return sorted(head[-2:] for head in plain) == [f"_{n}" for n in range(1, len(plain) + 1)]
 
 
 def _values(items: Sequence[Node]) -> tuple[Node, ...]:

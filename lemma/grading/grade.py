@@ -7,7 +7,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import NamedTuple, TypeAlias
 
-from lemma.grading.choice import read_choice
+from lemma.grading.choice import read_choice, several
 from lemma.grading.compare import same
 from lemma.grading.extract import boxed, extract
 from lemma.grading.leaves import Context, GoldLimit, Undecided, same_words
@@ -154,7 +154,9 @@ def decide(wanted: str, answer: str, rules: Rules, symbolic: Symbolic) -> tuple[
 def _choices(wanted: str, answer: str, rules: Rules, symbolic: Symbolic) -> tuple[Kind, str] | None:
     gold = read_choice(wanted)
     if gold is None:
-        return None
+        letters = several(wanted)
+        given_letters = several(answer) if letters else None
+        return ("right", "choice") if letters and letters == given_letters else None
     given = read_choice(answer)
     if not gold.content:
         if given is None:

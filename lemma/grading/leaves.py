@@ -105,8 +105,25 @@ def _words_only(tokens: Tokens) -> bool:
     return bool(tokens) and all(t.kind in ("word", "text") for t in tokens)
 
 
+_NOTHING = frozenset(
+    {
+        "nosolution",
+        "nosolutions",
+        "none",
+        "emptyset",
+        "theemptyset",
+        "norealsolution",
+        "norealsolutions",
+        "nosuchnumber",
+    }
+)
+
+
 def same_words(gold: str, answer: str, rules: Rules) -> bool:
+    """The same words, whatever their case, spacing and punctuation."""
     left, right = words(gold), words(answer)
+    if left.replace(" ", "") in _NOTHING:
+        return right.replace(" ", "") in _NOTHING
     if len(left) == 1 or rules.case:
         return gold.strip(" .").replace(" ", "") == answer.strip(" .").replace(" ", "") or (
             left == right and (len(left) > 1 or _bare(gold) == _bare(answer)) and not rules.case
@@ -127,13 +144,31 @@ def _special(gold: str, answer: str, context: Context) -> bool | None:
     if bases[0] or bases[1]:
         return _based(gold, answer, bases)
     if ":" in gold or ":" in answer:
-        left, right = ratio(gold), ratio(answer)
-        if left is not None and right is not None:
-            return left == right
-        if ("\\" in gold and ":" in gold) or ("\\" in answer and ":" in answer):
-            return None
-        return False
+        return _same_ratio(gold, answer, context)
     return None
+
+
+def _same_ratio(gold: str, answer: str, context: Context) -> bool | None:
+    """a:b:c up to a factor; a plain number is number:1. None where a part cannot be read."""
+    left, right = _ratio(gold), _ratio(answer)
+    if left is None or right is None:
+        return None if "\\" in gold + answer else False
+    if len(left) != len(right):
+        return False
+    return all(
+        same_value(("div", a, left[-1]), ("div", b, right[-1]), Fraction(1), context, gold, answer)
+        for a, b in zip(left[:-1], right[:-1], strict=True)
+    )
+
+
+def _ratio(text: str) -> list[Tree] | None:
+    parts = []
+    for part in text.split(":"):
+        try:
+            parts.append(read(tokenise(part.strip())))
+        except Unreadable:
+            return None
+    return parts if len(parts) > 1 else [*parts, ("num", Fraction(1))]
 
 
 def _clock(gold: re.Match[str], answer: re.Match[str]) -> bool:
@@ -157,21 +192,6 @@ def _based(gold: str, answer: str, bases: tuple[re.Match[str] | None, re.Match[s
     if left and right and left[2] != right[2]:
         return False
     return left_digits.lstrip("0").upper() == right_digits.lstrip("0").upper()
-
-
-def ratio(text: str) -> tuple[Fraction, ...] | None:
-    """a:b:c scaled so that the last is one, or a plain number as number:1."""
-    values = []
-    for part in text.replace("\\colon", ":").split(":"):
-        try:
-            values.append(evaluate.exact(read(tokenise(part.strip())), 0))
-        except (Unreadable, NotRational, Undefined):
-            return None
-    if len(values) == 1:
-        values.append(Fraction(1))
-    if not values[-1]:
-        return None
-    return tuple(value / values[-1] for value in values)
 
 
 _SMALL = {

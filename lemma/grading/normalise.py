@@ -77,6 +77,8 @@ _NAMES = [
     (re.compile(r"\\(?:dbinom|tbinom)(?![A-Za-z])"), r"\\binom"),
     (re.compile(r"\\(?:cdotp|centerdot)(?![A-Za-z])"), r"\\cdot "),
     (re.compile(r"\\div(?![A-Za-z])"), "/"),
+    (re.compile(r"\\langle(?![A-Za-z])"), "("),
+    (re.compile(r"\\rangle(?![A-Za-z])"), ")"),
     (re.compile(r"\\(?:dots|cdots|dotsc|dotso)(?![A-Za-z])"), r"\\ldots "),
     (re.compile(r"\\colon(?![A-Za-z])"), ":"),
     (re.compile(r"\\(?:imath|jmath)(?![A-Za-z])"), "i"),
@@ -93,6 +95,14 @@ _BARE_MONEY = re.compile(r"\$(?=\s*-?\.?\d)")
 _INFINITY = re.compile(r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", re.IGNORECASE)
 _CHOICE_MARKUP = re.compile(r"\*\*(.+?)\*\*")
 _SPACE_RUN = re.compile(r"\s+")
+_CHOOSE = re.compile(r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}")
+_ORDINAL = re.compile(r"(?<=\d)\s*\^?\s*\{?\s*(?:\\text\{\s*(?:th|st|nd|rd)\s*\}|(?:th|st|nd|rd)(?![A-Za-z]))\s*\}?")
+_CIRCLED = re.compile("[①-⑳]+")
+_QUANTIFIED = re.compile(
+    r"(?:[,;]|\(|\\text\{[^{}]*\})\s*\(?\s*[A-Za-z](?:\s*,\s*[A-Za-z])*\s*\\in\s*"
+    r"(?:\\mathbb\s*\{?\s*[ZNRQ]\s*\}?|\\text\{\s*[ZN]\s*\}|[ZN])(?:\s*[\^_]\s*\{?[+*0-9]+\}?|[+*])?\s*\)?$"
+)
+_EMPTY_SET = re.compile(r"\\\{\s*\\\}")
 
 
 def plain_characters(text: str) -> str:
@@ -100,6 +110,7 @@ def plain_characters(text: str) -> str:
     if text.isascii():
         return text
     text = _VULGAR.sub(lambda m: "\\frac{" + unicodedata.normalize("NFKC", m[0]).replace("⁄", "}{") + "}", text)
+    text = _CIRCLED.sub(lambda m: ", ".join(str(ord(c) - 0x245F) for c in m[0]), text)
     text = _SUPER_RUN.sub(lambda m: "^{" + "".join(_SUPERSCRIPTS[c] for c in m[0]) + "}", text)
     text = _SUB_RUN.sub(lambda m: "_{" + "".join(_SUBSCRIPTS[c] for c in m[0]) + "}", text)
     text = _ROOT.sub(lambda m: (r"\sqrt[3]" if m[1] == "∛" else r"\sqrt") + (f"{{{m[2]}}}" if m[2] else ""), text)
@@ -206,7 +217,7 @@ def _unwrap_text(text: str) -> str:
 def normalise(text: str) -> str:
     """The canonical spelling of an answer. Idempotent on what it returns, linear in the length of the text."""
     text = plain_characters(text)
-    if "\\" not in text and text.isalnum():
+    if text.isdigit() or text.isalpha():
         return text
     text = _unescape(text)
     text = _COMMA_BRACE.sub(",", text)
@@ -233,12 +244,27 @@ def normalise(text: str) -> str:
             text = pattern.sub(name, text)
     text = _INFINITY.sub(r"\\infty ", text)
     text = _SPACE_RUN.sub(" ", text).strip()
+    text = _rare(text)
     if " " in text:
         text = _GAPPED.sub(lambda m: m[1] + m[2].replace(" ", ""), text)
     for command, count in ((r"\frac", 2), (r"\sqrt", 1), (r"\binom", 2)):
         if command in text:
             text = _braces(text, command, count)
     return _trim(text)
+
+
+def _rare(text: str) -> str:
+    """Spellings that most texts do not have: \\choose, ordinals, the domain of a parameter, the empty set."""
+    if "\\choose" in text:
+        text = _CHOOSE.sub(r"\\binom{\1}{\2}", text)
+    if "th" in text or "st" in text or "nd" in text or "rd" in text:
+        text = _ORDINAL.sub("", text)
+    if "\\in" in text:
+        shorter = _QUANTIFIED.sub("", text).rstrip()
+        text = shorter or text
+    if "\\{" in text:
+        text = _EMPTY_SET.sub(r"\\emptyset", text)
+    return text
 
 
 def _trim(text: str) -> str:

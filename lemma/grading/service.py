@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -26,9 +26,9 @@ from typing import Any
 
 from lemma.grading.grade import Pending, quick
 from lemma.grading.rules import DEFAULT, Rules
-from lemma.grading.verdict import Verdict
+from lemma.grading.verdict import Kind, Verdict
 
-Outcome = tuple[str, str]
+Outcome = tuple[Kind, str]
 _START_SECONDS = 120.0
 _BATCH = 32
 
@@ -179,19 +179,23 @@ class GradingService:
 
     def submit(self, prediction: str, gold: str, rules: Rules = DEFAULT) -> Future[Verdict]:
         """A verdict to come; works with `concurrent.futures.as_completed` and `asyncio.wrap_future`."""
-        result: Future[Verdict] = Future()
         outcome = quick(prediction, gold, rules)
-        if isinstance(outcome, Verdict):
-            result.set_result(outcome)
-            return result
-        pending, start = outcome, perf_counter()
-        if not rules.symbolic:
+        if isinstance(outcome, Pending):
+            return self._submit(outcome)
+        result: Future[Verdict] = Future()
+        result.set_result(outcome)
+        return result
+
+    def _submit(self, pending: Pending) -> Future[Verdict]:
+        result: Future[Verdict] = Future()
+        start = perf_counter()
+        if not pending.rules.symbolic:
             result.set_result(Verdict("wrong", "unreadable", pending.extracted))
             return result
 
         def done(asked: Future[Outcome]) -> None:
             kind, reason = asked.result()
-            result.set_result(Verdict(kind, reason, pending.extracted, perf_counter() - start))  # type: ignore[arg-type]
+            result.set_result(Verdict(kind, reason, pending.extracted, perf_counter() - start))
 
         self._ask(pending).add_done_callback(done)
         return result
@@ -202,14 +206,13 @@ class GradingService:
 
     def stream(self, pairs: Iterable[tuple[str, str]], rules: Rules = DEFAULT) -> Iterator[Verdict]:
         """As `grade_many`, one by one; later pairs are at work while earlier verdicts are awaited."""
-        ahead: list[Verdict | Future[Verdict]] = []
+        ahead: deque[Verdict | Future[Verdict]] = deque()
         for prediction, gold in pairs:
             outcome = quick(prediction, gold, rules)
-            ahead.append(outcome if isinstance(outcome, Verdict) else self.submit(prediction, gold, rules))
-            if len(ahead) >= 4096:
-                for item in ahead:
-                    yield item if isinstance(item, Verdict) else item.result()
-                ahead = []
+            ahead.append(outcome if isinstance(outcome, Verdict) else self._submit(outcome))
+            while ahead and (len(ahead) > 4096 or isinstance(ahead[0], Verdict) or ahead[0].done()):
+                first = ahead.popleft()
+                yield first if isinstance(first, Verdict) else first.result()
         for item in ahead:
             yield item if isinstance(item, Verdict) else item.result()
 

@@ -34,16 +34,26 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Several members. `opening` and `closing` are the brackets, both empty for a bare list."""
+    """Several members. `opening` and `closing` are the brackets, both empty for a bare list, whose `join` is then the
+    word between its members: and, or, or nothing."""
 
     items: tuple[Node, ...]
     opening: str = ""
     closing: str = ""
+    join: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Union:
     items: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Minus:
+    """A set without the members of another."""
+
+    left: Node
+    right: Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +69,7 @@ class Relation:
     signs: tuple[str, ...] = field(default=())
 
 
-Node = Leaf | Listed | Union | Matrix | Relation
+Node = Leaf | Listed | Union | Minus | Matrix | Relation
 
 
 @lru_cache(maxsize=8192)
@@ -70,7 +80,7 @@ def shape(tokens: Tokens, depth: int = 0) -> Node:
     tokens = _without_dressing(tokens)
     parts = _split(tokens)
     if len(parts) > 1:
-        return _bare_list(parts, depth)
+        return _bare_list(parts, _join_word(tokens), depth)
     names = {t.value if t.kind == "cmd" else t.kind for t in tokens}
     for build, needed in _BUILDERS:
         if needed is None or not names.isdisjoint(needed):
@@ -161,12 +171,19 @@ def _joins(token: Token) -> bool:
     )
 
 
-def _bare_list(parts: list[Tokens], depth: int) -> Node:
+def _join_word(tokens: Tokens) -> str:
+    """The word that joins the members of a bare list: "or" where it occurs."""
+    said = {t.value.lower().strip(" ,.").split()[-1] for t in tokens if t.kind in ("word", "text") and _joins(t)}
+    said |= {t.value for t in tokens if t.kind == "cmd" and _joins(t)}
+    return "or" if said & {"or", "vee", "lor"} else "and" if said else ""
+
+
+def _bare_list(parts: list[Tokens], join: str, depth: int) -> Node:
     nodes = [shape(part, depth + 1) for part in parts]
     first = nodes[0]
     if isinstance(first, Relation) and first.signs == ("=",) and not any(isinstance(n, Relation) for n in nodes[1:]):
         nodes[0] = first.sides[1]
-    return Listed(tuple(nodes))
+    return Listed(tuple(nodes), join=join)
 
 
 def _union(tokens: Tokens, depth: int) -> Node | None:
@@ -180,10 +197,19 @@ def _union(tokens: Tokens, depth: int) -> Node | None:
         return None
     edges = [-1, *places, len(tokens)]
     pieces = [tokens[a + 1 : b] for a, b in pairwise(edges)]
-    if pieces[0] and any(t.kind == "cmd" and t.value == "in" for t in pieces[0]):
-        start = next(i for i, t in enumerate(pieces[0]) if t.kind == "cmd" and t.value == "in")
-        pieces[0] = pieces[0][start + 1 :]
     return Union(tuple(shape(piece, depth + 1) for piece in pieces if piece))
+
+
+def _minus(tokens: Tokens, depth: int) -> Node | None:
+    """A set difference: `\\setminus`, or a minus sign between a set and braces."""
+    for place in reversed(_top(tokens)):
+        token = tokens[place]
+        if not 0 < place < len(tokens) - 1:
+            continue
+        named = token.kind == "cmd" and token.value in ("setminus", "backslash", "smallsetminus")
+        if named or (token.kind == "-" and tokens[place - 1].kind in CLOSE and tokens[place + 1].kind == "\\{"):
+            return Minus(shape(tokens[:place], depth + 1), shape(tokens[place + 1 :], depth + 1))
+    return None
 
 
 def _membership(tokens: Tokens, depth: int) -> Node | None:
@@ -290,7 +316,7 @@ def _unit_parts(tokens: Tokens) -> tuple[int, list[str]]:
             parts, end = ["^" + tokens[end - 2].value, *parts], end - 3
         elif token.kind == "/" and parts:
             parts = ["/", *parts]
-        elif token.kind == "id" and parts[:1] == ["/"] and before[-1:] == ("num",):
+        elif (token.kind == "id" and parts[:1] == ["/"] and before[-1:] == ("num",)) or (token.kind == "id" and before[-1:] == ("/",) and before[-2:-1] in (("text",), ("word",))):
             parts = [token.value, *parts]
         else:
             break
@@ -317,8 +343,9 @@ def _attach_powers(parts: list[str]) -> list[str]:
 
 
 _BUILDERS: tuple[tuple[Callable[[Tokens, int], Node | None], frozenset[str] | None], ...] = (
-    (_union, frozenset({"cup", "id"})),
     (_membership, frozenset({"in"})),
+    (_union, frozenset({"cup", "id"})),
+    (_minus, frozenset({"setminus", "backslash", "smallsetminus", "\\{"})),
     (_relation, RELATIONS | _ARROWS),
     (_matrix, frozenset({"begin"})),
     (_bracketed, frozenset(OPEN)),

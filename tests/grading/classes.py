@@ -178,6 +178,14 @@ CLASSES: dict[str, list[tuple[str, list[str], list[str]]]] = {
             ],
             [r"(-\infty,-1]\cup(5,\infty)", r"(-1,5)", r"(-\infty,1)\cup(5,\infty)"],
         ),
+        (
+            r"\{x \mid x < 4\} \setminus \{-2\}",
+            [r"(-\infty,-2)\cup(-2,4)", r"(-\infty, 4) - \{-2\}", r"x<4 \text{ and } x\neq -2"],
+            [r"(-\infty,4)", r"(-\infty,-2)\cup(-2,4]", r"(-\infty,2)\cup(2,4)"],
+        ),
+        (r"(1,6)", [r"x>1\text{ and }x<6", "x > 1, x < 6"], ["x>1 or x<6", r"x>1\text{ and }x\le 6"]),
+        (r"\mathbb{R}", [r"(-\infty,\infty)", "all real numbers", r"x \in \mathbb{R}"], [r"(0,\infty)", "R_1"]),
+        (r"[0,3]\cup[3,5]", ["[0,5]", r"0\le x\le5"], ["(0,5)", "[0,3]"]),
         (r"x \neq 3", [r"(-\infty,3)\cup(3,\infty)", "x≠3", "x != 3"], ["x=3", r"x\neq -3"]),
     ],
     "tuples": [
@@ -332,5 +340,90 @@ CLASSES: dict[str, list[tuple[str, list[str], list[str]]]] = {
     ],
     "doubled backslashes": [
         (r"\frac{2}{9}", [r"\\frac{2}{9}", "\x0crac{2}{9}"], [r"\\frac{9}{2}"]),
+    ],
+    "parameters": [
+        (
+            r"\frac{\pi}{6}+k\pi, k\in\mathbb{Z}",
+            [r"k\pi+\frac{\pi}{6}", r"\frac{\pi}{6}+k\pi \ (k \in Z)", "30°+180°k"],
+            [r"\frac{\pi}{3}+k\pi"],
+        ),
+        (
+            r"[2k\pi, 2k\pi+\pi], k \in \mathbb{Z}",
+            [r"[2k\pi,\pi+2k\pi]", r"[2k\pi, (2k+1)\pi] (k\in\mathbb{Z})"],
+            [r"(2k\pi,\pi+2k\pi)", r"[2k\pi,2\pi+2k\pi]"],
+        ),
+    ],
+    "numbered unknowns": [
+        (
+            "x_1=4, x_2=-9",
+            ["4,-9", "-9, 4", "x=4 or x=-9", "x_1=-9, x_2=4", r"x_{1}=4,\quad x_{2}=-9"],
+            ["4,9", "x_1=4", "x_1=4, x_2=9"],
+        ),
+        ("(x,y)=(2,5)", ["x=2, y=5", "(2,5)", "2,5", "x = 2 and y = 5"], ["(5,2)", "x=5, y=2"]),
+    ],
+    "several options": [
+        ("ABD", ["A, B, D", "(A), (B), (D)", "A,B and D", r"\text{ABD}", "BAD"], ["AB", "ABC", "A, B"]),
+        ("②③", ["2, 3", "②③", "②, ③", "3,2"], ["①②", "23", "2"]),
+    ],
+    "nothing": [
+        (
+            "No solution",
+            [r"\text{no solution}", "no solutions", r"\emptyset", "None", r"\{\}", "∅"],
+            ["0", "solution", "one solution"],
+        ),
+        (r"\emptyset", ["no solution", r"\varnothing", r"\{ \}"], [r"\{0\}", "0"]),
+    ],
+    "ordinals": [
+        ("7", ["7th", r"7^{\text{th}}", r"7\text{th}"], ["17th", "8th"]),
+        (r"21^{\text{st}}", ["21", "21st"], ["12"]),
+    ],
+    "binomials": [
+        (r"\binom{n}{2}", [r"{n \choose 2}", r"\frac{n(n-1)}{2}", "n(n-1)/2"], [r"\binom{n}{3}", "n(n+1)/2"])
+    ],
+    "ratios of roots": [
+        (r"1:\sqrt{3}", [r"\frac{1}{\sqrt3}", r"\sqrt{3}:3", r"1 : \sqrt{3}"], [r"\sqrt3:1", r"1:\sqrt2"])
+    ],
+    "vectors": [
+        (
+            r"\langle 2,-1,4\rangle",
+            ["(2,-1,4)", r"\begin{pmatrix}2\\-1\\4\end{pmatrix}", "2,-1,4"],
+            ["(2,1,4)", "(4,-1,2)"],
+        )
+    ],
+    "single sets": [(r"\{(1,-2)\}", ["(1,-2)", r"\{(1, -2)\}"], ["(-2,1)"])],
+    "curves": [
+        (
+            r"\frac{x^2}{4}+\frac{y^2}{3}=1",
+            ["3x^2+4y^2=12", r"\frac{y^2}{3}+\frac{x^2}{4}=1", r"\frac{x^{2}}{4} + \frac{y^{2}}{3} - 1 = 0"],
+            [r"\frac{x^2}{3}+\frac{y^2}{4}=1", "3x^2+4y^2=1"],
+        ),
+        ("(x-1)^2+(y+2)^2=9", ["x^2+y^2-2x+4y-4=0"], ["(x+1)^2+(y-2)^2=9", "x^2+y^2-2x+4y+4=0"]),
+    ],
+    "complex": [
+        (
+            r"\frac{1}{2}+\frac{\sqrt{3}}{2}i",
+            [r"e^{i\pi/3}", r"\cos 60^\circ+i\sin 60^\circ", r"\frac{1+\sqrt3 i}{2}", r"\frac{1+i\sqrt{3}}{2}"],
+            [r"\frac{1}{2}-\frac{\sqrt{3}}{2}i", "1"],
+        ),
+    ],
+    "identities": [
+        (r"\cos 2x", [r"2\cos^2x-1", r"1-2\sin^2 x", r"\cos(2x)", r"\cos^2 x-\sin^2 x"], [r"\cos x^2", r"2\cos x"]),
+        (r"\ln 8", [r"3\ln2", r"\log 8", r"\ln(8)"], [r"\ln 6", r"\lg 8"]),
+        (r"\frac{a^2-b^2}{a-b}", ["a+b"], ["a-b"]),
+    ],
+    "units of text": [
+        (
+            r"20 \mathrm{~m} / \mathrm{s}",
+            ["20", "20 m/s", r"20\text{ m/s}", "72 km/h", "20 meters per second"],
+            ["20 km/h", "2"],
+        ),
+        (r"3 \mathrm{~cm}", ["3", "3 cm", "30 mm"], ["3 kg"]),
+        ("5 kg", ["5", "5000 g" + "rams", "5 kilograms"], ["5 grams"]),
+    ],
+    "names": [
+        (r"\angle A=70^\circ", ["70", r"70^\circ", r"\angle A = 70^{\circ}"], ["110"]),
+        ("AB=12", ["12", "AB = 12"], ["21"]),
+        ("S_{ABC}=6", ["6", "6 square units"], ["7"]),
+        (r"\frac{AB}{CD}=\frac{2}{3}", ["2/3", "2:3"], ["3/2"]),
     ],
 }

@@ -1,0 +1,181 @@
+"""`lemma grade`: verdicts on a file of answers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lemma.cli.parser import Parser
+from lemma.core.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from lemma.grading import Rules, Verdict
+
+DESCRIPTION = """\
+Grade answers: JSON lines {"prediction": ..., "gold": ...} in, the same rows with verdict, reason, extracted and
+seconds out. A prediction is a whole completion or a bare answer; a gold is one answer, or a list any of which counts.
+The exit code is 0 even when answers are wrong, and 2 where the input cannot be read."""
+
+
+def add(subparsers: Any) -> None:
+    parser: Parser = subparsers.add_parser("grade", help="verdicts on a file of answers", description=DESCRIPTION)
+    parser.add_argument("file", metavar="FILE", help="JSON lines, .jsonl or .jsonl.gz; - reads standard input")
+    parser.add_argument("--output", metavar="OUT", help="file for the graded rows; without it they are printed")
+    parser.add_argument("--prediction", metavar="NAME", default="prediction", help="column of the answers")
+    parser.add_argument("--gold", metavar="NAME", default="gold", help="column of the gold answers")
+    parser.add_argument("--workers", metavar="N", type=int, default=1, help="worker processes for sympy (1)")
+    parser.add_argument("--relative", metavar="R", type=float, default=0.0, help="relative tolerance for numbers (0)")
+    parser.add_argument("--absolute", metavar="A", type=float, default=0.0, help="absolute tolerance for numbers (0)")
+    parser.add_argument("--whole", action="store_true", help="search the thinking part for an answer as well")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    from lemma.grading import Rules
+
+    if options.workers < 1:
+        raise UserError(f"--workers is {options.workers}", fix="write 1 or more")
+    if options.relative < 0 or options.absolute < 0:
+        raise UserError("a tolerance is negative", fix="write 0 or more")
+    rows = read_rows(options.file)
+    pairs = [pair(row, line, options) for line, row in rows]
+    rules = Rules(relative=options.relative, absolute=options.absolute, thinking="whole" if options.whole else "after")
+    verdicts = grade_all(pairs, rules, options.workers)
+    text = "".join(
+        json.dumps({**row, **as_fields(verdict)}, ensure_ascii=False) + "\n"
+        for (_, row), verdict in zip(rows, verdicts, strict=True)
+    )
+    if options.output is None:
+        sys.stdout.write(text)
+    else:
+        from lemma.core.files import write_whole
+
+        write_whole(Path(options.output), text)
+    summarise(verdicts)
+    return 0
+
+
+def read_rows(name: str) -> list[tuple[int, dict[str, Any]]]:
+    """The rows of the file with their line numbers; every line is read before anything is graded."""
+    rows = []
+    for number, line in enumerate(_lines(name), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"this line is not JSON ({error})", file=name, line=number) from None
+        if not isinstance(row, dict):
+            raise UserError(
+                "this line is not an object", file=name, line=number, fix='write {"prediction": "...", "gold": "..."}'
+            )
+        rows.append((number, row))
+    if not rows:
+        raise UserError(
+            "the file has no rows", file=name, fix='write one {"prediction": "...", "gold": "..."} per line'
+        )
+    return rows
+
+
+def _lines(name: str) -> Iterator[str]:
+    if name == "-":
+        yield from sys.stdin
+        return
+    path = Path(name)
+    if not path.is_file():
+        raise UserError(f"there is no file '{name}'", fix="name a file of JSON lines, or - for standard input")
+    try:
+        if path.suffix == ".gz":
+            import gzip
+
+            with gzip.open(path, "rt", encoding="utf-8") as handle:
+                yield from handle
+        else:
+            with open(path, encoding="utf-8") as handle:
+                yield from handle
+    except UnicodeDecodeError:
+        raise UserError("the file is not UTF-8 text", file=name, fix="save it as UTF-8 JSON lines") from None
+    except EOFError:
+        raise UserError("the compressed file is cut off", file=name, fix="copy it again") from None
+    except OSError as error:
+        if type(error).__name__ != "BadGzipFile":
+            raise
+        raise UserError("the file is not gzip", file=name, fix="name it .jsonl if it is plain text") from None
+
+
+def pair(row: dict[str, Any], line: int, options: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
+    """The prediction and the golds of a row."""
+    for column in (options.prediction, options.gold):
+        if column not in row:
+            raise UserError(
+                f"the row has no '{column}'",
+                file=options.file,
+                line=line,
+                fix=f"name the columns by --prediction and --gold; {nearest(column, row)}",
+            )
+    prediction, gold = row[options.prediction], row[options.gold]
+    golds = gold if isinstance(gold, list) else [gold]
+    for column, values in ((options.prediction, [prediction]), (options.gold, golds)):
+        for value in values:
+            if value is not None and not isinstance(value, str | int | float):
+                raise UserError(
+                    f"'{column}' is not text", file=options.file, line=line, fix="write a string or a number"
+                )
+    return _text(prediction), tuple(_text(one) for one in golds)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def grade_all(pairs: Sequence[tuple[str, tuple[str, ...]]], rules: Rules, workers: int) -> list[Verdict]:
+    """Verdicts in the order of the rows, with a bar on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from lemma.grading import GradingService
+
+    order = {"right": 0, "wrong": 1, "unknown": 2}
+    flat = [(prediction, gold) for prediction, golds in pairs for gold in golds or ("",)]
+    verdicts: list[Verdict] = []
+    columns = (TextColumn("grading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with GradingService(workers) as service, Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task("grading", total=len(pairs))
+        answers = service.stream(flat, rules)
+        for _, golds in pairs:
+            several = [next(answers) for _ in golds or ("",)]
+            best = min(several, key=lambda verdict: order[verdict.kind])
+            verdicts.append(best._replace(seconds=sum(verdict.seconds for verdict in several)))
+            progress.advance(bar)
+    return verdicts
+
+
+def as_fields(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "verdict": verdict.kind,
+        "reason": verdict.reason,
+        "extracted": verdict.extracted,
+        "seconds": round(verdict.seconds, 6),
+    }
+
+
+def summarise(verdicts: Sequence[Verdict]) -> None:
+    """A table of verdicts and their reasons, on standard error, so that rows can be piped on."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{len(verdicts)} answers")
+    for heading, justify in (("verdict", "left"), ("reason", "left"), ("answers", "right"), ("share", "right")):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for kind in ("right", "wrong", "unknown"):
+        chosen = Counter(verdict.reason for verdict in verdicts if verdict.kind == kind)
+        total = sum(chosen.values())
+        table.add_row(kind, "", str(total), f"{total / len(verdicts):.1%}", style="bold")
+        for reason, count in chosen.most_common():
+            table.add_row("", reason, str(count), f"{count / len(verdicts):.1%}")
+    Console(stderr=True).print(table)

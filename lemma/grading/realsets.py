@@ -1,0 +1,162 @@
+"""Sets of real numbers with known ends: unions, intersections and differences of intervals in one canonical form."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from lemma.grading import evaluate
+from lemma.grading.evaluate import Undefined
+from lemma.grading.expression import Unreadable, read
+from lemma.grading.structure import Leaf, Listed, Minus, Node, Relation, Union
+
+_FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
+
+
+class Piece(NamedTuple):
+    """An interval; a single number is closed at both ends."""
+
+    low: Any
+    high: Any
+    low_in: bool
+    high_in: bool
+
+
+Pieces = list[Piece]
+
+
+class NotASet(Exception):
+    """The node does not describe a set of numbers with known ends."""
+
+
+def pieces(node: Node) -> Pieces:
+    """The canonical pieces of a set, in order and disjoint. Raises NotASet."""
+    if isinstance(node, Union):
+        return _merge([piece for item in node.items for piece in pieces(item)])
+    if isinstance(node, Minus):
+        return _without(pieces(node.left), pieces(node.right))
+    if isinstance(node, Relation):
+        return _relation(node)
+    if isinstance(node, Leaf):
+        if is_reals(node):
+            return _everything()
+        raise NotASet
+    if isinstance(node, Listed):
+        return _listed(node)
+    raise NotASet
+
+
+def same_pieces(left: Pieces, right: Pieces) -> bool:
+    return len(left) == len(right) and all(
+        a.low_in == b.low_in
+        and a.high_in == b.high_in
+        and evaluate.close(a.low, b.low)
+        and evaluate.close(a.high, b.high)
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+def is_reals(leaf: Leaf) -> bool:
+    """Whether a leaf names all real numbers."""
+    text = "".join(t.value for t in leaf.tokens).replace(" ", "").lower()
+    return text in ("mathbb{r}", "allrealnumbers", "allreals", "realnumbers", "allrealnumber", "thesetofallrealnumbers")
+
+
+def _everything() -> Pieces:
+    infinity = evaluate._context().inf
+    return [Piece(-infinity, infinity, False, False)]
+
+
+def _number(node: Node) -> Any:
+    if not isinstance(node, Leaf):
+        raise NotASet
+    try:
+        tree = read(node.tokens)
+        if evaluate.symbols(tree):
+            raise NotASet
+        value = evaluate.numeric(tree, 0)
+    except (Unreadable, Undefined) as error:
+        raise NotASet from error
+    if isinstance(value, evaluate._context().mpc):
+        raise NotASet
+    return value
+
+
+def _listed(node: Listed) -> Pieces:
+    if node.opening == "\\{":
+        numbers = [_number(item) for item in node.items]
+        return _merge([Piece(n, n, True, True) for n in numbers])
+    if not node.opening:
+        parts = [pieces(item) for item in node.items if isinstance(item, Relation)]
+        if len(parts) != len(node.items):
+            raise NotASet
+        if node.join == "or":
+            return _merge([piece for part in parts for piece in part])
+        met = _everything()
+        for part in parts:
+            met = _meet(met, part)
+        return met
+    if len(node.items) != 2:
+        raise NotASet
+    low, high = (_number(item) for item in node.items)
+    if low > high:
+        raise NotASet
+    return [Piece(low, high, node.opening == "[", node.closing == "]")]
+
+
+def _relation(relation: Relation) -> Pieces:
+    """x < a, a < x <= b, x != a in one letter."""
+    met = _everything()
+    for place, sign in enumerate(relation.signs):
+        left, right = relation.sides[place], relation.sides[place + 1]
+        if _is_variable(right):
+            left, right, sign = right, left, _FLIP.get(sign, sign)
+        if not _is_variable(left) or sign not in _FLIP:
+            raise NotASet
+        bound, infinity = _number(right), evaluate._context().inf
+        if sign == "!=":
+            met = _without(met, [Piece(bound, bound, True, True)])
+        elif sign in ("<", "<="):
+            met = _meet(met, [Piece(-infinity, bound, False, sign == "<=")])
+        else:
+            met = _meet(met, [Piece(bound, infinity, sign == ">=", False)])
+    return met
+
+
+def _is_variable(node: Node) -> bool:
+    if not isinstance(node, Leaf) or len(node.tokens) != 1:
+        return False
+    return node.tokens[0].kind in ("id", "cmd") and node.tokens[0].value not in ("infty", "pi", "e")
+
+
+def _meet(left: Pieces, right: Pieces) -> Pieces:
+    out = []
+    for a in left:
+        for b in right:
+            low, high = max(a.low, b.low), min(a.high, b.high)
+            low_in = (a.low < low or a.low_in) and (b.low < low or b.low_in)
+            high_in = (a.high > high or a.high_in) and (b.high > high or b.high_in)
+            if low < high or (low == high and low_in and high_in):
+                out.append(Piece(low, high, low_in, high_in))
+    return _merge(out)
+
+
+def _without(left: Pieces, right: Pieces) -> Pieces:
+    for b in right:
+        infinity = evaluate._context().inf
+        below = Piece(-infinity, b.low, False, not b.low_in)
+        above = Piece(b.high, infinity, not b.high_in, False)
+        left = _meet(left, [below]) + _meet(left, [above])
+    return _merge(left)
+
+
+def _merge(found: Pieces) -> Pieces:
+    out: Pieces = []
+    for piece in sorted(found, key=lambda p: (p.low, not p.low_in)):
+        last = out[-1] if out else None
+        if last is not None and (piece.low < last.high or (piece.low == last.high and (piece.low_in or last.high_in))):
+            high = max(last.high, piece.high)
+            closed = (last.high == high and last.high_in) or (piece.high == high and piece.high_in)
+            out[-1] = Piece(last.low, high, last.low_in, closed)
+        else:
+            out.append(piece)
+    return out
