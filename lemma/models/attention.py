@@ -17,9 +17,12 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from lemma.core.errors import UserError
 from lemma.models.packing import Segments
 
 NAME = "lemma"
+# Arguments of transformers' attention functions that change the result: soft-capped scores, sinks.
+UNKNOWN_KINDS = ("softcap", "s_aux")
 
 
 def attend(
@@ -34,6 +37,12 @@ def attend(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention output in the layout (1, T, Hq, D) that transformers expects."""
+    for name in UNKNOWN_KINDS:
+        if kwargs.get(name) is not None:
+            raise UserError(
+                f"the attention of {type(module).__name__} is of a kind ({name}) that the learner does not compute",
+                fix="take a Qwen2, Qwen3, Llama, Mistral or Gemma 3 model",
+            )
     if segments is None:
         if sliding_window is not None:
             kwargs["sliding_window"] = sliding_window

@@ -6,6 +6,8 @@ fused kernels; elsewhere plain torch, in at least float32 and in float64 where t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import MethodType
 
 import torch
@@ -63,3 +65,14 @@ def install(model: nn.Module, fused: bool = True) -> int:
         module.lemma_fused = fused
         changed += 1
     return changed
+
+
+@contextmanager
+def originals(model: nn.Module) -> Iterator[None]:
+    """Within `with`, the modules compute as they came."""
+    replaced = {module: module.__dict__.pop("forward") for module in model.modules() if hasattr(module, "lemma_fused")}
+    try:
+        yield
+    finally:
+        for module, forward in replaced.items():
+            module.forward = forward

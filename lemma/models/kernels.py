@@ -25,8 +25,8 @@ def _norm_forward(X, W, Y, RSTD, columns, eps, BLOCK: tl.constexpr):
     inside = column < columns
     x = tl.load(X + row * columns + column, mask=inside, other=0.0).to(tl.float32)
     rstd = 1.0 / tl.sqrt(tl.sum(x * x, 0) / columns + eps)
-    w = tl.load(W + column, mask=inside, other=0.0)
-    normal = (x * rstd).to(Y.dtype.element_ty)
+    w = tl.load(W + column, mask=inside, other=0.0).to(tl.float32)
+    normal = (x * rstd).to(Y.dtype.element_ty).to(tl.float32)
     tl.store(Y + row * columns + column, (w * normal).to(Y.dtype.element_ty), mask=inside)
     tl.store(RSTD + row, rstd)
 
@@ -57,7 +57,7 @@ class FusedRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        flat = x.reshape(-1, x.shape[-1])
+        flat = x.reshape(-1, x.shape[-1]).contiguous()
         rows, columns = flat.shape
         y, rstd = torch.empty_like(flat), torch.empty(rows, dtype=torch.float32, device=x.device)
         _norm_forward[(rows,)](flat, weight, y, rstd, columns, eps, BLOCK=triton.next_power_of_2(columns))

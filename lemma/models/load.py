@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
 from lemma.core.errors import UserError, nearest
 from lemma.core.random import key
+from lemma.models.attention import NAME
 from lemma.models.options import LoraOptions, ModelOptions, Precision
 from lemma.models.policy import Policy
 
@@ -69,8 +72,12 @@ def load_tokenizer(path: str, revision: str | None = None, trust_remote_code: bo
         return tiny_tokenizer()
     from transformers import AutoTokenizer
 
+    folder = resolve(path)
+    base = _base_of_adapter(folder)
+    if base is not None and not (Path(folder) / "tokenizer_config.json").is_file():
+        return load_tokenizer(base, revision, trust_remote_code)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(resolve(path), revision=revision, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise _cannot_load("tokenizer", path, error) from error
     if tokenizer.eos_token_id is None:
@@ -96,45 +103,95 @@ def build_policy(options: ModelOptions, device: torch.device, seed: int, start_f
     if options.checkpointing:
         causal.gradient_checkpointing_enable({"use_reentrant": False})
     module = causal if options.lora is None else _with_lora(causal, options.lora, source, seed)
-    policy = Policy(module, tokenizer)
+    whole = options.model_copy(update={"quantize": None})
+    policy = Policy(module, tokenizer, lambda: _causal(whole, source, tokenizer, precision, torch.device("cpu"), seed))
     policy.probe()
     return policy
 
 
 def _causal(
-    options: ModelOptions, source: str, tokenizer: Any, precision: Precision, device: torch.device, seed: int
+    options: ModelOptions,
+    source: str,
+    tokenizer: Any,
+    precision: Precision,
+    device: torch.device,
+    seed: int,
+    attention: str | None = NAME,
 ) -> Any:
-    from lemma.models.attention import NAME
-
     if source == TINY:
-        from lemma.models.tiny import tiny_model
-
-        model = tiny_model(options.tiny, tokenizer, seed)
-        model.set_attn_implementation(NAME)
-        return model.to(device, DTYPES[precision])
+        return _tiny(options, tokenizer, precision, device, seed, attention)
     folder = resolve(source)
     base = _base_of_adapter(folder)
-    arguments: dict[str, Any] = {"attn_implementation": NAME, "dtype": DTYPES[precision]}
+    if base is not None:
+        model = _causal(options, base, tokenizer, precision, device, seed, attention)
+        return _merged(model, folder)
+    arguments: dict[str, Any] = {"attn_implementation": attention, "dtype": DTYPES[precision]}
     if options.quantize:
         arguments |= _four_bit(DTYPES[precision], device)
-    model = _from_pretrained(base or folder, options, arguments)
-    if base:
-        from peft import PeftModel
-
-        model = PeftModel.from_pretrained(model, folder).merge_and_unload()
+    model = _from_pretrained(folder, options, arguments)
     return model if options.quantize else model.to(device)
+
+
+def _tiny(
+    options: ModelOptions, tokenizer: Any, precision: Precision, device: torch.device, seed: int, attention: str | None
+) -> Any:
+    from lemma.models.tiny import tiny_config, tiny_model
+
+    if options.quantize:
+        raise UserError("the built-in model cannot be held in 4 bits", fix="remove model.quantize")
+    config = tiny_config(options.tiny, tokenizer)
+    _apply_override(config, options.override)
+    model = tiny_model(config, seed)
+    if attention is not None:
+        model.set_attn_implementation(attention)
+    for parameter in model.parameters():  # weights only: the frequencies of the rotary embedding stay in float32
+        parameter.data = parameter.data.to(DTYPES[precision])
+    model.config.dtype = DTYPES[precision]
+    return model.to(device)
+
+
+def _merged(model: Any, adapter: str) -> Any:
+    """A model with an adapter added in."""
+    from peft import PeftModel
+
+    try:
+        return PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise _cannot_load("adapter", adapter, error) from error
 
 
 def _from_pretrained(path: str, options: ModelOptions, arguments: dict[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     hub = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # what does not fit is an error here, not a table
     try:
         config = AutoConfig.from_pretrained(path, **hub)
         _apply_override(config, options.override)
-        return AutoModelForCausalLM.from_pretrained(path, config=config, **hub, **arguments)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            path, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **hub, **arguments
+        )
+    except (OSError, ValueError, KeyError, IndexError, RuntimeError, SafetensorError) as error:
         raise _cannot_load("model", path, error) from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    _check_weights(path, options, found)
+    return model
+
+
+def _check_weights(path: str, options: ModelOptions, found: Any) -> None:
+    """Refuse weights that the configuration wants and the folder does not have, instead of making some up."""
+    wrong = [(str(name), "is missing") for name in sorted(found["missing_keys"])]
+    wrong += [
+        (str(name), f"has shape {tuple(is_)}, not {tuple(wants)}")
+        for name, is_, wants in sorted(found["mismatched_keys"])
+    ]
+    if wrong:
+        name, what = wrong[0]
+        others = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        fix = "check model.override" if options.override else "fetch or export the model again"
+        raise UserError(f"the weights of {path} do not fit its configuration: {name} {what}{others}", fix=fix)
 
 
 def _apply_override(config: Any, override: dict[str, Any]) -> None:
@@ -178,14 +235,18 @@ def _with_lora(causal: Any, options: LoraOptions, source: str, seed: int) -> Any
         task_type="CAUSAL_LM",
         base_model_name_or_path=source,
     )
-    linear = {name.rpartition(".")[2] for name, m in causal.named_modules() if isinstance(m, torch.nn.Linear)}
+    linear = [name for name, m in causal.named_modules() if isinstance(m, torch.nn.Linear) and "lm_head" not in name]
     for target in [] if options.targets == "all-linear" else options.targets:
-        if target.rpartition(".")[2] not in linear or "lm_head" in target:
+        if not any(name == target or name.endswith(f".{target}") for name in linear):
+            known = {name.rpartition(".")[2] for name in linear}
             raise UserError(f"model.lora.targets names '{target}', which is no linear layer of this model that can be "
-                            "adapted", fix=nearest(target, linear - {"lm_head"}))  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
+                            "adapted", fix=nearest(target, known))  # fmt: skip
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*base_model_name_or_path.*")
         torch.manual_seed(key(seed, "lora"))
-        return get_peft_model(causal, config, autocast_adapter_dtype=False)
+        module = get_peft_model(causal, config, autocast_adapter_dtype=False)
+    module.peft_config["default"].base_model_name_or_path = source if source == TINY else resolve(source)
+    return module
 
 
 def _base_of_adapter(folder: str) -> str | None:
@@ -211,9 +272,9 @@ def _cannot_load(what: str, path: str, error: Exception) -> UserError:
 
 
 def load_for_inference(path: str, device: str = "auto", precision: Precision | None = None) -> tuple[Any, Any]:
-    """A model and its tokenizer for plain transformers generation."""
+    """A model and its tokenizer for plain transformers generation, with whatever attention transformers picks."""
     where = pick_device(device)
     options = ModelOptions(path=path, precision=precision)
     tokenizer = load_tokenizer(path)
-    model = _causal(options, path, tokenizer, pick_precision(precision, where), where, seed=0)
+    model = _causal(options, path, tokenizer, pick_precision(precision, where), where, seed=0, attention=None)
     return model.eval(), tokenizer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +10,24 @@ import torch
 from torch import nn
 
 from lemma.core.errors import UserError
+from lemma.models import blocks
 from lemma.models.logprobs import token_logprobs
 from lemma.models.packing import Segments, TokenBatch
 
 PROBE_TOKENS = 32
+# Values of a configuration with which a model's logits are its head's output, neither capped nor scaled.
+PLAIN_LOGITS = {"final_logit_softcapping": None, "logits_scaling": 1, "logit_scale": 1}
 
 
 class Policy:
-    """A causal language model with its tokenizer; `module` is what peft or transformers made."""
+    """A causal language model with its tokenizer; `module` is what peft or transformers made.
 
-    def __init__(self, module: nn.Module, tokenizer: Any):
+    `load_base` loads the base model again, on the host and not quantised.
+    """
+
+    def __init__(self, module: nn.Module, tokenizer: Any, load_base: Callable[[], Any] | None = None):
         self.module = module
+        self._load_base = load_base
         self.tokenizer = tokenizer
         self.is_adapter = hasattr(module, "peft_config")
         self.causal: Any = module.get_base_model() if self.is_adapter else module
@@ -79,25 +86,35 @@ class Policy:
 
         This catches what the learner does not compute: soft-capped or scaled logits, attention of another kind.
         """
+        for name, harmless in PLAIN_LOGITS.items():
+            value = getattr(self.causal.config.get_text_config(), name, harmless)
+            if value != harmless:
+                raise self._untrainable(f"its configuration has {name}: {value}")
         vocabulary = self.head.weight.shape[0]
         ids = (torch.arange(PROBE_TOKENS, device=self.device) * 7919 + 13) % vocabulary
         lengths = (PROBE_TOKENS // 4, PROBE_TOKENS - PROBE_TOKENS // 4)
         positions = torch.cat([torch.arange(n, device=self.device) for n in lengths])
         training = self.module.training
         self.module.eval()
-        hidden = self.hidden(ids, positions, Segments(lengths, self.device))
-        plain = torch.cat([self.causal(input_ids=part[None]).logits[0] for part in ids.split(list(lengths))])
+        with blocks.originals(self.causal):
+            plain = torch.cat([self.causal(input_ids=part[None]).logits[0] for part in ids.split(list(lengths))])
+        try:
+            hidden = self.hidden(ids, positions, Segments(lengths, self.device))
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            raise self._untrainable(f"it does not take packed sequences ({type(error).__name__}: {error})") from error
         self.module.train(training)
         mine, _ = token_logprobs(hidden, self.head.weight, ids, bias_V=getattr(self.head, "bias", None))
         theirs = plain.double().log_softmax(-1).gather(-1, ids[:, None])[:, 0]
         worst = (mine.double() - theirs).abs().max().item()
         limit = 1e-3 if self.head.weight.dtype in (torch.float32, torch.float64) else 0.3
         if not worst <= limit:
-            kind = type(self.causal).__name__
-            raise UserError(
-                f"the learner cannot train {kind}: its log-probabilities differ by {worst:.2g} from the model's own",
-                fix="take a Qwen2, Qwen3, Llama, Mistral or Gemma 3 model",
-            )
+            raise self._untrainable(f"its log-probabilities differ by {worst:.2g} from the model's own")
+
+    def _untrainable(self, why: str) -> UserError:
+        kind = type(self.causal).__name__
+        return UserError(
+            f"the learner cannot train {kind}: {why}", fix="take a Qwen2, Qwen3, Llama, Mistral or Gemma 3 model"
+        )
 
     def save(self, folder: Path) -> None:
         """The model in the Hugging Face format: in `folder`, or for LoRA in `folder/adapter` and `folder/merged`."""
@@ -109,34 +126,28 @@ class Policy:
         self.save_merged(folder / "merged")
 
     def save_adapter(self, folder: Path) -> None:
-        self.peft.save_pretrained(folder)
+        self.peft.save_pretrained(folder, save_embedding_layers=False)  # otherwise peft asks the hub about them
         self.tokenizer.save_pretrained(folder)
 
     @torch.no_grad()
     def save_merged(self, folder: Path) -> None:
-        """The base model with the adapter added in. The policy's own weights are not touched, not even by rounding."""
+        """The base model with the adapter added in. The policy's own weights are not touched, not even by rounding.
+
+        4-bit weights cannot be merged exactly: the original ones are loaded again, and the adapter is added to those.
+        """
+        base = self.causal
         if getattr(self.causal, "is_quantized", False):
-            return self._save_merged_from_disk(folder)
+            assert self._load_base is not None
+            base = self._load_base()
         state = {
             name.replace(".base_layer.", "."): tensor
-            for name, tensor in self.causal.state_dict().items()
+            for name, tensor in base.state_dict().items()
             if ".lora_" not in name
         }
         for name, layer in self.causal.named_modules():
             if hasattr(layer, "get_delta_weight"):
-                base = layer.get_base_layer().weight
-                state[f"{name}.weight"] = base + layer.get_delta_weight("default").to(base.dtype)
-        self.causal.save_pretrained(folder, state_dict=state)
+                weight = state[f"{name}.weight"]
+                delta = layer.get_delta_weight("default").to(weight.device)
+                state[f"{name}.weight"] = (weight.float() + delta.float()).to(weight.dtype)
+        base.save_pretrained(folder, state_dict=state)
         self.tokenizer.save_pretrained(folder)
-
-    def _save_merged_from_disk(self, folder: Path) -> None:
-        """4-bit weights cannot be merged exactly: load the original ones again and merge into those."""
-        from peft import PeftModel
-        from transformers import AutoModelForCausalLM
-
-        adapter = folder.with_name(folder.name + ".adapter")
-        self.peft.save_pretrained(adapter)
-        base = AutoModelForCausalLM.from_pretrained(self.causal.name_or_path, dtype=torch.bfloat16)
-        PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
-        shutil.rmtree(adapter)

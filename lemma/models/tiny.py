@@ -32,9 +32,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def tiny_model(options: TinyOptions, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
-    """Random weights that depend on the seed and the shape only."""
-    config = Qwen3Config(
+def tiny_config(options: TinyOptions, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
+    return Qwen3Config(
         vocab_size=-(-len(tokenizer) // 32) * 32,
         hidden_size=options.hidden,
         intermediate_size=options.feed_forward,
@@ -49,6 +48,10 @@ def tiny_model(options: TinyOptions, tokenizer: PreTrainedTokenizerFast, seed: i
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
+
+
+def tiny_model(config: Qwen3Config, seed: int) -> Qwen3ForCausalLM:
+    """Random weights that depend on the seed and the shape only."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(seed, "tiny model"))
         return Qwen3ForCausalLM(config)

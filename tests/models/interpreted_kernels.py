@@ -1,0 +1,80 @@
+"""Run with TRITON_INTERPRET=1: every kernel of lemma.models.kernels beside the plain function it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from lemma.models import blocks, kernels
+from lemma.models.blocks import gated, rms_norm
+from lemma.models.logprobs import token_logprobs
+
+LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+
+def compare(results: Sequence[Sequence[torch.Tensor]], dtype: torch.dtype) -> None:
+    for plain, fused in zip(*results, strict=True):
+        assert plain.dtype == fused.dtype and plain.shape == fused.shape
+        difference = (plain.double() - fused.double()).norm() / plain.double().norm()
+        assert difference.item() < LIMITS[dtype], difference
+
+
+def norm(dtype: torch.dtype) -> None:
+    """Odd widths; more rows than programs; and a slice, whose rows do not lie side by side in memory."""
+    kernels.NORM_PROGRAMS = 4
+    wide = torch.randn(3, 5, 48, dtype=dtype)
+    for source in (torch.randn(2, 7, 33, dtype=dtype), wide[..., :20], torch.randn(1, 16, dtype=dtype)):
+        x = source.detach().requires_grad_()
+        weight = torch.rand(x.shape[-1], dtype=dtype, requires_grad=True)
+        pull = torch.randn(x.shape, dtype=dtype)
+        results = []
+        for fused in (False, True):
+            y = rms_norm(x, weight, 1e-6, fused)
+            results.append([y, *torch.autograd.grad(y, (x, weight), pull)])
+        compare(results, dtype)
+
+
+def gate(dtype: torch.dtype) -> None:
+    kernels.GATE_BLOCK = 32
+    both = torch.randn(3, 7, 22, dtype=dtype)
+    g, u = (half.detach().requires_grad_() for half in both.chunk(2, dim=-1))
+    pull = torch.randn(g.shape, dtype=dtype)
+    results = []
+    for fused in (False, True):
+        y = gated(g, u, fused)
+        results.append([y, *torch.autograd.grad(y, (g, u), pull)])
+    compare(results, dtype)
+
+
+def softmax(dtype: torch.dtype) -> None:
+    """A vocabulary of several blocks, the last one not full; a bias; both gradients, and one of them alone."""
+    kernels.SOFTMAX_BLOCK = 16
+    hidden = torch.randn(6, 8, dtype=dtype, requires_grad=True)
+    weight = torch.randn(53, 8, dtype=dtype, requires_grad=True)
+    bias = torch.randn(53, dtype=dtype, requires_grad=True)
+    targets = torch.tensor([0, 15, 16, 52, 31, 7])
+    for entropy in (False, True):
+        results = []
+        for fused in (False, True):
+            values, entropies = token_logprobs(
+                hidden, weight, targets, temperature=0.7, bias_V=bias, entropy=entropy, chunk=4, fused=fused
+            )
+            parts = [values] if entropies is None else [values, entropies]
+            loss = sum(((i + 1) * part.sin()).sum() for i, part in enumerate(parts))
+            results.append([*parts, *torch.autograd.grad(loss, (hidden, weight, bias))])
+        compare(results, dtype)
+    flat = token_logprobs(torch.zeros(1, 4), torch.randn(40, 4), torch.tensor([39]), entropy=True, fused=True)
+    assert flat[1] is not None
+    assert abs(flat[0].item() + torch.log(torch.tensor(40.0)).item()) < 1e-5
+    assert abs(flat[1].item() - torch.log(torch.tensor(40.0)).item()) < 1e-5
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    for check in (norm, gate, softmax):
+        for dtype in LIMITS:
+            check(dtype)
+        print(check.__name__)
+    assert not blocks.install(torch.nn.Linear(2, 2))
+    print("blocks")

@@ -1,0 +1,128 @@
+"""Chunked log-probabilities and entropies against plain ones: values and every gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lemma.models import logprobs
+from lemma.models.logprobs import token_logprobs
+from lemma.objectives import entropy as plain_entropy
+
+ROWS, HIDDEN, WORDS = 7, 5, 11
+
+
+@pytest.fixture
+def inputs() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    shapes = {"hidden": (ROWS, HIDDEN), "weight": (WORDS, HIDDEN), "bias": (WORDS,)}
+    made = {k: torch.randn(s, dtype=torch.float64, requires_grad=True) for k, s in shapes.items()}
+    return made | {"targets": torch.randint(0, WORDS, (ROWS,))}
+
+
+def plain(x: dict[str, torch.Tensor], temperature: float, bias: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = (x["hidden"] @ x["weight"].T + (x["bias"] if bias else 0.0)) / temperature
+    return logits.log_softmax(-1).gather(-1, x["targets"][:, None])[:, 0], plain_entropy(logits)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, ROWS, 100, None])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("bias", [False, True])
+def test_chunked_equals_plain(
+    inputs: dict[str, torch.Tensor], chunk: int | None, temperature: float, bias: bool
+) -> None:
+    names = ["hidden", "weight", *(["bias"] if bias else [])]
+    pull = torch.randn(2, ROWS, dtype=torch.float64)
+    mine = token_logprobs(
+        inputs["hidden"],
+        inputs["weight"],
+        inputs["targets"],
+        temperature=temperature,
+        bias_V=inputs["bias"] if bias else None,
+        entropy=True,
+        chunk=chunk,
+    )
+    theirs = plain(inputs, temperature, bias)
+    for a, b in zip(mine, theirs, strict=True):
+        assert a is not None
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    leaves = [inputs[name] for name in names]
+    grads = [torch.autograd.grad((pull * torch.stack(list(both))).sum(), leaves) for both in (mine, theirs)]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_are_those_of_the_function(inputs: dict[str, torch.Tensor]) -> None:
+    def function(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        both = token_logprobs(
+            hidden, weight, inputs["targets"], temperature=1.7, bias_V=bias, entropy=True, chunk=3, fused=False
+        )
+        assert both[1] is not None
+        return both[0], both[1]
+
+    assert torch.autograd.gradcheck(function, (inputs["hidden"], inputs["weight"], inputs["bias"]))
+
+
+def test_only_what_is_trained_gets_a_gradient(inputs: dict[str, torch.Tensor]) -> None:
+    """With LoRA the head is frozen: no gradient of its size is made."""
+    frozen = inputs["weight"].detach()
+    values, nothing = token_logprobs(inputs["hidden"], frozen, inputs["targets"])
+    values.sum().backward()
+    assert nothing is None and frozen.grad is None and inputs["hidden"].grad is not None
+    values, _ = token_logprobs(inputs["hidden"].detach(), inputs["weight"], inputs["targets"])
+    values.sum().backward()
+    assert inputs["weight"].grad is not None
+
+
+def test_no_more_logits_than_a_chunk_are_ever_held(
+    inputs: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    make = logprobs._logits
+
+    def counted(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        seen.append(len(hidden))
+        return make(hidden, weight, bias)
+
+    monkeypatch.setattr(logprobs, "_logits", counted)
+    monkeypatch.setattr(logprobs, "CHUNK_BYTES", 4 * WORDS * 2)
+    token_logprobs(inputs["hidden"], inputs["weight"], inputs["targets"])[0].sum().backward()
+    assert seen == [2, 2, 2, 1] * 2
+
+
+def test_low_precision_adds_up_in_float32() -> None:
+    torch.manual_seed(1)
+    hidden = torch.randn(9, 16).bfloat16().requires_grad_()
+    weight = torch.randn(300, 16).bfloat16().requires_grad_()
+    targets = torch.randint(0, 300, (9,))
+    values, entropies = token_logprobs(hidden, weight, targets, entropy=True, chunk=2)
+    assert entropies is not None and values.dtype == entropies.dtype == torch.float32
+    logits = (hidden @ weight.T).float()
+    torch.testing.assert_close(values, logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0])
+    torch.testing.assert_close(entropies, plain_entropy(logits))
+    values.sum().backward()
+    assert hidden.grad is not None and weight.grad is not None
+    assert hidden.grad.dtype == weight.grad.dtype == torch.bfloat16
+    wide_hidden, wide_weight = (x.detach().double().requires_grad_() for x in (hidden, weight))
+    token_logprobs(wide_hidden, wide_weight, targets)[0].sum().backward()
+    for mine, exact in ((hidden.grad, wide_hidden.grad), (weight.grad, wide_weight.grad)):
+        assert exact is not None
+        assert ((mine.double() - exact).norm() / exact.norm()).item() < 1e-2
+
+
+def test_extreme_logits_stay_finite() -> None:
+    hidden = torch.tensor([[1000.0], [-1000.0], [0.0]], requires_grad=True)
+    weight = torch.tensor([[1.0], [-1.0], [0.0]], requires_grad=True)
+    values, entropies = token_logprobs(hidden, weight, torch.tensor([0, 0, 2]), entropy=True)
+    assert entropies is not None
+    assert values.tolist() == pytest.approx([0.0, -2000.0, -torch.log(torch.tensor(3.0)).item()])
+    assert entropies.tolist() == pytest.approx([0.0, 0.0, torch.log(torch.tensor(3.0)).item()])
+    (values + entropies).sum().backward()
+    assert hidden.grad is not None and hidden.grad.isfinite().all()
+
+
+def test_nothing_in_nothing_out(inputs: dict[str, torch.Tensor]) -> None:
+    values, entropies = token_logprobs(inputs["hidden"][:0], inputs["weight"], inputs["targets"][:0], entropy=True)
+    assert entropies is not None and values.shape == entropies.shape == (0,)
+    values.sum().backward()
+    assert inputs["weight"].grad is not None and not inputs["weight"].grad.any()
