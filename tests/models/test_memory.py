@@ -1,0 +1,78 @@
+"""The arithmetic of memory against real models, and what it must grow with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from lemma.models import logprobs, memory
+from lemma.models.load import build_policy
+from lemma.models.memory import Shape, plan_training
+from lemma.models.options import LoraOptions, ModelOptions, TinyOptions
+from tests.models.small import CPU, SHAPE, tiny_policy
+
+LARGE = Shape(
+    layers=28, hidden=1536, query_width=1536, kv_width=256, feed_forward=8960, vocabulary=151936, tied=True
+)  # Qwen2.5-1.5B
+
+
+@pytest.mark.parametrize("shape", [SHAPE, TinyOptions()])
+def test_the_built_in_model_has_the_parameters_that_are_counted(shape: TinyOptions) -> None:
+    real = sum(p.numel() for p in build_policy(ModelOptions(tiny=shape), CPU, 0).causal.parameters())
+    norms_of_heads = shape.layers * 2 * shape.hidden // shape.heads
+    assert Shape.of_tiny(shape).parameters == real - norms_of_heads
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("Qwen2Config", {"num_key_value_heads": 2, "tie_word_embeddings": True}),
+        ("LlamaConfig", {"num_key_value_heads": 2, "tie_word_embeddings": False}),
+        ("Qwen3Config", {"num_key_value_heads": 4, "head_dim": 32, "tie_word_embeddings": False}),
+    ],
+)
+def test_a_configuration_has_the_parameters_that_are_counted(kind: str, values: dict[str, Any]) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 3, "num_attention_heads": 8}
+    config = getattr(transformers, kind)(vocab_size=4000, **sizes, **values)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    real = sum(p.numel() for p in model.parameters())
+    assert Shape.of_config(config.to_dict()).parameters == pytest.approx(real, rel=1e-3)
+
+
+def test_adapters_have_the_parameters_that_are_counted() -> None:
+    policy = tiny_policy(lora=LoraOptions(r=3))
+    real = sum(p.numel() for p in policy.parameters().values())
+    assert memory._lora_parameters(Shape.of_tiny(SHAPE), 3) == real
+
+
+def test_the_bytes_of_a_full_step() -> None:
+    """18 bytes a parameter: weight, master, gradient and two moments (DESIGN, 7)."""
+    plan = plan_training(LARGE, ModelOptions(), "bf16", 16384)
+    assert (plan.weights + plan.optimiser) / LARGE.parameters == pytest.approx(18)
+    assert plan_training(LARGE, ModelOptions(), "fp32", 16384).optimiser / LARGE.parameters == pytest.approx(12)
+    assert plan.total > plan.weights + plan.optimiser + plan.activations + plan.head
+
+
+def test_what_makes_it_grow_and_shrink() -> None:
+    def total(budget: int = 16384, **options: Any) -> float:
+        return plan_training(LARGE, ModelOptions(**options), "bf16", budget).total
+
+    assert total(4096) < total(8192) < total(16384)
+    assert total(checkpointing=True) < total()
+    assert total(lora=LoraOptions(), quantize="4bit") < total(lora=LoraOptions()) < total()
+    assert total(lora=LoraOptions(r=8)) < total(lora=LoraOptions(r=64))
+    small = plan_training(LARGE, ModelOptions(), "bf16", 16384, eight_bit_moments=True)
+    assert small.optimiser < plan_training(LARGE, ModelOptions(), "bf16", 16384).optimiser
+
+
+def test_the_cache_of_one_token() -> None:
+    assert plan_training(LARGE, ModelOptions(), "bf16", 1024).cache_per_token == 2 * 28 * 256 * 2
+
+
+def test_the_numbers_that_stand_in_two_places_are_the_same() -> None:
+    assert memory.CHUNK_BYTES == logprobs.CHUNK_BYTES
+    assert tiny_policy().head.weight.shape[0] == memory.TINY_VOCABULARY
