@@ -40,6 +40,7 @@ _MATH = re.compile(
 _NUMBER = re.compile(
     r"(?<![A-Za-z\d_.])-?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d))(?:/\d+)?\s*(?:\\?%|percent\b)?"
 )
+_STATED = re.compile(r"(?<![\\A-Za-z])(?:is|are|equals?|gets?|gives?)\s+(?:\$|\\[(\[]|-?\.?\d)")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z])")
 _TEXT_COMMAND = re.compile(
     r"\\(?:text|mathrm|textbf|mbox|operatorname|mathbf)[a-z]*\s*\{[^{}]*\}|\\(?:begin|end)\s*\{[^{}]*\}(?:\{[^{}]*\})?"
@@ -75,14 +76,14 @@ def extract(text: str, rules: Rules = DEFAULT, prompt: str | None = None) -> Ext
             found = _tag(text, rules)
         elif method == "box":
             found = boxed(text)
-        elif "\n" not in text and method not in ("hash", "phrase") and is_bare(text):
-            return Extraction(text.strip(), "bare")
         elif method == "hash":
             found = _hash(text)
         elif method == "phrase":
             found = _phrase(text)
         elif method == "choice":
-            found = _choice(text)
+            found = _choice(text) if is_prose(text) else None
+        elif "\n" not in text and is_bare(text):
+            return Extraction(text.strip(), "bare")
         else:
             found = _last_maths_or_number(text, method == "math")
         if found is not None:
@@ -211,8 +212,15 @@ def _phrase(text: str) -> Extraction | None:
     for pattern in _PHRASES:
         matches = list(pattern.finditer(tail))
         if matches:
+            formula = _MATH.match(tail, matches[-1].start(1))
+            if formula is not None and "\n" in formula[0]:
+                return Extraction(_inside(formula), "phrase")
             return Extraction(_from_sentence(matches[-1][1]), "phrase")
     return None
+
+
+def _inside(formula: re.Match[str]) -> str:
+    return next(group for group in formula.groups() if group is not None).strip()
 
 
 def _from_sentence(sentence: str) -> str | None:
@@ -241,9 +249,8 @@ def _last_maths_or_number(text: str, maths: bool) -> Extraction | None:
     tail = text[-8_000:]
     formula, number = _last(_MATH, tail), _last(_NUMBER, tail)
     if maths and formula is not None and (number is None or formula.end() >= number.end()):
-        inside = next(g for g in formula.groups() if g is not None)
         after = re.match(r"\s*(?:\\?%|percent\b)", tail[formula.end() :])
-        return Extraction(inside.strip() + ("%" if after else ""), "math")
+        return Extraction(_inside(formula) + ("%" if after else ""), "math")
     if number is not None and (not maths or formula is not None or is_prose(text)):
         return Extraction(number[0].strip(), "number")
     return None
@@ -263,6 +270,8 @@ def is_bare(text: str) -> bool:
     """Whether a text without any mark is itself the answer."""
     text = text.strip()
     if not text or len(text) > 2_000 or text.count("\n") > 3:
+        return False
+    if _STATED.search(text):
         return False
     if not is_prose(text):
         return True

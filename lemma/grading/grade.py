@@ -130,7 +130,7 @@ def compare_texts(gold: str, answer: str, rules: Rules) -> tuple[Kind, str] | Pe
     try:
         return decide(wanted, answer_text, rules, _undecided)
     except Undecided:
-        return Pending(wanted, answer_text, answer, rules)
+        return Pending(wanted, answer_text, _shown(answer), rules)
 
 
 def decide(wanted: str, answer: str, rules: Rules, symbolic: Symbolic) -> tuple[Kind, str]:

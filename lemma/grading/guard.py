@@ -30,7 +30,7 @@ _COMMANDS = frozenset(
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _CHARACTERS = re.compile(r"[A-Za-z0-9\s+\-*/^_=<>().,;:!|&%°'\[\]{}\\~$]*")
 _NAME = re.compile(
-    r"__|\b(?:import|eval|exec|open|compile|lambda\s+\w|globals|locals|getattr|setattr|subprocess|sympify|os|sys)\b"
+    r"__|'\w|\b(?:import|eval|exec|open|compile|lambda\s+\w|globals|locals|getattr|setattr|subprocess|sympify|os|sys)\b"
 )
 _WORD = re.compile(r"(?<!\\)[A-Za-z]{12,}")
 _DIGITS = re.compile(r"\d{200,}")

@@ -12,6 +12,7 @@ import json
 import os
 import queue
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -47,6 +48,8 @@ class _Compat:
 class _Task:
     question: Pending | _Compat
     future: Future[Any] = field(default_factory=Future)
+    lost: int = 0
+    """How many workers went away while they had this task, for no reason that they gave."""
 
 
 def _key(question: Pending | _Compat) -> Hashable:
@@ -286,11 +289,17 @@ class GradingService:
                 self._finish(task, answer["score"] if "score" in answer else (answer["kind"], answer["reason"]))
         except _Stopped as stopped:
             self._drop(place)
-            if str(stopped) == "worker gone" and done == 0 and worker.process.returncode == 0:
-                return tasks
+            tasks[done].lost += 1
+            if str(stopped) == "worker gone" and self._may_try_again(worker, tasks[done]):
+                return tasks[done:]
             self._blame(place, tasks[done], {"overrun": "killed"})
             done += 1
         return tasks[done:]
+
+    @staticmethod
+    def _may_try_again(worker: _Worker, task: _Task) -> bool:
+        """A worker that leaves by itself, or is killed by somebody else, says nothing about the task it had."""
+        return task.lost < 3 and worker.process.returncode != -signal.SIGXCPU
 
     def _blame(self, place: int, task: _Task, answer: dict[str, Any]) -> None:
         """Whose fault an overrun is: the gold's if reading it alone overruns as well, otherwise the answer's."""

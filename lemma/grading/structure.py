@@ -316,12 +316,19 @@ def _unit_parts(tokens: Tokens) -> tuple[int, list[str]]:
             parts, end = ["^" + tokens[end - 2].value, *parts], end - 3
         elif token.kind == "/" and parts:
             parts = ["/", *parts]
-        elif (token.kind == "id" and parts[:1] == ["/"] and before[-1:] == ("num",)) or (token.kind == "id" and before[-1:] == ("/",) and before[-2:-1] in (("text",), ("word",))):
+        elif token.kind == "id" and _letter_of_rate(parts, before):
             parts = [token.value, *parts]
         else:
             break
         end -= 1
     return end, parts
+
+
+def _letter_of_rate(parts: list[str], before: tuple[str, ...]) -> bool:
+    """A letter in 5 m/s, on either side of the slash, where the other side is a unit."""
+    if parts[:1] == ["/"]:
+        return before[-1:] == ("num",)
+    return before[-1:] == ("/",) and before[-2:-1] in (("text",), ("word",))
 
 
 def _may_be_unit(word: str, has_more: bool) -> bool:

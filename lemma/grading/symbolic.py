@@ -76,8 +76,8 @@ def grade_here(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict:
 
 
 def probe(gold: str) -> None:
-    """Read a gold and compare it with itself: what a comparison costs that is not the answer's fault."""
-    equal(gold, gold + " ")
+    """Compare a gold with a plain number: what a comparison costs that is not the answer's fault."""
+    equal(gold, "987654321")
 
 
 def warm_up() -> None:

@@ -1,0 +1,90 @@
+"""`lemma grade`: rows in, the same rows with verdicts out; wrong input gets one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lemma.cli import main
+
+ROWS = [
+    {"prediction": "so \\boxed{1/2}", "gold": "0.5", "id": 1},
+    {"prediction": "6", "gold": 5},
+    {"prediction": "7", "gold": ["5", "7"]},
+    {"prediction": "x", "gold": ""},
+    {"prediction": "\\sum_{k=1}^{4} k", "gold": "10"},
+]
+VERDICTS = ["right", "wrong", "right", "unknown", "right"]
+
+
+def write(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_rows_come_back_with_verdicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.jsonl"
+    assert main(["grade", str(write(tmp_path / "in.jsonl", ROWS)), "--output", str(out)]) == 0
+    graded = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [row["verdict"] for row in graded] == VERDICTS
+    for row, original in zip(graded, ROWS, strict=True):
+        assert {key: row[key] for key in original} == original
+        assert set(row) - set(original) == {"verdict", "reason", "extracted", "seconds"}
+    assert graded[0]["extracted"] == "1/2" and graded[3]["reason"] == "no_gold"
+    summary = capsys.readouterr().err
+    assert "5 answers" in summary and "60.0%" in summary
+
+
+def test_rows_are_printed_without_an_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "in.jsonl.gz"
+    with gzip.open(path, "wt", encoding="utf-8") as handle:
+        handle.writelines(json.dumps(row) + "\n" for row in ROWS[:3])
+    assert main(["grade", str(path)]) == 0
+    assert [json.loads(line)["verdict"] for line in capsys.readouterr().out.splitlines()] == VERDICTS[:3]
+
+
+def test_other_columns_standard_input_and_tolerance(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"response": "3.14", "answer": "3.141"}\n\n'))
+    assert main(["grade", "-", "--prediction", "response", "--gold", "answer", "--relative", "0.01"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "right"
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "sentence"),
+    [
+        ("", [], "the file has no rows"),
+        ("{", [], ":1: this line is not JSON"),
+        ("[1]", [], ":1: this line is not an object"),
+        ('{"prediction": "1", "gold": "1"}\n{"predicton": "1", "gold": "1"}', [], ":2: the row has no 'prediction'"),
+        ('{"prediction": "1", "gold": {}}', [], ":1: 'gold' is not text"),
+        ('{"prediction": "1", "gold": "1"}', ["--gold", "golds"], "did you mean 'gold'?"),
+        ('{"prediction": "1", "gold": "1"}', ["--workers", "0"], "write 1 or more"),
+        ('{"prediction": "1", "gold": "1"}', ["--relative", "-1"], "a tolerance is negative"),
+    ],
+)
+def test_bad_input_is_exit_code_2_and_one_sentence(
+    content: str, arguments: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text(content, encoding="utf-8")
+    assert main(["grade", str(path), "--output", str(out), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and len(error.strip().splitlines()) == 1
+    assert not out.exists()
+
+
+def test_missing_and_broken_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "b.jsonl.gz"
+    broken.write_bytes(b"no gzip")
+    binary = tmp_path / "b.jsonl"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path, sentence in ((tmp_path / "x", "there is no file"), (broken, "not gzip"), (binary, "not UTF-8")):
+        assert main(["grade", str(path)]) == 2
+        assert sentence in capsys.readouterr().err

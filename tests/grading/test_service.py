@@ -1,0 +1,90 @@
+"""The service: killed workers are replaced, results are cached and come in order, golds at fault are unknown."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from concurrent.futures import as_completed
+
+import pytest
+
+from lemma.grading import GradingService
+
+SUM = r"\sum_{k=1}^{%d} k"
+
+
+@pytest.fixture(scope="module")
+def service() -> GradingService:
+    return GradingService(cpu_seconds=1.0, wall_seconds=10.0)
+
+
+def pid(service: GradingService) -> int:
+    return next(iter(service._live.values())).process.pid
+
+
+def test_results_are_cached_by_gold_answer_and_rules(service: GradingService) -> None:
+    first = service.grade(SUM % 7, "28")
+    asked, cached = service.counts["asked"], service.counts["cached"]
+    assert service.grade(f"Thus \\boxed{{{SUM % 7}}}", "28")[:2] == first[:2] == ("right", "symbolic")
+    assert (service.counts["asked"], service.counts["cached"]) == (asked + 1, cached + 1)
+
+
+def test_a_killed_worker_is_replaced(service: GradingService) -> None:
+    service.grade(SUM % 8, "36")
+    os.kill(pid(service), signal.SIGKILL)
+    assert service.grade(SUM % 9, "45").right
+
+
+def test_a_worker_that_hangs_is_killed_by_the_wall_clock() -> None:
+    with GradingService(cpu_seconds=1.0, wall_seconds=2.0) as service:
+        service.grade(SUM % 3, "6")
+        os.kill(pid(service), signal.SIGSTOP)
+        assert service.grade(SUM % 4, "10")[:2] == ("wrong", "limit")
+        assert service.counts["killed"] == 1
+        assert service.grade(SUM % 5, "15").right
+
+
+def test_a_gold_that_overruns_is_unknown(service: GradingService) -> None:
+    bomb = r"\prod_{k=1}^{19999} (k^2+1)"
+    assert service.grade(r"\int_0^1 x dx", bomb)[:2] == ("unknown", "gold_limit")
+    assert service.grade(bomb, r"\int_0^1 x dx")[:2] == ("wrong", "limit")
+
+
+def test_memory_is_limited(service: GradingService) -> None:
+    verdict = service.grade(r"\prod_{k=1}^{15000} (x+k)", r"\int_0^1 y dx")
+    assert verdict[:2] == ("wrong", "limit")
+    assert service.grade(SUM % 10, "55").right
+
+
+def test_order_does_not_depend_on_timing() -> None:
+    pairs = [(SUM % (n % 4 + 1), str(n)) for n in range(12)] + [(str(n), "3") for n in range(12)]
+    with GradingService(workers=1) as one, GradingService(workers=2) as two:
+        expected = [v[:3] for v in one.grade_many(pairs)]
+        assert [v[:3] for v in two.grade_many(pairs)] == expected
+        assert [v[:3] for v in two.grade_many(pairs[::-1])] == expected[::-1]
+    rights = [kind == "right" for kind, _, _ in expected]
+    assert rights == [(n % 4 + 1) * (n % 4 + 2) // 2 == n for n in range(12)] + [n == 3 for n in range(12)]
+
+
+def test_results_stream_while_others_are_at_work(service: GradingService) -> None:
+    slow = service.submit(r"\prod_{k=1}^{19999} (k^5+1)", "1")
+    assert service.submit("4", "4").done(), "an exact verdict does not wait for anybody"
+    later = [service.submit(SUM % n, "1") for n in (11, 12)]
+    assert {future.result()[:2] for future in as_completed(later)} == {("wrong", "symbolic")}
+    assert slow.result()[:2] == ("wrong", "limit")
+
+
+def test_asynchronous_use(service: GradingService) -> None:
+    async def ask() -> list[str]:
+        futures = [asyncio.wrap_future(service.submit(SUM % n, "78")) for n in (12, 13)]
+        return [verdict.kind for verdict in await asyncio.gather(*futures)]
+
+    assert asyncio.run(ask()) == ["right", "wrong"]
+
+
+def test_closing_finishes_what_was_asked() -> None:
+    service = GradingService()
+    future = service.submit(SUM % 14, "105")
+    service.close()
+    assert future.result(0).right

@@ -1,0 +1,225 @@
+"""Rewards as a recipe uses them: defaults, weights, unknown verdicts, crashes, a reward model, your own function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lemma.core.errors import UserError
+from lemma.core.types import Message, Problem
+from lemma.formats import make_format
+from lemma.rewards import REWARDS, RewardFailed, RewardInput, combine, distributions, make_reward
+
+XML = "<reasoning>\n{}\n</reasoning>\n<answer>\n{}\n</answer>"
+WORK = "thought<end_working_out><SOLUTION>{}</SOLUTION>"
+
+
+def item(completion: str, gold: str | None = "5", **more: Any) -> RewardInput:
+    golds = () if gold is None else (gold,)
+    return RewardInput(completion, Problem((Message("user", "2+3?"),), golds), **more)
+
+
+def value(spec: Any, completion: str, gold: str | None = "5", **more: Any) -> float | None:
+    return make_reward(spec).score(item(completion, gold, **more))
+
+
+def test_every_reward_is_registered_under_its_own_name() -> None:
+    for name, reward in REWARDS.items():
+        assert reward.model_fields["name"].default == name
+        assert all(field.description for field in reward.model_fields.values()), name
+
+
+def test_xml_total_is_four_points_for_a_perfect_answer() -> None:
+    names = ["correctness", "integer", "strict_format", "soft_format", "tag_count"]
+    perfect = XML.format("2+3=5", "5") + "\n"
+    assert sum(value(name, perfect) or 0 for name in names) == 4.0
+
+
+def test_tag_count_forgives_a_missing_final_newline_and_counts_only_text_after_the_end() -> None:
+    long = XML.format("word " * 100, "5")
+    assert value("tag_count", long) == 0.5
+    assert value({"name": "tag_count", "compat": True}, long) == pytest.approx(0.501 - 0.001 * len(long))
+    assert value("tag_count", long + "\n" + "x" * 10) == pytest.approx(0.48)
+    assert value("tag_count", long + "x" * 10) == pytest.approx(0.5 - 0.001 * 10 - 0.001 * 9)
+
+
+def test_correctness_is_by_the_grader_and_by_strings_where_compat() -> None:
+    text = XML.format("so", "5.0")
+    assert value("correctness", text) == 2.0
+    assert value({"name": "correctness", "compat": True}, text) == 0.0
+
+
+def test_working_out_ranges() -> None:
+    """Exact +3; approximate -3 to +1.5; answer -2 to +5; numbers -1.5 to +3; total -6.5 to +12.5."""
+    names = ["exact_format", "approximate_format", "answer", "numbers"]
+    best, worst = WORK.format("5"), ""
+    assert [value(name, best) for name in names] == [3.0, 1.5, 5.0, 3.0]
+    assert [value(name, worst) for name in names] == [0.0, -3.0, -2.0, -1.5]
+    near = WORK.format("5.2")
+    assert [value(name, near) for name in names] == [3.0, 1.5, 2.0, 1.5]
+    wrong = WORK.format("seven")
+    assert -2 < (value("answer", wrong) or 0) < 0 and value("numbers", wrong) == -1.5
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a<end_working_out><SOLUTION>5</SOLUTION>", "<start_working_out>a<end_working_out>\n<SOLUTION>5</SOLUTION>\n"],
+)
+def test_exact_format_does_not_ask_for_what_the_prompt_already_said(text: str) -> None:
+    assert value("exact_format", text) == 3.0
+    assert value("exact_format", text + "<|endoftext|>") == 3.0
+    assert value("exact_format", text + "and more") == 0.0
+
+
+def test_r1_zero() -> None:
+    right = "so </think>\n<answer> 5 </answer>"
+    assert value("r1_zero", right) == 1.0
+    assert value({"name": "r1_zero", "compat": True}, right) == 0.0
+    assert value("r1_zero", "so </think> <answer> 5 </answer> trailing words") == 1.0
+    assert value("r1_zero", "so </think> <answer> 6 </answer>") == 0.0
+    assert value({"name": "r1_zero", "format_value": 0.1}, "so </think> <answer> 6 </answer>") == 0.1
+    assert value("r1_zero", "5") == 0.0
+
+
+def test_think_formats() -> None:
+    assert value("think_format", "<think>a\nb</think> c") == 1.0
+    assert value({"name": "think_format", "opened": True}, "a</think> c") == 1.0
+    assert value("think_answer_format", "<think>a\nb</think>\n<answer>5</answer>") == 1.0
+    assert value({"name": "think_answer_format", "compat": True}, "<think>a\nb</think>\n<answer>5</answer>") == 0.0
+
+
+def test_the_format_decides_which_answer_is_graded() -> None:
+    fmt = make_format("r1_zero")
+    text = "it could be 5 </think> <answer> 6 </answer>"
+    assert item(text, parsed=fmt.parse(text)).verdict[:2] == ("wrong", "number")
+    missing = "it is 5"
+    assert item(missing, parsed=fmt.parse(missing)).verdict[:2] == ("wrong", "no_answer")
+    assert item(missing).verdict.kind == "right"
+
+
+def test_any_of_several_golds_counts() -> None:
+    several = RewardInput("\\boxed{x+1}", Problem((Message("user", "?"),), ("y", "1+x")))
+    assert several.verdict.right
+
+
+def test_sum_by_weight_with_none_left_out() -> None:
+    rewards = [make_reward({"name": "accuracy", "weight": 2.0}), make_reward({"name": "length", "weight": 0.5})]
+    first, second = combine(rewards, [item("\\boxed{5}"), item("\\boxed{x}", "x", ids=range(5))])
+    assert first.total == pytest.approx(2.0 + 0.5 * (1 - 5 / 8192)) and first.parts["accuracy"] == 1.0
+    assert second.parts == {"accuracy": 1.0, "length": None} and second.total == 2.0
+
+
+def test_an_unknown_verdict_is_never_a_reward() -> None:
+    rewards = [make_reward("accuracy"), make_reward("think_format")]
+    rows = combine(rewards, [item("<think>a</think>5", None), item("<think>a</think>5", "9^{9^{9}}")])
+    assert [row.total for row in rows] == [None, None]
+    assert [row.parts["accuracy"] for row in rows] == [None, None]
+    assert [row.parts["think_format"] for row in rows] == [1.0, 1.0]
+
+
+def test_distributions_are_logged_by_name() -> None:
+    rewards = [make_reward("accuracy"), make_reward("integer"), make_reward({"name": "integer", "value": 1.0})]
+    numbers = distributions(combine(rewards, [item("\\boxed{5}"), item("\\boxed{6}"), item("\\boxed{5}", None)]))
+    assert numbers["rewards/accuracy/mean"] == 0.5 and numbers["rewards/accuracy/std"] == 0.5
+    assert numbers["rewards/accuracy/absent"] == pytest.approx(1 / 3)
+    assert (numbers["rewards/accuracy/min"], numbers["rewards/accuracy/max"]) == (0.0, 1.0)
+    assert "rewards/integer_2/mean" in numbers and numbers["reward/mean"] == 0.5
+
+
+def _write(tmp_path: Path, code: str) -> str:
+    path = tmp_path / "mine.py"
+    path.write_text(code, encoding="utf-8")
+    return str(path)
+
+
+def test_your_own_reward(tmp_path: Path) -> None:
+    path = _write(tmp_path, "def short(item, limit=10):\n    return 1 if len(item.completion) < limit else None\n")
+    assert value(f"{path}:short", "brief") == 1.0
+    assert value({"name": "custom", "function": f"{path}:short", "options": {"limit": 3}}, "brief") is None
+    row = combine([make_reward(f"{path}:short")], [item("brief")])[0]
+    assert row.parts == {"short": 1.0}
+
+
+def test_a_crash_stops_with_the_name_and_the_completion(tmp_path: Path) -> None:
+    path = _write(tmp_path, "def broken(item):\n    return 1 / (len(item.completion) - 4)\n")
+    with pytest.raises(RewardFailed) as caught:
+        combine([make_reward(f"{path}:broken")], [item("fine!"), item("four")])
+    message = str(caught.value)
+    assert "reward 'broken' failed with ZeroDivisionError" in message and "'four'" in message
+    assert f"{path}:2:" in message and caught.value.completion == "four"
+
+
+@pytest.mark.parametrize("returned", ["'1'", "True", "float('nan')", "[1]"])
+def test_a_reward_that_is_no_number_is_a_crash(tmp_path: Path, returned: str) -> None:
+    path = _write(tmp_path, f"def odd(item):\n    return {returned}\n")
+    with pytest.raises(RewardFailed, match="which is not a number"):
+        combine([make_reward(f"{path}:odd")], [item("x")])
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("acuracy", "there is no reward 'acuracy'; did you mean 'accuracy'?"),
+        ({"name": "length", "targett": 3}, "reward length has no option 'targett'; did you mean 'target'?"),
+        ({"name": "graded", "grader": "luffy_v9"}, "there is no grader 'luffy_v9'"),
+        ({"name": "custom", "function": "mine"}, "write `path/to/file.py:function`"),
+        ({"name": "soft_overlong", "max_tokens": 0}, "option 'max_tokens' of reward soft_overlong"),
+    ],
+)
+def test_wrong_specifications_get_one_sentence(spec: Any, sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make_reward(spec)
+    assert sentence in str(caught.value)
+
+
+def test_missing_functions_get_one_sentence(tmp_path: Path) -> None:
+    path = _write(tmp_path, "def brief(item):\n    return 1\n")
+    with pytest.raises(UserError, match="did you mean 'brief'"):
+        combine([make_reward(f"{path}:breif")], [item("x")])
+    with pytest.raises(UserError, match="there is no file"):
+        combine([make_reward("nowhere.py:f")], [item("x")])
+
+
+def test_a_grader_of_another_system_as_a_reward() -> None:
+    assert value({"name": "graded", "grader": "luffy_v1"}, "a</think>\\boxed{6}") == -0.5
+    assert value({"name": "graded", "grader": "r1_zero_fast"}, "a</think> <answer>5</answer>") == 1.0
+    assert value({"name": "graded", "grader": "boxed_fast"}, "\\boxed{5}") == 1.0
+    assert value({"name": "graded", "grader": "verifier_gsm8k"}, "it is 5", None) is None
+
+
+@pytest.fixture(scope="module")
+def reward_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny sequence-classification model with a word-level tokenizer."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast, set_seed
+
+    set_seed(0)
+    words = ["<pad>", "<unk>", "2+3?", *map(str, range(30))]
+    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>")
+    config = LlamaConfig(
+        vocab_size=len(words), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_labels=1, pad_token_id=0,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("reward_model")
+    LlamaForSequenceClassification(config).save_pretrained(folder)
+    fast.save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_reward_model_scores_in_batches(reward_model: str) -> None:
+    items = [item(" ".join(map(str, range(n, n + 1 + n % 4)))) for n in range(9)]
+    small, large = (make_reward({"name": "reward_model", "path": reward_model, "batch": b}) for b in (2, 16))
+    scores = [row.parts["reward_model"] for row in combine([large], items)]
+    assert [row.parts["reward_model"] for row in combine([small], items)] == pytest.approx(scores, abs=1e-5)
+    assert len(set(scores)) > 5
+    one = combine([large], items[3:4])[0].parts["reward_model"]
+    assert one == pytest.approx(scores[3], abs=1e-5)
+
+
+def test_a_missing_reward_model_gets_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be loaded"):
+        combine([make_reward({"name": "reward_model", "path": str(tmp_path)})], [item("x")])
