@@ -1,13 +1,15 @@
 """The one attention function of the model, registered with transformers under the name `lemma`.
 
 What it does depends on the arguments of the forward call only: with `segments` it attends within each sequence of a
-pack; without, it is transformers' own scaled dot-product attention, so that `generate` and plain forwards work on the
-same module. It is pure: activation checkpointing may call it twice.
+pack; with `cached` it is an engine's attention over its cache; without either it is transformers' own scaled
+dot-product attention, so that `generate` and plain forwards work on the same module. It is pure in the learner:
+activation checkpointing may call it twice.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -21,6 +23,9 @@ from lemma.core.errors import UserError
 from lemma.models.packing import Segments
 
 NAME = "lemma"
+# An engine's attention over its cache: layer, query, key, value (T, H, D), cos and sin (T, D) where query and key are
+# not rotated yet, scale, window; gives (T, H, D).
+CachedAttention = Callable[..., torch.Tensor]
 # Arguments of transformers' attention functions that change the result: soft-capped scores, sinks.
 UNKNOWN_KINDS = ("softcap", "s_aux")
 
@@ -34,6 +39,7 @@ def attend(
     scaling: float | None = None,
     sliding_window: int | None = None,
     segments: Segments | None = None,
+    cached: CachedAttention | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention output in the layout (1, T, Hq, D) that transformers expects."""
@@ -43,38 +49,46 @@ def attend(
                 f"the attention of {type(module).__name__} is of a kind ({name}) that the learner does not compute",
                 fix="take a Qwen2, Qwen3, Llama, Mistral or Gemma 3 model",
             )
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    if cached is not None:
+        query_THD, key_THD, value_THD = (x[0].transpose(0, 1) for x in (query, key, value))
+        out_THD = cached(module.layer_idx, query_THD, key_THD, value_THD, None, None, scale, sliding_window)
+        return out_THD[None], None
     if segments is None:
         if sliding_window is not None:
             kwargs["sliding_window"] = sliding_window
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        out_THD = _varlen(query[0], key[0], value[0], segments, scale, sliding_window)
+        out_THD = varlen(query[0], key[0], value[0], segments, scale, sliding_window)
     else:
         out_THD = _bucketed(query[0], key[0], value[0], segments, scale, sliding_window)
     return out_THD[None], None
 
 
-def _varlen(
+def varlen(
     query_HTD: torch.Tensor,
     key_HTD: torch.Tensor,
     value_HTD: torch.Tensor,
     segments: Segments,
     scale: float,
     window: int | None,
+    key_segments: Segments | None = None,
 ) -> torch.Tensor:
-    """torch's variable-length kernel; the window counts tokens to the left, the token itself not included."""
+    """torch's variable-length kernel; the window counts tokens to the left, the token itself not included.
+
+    Where a sequence has more keys than queries (`key_segments`), the queries are its last tokens.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
-    borders, longest = segments.borders_B1, segments.longest
+    keys = key_segments or segments
     return varlen_attn(
         query_HTD.transpose(0, 1),
         key_HTD.transpose(0, 1),
         value_HTD.transpose(0, 1),
-        borders,
-        borders,
-        longest,
-        longest,
+        segments.borders_B1,
+        keys.borders_B1,
+        segments.longest,
+        keys.longest,
         scale=scale,
         window_size=(-1 if window is None else window - 1, 0),
         **_gqa_argument(query_HTD.shape[0] != key_HTD.shape[0]),
@@ -109,14 +123,14 @@ def _bucketed(
         query, key, value = (x[:, bucket.rows_BL].transpose(0, 1) for x in (query_HTD, key_HTD, value_HTD))
         if groups > 1:
             key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-        mask = None if window is None else _window_mask(query.shape[2], window, query.device)
+        mask = None if window is None else window_mask(query.shape[2], window, query.device)
         block_BHLD = F.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None, scale=scale)
         pieces.append(block_BHLD.transpose(1, 2).flatten(0, 1)[bucket.take_M])
         places.append(bucket.into_M)
     return out_THD.index_copy(0, torch.cat(places), torch.cat(pieces))
 
 
-def _window_mask(length: int, window: int, device: torch.device) -> torch.Tensor:
+def window_mask(length: int, window: int, device: torch.device) -> torch.Tensor:
     """Causal, and at most `window` tokens back, the token itself included."""
     distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)[None, :]
     return (distance >= 0) & (distance < window)

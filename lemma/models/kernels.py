@@ -121,6 +121,47 @@ class FusedGate(torch.autograd.Function):
 
 
 @triton.jit
+def _rotation(X, COS, SIN, Y, stride_token, stride_head, sign, H: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, HALF)
+    inside = d < D // 2
+    cos = tl.load(COS + token * D + d, mask=inside, other=0.0).to(tl.float32)
+    sin = tl.load(SIN + token * D + d, mask=inside, other=0.0).to(tl.float32) * sign
+    for head in range(0, H):
+        source = X + token * stride_token + head * stride_head + d
+        a = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+        b = tl.load(source + D // 2, mask=inside, other=0.0).to(tl.float32)
+        target = Y + (token * H + head) * D + d
+        tl.store(target, (a * cos - b * sin).to(Y.dtype.element_ty), mask=inside)
+        tl.store(target + D // 2, (b * cos + a * sin).to(Y.dtype.element_ty), mask=inside)
+
+
+class FusedRotation(torch.autograd.Function):
+    """Rotary embedding of (T, H, D); its gradient is the rotation by the opposite angle."""
+
+    @staticmethod
+    def forward(ctx: Any, x_THD: torch.Tensor, cos_TD: torch.Tensor, sin_TD: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cos_TD, sin_TD)
+        return FusedRotation._turn(x_THD, cos_TD, sin_TD, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        cos_TD, sin_TD = ctx.saved_tensors
+        return FusedRotation._turn(grads[0], cos_TD, sin_TD, -1.0), None, None
+
+    @staticmethod
+    def _turn(x_THD: torch.Tensor, cos_TD: torch.Tensor, sin_TD: torch.Tensor, sign: float) -> torch.Tensor:
+        tokens, heads, dim = x_THD.shape
+        x_THD = x_THD if x_THD.stride(-1) == 1 else x_THD.contiguous()
+        y = torch.empty(tokens, heads, dim, dtype=x_THD.dtype, device=x_THD.device)
+        _rotation[(tokens,)](
+            x_THD, cos_TD.contiguous(), sin_TD.contiguous(), y, x_THD.stride(0), x_THD.stride(1), sign,
+            H=heads, D=dim, HALF=triton.next_power_of_2(dim // 2), num_warps=1,
+        )  # fmt: skip
+        return y
+
+
+@triton.jit
 def _softmax_stats(Z, TARGET, LOGPROB, LSE, ENTROPY, columns, inverse_temperature, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     base = Z + row * columns

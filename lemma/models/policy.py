@@ -66,6 +66,17 @@ class Policy:
         )
         return output.last_hidden_state[0]
 
+    def hidden_cached(self, ids_T: torch.Tensor, positions_T: torch.Tensor, cached: Any) -> torch.Tensor:
+        """Hidden states (T, H) of new tokens that attend through an engine's cache (see `lemma.models.attention`)."""
+        output = self.backbone(
+            input_ids=ids_T[None],
+            position_ids=positions_T[None],
+            attention_mask=self._no_mask,
+            use_cache=False,
+            cached=cached,
+        )
+        return output.last_hidden_state[0]
+
     def logprobs(
         self, batch: TokenBatch, *, temperature: float = 1.0, entropy: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:

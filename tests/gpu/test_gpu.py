@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lemma.core.types import Trajectory
-from lemma.models.attention import _bucketed, _varlen
+from lemma.models.attention import _bucketed, varlen
 from lemma.models.blocks import gated, rms_norm
 from lemma.models.load import build_policy
 from lemma.models.logprobs import token_logprobs
@@ -73,7 +73,7 @@ def test_variable_length_attention_equals_the_exact_fallback(window: int | None,
     segments = Segments(lengths, query.device)
     pull = torch.randn(sum(lengths), heads[0], 128, device="cuda", dtype=torch.bfloat16)
     results = []
-    for function in (_bucketed, _varlen):
+    for function in (_bucketed, varlen):
         out = function(query, key, value, segments, 128**-0.5, window)
         results.append([out, *torch.autograd.grad(out, (query, key, value), pull)])
     for exact, mine in zip(*results, strict=True):

@@ -1,0 +1,91 @@
+"""The paged cache's bookkeeping: which block belongs to whom, and which ids a full block holds.
+
+A block holds the keys and values of `size` consecutive tokens. A full block is addressed by the hash of its ids and of
+all ids before it, so that equal beginnings share blocks; a block whose last owner has gone stays findable until its
+space is needed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+
+
+class BlockPool:
+    """Blocks 1 to `count`; block 0 is nobody's. Invariant: a block is free, or owned by at least one sequence. Free
+    blocks may still be found by hash."""
+
+    def __init__(self, count: int, size: int):
+        self.count = count
+        self.size = size
+        self._owners = [0] * (count + 1)
+        self._hash_of: dict[int, bytes] = {}
+        self._found: dict[bytes, int] = {}
+        self._free: OrderedDict[int, None] = OrderedDict((block, None) for block in range(1, count + 1))
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def needed(self, tokens: int) -> int:
+        return -(-tokens // self.size)
+
+    def unowned(self, blocks: Sequence[int]) -> int:
+        """How many of these are free now, and would not be if they were shared."""
+        return sum(1 for block in blocks if self._owners[block] == 0)
+
+    def take(self) -> int:
+        """A block of one's own; the one that has been free longest is forgotten for it. `free` must be above 0."""
+        block, _ = self._free.popitem(last=False)
+        self._forget(block)
+        self._owners[block] = 1
+        return block
+
+    def share(self, block: int) -> int:
+        if self._owners[block] == 0:
+            del self._free[block]
+        self._owners[block] += 1
+        return block
+
+    def release(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._owners[block] -= 1
+            if self._owners[block] == 0:
+                self._free[block] = None
+
+    def remember(self, ids: np.ndarray, blocks: Sequence[int]) -> None:
+        """Make the full blocks of these ids findable."""
+        for block, digest in zip(blocks, self._digests(ids), strict=False):
+            if digest not in self._found and block not in self._hash_of:
+                self._found[digest], self._hash_of[block] = block, digest
+
+    def find(self, ids: np.ndarray) -> list[int]:
+        """The blocks that hold the longest known beginning of these ids, the last id never included."""
+        result = []
+        for digest in self._digests(ids[:-1]):
+            block = self._found.get(digest)
+            if block is None:
+                break
+            result.append(block)
+        return result
+
+    def forget_all(self) -> None:
+        """The weights changed: what the blocks hold is no longer true for anybody new."""
+        self._found.clear()
+        self._hash_of.clear()
+
+    def _forget(self, block: int) -> None:
+        digest = self._hash_of.pop(block, None)
+        if digest is not None:
+            del self._found[digest]
+
+    def _digests(self, ids: np.ndarray) -> list[bytes]:
+        digests, before = [], b""
+        for start in range(0, len(ids) - self.size + 1, self.size):
+            part = np.ascontiguousarray(ids[start : start + self.size], dtype=np.int64).tobytes()
+            before = blake2b(before + part, digest_size=16).digest()
+            digests.append(before)
+        return digests

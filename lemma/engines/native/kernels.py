@@ -1,0 +1,248 @@
+"""Triton kernels of decoding: rotary embedding with the cache write, attention over blocks, sampling over logits.
+
+Each is a backend of plain code in `attention.py` and `sampler.py` and is tested against it. Arithmetic in float32.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+SAMPLE_BLOCK = 4096
+SAMPLE_SPLITS = 8
+# Enough programs to fill a large GPU; long contexts are split when the batch alone does not give as many.
+WANTED_PROGRAMS = 528
+MAX_SPLITS = 32
+
+
+@triton.jit
+def _rotate_and_write(
+    Q, K, V, COS, SIN, SLOT, Q_OUT, K_CACHE, V_CACHE, q_stride, k_stride, v_stride, ROTATE: tl.constexpr,
+    HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    d = tl.arange(0, HALF)
+    inside = d < D // 2
+    slot = tl.load(SLOT + token)
+    if head < HQ:
+        source, target = Q + token * q_stride + head * D, Q_OUT + (token * HQ + head) * D
+    elif head < HQ + HK:
+        source, target = K + token * k_stride + (head - HQ) * D, K_CACHE + (slot * HK + head - HQ) * D
+    else:
+        source, target = V + token * v_stride + (head - HQ - HK) * D, V_CACHE + (slot * HK + head - HQ - HK) * D
+    first = tl.load(source + d, mask=inside, other=0.0)
+    second = tl.load(source + D // 2 + d, mask=inside, other=0.0)
+    if ROTATE and head < HQ + HK:
+        cos = tl.load(COS + token * D + d, mask=inside, other=0.0).to(tl.float32)
+        sin = tl.load(SIN + token * D + d, mask=inside, other=0.0).to(tl.float32)
+        a, b = first.to(tl.float32), second.to(tl.float32)
+        first = (a * cos - b * sin).to(first.dtype)
+        second = (b * cos + a * sin).to(second.dtype)
+    tl.store(target + d, first, mask=inside)
+    tl.store(target + D // 2 + d, second, mask=inside)
+
+
+def rotate_and_write(
+    query_BHD: torch.Tensor,
+    key_BHD: torch.Tensor,
+    value_BHD: torch.Tensor,
+    cos_BD: torch.Tensor | None,
+    sin_BD: torch.Tensor | None,
+    slots_B: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+) -> torch.Tensor:
+    """Rotate queries and keys, put keys and values into their slots; the rotated queries. Rows are contiguous."""
+    rows, heads, dim = query_BHD.shape
+    kv_heads = key_BHD.shape[1]
+    out = torch.empty(rows, heads, dim, dtype=query_BHD.dtype, device=query_BHD.device)
+    _rotate_and_write[(rows, heads + 2 * kv_heads)](
+        query_BHD, key_BHD, value_BHD, query_BHD if cos_BD is None else cos_BD, query_BHD if sin_BD is None else sin_BD,
+        slots_B, out, key_cache, value_cache, query_BHD.stride(0), key_BHD.stride(0), value_BHD.stride(0),
+        ROTATE=cos_BD is not None, HQ=heads, HK=kv_heads, D=dim, HALF=triton.next_power_of_2(dim // 2), num_warps=1,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _decode_attention(
+    Q, K, V, TABLE, LENGTH, OUT, PART, STATS, scale, table_stride, window, splits, HK: tl.constexpr, G: tl.constexpr,
+    GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    split = tl.program_id(2)
+    length = tl.load(LENGTH + row)
+    first_token = tl.maximum(length - window, 0)
+    blocks = tl.cdiv(length, BLOCK)
+    first_block = first_token // BLOCK
+    per_split = tl.cdiv(blocks - first_block, splits)
+    begin = first_block + split * per_split
+    end = tl.minimum(begin + per_split, blocks)
+    g = tl.arange(0, GP)
+    d = tl.arange(0, DP)
+    n = tl.arange(0, BLOCK)
+    q_mask = (g[:, None] < G) & (d[None, :] < D)
+    q = tl.load(Q + (row * HK + head) * G * D + g[:, None] * D + d[None, :], mask=q_mask, other=0.0)
+    top = tl.full([GP], -1e30, tl.float32)
+    total = tl.zeros([GP], tl.float32)
+    acc = tl.zeros([GP, DP], tl.float32)
+    for number in range(begin, end):
+        block = tl.load(TABLE + row * table_stride + number).to(tl.int64)
+        place = ((block * BLOCK + n) * HK + head) * D
+        token = number * BLOCK + n
+        visible = (token < length) & (token >= first_token)
+        k = tl.load(K + place[None, :] + d[:, None], mask=visible[None, :] & (d[:, None] < D), other=0.0)
+        scores = tl.dot(q, k, input_precision="ieee") * scale
+        scores = tl.where(visible[None, :], scores, -1e30)
+        higher = tl.maximum(top, tl.max(scores, 1))
+        p = tl.exp(scores - higher[:, None])
+        shrink = tl.exp(top - higher)
+        total = total * shrink + tl.sum(p, 1)
+        v = tl.load(V + place[:, None] + d[None, :], mask=visible[:, None] & (d[None, :] < D), other=0.0)
+        acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        top = higher
+    if SPLIT:
+        base = (row * HK + head) * splits + split
+        tl.store(PART + base * GP * DP + g[:, None] * DP + d[None, :], acc)
+        tl.store(STATS + base * 2 * GP + g, top)
+        tl.store(STATS + base * 2 * GP + GP + g, total)
+    else:
+        out = (acc / total[:, None]).to(OUT.dtype.element_ty)
+        tl.store(OUT + (row * HK + head) * G * D + g[:, None] * D + d[None, :], out, mask=q_mask)
+
+
+@triton.jit
+def _combine_splits(PART, STATS, OUT, splits, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64)
+    g = tl.arange(0, GP)
+    d = tl.arange(0, DP)
+    top = tl.full([GP], -1e30, tl.float32)
+    total = tl.zeros([GP], tl.float32)
+    acc = tl.zeros([GP, DP], tl.float32)
+    for split in range(0, splits):
+        base = place * splits + split
+        part = tl.load(PART + base * GP * DP + g[:, None] * DP + d[None, :])
+        its_top = tl.load(STATS + base * 2 * GP + g)
+        its_total = tl.load(STATS + base * 2 * GP + GP + g)
+        higher = tl.maximum(top, its_top)
+        mine, its = tl.exp(top - higher), tl.exp(its_top - higher)
+        total = total * mine + its_total * its
+        acc = acc * mine[:, None] + part * its[:, None]
+        top = higher
+    out = (acc / total[:, None]).to(OUT.dtype.element_ty)
+    mask = (g[:, None] < G) & (d[None, :] < D)
+    tl.store(OUT + place * G * D + g[:, None] * D + d[None, :], out, mask=mask)
+
+
+def splits_for(rows: int, kv_heads: int) -> int:
+    """Into how many parts a context is cut so that a small batch still fills the GPU."""
+    return max(1, min(MAX_SPLITS, WANTED_PROGRAMS // (rows * kv_heads)))
+
+
+def decode_attention(
+    query_BHD: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    table_BM: torch.Tensor,
+    lengths_B: torch.Tensor,
+    block: int,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """Attention of one new token per row over the first `lengths` tokens of its blocks."""
+    rows, heads, dim = query_BHD.shape
+    kv_heads = key_cache.shape[-2]
+    group = heads // kv_heads
+    padded, wide = max(16, triton.next_power_of_2(group)), triton.next_power_of_2(dim)
+    splits = splits_for(rows, kv_heads)
+    out = torch.empty_like(query_BHD)
+    places = rows * kv_heads * splits * padded if splits > 1 else 1
+    parts = torch.empty(places * wide, dtype=torch.float32, device=query_BHD.device)
+    stats = torch.empty(places * 2, dtype=torch.float32, device=query_BHD.device)
+    _decode_attention[(rows, kv_heads, splits)](
+        query_BHD, key_cache, value_cache, table_BM, lengths_B, out, parts, stats, scale, table_BM.stride(0),
+        2**30 if window is None else window, splits, HK=kv_heads, G=group, GP=padded, D=dim, DP=wide, BLOCK=block,
+        SPLIT=splits > 1, num_warps=4, num_stages=2,
+    )  # fmt: skip
+    if splits > 1:
+        _combine_splits[(rows * kv_heads,)](parts, stats, out, splits, G=group, GP=padded, D=dim, DP=wide)
+    return out
+
+
+@triton.jit
+def _mix(x):
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _sample(Z, SEEDS, INVERSE_T, NOISY, BEST, PICK, STATS, columns, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    inverse = tl.load(INVERSE_T + row)
+    noisy = tl.load(NOISY + row)
+    low = tl.load(SEEDS + 2 * row).to(tl.uint32)
+    high = tl.load(SEEDS + 2 * row + 1).to(tl.uint32)
+    per_split = tl.cdiv(columns, SPLITS * BLOCK) * BLOCK
+    begin = split * per_split
+    top = tl.full([], -1e30, tl.float32)
+    total = tl.full([], 0.0, tl.float32)
+    best = tl.full([], -float("inf"), tl.float32)
+    pick = tl.full([], 0, tl.int32)
+    for start in range(begin, tl.minimum(begin + per_split, columns), BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        inside = column < columns
+        z = tl.load(Z + row * columns + column, mask=inside, other=-1e30).to(tl.float32) * inverse
+        higher = tl.maximum(top, tl.max(z, 0))
+        total = total * tl.exp(top - higher) + tl.sum(tl.exp(z - higher), 0)
+        top = higher
+        hashed = _mix(_mix(column.to(tl.uint32) * 0x9E3779B1 + low) ^ high)
+        uniform = tl.minimum((hashed.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
+        small = uniform * (1.0 + uniform * (0.5 + uniform * 0.33333333))
+        exponential = tl.where(uniform < 1e-3, small, -tl.log(1.0 - uniform))
+        value = tl.where(inside, z - noisy * tl.log(exponential), -float("inf"))
+        here = tl.max(value, 0)
+        if here > best:
+            pick = start + tl.argmax(value, 0)
+            best = here
+    place = row * SPLITS + split
+    tl.store(BEST + place, best)
+    tl.store(PICK + place, pick)
+    tl.store(STATS + 2 * place, top)
+    tl.store(STATS + 2 * place + 1, total)
+
+
+@triton.jit
+def _choose(Z, INVERSE_T, BEST, PICK, STATS, TOKEN, LOGPROB, columns, SPLITS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    s = tl.arange(0, SPLITS)
+    token = tl.load(PICK + row * SPLITS + tl.argmax(tl.load(BEST + row * SPLITS + s), 0))
+    tops = tl.load(STATS + 2 * (row * SPLITS + s))
+    totals = tl.load(STATS + 2 * (row * SPLITS + s) + 1)
+    top = tl.max(tops, 0)
+    lse = top + tl.log(tl.sum(totals * tl.exp(tops - top), 0))
+    z = tl.load(Z + row * columns + token).to(tl.float32) * tl.load(INVERSE_T + row)
+    tl.store(TOKEN + row, token.to(tl.int64))
+    tl.store(LOGPROB + row, z - lse)
+
+
+def sample(
+    logits_BV: torch.Tensor, seeds_B2: torch.Tensor, inverse_B: torch.Tensor, noisy_B: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token per row, argmax of logits / temperature + noise, and its log-probability without the noise."""
+    rows, columns = logits_BV.shape
+    device = logits_BV.device
+    best = torch.empty(rows, SAMPLE_SPLITS, dtype=torch.float32, device=device)
+    pick = torch.empty(rows, SAMPLE_SPLITS, dtype=torch.int32, device=device)
+    stats = torch.empty(rows, SAMPLE_SPLITS, 2, dtype=torch.float32, device=device)
+    token = torch.empty(rows, dtype=torch.int64, device=device)
+    logprob = torch.empty(rows, dtype=torch.float32, device=device)
+    _sample[(rows, SAMPLE_SPLITS)](
+        logits_BV, seeds_B2, inverse_B, noisy_B, best, pick, stats, columns, SPLITS=SAMPLE_SPLITS, BLOCK=SAMPLE_BLOCK
+    )
+    _choose[(rows,)](logits_BV, inverse_B, best, pick, stats, token, logprob, columns, SPLITS=SAMPLE_SPLITS)
+    return token, logprob

@@ -1,0 +1,229 @@
+"""Forward passes of the engine on the policy's own modules: prompts, and bursts of single tokens.
+
+A burst is several decoding steps without the host: each step's tokens are the next one's input. On a GPU a step is one
+CUDA graph, captured for a ladder of batch sizes. Shapes: B rows, M blocks of the longest row, K steps of a burst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from lemma.engines.native.attention import Cache, DecodeContext, PrefillContext
+from lemma.engines.native.noise import split_key
+from lemma.engines.native.sampler import draw, draw_cut, inverse_temperature
+from lemma.engines.native.scheduler import Sequence
+from lemma.models.packing import Segments
+from lemma.models.policy import Policy
+
+LADDER = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
+BURST = 16
+
+
+@dataclass
+class Batch:
+    """The tensors of a decoding step. In a graph they stay where they are and are filled anew."""
+
+    ids_B: torch.Tensor
+    positions_B: torch.Tensor
+    table_BM: torch.Tensor
+    keys_B2: torch.Tensor
+    inverse_B: torch.Tensor
+    noisy_B: torch.Tensor
+    step: torch.Tensor
+    tokens_KB: torch.Tensor
+    logprobs_KB: torch.Tensor
+
+    @classmethod
+    def empty(cls, rows: int, blocks: int, device: torch.device) -> Batch:
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return cls(
+            ids_B=zeros(rows),
+            positions_B=zeros(rows),
+            table_BM=zeros(rows, blocks, dtype=torch.int32),
+            keys_B2=zeros(rows, 2),
+            inverse_B=zeros(rows, dtype=torch.float32),
+            noisy_B=zeros(rows, dtype=torch.float32),
+            step=zeros(1),
+            tokens_KB=zeros(BURST, rows),
+            logprobs_KB=zeros(BURST, rows, dtype=torch.float32),
+        )
+
+    def first(self, rows: int) -> Batch:
+        """The first rows of the same tensors."""
+        return Batch(
+            self.ids_B[:rows],
+            self.positions_B[:rows],
+            self.table_BM[:rows],
+            self.keys_B2[:rows],
+            self.inverse_B[:rows],
+            self.noisy_B[:rows],
+            self.step,
+            self.tokens_KB[:, :rows],
+            self.logprobs_KB[:, :rows],
+        )
+
+
+class Runner:
+    """Computes; knows nothing of queues. Rows beyond those in use write to block 0, which no sequence owns."""
+
+    def __init__(self, policy: Policy, cache: Cache, max_rows: int, context: int, use_graphs: bool, fused: bool):
+        self.policy = policy
+        self.cache = cache
+        self.fused = fused
+        self.use_graphs = use_graphs
+        blocks = -(-(context + BURST) // cache.block)
+        self.buffers = Batch.empty(max_rows, blocks, policy.device)
+        self._graphs: dict[int, Any] = {}
+        self._logits: dict[int, torch.Tensor] = {}
+        self._pool: Any = None
+
+    def forget_graphs(self) -> None:
+        self._graphs.clear()
+        self._pool = None
+
+    # --- prompts -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def prefill(self, parts: Rows[tuple[Sequence, int]]) -> torch.Tensor:
+        """Put the next tokens of some sequences into the cache; logits (B, V) after the last of each."""
+        device, block = self.policy.device, self.cache.block
+        new, total, slots, sources, ids, positions = [], [], [], [], [], []
+        for sequence, count in parts:
+            start, end = sequence.cached, sequence.cached + count
+            place = np.asarray(sequence.blocks)[np.arange(end) // block] * block + np.arange(end) % block
+            new.append(count)
+            total.append(end)
+            slots.append(place[start:])
+            sources.append(place)
+            ids.append(sequence.tokens[start:end])
+            positions.append(np.arange(start, end))
+        put = lambda arrays: torch.from_numpy(np.concatenate(arrays)).to(device)  # noqa: E731
+        context = PrefillContext(
+            self.cache,
+            put(slots),
+            Segments(tuple(new), device),
+            Segments(tuple(total), device),
+            put(sources) if new != total else None,
+            self.fused,
+        )
+        hidden_TH = self._hidden(put(ids), put(positions), context)
+        return self._head(hidden_TH[torch.from_numpy(np.cumsum(new) - 1).to(device)])
+
+    def sample_first(self, logits_BV: torch.Tensor, sequences: Rows[Sequence], eos: int) -> tuple[np.ndarray, ...]:
+        """The first tokens after a prompt: ids, log-probabilities and kept mass."""
+        device = logits_BV.device
+        keys = split_key([s.noise_key for s in sequences]).to(device)
+        positions = torch.tensor([s.length for s in sequences], device=device)
+        drawn = draw_cut(logits_BV, sequences, keys, positions, 0, eos)
+        return tuple(x.cpu().numpy() for x in drawn)
+
+    # --- bursts ------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def burst(self, sequences: Rows[Sequence], steps: int, plain: bool, eos: int) -> tuple[np.ndarray, ...]:
+        """`steps` more tokens of each sequence: ids, log-probabilities and kept mass, each (steps, B)."""
+        rows = len(sequences)
+        size = next(s for s in LADDER if s >= rows) if self.use_graphs else rows
+        batch = self.buffers.first(size)
+        self._fill(batch, sequences)
+        kept = torch.zeros(steps, rows, device=self.policy.device)
+        for number in range(steps):
+            logits_BV = self._step(batch, plain)
+            if not plain:
+                drawn = draw_cut(
+                    logits_BV[:rows], sequences, batch.keys_B2[:rows], batch.positions_B[:rows] + 1, number, eos
+                )
+                tokens, logprobs, kept[number] = drawn
+                batch.tokens_KB[number, :rows], batch.logprobs_KB[number, :rows] = tokens, logprobs
+                batch.ids_B[:rows] = tokens
+                batch.positions_B.add_(1)
+        results = batch.tokens_KB[:steps, :rows], batch.logprobs_KB[:steps, :rows], kept
+        return tuple(x.cpu().numpy() for x in results)
+
+    def _fill(self, batch: Batch, sequences: Rows[Sequence]) -> None:
+        rows, size = len(sequences), len(batch.ids_B)
+        width = max(len(s.blocks) for s in sequences)
+        table = np.zeros((size, width), dtype=np.int32)
+        for row, sequence in enumerate(sequences):
+            table[row, : len(sequence.blocks)] = sequence.blocks
+        numbers = np.zeros((2, size), dtype=np.int64)
+        numbers[0, :rows] = [s.ids[-1] for s in sequences]
+        numbers[1, :rows] = [s.cached for s in sequences]
+        reals = np.ones((2, size), dtype=np.float32)
+        reals[0, :rows] = [inverse_temperature(s.request.sampling) for s in sequences]
+        reals[1, :rows] = [s.request.sampling.temperature > 0 for s in sequences]
+        batch.ids_B.copy_(torch.from_numpy(numbers[0]))
+        batch.positions_B.copy_(torch.from_numpy(numbers[1]))
+        batch.table_BM[:, :width].copy_(torch.from_numpy(table))
+        batch.keys_B2[:rows].copy_(split_key([s.noise_key for s in sequences]))
+        batch.inverse_B.copy_(torch.from_numpy(reals[0]))
+        batch.noisy_B.copy_(torch.from_numpy(reals[1]))
+        batch.step.zero_()
+
+    def _step(self, batch: Batch, plain: bool) -> torch.Tensor:
+        """One token for every row, through a graph where there are graphs; the logits (B, V)."""
+        if not self.use_graphs:
+            return self._compute(batch, plain)
+        size = len(batch.ids_B)
+        name = size if plain else -size
+        if name not in self._graphs:
+            self._capture(name, batch, plain)
+        self._graphs[name].replay()
+        return self._logits[name]
+
+    def _compute(self, batch: Batch, plain: bool) -> torch.Tensor:
+        block = self.cache.block
+        positions = batch.positions_B
+        blocks = batch.table_BM.gather(1, (positions // block)[:, None])[:, 0].long()
+        context = DecodeContext(
+            self.cache, batch.table_BM, positions + 1, blocks * block + positions % block, self.fused
+        )
+        logits_BV = self._head(self._hidden(batch.ids_B, positions, context))
+        if plain:
+            tokens, logprobs = draw(logits_BV, batch.keys_B2, positions + 1, batch.inverse_B, batch.noisy_B, self.fused)
+            batch.tokens_KB.index_copy_(0, batch.step, tokens[None])
+            batch.logprobs_KB.index_copy_(0, batch.step, logprobs.float()[None])
+            batch.ids_B.copy_(tokens)
+            batch.positions_B.add_(1)
+            batch.step.add_(1)
+        return logits_BV
+
+    def _capture(self, name: int, batch: Batch, plain: bool) -> None:
+        """Record a step as a graph. Running it to warm up moves the batch on, so the batch is put back afterwards."""
+        before = [x.clone() for x in (batch.ids_B, batch.positions_B, batch.step)]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self._compute(batch, plain)
+                self._restore(batch, before)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._logits[name] = self._compute(batch, plain)
+        self._pool = self._pool or graph.pool()
+        self._graphs[name] = graph
+        self._restore(batch, before)
+
+    @staticmethod
+    def _restore(batch: Batch, before: list[torch.Tensor]) -> None:
+        for tensor, value in zip((batch.ids_B, batch.positions_B, batch.step), before, strict=True):
+            tensor.copy_(value)
+
+    # --- the model ---------------------------------------------------------------------------------------------
+
+    def _hidden(self, ids_T: torch.Tensor, positions_T: torch.Tensor, cached: Any) -> torch.Tensor:
+        return self.policy.hidden_cached(ids_T, positions_T, cached)
+
+    def _head(self, hidden_BH: torch.Tensor) -> torch.Tensor:
+        logits = hidden_BH @ self.policy.head.weight.T
+        bias = getattr(self.policy.head, "bias", None)
+        return logits if bias is None else logits + bias

@@ -1,0 +1,96 @@
+"""From logits to tokens, on the device: one pass where the whole vocabulary is drawn from, plain torch where it is cut.
+
+Shapes: B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import torch
+
+from lemma.engines.base import Sampling
+from lemma.engines.native.noise import gumbel, row_seeds
+from lemma.engines.native.scheduler import Sequence
+from lemma.engines.sampling import cut, end_ids, logprobs, penalise, scale
+
+
+def draw(
+    logits_BV: torch.Tensor,
+    keys_B2: torch.Tensor,
+    positions_B: torch.Tensor,
+    inverse_B: torch.Tensor,
+    noisy_B: torch.Tensor,
+    fused: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A token from the whole vocabulary for each row, and its log-probability at the sampling temperature.
+
+    `inverse_B` is 1 / temperature (1 where that is 0), `noisy_B` 0 where the likeliest token is taken. `positions_B`
+    is the place the token will have.
+    """
+    seeds_B2 = row_seeds(keys_B2, positions_B)
+    if fused:
+        from lemma.engines.native.kernels import sample
+
+        return sample(logits_BV, seeds_B2, inverse_B, noisy_B)
+    z_BV = _exact(logits_BV) * inverse_B[:, None]
+    noise_BV = gumbel(seeds_B2, logits_BV.shape[-1]).to(z_BV.dtype)
+    tokens_B = (z_BV + noise_BV * noisy_B[:, None]).argmax(-1)
+    return tokens_B, z_BV.gather(-1, tokens_B[:, None])[:, 0] - z_BV.logsumexp(-1)
+
+
+def draw_cut(
+    logits_BV: torch.Tensor,
+    sequences: Rows[Sequence],
+    keys_B2: torch.Tensor,
+    positions_B: torch.Tensor,
+    drawn: int,
+    eos: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `draw`, for rows some of which cut the support, forbid an early end or punish repetition; also the log of the
+    kept mass. `drawn` tokens were drawn since the host last saw the sequences."""
+    noise_BV = gumbel(row_seeds(keys_B2, positions_B), logits_BV.shape[-1])
+    tokens = torch.empty(len(sequences), dtype=torch.int64, device=logits_BV.device)
+    chosen, kept = (torch.empty(len(sequences), dtype=torch.float32, device=logits_BV.device) for _ in range(2))
+    for sampling, early, rows in _alike(sequences, drawn):
+        logits = logits_BV[rows]
+        if sampling.repetition_penalty != 1.0:
+            logits = torch.stack([
+                penalise(_exact(row), torch.as_tensor(sequences[i].tokens, device=row.device).unique(),
+                         sampling.repetition_penalty)
+                for row, i in zip(logits, rows, strict=True)
+            ])  # fmt: skip
+        masked, mass = cut(logits, sampling, end_ids(sampling, eos) if early else ())
+        noise = noise_BV[rows] if sampling.temperature > 0 else 0.0
+        picked = (masked + noise).argmax(-1)
+        tokens[rows], kept[rows] = picked, mass.float()
+        chosen[rows] = logprobs(logits, picked, sampling.temperature).float()
+    return tokens, chosen, kept
+
+
+def _alike(sequences: Rows[Sequence], drawn: int) -> list[tuple[Sampling, bool, list[int]]]:
+    """Rows that are sampled in the same way: the settings, whether it is too early to end, and the rows."""
+    groups: dict[tuple[Sampling, bool], list[int]] = {}
+    for row, sequence in enumerate(sequences):
+        sampling = sequence.request.sampling
+        early = len(sequence.ids) + drawn < sampling.min_tokens
+        groups.setdefault((sampling, early), []).append(row)
+    return [(sampling, early, rows) for (sampling, early), rows in groups.items()]
+
+
+def is_plain(sequence: Sequence) -> bool:
+    """Whether the next tokens come from the whole vocabulary."""
+    sampling = sequence.request.sampling
+    return (
+        (not sampling.cuts_support or sampling.temperature == 0)
+        and sampling.repetition_penalty == 1.0
+        and len(sequence.ids) >= sampling.min_tokens
+    )
+
+
+def inverse_temperature(sampling: Sampling) -> float:
+    return 1.0 / scale(sampling.temperature)
+
+
+def _exact(logits: torch.Tensor) -> torch.Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()

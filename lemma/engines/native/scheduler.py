@@ -1,0 +1,230 @@
+"""Who is computed next: prompts first, then all running sequences together. Depends on requests only, never on time.
+
+A prompt is computed once for all samples of its request: the first is the leader, the others share its full blocks and
+get a copy of the last, partly filled one. When the cache is full, the youngest sequence gives its blocks back and is
+computed again later; it loses nothing, since its noise depends on positions only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lemma.core.types import Finish
+from lemma.engines.base import Completion, EngineError, Key, Request
+from lemma.engines.native.blocks import BlockPool
+from lemma.engines.text import StopTable, StopWatcher
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One sample in the making. `cached` counts the tokens whose keys and values are in its blocks."""
+
+    request: Request
+    sample: int
+    noise_key: int
+    end_ids: frozenset[int]
+    watcher: StopWatcher
+    version: int
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    kept: list[float] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    cached: int = 0
+    submitted: float = field(default_factory=time.perf_counter)
+    first: float = 0.0
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return np.concatenate([self.request.prompt, np.asarray(self.ids, dtype=np.int64)])
+
+    @property
+    def length(self) -> int:
+        return len(self.request.prompt) + len(self.ids)
+
+    def accept(self, token: int, logprob: float, kept: float, context: int) -> Finish | None:
+        """Take one sampled token; why the sequence ends with it, if it does."""
+        if not self.ids:
+            self.first = time.perf_counter()
+        self.ids.append(token)
+        self.logprobs.append(logprob)
+        self.kept.append(kept)
+        sampling = self.request.sampling
+        stopped = self.watcher.feed(token)
+        if len(self.ids) > sampling.min_tokens and (stopped or token in self.end_ids):
+            return "stop"
+        if len(self.ids) >= sampling.max_tokens or self.length >= context:
+            return "length"
+        return None
+
+    def completion(self, finish: Finish) -> Completion:
+        return Completion(
+            key=self.request.key,
+            sample=self.sample,
+            ids=np.asarray(self.ids, dtype=np.int64),
+            logprobs=np.asarray(self.logprobs, dtype=np.float32),
+            kept=np.asarray(self.kept, dtype=np.float32),
+            finish=finish,
+            policy_version=self.version,
+            seconds=time.perf_counter() - self.submitted,
+            first_seconds=self.first - self.submitted if self.first else 0.0,
+        )
+
+
+@dataclass(slots=True)
+class Prefill:
+    """Tokens to put into the cache: those of the leader from `leader.cached` on, for it and its followers."""
+
+    leader: Sequence
+    followers: list[Sequence] = field(default_factory=list)
+
+    @property
+    def left(self) -> int:
+        return self.leader.length - self.leader.cached
+
+
+class Scheduler:
+    """Owns the queues. Invariant: a running sequence has all its tokens but the newest in the cache."""
+
+    def __init__(self, pool: BlockPool, max_sequences: int, prefill_tokens: int, share_prefixes: bool = True):
+        self.pool = pool
+        self.max_sequences = max_sequences
+        self.prefill_tokens = prefill_tokens
+        self.share_prefixes = share_prefixes
+        self.waiting: deque[Prefill] = deque()
+        self.filling: list[Prefill] = []
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.waiting or self.filling or self.running)
+
+    @property
+    def _active(self) -> int:
+        return len(self.running) + sum(1 + len(job.followers) for job in self.filling)
+
+    def add(self, sequences: list[Sequence]) -> None:
+        """Samples of one request, the first of which leads."""
+        self.waiting.append(Prefill(sequences[0], sequences[1:]))
+
+    def cancel(self, key: Key) -> list[Sequence]:
+        """Remove every sequence of a request; those that were removed."""
+        gone = [s for s in self.running if s.request.key == key]
+        self.running = [s for s in self.running if s.request.key != key]
+        for queue in (self.waiting, self.filling):
+            for job in [job for job in queue if job.leader.request.key == key]:
+                queue.remove(job)
+                gone += [job.leader, *job.followers]
+        for sequence in gone:
+            self._drop_blocks(sequence)
+        return gone
+
+    # --- prompts -----------------------------------------------------------------------------------------------
+
+    def next_prefill(self) -> list[tuple[Prefill, int]]:
+        """Prompts to compute now and how many tokens of each; empty when running sequences should go on."""
+        while self.waiting and self._admit(self.waiting[0]):
+            pass
+        if self.waiting and not self.running and not self.filling:
+            prompt = self.waiting[0].leader
+            raise EngineError(
+                f"a sequence of {prompt.length} tokens does not fit into a cache of "
+                f"{self.pool.count * self.pool.size} tokens",
+                fix="give the cache more memory or shorten the prompt",
+            )
+        budget, chosen = self.prefill_tokens, []
+        for job in self.filling:
+            part = min(budget, job.left)
+            if part == 0:
+                break
+            chosen.append((job, part))
+            budget -= part
+        return chosen
+
+    def _admit(self, job: Prefill) -> bool:
+        """Give blocks to a prompt and to as many of its samples as there is room for; the rest waits its turn."""
+        room = self.max_sequences - self._active
+        leader = job.leader
+        if room < 1:
+            return False
+        known = self.pool.find(leader.tokens) if self.share_prefixes else []
+        own = self.pool.needed(leader.length + 1) - len(known)
+        promised = sum(len(filling.followers) for filling in self.filling)
+        spare = self.pool.free - self.pool.unowned(known) - own - promised
+        if spare < 0:
+            return False
+        self.waiting.popleft()
+        leader.blocks = [self.pool.share(block) for block in known] + [self.pool.take() for _ in range(own)]
+        leader.cached = len(known) * self.pool.size
+        fits = min(len(job.followers), room - 1, spare // 2)
+        later = job.followers[fits:]
+        self.filling.append(Prefill(leader, job.followers[:fits]))
+        if later:
+            self.waiting.appendleft(Prefill(later[0], later[1:]))
+            return False
+        return True
+
+    def prefilled(self, job: Prefill, tokens: int) -> list[tuple[Sequence, int, int]]:
+        """Note that tokens of a prompt are in the cache. When it is complete: block copies to make, as
+        (follower, from block, to block), and everybody starts running."""
+        leader = job.leader
+        leader.cached += tokens
+        if job.left:
+            return []
+        self.filling.remove(job)
+        if self.share_prefixes:
+            self.pool.remember(leader.tokens, leader.blocks)
+        full = leader.length // self.pool.size
+        copies = []
+        for follower in job.followers:
+            follower.blocks = [self.pool.share(block) for block in leader.blocks[:full]]
+            follower.cached = leader.cached
+            if leader.length % self.pool.size:
+                follower.blocks.append(self.pool.take())
+                copies.append((follower, leader.blocks[full], follower.blocks[full]))
+        self.running += [leader, *job.followers]
+        return copies
+
+    # --- running sequences -------------------------------------------------------------------------------------
+
+    def reserve(self, steps: int) -> list[Sequence]:
+        """Make sure that every running sequence has blocks for `steps` more tokens; the youngest give way."""
+        kept = 0
+        while kept < len(self.running):
+            sequence = self.running[kept]
+            missing = self.pool.needed(sequence.cached + steps) - len(sequence.blocks)
+            while missing > self.pool.free and len(self.running) > kept + 1:
+                self._preempt(self.running.pop())
+            if missing > self.pool.free:
+                self._preempt(self.running.pop())
+                break
+            sequence.blocks += [self.pool.take() for _ in range(max(0, missing))]
+            kept += 1
+        return self.running
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._drop_blocks(sequence)
+        self.waiting.appendleft(Prefill(sequence))
+        self.preemptions += 1
+
+    def finish(self, sequence: Sequence) -> None:
+        """Give the blocks of a sequence back; what they hold stays findable."""
+        if self.share_prefixes:
+            self.pool.remember(sequence.tokens[: sequence.cached], sequence.blocks)
+        self._drop_blocks(sequence)
+
+    def _drop_blocks(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.blocks)
+        sequence.blocks, sequence.cached = [], 0
+
+
+def watcher(request: Request, tokenizer: object, tables: dict[tuple[str, ...], StopTable]) -> StopWatcher:
+    """A watcher for the stop strings of a request; what is learnt about tokens is shared."""
+    stops = request.sampling.stop
+    if stops not in tables:
+        tables[stops] = StopTable(tokenizer, stops)
+    return StopWatcher(tokenizer, stops, tables[stops])
