@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from math import gcd
 from time import perf_counter
 from typing import NamedTuple, TypeAlias
 
@@ -98,6 +99,31 @@ def _plain_verdict(inside: str, gold: str) -> tuple[Kind, str] | None:
     return ("right" if inside == gold or int(inside) == int(gold) else "wrong"), inside
 
 
+_NUMBER = re.compile(
+    r"\$?\s*(?:(?P<sign>-?)\\[dt]?frac\{(?P<top>-?\d{1,18})\}\{(?P<bottom>\d{1,18})\}"
+    r"|(?P<plain>-?\d{1,18}(?:\.\d{1,18})?)(?:/(?P<under>\d{1,18}))?)\s*\$?"
+).fullmatch
+
+
+def plain_number(text: str) -> tuple[int, int] | None:
+    """The value of a whole number, decimal or fraction as a pair in lowest terms; None for any other text."""
+    found = _NUMBER(text)
+    if found is None:
+        return None
+    plain = found["plain"]
+    if plain is None:
+        top, bottom = int(found["top"]), int(found["bottom"])
+        top = -top if found["sign"] else top
+    else:
+        whole, _, places = plain.partition(".")
+        top, bottom = int(whole + places), 10 ** len(places)
+        bottom *= int(found["under"] or 1)
+    if bottom == 0:
+        return None
+    shared = gcd(top, bottom)
+    return top // shared, bottom // shared
+
+
 def _shown(answer: str) -> str:
     return answer if len(answer) <= 500 else answer[:500] + "..."
 
@@ -117,9 +143,10 @@ def compare_texts(gold: str, answer: str, rules: Rules) -> tuple[Kind, str] | Pe
         return "right", "exact"
     if len(answer) > MAX_ANSWER + 1000:
         return "wrong", "limit"
-    plain = _plain_verdict(answer, wanted) if _PLAIN(wanted) else None
-    if plain is not None:
-        return plain[0], "number"
+    left = plain_number(wanted)
+    right = plain_number(answer) if left is not None else None
+    if right is not None and not rules.tolerant:
+        return "right" if left == right else "wrong", "number"
     wanted, answer_text = normalise(wanted), normalise(answer)
     if not wanted:
         return "unknown", "no_gold"

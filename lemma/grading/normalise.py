@@ -50,9 +50,12 @@ _TEXT = re.compile(
 )
 _OLD_FONT = re.compile(r"\{\s*\\(?:rm|bf|it|sf|tt)\b\s*([^{}]*)\}|\\(?:rm|bf|it|sf|tt)\b")
 _DEGREE = re.compile(
-    r"\^\s*\{\s*\\(?:circ|degree)\s*\}|\^\s*\\circ(?![A-Za-z])|\\degree(?![A-Za-z])|\\circ\s*$|\^\s*°|\^\s*\{\s*°\s*\}"
+    r"\^\s*\{\s*\\(?:circ|degree|textcirc|textdegree)\s*\}|\^\s*\\(?:text)?circ(?![A-Za-z])|\\(?:text)?degree(?![A-Za-z])|\\circ\s*$|\^\s*°|\^\s*\{\s*°\s*\}"
 )
 _DEGREE_WORD = re.compile(r"(?<=[\d})])\s*(?:\\text\{\s*)?(?:degrees?|deg)\b\.?(?:\s*\})?", re.IGNORECASE)
+_MINUTES = re.compile(
+    r"(\d+)\s*°\s*(\d{1,2})\s*(?:'|\^\s*\{?\s*\\prime\s*\}?)(?:\s*(\d{1,2})\s*(?:''|\"|\^\s*\{?\s*\\prime\s*\\prime\s*\}?))?"
+)
 _PERCENT = re.compile(
     r"\\%|\s*(?:\\text\{\s*)?\b(?:percent(?:age)?|per cent|pct)\b\.?(?:\s*\})?|\\text\{\s*\\?%\s*\}", re.IGNORECASE
 )
@@ -86,6 +89,7 @@ _NAMES = [
     (re.compile(r"\\(?:varphi)(?![A-Za-z])"), r"\\phi "),
     (re.compile(r"\\(?:varepsilon)(?![A-Za-z])"), r"\\epsilon "),
 ]  # fmt: skip
+_ANY_NAME = re.compile("|".join(pattern.pattern for pattern, _ in _NAMES))
 _MATRIX = re.compile(r"\\begin\{(?:[bpvV]?matrix|smallmatrix|array)\}")
 _DOUBLED = re.compile(r"\\\\(?=[A-Za-z{}])")
 _MONEY = re.compile(
@@ -220,7 +224,8 @@ def normalise(text: str) -> str:
     if text.isdigit() or text.isalpha():
         return text
     text = _unescape(text)
-    text = _COMMA_BRACE.sub(",", text)
+    if "," in text:
+        text = _COMMA_BRACE.sub(",", text)
     if "\\" in text:
         text = _THIN.sub("", text)
         text = _SIZES.sub("", text)
@@ -239,10 +244,13 @@ def normalise(text: str) -> str:
         text = _PERCENT.sub("%", text)
     if "circ" in text or "deg" in text.lower() or "°" in text:
         text = _DEGREE_WORD.sub("°", _DEGREE.sub("°", text))
-    if "\\" in text or "=" in text:
+        if "'" in text or "prime" in text:
+            text = _MINUTES.sub(_in_degrees, text)
+    if _ANY_NAME.search(text):
         for pattern, name in _NAMES:
             text = pattern.sub(name, text)
-    text = _INFINITY.sub(r"\\infty ", text)
+    if "inf" in text or "oo" in text or "Inf" in text:
+        text = _INFINITY.sub(r"\\infty ", text)
     text = _SPACE_RUN.sub(" ", text).strip()
     text = _rare(text)
     if " " in text:
@@ -251,6 +259,12 @@ def normalise(text: str) -> str:
         if command in text:
             text = _braces(text, command, count)
     return _trim(text)
+
+
+def _in_degrees(match: re.Match[str]) -> str:
+    """Degrees, minutes and seconds of an angle as a sum of degrees."""
+    seconds = f"+{match[3]}/3600" if match[3] else ""
+    return f"({match[1]}+{match[2]}/60{seconds})°"
 
 
 def _rare(text: str) -> str:

@@ -138,7 +138,7 @@ class GradingService:
     def __init__(
         self,
         workers: int = 1,
-        cpu_seconds: float = 2.0,
+        cpu_seconds: float = 3.0,
         wall_seconds: float = 20.0,
         megabytes: int = 1024,
         cache: int = 100_000,

@@ -14,13 +14,12 @@ REASONS = {
     "text": "words, compared as words",
     "choice": "the letter of an option",
     "symbolic": "compared by sympy in a worker process",
-    "tolerance": "within the tolerance that the rules allow",
     "no_answer": "no answer was found in the completion",
     "unreadable": "the answer cannot be read as mathematics, and its words differ from the gold",
     "limit": "the answer exceeds a limit of length, digits, nesting, exponent, time or memory",
     "no_gold": "there is no gold answer",
     "gold_limit": "the gold exceeds a limit",
-    "grader": "the grader failed; this is a defect of the grader or of the gold",
+    "grader": "no worker could be started",
 }
 
 

@@ -133,6 +133,13 @@ CLASSES: dict[str, list[tuple[str, list[str], list[str]]]] = {
         ),
         (r"\cos 60^\circ", ["0.5", r"\frac12", r"\sin 30^\circ"], [r"\sin 60^\circ"]),
     ],
+    "degrees and minutes": [
+        (
+            r"30^\circ 15'",
+            ["30.25°", "30°15'", r"30^{\circ} 15^{\prime}", r"\frac{121}{4}^\circ"],
+            [r"30^\circ", r"30^\circ 51'"],
+        ),
+    ],
     "times": [
         ("7:45", ["7:45", "07:45", "7:45:00", r"7:45\text{ a.m.}", "7:45 AM"], ["7:54", "8:45"]),
         (r"3:20\text{ p.m.}", ["3:20 PM", "3:20pm", "15:20", "3:20"], ["3:20 am", "3:02 pm"]),
