@@ -66,6 +66,13 @@ def signed_point(name: str, index: int) -> Fraction:
     return value * (997 if value.numerator % 2 else -997) if index == 2 else value
 
 
+def unknown_function(name: str, argument: Any) -> Any:
+    """The value of a function that is only named, such as f(3): some fixed value that depends on name and argument."""
+    first, second = point(f"{name}()", 0), point(f"{name}()", 1)
+    top = argument * first.numerator + second.numerator
+    return top / (argument * argument * 1009 + second.numerator + first.numerator)
+
+
 def exact(tree: Tree, index: int, modes: tuple[bool, bool] = (True, True)) -> Fraction:
     """The exact value at a point; raises NotRational where roots, functions or constants come in."""
     return _Exact(index, modes).value(tree)
@@ -127,6 +134,8 @@ class _Exact:
             return self.product(self.whole(top) - k + 1, self.whole(top)) / self.product(1, k)
         if name == "root":
             return self.root(self.value(tree[1]), self.value(tree[2]))
+        if name == "call":
+            return Fraction(unknown_function(tree[1], self.small(self.value(tree[2]))))
         raise NotRational
 
     def whole(self, value: Fraction) -> int:
@@ -238,6 +247,8 @@ class _Numeric:
             return self.value(tree[1], inside) * (mp.pi / 180 if inside or self.modes[0] else 1)
         if name == "pct":
             return self.value(tree[1], inside) / (100 if self.modes[1] else 1)
+        if name == "call":
+            return unknown_function(tree[1], self.value(tree[2], inside))
         return self.rare(name, [self.value(part, inside) for part in tree[1:]])
 
     def divide(self, top: Any, bottom: Any) -> Any:

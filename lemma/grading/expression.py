@@ -256,6 +256,8 @@ class _Reader:
                 name += "'"
                 continue
             name += "_" + self.subscript()
+        if self.kind() == "(" and (name[0] in "fgh" or (self.kind(1) == "num" and self.kind(2) == ")")):
+            return ("call", name, self.group("(", ")"))
         if name == "e":
             return ("const", "e")
         if name == "i":

@@ -318,6 +318,12 @@ CLASSES: dict[str, list[tuple[str, list[str], list[str]]]] = {
         (r"|x-1|", [r"|1-x|", r"\left|x-1\right|", r"\lvert x-1\rvert"], ["x-1", "|x+1|"]),
         (r"\lfloor n/2\rfloor", [r"\left\lfloor\frac{n}{2}\right\rfloor", "⌊n/2⌋"], [r"\lceil n/2\rceil", "n/2"]),
     ],
+    "named functions": [
+        (r"I(0) e^{-t/2}", [r"e^{-\frac{t}{2}} I(0)"], [r"I(0) e^{t/2}", r"I(1) e^{-t/2}", "0"]),
+        ("f(3)+2", ["2+f(3)"], ["f(2)+3", "3f+2", "g(3)+2"]),
+        ("f(a+b)", ["f(b+a)"], ["f(a-b)", "f(a)+f(b)"]),
+        ("k(k+1)", ["k^2+k"], ["k^2+1"]),
+    ],
     "choices": [
         (
             "B",
