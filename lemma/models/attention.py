@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._compile import _disable_dynamo
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -106,6 +107,7 @@ def _gqa_argument(grouped: bool) -> dict[str, bool]:
     return {"enable_gqa": grouped} if _varlen_wants_gqa() else {}
 
 
+@_disable_dynamo  # the blocks differ from pack to pack: compiled, each pack would be a graph of its own
 def _bucketed(
     query_HTD: torch.Tensor,
     key_HTD: torch.Tensor,

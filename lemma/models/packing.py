@@ -6,7 +6,7 @@ Shapes: T tokens of a pack, B sequences in it, N trained tokens (targets), each 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -27,21 +27,23 @@ class Bucket:
     into_M: torch.Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Segments:
-    """Where each sequence of a pack begins and ends: all that attention needs to know."""
+    """Where each sequence of a pack begins and ends: all that attention needs to know.
+
+    `borders_B1` are cumulative lengths, from 0 to T. It and `longest` are made at once, so that a compiled block looks
+    at these two and not at every length, which would be compiled in.
+    """
 
     lengths: tuple[int, ...]
     device: torch.device
+    longest: int = field(init=False)
+    borders_B1: torch.Tensor = field(init=False)
 
-    @cached_property
-    def borders_B1(self) -> torch.Tensor:
-        """Cumulative lengths, from 0 to T."""
-        return torch.tensor([0, *np.cumsum(self.lengths)], dtype=torch.int32, device=self.device)
-
-    @property
-    def longest(self) -> int:
-        return max(self.lengths)
+    def __post_init__(self) -> None:
+        borders = torch.tensor([0, *np.cumsum(self.lengths)], dtype=torch.int32, device=self.device)
+        object.__setattr__(self, "longest", max(self.lengths))
+        object.__setattr__(self, "borders_B1", borders)
 
     @cached_property
     def buckets(self) -> list[Bucket]:

@@ -56,9 +56,9 @@ def refusal(path: object, **options: Any) -> str:
     return sentence
 
 
-def test_a_folder_that_is_not_there(llama: Path) -> None:
-    wrong = llama.with_name(llama.name[:-1])
-    assert refusal(wrong) == f"there is no model folder {wrong}; did you mean '{llama.name}'?"
+def test_a_folder_that_is_not_there(copied: Path) -> None:
+    wrong = copied.with_name("copid")
+    assert refusal(wrong) == f"there is no model folder {wrong}; did you mean 'copied'?"
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
