@@ -47,7 +47,10 @@ _TEXT_COMMAND = re.compile(
 )
 _MATH_WORDS = frozenset(
     names(
-        "sin cos tan cot sec csc ln log exp sqrt pi lim min max gcd lcm mod frac dfrac tfrac pmatrix begin end and or"
+        """
+        sin cos tan cot sec csc ln log exp sqrt pi lim min max gcd lcm mod frac dfrac tfrac pmatrix begin end
+        and or union interval open lopen ropen
+        """
     )
 )
 
@@ -68,8 +71,8 @@ def extract(text: str, rules: Rules = DEFAULT, prompt: str | None = None) -> Ext
         text = text[len(prompt) :]
     if len(text) > MAX_COMPLETION:
         text = text[-MAX_COMPLETION:]
-    text = visible(repair_escapes(text), rules)
-    if not text.strip():
+    text = visible(repair_escapes(text), rules).strip()
+    if not text:
         return NOTHING
     for method in rules.order:
         if method == "tag":

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from lemma.grading.choice import read_choice, several
 from lemma.grading.compare import same
-from lemma.grading.extract import boxed, extract
+from lemma.grading.extract import boxed, extract, is_prose
 from lemma.grading.leaves import Context, GoldLimit, Undecided, same_words
 from lemma.grading.limits import MAX_ANSWER, MAX_GOLD, LimitExceeded, check_shape
 from lemma.grading.normalise import normalise, repair_escapes, squeezed
@@ -51,7 +51,7 @@ def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | Pendi
         return Verdict(fast[0], "number", fast[1], perf_counter() - start)
     if not gold or not gold.strip():
         return Verdict("unknown", "no_gold", None, perf_counter() - start)
-    if prediction.strip() == gold.strip():
+    if prediction.strip() == gold.strip() or _same_sentence(prediction, gold, rules):
         return Verdict("right", "exact", _shown(gold.strip()), perf_counter() - start)
     found = extract(prediction, rules)
     if not found.answer or not found.answer.strip():
@@ -60,6 +60,13 @@ def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | Pendi
     if isinstance(outcome, Pending):
         return outcome
     return Verdict(outcome[0], outcome[1], _shown(found.answer), perf_counter() - start)
+
+
+def _same_sentence(prediction: str, gold: str, rules: Rules) -> bool:
+    """Whether a gold in sentences is given word for word; numbers are not looked for in such a prediction."""
+    if len(prediction) > MAX_ANSWER or len(gold) > MAX_ANSWER or not is_prose(gold) or not is_prose(prediction):
+        return False
+    return same_words(normalise(gold), normalise(prediction), rules)
 
 
 _PLAIN = re.compile(r"-?\d{1,18}").fullmatch

@@ -37,7 +37,7 @@ _LOST_ESCAPE = re.compile(
 )
 _ESCAPES = {"\x0c": r"\f", "\t": r"\t", "\x08": r"\b", "\r": r"\r", "\x0b": r"\v", "\x07": r"\a"}
 
-_DELIMITERS = re.compile(r"\\[()]|\\\[(?!\d)|(?<!\\)\\\]|(?<!\\)\$\$?")
+_DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]|(?<!\\)\$\$?")
 _SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?|\\(?:displaystyle|textstyle|limits|nolimits)\b")
 _SPACES = re.compile(
     r"\\[,;:>!](?![A-Za-z]{2})|\\(?:quad|qquad|thinspace|enspace|hspace\{[^{}]*\}|space|noindent|,|;|:)(?=[^A-Za-z]|[a-z]|$)"
@@ -278,7 +278,25 @@ def _rare(text: str) -> str:
         text = shorter or text
     if "\\{" in text:
         text = _EMPTY_SET.sub(r"\\emptyset", text)
-    return text
+    return _from_sympy(text) if "Interval" in text else text
+
+
+_SYMPY_INTERVAL = re.compile(r"Interval(?:\.(open|Lopen|Ropen))?\(([^()]*)\)")
+_SYMPY_BRACKETS = {None: ("[", "]"), "open": ("(", ")"), "Lopen": ("(", "]"), "Ropen": ("[", ")")}
+_SYMPY_UNION = re.compile(r"Union\((.*)\)")
+
+
+def _from_sympy(text: str) -> str:
+    """Interval.open(0, 1) and Union(...), as sympy prints sets of numbers, in the usual notation."""
+
+    def interval(match: re.Match[str]) -> str:
+        opening, closing = _SYMPY_BRACKETS[match[1]]
+        low, _, high = match[2].partition(",")
+        opening = "(" if "infty" in low else opening
+        return f"{opening}{low},{high}{')' if 'infty' in high else closing}"
+
+    text = _SYMPY_INTERVAL.sub(interval, text)
+    return _SYMPY_UNION.sub(lambda m: re.sub(r"([\])])\s*,\s*(?=[\[(])", r"\1 \\cup ", m[1]), text)
 
 
 def _trim(text: str) -> str:

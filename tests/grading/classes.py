@@ -195,6 +195,15 @@ CLASSES: dict[str, list[tuple[str, list[str], list[str]]]] = {
         (r"[0,3]\cup[3,5]", ["[0,5]", r"0\le x\le5"], ["(0,5)", "[0,3]"]),
         (r"x \neq 3", [r"(-\infty,3)\cup(3,\infty)", "x≠3", "x != 3"], ["x=3", r"x\neq -3"]),
     ],
+    "sympy's sets": [
+        (
+            "Union(Interval.open(-oo, -4), Interval(7, oo))",
+            [r"(-\infty,-4)\cup[7,\infty)", "x<-4 or x>=7"],
+            [r"(-\infty,-4]\cup[7,\infty)"],
+        ),
+        ("Interval.Lopen(0, 1/3)", [r"(0,\frac13]"], [r"[0,\frac13)"]),
+    ],
+    "delimiters": [("1,2,3", [r"\[1,2,3\]", r"\(3,2,1\)", "$$1,2,3$$", r"$1$, $2$ and $3$"], [r"\[1,2\]"])],
     "tuples": [
         (
             "(3,-1)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -51,6 +51,39 @@ def test_every_gold_is_right_against_itself(folder: str) -> None:
     with GradingService() as service:
         wrong = [pair for pair, verdict in zip(pairs, service.grade_many(pairs), strict=True) if not verdict.right]
     assert not wrong
+
+
+REWRITES: list[Callable[[str], str]] = [
+    lambda s: s.replace("\\frac", "\\dfrac"),
+    lambda s: f"${s.replace('$', '')}$",
+    lambda s: f"\\[{s.replace('$', '')}\\]",
+    lambda s: s.replace("(", "\\left(").replace(")", "\\right)") if "\\" not in s else s,
+    lambda s: s.replace("-", "−").replace("\\infty", "∞").replace("\\cdot", "·").replace("^\\circ", "°"),
+    lambda s: f"  {s}.\n",
+    lambda s: f"Therefore, the final answer is: $\\boxed{{{s.replace('$', '')}}}$.",
+    lambda s: f"thought </think> <answer> {s} </answer>",
+    lambda s: f"The answer is {s}." if len(s) < 40 else s,
+]
+
+
+def test_rewritten_golds_are_right() -> None:
+    """Each gold in three other spellings that change nothing."""
+    golds: set[str] = set()
+    for name in (
+        "math/math500.jsonl",
+        "olympiadbench_math_en.jsonl.gz",
+        "dapo_math_17k.jsonl.gz",
+        "minerva_math.jsonl",
+    ):
+        golds |= {row["answer"] for row in rows(shared("data", *name.split("/"))) if "Interval" not in row["answer"]}
+    wrong = []
+    with GradingService() as service:
+        for place, gold in enumerate(sorted(golds)):
+            for step in range(3):
+                text = REWRITES[(place + 3 * step) % len(REWRITES)](gold)
+                if not service.grade(text, gold).right:
+                    wrong.append((text, gold))
+    assert len(golds) > 1000 and not wrong
 
 
 def test_agrees_with_published_labels_of_rollouts() -> None:
