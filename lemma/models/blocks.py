@@ -6,7 +6,7 @@ fused kernels; elsewhere plain torch, in at least float32 and in float64 where t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any
@@ -20,7 +20,9 @@ from lemma.models.packing import Segments
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj", "act_fn")
 SILU = ("SiLU", "SiLUActivation")
-ATTENTIONS = ("Qwen2Attention", "Qwen3Attention", "LlamaAttention", "MistralAttention")
+FAMILIES = ("Qwen2", "Qwen3", "Llama", "Mistral")
+ATTENTIONS = tuple(f"{family}Attention" for family in FAMILIES)
+BLOCKS = tuple(f"{family}DecoderLayer" for family in FAMILIES)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, fused: bool = False) -> torch.Tensor:
@@ -87,20 +89,84 @@ def _attention_forward(
         return type(self).forward(
             self, hidden_states, position_embeddings, attention_mask, past_key_values=past_key_values, **kwargs
         )
+    out_THD = _attention_core(self, hidden_states, position_embeddings, segments, cached)
+    return self.o_proj(out_THD.flatten(1)[None]), None
+
+
+def _attention_core(
+    self: nn.Module,
+    hidden_states: torch.Tensor,
+    position_embeddings: tuple[torch.Tensor, torch.Tensor],
+    segments: Segments | None,
+    cached: CachedAttention | None,
+) -> torch.Tensor:
+    """Projections, rotation and attention; what the output projection gets, (T, H, D)."""
     shape = (hidden_states.shape[1], -1, self.head_dim)
-    query, key, value = (layer(hidden_states).view(shape) for layer in (self.q_proj, self.k_proj, self.v_proj))
+    projections = (self.q_proj, self.k_proj, self.v_proj)
+    query, key, value = (part.view(shape) for part in _projected(self, projections, hidden_states))
     if hasattr(self, "q_norm"):
         query, key = self.q_norm(query), self.k_norm(key)
     cos, sin = position_embeddings[0][0], position_embeddings[1][0]
     # Mistral's window is in its configuration, Qwen's in the layer, and Llama has none.
     window = self.sliding_window if hasattr(self, "sliding_window") else getattr(self.config, "sliding_window", None)
     if cached is not None:
-        out_THD = cached(self.layer_idx, query, key, value, cos, sin, self.scaling, window)
-    else:
-        query, key = rotate(query, key, cos, sin, self.lemma_fused and query.is_cuda)
-        query, key, value = (x.transpose(0, 1)[None] for x in (query, key, value))
-        out_THD = attend(self, query, key, value, None, self.scaling, window, segments)[0][0]
-    return self.o_proj(out_THD.flatten(1)[None]), None
+        return cached(self.layer_idx, query, key, value, cos, sin, self.scaling, window)
+    query, key = rotate(query, key, cos, sin, self.lemma_fused and query.is_cuda)
+    query, key, value = (x.transpose(0, 1)[None] for x in (query, key, value))
+    return attend(self, query, key, value, None, self.scaling, window, segments)[0][0]
+
+
+def _block_forward(
+    self: nn.Module,
+    hidden_states: torch.Tensor,
+    *args: Any,
+    position_embeddings: Any = None,
+    cached: CachedAttention | None = None,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """A decoder block for an engine: the residual sums are part of the matrix products. Otherwise the class's own."""
+    attention, feed_forward = self.self_attn, self.mlp
+    if cached is None or not (_is_plain(attention.o_proj) and _is_plain(feed_forward.down_proj)):
+        return type(self).forward(
+            self, hidden_states, *args, position_embeddings=position_embeddings, cached=cached, **kwargs
+        )
+    normal = self.input_layernorm(hidden_states)
+    out_THD = _attention_core(attention, normal, position_embeddings, None, cached)
+    hidden = torch.addmm(hidden_states[0], out_THD.flatten(1), attention.o_proj.weight.T)
+    normal = self.post_attention_layernorm(hidden)
+    gate, up = _projected(feed_forward, (feed_forward.gate_proj, feed_forward.up_proj), normal)
+    inner = gated(gate, up, self.lemma_fused and gate.is_cuda)
+    return torch.addmm(hidden, inner, feed_forward.down_proj.weight.T)[None]
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    return type(layer) is nn.Linear and layer.bias is None
+
+
+def join_weights(module: nn.Module, layers: Sequence[nn.Module]) -> None:
+    """Lay the weights of layers that read the same input side by side in memory, so that an engine can multiply by all
+    of them at once. The parameters themselves stay what they are, as views of the joint tensor."""
+    if not all(type(layer) is nn.Linear for layer in layers) or len({layer.bias is None for layer in layers}) > 1:
+        return
+    joint: list[torch.Tensor | None] = []
+    for parameters in ([layer.weight for layer in layers], [layer.bias for layer in layers]):
+        if parameters[0] is None:
+            joint.append(None)
+            continue
+        whole = torch.cat([p.data for p in parameters])
+        for parameter, part in zip(parameters, whole.split([len(p) for p in parameters]), strict=True):
+            parameter.data = part
+        joint.append(whole)
+    module.lemma_joint = tuple(joint)
+
+
+def _projected(module: nn.Module, layers: Sequence[nn.Module], x: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The outputs of several layers on the same input: in one product where nothing is learnt and weights are joint."""
+    weight, bias = getattr(module, "lemma_joint", (None, None))
+    is_joint = weight is not None and weight.data_ptr() == getattr(layers[0], "weight", weight).data_ptr()
+    if torch.is_grad_enabled() or not is_joint or not all(type(layer) is nn.Linear for layer in layers):
+        return [layer(x) for layer in layers]
+    return F.linear(x, weight, bias).split([len(layer.weight) for layer in layers], dim=-1)
 
 
 def install(model: nn.Module, fused: bool = True) -> int:
@@ -116,8 +182,12 @@ def install(model: nn.Module, fused: bool = True) -> int:
             module.forward = MethodType(_norm_forward, module)
         elif all(hasattr(module, name) for name in PROJECTIONS) and type(module.act_fn).__name__ in SILU:
             module.forward = MethodType(_feed_forward, module)
+            join_weights(module, (module.gate_proj, module.up_proj))
         elif kind in ATTENTIONS:
             module.forward = MethodType(_attention_forward, module)
+            join_weights(module, (module.q_proj, module.k_proj, module.v_proj))
+        elif kind in BLOCKS:
+            module.forward = MethodType(_block_forward, module)
         else:
             continue
         module.lemma_fused = fused

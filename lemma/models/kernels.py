@@ -15,7 +15,7 @@ import triton.language as tl
 # Programs of the backward norm; each sums the weight's gradient over its own rows.
 NORM_PROGRAMS = 512
 SOFTMAX_BLOCK = 4096
-GATE_BLOCK = 2048
+GATE_BLOCK = 1024
 
 
 @triton.jit
@@ -79,12 +79,13 @@ class FusedRmsNorm(torch.autograd.Function):
 
 
 @triton.jit
-def _gate_forward(G, U, Y, count, BLOCK: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < count
-    g = tl.load(G + place, mask=inside, other=0.0).to(tl.float32)
-    u = tl.load(U + place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(Y + place, (g * tl.sigmoid(g) * u).to(Y.dtype.element_ty), mask=inside)
+def _gate_forward(G, U, Y, columns, g_stride, u_stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < columns
+    g = tl.load(G + row * g_stride + column, mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(U + row * u_stride + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(Y + row * columns + column, (g * tl.sigmoid(g) * u).to(Y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -100,19 +101,22 @@ def _gate_backward(DY, G, U, DG, DU, count, BLOCK: tl.constexpr):
 
 
 class FusedGate(torch.autograd.Function):
-    """silu(gate) * up."""
+    """silu(gate) * up. The rows of both may be parts of longer ones."""
 
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate.contiguous(), up.contiguous()
-        y = torch.empty_like(gate)
-        _gate_forward[(triton.cdiv(gate.numel(), GATE_BLOCK),)](gate, up, y, gate.numel(), BLOCK=GATE_BLOCK)
+        columns = gate.shape[-1]
+        flat_gate, flat_up = gate.reshape(-1, columns), up.reshape(-1, columns)
+        y = torch.empty(flat_gate.shape, dtype=gate.dtype, device=gate.device)
+        _gate_forward[(len(flat_gate), triton.cdiv(columns, GATE_BLOCK))](
+            flat_gate, flat_up, y, columns, flat_gate.stride(0), flat_up.stride(0), BLOCK=GATE_BLOCK
+        )
         ctx.save_for_backward(gate, up)
-        return y
+        return y.view(gate.shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        gate, up = ctx.saved_tensors
+        gate, up = (x.contiguous() for x in ctx.saved_tensors)
         dy = grads[0].contiguous()
         d_gate, d_up = torch.empty_like(gate), torch.empty_like(up)
         grid = (triton.cdiv(gate.numel(), GATE_BLOCK),)

@@ -60,6 +60,7 @@ class NativeEngine:
         self._tables: dict[tuple[str, ...], StopTable] = {}
         self._done: list[Completion] = []
         self._pending: set[Key] = set()
+        self._addresses: tuple[int, ...] = ()
 
     # --- the protocol ------------------------------------------------------------------------------------------
 
@@ -93,6 +94,7 @@ class NativeEngine:
     def completions(self) -> Iterator[Completion]:
         training = self.policy.module.training
         self.policy.module.eval()
+        self._check_addresses()
         try:
             while self._done or not self.scheduler.is_idle:
                 if not self._done:
@@ -118,6 +120,13 @@ class NativeEngine:
             self.cancel(name)
         self._done.clear()
         self.runner.forget_graphs()
+
+    def _check_addresses(self) -> None:
+        """Graphs read the weights where they were captured: if any has moved, they are captured anew."""
+        addresses = tuple(p.data_ptr() for p in self.policy.module.parameters())
+        if addresses != self._addresses:
+            self._addresses = addresses
+            self.invalidate()
 
     # --- the work ----------------------------------------------------------------------------------------------
 
@@ -168,21 +177,19 @@ class NativeEngine:
         self._accept(running, tokens, logprobs, kept)
 
     def _accept(self, sequences: list[Sequence], tokens: np.ndarray, logprobs: np.ndarray, kept: np.ndarray) -> None:
-        """Take (K, B) sampled tokens; those after the end of a sequence were drawn in vain and are dropped."""
+        """Take (K, B) sampled tokens, and end the sequences that end with them."""
         if not np.isfinite(logprobs).all():
             raise EngineError("the model gave logits that are not numbers", fix="look at the last training steps")
         finished: set[int] = set()
         tokens_list, logprobs_list, kept_list = tokens.T.tolist(), logprobs.T.tolist(), kept.T.tolist()
         context = self.policy.context
         for row, sequence in enumerate(sequences):
-            for token, logprob, mass in zip(tokens_list[row], logprobs_list[row], kept_list[row], strict=True):
-                finish = sequence.accept(token, logprob, mass, context)
-                if finish is not None:
-                    finished.add(id(sequence))
-                    sequence.cached = min(sequence.cached, sequence.length - 1)
-                    self.scheduler.finish(sequence)
-                    self._done.append(sequence.completion(finish))
-                    break
+            finish = sequence.accept(tokens_list[row], logprobs_list[row], kept_list[row], context)
+            if finish is not None:
+                finished.add(id(sequence))
+                sequence.cached = min(sequence.cached, sequence.length - 1)
+                self.scheduler.finish(sequence)
+                self._done.append(sequence.completion(finish))
         if finished:
             self.scheduler.running = [s for s in self.scheduler.running if id(s) not in finished]
             self._settle()

@@ -180,13 +180,13 @@ def _mix(x):
 
 
 @triton.jit
-def _sample(Z, SEEDS, INVERSE_T, NOISY, BEST, PICK, STATS, columns, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+def _sample(Z, KEYS, POSITION, INVERSE_T, NOISY, BEST, PICK, STATS, columns, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     inverse = tl.load(INVERSE_T + row)
     noisy = tl.load(NOISY + row)
-    low = tl.load(SEEDS + 2 * row).to(tl.uint32)
-    high = tl.load(SEEDS + 2 * row + 1).to(tl.uint32)
+    low = _mix(tl.load(KEYS + 2 * row).to(tl.uint32) + tl.load(POSITION + row).to(tl.uint32) * 0x9E3779B1)
+    high = _mix(tl.load(KEYS + 2 * row + 1).to(tl.uint32) ^ low)
     per_split = tl.cdiv(columns, SPLITS * BLOCK) * BLOCK
     begin = split * per_split
     top = tl.full([], -1e30, tl.float32)
@@ -231,7 +231,11 @@ def _choose(Z, INVERSE_T, BEST, PICK, STATS, TOKEN, LOGPROB, columns, SPLITS: tl
 
 
 def sample(
-    logits_BV: torch.Tensor, seeds_B2: torch.Tensor, inverse_B: torch.Tensor, noisy_B: torch.Tensor
+    logits_BV: torch.Tensor,
+    keys_B2: torch.Tensor,
+    positions_B: torch.Tensor,
+    inverse_B: torch.Tensor,
+    noisy_B: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One token per row, argmax of logits / temperature + noise, and its log-probability without the noise."""
     rows, columns = logits_BV.shape
@@ -242,7 +246,8 @@ def sample(
     token = torch.empty(rows, dtype=torch.int64, device=device)
     logprob = torch.empty(rows, dtype=torch.float32, device=device)
     _sample[(rows, SAMPLE_SPLITS)](
-        logits_BV, seeds_B2, inverse_B, noisy_B, best, pick, stats, columns, SPLITS=SAMPLE_SPLITS, BLOCK=SAMPLE_BLOCK
-    )
+        logits_BV, keys_B2, positions_B, inverse_B, noisy_B, best, pick, stats, columns,
+        SPLITS=SAMPLE_SPLITS, BLOCK=SAMPLE_BLOCK,
+    )  # fmt: skip
     _choose[(rows,)](logits_BV, inverse_B, best, pick, stats, token, logprob, columns, SPLITS=SAMPLE_SPLITS)
     return token, logprob

@@ -6,6 +6,7 @@ token, keyed by the sequence's 64-bit key and the position. The Triton kernel co
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 MASK = 0xFFFFFFFF
@@ -22,7 +23,8 @@ def mix(x: torch.Tensor) -> torch.Tensor:
 
 def split_key(keys: list[int]) -> torch.Tensor:
     """64-bit keys as two columns of 32 bits, (B, 2)."""
-    return torch.tensor([[key & MASK, key >> 32] for key in keys], dtype=torch.int64)
+    whole = np.array(keys, dtype=np.uint64)
+    return torch.from_numpy(np.stack([whole & MASK, whole >> 32], axis=1).astype(np.int64))
 
 
 def row_seeds(keys_B2: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:

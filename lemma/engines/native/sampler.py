@@ -28,13 +28,12 @@ def draw(
     `inverse_B` is 1 / temperature (1 where that is 0), `noisy_B` 0 where the likeliest token is taken. `positions_B`
     is the place the token will have.
     """
-    seeds_B2 = row_seeds(keys_B2, positions_B)
     if fused:
         from lemma.engines.native.kernels import sample
 
-        return sample(logits_BV, seeds_B2, inverse_B, noisy_B)
+        return sample(logits_BV, keys_B2, positions_B, inverse_B, noisy_B)
     z_BV = _exact(logits_BV) * inverse_B[:, None]
-    noise_BV = gumbel(seeds_B2, logits_BV.shape[-1]).to(z_BV.dtype)
+    noise_BV = gumbel(row_seeds(keys_B2, positions_B), logits_BV.shape[-1]).to(z_BV.dtype)
     tokens_B = (z_BV + noise_BV * noisy_B[:, None]).argmax(-1)
     return tokens_B, z_BV.gather(-1, tokens_B[:, None])[:, 0] - z_BV.logsumexp(-1)
 

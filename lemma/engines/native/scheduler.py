@@ -45,19 +45,29 @@ class Sequence:
     def length(self) -> int:
         return len(self.request.prompt) + len(self.ids)
 
-    def accept(self, token: int, logprob: float, kept: float, context: int) -> Finish | None:
-        """Take one sampled token; why the sequence ends with it, if it does."""
+    def accept(self, tokens: list[int], logprobs: list[float], kept: list[float], context: int) -> Finish | None:
+        """Take sampled tokens up to the end of the sequence; why it ends, if it does. The rest was drawn in vain."""
         if not self.ids:
             self.first = time.perf_counter()
-        self.ids.append(token)
-        self.logprobs.append(logprob)
-        self.kept.append(kept)
-        sampling = self.request.sampling
-        stopped = self.watcher.feed(token)
-        if len(self.ids) > sampling.min_tokens and (stopped or token in self.end_ids):
-            return "stop"
-        if len(self.ids) >= sampling.max_tokens or self.length >= context:
-            return "length"
+        room = min(self.request.sampling.max_tokens - len(self.ids), context - self.length)
+        taken = self._end_within(tokens[:room])
+        finish: Finish | None = "length" if len(tokens) >= room else None
+        if taken is not None:
+            room, finish = taken, "stop"
+        self.ids += tokens[:room]
+        self.logprobs += logprobs[:room]
+        self.kept += kept[:room]
+        return finish
+
+    def _end_within(self, tokens: list[int]) -> int | None:
+        """How many of these tokens belong to a sequence that ends among them by an end token or a stop string."""
+        watches = bool(self.request.sampling.stop)
+        if not watches and self.end_ids.isdisjoint(tokens):
+            return None
+        for number, token in enumerate(tokens, start=1):
+            stopped = watches and self.watcher.feed(token)
+            if (stopped or token in self.end_ids) and len(self.ids) + number > self.request.sampling.min_tokens:
+                return number
         return None
 
     def completion(self, finish: Finish) -> Completion:
