@@ -85,7 +85,7 @@ def extract(text: str, rules: Rules = DEFAULT, prompt: str | None = None) -> Ext
             found = _phrase(text)
         elif method == "choice":
             found = _choice(text) if is_prose(text) else None
-        elif "\n" not in text and is_bare(text):
+        elif ("\n" not in text and is_bare(text)) or _is_formula(text):
             return Extraction(text.strip(), "bare")
         else:
             found = _last_maths_or_number(text, method == "math")
@@ -267,6 +267,15 @@ def _plain_words(text: str) -> int:
 def is_prose(text: str) -> bool:
     """Sentences rather than an answer: several words outside of LaTeX."""
     return _plain_words(text) >= 3
+
+
+def _is_formula(text: str) -> bool:
+    """Whether the whole text is one formula between delimiters, perhaps on several lines."""
+    for opening, closing in (("$$", "$$"), ("$", "$"), ("\\[", "\\]"), ("\\(", "\\)")):
+        if text.startswith(opening) and text.endswith(closing) and len(text) > 2 * len(opening):
+            inside = text[len(opening) : -len(closing)]
+            return "$" not in inside and "\\[" not in inside and "\\(" not in inside and not is_prose(inside)
+    return False
 
 
 def is_bare(text: str) -> bool:
