@@ -213,7 +213,7 @@ def _compare(wanted: str, answer: str, rules: Rules, symbolic: Symbolic) -> tupl
         for answer_text in _readings(answer):
             try:
                 answer_node = shape(tokenise(answer_text))
-                context = Context(gold_text, answer_text, rules, symbolic)
+                context = Context(gold_text, answer_text, rules, symbolic, same)
                 if isinstance(gold_node, Leaf) and isinstance(answer_node, Leaf):
                     reason = "expression"
                 if same(gold_node, answer_node, context):

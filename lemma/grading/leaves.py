@@ -15,7 +15,7 @@ from lemma.grading.limits import LimitExceeded
 from lemma.grading.names import names
 from lemma.grading.normalise import words
 from lemma.grading.rules import Rules
-from lemma.grading.structure import Leaf, Tokens
+from lemma.grading.structure import Leaf, Node, Tokens
 from lemma.grading.tokens import spelling, tokenise
 from lemma.grading.units import conversion
 
@@ -40,6 +40,12 @@ class Context:
     answer: str
     rules: Rules
     symbolic: Callable[[str, str], bool]
+    compare: Callable[[Node, Node, Context], bool] | None = None
+
+    def same(self, gold: Node, answer: Node) -> bool:
+        """The comparison of parts, for those who are called by it."""
+        assert self.compare is not None
+        return self.compare(gold, answer, self)
 
 
 def same_leaf(gold: Leaf, answer: Leaf, context: Context) -> bool:

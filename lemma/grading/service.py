@@ -8,29 +8,24 @@ rules) and handed back in the order of the questions, whatever the timing.
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import queue
-import select
 import signal
-import subprocess
-import sys
 import threading
 import weakref
 from collections import Counter, OrderedDict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import Any
 
 from lemma.grading.grade import Pending, quick
+from lemma.grading.process import Stopped, Worker
 from lemma.grading.rules import DEFAULT, Rules
 from lemma.grading.verdict import Kind, Verdict
 
 Outcome = tuple[Kind, str]
-_START_SECONDS = 120.0
 _BATCH = 32
 
 
@@ -61,68 +56,6 @@ def _message(question: Pending | _Compat) -> dict[str, Any]:
     if isinstance(question, _Compat):
         return {"op": "compat", **asdict(question)}
     return {"op": "settle", "gold": question.gold, "answer": question.answer, "rules": question.rules.model_dump()}
-
-
-class _Stopped(Exception):
-    """The worker died, or was killed because it overran."""
-
-
-class _Worker:
-    """One worker process and the pipe to it. Owned by one thread at a time."""
-
-    def __init__(self, cpu_seconds: float, megabytes: int):
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "lemma.grading.worker", str(cpu_seconds), str(megabytes)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        self.buffer = b""
-        try:
-            self.receive(_START_SECONDS)
-        except _Stopped:
-            self.kill()
-            raise
-
-    def send(self, messages: list[dict[str, Any]]) -> None:
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(b"".join(json.dumps(m).encode() + b"\n" for m in messages))
-            self.process.stdin.flush()
-        except (BrokenPipeError, OSError) as error:
-            raise _Stopped from error
-
-    def receive(self, seconds: float) -> dict[str, Any]:
-        """The next answer; raises where none comes in time or the worker is gone."""
-        assert self.process.stdout is not None
-        handle, deadline = self.process.stdout.fileno(), monotonic() + seconds
-        while b"\n" not in self.buffer:
-            left = deadline - monotonic()
-            if left <= 0 or not select.select([handle], [], [], left)[0]:
-                raise _Stopped("wall clock")
-            data = os.read(handle, 65536)
-            if not data:
-                raise _Stopped("worker gone")
-            self.buffer += data
-        line, self.buffer = self.buffer.split(b"\n", 1)
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def kill(self) -> None:
-        self.process.kill()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
-        self.process.wait()
-
-    def forget(self) -> None:
-        """In a forked child: let go of the parent's pipes without touching its worker."""
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                os.close(pipe.fileno())
-        self.process.returncode = 0
 
 
 _services: weakref.WeakSet[GradingService] = weakref.WeakSet()
@@ -161,7 +94,7 @@ class GradingService:
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._live: dict[int, _Worker] = {}
+        self._live: dict[int, Worker] = {}
         self._waiting: dict[Hashable, _Task] = {}
         self._closed = False
 
@@ -273,7 +206,7 @@ class GradingService:
         """Do a batch; returns what is still to do after a worker was lost or left."""
         try:
             worker = self._worker(place)
-        except (_Stopped, OSError):
+        except (Stopped, OSError):
             for task in tasks:
                 self._finish(task, ("unknown", "grader") if isinstance(task.question, Pending) else None, keep=False)
             return []
@@ -287,7 +220,7 @@ class GradingService:
                     self._blame(place, task, answer)
                     break
                 self._finish(task, answer["score"] if "score" in answer else (answer["kind"], answer["reason"]))
-        except _Stopped as stopped:
+        except Stopped as stopped:
             self._drop(place)
             tasks[done].lost += 1
             if str(stopped) == "worker gone" and self._may_try_again(worker, tasks[done]):
@@ -297,7 +230,7 @@ class GradingService:
         return tasks[done:]
 
     @staticmethod
-    def _may_try_again(worker: _Worker, task: _Task) -> bool:
+    def _may_try_again(worker: Worker, task: _Task) -> bool:
         """A worker that leaves by itself, or is killed by somebody else, says nothing about the task it had."""
         return task.lost < 3 and worker.process.returncode != -signal.SIGXCPU
 
@@ -312,7 +245,7 @@ class GradingService:
             worker = self._worker(place)
             worker.send([{"op": "probe", "gold": task.question.gold}])
             gold_is_fine = "kind" in worker.receive(self.wall_seconds)
-        except (_Stopped, OSError):
+        except (Stopped, OSError):
             gold_is_fine = False
             self._drop(place)
         if not gold_is_fine:
@@ -330,12 +263,12 @@ class GradingService:
             return
         self._finish(task, COMPAT[question.name]("", question.gold, compat=question.compat))
 
-    def _worker(self, place: int) -> _Worker:
+    def _worker(self, place: int) -> Worker:
         worker = self._live.get(place)
         if worker is None or worker.process.poll() is not None:
             self._drop(place)
             self.counts["started"] += 1
-            worker = self._live[place] = _Worker(self.cpu_seconds, self.megabytes)
+            worker = self._live[place] = Worker(self.cpu_seconds, self.megabytes)
         return worker
 
     def _drop(self, place: int) -> None:

@@ -1,0 +1,222 @@
+"""Equations and inequalities: against each other, against values, against intervals."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from lemma.grading import evaluate
+from lemma.grading.evaluate import NotRational, Undefined
+from lemma.grading.expression import GREEK, Tree, Unreadable, read
+from lemma.grading.leaves import Context
+from lemma.grading.realsets import is_reals
+from lemma.grading.structure import Leaf, Listed, Minus, Node, Relation, Union
+from lemma.grading.tokens import Token
+
+_FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "=", "~": "~"}
+_INFINITY = Token("cmd", "infty", 0, 0)
+_MINUS = Token("-", "-", 0, 0)
+POSITIVE_INFINITY, NEGATIVE_INFINITY = Leaf((_INFINITY,)), Leaf((_MINUS, _INFINITY))
+
+
+def against_value(gold: Node, answer: Relation, context: Context) -> bool:
+    """The answer is a relation and the gold is not: take its value, or the interval it describes."""
+    if isinstance(gold, Listed | Union | Minus):
+        interval = as_interval(answer)
+        if interval is not None:
+            return context.same(gold, interval)
+    if isinstance(gold, Leaf) and is_reals(gold):
+        return False
+    if set(answer.signs) <= {"=", "~"}:
+        return context.same(gold, value_side(answer))
+    return False
+
+
+def value_against(gold: Relation, answer: Node, context: Context) -> bool:
+    if set(gold.signs) <= {"=", "~"}:
+        if "~" in gold.signs and not is_name(gold.sides[0]):
+            return any(context.same(side, answer) for side in (gold.sides[0], gold.sides[-1]))
+        return is_name(gold.sides[0]) and context.same(gold.sides[-1], answer)
+    interval = as_interval(gold)
+    return interval is not None and not isinstance(answer, Leaf) and context.same(interval, answer)
+
+
+def value_side(relation: Relation) -> Node:
+    """The last side of a chain of equations; of an approximation, the exact side in front of it."""
+    if "~" in relation.signs:
+        place = relation.signs.index("~")
+        if place > 0 or not is_name(relation.sides[0]):
+            return relation.sides[place]
+    return relation.sides[-1]
+
+
+def is_name(node: Node) -> bool:
+    """A side that only names what follows: a letter, f(x), a word, a tuple of letters; no numbers outside arguments."""
+    if isinstance(node, Listed):
+        return all(is_name(item) for item in node.items)
+    if not isinstance(node, Leaf) or not node.tokens:
+        return False
+    first = node.tokens[0]
+    if len(node.tokens) > 2 and (first.kind == "id" or first.value in GREEK) and node.tokens[1].kind in ("(", "_", "'"):
+        return True
+    return is_text(node.tokens) or not any(t.kind == "num" for t in node.tokens)
+
+
+def as_interval(relation: Relation) -> Node | None:
+    """The set of numbers that an inequality in one letter describes."""
+    sides, signs = relation.sides, relation.signs
+    if "=" in signs or "~" in signs or len(sides) > 3 or not all(isinstance(s, Leaf) for s in sides):
+        return None
+    letters = [i for i, side in enumerate(sides) if isinstance(side, Leaf) and _is_letter(side)]
+    if len(letters) != 1:
+        return None
+    if len(sides) == 2:
+        place = letters[0]
+        sign = signs[0] if place == 0 else _FLIP[signs[0]]
+        bound = sides[1 - place]
+        if sign == "!=":
+            return Union((interval(NEGATIVE_INFINITY, bound, "(", ")"), interval(bound, POSITIVE_INFINITY, "(", ")")))
+        if sign in ("<", "<="):
+            return interval(NEGATIVE_INFINITY, bound, "(", "]" if sign == "<=" else ")")
+        return interval(bound, POSITIVE_INFINITY, "[" if sign == ">=" else "(", ")")
+    if letters != [1]:
+        return None
+    low, high = sides[0], sides[2]
+    first, second = signs
+    if first in (">", ">=") and second in (">", ">="):
+        low, high, first, second = high, low, _FLIP[second], _FLIP[first]
+    if first not in ("<", "<=") or second not in ("<", "<="):
+        return None
+    return interval(low, high, "[" if first == "<=" else "(", "]" if second == "<=" else ")")
+
+
+def interval(low: Node, high: Node, opening: str, closing: str) -> Listed:
+    return Listed((low, high), opening, closing)
+
+
+def _is_letter(leaf: Leaf) -> bool:
+    """A variable, perhaps with an index, or a function of one."""
+    tokens = leaf.tokens
+    if not tokens or tokens[0].kind not in ("id", "cmd") or tokens[0].value in ("infty", "pi", "frac", "sqrt", "e"):
+        return False
+    return (
+        len(tokens) == 1
+        or tokens[1].kind in ("_", "'")
+        or (tokens[1].kind == "(" and tokens[-1].kind == ")" and len(tokens) <= 4)
+    )
+
+
+def same_relation(gold: Relation, answer: Relation, context: Context) -> bool:
+    if set(gold.signs) <= {"=", "~"} and set(answer.signs) <= {"=", "~"}:
+        return _same_equation(gold, answer, context)
+    if len(gold.signs) != len(answer.signs):
+        left, right = as_interval(gold), as_interval(answer)
+        return left is not None and right is not None and context.same(left, right)
+    for sides, signs in (
+        (answer.sides, answer.signs),
+        (answer.sides[::-1], tuple(_FLIP[s] for s in answer.signs[::-1])),
+    ):
+        if gold.signs == signs and all(context.same(g, a) for g, a in zip(gold.sides, sides, strict=True)):
+            return True
+    if len(gold.signs) == 1:
+        return _proportional(gold, answer, context)
+    left, right = as_interval(gold), as_interval(answer)
+    return left is not None and right is not None and _letter(gold) == _letter(answer) and context.same(left, right)
+
+
+def _letter(relation: Relation) -> str:
+    return next("".join(t.value for t in s.tokens) for s in relation.sides if isinstance(s, Leaf) and _is_letter(s))
+
+
+def _same_equation(gold: Relation, answer: Relation, context: Context) -> bool:
+    first, other = gold.sides[0], answer.sides[0]
+    if isinstance(first, Leaf) and isinstance(other, Leaf):
+        if is_text(first.tokens) or is_text(other.tokens) or text_of(first) == text_of(other):
+            if context.same(value_side(gold), value_side(answer)):
+                return True
+        elif _renamed(first, other) is not None:
+            old, new = _renamed(first, other) or ("", "")
+            side = _rename(value_side(answer), new, old)
+            return context.same(value_side(gold), side)
+    elif context.same(first, other) and context.same(gold.sides[-1], answer.sides[-1]):
+        return True
+    if len(gold.sides) == 2 and len(answer.sides) == 2:
+        return _proportional(gold, answer, context)
+    if is_name(first) and is_name(other) and isinstance(first, Leaf) and isinstance(other, Leaf):
+        return text_of(first) == text_of(other) and context.same(gold.sides[-1], answer.sides[-1])
+    return all(context.same(g, a) for g, a in zip(gold.sides, answer.sides, strict=False)) and len(gold.sides) == len(
+        answer.sides
+    )
+
+
+def text_of(leaf: Leaf) -> str:
+    return "".join(t.value for t in leaf.tokens)
+
+
+def _renamed(first: Leaf, other: Leaf) -> tuple[str, str] | None:
+    """f(x) against f(t): the two bound letters."""
+    left, right = first.tokens, other.tokens
+    kinds = [t.kind for t in left], [t.kind for t in right]
+    if left and kinds[0] == kinds[1] == [left[0].kind, "(", "id", ")"] and left[0].value == right[0].value:
+        return left[2].value, right[2].value
+    return None
+
+
+def _rename(node: Node, old: str, new: str) -> Node:
+    if not isinstance(node, Leaf):
+        return node
+    tokens = tuple(Token(t.kind, new, t.start, t.end) if t.kind == "id" and t.value == old else t for t in node.tokens)
+    return Leaf(tokens, node.unit)
+
+
+def _difference(relation: Relation) -> Tree | None:
+    left, right = relation.sides
+    if not isinstance(left, Leaf) or not isinstance(right, Leaf):
+        return None
+    try:
+        trees = read(left.tokens), read(right.tokens)
+    except Unreadable:
+        return None
+    return ("add", trees[0], ("neg", trees[1]))
+
+
+def _proportional(gold: Relation, answer: Relation, context: Context) -> bool:
+    """a = b and c = d are one where a - b is a constant multiple of c - d; of an inequality, a positive one."""
+    sign = answer.signs[0]
+    if gold.signs[0] != sign and gold.signs[0] != _FLIP[sign]:
+        return False
+    left, right = _difference(gold), _difference(answer)
+    if left is None or right is None:
+        text = context.gold, context.answer
+        return (
+            False
+            if any(isinstance(s, Leaf) and is_text(s.tokens) for s in (*gold.sides, *answer.sides))
+            else context.symbolic(*text)
+        )
+    if not evaluate.symbols(left) or evaluate.symbols(left) != evaluate.symbols(right):
+        return False
+    constant: Fraction | None = None
+    ratios = []
+    for index in range(4):
+        ratios.append(_ratio(left, right, index))
+    known = [r for r in ratios if r is not None]
+    if not known:
+        return False
+    constant = known[0]
+    if not constant or not all(evaluate.close(r, constant, 30) for r in known):
+        return False
+    if sign in ("=", "!=", "~"):
+        return True
+    return bool(constant > 0) == (gold.signs[0] == sign)
+
+
+def _ratio(left: Tree, right: Tree, index: int) -> Fraction | None:
+    try:
+        try:
+            top, bottom = evaluate.exact(left, index), evaluate.exact(right, index)
+            mp = evaluate._context()
+            top, bottom = mp.mpf(top.numerator) / top.denominator, mp.mpf(bottom.numerator) / bottom.denominator
+        except NotRational:
+            top, bottom = evaluate.numeric(left, index), evaluate.numeric(right, index)
+    except Undefined:
+        return None
+    return top / bottom if bottom else None
