@@ -26,7 +26,7 @@ from lemma.core.faults import fault_point
 from lemma.core.files import sync_folder, write_whole
 
 FORMAT_VERSION = 1
-TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
+TENSORS, STATE, MANIFEST, BEST = "tensors.safetensors", "state.json", "manifest.json", "best.json"
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,9 @@ class CheckpointStore:
         self.folder = folder
         self.keep = keep
         self._say = say
+        self._best: dict[str, Any] | None = None
         self._writer: threading.Thread | None = None
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
 
     # --- writing -----------------------------------------------------------------------------------------------
 
@@ -56,8 +57,9 @@ class CheckpointStore:
         """Take a snapshot now and write it in the background; waits for an earlier write to end first."""
         self.wait()
         snapshot = {name: _to_host(tensor) for name, tensor in tensors.items()}
-        text = json.dumps({"step": step, **state}, indent=1, sort_keys=True)
-        self._writer = threading.Thread(target=self._write_guarded, args=(step, snapshot, text), name="checkpoint")
+        text = json.dumps({"step": step, "best": self._best, **state}, indent=1, sort_keys=True)
+        arguments = (step, snapshot, text, self._best)
+        self._writer = threading.Thread(target=self._write_guarded, args=arguments, name="checkpoint")
         self._writer.start()
 
     def wait(self) -> None:
@@ -65,24 +67,36 @@ class CheckpointStore:
         if self._writer is not None:
             self._writer.join()
             self._writer = None
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            last = max(self.steps(), default=None)
-            left = "there is no earlier one" if last is None else f"the one of step {last} is intact"
-            raise UserError(
-                f"a checkpoint could not be written to {self.folder} ({failure.strerror}); {left}",
-                fix="make room there and start the same command again",
-            ) from failure
+        self.check()
 
-    def _write_guarded(self, step: int, snapshot: dict[str, torch.Tensor], text: str) -> None:
+    def check(self) -> None:
+        """Raise what went wrong in the background, if anything did."""
+        if self._failure is None:
+            return
+        failure, self._failure = self._failure, None
+        if not isinstance(failure, OSError | SafetensorError):
+            raise failure
+        last = max(self.steps(), default=None)
+        left = "there is no earlier one" if last is None else f"the one of step {last} is intact"
+        reason = getattr(failure, "strerror", None) or str(failure)
+        raise UserError(
+            f"a checkpoint could not be written to {self.folder} ({reason}); {left}",
+            fix="make room there and start the same command again",
+        ) from failure
+
+    def _write_guarded(
+        self, step: int, snapshot: dict[str, torch.Tensor], text: str, best: dict[str, Any] | None
+    ) -> None:
         partial = self.folder / f".partial-{step:08d}"
         try:
-            self._write(step, partial, snapshot, text)
-        except (OSError, SafetensorError) as error:
+            self._write(step, partial, snapshot, text, best)
+        except Exception as error:  # noqa: BLE001 (raised again by `check`, in the thread that trains)
             shutil.rmtree(partial, ignore_errors=True)
-            self._failure = error if isinstance(error, OSError) else OSError(0, str(error))
+            self._failure = error
 
-    def _write(self, step: int, partial: Path, snapshot: dict[str, torch.Tensor], text: str) -> None:
+    def _write(
+        self, step: int, partial: Path, snapshot: dict[str, torch.Tensor], text: str, best: dict[str, Any] | None
+    ) -> None:
         self._clear_partials()
         partial.mkdir(parents=True)
         save_file(snapshot, partial / TENSORS)
@@ -95,36 +109,42 @@ class CheckpointStore:
             _sync_file(partial / name)
         sync_folder(partial)
         fault_point("checkpoint.before_rename")
-        final = self._path(step)
-        if final.exists():
-            shutil.rmtree(final)
-        os.replace(partial, final)
+        self._remove(step)
+        os.replace(partial, self._path(step))
         fault_point("checkpoint.after_rename")
         sync_folder(self.folder)
+        if best is not None:
+            write_whole(self.folder / BEST, json.dumps(best))
         self._prune()
 
     def _prune(self) -> None:
-        """Remove all but the newest `keep` and the best; renamed first, so that a crash never leaves half of one."""
+        """Remove all but the newest `keep` and the best."""
         best = self.best()
         for step in sorted(self.steps(), reverse=True)[self.keep :]:
             if best is None or step != best["step"]:
-                doomed = self.folder / f".partial-removed-{step:08d}"
-                os.replace(self._path(step), doomed)
-                fault_point("checkpoint.pruning")
-                shutil.rmtree(doomed)
+                self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        """Remove a checkpoint, renamed first, so that a crash never leaves half of one."""
+        if self._path(step).exists():
+            doomed = self.folder / f".partial-removed-{step:08d}"
+            os.replace(self._path(step), doomed)
+            fault_point("checkpoint.pruning")
+            shutil.rmtree(doomed)
 
     def _clear_partials(self) -> None:
         for leftover in self.folder.glob(".partial-*"):
             shutil.rmtree(leftover)
 
     def mark_best(self, step: int, score: float) -> None:
-        """Remember which step is best; call it before saving that step, so that pruning spares it."""
-        write_whole(self.folder / "best.json", json.dumps({"step": step, "score": score}))
+        """Remember which step is best. Call it before saving that step: the mark reaches the disk with it."""
+        self._best = {"step": step, "score": score}
 
     # --- reading -----------------------------------------------------------------------------------------------
 
     def best(self) -> dict[str, Any] | None:
-        path = self.folder / "best.json"
+        """Step and score of the best checkpoint on disk."""
+        path = self.folder / BEST
         return json.loads(path.read_text()) if path.is_file() else None
 
     def steps(self) -> list[int]:
@@ -132,13 +152,23 @@ class CheckpointStore:
         return sorted(int(p.name[5:]) for p in self.folder.glob("step-*") if p.name[5:].isdigit())
 
     def newest(self) -> Checkpoint | None:
-        """The newest valid checkpoint; broken ones are reported, set aside and passed over."""
+        """The newest valid checkpoint; broken ones are reported, set aside and passed over.
+
+        What it says about the best one holds again, whatever was marked after it.
+        """
         for step in sorted(self.steps(), reverse=True):
             try:
-                return self.load(step)
+                found = self.load(step)
             except BrokenCheckpoint as error:
                 self._say(f"the checkpoint of step {step} is broken ({error}); using an earlier one")
-                os.replace(self._path(step), self.folder / f"broken-{step:08d}")
+                aside = self.folder / f"broken-{step:08d}"
+                shutil.rmtree(aside, ignore_errors=True)
+                os.replace(self._path(step), aside)
+                continue
+            self._best = found.state["best"]
+            if self._best is not None:
+                write_whole(self.folder / BEST, json.dumps(self._best))
+            return found
         return None
 
     def load(self, step: int) -> Checkpoint:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError
-from lemma.core.files import JsonLines, read_json_lines, write_whole
+from lemma.core.files import JsonLines, write_whole
 
 OWN_FILES = ("recipe.yaml", "run.json", "run.log", "metrics.jsonl", "wandb_run_id")
 OWN_FOLDERS = ("stages", "tensorboard", "wandb", "journal")
@@ -82,14 +82,20 @@ class RunFolder:
         """Drop the rows of a stage's later steps, which a run that was killed wrote and this one will write again."""
         assert self.metrics is not None
         size = 0
-        for row in read_json_lines(self.metrics.path):
-            if row["stage"] == stage and row["step"] > step:
-                break
-            size += len((json.dumps(row, ensure_ascii=False) + "\n").encode())
+        with open(self.metrics.path, "rb") as handle:
+            for line in handle:
+                row = json.loads(line)
+                if row["stage"] == stage and row["step"] > step:
+                    break
+                size += len(line)
         self.metrics.truncate(size)
 
     def finish_stage(self, name: str, partial: Path, summary: Mapping[str, Any]) -> None:
         """Make a finished model visible under its final name, then mark the stage as done."""
+        for path in partial.rglob("*"):
+            if path.is_file():
+                with open(path, "rb") as handle:
+                    os.fsync(handle.fileno())
         final = self.stage(name) / "final"
         if final.exists():
             shutil.rmtree(final)

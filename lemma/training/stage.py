@@ -14,7 +14,9 @@ from types import FrameType
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
+from lemma.core.errors import UserError
 from lemma.core.events import Axis, Event, Measured, Progressed, Said, Sink, StageEnded, StageStarted
 from lemma.core.faults import fault_point
 from lemma.models.options import ModelOptions
@@ -127,7 +129,8 @@ class Stage:
         checkpoint = self.store.newest()
         if checkpoint is not None:
             learner.load(checkpoint.tensors, checkpoint.state["learner"])
-            self.best_score = checkpoint.state["best_score"] if checkpoint.state["best_score"] is not None else math.inf
+            best = checkpoint.state["best"]
+            self.best_score = math.inf if best is None else best["score"]
         step = learner.step_count
         self.folder.forget_after(self.name, step)
         self.emit(StageStarted(self.name, step, total, resumed=checkpoint is not None, recipe=self._recipe))
@@ -140,6 +143,7 @@ class Stage:
 
     def save_if_due(self, learner: Learner, total: int, is_best: bool = False) -> None:
         """Save on schedule, at the end and when the score is the best so far; stop where that was asked for."""
+        self.store.check()
         step = learner.step_count
         if is_best or self._stop.asked or self.is_due(self.options.checkpoint.every, step, total):
             with self.clock.measure("checkpoint"):
@@ -153,8 +157,7 @@ class Stage:
         assert self.folder.metrics is not None
         self.folder.metrics.sync()
         tensors, state = learner.state()
-        best = None if math.isinf(self.best_score) else self.best_score
-        self.store.save(learner.step_count, tensors, {"learner": state, "best_score": best})
+        self.store.save(learner.step_count, tensors, {"learner": state})
 
     def note_score(self, step: int, score: float) -> bool:
         """Remember a validation score (lower is better); whether it is the best so far."""
@@ -169,7 +172,13 @@ class Stage:
         self.store.wait()
         partial = self.folder.stage(self.name) / ".final.partial"
         shutil.rmtree(partial, ignore_errors=True)
-        policy.save(partial)
+        try:
+            policy.save(partial)
+        except (OSError, SafetensorError) as error:
+            raise UserError(
+                f"the model of stage {self.name} could not be written ({error}); its checkpoints are intact",
+                fix="make room there and start the same command again",
+            ) from error
         fault_point("stage.before_final_rename")
         self.folder.finish_stage(self.name, partial, {"step": learner.step_count, **summary})
         self.emit(StageEnded(self.name, learner.step_count, summary))

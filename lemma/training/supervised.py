@@ -13,7 +13,7 @@ from lemma.core.random import permutation
 from lemma.core.types import Demonstration, Trajectory
 from lemma.data.load import filter_by_length, load_demonstrations, split_share
 from lemma.formats import Format
-from lemma.formats.encode import encode_demonstration, encode_document, encode_prompt
+from lemma.formats.encode import encode_demonstration, encode_document
 from lemma.models.load import build_policy
 from lemma.models.policy import Policy
 from lemma.models.throughput import throughput
@@ -142,6 +142,11 @@ def prepare(
     train, held_out = _demonstrations(options, stage.seed, stage.name)
     train = _short_prompts(train, fmt, policy.tokenizer, options)
     stream = options.packing == "stream"
+    if stream and options.max_length is not None and options.max_length > policy.context:
+        raise UserError(
+            f"stage {stage.name}: pieces of {options.max_length} tokens are longer than the model's {policy.context}",
+            fix=f"write `max_length: {policy.context}` or less, or raise max_position_embeddings in model.override",
+        )
     if stream:
         items = [_document(fmt, item, policy.tokenizer) for item in train]
     else:
@@ -149,6 +154,8 @@ def prepare(
     data = TrainingData(
         items, options.batch.sequences, stage.seed, stage.name, options.shuffle, options.max_length if stream else None
     )
+    if not items:
+        raise UserError(f"stage {stage.name}: nothing is left to learn from", fix="hold out or filter out less of it")
     if data.count == 0:
         raise UserError(
             f"stage {stage.name}: {data.tokens} tokens of data do not fill one piece of {options.max_length} tokens",
@@ -180,7 +187,7 @@ def _short_prompts(
     limits = options.data.prompt_length
     if limits.percentile is None and limits.max_tokens is None:
         return items
-    lengths = [len(encode_prompt(fmt, item.problem, tokenizer)) for item in items]
+    lengths = [int(encode_demonstration(fmt, item, tokenizer).chosen_T.argmax()) for item in items]
     return filter_by_length(items, lengths, limits)[0]
 
 
