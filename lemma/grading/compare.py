@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import product
 
 from lemma.grading.expression import Unreadable, read
-from lemma.grading.leaves import Context, same_leaf
+from lemma.grading.leaves import Context, is_text, same_leaf
 from lemma.grading.limits import MAX_ITEMS, LimitExceeded
 from lemma.grading.realsets import NotASet, is_reals, pieces, same_pieces
 from lemma.grading.relations import (

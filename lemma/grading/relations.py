@@ -7,7 +7,7 @@ from fractions import Fraction
 from lemma.grading import evaluate
 from lemma.grading.evaluate import NotRational, Undefined
 from lemma.grading.expression import GREEK, Tree, Unreadable, read
-from lemma.grading.leaves import Context
+from lemma.grading.leaves import Context, is_text
 from lemma.grading.realsets import is_reals
 from lemma.grading.structure import Leaf, Listed, Minus, Node, Relation, Union
 from lemma.grading.tokens import Token
