@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers_made_here import all_tokenizers
 from transformers import PreTrainedTokenizerFast
+
+from tests.formats.tokenizers_made_here import all_tokenizers
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,10 @@ import re
 from pathlib import Path
 
 import pytest
-from tokenizers_made_here import make_tokenizer
 
 from lemma.core.types import Demonstration, Message, Problem
 from lemma.formats import FAULTS, FORMATS, HARMLESS, Format
+from tests.formats.tokenizers_made_here import make_tokenizer
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = DOCS / "formats.md"

@@ -110,7 +110,7 @@ def test_an_empty_response_is_named(response: str, tokenizers: Tokenizers) -> No
 
 
 def test_a_tokenizer_without_eos_is_named() -> None:
-    from tokenizers_made_here import make_tokenizer
+    from tests.formats.tokenizers_made_here import make_tokenizer
 
     tokenizer = make_tokenizer()
     tokenizer.eos_token = None

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers_made_here import THEIR_TEMPLATE, make_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Problem
 from lemma.formats import FORMATS, Format, make_format
 from lemma.formats.templates import quote, render
+from tests.formats.tokenizers_made_here import THEIR_TEMPLATE, make_tokenizer
 
 QUESTION = "What is {x} in {{ x }} {% if %} {# 2 #} \\n '\"` 🙂?"
 NASTY = 'It\'s "quoted" {{ braces }} {% raw %} {# hash #} }} %} \\n \\u0041 \\\n\ttab\r\n ½ 数 🙂\u2028</s> \x01 end \\'

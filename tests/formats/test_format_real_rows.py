@@ -7,10 +7,10 @@ import json
 from typing import Any
 
 import pytest
-from shared import shared
 
 from lemma.core.types import Demonstration, Message, Problem
 from lemma.formats import FORMATS, make_format
+from tests.shared import shared
 
 
 def rows(*path: str) -> list[dict[str, Any]]:
