@@ -132,11 +132,12 @@ def _block_forward(
         )
     normal = self.input_layernorm(hidden_states)
     out_THD = _attention_core(attention, normal, position_embeddings, None, cached)
-    hidden = torch.addmm(hidden_states[0], out_THD.flatten(1), attention.o_proj.weight.T)
+    # Nobody else holds the residual stream of an engine's pass, so the sums go into it in place.
+    hidden = hidden_states[0].addmm_(out_THD.flatten(1), attention.o_proj.weight.T)
     normal = self.post_attention_layernorm(hidden)
     gate, up = _projected(feed_forward, (feed_forward.gate_proj, feed_forward.up_proj), normal)
     inner = gated(gate, up, self.lemma_fused and gate.is_cuda)
-    return torch.addmm(hidden, inner, feed_forward.down_proj.weight.T)[None]
+    return hidden.addmm_(inner, feed_forward.down_proj.weight.T)[None]
 
 
 def _is_plain(layer: nn.Module) -> bool:

@@ -164,10 +164,9 @@ class NativeEngine:
             self._accept(started, *(x[None] for x in results))
 
     def _decode(self) -> None:
-        steps = self._burst if all(is_plain(s) for s in self.scheduler.running) else 1
-        plain = steps > 1 or (self._burst == 1 and all(is_plain(s) for s in self.scheduler.running))
+        plain = all(is_plain(s) for s in self.scheduler.running)
         longest = max(s.request.sampling.max_tokens - len(s.ids) for s in self.scheduler.running)
-        steps = max(1, min(steps, longest))
+        steps = max(1, min(self._burst if plain else 1, longest))
         running = list(self.scheduler.reserve(steps))
         if not running:
             return

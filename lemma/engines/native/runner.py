@@ -15,7 +15,7 @@ import torch
 
 from lemma.engines.native.attention import Cache, DecodeContext, PrefillContext
 from lemma.engines.native.noise import split_key
-from lemma.engines.native.sampler import draw, draw_cut, inverse_temperature
+from lemma.engines.native.sampler import draw, draw_cut, inverse_temperature, is_plain
 from lemma.engines.native.scheduler import Sequence
 from lemma.models.packing import Segments
 from lemma.models.policy import Policy
@@ -84,6 +84,9 @@ class Runner:
         self._graphs: dict[int, Any] = {}
         self._logits: dict[int, torch.Tensor] = {}
         self._pool: Any = None
+        # The sequences whose state the buffers hold, and how many blocks of each are in the table.
+        self._rows: list[int] = []
+        self._widths: list[int] = []
 
     def forget_graphs(self) -> None:
         self._graphs.clear()
@@ -117,11 +120,16 @@ class Runner:
         hidden_TH = self._hidden(put(ids), put(positions), context)
         return self._head(hidden_TH[torch.from_numpy(np.cumsum(new) - 1).to(device)])
 
+    @torch.no_grad()
     def sample_first(self, logits_BV: torch.Tensor, sequences: Rows[Sequence], eos: int) -> tuple[np.ndarray, ...]:
         """The first tokens after a prompt: ids, log-probabilities and kept mass."""
         device = logits_BV.device
         keys = split_key([s.noise_key for s in sequences]).to(device)
         positions = torch.tensor([s.length for s in sequences], device=device)
+        if all(is_plain(s) for s in sequences):
+            inverse, noisy = (torch.from_numpy(x).to(device) for x in _temperatures(sequences))
+            tokens, logprobs = draw(logits_BV, keys, positions, inverse, noisy, self.fused)
+            return tokens.cpu().numpy(), logprobs.cpu().numpy(), np.zeros(len(sequences), dtype=np.float32)
         drawn = draw_cut(logits_BV, sequences, keys, positions, 0, eos)
         return tuple(x.cpu().numpy() for x in drawn)
 
@@ -133,22 +141,46 @@ class Runner:
         rows = len(sequences)
         size = next(s for s in LADDER if s >= rows) if self.use_graphs else rows
         batch = self.buffers.first(size)
-        self._fill(batch, sequences)
-        kept = torch.zeros(steps, rows, device=self.policy.device)
+        self._fill(batch, sequences, plain)
+        kept = np.zeros((steps, rows), dtype=np.float32)
         for number in range(steps):
             logits_BV = self._step(batch, plain)
             if not plain:
                 drawn = draw_cut(
                     logits_BV[:rows], sequences, batch.keys_B2[:rows], batch.positions_B[:rows] + 1, number, eos
                 )
-                tokens, logprobs, kept[number] = drawn
+                tokens, logprobs, mass = drawn
+                kept[number] = mass.cpu().numpy()
                 batch.tokens_KB[number, :rows], batch.logprobs_KB[number, :rows] = tokens, logprobs
                 batch.ids_B[:rows] = tokens
                 batch.positions_B.add_(1)
-        results = batch.tokens_KB[:steps, :rows], batch.logprobs_KB[:steps, :rows], kept
-        return tuple(x.cpu().numpy() for x in results)
+        results = batch.tokens_KB[:steps, :rows], batch.logprobs_KB[:steps, :rows]
+        tokens_KB, logprobs_KB = (x.cpu().numpy() for x in results)
+        return tokens_KB, logprobs_KB, kept
 
-    def _fill(self, batch: Batch, sequences: Rows[Sequence]) -> None:
+    def _fill(self, batch: Batch, sequences: Rows[Sequence], plain: bool) -> None:
+        """Bring the batch up to date: wholly where its rows changed, else only the blocks that rows were given."""
+        names = [s.turn for s in sequences] if plain else []
+        if plain and names == self._rows:
+            self._fill_table(batch, sequences, [i for i, s in enumerate(sequences) if len(s.blocks) != self._widths[i]])
+            batch.step.zero_()
+            batch.positions_B[len(sequences) :] = 0
+        else:
+            self._fill_all(batch, sequences)
+        self._rows, self._widths = names, [len(s.blocks) for s in sequences]
+
+    def _fill_table(self, batch: Batch, sequences: Rows[Sequence], changed: list[int]) -> None:
+        if not changed:
+            return
+        width = max(len(sequences[i].blocks) for i in changed)
+        table = np.zeros((len(changed), width), dtype=np.int32)
+        for place, i in enumerate(changed):
+            table[place, : len(sequences[i].blocks)] = sequences[i].blocks
+        batch.table_BM[torch.tensor(changed, device=self.policy.device), :width] = torch.from_numpy(table).to(
+            self.policy.device
+        )
+
+    def _fill_all(self, batch: Batch, sequences: Rows[Sequence]) -> None:
         rows, size = len(sequences), len(batch.ids_B)
         width = max(len(s.blocks) for s in sequences)
         table = np.zeros((size, width), dtype=np.int32)
@@ -158,8 +190,7 @@ class Runner:
         numbers[0, :rows] = [s.ids[-1] for s in sequences]
         numbers[1, :rows] = [s.cached for s in sequences]
         reals = np.ones((2, size), dtype=np.float32)
-        reals[0, :rows] = [inverse_temperature(s.request.sampling) for s in sequences]
-        reals[1, :rows] = [s.request.sampling.temperature > 0 for s in sequences]
+        reals[:, :rows] = _temperatures(sequences)
         batch.ids_B.copy_(torch.from_numpy(numbers[0]))
         batch.positions_B.copy_(torch.from_numpy(numbers[1]))
         batch.table_BM[:, :width].copy_(torch.from_numpy(table))
@@ -227,3 +258,10 @@ class Runner:
         logits = hidden_BH @ self.policy.head.weight.T
         bias = getattr(self.policy.head, "bias", None)
         return logits if bias is None else logits + bias
+
+
+def _temperatures(sequences: Rows[Sequence]) -> np.ndarray:
+    """Two rows: 1 / temperature, and whether there is noise at all."""
+    samplings = [s.request.sampling for s in sequences]
+    pairs = [[inverse_temperature(s) for s in samplings], [float(s.temperature > 0) for s in samplings]]
+    return np.array(pairs, dtype=np.float32)

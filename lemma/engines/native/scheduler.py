@@ -21,7 +21,8 @@ from lemma.engines.text import StopTable, StopWatcher
 
 @dataclass(slots=True)
 class Sequence:
-    """One sample in the making. `cached` counts the tokens whose keys and values are in its blocks."""
+    """One sample in the making. `cached` counts the tokens whose keys and values are in its blocks; `turn` is another
+    number each time it starts to run."""
 
     request: Request
     sample: int
@@ -34,6 +35,7 @@ class Sequence:
     kept: list[float] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     cached: int = 0
+    turn: int = 0
     submitted: float = field(default_factory=time.perf_counter)
     first: float = 0.0
 
@@ -108,6 +110,7 @@ class Scheduler:
         self.filling: list[Prefill] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self._turns = 0
 
     @property
     def is_idle(self) -> bool:
@@ -196,7 +199,10 @@ class Scheduler:
             if leader.length % self.pool.size:
                 follower.blocks.append(self.pool.take())
                 copies.append((follower, leader.blocks[full], follower.blocks[full]))
-        self.running += [leader, *job.followers]
+        for sequence in (leader, *job.followers):
+            self._turns += 1
+            sequence.turn = self._turns
+            self.running.append(sequence)
         return copies
 
     # --- running sequences -------------------------------------------------------------------------------------
