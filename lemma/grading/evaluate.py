@@ -7,6 +7,7 @@ accident is below 1e-9 for anything that fits the limits); other functions are c
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from fractions import Fraction
 from functools import lru_cache
@@ -134,9 +135,19 @@ class _Exact:
             return self.product(self.whole(top) - k + 1, self.whole(top)) / self.product(1, k)
         if name == "root":
             return self.root(self.value(tree[1]), self.value(tree[2]))
+        if name in ("min", "max", "gcd", "lcm"):
+            return self.extreme(name, [self.value(part) for part in tree[1:]])
         if name == "call":
             return Fraction(unknown_function(tree[1], self.small(self.value(tree[2]))))
         raise NotRational
+
+    def extreme(self, name: str, values: list[Fraction]) -> Fraction:
+        if name in ("min", "max"):
+            return min(values) if name == "min" else max(values)
+        if any(value.denominator != 1 for value in values):
+            raise NotRational
+        whole = [int(self.small(value)) for value in values]
+        return Fraction(math.gcd(*whole) if name == "gcd" else math.lcm(*whole))
 
     def whole(self, value: Fraction) -> int:
         if value > MAX_EXPONENT:

@@ -25,7 +25,7 @@ GREEK = frozenset(
         """
     )
 )
-SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _CLOSING = {"(": ")", "[": "]", "{": "}", "lfloor": "rfloor", "lceil": "rceil"}
 _STARTS = frozenset({"num", "id", "(", "[", "{", "word"})
 
@@ -306,6 +306,8 @@ class _Reader:
     def commanded(self, name: str) -> Tree:
         self.place += 1
         if name == "frac":
+            if self.kind(1) == "id" and self.tokens[self.place + 1].value == "d" and self.kind(2) == "}":
+                raise Unreadable("a derivative")
             return ("div", self.argument(), self.argument())
         if name == "binom":
             return ("binom", self.argument(), self.argument())
@@ -341,7 +343,7 @@ class _Reader:
             else:
                 exponent = self.exponent()
         if name in ("min", "max", "gcd", "lcm"):
-            raise Unreadable(name)
+            return (name, *self.arguments())
         argument = self.function_argument()
         if exponent == ("neg", ("num", Fraction(1))) and name in ("sin", "cos", "tan", "cot"):
             return ("fun", "arc" + name, argument)
@@ -358,6 +360,20 @@ class _Reader:
         else:
             tree = ("fun", "ln" if name == "log" else name, argument)
         return tree if exponent is None else ("pow", tree, exponent)
+
+    def arguments(self) -> list[Tree]:
+        """Several values in brackets, between commas."""
+        closing = {"(": ")", "\\{": "\\}", "[": "]"}.get(self.kind())
+        if closing is None:
+            raise Unreadable("values in brackets")
+        found = []
+        while self.kind() != closing:
+            self.place += 1
+            found.append(self.sum())
+            if self.kind() not in (",", closing):
+                raise Unreadable("values in brackets")
+        self.place += 1
+        return found
 
     def function_argument(self) -> Tree:
         if self.kind() in ("(", "{", "[") or self.kind() == "|":

@@ -22,7 +22,7 @@ _JOIN = re.compile(r"(?<![A-Za-z])(?:and|or)(?![A-Za-z])|[,;]")
 _PHRASES = (
     re.compile(r"final answer is:?\s*(.{1,300}?)\.?\s*I hope", re.IGNORECASE | re.DOTALL),
     re.compile(
-        r"(?:final answer|correct answer|answer)\s+(?:is|would be|must be|should be|equals)\s*:?\s*"
+        r"(?:final answer|correct (?:answer|option|choice)|answer)\s+(?:is|would be|must be|should be|equals)\s*:?\s*"
         r"(?!to\b|found\b|in\b)([^\n]+)",
         re.IGNORECASE,
     ),
@@ -32,7 +32,7 @@ _PHRASES = (
     re.compile(r"(?:solution|result)\s+(?:is|equals)\s*:?\s*([^\n.]{1,200})\.?\s*$", re.IGNORECASE),
 )  # fmt: skip
 _SENTENCE_END = re.compile(r"(?<=[^.\s])\.(?=\s+[A-Z<]|\s*$)")
-_CHOICE = re.compile(r"(?:option|choice)\s*\(?([A-J])\)?(?![A-Za-z])|\(([A-J])\)\s*$", re.IGNORECASE)
+_CHOICE = re.compile(r"(?:option|choice)\s*\(?([A-J])\)?(?![A-Za-z])|\(([A-J])\)[.\s]*$", re.IGNORECASE)
 _MATH = re.compile(
     r"\$\$(.{1,1000}?)\$\$|\\\[(.{1,1000}?)\\\]|\\\((.{1,1000}?)\\\)|(?<![\\\d$])\$([^$\n]{1,1000}?)(?<!\\)\$",
     re.DOTALL,

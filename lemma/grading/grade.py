@@ -189,8 +189,13 @@ def _choices(wanted: str, answer: str, rules: Rules, symbolic: Symbolic) -> tupl
     gold = read_choice(wanted)
     if gold is None:
         letters = several(wanted)
-        given_letters = several(answer) if letters else None
-        return ("right", "choice") if letters and letters == given_letters else None
+        if letters and letters == several(answer):
+            return "right", "choice"
+        given = read_choice(answer)
+        if given is None or not given.content:
+            return None
+        outcome = _compare(wanted, given.content, rules, symbolic)
+        return outcome if outcome[0] == "right" else None
     given = read_choice(answer)
     if not gold.content:
         if given is None:

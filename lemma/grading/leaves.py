@@ -102,8 +102,14 @@ def _tree(tokens: Tokens, gold: bool) -> Tree | None:
 
 
 def is_text(tokens: Tokens) -> bool:
-    """Whether the leaf holds words that no formula has."""
-    return any(t.kind == "text" or (t.kind == "word" and len(t.value) > 3) for t in tokens) or _words_only(tokens)
+    """Whether the leaf holds words that no formula has; the names of environments do not count."""
+    for place, token in enumerate(tokens):
+        if token.kind == "text":
+            return True
+        named = place >= 2 and tokens[place - 1].kind == "{" and tokens[place - 2].value in ("begin", "end")
+        if token.kind == "word" and len(token.value) > 3 and not named:
+            return True
+    return _words_only(tokens)
 
 
 def _words_only(tokens: Tokens) -> bool:

@@ -97,10 +97,19 @@ _MONEY = re.compile(
 )
 _BARE_MONEY = re.compile(r"\$(?=\s*-?\.?\d)")
 _INFINITY = re.compile(r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", re.IGNORECASE)
-_CHOICE_MARKUP = re.compile(r"\*\*(.+?)\*\*")
+_BOLD = re.compile(r"(?<![\w)\]}])\*\*(.+?)\*\*(?![\w(])")
+_STARS = re.compile(r"(?<=[\w)\]}])\s*\*\*\s*(?=[\w({\\-])")
+_ABBREVIATED = re.compile(r"(?<![A-Za-z])(sq|cu|ft|in|cm|mm|km|hr|hrs|min|sec|lb|lbs|oz|yd|mi)\.(?=\s|$|\})")
+_MODULO = re.compile(r"(?<=\S)\s*(?:\\pmod\s*(?:\{[^{}]*\}|\w+)|\(\s*\\?(?:b?mod|\\text\{\s*mod\s*\})\s*\d+\s*\))$")
+_REPEATING = (
+    (re.compile(r"(?<![\d.])(\d*\.\d*?)(\d)\2{2,}\s*(?:\.{2,}|\\ldots)(?!\d)"), r"\1\\overline{\2}"),
+    (re.compile(r"(?<![\d.])(\d*\.\d*?)(\d{2,6}?)\2+\s*(?:\.{2,}|\\ldots)(?!\d)"), r"\1\\overline{\2}"),
+    (re.compile(r"(?<![\d.])(\d*\.\d*)\((\d{1,12})\)(?![\w(])"), r"\1\\overline{\2}"),
+)
 _SPACE_RUN = re.compile(r"\s+")
 _CHOOSE = re.compile(r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}")
 _ORDINAL = re.compile(r"(?<=\d)\s*\^?\s*\{?\s*(?:\\text\{\s*(?:th|st|nd|rd)\s*\}|(?:th|st|nd|rd)(?![A-Za-z]))\s*\}?")
+_SCALE_TEXT = re.compile(r"\\text\{\s*(hundred|thousand|million|billion|trillion|dozen)s?\s*\}", re.IGNORECASE)
 _CIRCLED = re.compile("[①-⑳]+")
 _QUANTIFIED = re.compile(
     r"(?:[,;]|\(|\\text\{[^{}]*\})\s*\(?\s*[A-Za-z](?:\s*,\s*[A-Za-z])*\s*\\in\s*"
@@ -234,7 +243,7 @@ def normalise(text: str) -> str:
         text = _BARE_MONEY.sub("", text, count=1)
     text = _DELIMITERS.sub(" ", text)
     if "**" in text:
-        text = _CHOICE_MARKUP.sub(r"\1", text)
+        text = _STARS.sub("^", _BOLD.sub(r"\1", text))
     if "\\" in text:
         text = _FRACTION.sub(r"\\frac", text)
         text = _SPACES.sub(" ", text)
@@ -269,6 +278,15 @@ def _in_degrees(match: re.Match[str]) -> str:
 
 def _rare(text: str) -> str:
     """Spellings that most texts do not have: \\choose, ordinals, the domain of a parameter, the empty set."""
+    if "." in text:
+        text = _ABBREVIATED.sub(r"\1", text)
+        if "..." in text or "ldots" in text or "(" in text:
+            for pattern, spelt in _REPEATING:
+                text = pattern.sub(spelt, text)
+    if "\\text" in text:
+        text = _SCALE_TEXT.sub(r" \1 ", text)
+    if "mod" in text:
+        text = _MODULO.sub("", text)
     if "\\choose" in text:
         text = _CHOOSE.sub(r"\\binom{\1}{\2}", text)
     if "th" in text or "st" in text or "nd" in text or "rd" in text:

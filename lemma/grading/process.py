@@ -23,11 +23,12 @@ class Worker:
 
     def __init__(self, cpu_seconds: float, megabytes: int):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "lemma.grading.worker", str(cpu_seconds), str(megabytes)],
+            [sys.executable, "-P", "-m", "lemma.grading.worker", str(cpu_seconds), str(megabytes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
         self.buffer = b""
         try:

@@ -232,7 +232,9 @@ def _relation(tokens: Tokens, depth: int) -> Node | None:
     if not all(pieces):
         kept = tuple(t for i, t in enumerate(tokens) if i != places[0]) if places[0] == 0 else ()
         return shape(kept, depth + 1) if kept else None
-    signs = tuple(tokens[p].kind if tokens[p].kind in RELATIONS else "~" for p in places)
+    signs = tuple(
+        tokens[p].kind if tokens[p].kind in RELATIONS else "~" if tokens[p].value == "approx" else "=" for p in places
+    )
     return Relation(tuple(shape(piece, depth + 1) for piece in pieces), signs)
 
 
@@ -293,10 +295,15 @@ def _bracketed(tokens: Tokens, depth: int) -> Node | None:
 def _leaf(tokens: Tokens) -> Leaf:
     """Words at the end that name a unit or what is counted become the unit."""
     end, parts = _unit_parts(tokens)
-    if not parts or all(t.kind in ("text", "word") for t in tokens[:end]):
+    if not parts or all(t.kind in ("text", "word") for t in tokens[:end]) or _has_words(tokens[:end]):
         return Leaf(tokens)
     unit = read_unit(_attach_powers(parts))
     return Leaf(tokens[:end], unit) if unit is not None else Leaf(tokens)
+
+
+def _has_words(tokens: Tokens) -> bool:
+    """Words in front of a number or inside it, other than those that scale it."""
+    return any(t.kind == "word" and len(t.value) > 3 and t.value.lower() not in _SCALE_WORDS for t in tokens)
 
 
 def _unit_parts(tokens: Tokens) -> tuple[int, list[str]]:
@@ -333,10 +340,12 @@ def _letter_of_rate(parts: list[str], before: tuple[str, ...]) -> bool:
 
 def _may_be_unit(word: str, has_more: bool) -> bool:
     """Plain words of three letters or fewer are products of letters unless they are known units."""
-    return (len(word) > 3 or known(word) or (has_more and word == "per")) and word.lower() not in _SCALE_WORDS
+    return (
+        len(word) > 3 or known(word) or (has_more and word in ("per", "sq", "cu"))
+    ) and word.lower() not in _SCALE_WORDS
 
 
-_SCALE_WORDS = frozenset({"hundred", "thousand", "million", "billion", "trillion"})
+_SCALE_WORDS = frozenset({"hundred", "thousand", "million", "billion", "trillion", "dozen"})
 
 
 def _attach_powers(parts: list[str]) -> list[str]:

@@ -5,6 +5,7 @@ Everything here may take long or much memory, which is why `service.py` runs it 
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from time import perf_counter
 from typing import Any
@@ -26,6 +27,7 @@ def _parse(text: str) -> list[Any]:
     from math_verify import LatexExtractionConfig, parse
 
     check_symbolic(text)
+    text = _without_imaginary_index(text)
     found = parse(
         "$" + text.replace("$", "") + "$",
         extraction_config=[LatexExtractionConfig()],
@@ -35,6 +37,16 @@ def _parse(text: str) -> list[Any]:
     if not found:
         raise _Unparsed
     return list(found)
+
+
+_INDEX = re.compile(r"\\(?:sum|prod)_\{\s*i\s*=")
+
+
+def _without_imaginary_index(text: str) -> str:
+    """An index i of a sum would be read as the imaginary unit; k says the same."""
+    if _INDEX.search(text) and not re.search(r"(?<![A-Za-z\\])k(?![A-Za-z])", text):
+        return re.sub(r"(?<![A-Za-z\\])i(?![A-Za-z])", "k", text)
+    return text
 
 
 def equal(gold: str, answer: str) -> bool:

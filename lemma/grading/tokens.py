@@ -118,11 +118,12 @@ def spelling(tokens: tuple[Token, ...]) -> str:
     out: list[str] = []
     for token in tokens:
         if token.kind == "text":
-            out.append("\\text{" + token.value + "}")
+            spelt = "\\text{" + token.value + "}"
         elif token.kind == "cmd" or (token.kind in ("*", "<=", ">=", "!=") and token.value.isalpha()):
-            out.append("\\" + token.value + " ")
+            spelt = "\\" + token.value
         else:
-            if out and out[-1][-1:].isalnum() and token.value[:1].isalnum():
-                out.append(" ")
-            out.append(token.value)
-    return "".join(out).strip()
+            spelt = token.value
+        if out and out[-1][-1:].isalnum() and spelt[:1].isalnum() and (out[-1][0] == "\\" or spelt[0] != "\\"):
+            out.append(" ")
+        out.append(spelt)
+    return "".join(out)

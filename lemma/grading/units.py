@@ -41,7 +41,7 @@ _MEANINGFUL = frozenset(
         or and to times more less than least most over under about plus minus not no if when for where otherwise
         any all every except between from unless squared cubed mod modulo base where with real integer integers
         number numbers odd even prime positive negative infinite infinitely solutions solution none only first
-        third th st nd rd but is are was be factor factors is isn't divided by of in each other half
+        third th st nd rd but is are was be factor factors is isn't divided by of each other half
         quarter double twice
         """
     )

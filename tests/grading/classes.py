@@ -448,4 +448,29 @@ CLASSES: dict[str, list[tuple[str, list[str], list[str]]]] = {
         ("S_{ABC}=6", ["6", "6 square units"], ["7"]),
         (r"\frac{AB}{CD}=\frac{2}{3}", ["2/3", "2:3"], ["3/2"]),
     ],
+    "by sympy": [
+        (r"\frac{n(n+1)}{2}", [r"\sum_{i=1}^{n} i", r"\sum_{k=1}^n k"], [r"\sum_{i=1}^{n} i^2"]),
+        (
+            "-2",
+            [r"\begin{vmatrix} 1 & 2 \\ 3 & 4 \end{vmatrix}", r"\det\begin{pmatrix}1&2\\3&4\end{pmatrix}"],
+            [r"\begin{vmatrix} 1 & 2 \\ 3 & 5 \end{vmatrix}"],
+        ),
+        ("2x", [r"\frac{d}{dx} x^2"], [r"\frac{d}{dx} x^3"]),
+        (r"\frac13", [r"\int_0^1 x^2 dx", r"\int_0^1 x^2 \, dx = \frac{1}{3}"], [r"\int_0^1 x^3 dx"]),
+    ],
+    "functions of several": [
+        ("6", [r"\gcd(12,18)", r"\max(3,6)", r"\min\{7,6\}", "lcm(2,3)"], [r"\gcd(12,8)", r"\max(6,7)"]),
+    ],
+    "residues": [("2", [r"17 \equiv 2 \pmod 5", r"2 \pmod{5}", r"17 \bmod 5"], [r"17 \equiv 3 \pmod 7"])],
+    "scales": [
+        ("36", ["3 dozen", "thirty-six", "thirty six"], ["3", "twenty-six"]),
+        ("2000000", ["2 million", r"2\text{ million}"], ["2", "2 billion"]),
+    ],
+    "stars": [("8", ["2**3", "**8**"], ["3**2"])],
+    "repeating decimals": [
+        (r"\frac{1}{3}", ["0.333...", "0.(3)", r"0.\overline{3}", r"0.333\ldots"], ["0.333", "0.(33)4", "0.334..."]),
+        (r"\frac{1}{6}", ["0.1666...", "0.1(6)"], ["0.1666"]),
+    ],
+    "labelled answers": [("12", [r"\text{(A) }12", "(A) 12", "B. 12"], ["(A) 13", "A"])],
+    "abbreviated units": [("9", ["9 sq. units", "9 sq. ft.", "9 in."], ["8 sq. ft."])],
 }
