@@ -7,12 +7,15 @@ import pytest
 import torch
 
 from lemma.core.types import Trajectory
+from lemma.engines.base import Request, Sampling, generate
+from lemma.engines.native.attention import decode_reference
+from lemma.engines.native.engine import NativeEngine
 from lemma.models.attention import _bucketed, varlen
 from lemma.models.blocks import gated, rms_norm
 from lemma.models.load import build_policy
 from lemma.models.logprobs import token_logprobs
 from lemma.models.options import ModelOptions, TinyOptions
-from lemma.models.packing import Segments
+from lemma.models.packing import Segments, TokenBatch
 from lemma.objectives import NegativeLogLikelihood
 from lemma.training.learner import Learner
 from lemma.training.options import OptimOptions
@@ -102,3 +105,67 @@ def test_running_out_of_memory_halves_the_budget_and_keeps_the_loss() -> None:
     del filler
     assert budget < 65536 and "out of memory" in said[0]
     assert scarce == pytest.approx(enough, rel=1e-3)
+
+
+@pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("group", [1, 2, 6, 7, 16])
+def test_decode_attention_equals_the_reference_over_random_shapes(dim: int, group: int) -> None:
+    from lemma.engines.native.kernels import decode_attention
+
+    rng = np.random.default_rng(dim * 100 + group)
+    for rows, longest in ((1, 32768), (5, 3000), (70, 700), (300, 65)):
+        kv_heads, block = int(rng.integers(1, 5)), 64
+        blocks = -(-longest // block)
+        window = None if rng.random() < 0.7 else int(rng.integers(1, longest))
+        torch.manual_seed(rows)
+        keys, values = (
+            torch.randn(rows * blocks * block, kv_heads, dim, device="cuda", dtype=torch.bfloat16) for _ in range(2)
+        )
+        table = torch.randperm(rows * blocks, device="cuda").view(rows, blocks).int()
+        lengths = torch.from_numpy(rng.integers(1, longest + 1, rows)).cuda()
+        query = torch.randn(rows, kv_heads * group, dim, device="cuda", dtype=torch.bfloat16)
+        arguments = (table, lengths, block, dim**-0.5, window)
+        mine = decode_attention(query, keys, values, *arguments)
+        exact = decode_reference(query.float(), keys.float(), values.float(), *arguments)
+        assert relative(mine, exact) < 1e-2, (rows, longest, kv_heads, window)
+
+
+def test_the_engine_says_what_the_learner_computes() -> None:
+    shape = TinyOptions(hidden=512, layers=4, feed_forward=1024, heads=8, kv_heads=2, context=1024)
+    policy = build_policy(ModelOptions(tiny=shape), torch.device("cuda"), seed=0)
+    rng = np.random.default_rng(0)
+    work = [
+        Request(
+            ("r", i), rng.integers(3, 150, int(rng.integers(2, 200))), Sampling(max_tokens=90, ignore_eos=True), n=3
+        )
+        for i in range(30)
+    ]
+    together = generate(NativeEngine(policy, seed=1, cache_tokens=60000), work)
+    small = NativeEngine(policy, seed=1, cache_tokens=6000)
+    assert [c.order for c in generate(small, work)] == [c.order for c in together]
+    assert small.scheduler.preemptions > 0
+    prompts = {request.key: request.prompt for request in work}
+    for completion in together:
+        ids = np.concatenate([prompts[completion.key], completion.ids])
+        trajectory = Trajectory(ids, np.arange(len(ids)) >= len(prompts[completion.key]))
+        with torch.no_grad():
+            logprobs, _ = policy.logprobs(TokenBatch.build([trajectory], [0], policy.device))
+        assert np.abs(logprobs.cpu().numpy() - completion.logprobs).mean() < 0.03
+
+
+def test_deterministic_steps_repeat_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    try:
+        shape = TinyOptions(hidden=512, layers=4, feed_forward=1024, heads=8, kv_heads=2, context=1024)
+        rng = np.random.default_rng(0)
+        data = [Trajectory(rng.integers(5, 150, n), np.arange(n) > 0) for n in rng.integers(100, 900, 40)]
+
+        def losses() -> list[float]:
+            policy = build_policy(ModelOptions(tiny=shape), torch.device("cuda"), seed=0)
+            learner = Learner(policy, OptimOptions(lr=1e-3), token_budget=8192, total_steps=5)
+            return [learner.step(data, NegativeLogLikelihood()).loss for _ in range(5)]
+
+        assert losses() == losses()
+    finally:
+        torch.use_deterministic_algorithms(False)

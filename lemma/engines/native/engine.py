@@ -165,7 +165,7 @@ class NativeEngine:
 
     def _decode(self) -> None:
         plain = all(is_plain(s) for s in self.scheduler.running)
-        longest = max(s.request.sampling.max_tokens - len(s.ids) for s in self.scheduler.running)
+        longest = max(s.request.sampling.max_tokens - s.count for s in self.scheduler.running)
         steps = max(1, min(self._burst if plain else 1, longest))
         running = list(self.scheduler.reserve(steps))
         if not running:
@@ -180,10 +180,12 @@ class NativeEngine:
         if not np.isfinite(logprobs).all():
             raise EngineError("the model gave logits that are not numbers", fix="look at the last training steps")
         finished: set[int] = set()
-        tokens_list, logprobs_list, kept_list = tokens.T.tolist(), logprobs.T.tolist(), kept.T.tolist()
+        ends = list(set().union(*{sequence.end_ids for sequence in sequences}))
+        may_end: list[bool] = list(np.isin(tokens, ends).any(axis=0))
         context = self.policy.context
-        for row, sequence in enumerate(sequences):
-            finish = sequence.accept(tokens_list[row], logprobs_list[row], kept_list[row], context)
+        columns = zip(sequences, tokens.T.copy(), logprobs.T.copy(), kept.T.copy(), may_end, strict=True)
+        for sequence, ids, their_logprobs, mass, maybe in columns:
+            finish = sequence.accept(ids, their_logprobs, mass, context, maybe)
             if finish is not None:
                 finished.add(id(sequence))
                 sequence.cached = min(sequence.cached, sequence.length - 1)

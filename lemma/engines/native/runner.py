@@ -187,7 +187,7 @@ class Runner:
         for row, sequence in enumerate(sequences):
             table[row, : len(sequence.blocks)] = sequence.blocks
         numbers = np.zeros((2, size), dtype=np.int64)
-        numbers[0, :rows] = [s.ids[-1] for s in sequences]
+        numbers[0, :rows] = [s.last for s in sequences]
         numbers[1, :rows] = [s.cached for s in sequences]
         reals = np.ones((2, size), dtype=np.float32)
         reals[:, :rows] = _temperatures(sequences)

@@ -72,7 +72,7 @@ def _alike(sequences: Rows[Sequence], drawn: int) -> list[tuple[Sampling, bool, 
     groups: dict[tuple[Sampling, bool], list[int]] = {}
     for row, sequence in enumerate(sequences):
         sampling = sequence.request.sampling
-        early = len(sequence.ids) + drawn < sampling.min_tokens
+        early = sequence.count + drawn < sampling.min_tokens
         groups.setdefault((sampling, early), []).append(row)
     return [(sampling, early, rows) for (sampling, early), rows in groups.items()]
 
@@ -83,7 +83,7 @@ def is_plain(sequence: Sequence) -> bool:
     return (
         (not sampling.cuts_support or sampling.temperature == 0)
         and sampling.repetition_penalty == 1.0
-        and len(sequence.ids) >= sampling.min_tokens
+        and sequence.count >= sampling.min_tokens
     )
 
 

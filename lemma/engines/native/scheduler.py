@@ -21,8 +21,11 @@ from lemma.engines.text import StopTable, StopWatcher
 
 @dataclass(slots=True)
 class Sequence:
-    """One sample in the making. `cached` counts the tokens whose keys and values are in its blocks; `turn` is another
-    number each time it starts to run."""
+    """One sample in the making: `count` tokens so far, in `chunks` of ids, log-probabilities and kept mass.
+
+    `cached` counts the tokens whose keys and values are in its blocks; `turn` is another number each time it starts to
+    run.
+    """
 
     request: Request
     sample: int
@@ -30,55 +33,64 @@ class Sequence:
     end_ids: frozenset[int]
     watcher: StopWatcher
     version: int
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    kept: list[float] = field(default_factory=list)
+    count: int = 0
+    last: int = -1
     blocks: list[int] = field(default_factory=list)
     cached: int = 0
     turn: int = 0
     submitted: float = field(default_factory=time.perf_counter)
     first: float = 0.0
+    chunks: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list)
 
     @property
     def tokens(self) -> np.ndarray:
-        return np.concatenate([self.request.prompt, np.asarray(self.ids, dtype=np.int64)])
+        return np.concatenate([self.request.prompt, *(chunk[0] for chunk in self.chunks)])
 
     @property
     def length(self) -> int:
-        return len(self.request.prompt) + len(self.ids)
+        return len(self.request.prompt) + self.count
 
-    def accept(self, tokens: list[int], logprobs: list[float], kept: list[float], context: int) -> Finish | None:
-        """Take sampled tokens up to the end of the sequence; why it ends, if it does. The rest was drawn in vain."""
-        if not self.ids:
+    def accept(
+        self, tokens: np.ndarray, logprobs: np.ndarray, kept: np.ndarray, context: int, may_end: bool
+    ) -> Finish | None:
+        """Take sampled tokens up to the end of the sequence; why it ends, if it does. The rest was drawn in vain.
+
+        `may_end` is False where none of the tokens is an end token of any sequence.
+        """
+        sampling = self.request.sampling
+        if not self.count:
             self.first = time.perf_counter()
-        room = min(self.request.sampling.max_tokens - len(self.ids), context - self.length)
-        taken = self._end_within(tokens[:room])
+        room = min(sampling.max_tokens - self.count, context - self.length)
         finish: Finish | None = "length" if len(tokens) >= room else None
-        if taken is not None:
-            room, finish = taken, "stop"
-        self.ids += tokens[:room]
-        self.logprobs += logprobs[:room]
-        self.kept += kept[:room]
+        if may_end or sampling.stop:
+            taken = self._end_within(tokens[:room].tolist())
+            if taken is not None:
+                room, finish = taken, "stop"
+        self.chunks.append((tokens[:room], logprobs[:room], kept[:room]))
+        self.count += min(room, len(tokens))
+        self.last = int(self.chunks[-1][0][-1])
         return finish
 
     def _end_within(self, tokens: list[int]) -> int | None:
         """How many of these tokens belong to a sequence that ends among them by an end token or a stop string."""
         watches = bool(self.request.sampling.stop)
-        if not watches and self.end_ids.isdisjoint(tokens):
-            return None
         for number, token in enumerate(tokens, start=1):
             stopped = watches and self.watcher.feed(token)
-            if (stopped or token in self.end_ids) and len(self.ids) + number > self.request.sampling.min_tokens:
+            if (stopped or token in self.end_ids) and self.count + number > self.request.sampling.min_tokens:
                 return number
         return None
 
     def completion(self, finish: Finish) -> Completion:
+        ids, logprobs, kept = (
+            np.concatenate([np.zeros(0, dtype), *(chunk[part] for chunk in self.chunks)])
+            for part, dtype in enumerate((np.int64, np.float32, np.float32))
+        )
         return Completion(
             key=self.request.key,
             sample=self.sample,
-            ids=np.asarray(self.ids, dtype=np.int64),
-            logprobs=np.asarray(self.logprobs, dtype=np.float32),
-            kept=np.asarray(self.kept, dtype=np.float32),
+            ids=ids,
+            logprobs=logprobs,
+            kept=kept,
             finish=finish,
             policy_version=self.version,
             seconds=time.perf_counter() - self.submitted,
@@ -213,12 +225,15 @@ class Scheduler:
         while kept < len(self.running):
             sequence = self.running[kept]
             missing = self.pool.needed(sequence.cached + steps) - len(sequence.blocks)
+            if missing <= 0:
+                kept += 1
+                continue
             while missing > self.pool.free and len(self.running) > kept + 1:
                 self._preempt(self.running.pop())
             if missing > self.pool.free:
                 self._preempt(self.running.pop())
                 break
-            sequence.blocks += [self.pool.take() for _ in range(max(0, missing))]
+            sequence.blocks += [self.pool.take() for _ in range(missing)]
             kept += 1
         return self.running
 
