@@ -144,7 +144,6 @@ def test_the_engine_says_what_the_learner_computes() -> None:
     small = NativeEngine(policy, seed=1, cache_tokens=6000)
     assert [c.order for c in generate(small, work)] == [c.order for c in together]
     assert small.scheduler.preemptions > 0
-    prompts = {request.key: request.prompt for request in work}
     for completion in together:
         ids = np.concatenate([prompts[completion.key], completion.ids])
         trajectory = Trajectory(ids, np.arange(len(ids)) >= len(prompts[completion.key]))

@@ -25,8 +25,24 @@ class Cache:
         self.block = block
         self.shape = (layers, blocks * block, heads, dim)
         self._dtype, self._device = dtype, device
-        self.keys = torch.zeros(self.shape, dtype=dtype, device=device)
+        self.take()
+
+    @property
+    def bytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+    def take(self) -> None:
+        """Memory for every slot. It may lie elsewhere than before."""
+        self.keys = torch.zeros(self.shape, dtype=self._dtype, device=self._device)
         self.values = torch.zeros_like(self.keys)
+
+    def release(self) -> None:
+        self.keys = self.values = torch.empty(0, dtype=self._dtype, device=self._device)
+
+    def clear(self) -> None:
+        """Plain attention multiplies what it does not see by 0, so nothing in here may be NaN."""
+        self.keys.zero_()
+        self.values.zero_()
 
     def copy_blocks(self, source: list[int], target: list[int]) -> None:
         """Copy whole blocks onto others, in every layer."""

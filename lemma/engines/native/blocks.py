@@ -21,10 +21,14 @@ class BlockPool:
     def __init__(self, count: int, size: int):
         self.count = count
         self.size = size
-        self._owners = [0] * (count + 1)
+        self.reset()
+
+    def reset(self) -> None:
+        """Every block is free and holds nothing."""
+        self._owners = [0] * (self.count + 1)
         self._hash_of: dict[int, bytes] = {}
         self._found: dict[bytes, int] = {}
-        self._free: OrderedDict[int, None] = OrderedDict((block, None) for block in range(1, count + 1))
+        self._free: OrderedDict[int, None] = OrderedDict((block, None) for block in range(1, self.count + 1))
 
     @property
     def free(self) -> int:
@@ -51,7 +55,9 @@ class BlockPool:
         return block
 
     def release(self, blocks: Sequence[int]) -> None:
-        for block in blocks:
+        """Give blocks back, the last one first: it is the first to be forgotten, and beginnings stay findable."""
+        for block in reversed(blocks):
+            assert self._owners[block] > 0, "a block was given back that nobody owns"
             self._owners[block] -= 1
             if self._owners[block] == 0:
                 self._free[block] = None

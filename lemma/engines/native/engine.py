@@ -66,12 +66,9 @@ class NativeEngine:
 
     def submit(self, request: Request) -> None:
         check_request(request, self.policy.context)
-        if request.key in self._pending:
-            raise EngineError(
-                f"request {'/'.join(map(str, request.key))} is at work already", fix="give it another key"
-            )
+        self._check_fits(request)
         self._pending.add(request.key)
-        ends = frozenset(end_ids(request.sampling, self._eos))
+        ends = frozenset(token for token in end_ids(request.sampling, self._eos) if token >= 0)
         self.scheduler.add(
             [
                 Sequence(
@@ -92,34 +89,45 @@ class NativeEngine:
         self._pending.discard(key)
 
     def completions(self) -> Iterator[Completion]:
-        training = self.policy.module.training
-        self.policy.module.eval()
+        """Whoever leaves this half way loses nothing: the next call goes on with what is unfinished."""
         self._check_addresses()
-        try:
-            while self._done or not self.scheduler.is_idle:
-                if not self._done:
-                    self._work()
-                while self._done:
-                    yield self._done.pop(0)
-        finally:
-            self.policy.module.train(training)
+        while self._done or not self.scheduler.is_idle:
+            if not self._done:
+                self._work_until_done()
+            while self._done:
+                yield self._done.pop(0)
 
     def update_weights(self, version: int) -> None:
-        """The weights are the policy's own: only what was computed with the old ones has to be forgotten."""
-        if not self.scheduler.is_idle:
-            raise EngineError("weights changed while requests were at work", fix="finish or cancel them first")
+        """The weights are the policy's own: only what was computed with the old ones has to be forgotten.
+
+        Unfinished completions go on with the new ones and keep the version they began with.
+        """
         self.version = version
-        self.pool.forget_all()
+        self.scheduler.restart()
+        for job in self.scheduler.waiting:
+            for sequence in (job.leader, *job.followers):
+                sequence.version = sequence.version if sequence.count else version
 
     def invalidate(self) -> None:
         self.runner.forget_graphs()
-        self.pool.forget_all()
+        self.scheduler.restart()
 
     def close(self) -> None:
-        for name in {job.leader.request.key for job in self.scheduler.waiting} | self._pending:
-            self.cancel(name)
-        self._done.clear()
-        self.runner.forget_graphs()
+        self._drop_everything()
+        self.release_cache()
+
+    def release_cache(self) -> None:
+        """Give the cache's memory back, as before an update of the weights; unfinished completions are computed again.
+
+        Graphs are captured anew afterwards, since they read the cache where it was.
+        """
+        self.invalidate()
+        self.cache.release()
+
+    def take_cache(self) -> None:
+        """Take the memory again; done by itself when there is work."""
+        if not self.cache.bytes:
+            self.cache.take()
 
     def _check_addresses(self) -> None:
         """Graphs read the weights where they were captured: if any has moved, they are captured anew."""
@@ -128,6 +136,23 @@ class NativeEngine:
             self._addresses = addresses
             self.invalidate()
 
+    def _check_fits(self, request: Request) -> None:
+        """Refuse what could never be finished here, before anything is at work."""
+        name, prompt, sampling = "/".join(map(str, request.key)), request.prompt, request.sampling
+        if request.key in self._pending:
+            raise EngineError(f"request {name} is at work already", fix="give it another key")
+        vocabulary = self.policy.causal.get_input_embeddings().weight.shape[0]
+        if int(prompt.min()) < 0 or int(prompt.max()) >= vocabulary:
+            wrong = int(prompt[(prompt < 0) | (prompt >= vocabulary)][0])
+            raise EngineError(f"request {name} holds {wrong}, which is not a token of the model")
+        room = self.pool.count * self.pool.size
+        if min(len(prompt) + sampling.max_tokens, self.policy.context) > room:
+            raise EngineError(
+                f"the {len(prompt)} tokens of request {name} and max_tokens {sampling.max_tokens} do not fit into a "
+                f"cache of {room} tokens",
+                fix="give the engine a larger cache or lower max_tokens",
+            )
+
     # --- the work ----------------------------------------------------------------------------------------------
 
     @property
@@ -135,14 +160,31 @@ class NativeEngine:
         tokenizer = self.policy.tokenizer
         return -1 if tokenizer is None else int(tokenizer.eos_token_id)
 
+    def _work_until_done(self) -> None:
+        """Go on until something has ended. The module is in its own mode again when others look at it."""
+        self.take_cache()
+        is_training = self.policy.module.training
+        if is_training:
+            self.policy.module.eval()
+        try:
+            while not self._done and not self.scheduler.is_idle:
+                self._work()
+        finally:
+            if is_training:
+                self.policy.module.train()
+
     def _work(self) -> None:
+        """One forward pass or burst. Trouble, Ctrl-C included, may strike anywhere: then everything is dropped."""
         try:
             jobs = self.scheduler.next_prefill()
             if jobs:
                 self._prefill(jobs)
             else:
                 self._decode()
-        except EngineError:
+        except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
+            self._drop_everything()
+            raise _device_trouble(error) from error
+        except BaseException:
             self._drop_everything()
             raise
 
@@ -165,7 +207,8 @@ class NativeEngine:
 
     def _decode(self) -> None:
         plain = all(is_plain(s) for s in self.scheduler.running)
-        longest = max(s.request.sampling.max_tokens - s.count for s in self.scheduler.running)
+        context = self.policy.context
+        longest = max(min(s.request.sampling.max_tokens - s.count, context - s.length) for s in self.scheduler.running)
         steps = max(1, min(self._burst if plain else 1, longest))
         running = list(self.scheduler.reserve(steps))
         if not running:
@@ -178,10 +221,11 @@ class NativeEngine:
     def _accept(self, sequences: list[Sequence], tokens: np.ndarray, logprobs: np.ndarray, kept: np.ndarray) -> None:
         """Take (K, B) sampled tokens, and end the sequences that end with them."""
         if not np.isfinite(logprobs).all():
+            self.cache.clear()
             raise EngineError("the model gave logits that are not numbers", fix="look at the last training steps")
         finished: set[int] = set()
         ends = list(set().union(*{sequence.end_ids for sequence in sequences}))
-        may_end: list[bool] = list(np.isin(tokens, ends).any(axis=0))
+        may_end = np.logical_or.reduce(np.isin(tokens, ends), axis=0).tolist()
         context = self.policy.context
         columns = zip(sequences, tokens.T.copy(), logprobs.T.copy(), kept.T.copy(), may_end, strict=True)
         for sequence, ids, their_logprobs, mass, maybe in columns:
@@ -205,8 +249,7 @@ class NativeEngine:
 
     def _drop_everything(self) -> None:
         """After trouble: nothing is left half done, and the engine can be used again."""
-        for name in list(self._pending):
-            self.scheduler.cancel(name)
+        self.scheduler.drop_all()
         self._pending.clear()
         self._done.clear()
 
@@ -233,3 +276,15 @@ class NativeEngine:
         # One block more than sequences can own: rows that are not in use write to it.
         blocks = math.ceil(self.cache_tokens / self._block) + 1
         return Cache(layers, blocks, self._block, heads, dim, self.policy.head.weight.dtype, self.policy.device)
+
+
+def _device_trouble(error: RuntimeError) -> EngineError:
+    if isinstance(error, torch.OutOfMemoryError):
+        return EngineError(
+            "the GPU ran out of memory while generating, and the requests are dropped",
+            fix="give the engine a smaller cache, fewer sequences or fewer prefill_tokens",
+        )
+    first = str(error).strip().splitlines()[0]
+    return EngineError(
+        f"the GPU failed while generating ({first}), and the requests are dropped", fix="start the program again"
+    )

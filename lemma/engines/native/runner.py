@@ -90,6 +90,7 @@ class Runner:
 
     def forget_graphs(self) -> None:
         self._graphs.clear()
+        self._logits.clear()
         self._pool = None
 
     # --- prompts -----------------------------------------------------------------------------------------------

@@ -59,7 +59,8 @@ def draw_cut(
                          sampling.repetition_penalty)
                 for row, i in zip(logits, rows, strict=True)
             ])  # fmt: skip
-        masked, mass = cut(logits, sampling, end_ids(sampling, eos) if early else ())
+        forbidden = [token for token in end_ids(sampling, eos) if token >= 0] if early else ()
+        masked, mass = cut(logits, sampling, forbidden)
         noise = noise_BV[rows] if sampling.temperature > 0 else 0.0
         picked = (masked + noise).argmax(-1)
         tokens[rows], kept[rows] = picked, mass.float()

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lemma.core.types import Finish
-from lemma.engines.base import Completion, EngineError, Key, Request
+from lemma.engines.base import Completion, Key, Request
 from lemma.engines.native.blocks import BlockPool
 from lemma.engines.text import StopTable, StopWatcher
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
     """One sample in the making: `count` tokens so far, in `chunks` of ids, log-probabilities and kept mass.
 
@@ -98,7 +98,7 @@ class Sequence:
         )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Prefill:
     """Tokens to put into the cache: those of the leader from `leader.cached` on, for it and its followers."""
 
@@ -148,19 +148,28 @@ class Scheduler:
             self._drop_blocks(sequence)
         return gone
 
+    def restart(self) -> None:
+        """What the cache holds is no longer true: all that has begun goes back to the queue, in its old order."""
+        begun = [*(Prefill(sequence) for sequence in self.running), *self.filling]
+        for job in begun:
+            self._drop_blocks(job.leader)
+        self.waiting.extendleft(reversed(begun))
+        self.running, self.filling = [], []
+        self.pool.forget_all()
+
+    def drop_all(self) -> None:
+        """After trouble at any point: no sequence is left, and every block is free."""
+        self.waiting.clear()
+        self.running, self.filling = [], []
+        self.pool.reset()
+
     # --- prompts -----------------------------------------------------------------------------------------------
 
     def next_prefill(self) -> list[tuple[Prefill, int]]:
         """Prompts to compute now and how many tokens of each; empty when running sequences should go on."""
         while self.waiting and self._admit(self.waiting[0]):
             pass
-        if self.waiting and not self.running and not self.filling:
-            prompt = self.waiting[0].leader
-            raise EngineError(
-                f"a sequence of {prompt.length} tokens does not fit into a cache of "
-                f"{self.pool.count * self.pool.size} tokens",
-                fix="give the cache more memory or shorten the prompt",
-            )
+        assert self.running or self.filling or not self.waiting, "a sequence that the cache cannot hold was let in"
         budget, chosen = self.prefill_tokens, []
         for job in self.filling:
             part = min(budget, job.left)
