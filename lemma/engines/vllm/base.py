@@ -43,6 +43,7 @@ class VllmBase(ABC):
         self._jobs: dict[str, Job] = {}
         self._ready: deque[Completion] = deque()
         self._count = 0
+        self._is_tainted = False  # the cache may hold numbers that are not finite
         self.folder = Path(tempfile.mkdtemp(prefix="lemma-vllm-"))
         self._remove_folder = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         try:
@@ -85,6 +86,9 @@ class VllmBase(ABC):
         """
         self.version = version
         self._hand_over()
+        if self._is_tainted:
+            self._wipe()
+            self._is_tainted = False
         self._check()
 
     def invalidate(self) -> None:
@@ -97,8 +101,12 @@ class VllmBase(ABC):
         self._remove_folder()
 
     def _check(self) -> None:
-        self.scored = self._score(probe_prompt(self.policy, self.context))
-        self.difference = verify(self.policy, self.scored, self.version)
+        try:
+            self.scored = self._score(probe_prompt(self.policy, self.context))
+            self.difference = verify(self.policy, self.scored, self.version)
+        except EngineError:
+            self._is_tainted = True
+            raise
 
     def _give_up(self, problem: str) -> None:
         """Drop what is unfinished, so that the engine can be used again, and say why."""
@@ -111,7 +119,11 @@ class VllmBase(ABC):
         """A job has ended: keep its completion, or say what is wrong with it."""
         del self._jobs[job.name]
         kept = self._kept(job, len(answer.ids)) if jobs.needs_cuts(job) else None
-        self._ready.append(jobs.finish(job, answer, kept, self.policy.tokenizer))
+        try:
+            self._ready.append(jobs.finish(job, answer, kept, self.policy.tokenizer))
+        except EngineError:
+            self._is_tainted = True
+            raise
 
     @abstractmethod
     def _start(self) -> None:
@@ -140,6 +152,10 @@ class VllmBase(ABC):
     @abstractmethod
     def _hand_over(self) -> None:
         """vLLM takes the policy's weights and forgets what it had cached."""
+
+    @abstractmethod
+    def _wipe(self) -> None:
+        """Set the whole cache to zero."""
 
     @abstractmethod
     def _score(self, prompt: list[int]) -> Scored:

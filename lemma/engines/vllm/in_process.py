@@ -18,7 +18,7 @@ from lemma.engines.base import EngineError
 from lemma.engines.vllm import jobs
 from lemma.engines.vllm.base import ADAPTER, VllmBase
 from lemma.engines.vllm.jobs import Answer, Job
-from lemma.engines.vllm.probe import NEW_TOKENS, Scored
+from lemma.engines.vllm.probe import Scored, probe_arguments
 from lemma.engines.vllm.settings import engine_arguments, environment
 from lemma.engines.vllm.weights import base_state, write_adapter
 
@@ -132,12 +132,13 @@ class VllmEngine(VllmBase):
         if not self._engine.reset_prefix_cache(reset_running_requests=bool(self._jobs)):
             raise EngineError("vLLM did not forget the cache of the old weights")
 
+    def _wipe(self) -> None:
+        self._engine.collective_rpc("lemma_clear")
+
     def _score(self, prompt: list[int]) -> Scored:
         from vllm import SamplingParams
 
-        params = SamplingParams(
-            temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=0, prompt_logprobs=0, detokenize=False
-        )
+        params = SamplingParams(**probe_arguments(self.policy), detokenize=False)
         self._add(PROBE, prompt, params)
         found = None
         try:
@@ -149,7 +150,8 @@ class VllmEngine(VllmBase):
             self._engine.abort_request([PROBE])
         part = found.outputs[0]
         ids = [*prompt, *part.token_ids]
-        return Scored(ids, _chosen([*found.prompt_logprobs[1:], *part.logprobs], ids[1:]))
+        entries = [*(found.prompt_logprobs or [])[1:], *part.logprobs]
+        return Scored(ids, _chosen(entries, ids[-len(entries) :]))
 
     def sleep(self) -> None:
         if self._can_sleep():

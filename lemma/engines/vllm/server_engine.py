@@ -5,16 +5,14 @@ from __future__ import annotations
 import queue
 from typing import Any
 
-import numpy as np
-
 from lemma.engines.base import EngineError
 from lemma.engines.vllm import jobs
 from lemma.engines.vllm.base import ADAPTER, VllmBase
 from lemma.engines.vllm.jobs import Answer, Job
-from lemma.engines.vllm.probe import EXACT, NEW_TOKENS, ROUNDED, Scored
+from lemma.engines.vllm.probe import Scored, compare, probe_arguments, probe_prompt
 from lemma.engines.vllm.server import SERVED, Reply, Server
 from lemma.engines.vllm.settings import engine_arguments, environment
-from lemma.engines.vllm.weights import dtype_of, write_adapter, write_weights
+from lemma.engines.vllm.weights import write_adapter, write_weights
 
 WAIT_SECONDS = 0.2
 
@@ -126,21 +124,17 @@ class VllmServerEngine(VllmBase):
         body = {"lora_name": ADAPTER, "lora_path": str(self.folder / "adapter"), "load_inplace": True}
         self._running.call("/v1/load_lora_adapter", body)
 
+    def _wipe(self) -> None:
+        self._running.rpc("lemma_clear")
+
     def _score(self, prompt: list[int]) -> Scored:
-        body = self._body(prompt) | {
-            "temperature": 0.0,
-            "max_tokens": NEW_TOKENS,
-            "ignore_eos": True,
-            "logprobs": 0,
-            "prompt_logprobs": 0,
-        }
+        body = self._body(prompt) | probe_arguments(self.policy)
         try:
             choice = self._running.call("/v1/completions", body)["choices"][0]
         except ConnectionError as error:
             raise EngineError(f"the vLLM server died while it was checked: {self._running.last_words()}") from error
-        given = [
-            entry[str(token)]["logprob"] for entry, token in zip(choice["prompt_logprobs"][1:], prompt[1:], strict=True)
-        ]
+        entries = (choice["prompt_logprobs"] or [])[1:]
+        given = [entry[str(token)]["logprob"] for entry, token in zip(entries, prompt[1:], strict=bool(entries))]
         return Scored([*prompt, *choice["token_ids"]], [*given, *choice["logprobs"]["token_logprobs"]])
 
     def _recover(self, verify: bool = True) -> None:
@@ -152,19 +146,10 @@ class VllmServerEngine(VllmBase):
             self._jobs.clear()
             raise EngineError(f"the vLLM server died {self.restarts} times in a row; its last words: {words}")
         self._start()
-        if verify:
-            self._compare_with_last_probe()
+        if verify:  # the policy may have moved on: what counts is what the server held before
+            compare(self.policy, self.scored, self._score(probe_prompt(self.policy, self.context)))
         for job in self._jobs.values():
             self._ask(job)
-
-    def _compare_with_last_probe(self) -> None:
-        """The policy may have moved on: what counts is what the server held before."""
-        prompt = self.scored.ids[:-NEW_TOKENS]
-        now = self._score(prompt)
-        count = len(prompt) - 1
-        gap = float(np.abs(np.array(now.logprobs[:count]) - np.array(self.scored.logprobs[:count])).max())
-        if not gap <= (EXACT if dtype_of(self.policy).itemsize == 4 else ROUNDED):
-            raise EngineError(f"the vLLM server came back with other weights: log-probabilities differ by {gap:.2g}")
 
     def sleep(self) -> None:
         if self._can_sleep():

@@ -33,11 +33,15 @@ def advice() -> str:
 
 def check_version() -> str:
     """The installed version, or an error that says what to install."""
-    version = installed()
+    return judge(installed())
+
+
+def judge(version: str | None) -> str:
+    """The version where it is one that works."""
     if version is None:
         raise EngineError("the engine vllm needs the package vllm, which is not installed", fix=advice())
     if ".".join(version.split(".")[:2]) not in WORKING:
-        series = ", ".join(f"{name}.x" for name in WORKING)
+        series = " and ".join(f"{name}.x" for name in WORKING)
         raise EngineError(f"vLLM {version} is not one that works with Lemma ({series} do)", fix=advice())
     return version
 

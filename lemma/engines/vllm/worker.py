@@ -12,7 +12,12 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
+from vllm.v1.sample.logits_processor import (
+    BatchUpdate,
+    LogitsProcessor,
+    MinTokensLogitsProcessor,
+    MoveDirectionality,
+)
 
 from lemma.engines.base import Sampling
 from lemma.engines.sampling import cut, penalise
@@ -45,7 +50,7 @@ def parse(text: str) -> tuple[str, Sampling, tuple[int, ...]]:
 class Cuts(LogitsProcessor):
     """Repetition penalty, ends before `min_tokens`, top-k, top-p and min-p, as every engine of Lemma does them.
 
-    It comes before vLLM's own processors: it sees the model's logits as they are. Temperature stays vLLM's work.
+    `Extension.lemma_prepare` puts it in front: it sees the model's logits as they are. Temperature is vLLM's work.
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
@@ -100,10 +105,16 @@ class Extension:
     model_runner: Any
 
     def lemma_prepare(self) -> list[str]:
-        """Put Lemma's cuts in front of vLLM's own processors."""
+        """Put Lemma's cuts first, in place of vLLM's minimum of tokens, which always forbids the end of sequence."""
         processors = self.model_runner.input_batch.logitsprocs.non_argmax_invariant
+        processors[:] = [p for p in processors if not isinstance(p, MinTokensLogitsProcessor)]
         processors.sort(key=lambda processor: not isinstance(processor, Cuts))
         return [type(processor).__name__ for processor in processors]
+
+    def lemma_clear(self) -> None:
+        """Wipe the cache: a NaN in it outlives the sequence it came from, where attention reads whole blocks."""
+        for cache in self.model_runner.kv_caches:
+            cache.zero_()
 
     def lemma_kept(self, name: str, count: str) -> list[float]:
         """The log of the kept mass at the first positions of a request, which is then forgotten."""

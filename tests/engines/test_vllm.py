@@ -1,0 +1,155 @@
+"""vLLM, the real thing: as a supervised server here, and in the process of a second pytest beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import torch
+
+from lemma.engines.base import EngineError, Request, generate
+from lemma.engines.vllm import make_vllm
+from lemma.engines.vllm.server import Server
+from lemma.engines.vllm.server_engine import VllmServerEngine
+from lemma.engines.vllm.versions import installed, judge
+from tests.engines import vllm_checks
+from tests.engines.small_policies import random_prompts, shake, small_policy, worst_difference
+from tests.engines.vllm_checks import FREE, GREEDY, QUICK, requests_of
+
+HERE = Path(__file__).parent
+SERVER = QUICK.model_copy(update={"mode": "server"})
+
+
+def _skip_without_vllm() -> None:
+    """Where torch is a CPU build `make test` installs vLLM, so that its absence is not excused there."""
+    try:
+        judge(installed())
+    except EngineError as error:
+        is_excused = "+cpu" not in torch.__version__ or sys.platform != "linux"
+        pytest.skip(f"{'needs vLLM' if is_excused else 'vLLM is missing'}: {error}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_process() -> Iterator[subprocess.Popen[str]]:
+    """The tests of the engine in process, which begin at once and are waited for at the end."""
+    _skip_without_vllm()
+    # What vLLM learns about architectures at the first start makes every later one seconds shorter.
+    os.environ["VLLM_CACHE_ROOT"] = str(Path(sys.prefix) / "vllm-cache")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", HERE / "vllm_in_process.py"],
+        cwd=HERE.parents[1],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def engine(in_process: object) -> Iterator[VllmServerEngine]:
+    engine = make_vllm(small_policy("qwen2", tied=True), 0, SERVER)
+    assert isinstance(engine, VllmServerEngine)
+    yield engine
+    folder, server = engine.folder, engine.server
+    assert server is not None
+    children = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+    assert len(children) > 1
+    engine.close()
+    assert not folder.exists()
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_logprobs(engine: VllmServerEngine) -> None:
+    vllm_checks.check_logprobs(engine)
+
+
+def test_ends(engine: VllmServerEngine) -> None:
+    vllm_checks.check_ends(engine)
+
+
+def test_cuts(engine: VllmServerEngine) -> None:
+    vllm_checks.check_cuts(engine)
+
+
+def test_cancel(engine: VllmServerEngine) -> None:
+    vllm_checks.check_cancel(engine)
+
+
+def test_too_long(engine: VllmServerEngine) -> None:
+    vllm_checks.check_too_long(engine)
+
+
+def test_update(engine: VllmServerEngine) -> None:
+    vllm_checks.check_update(engine)
+
+
+def test_update_while_running(engine: VllmServerEngine) -> None:
+    vllm_checks.check_update_while_running(engine)
+
+
+def test_not_finite(engine: VllmServerEngine) -> None:
+    vllm_checks.check_not_finite(engine)
+
+
+def test_only_who_knows_the_key_is_answered(engine: VllmServerEngine) -> None:
+    assert engine.server is not None
+    url = str(engine.server._http.base_url)
+    assert url.startswith("http://127.0.0.1:")
+    for path in ("/health", "/v1/models", "/collective_rpc"):
+        assert httpx.post(url + path, json={"method": "lemma_prepare"}, trust_env=False).status_code == 401
+
+
+def test_a_server_that_is_killed_comes_back_with_the_current_weights(engine: VllmServerEngine) -> None:
+    """Unfinished requests are issued again and give what they would have given."""
+    shake(engine.policy, 21, size=0.05)
+    engine.update_weights(9)
+    requests = requests_of(replace(FREE, max_tokens=60), n=2)
+    expected = generate(engine, requests)
+    shake(engine.policy, 22, size=0.05)  # not handed over: the server must come back with version 9
+    assert engine.server is not None
+    first = engine.server.pid
+    for request in requests:
+        engine.submit(request)
+    os.kill(first, signal.SIGKILL)
+    found = sorted(engine.completions(), key=lambda c: c.order)
+    assert engine.server.pid != first
+    assert [(c.key, c.sample, c.ids.tolist()) for c in found] == [(c.key, c.sample, c.ids.tolist()) for c in expected]
+    assert engine.restarts == 0 and {c.policy_version for c in found} == {9}
+    engine.update_weights(10)
+    greedy = requests_of(GREEDY)
+    assert worst_difference(engine.policy, greedy, generate(engine, greedy)) < 1e-4
+
+
+def test_an_adapter_in_a_server_and_an_end_to_restarts(in_process: object) -> None:
+    engine = make_vllm(small_policy("llama", lora=4), 0, SERVER.model_copy(update={"restarts": 0}))
+    assert isinstance(engine, VllmServerEngine) and engine.server is not None
+    try:
+        vllm_checks.check_update(engine)
+        os.kill(engine.server.pid, signal.SIGKILL)
+        engine.submit(Request(("x",), random_prompts(1)[0], FREE))
+        with pytest.raises(EngineError, match="died 1 times in a row"):
+            list(engine.completions())
+    finally:
+        engine.close()
+
+
+def test_the_engine_in_process(in_process: subprocess.Popen[str]) -> None:
+    output, _ = in_process.communicate(timeout=280)
+    print(output)
+    assert in_process.returncode == 0, output[-6000:]
+
+
+def test_what_cannot_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"the vLLM server does not start: .*no-such-option"):
+        Server({"no_such_option": 1}, {}, tmp_path / "log", 120.0)
