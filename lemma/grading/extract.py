@@ -9,7 +9,7 @@ import re
 from collections import deque
 from typing import NamedTuple
 
-from lemma.grading.limits import MAX_COMPLETION
+from lemma.grading.limits import MAX_BOX, MAX_COMPLETION
 from lemma.grading.names import names
 from lemma.grading.normalise import repair_escapes
 from lemma.grading.rules import DEFAULT, Rules
@@ -113,22 +113,22 @@ def visible(text: str, rules: Rules) -> str:
     return text
 
 
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
 def closing_brace(text: str, opening: int) -> int:
-    """The place of the brace that closes the one at `opening`; -1 where none does. Escaped braces do not count."""
-    depth, place = 0, opening
-    end = len(text)
-    while place < end:
-        character = text[place]
-        if character == "\\":
-            place += 2
-            continue
-        if character == "{":
+    """The place of the brace that closes the one at `opening`; -1 where none does within the length of a box.
+
+    Escaped braces do not count.
+    """
+    depth = 0
+    for mark in _BRACES.finditer(text, opening, opening + MAX_BOX):
+        if mark[0] == "{":
             depth += 1
-        elif character == "}":
+        elif mark[0] == "}":
             depth -= 1
             if depth == 0:
-                return place
-        place += 1
+                return mark.start()
     return -1
 
 
@@ -198,7 +198,11 @@ def _tag(text: str, rules: Rules) -> Extraction | None:
     box = boxed(inside)
     if box is not None:
         return Extraction(box.answer, "tag")
-    return Extraction(inside.strip() or None, "tag")
+    inside = inside.strip()
+    if inside and not is_bare(inside):
+        found = _phrase(inside) or _last_maths_or_number(inside, True) or _last_maths_or_number(inside, False)
+        inside = (found.answer or inside) if found else inside
+    return Extraction(inside or None, "tag")
 
 
 def _hash(text: str) -> Extraction | None:
@@ -266,7 +270,7 @@ def _plain_words(text: str) -> int:
 
 def is_prose(text: str) -> bool:
     """Sentences rather than an answer: several words outside of LaTeX."""
-    return _plain_words(text) >= 3
+    return _plain_words(text[-4_000:]) >= 3
 
 
 def _is_formula(text: str) -> bool:

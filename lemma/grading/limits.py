@@ -4,6 +4,8 @@ from __future__ import annotations
 
 MAX_COMPLETION = 4_000_000
 """Characters of a completion that are searched for an answer; of a longer one, only the last so many."""
+MAX_BOX = 20_000
+"""Characters within which a box must be closed."""
 MAX_ANSWER = 2_000
 """Characters of an extracted answer that is parsed."""
 MAX_GOLD = 20_000

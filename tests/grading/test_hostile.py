@@ -23,17 +23,21 @@ def service() -> GradingService:
     return GradingService(cpu_seconds=1.0)
 
 
-def test_each_ends_within_its_limit_and_none_is_right(service: GradingService) -> None:
-    assert len(HOSTILE) >= 80
-    MARK.unlink(missing_ok=True)
-    service.grade(r"\sum_{k=1}^{4} k", "10")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def _hostile(service: GradingService) -> None:
     for prediction, gold in HOSTILE:
         start = perf_counter()
         verdict = service.grade(prediction, gold)
         assert verdict.kind == "wrong", (prediction[:80], gold, verdict)
         assert perf_counter() - start < service.wall_seconds, prediction[:80]
         assert verdict.extracted is None or len(verdict.extracted) < 600
+
+
+def test_each_ends_within_its_limit_and_none_is_right(service: GradingService) -> None:
+    assert len(HOSTILE) >= 80
+    MARK.unlink(missing_ok=True)
+    service.grade(r"\sum_{k=1}^{4} k", "10")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    _hostile(service)
     assert not MARK.exists(), "an answer was run as a program"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000, "memory of this process, in KiB"
 
@@ -60,6 +64,7 @@ def test_from_another_thread(service: GradingService) -> None:
     def work() -> None:
         try:
             assert service.grade(r"\boxed{\prod_{k=1}^{19999} (k^3+1)}", "1")[:2] == ("wrong", "limit")
+            _hostile(service)
             _ordinary(service)
         except BaseException as error:  # noqa: BLE001  (handed to the main thread)
             failures.append(error)
@@ -73,6 +78,7 @@ def test_from_another_thread(service: GradingService) -> None:
 def _in_child(service: GradingService) -> None:
     try:
         assert service.grade(r"\boxed{\prod_{k=1}^{19999} (k^4+1)}", "1")[:2] == ("wrong", "limit")
+        _hostile(service)
         _ordinary(service)
         service.close()
     except BaseException:  # noqa: BLE001  (the exit code tells the parent)
