@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from lemma.cli.parser import Parser
-from lemma.core.errors import UserError, nearest
+from lemma.core.errors import UserError, nearest, warnings_said
 
 # The commands and what each is for; the module of the same name in this folder has `add(subparsers)`.
 COMMANDS: dict[str, str] = {
@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code: 0 well, 2 a mistake of the user, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _run(arguments)
+        with warnings_said(lambda text: print(f"lemma: warning: {text}", file=sys.stderr)):
+            code = _run(arguments)
         sys.stdout.flush()
         return code
     except UserError as error:

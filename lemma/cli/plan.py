@@ -45,7 +45,7 @@ def describe(recipe: Recipe, *, skip: Sequence[str] = (), only: Sequence[str] = 
         skipped = name in skip or (bool(only) and name not in only)
         lines += ["", f"stage {number}: {name} ({stage.kind}{', skipped' if skipped else ''})"]
         if skipped:
-            lines.append(_row("leaves", f"the newest checkpoint of {name}, where there is one"))
+            lines.append(_row("leaves", f"the model that {name} finished with earlier"))
         else:
             lines.append(_row("starts from", before))
             lines += _stage(stage)
@@ -86,7 +86,10 @@ def _memory(recipe: Recipe, stage: StageOptions) -> str:
     if model.path == "tiny":
         shape = Shape.of_tiny(model.tiny)
     elif config.is_file():
-        shape = Shape.of_config({**json.loads(config.read_text()), **model.override})
+        try:
+            shape = Shape.of_config({**json.loads(config.read_text(encoding="utf-8")), **model.override})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return f"unknown: {config} does not tell the shape of the model"
     else:
         return "unknown until the model is there"
     precision = model.precision or ("fp32" if recipe.run.device == "cpu" or model.path == "tiny" else "bf16")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 
 class UserError(Exception):
@@ -24,6 +27,22 @@ class UserError(Exception):
 
 class LemmaWarning(UserWarning):
     """Something worth a look that does not stop a run."""
+
+
+@contextmanager
+def warnings_said(say: Callable[[str], None]) -> Iterator[None]:
+    """Within `with`, Lemma's own warnings are sentences, without a place in the code; others stay as they are."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def hear(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, LemmaWarning):
+                say(str(message))
+            else:
+                show(message, category, *place, **more)
+
+        warnings.showwarning = hear
+        yield
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from lemma.core.errors import warnings_said
 from lemma.core.events import Event, Said, Sink
 from lemma.reporting.console import Console
 from lemma.reporting.logfile import LogFile
@@ -77,7 +78,8 @@ def make_sink(
     sink = Loggers(loggers)
     failed = True
     try:
-        yield sink
+        with warnings_said(lambda text: sink(Said(text, "warning"))):
+            yield sink
         failed = False
     finally:
         sink.close(failed)

@@ -58,6 +58,33 @@ def test_a_plan_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  data         a.jsonl, 3 rows + org/set / train, 0.5 of the rows" in out
 
 
+@pytest.mark.parametrize("config", ["{ nope", "[1]", '{"hidden_size": 8}'])
+def test_a_plan_of_a_model_of_unknown_shape(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("model").mkdir()
+    Path("model/config.json").write_text(config)
+    assert main(["plan", "recipe.yaml", "--set", "model.path=model"]) == 0
+    assert "memory       unknown: model/config.json does not tell the shape of the model" in capsys.readouterr().out
+
+
+ROWS = """\
+{"prompt": [{"role": "user", "content": "tom"}], "target": null, "reward_model": {"ground_truth": "1"}}
+{"prompt": [{"role": "user", "content": "eva"}], "target": [{"role": "assistant", "content": "2"}], \
+"reward_model": {"ground_truth": "2"}}
+"""
+
+
+@pytest.mark.filterwarnings("default::lemma.core.errors.LemmaWarning")
+def test_a_warning_is_a_sentence_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rows.jsonl").write_text(ROWS)
+    Path("one.yaml").write_text("run: {threads: 1, device: cpu}\nstages: {sft: {steps: 1, data: {source: rows.jsonl}}}")
+    sentence = "warning: 1 of 2 rows of 'rows.jsonl' lack a solution to imitate and were left out"
+    assert main(["train", "one.yaml"]) == 0
+    assert sentence in capsys.readouterr().out.splitlines()
+    assert sentence.partition(": ")[2] in Path("runs/run/run.log").read_text()
+    assert main(["data", "prepare", "correct", "rows.jsonl", "--to", "right.jsonl"]) == 0
+    assert f"lemma: {sentence}" in capsys.readouterr().err.splitlines()
+
+
 def test_only_leaves_the_others_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "recipe.yaml", "--dry-run", "--only", "sft"]) == 0
     assert "stage 1: warm (supervised, skipped)" in capsys.readouterr().out
