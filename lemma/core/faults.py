@@ -1,8 +1,9 @@
 """Named places where a test can make a process die, fail or stop, to prove that what is on disk survives it.
 
 `LEMMA_FAULT=checkpoint.before_rename:3` kills the process, as `kill -9` would, the third time it gets there;
-`LEMMA_FAULT=checkpoint.write:1:ENOSPC` raises that operating-system error instead. Without the variable this costs a
-dictionary look-up.
+`LEMMA_FAULT=checkpoint.mid_write:1:ENOSPC` raises that operating-system error instead, and
+`LEMMA_FAULT=stage.step_end:2:SIGTERM` sends the process that signal. Without the variable this costs a dictionary
+look-up.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ def fault_point(name: str) -> None:
     visit, _, action = rest.partition(":")
     _visits[name] += 1
     if _visits[name] != int(visit or 1):
+        return
+    if action.startswith("SIG"):
+        os.kill(os.getpid(), getattr(signal, action))
         return
     if action:
         code = getattr(errno, action)

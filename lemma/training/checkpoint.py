@@ -64,10 +64,14 @@ class CheckpointStore:
 
     def wait(self) -> None:
         """Until what was saved is on disk; a failed write is raised here, as one sentence."""
+        self.settle()
+        self.check()
+
+    def settle(self) -> None:
+        """Until nothing is written any more, well or badly."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
-        self.check()
 
     def check(self) -> None:
         """Raise what went wrong in the background, if anything did."""

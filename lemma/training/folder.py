@@ -66,7 +66,12 @@ class RunFolder:
 
     def facts(self) -> dict[str, Any] | None:
         path = self.path / "run.json"
-        return json.loads(path.read_text()) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            return json.loads(path.read_text())
+        except ValueError as error:
+            raise UserError(f"{path} is broken", fix="start anew with --fresh, or change run.dir") from error
 
     def clear(self) -> None:
         """Remove what an earlier run wrote here, and nothing else."""

@@ -93,6 +93,8 @@ def _run_stages(
             except Stopped:
                 sink(Said(f"{name}: stopped after saving; the same command goes on from here"))
                 return 0
+            finally:
+                stage.store.settle()
             _hand_memory_back(device)
             if stop.asked and any(later not in skipped for later in runs_later[number + 1 :]):
                 sink(Said(f"{name}: done; stopped before the next stage; the same command goes on from here"))

@@ -144,12 +144,12 @@ class Stage:
     def save_if_due(self, learner: Learner, total: int, is_best: bool = False) -> None:
         """Save on schedule, at the end and when the score is the best so far; stop where that was asked for."""
         self.store.check()
-        step = learner.step_count
-        if is_best or self._stop.asked or self.is_due(self.options.checkpoint.every, step, total):
+        step, asked = learner.step_count, self._stop.asked
+        if is_best or asked or self.is_due(self.options.checkpoint.every, step, total):
             with self.clock.measure("checkpoint"):
                 self.save(learner)
         fault_point("stage.step_end")
-        if self._stop.asked and step < total:
+        if asked and step < total:
             self.store.wait()
             raise Stopped
 

@@ -154,8 +154,6 @@ def prepare(
     data = TrainingData(
         items, options.batch.sequences, stage.seed, stage.name, options.shuffle, options.max_length if stream else None
     )
-    if not items:
-        raise UserError(f"stage {stage.name}: nothing is left to learn from", fix="hold out or filter out less of it")
     if data.count == 0:
         raise UserError(
             f"stage {stage.name}: {data.tokens} tokens of data do not fill one piece of {options.max_length} tokens",
