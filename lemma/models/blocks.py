@@ -164,10 +164,23 @@ def join_weights(module: nn.Module, layers: Sequence[nn.Module]) -> None:
 def _projected(module: nn.Module, layers: Sequence[nn.Module], x: torch.Tensor) -> Sequence[torch.Tensor]:
     """The outputs of several layers on the same input: in one product where nothing is learnt and weights are joint."""
     weight, bias = getattr(module, "lemma_joint", (None, None))
-    is_joint = weight is not None and weight.data_ptr() == getattr(layers[0], "weight", weight).data_ptr()
-    if torch.is_grad_enabled() or not is_joint or not all(type(layer) is nn.Linear for layer in layers):
+    if torch.is_grad_enabled() or weight is None or not _are_joint(layers, weight, bias):
         return [layer(x) for layer in layers]
     return F.linear(x, weight, bias).split([len(layer.weight) for layer in layers], dim=-1)
+
+
+def _are_joint(layers: Sequence[nn.Module], weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether every parameter still is its part of the joint tensor: none was moved, none got an adapter."""
+    place = weight.data_ptr()
+    bias_place = 0 if bias is None else bias.data_ptr()
+    for layer in layers:
+        if type(layer) is not nn.Linear or layer.weight.data_ptr() != place:
+            return False
+        if bias is not None and layer.bias.data_ptr() != bias_place:
+            return False
+        place += layer.weight.nbytes
+        bias_place += 0 if bias is None else layer.bias.nbytes
+    return True
 
 
 def install(model: nn.Module, fused: bool = True) -> int:
