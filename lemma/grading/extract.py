@@ -32,7 +32,10 @@ _PHRASES = (
     re.compile(r"(?:solution|result)\s+(?:is|equals)\s*:?\s*([^\n.]{1,200})\.?\s*$", re.IGNORECASE),
 )  # fmt: skip
 _SENTENCE_END = re.compile(r"(?<=[^.\s])\.(?=\s+[A-Z<]|\s*$)")
-_CHOICE = re.compile(r"(?:option|choice)\s*\(?([A-J])\)?(?![A-Za-z])|\(([A-J])\)[.\s]*$", re.IGNORECASE)
+_CHOICE = re.compile(
+    r"(?i:option|choice|choose|pick|select)\s*\(?([A-J])\)?(?![A-Za-z])|\(([A-J])\)[.\s]*$"
+    r"|(?<![A-Za-z])\(?([A-J])\)?\s+is\s+(?:the\s+)?(?:correct|right|best)"
+)
 _MATH = re.compile(
     r"\$\$(.{1,1000}?)\$\$|\\\[(.{1,1000}?)\\\]|\\\((.{1,1000}?)\\\)|(?<![\\\d$])\$([^$\n]{1,1000}?)(?<!\\)\$",
     re.DOTALL,
@@ -248,7 +251,7 @@ def _choice(text: str) -> Extraction | None:
     last = _last(_CHOICE, text[-2_000:])
     if last is None:
         return None
-    return Extraction((last[1] or last[2]).upper(), "choice")
+    return Extraction(last[1] or last[2] or last[3], "choice")
 
 
 def _last_maths_or_number(text: str, maths: bool) -> Extraction | None:

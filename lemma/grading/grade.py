@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from lemma.grading.choice import read_choice, several
 from lemma.grading.compare import same
-from lemma.grading.extract import boxed, extract, is_prose
+from lemma.grading.extract import boxed, extract, is_prose, visible
 from lemma.grading.leaves import Context, GoldLimit, Undecided, same_words
 from lemma.grading.limits import MAX_ANSWER, MAX_GOLD, LimitExceeded, check_shape
 from lemma.grading.normalise import normalise, repair_escapes, squeezed
@@ -64,11 +64,13 @@ def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | Pendi
 
 def _same_sentence(prediction: str, gold: str, rules: Rules) -> bool:
     """Whether a gold in sentences is given word for word; numbers are not looked for in such a prediction."""
-    if len(prediction) > MAX_ANSWER or len(gold) > MAX_ANSWER or not is_prose(gold) or not is_prose(prediction):
+    if len(prediction) > 2 * MAX_ANSWER or len(gold) > MAX_ANSWER or not is_prose(gold):
         return False
-    return same_words(normalise(gold), normalise(prediction), rules)
+    said = _ANY_TAG.sub(" ", visible(prediction, rules))
+    return is_prose(said) and same_words(normalise(gold), normalise(said), rules)
 
 
+_ANY_TAG = re.compile(r"</?[A-Za-z_]{1,30}>")
 _PLAIN = re.compile(r"-?\d{1,18}").fullmatch
 _SLOW = ("<|", "<think", "<SOLUTION>", "<solution>", "<reasoning>", "<start_working_out>", "</s>", "<eos>")
 

@@ -251,9 +251,19 @@ def spelt_number(text: str) -> Fraction | None:
 def same_value(gold: Tree, answer: Tree, factor: Fraction, context: Context, gold_text: str, answer_text: str) -> bool:
     """Whether two trees have one value, in any reading of degrees and percent that one side leaves open."""
     for modes in _readings(gold, answer, context.rules):
+        if not modes[1] and not _at_least_one(answer if evaluate.contains(gold, "pct") else gold):
+            continue
         if _equal(gold, answer, factor, modes, context, gold_text, answer_text):
             return True
     return False
+
+
+def _at_least_one(tree: Tree) -> bool:
+    """A bare number stands for a percentage only where it is not itself a fraction of one: 25 for 25%, not 0.5 for 0.5%."""
+    try:
+        return abs(evaluate.exact(tree, 0)) >= 1
+    except (NotRational, Undefined):
+        return False
 
 
 def _readings(gold: Tree, answer: Tree, rules: Rules) -> list[tuple[bool, bool]]:

@@ -150,3 +150,27 @@ def test_originals_by_name_through_the_service() -> None:
         assert service.compat("luffy_v3", bomb, "1") == 0.0
         assert service.counts["killed"] == 1
         assert service.compat("luffy_v3", "a</think>\\boxed{5}", "5") == 1.0
+
+
+def test_without_compat_the_known_defects_are_repaired() -> None:
+    think = "so </think>{}<answer> {} </answer>{}"
+    for text in (think.format("\n", "16", ""), think.format(" ", "16", " trailing"), think.format("", "16", "\n")):
+        assert boxed.r1_zero(text, "16", compat=False)["reward"] == 1.0
+    assert boxed.r1_zero(think.format(" ", "x+a", ""), "x+c", compat=False)["reward"] == 0.0
+    assert boxed.r1_zero(think.format(" ", "x+a", ""), "x+c", compat=True)["reward"] == 1.0
+    assert boxed.r1_zero("no tags 16", "16", compat=False)["format_reward"] == 0.0
+    assert boxed.question_only("\\fbox{5}", "5", compat=False)["reward"] == 1.0
+    assert boxed.question_only("\\fbox{5}", "5", compat=True)["reward"] == 0.0
+    assert not boxed.grade_boxed("5", "\\boxed{5")
+    assert verifiers.gsm8k("it is -5", "-5", signed=True) == 1.0
+
+
+def test_answer_tag_graders() -> None:
+    assert boxed.answer_tag("a</think> <answer>5</answer>", "5") == ({"formatted": True}, 1.0)
+    assert boxed.answer_tag("<answer>5</answer>", "5") == ({"formatted": False}, 0.0)
+    assert boxed.answer_tag("<answer>5</answer>", "5", strict=False) == ({"formatted": True}, 1.0)
+
+
+def test_repetitive_texts_are_not_given_to_the_slow_comparison() -> None:
+    assert not boxed.grade_boxed("12" * 100, "\\frac{" + "1" * 60 + "}{3}", fast=False)
+    assert boxed._repeats("ab" * 100) and not boxed._repeats("The quick brown fox jumps over the lazy dog.")
