@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -61,6 +61,8 @@ class NativeEngine:
         self._done: list[Completion] = []
         self._pending: set[Key] = set()
         self._addresses: tuple[int, ...] = ()
+        # Called with key, sample and new ids as they come, for whoever wants to see a completion grow.
+        self.listen: Callable[[Key, int, np.ndarray], None] | None = None
 
     # --- the protocol ------------------------------------------------------------------------------------------
 
@@ -230,6 +232,8 @@ class NativeEngine:
         columns = zip(sequences, tokens.T.copy(), logprobs.T.copy(), kept.T.copy(), may_end, strict=True)
         for sequence, ids, their_logprobs, mass, maybe in columns:
             finish = sequence.accept(ids, their_logprobs, mass, context, maybe)
+            if self.listen is not None:
+                self.listen(sequence.request.key, sequence.sample, sequence.chunks[-1][0])
             if finish is not None:
                 finished.add(id(sequence))
                 sequence.cached = min(sequence.cached, sequence.length - 1)
