@@ -1,4 +1,4 @@
-"""The block pool never leaks, never gives a block to two owners unasked, and finds what it was told and nothing else."""
+"""The block pool never leaks, never gives a block to two owners unasked, and finds what it was told, nothing else."""
 
 from __future__ import annotations
 

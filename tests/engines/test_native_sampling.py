@@ -1,4 +1,4 @@
-"""What is drawn has the probabilities that the model says, for every way of sampling; the noise is what it should be."""
+"""What is drawn has the probabilities that the model says, for every way of sampling; the noise is as it should be."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def uniforms(keys: list[int], positions: list[int], vocabulary: int) -> np.ndarr
 )
 def test_noise_is_uniform_and_independent_even_for_keys_that_are_alike(keys: list[int]) -> None:
     u = uniforms(keys, list(range(100, 124)), 300)
-    assert 0 < u.min() and u.max() < 1
+    assert u.min() > 0 and u.max() < 1
     cells = np.bincount((u.ravel() * 200).astype(int), minlength=200).astype(float)
     chi_square(cells, np.full(200, u.size / 200))
     pairs = {
