@@ -259,7 +259,7 @@ def same_value(gold: Tree, answer: Tree, factor: Fraction, context: Context, gol
 
 
 def _at_least_one(tree: Tree) -> bool:
-    """A bare number stands for a percentage only where it is not itself a fraction of one: 25 for 25%, not 0.5 for 0.5%."""
+    """A bare number stands for a percentage only where it is no fraction of one: 25 for 25%, not 0.5 for 0.5%."""
     try:
         return abs(evaluate.exact(tree, 0)) >= 1
     except (NotRational, Undefined):

@@ -26,6 +26,7 @@ def test_labelled_cases() -> None:
     """At least 99% right, at most two wrong answers taken for right, none over five seconds."""
     cases = list(rows(shared("data", "grader", "dev.jsonl")))
     mistakes, slowest = [], 0.0
+    grade(r"\sum_{k=1}^{4} k", "10")
     for case in cases:
         start = perf_counter()
         verdict = grade(case["prediction"], case["gold"])
