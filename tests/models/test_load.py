@@ -153,16 +153,19 @@ def test_low_precision_leaves_the_rotary_frequencies_alone(tmp_path: Path) -> No
     assert torch.equal(logits(policy.causal), logits(again.causal))
 
 
-def test_the_built_in_model_depends_on_the_seed_alone() -> None:
+@pytest.mark.parametrize("lora", [False, True])
+def test_weights_and_adapters_depend_on_the_seed_alone(lora: bool) -> None:
     torch.manual_seed(1)
-    first = tiny_policy(seed=3)
+    first = tiny_policy(lora, seed=3)
     state = torch.random.get_rng_state()
     torch.manual_seed(2)
-    second, other = tiny_policy(seed=3), tiny_policy(seed=4)
+    second, other = tiny_policy(lora, seed=3), tiny_policy(lora, seed=4)
     torch.manual_seed(1)
     assert torch.equal(torch.random.get_rng_state(), state), "loading must not use the global random state"
-    assert torch.equal(logits(first.causal), logits(second.causal))
-    assert not torch.equal(logits(first.causal), logits(other.causal))
+    assert torch.equal(logits(first.module), logits(second.module))
+    assert not torch.equal(logits(first.module), logits(other.module))
+    for name, parameter in first.parameters().items():
+        assert torch.equal(parameter, second.parameters()[name])
 
 
 def test_only_adapters_are_trained_and_they_start_as_nothing(llama: Path) -> None:

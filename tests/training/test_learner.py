@@ -87,6 +87,19 @@ def test_running_out_in_the_second_pass_of_a_batch_objective() -> None:
     assert losses[1].grad_norm == pytest.approx(losses[0].grad_norm, rel=1e-12)
 
 
+def test_what_was_added_up_before_running_out_is_forgotten() -> None:
+    """The first pack goes well, the second does not: the first must not count twice."""
+    norms = []
+    for scarce in (False, True):
+        policy = in_float64(tiny_policy())
+        learner = learner_of(policy, 40)
+        if scarce:
+            seen = run_out(policy, 25, after=1)
+        norms.append(learner.step(trajectories((20, 20, 15, 15)), NegativeLogLikelihood()).grad_norm)
+    assert seen == [40, 30, 20, 20, 15] and learner.token_budget == 20
+    assert norms[1] == pytest.approx(norms[0], rel=1e-12)
+
+
 def test_scoring_and_evaluating_shrink_as_well() -> None:
     items = trajectories(LENGTHS)
     results = []
@@ -227,6 +240,13 @@ def test_dropout_differs_from_step_to_step_and_is_off_when_scoring() -> None:
     still = [learner.evaluate(items, NegativeLogLikelihood())["loss"] for _ in range(2)]
     assert still[0] == still[1] != first
     assert all((a == b).all() for a, b in zip(learner.score(items), learner.score(items), strict=True))
+
+
+def test_dropout_is_on_again_after_scoring() -> None:
+    items = trajectories((20, 15, 9, 31))
+    plain, scored = with_dropout(), with_dropout()
+    scored.score(items)
+    assert losses(scored, 1) == losses(plain, 1)
 
 
 def test_a_batch_objective_sees_the_same_dropout_in_both_passes() -> None:

@@ -199,6 +199,8 @@ def test_a_saved_state_goes_on_to_the_last_bit(kind: str) -> None:
     resumed = Optimiser({name: nn.Parameter(torch.zeros_like(p)) for name, p in parameters(dtype).items()}, optim)
     addresses = {name: p.data_ptr() for name, p in resumed.parameters.items()}
     resumed.load(saved, _through_json(extra))
+    for name, p in resumed.parameters.items():
+        assert torch.equal(p, saved[f"weight/{name}"].to(dtype)), "the compute weights must be those of the masters"
     train(resumed, range(3, 6))
     assert {name: p.data_ptr() for name, p in resumed.parameters.items()} == addresses
     for a, b in zip(through.state(), resumed.state(), strict=True):
