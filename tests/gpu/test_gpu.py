@@ -134,12 +134,9 @@ def test_the_engine_says_what_the_learner_computes() -> None:
     shape = TinyOptions(hidden=512, layers=4, feed_forward=1024, heads=8, kv_heads=2, context=1024)
     policy = build_policy(ModelOptions(tiny=shape), torch.device("cuda"), seed=0)
     rng = np.random.default_rng(0)
-    work = [
-        Request(
-            ("r", i), rng.integers(3, 150, int(rng.integers(2, 200))), Sampling(max_tokens=90, ignore_eos=True), n=3
-        )
-        for i in range(30)
-    ]
+    sampling = Sampling(max_tokens=90, ignore_eos=True)
+    prompts = {("r", i): rng.integers(3, 150, int(rng.integers(2, 200))) for i in range(30)}
+    work = [Request(key, prompt, sampling, n=3) for key, prompt in prompts.items()]
     together = generate(NativeEngine(policy, seed=1, cache_tokens=60000), work)
     small = NativeEngine(policy, seed=1, cache_tokens=6000)
     assert [c.order for c in generate(small, work)] == [c.order for c in together]

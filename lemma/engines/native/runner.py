@@ -84,12 +84,14 @@ class Runner:
         self._graphs: dict[int, Any] = {}
         self._logits: dict[int, torch.Tensor] = {}
         self._pool: Any = None
+        self._nothing = torch.empty(0)
         # The sequences whose state the buffers hold, and how many blocks of each are in the table.
         self._rows: list[int] = []
         self._widths: list[int] = []
 
     def forget_graphs(self) -> None:
         self._graphs.clear()
+        self._logits.clear()
         self._logits.clear()
         self._pool = None
 
@@ -201,7 +203,8 @@ class Runner:
         batch.step.zero_()
 
     def _step(self, batch: Batch, plain: bool) -> torch.Tensor:
-        """One token for every row, through a graph where there are graphs; the logits (B, V)."""
+        """One token for every row, through a graph where there are graphs. The logits (B, V); a graph that samples keeps
+        none, so that all graphs can use the same memory for theirs."""
         if not self.use_graphs:
             return self._compute(batch, plain)
         size = len(batch.ids_B)
@@ -209,7 +212,7 @@ class Runner:
         if name not in self._graphs:
             self._capture(name, batch, plain)
         self._graphs[name].replay()
-        return self._logits[name]
+        return self._logits.get(name, self._nothing)
 
     def _compute(self, batch: Batch, plain: bool) -> torch.Tensor:
         block = self.cache.block
@@ -240,7 +243,9 @@ class Runner:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            self._logits[name] = self._compute(batch, plain)
+            logits_BV = self._compute(batch, plain)
+        if not plain:
+            self._logits[name] = logits_BV
         self._pool = self._pool or graph.pool()
         self._graphs[name] = graph
         self._restore(batch, before)
