@@ -1,0 +1,130 @@
+"""Run with TRITON_INTERPRET=1: every kernel of lemma.engines.native.kernels beside the plain code it stands for."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from lemma.engines.base import Request, generate
+from lemma.engines.native import kernels
+from lemma.engines.native.attention import decode_reference
+from lemma.engines.native.noise import gumbel, row_seeds, split_key
+from lemma.engines.native.sampler import draw
+from lemma.models.blocks import rotate
+from tests.engines.native_checks import FREE, check_same, engine_of, run
+from tests.engines.small_policies import small_policy
+
+LIMITS = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    assert a.dtype == b.dtype and a.shape == b.shape
+    return ((a.double() - b.double()).norm() / b.double().norm()).item()
+
+
+def rotation() -> None:
+    """Rows of one joint projection; caches with gaps; with and without rotation."""
+    for dim, dtype, is_rotated in itertools.product((16, 80, 96), (torch.float32, torch.bfloat16), (True, False)):
+        rows, heads, kv = 3, 4, 2
+        joint = torch.randn(rows, (heads + 2 * kv) * dim, dtype=dtype)
+        parts = joint.split([heads * dim, kv * dim, kv * dim], dim=-1)
+        query, key, value = (part.view(rows, -1, dim) for part in parts)
+        cos, sin = (torch.randn(rows, dim // 2, dtype=dtype).repeat(1, 2) for _ in range(2))
+        slots = torch.tensor([7, 0, 12])
+        keys, values = (torch.randn(20, kv, dim, dtype=dtype) for _ in range(2))
+        wanted_keys, wanted_values = keys.clone(), values.clone()
+        wanted_query, rotated = rotate(query, key, cos, sin) if is_rotated else (query, key)
+        wanted_keys[slots], wanted_values[slots] = rotated, value
+        turn = (cos, sin) if is_rotated else (None, None)
+        found = kernels.rotate_and_write(query, key, value, *turn, slots, keys, values)
+        for one, other in ((found, wanted_query), (keys, wanted_keys), (values, wanted_values)):
+            assert relative(one, other.contiguous()) < LIMITS[dtype], (dim, dtype, is_rotated)
+
+
+def attention() -> None:
+    """Head sizes and groups, windows, contexts from one token to several blocks, and splits, some of them empty.
+
+    The interpreter cannot multiply bfloat16 matrices; float16 stands for it.
+    """
+    shapes = [(16, 1, 2), (64, 2, 1), (80, 3, 1), (96, 7, 1), (128, 8, 1), (64, 16, 1), (32, 5, 2)]
+    ways = ((None, 1), (5, 4), (20, 3), (None, 4))
+    cases = [(shape, *ways[i % 4], torch.float32) for i, shape in enumerate([*shapes, *shapes[:5]])]
+    for (dim, group, kv), window, splits, dtype in [*cases, (shapes[1], 20, 3, torch.float16)]:
+        block = 16
+        lengths = torch.tensor([1, 16, 17, 41])
+        rows = len(lengths)
+        kernels.WANTED_PROGRAMS = splits * rows * kv
+        assert kernels.splits_for(rows, kv) == splits
+        blocks = torch.randperm(16)[: rows * 3].view(rows, 3)
+        table = torch.zeros(rows, 9, dtype=torch.int32)
+        table[:, :3] = blocks
+        table = table[:, :5]
+        keys, values = (torch.randn(16 * block, kv, dim, dtype=dtype) for _ in range(2))
+        query = torch.randn(rows, group * kv, dim, dtype=dtype)
+        arguments = (query, keys, values, table, lengths, block, dim**-0.5, window)
+        wanted = decode_reference(*arguments)
+        used = (table.long() * block)[:, :, None] + torch.arange(block)
+        seen = torch.zeros(16 * block, dtype=torch.bool)
+        for row, length in enumerate(lengths.tolist()):
+            seen[used[row].flatten()[:length]] = True
+        keys[~seen], values[~seen] = float("nan"), float("nan")
+        found = kernels.decode_attention(*arguments)
+        difference = relative(found, wanted.contiguous())
+        assert difference < LIMITS[dtype], (difference, dim, group, window, splits, dtype)
+
+
+def sampling() -> None:
+    """Several blocks a split and splits with nothing; the likeliest token; several temperatures."""
+    kernels.SAMPLE_BLOCK = 64
+    for columns, dtype in ((37, torch.float32), (1000, torch.float32), (1500, torch.bfloat16)):
+        rows = 6
+        logits = 3 * torch.randn(rows, columns).to(dtype)
+        keys = split_key([3, 2**64 - 1, 2**40 + 17, 9, 10, 11])
+        positions = torch.tensor([0, 1, 31999, 5, 5, 5])
+        inverse = torch.tensor([1.0, 1.0, 1 / 0.7, 2.0, 0.5, 1.0])
+        noisy = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0])
+        wanted, wanted_logprobs = draw(logits, keys, positions, inverse, noisy, fused=False)
+        tokens, logprobs = kernels.sample(logits, keys, positions, inverse, noisy)
+        assert tokens.tolist() == wanted.tolist(), (columns, dtype)
+        assert (logprobs - wanted_logprobs).abs().max() < 1e-5
+        assert tokens[5] == logits[5].argmax()
+
+
+def sampled_often() -> None:
+    """Over many rows the tokens are those of the plain code, but where two are as good as each other."""
+    kernels.SAMPLE_BLOCK = 64
+    rows, columns = 40, 256
+    logits = torch.randn(rows, columns)
+    keys, positions = split_key(list(range(10**12, 10**12 + rows))), torch.arange(rows)
+    ones = torch.ones(rows)
+    wanted, _ = draw(logits, keys, positions, ones, ones, fused=False)
+    tokens, _ = kernels.sample(logits, keys, positions, ones, ones)
+    scores = logits + gumbel(row_seeds(keys, positions), columns)
+    gap = scores.gather(1, wanted[:, None]) - scores.gather(1, tokens[:, None])
+    assert gap.max() < 1e-3 and (wanted != tokens).sum() <= 1
+
+
+def engine() -> None:
+    """The whole engine on the kernels: prompts, groups, windows, chunks, bursts."""
+    kernels.WANTED_PROGRAMS = 4
+    kernels.SAMPLE_BLOCK = 64
+    policy = small_policy("mistral", sharp=2.0)
+    requests: list[Request] = [
+        Request(("group",), np.arange(1, 21), replace(FREE, max_tokens=3), n=2),
+        Request(("greedy",), np.arange(5, 9), replace(FREE, max_tokens=3, temperature=0.0)),
+    ]
+    fused = engine_of(policy, prefill_tokens=16)
+    fused.runner.fused = True
+    check_same(generate(fused, requests), run(policy, requests))
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    np.random.seed(0)
+    torch.set_num_threads(1)
+    for check in (rotation, attention, sampling, sampled_often, engine):
+        check()
+        print(check.__name__)
