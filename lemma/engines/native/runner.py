@@ -203,8 +203,8 @@ class Runner:
         batch.step.zero_()
 
     def _step(self, batch: Batch, plain: bool) -> torch.Tensor:
-        """One token for every row, through a graph where there are graphs. The logits (B, V); a graph that samples keeps
-        none, so that all graphs can use the same memory for theirs."""
+        """One token for every row, through a graph where there are graphs. The logits (B, V): a graph that samples
+        keeps none, so that all graphs can use the same memory for theirs."""
         if not self.use_graphs:
             return self._compute(batch, plain)
         size = len(batch.ids_B)
