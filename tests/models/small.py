@@ -41,7 +41,7 @@ def in_float64(policy: Policy) -> Policy:
 
 
 def trajectories(lengths: Sequence[int], seed: int = 0, share: float = 0.6) -> list[Trajectory]:
-    """Random sequences, two to a unit, with the fields that the objectives of the tests read."""
+    """Random sequences, two to a unit, with the fields that the toys read. The third has nothing to learn."""
     rng = np.random.default_rng(seed)
     made = []
     for number, length in enumerate(lengths):
