@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,6 +55,17 @@ def in_process() -> Iterator[subprocess.Popen[str]]:
     yield process
     process.kill()
     process.wait()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def adapter_engine(in_process: object) -> Iterator[Future[VllmServerEngine]]:
+    """A second server, which starts while others are tested."""
+    options = SERVER.model_copy(update={"restarts": 0})
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(VllmServerEngine, small_policy("llama", lora=4), 0, options)
+        yield future
+        if future.exception() is None:
+            future.result().close()
 
 
 @pytest.fixture(scope="module")
@@ -131,17 +143,14 @@ def test_a_server_that_is_killed_comes_back_with_the_current_weights(engine: Vll
     assert worst_difference(engine.policy, greedy, generate(engine, greedy)) < 1e-4
 
 
-def test_an_adapter_in_a_server_and_an_end_to_restarts(in_process: object) -> None:
-    engine = make_vllm(small_policy("llama", lora=4), 0, SERVER.model_copy(update={"restarts": 0}))
-    assert isinstance(engine, VllmServerEngine) and engine.server is not None
-    try:
-        vllm_checks.check_update(engine)
-        os.kill(engine.server.pid, signal.SIGKILL)
-        engine.submit(Request(("x",), random_prompts(1)[0], FREE))
-        with pytest.raises(EngineError, match="died 1 times in a row"):
-            list(engine.completions())
-    finally:
-        engine.close()
+def test_an_adapter_in_a_server_and_an_end_to_restarts(adapter_engine: Future[VllmServerEngine]) -> None:
+    engine = adapter_engine.result(timeout=250)
+    assert engine.server is not None
+    vllm_checks.check_update(engine)
+    os.kill(engine.server.pid, signal.SIGKILL)
+    engine.submit(Request(("x",), random_prompts(1)[0], FREE))
+    with pytest.raises(EngineError, match="died 1 times in a row"):
+        list(engine.completions())
 
 
 def test_the_engine_in_process(in_process: subprocess.Popen[str]) -> None:
@@ -151,5 +160,5 @@ def test_the_engine_in_process(in_process: subprocess.Popen[str]) -> None:
 
 
 def test_what_cannot_start_says_why(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"the vLLM server does not start: .*no-such-option"):
-        Server({"no_such_option": 1}, {}, tmp_path / "log", 120.0)
+    with pytest.raises(EngineError, match=r"the vLLM server does not start: .*Error.*encodings"):
+        Server({}, {"PYTHONHOME": str(tmp_path)}, tmp_path / "log", 60.0)
