@@ -1,1 +1,84 @@
 """Engines turn prompts into completions: native (the trainer's own modules), vLLM, and transformers for comparison."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lemma.core.events import Said, Sink, silent
+from lemma.engines.options import ENGINES, EngineOptions, NativeOptions, TransformersOptions, VllmEngineOptions
+
+if TYPE_CHECKING:
+    from lemma.engines.base import Engine
+    from lemma.engines.native.engine import NativeEngine
+    from lemma.engines.transformers_engine import TransformersEngine
+    from lemma.models.options import Precision
+    from lemma.models.policy import Policy
+
+__all__ = ["ENGINES", "EngineOptions", "make_engine", "open_engine"]
+
+
+def make_engine(options: EngineOptions, policy: Policy, seed: int, sink: Sink = silent) -> Engine:
+    """The engine that the options name, on this policy. A model that the native engine does not compute as
+    transformers does gets the transformers engine instead, and the sink hears of it."""
+    from lemma.engines.base import EngineError
+    from lemma.engines.transformers_engine import TransformersEngine
+
+    if isinstance(options, VllmEngineOptions):
+        from lemma.engines.vllm import make_vllm
+
+        return make_vllm(policy, seed, options)
+    if isinstance(options, TransformersOptions):
+        return TransformersEngine(policy, seed, batch=options.batch)
+    assert isinstance(options, NativeOptions)
+    try:
+        return _native(options, policy, seed)
+    except EngineError as error:
+        sink(_instead(error))
+        return TransformersEngine(policy, seed)
+
+
+def open_engine(
+    path: str,
+    device: str = "auto",
+    seed: int = 0,
+    sink: Sink = silent,
+    options: NativeOptions | None = None,
+    precision: Precision | None = None,
+) -> tuple[Policy, NativeEngine | TransformersEngine]:
+    """A model to speak with, loaded from anywhere, and the fastest engine that serves it."""
+    from lemma.core.errors import UserError
+    from lemma.engines.transformers_engine import TransformersEngine
+    from lemma.models.load import load_policy
+
+    try:
+        policy = load_policy(path, device, precision)
+        return policy, _native(options or NativeOptions(), policy, seed)
+    except UserError as error:
+        policy = load_policy(path, device, precision, plain=True)
+        sink(_instead(error))
+        return policy, TransformersEngine(policy, seed)
+
+
+def _native(options: NativeOptions, policy: Policy, seed: int) -> NativeEngine:
+    from lemma.engines.native.engine import NativeEngine, bytes_per_token
+    from lemma.engines.native.probe import probe
+
+    probe(policy)
+    tokens = options.cache_tokens
+    if tokens is None and options.cache_gib is not None:
+        tokens = max(1, int(options.cache_gib * 2**30 / bytes_per_token(policy)))
+    return NativeEngine(
+        policy,
+        seed,
+        cache_tokens=tokens,
+        max_sequences=options.sequences,
+        prefill_tokens=options.prefill_tokens,
+        share_prefixes=options.share_prefixes,
+        use_graphs=None if options.graphs else False,
+        burst=options.burst,
+    )
+
+
+def _instead(error: Exception) -> Said:
+    reason = getattr(error, "problem", str(error))
+    return Said(f"{reason}; the slower transformers engine takes its place", "warning")

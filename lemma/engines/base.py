@@ -7,17 +7,18 @@ kept. The behaviour policy's log-probability is their difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from lemma.config import Options
 from lemma.core.errors import UserError
 from lemma.core.types import Finish
 
 Key = tuple[str | int, ...]
+# Hears of new tokens as they come: key, sample and ids.
+Listener = Callable[[Key, int, np.ndarray], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +104,6 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-class EngineOptions(Options):
-    """Which engine generates."""
-
-    name: str = "native"
-    """native (the trainer's own modules), vllm, or transformers (slow, for comparison)."""
 
 
 def generate(engine: Engine, requests: Iterable[Request]) -> list[Completion]:

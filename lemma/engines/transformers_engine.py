@@ -21,7 +21,7 @@ import torch
 
 from lemma.core.random import stream
 from lemma.core.types import Finish
-from lemma.engines.base import Completion, EngineError, Key, Request, Sampling, check_request
+from lemma.engines.base import Completion, EngineError, Key, Listener, Request, Sampling, check_request
 from lemma.engines.sampling import cut, end_ids, logprobs, penalise
 from lemma.engines.text import StopTable, StopWatcher
 from lemma.models.policy import Policy
@@ -89,6 +89,7 @@ class TransformersEngine:
         self._done: deque[_Row] = deque()
         self._cache: Any = None
         self._mask_BL = torch.empty(0)
+        self.listen: Listener | None = None
 
     def submit(self, request: Request) -> None:
         check_request(request, self._policy.context)
@@ -213,6 +214,8 @@ class TransformersEngine:
         chosen = logprobs(part, tokens, sampling.temperature)
         for row, token, logprob, mass in zip(rows, tokens.tolist(), chosen.tolist(), kept.tolist(), strict=True):
             row.take(token, logprob, mass, self._policy.context)
+            if self.listen is not None:
+                self.listen(row.request.key, row.sample, np.array([token]))
 
     def _penalised(self, logits_V: torch.Tensor, row: _Row) -> torch.Tensor:
         seen = torch.from_numpy(np.unique(np.concatenate([row.request.prompt, np.array(row.ids, dtype=np.int64)])))

@@ -72,7 +72,8 @@ def load_tokenizer(path: str, revision: str | None = None, trust_remote_code: bo
         return tiny_tokenizer()
     from transformers import AutoTokenizer
 
-    folder = resolve(path)
+    is_bare = (Path(path).expanduser() / "tokenizer_config.json").is_file()
+    folder = str(Path(path).expanduser()) if is_bare else resolve(path)
     base = _base_of_adapter(folder)
     if base is not None and not (Path(folder) / "tokenizer_config.json").is_file():
         return load_tokenizer(base, revision, trust_remote_code)
@@ -245,6 +246,10 @@ def _with_lora(causal: Any, options: LoraOptions, source: str, seed: int) -> Any
         warnings.filterwarnings("ignore", message=".*base_model_name_or_path.*")
         torch.manual_seed(key(seed, "lora"))
         module = get_peft_model(causal, config, autocast_adapter_dtype=False)
+    for name, layer in causal.named_modules():
+        if hasattr(layer, "get_delta_weight") and not hasattr(layer.get_base_layer(), "weight"):
+            fix = "name the attention layers, such as `targets: [q_proj, k_proj, v_proj, o_proj]`"
+            raise UserError(f"model.lora.targets adapts {name}, which could not be merged again", fix=fix)
     module.peft_config["default"].base_model_name_or_path = source if source == TINY else resolve(source)
     return module
 
@@ -278,3 +283,17 @@ def load_for_inference(path: str, device: str = "auto", precision: Precision | N
     tokenizer = load_tokenizer(path)
     model = _causal(options, path, tokenizer, pick_precision(precision, where), where, seed=0, attention=None)
     return model.eval(), tokenizer
+
+
+def load_policy(path: str, device: str = "auto", precision: Precision | None = None, *, plain: bool = False) -> Policy:
+    """A model to speak with. `plain` takes it as transformers makes it; then only the transformers engine serves it."""
+    from lemma.models import blocks
+
+    where = pick_device(device)
+    options = ModelOptions(path=path, precision=precision)
+    tokenizer = load_tokenizer(path)
+    attention = None if plain else NAME
+    causal = _causal(options, path, tokenizer, pick_precision(precision, where), where, seed=0, attention=attention)
+    if not plain:
+        blocks.install(causal)
+    return Policy(causal.eval(), tokenizer)

@@ -15,6 +15,8 @@ from lemma.models.logprobs import token_logprobs
 from lemma.models.packing import Segments, TokenBatch
 
 PROBE_TOKENS = 32
+# The context of models that name none.
+UNLIMITED = 2**20
 # Values of a configuration with which a model's logits are its head's output, neither capped nor scaled.
 PLAIN_LOGITS = {"final_logit_softcapping": None, "logits_scaling": 1, "logit_scale": 1}
 
@@ -49,7 +51,7 @@ class Policy:
     @property
     def context(self) -> int:
         """The longest sequence the model was made for."""
-        return int(self.causal.config.get_text_config().max_position_embeddings)
+        return int(getattr(self.causal.config.get_text_config(), "max_position_embeddings", None) or UNLIMITED)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that are trained, by name, in a fixed order."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
 from lemma.core.random import key as random_key
-from lemma.engines.base import Completion, EngineError, Key, Request, check_request
+from lemma.engines.base import Completion, EngineError, Key, Listener, Request, check_request
 from lemma.engines.native.attention import Cache
 from lemma.engines.native.blocks import BlockPool
 from lemma.engines.native.runner import BURST, LADDER, Runner
@@ -24,6 +24,8 @@ CPU_BLOCK = 16
 # Share of the free GPU memory that the cache takes where no size is given.
 CACHE_SHARE = 0.5
 CPU_CACHE_TOKENS = 65536
+# On a CPU looking at the tokens costs little, and steps after the end of a sequence cost much.
+CPU_BURST = 4
 
 
 class NativeEngine:
@@ -41,14 +43,14 @@ class NativeEngine:
         prefill_tokens: int = 16384,
         share_prefixes: bool = True,
         use_graphs: bool | None = None,
-        burst: int = BURST,
+        burst: int | None = None,
     ):
         self.policy = policy
         self.seed = seed
         self.version = 0
         on_gpu = policy.device.type == "cuda"
         self._fused = on_gpu
-        self._burst = min(burst, BURST)
+        self._burst = min(burst or (BURST if on_gpu else CPU_BURST), BURST)
         self._block = BLOCK if on_gpu else CPU_BLOCK
         rows = min(max_sequences or LADDER[-1], LADDER[-1])
         self.cache_tokens = cache_tokens or self._default_tokens(rows)
@@ -61,8 +63,7 @@ class NativeEngine:
         self._done: list[Completion] = []
         self._pending: set[Key] = set()
         self._addresses: tuple[int, ...] = ()
-        # Called with key, sample and new ids as they come, for whoever wants to see a completion grow.
-        self.listen: Callable[[Key, int, np.ndarray], None] | None = None
+        self.listen: Listener | None = None
 
     # --- the protocol ------------------------------------------------------------------------------------------
 
@@ -263,23 +264,26 @@ class NativeEngine:
         if self.policy.device.type != "cuda":
             return CPU_CACHE_TOKENS
         free, _ = torch.cuda.mem_get_info(self.policy.device)
-        return min(int(CACHE_SHARE * free / self._bytes_per_token()), rows * self.policy.context)
-
-    def _layout(self) -> tuple[int, int, int]:
-        """Layers, key heads and head size."""
-        config = self.policy.causal.config.get_text_config()
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return config.num_hidden_layers, config.num_key_value_heads, dim
-
-    def _bytes_per_token(self) -> int:
-        layers, heads, dim = self._layout()
-        return 2 * layers * heads * dim * self.policy.head.weight.element_size()
+        return min(int(CACHE_SHARE * free / bytes_per_token(self.policy)), rows * self.policy.context)
 
     def _make_cache(self) -> Cache:
-        layers, heads, dim = self._layout()
+        layers, heads, dim = _layout(self.policy)
         # One block more than sequences can own: rows that are not in use write to it.
         blocks = math.ceil(self.cache_tokens / self._block) + 1
         return Cache(layers, blocks, self._block, heads, dim, self.policy.head.weight.dtype, self.policy.device)
+
+
+def bytes_per_token(policy: Policy) -> int:
+    """What the cache needs for each token it holds."""
+    layers, heads, dim = _layout(policy)
+    return 2 * layers * heads * dim * policy.head.weight.element_size()
+
+
+def _layout(policy: Policy) -> tuple[int, int, int]:
+    """Layers, key heads and head size."""
+    config = policy.causal.config.get_text_config()
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return config.num_hidden_layers, config.num_key_value_heads, dim
 
 
 def _device_trouble(error: RuntimeError) -> EngineError:
