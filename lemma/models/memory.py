@@ -107,7 +107,9 @@ def plan_training(
     width = BYTES[precision]
     trainable = _lora_parameters(shape, model.lora.r) if model.lora else shape.parameters
     frozen = shape.parameters if model.lora else 0
-    weights = frozen * (0.53 if model.quantize else width) + trainable * width
+    outside = shape.head_parameters * (1 if shape.tied else 2)  # embeddings and head are never held in 4 bits
+    base = (frozen - outside) * 0.53 + outside * width if model.quantize else frozen * width
+    weights = base + trainable * width
     master = 0 if precision == "fp32" else 4
     optimiser = trainable * (master + 4 + (2.03 if eight_bit_moments else 8))
     return MemoryPlan(

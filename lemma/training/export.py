@@ -23,7 +23,7 @@ def export_model(
     recipe: RecipeLike, run_dir: Path, *, stage: str | None, checkpoint: str, kind: Kind, to: Path | None
 ) -> Path:
     """Write the model of a checkpoint (`last`, `best` or a step) of a stage (the newest by default); its folder."""
-    folder = RunFolder(run_dir)
+    folder = RunFolder(run_dir, only_read=True)
     try:
         name = stage or _newest_stage(recipe, folder)
         if name not in recipe.stages:

@@ -16,9 +16,11 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import yaml
 
 from lemma.core.errors import UserError
 from lemma.core.files import JsonLines, write_whole
@@ -28,10 +30,22 @@ OWN_FOLDERS = ("stages", "tensorboard", "wandb", "journal")
 
 
 class RunFolder:
-    """Opens or creates the folder; holds a lock so that two processes never write to one run."""
+    """Opens or creates the folder; holds a lock so that two processes never write to one run.
 
-    def __init__(self, path: Path):
+    A fresh start sets the earlier run aside and removes it only when a stage has really begun: a start that fails
+    (wrong path, missing model) puts it back.
+    """
+
+    def __init__(self, path: Path, *, only_read: bool = False):
         self.path = path
+        self.metrics: JsonLines | None = None
+        self._lock: IO[str] | None = None
+        self._aside = path / ".earlier"
+        if not only_read:
+            self._take_lock()
+
+    def _take_lock(self) -> None:
+        path = self.path
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = open(path / ".lock", "w")
@@ -45,17 +59,28 @@ class RunFolder:
             raise UserError(
                 f"another process is working in {path}", fix="wait for it, or give this run another run.dir"
             ) from error
-        self.metrics: JsonLines | None = None
 
-    def begin(self, recipe_yaml: str, digest: str, threads: int, fresh: bool) -> int:
-        """Start the run or go on with it; the number of threads to use (recorded at the first start)."""
+    def begin(self, recipe_yaml: str, digest: str, threads: int, *, fresh: Collection[str]) -> int:
+        """Start the run or go on with it; the number of threads to use (recorded at the first start).
+
+        `fresh` names the stages to start anew; all of them mean a new run.
+        """
+        self.put_back()
         if fresh:
-            self.clear()
+            self._set_aside(fresh)
         facts = self.facts()
+        if facts is not None and facts["digest"] != digest and not self._has_begun():
+            self._set_aside(())
+            facts = None
         if facts is not None and facts["digest"] != digest:
             raise UserError(
-                f"{self.path} holds a run of another recipe",
+                f"{self.path} holds a run of another recipe{self._difference(recipe_yaml)}",
                 fix="change run.dir, restore the recipe, or start anew with --fresh",
+            )
+        if facts is None and (self.path / "recipe.yaml").exists():
+            raise UserError(
+                f"{self.path / 'recipe.yaml'} would be overwritten by the run's own copy",
+                fix="set run.dir to another folder",
             )
         if facts is None:
             facts = {"digest": digest, "threads": threads, "created": time.strftime("%Y-%m-%dT%H:%M:%S"), **_versions()}
@@ -73,12 +98,47 @@ class RunFolder:
         except ValueError as error:
             raise UserError(f"{path} is broken", fix="start anew with --fresh, or change run.dir") from error
 
-    def clear(self) -> None:
-        """Remove what an earlier run wrote here, and nothing else."""
-        for name in OWN_FILES:
-            (self.path / name).unlink(missing_ok=True)
-        for name in OWN_FOLDERS:
-            shutil.rmtree(self.path / name, ignore_errors=True)
+    def _has_begun(self) -> bool:
+        """Whether anything was learnt here that a start under another recipe would lose."""
+        stages = self.path / "stages"
+        return any(stages.glob("*/checkpoints/step-*")) or any(stages.glob("*/done.json"))
+
+    def _set_aside(self, fresh: Collection[str]) -> None:
+        """Move what an earlier run wrote out of the way: the whole run, or some of its stages."""
+        stages = self.path / "stages"
+        others = {p.name for p in stages.glob("*")} - set(fresh) if fresh else set()
+        names = [f"stages/{name}" for name in fresh] if others else [*OWN_FILES, *OWN_FOLDERS]
+        for name in names:
+            if (self.path / name).exists():
+                (self._aside / name).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(self.path / name, self._aside / name)
+
+    def put_back(self) -> None:
+        """Undo a fresh start that came to nothing."""
+        stages = [f"stages/{path.name}" for path in (self._aside / "stages").glob("*")]
+        for name in [*OWN_FILES, *(name for name in OWN_FOLDERS if name != "stages"), *stages]:
+            kept, target = self._aside / name, self.path / name
+            if kept.exists():
+                shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+                target.parent.mkdir(exist_ok=True)
+                os.replace(kept, target)
+        shutil.rmtree(self._aside, ignore_errors=True)
+
+    def stage_began(self) -> None:
+        """From now on there is something to lose here, and what was set aside is gone."""
+        shutil.rmtree(self._aside, ignore_errors=True)
+
+    def _difference(self, recipe_yaml: str) -> str:
+        """Which key differs first from the recipe of the run, as `: key was X, is Y`."""
+        try:
+            before = yaml.safe_load((self.path / "recipe.yaml").read_text())
+        except (OSError, yaml.YAMLError):
+            return ""
+        was, now = _leaves(before), _leaves(yaml.safe_load(recipe_yaml))
+        for key in [*now, *was]:
+            if key != "run.dir" and was.get(key) != now.get(key):
+                return f" ({key} was {was.get(key, 'not there')}, is {now.get(key, 'not there')})"
+        return ""
 
     def stage(self, name: str) -> Path:
         return self.path / "stages" / name
@@ -121,7 +181,18 @@ class RunFolder:
     def close(self) -> None:
         if self.metrics is not None:
             self.metrics.close()
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
+
+
+def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """A nested mapping as `a.b.c: value`."""
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    leaves: dict[str, Any] = {}
+    for name, part in tree.items():
+        leaves |= _leaves(part, f"{prefix}.{name}" if prefix else name)
+    return leaves
 
 
 def _versions() -> dict[str, str]:

@@ -48,10 +48,14 @@ def train(
     folder = RunFolder(Path(recipe.run.dir))
     try:
         threads = recipe.run.threads or torch.get_num_threads()
-        torch.set_num_threads(folder.begin(recipe.to_yaml(), recipe.digest(), threads, fresh))
+        anew = [name for name in recipe.stages if name not in skipped] if fresh else []
+        torch.set_num_threads(folder.begin(recipe.to_yaml(), recipe.digest(), threads, fresh=anew))
         _determinism(recipe.run, device, sink)
         with StopSignal().listening() as stop:
             return _run_stages(recipe, skipped, folder, device, sink, stop)
+    except UserError:
+        folder.put_back()
+        raise
     finally:
         folder.close()
 
@@ -100,6 +104,8 @@ def _run_stages(
                 sink(Said(f"{name}: done; stopped before the next stage; the same command goes on from here"))
                 return 0
         before = folder.final_model(name)
+    if before is not None:
+        sink(Said(f"the model is in {before}"))
     return 0
 
 
@@ -113,7 +119,7 @@ def _model_of_skipped(folder: RunFolder, name: str) -> Path:
     if model is None:
         raise UserError(
             f"stage {name} is skipped, but {folder.stage(name) / 'final'} holds no model to go on from",
-            fix=f"run it first, without --skip {name}",
+            fix="run that stage first",
         )
     return model
 

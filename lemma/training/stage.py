@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import signal
 import time
@@ -53,6 +54,7 @@ class StopSignal:
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.asked = True
+        os.write(2, b"\nlemma: finishing this step, then saving; Ctrl-C again stops at once\n")
 
 
 @dataclass
@@ -100,6 +102,8 @@ class Stage:
         self._sink, self._stop, self._recipe = sink, stop, recipe
         self.store = CheckpointStore(folder.stage(name) / "checkpoints", options.checkpoint.keep, self.warn)
         self.best_score = math.inf
+        # A digest of what the stage learns from; a run that goes on must find the same.
+        self.data = ""
 
     # --- telling -----------------------------------------------------------------------------------------------
 
@@ -128,11 +132,17 @@ class Stage:
         """Load the newest checkpoint, if any, and forget what was written after it. The step to go on from."""
         checkpoint = self.store.newest()
         if checkpoint is not None:
+            if checkpoint.state["data"] != self.data:
+                raise UserError(
+                    f"the data of stage {self.name} are not those it was trained on until step {checkpoint.step}",
+                    fix="restore them, or start anew with --fresh",
+                )
             learner.load(checkpoint.tensors, checkpoint.state["learner"])
             best = checkpoint.state["best"]
             self.best_score = math.inf if best is None else best["score"]
         step = learner.step_count
         self.folder.forget_after(self.name, step)
+        self.folder.stage_began()
         self.emit(StageStarted(self.name, step, total, resumed=checkpoint is not None, recipe=self._recipe))
         self.clock = Clock()
         return step
@@ -157,7 +167,7 @@ class Stage:
         assert self.folder.metrics is not None
         self.folder.metrics.sync()
         tensors, state = learner.state()
-        self.store.save(learner.step_count, tensors, {"learner": state})
+        self.store.save(learner.step_count, tensors, {"learner": state, "data": self.data})
 
     def note_score(self, step: int, score: float) -> bool:
         """Remember a validation score (lower is better); whether it is the best so far."""

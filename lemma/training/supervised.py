@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> Non
     policy = build_policy(stage.model, stage.device, stage.seed, stage.start_from)
     fmt.install(policy.tokenizer)
     data, validation = prepare(stage, options, fmt, policy)
+    stage.data = digest([*data.items, *validation])
     total = data.total_steps(options)
     objective = NegativeLogLikelihood(options.normalise, options.constant)
     learner = Learner(
@@ -75,6 +77,15 @@ def measure_step(stage: Stage, step: int, epoch: float, report: StepReport, poli
     timings = stage.clock.read()
     timings |= throughput(policy, tokens, timings["update_seconds"])
     stage.measure(step, "train", values, timings)
+
+
+def digest(trajectories: Sequence[Trajectory]) -> str:
+    """A name for these token ids and masks, in this order."""
+    whole = hashlib.blake2b(digest_size=16)
+    for trajectory in trajectories:
+        whole.update(trajectory.ids_T.tobytes())
+        whole.update(trajectory.chosen_T.tobytes())
+    return whole.hexdigest()
 
 
 @dataclass

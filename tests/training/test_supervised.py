@@ -123,7 +123,8 @@ def test_rows_of_metrics(finished: World) -> None:
 
 def test_events(finished: World) -> None:
     kinds = [type(event) for event in finished.events]
-    assert kinds[0] is StageStarted and kinds[-1] is StageEnded
+    assert kinds[0] is StageStarted and kinds[-2:] == [StageEnded, Said]
+    assert finished.said() == [f"the model is in {finished.final()}"]
     assert kinds.count(Measured) == 9 and kinds.count(Progressed) == 6
     started = finished.events[0]
     assert isinstance(started, StageStarted)
@@ -165,8 +166,9 @@ def test_the_same_recipe_gives_the_same_run(finished: World, world: World) -> No
 
 def test_a_finished_run_is_left_alone(finished: World) -> None:
     before = (finished.run / "metrics.jsonl").read_bytes()
+    finished.events.clear()
     assert finished.train(finished.recipe()) == 0
-    assert finished.said() == ["sft: done already"]
+    assert finished.said() == ["sft: done already", f"the model is in {finished.final()}"]
     assert (finished.run / "metrics.jsonl").read_bytes() == before
 
 
@@ -351,8 +353,7 @@ def test_a_stage_starts_from_the_model_of_the_one_before(world: World) -> None:
     with pytest.raises(UserError) as caught:
         world.train(recipe, skip=["first"])
     assert str(caught.value) == (
-        f"stage first is skipped, but {world.final('first')} holds no model to go on from; "
-        "run it first, without --skip first"
+        f"stage first is skipped, but {world.final('first')} holds no model to go on from; run that stage first"
     )
     assert world.train(recipe, only=["first"]) == 0
     assert not world.final("second").exists()
@@ -386,13 +387,62 @@ def test_another_recipe_in_the_same_folder(world: World) -> None:
     with pytest.raises(UserError) as caught:
         world.train(other)
     assert str(caught.value) == (
-        f"{world.run} holds a run of another recipe; change run.dir, restore the recipe, or start anew with --fresh"
+        f"{world.run} holds a run of another recipe (stages.sft.optim.lr was 0.002, is 0.0001); change run.dir, "
+        "restore the recipe, or start anew with --fresh"
     )
     assert world.weights() == before
     (world.run / "notes.txt").write_text("mine")
     assert world.train(other, fresh=True) == 0
     assert world.weights() != before and (world.run / "notes.txt").read_text() == "mine"
     assert [row["step"] for row in world.rows() if row["axis"] == "train"] == [1, 2]
+
+
+def test_a_first_start_that_fails_leaves_nothing_in_the_way(world: World) -> None:
+    with pytest.raises(UserError):
+        world.train(world.recipe({"data": {"source": "nowhere.jsonl"}}))
+    assert world.train(world.recipe({"steps": 1})) == 0
+
+
+def test_a_fresh_start_that_fails_puts_the_run_back(world: World) -> None:
+    assert world.train(world.recipe({"steps": 2})) == 0
+    before = world.weights(), world.numbers()
+    with pytest.raises(UserError):
+        world.train(world.recipe({"data": {"source": "nowhere.jsonl"}}), fresh=True)
+    assert (world.weights(), world.numbers()) == before
+    assert not (world.run / ".earlier").exists()
+    assert world.train(world.recipe({"steps": 2})) == 0 and "sft: done already" in world.said()
+
+
+def test_a_fresh_start_of_one_stage_keeps_the_others(world: World) -> None:
+    recipe = world.recipe(stages=TWO)
+    assert world.train(recipe) == 0
+    first, second, rows = world.weights("first"), world.weights("second"), world.numbers()
+    assert world.train(recipe, only=["second"], fresh=True) == 0
+    assert (world.weights("first"), world.weights("second"), world.numbers()) == (first, second, rows)
+
+
+def test_a_recipe_that_lies_in_the_run_folder_is_not_overwritten(world: World) -> None:
+    world.run.mkdir()
+    (world.run / "recipe.yaml").write_text("# mine\n")
+    with pytest.raises(UserError, match=r"recipe\.yaml would be overwritten .*; set run\.dir to another folder"):
+        world.train(world.recipe())
+    assert (world.run / "recipe.yaml").read_text() == "# mine\n"
+
+
+def test_data_that_changed_are_noticed(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"say {i}", "response": str(i)} for i in range(12)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = world.recipe({"steps": 4, "data": {"source": str(path)}, "checkpoint": {"every": 2}, "validation": {}})
+
+    def stop(event: Event) -> None:
+        if isinstance(event, Progressed) and event.done == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert train(recipe, sink=stop) == 0
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows[:6]))
+    with pytest.raises(UserError, match="the data of stage sft are not those it was trained on until step 2"):
+        world.train(recipe)
 
 
 def test_a_folder_whose_record_is_broken(world: World) -> None:
@@ -571,7 +621,8 @@ def test_a_stop_asked_for_in_the_last_step_is_honoured_before_the_next_stage(wor
     assert world.said() == ["first: done; stopped before the next stage; the same command goes on from here"]
     assert world.final("first").is_dir() and not (world.run / "stages" / "second").exists()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert world.train(recipe) == 0 and world.said() == ["first: done already"]
+    assert world.train(recipe) == 0
+    assert world.said() == ["first: done already", f"the model is in {world.final('second')}"]
 
 
 # --- the order of the data -------------------------------------------------------------------------------------------
