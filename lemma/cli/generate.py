@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemma.cli.parser import Parser
 from lemma.core.errors import UserError
+from lemma.core.events import Event, Said
 from lemma.core.types import Message, Problem
 
 if TYPE_CHECKING:
+    from lemma.engines.base import Completion, Request
+    from lemma.engines.native.engine import NativeEngine
+    from lemma.engines.transformers_engine import TransformersEngine
     from lemma.formats import Format
+    from lemma.models.policy import Policy
 
 DESCRIPTION = """\
-Ask a model a question. MODEL is a run folder, an exported model, an adapter folder, any folder in the Hugging Face
-format, or a hub name. The format is the run's own; without a run it is the one whose chat template was saved with the
-tokenizer, else boxed for a tokenizer that has a chat template and r1_zero for one that has none."""
+Ask a model a question, a file of questions, or, on a terminal and without a question, talk with it. MODEL is a run
+folder, an exported model, an adapter folder, any folder in the Hugging Face format, or a hub name. The format is the
+run's own; without a run it is the one whose chat template was saved with the tokenizer, else boxed for a tokenizer that
+has a chat template and r1_zero for one that has none."""
+FORGET = "/new"
+MOST_TOGETHER = 1024
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser("generate", help="ask a model a question", description=DESCRIPTION)
     parser.add_argument("model", metavar="MODEL", help="a run, a model folder, an adapter folder or a hub name")
-    parser.add_argument("question", metavar="QUESTION", help="what to ask; - reads it from standard input")
+    parser.add_argument("question", metavar="QUESTION", nargs="?", help="what to ask; - reads it from standard input")
+    parser.add_argument(
+        "--file", metavar="FILE", help="questions: .txt, one a line, or .jsonl with question or messages"
+    )
     parser.add_argument("--format", metavar="NAME", help="how the question is put and the answer is read")
     parser.add_argument("--system", metavar="TEXT", help="system message in place of the format's own; empty: none")
     parser.add_argument("--samples", metavar="N", type=int, default=1, help="how many answers (default: 1)")
@@ -31,6 +43,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "--temperature", metavar="T", type=float, help="0 takes the likeliest token (default: 0 for one sample, else 1)"
     )
     parser.add_argument("--max-tokens", metavar="N", type=int, default=1024, help="longest answer (default: 1024)")
+    parser.add_argument("--show-logprobs", action="store_true", help="print each token with its log-probability")
     parser.add_argument("--seed", metavar="S", type=int, default=0, help="another seed, other samples (default: 0)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to compute")
     parser.set_defaults(run=run)
@@ -38,20 +51,11 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
-    question = sys.stdin.read().strip() if args.question == "-" else args.question.strip()
-    if not question:
-        raise UserError("the question is empty", fix='write `lemma generate MODEL "What is 6 times 7?"`')
-    from lemma.models.load import load_for_inference
-
-    model, tokenizer = load_for_inference(args.model, args.device)
-    fmt = _format(args, tokenizer)
-    problem = Problem((Message("user", question),))
-    for number, (text, whole) in enumerate(_speak(model, tokenizer, fmt, problem, args), start=1):
-        if args.samples > 1:
-            print(f"--- sample {number} of {args.samples}")
-        if not _streams(args):
-            print(text)
-        _print_answer(fmt, text, whole, args.max_tokens)
+    problems = _problems(args)
+    speaker = _open(args, len(problems))
+    if not problems:
+        return _chat(speaker, args)
+    _answer(speaker, problems, args)
     return 0
 
 
@@ -64,10 +68,74 @@ def _check(args: argparse.Namespace) -> None:
             raise UserError(f"{option} is {getattr(args, name)}", fix=f"write {least} or more")
     if args.samples > 1 and args.temperature == 0:
         raise UserError("samples at temperature 0 are all the same", fix="write `--temperature 1` or `--samples 1`")
+    if args.file is not None and args.question is not None:
+        raise UserError("there are both a question and a file of questions", fix="give one of them")
+
+
+def _problems(args: argparse.Namespace) -> list[Problem]:
+    """What to ask; nothing where there is to be a conversation."""
+    if args.file is not None:
+        from lemma.cli.questions import read_questions
+
+        return read_questions(Path(args.file))
+    if args.question is None:
+        if not sys.stdin.isatty():
+            raise UserError("there is no question", fix="write it after MODEL, or - to read it from standard input")
+        if args.samples > 1:
+            raise UserError("a conversation has one answer to each question", fix="remove --samples")
+        return []
+    question = sys.stdin.read().strip() if args.question == "-" else args.question.strip()
+    if not question:
+        raise UserError("the question is empty", fix='write `lemma generate MODEL "What is 6 times 7?"`')
+    return [Problem((Message("user", question),))]
+
+
+@dataclass
+class _Speaker:
+    """A model with its engine and its format."""
+
+    policy: Policy
+    engine: NativeEngine | TransformersEngine
+    format: Format
+    ends: frozenset[int]
+    asked: int = 0
+
+    def request(self, problem: Problem, args: argparse.Namespace) -> Request:
+        from lemma.engines.base import Request, Sampling
+        from lemma.formats.encode import encode_prompt
+
+        prompt_T = encode_prompt(self.format, problem, self.policy.tokenizer)
+        context = self.policy.context
+        if len(prompt_T) >= context:
+            raise UserError(f"the prompt has {len(prompt_T)} tokens but the model takes {context}", fix="ask less")
+        self.asked += 1
+        sampling = Sampling(
+            max_tokens=min(args.max_tokens, context - len(prompt_T)),
+            temperature=args.temperature,
+            stop=self.format.stop,
+            stop_ids=tuple(sorted(self.ends)),
+        )
+        return Request(("generate", self.asked), prompt_T, sampling, args.samples)
+
+
+def _open(args: argparse.Namespace, questions: int) -> _Speaker:
+    from lemma.cli.stream import ends_of
+    from lemma.engines import open_engine
+    from lemma.engines.options import NativeOptions
+
+    together = min(questions * args.samples, MOST_TOGETHER) or 1
+    options = NativeOptions(sequences=together, burst=1 if _streams(args) else None)
+    policy, engine = open_engine(args.model, args.device, args.seed, _say, options)
+    return _Speaker(policy, engine, _format(args, policy.tokenizer), ends_of(policy))
+
+
+def _say(event: Event) -> None:
+    if isinstance(event, Said):
+        print(f"lemma: {event.text}", file=sys.stderr)
 
 
 def _streams(args: argparse.Namespace) -> bool:
-    return bool(args.samples == 1 and sys.stdout.isatty())
+    return bool(args.samples == 1 and args.file is None and sys.stdout.isatty())
 
 
 def _format(args: argparse.Namespace, tokenizer: Any) -> Format:
@@ -93,62 +161,87 @@ def _format_of_run(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _speak(
-    model: Any, tokenizer: Any, fmt: Format, problem: Problem, args: argparse.Namespace
-) -> list[tuple[str, bool]]:
-    """The samples as text, and whether each came to its own end."""
-    import torch
-    from transformers import GenerationConfig, StoppingCriteriaList
-
-    from lemma.cli.stream import StopAfter, Words, ends_of
-    from lemma.core.random import key
-    from lemma.formats.encode import encode_prompt
-
-    prompt_T = torch.from_numpy(encode_prompt(fmt, problem, tokenizer)).to(model.device)
-    context = getattr(model.config, "max_position_embeddings", None) or sys.maxsize
-    if len(prompt_T) >= context:
-        raise UserError(f"the prompt has {len(prompt_T)} tokens but the model takes {context}", fix="ask less")
-    ends = ends_of(model, tokenizer)
-    sampling = {"do_sample": True, "temperature": args.temperature, "top_k": 0} if args.temperature else {}
-    # Ours in place of the model's: penalties and cuts that come with a model would hide what it has learnt.
-    model.generation_config = GenerationConfig(
-        max_new_tokens=min(args.max_tokens, context - len(prompt_T)),
-        num_return_sequences=args.samples,
-        eos_token_id=sorted(ends),
-        pad_token_id=tokenizer.pad_token_id,
-        **sampling,
-    )
-    with torch.random.fork_rng(), torch.inference_mode():
-        torch.manual_seed(key(args.seed, "generate"))
-        ids_BT = model.generate(
-            prompt_T[None],
-            attention_mask=torch.ones_like(prompt_T[None]),
-            stopping_criteria=StoppingCriteriaList([StopAfter(tokenizer, fmt.stop)]),
-            streamer=Words(tokenizer, ends, sys.stdout) if _streams(args) else None,
-        )
-    return [_completion(row, ends, fmt.stop, tokenizer) for row in ids_BT[:, len(prompt_T) :].tolist()]
+def _answer(speaker: _Speaker, problems: list[Problem], args: argparse.Namespace) -> None:
+    """Print the answers in the order of the questions, each as soon as it and those before it are there."""
+    requests = [speaker.request(problem, args) for problem in problems]
+    if _streams(args):
+        _print_one(speaker, _stream(speaker, requests[0]), args, is_shown=True)
+        return
+    for request in requests:
+        speaker.engine.submit(request)
+    found: dict[Any, list[Completion]] = {request.key: [] for request in requests}
+    printed = 0
+    for completion in speaker.engine.completions():
+        found[completion.key].append(completion)
+        while printed < len(requests) and len(found[requests[printed].key]) == args.samples:
+            if args.file is not None:
+                print(f"=== question {printed + 1} of {len(problems)}: {problems[printed].question}")
+            for sample in sorted(found.pop(requests[printed].key), key=lambda c: c.sample):
+                if args.samples > 1:
+                    print(f"--- sample {sample.sample + 1} of {args.samples}")
+                _print_one(speaker, sample, args)
+            printed += 1
 
 
-def _completion(row: list[int], ends: frozenset[int], stops: tuple[str, ...], tokenizer: Any) -> tuple[str, bool]:
-    """The text up to its end, whatever padding follows, and whether it has one."""
-    from lemma.engines.text import decode
+def _stream(speaker: _Speaker, request: Request) -> Completion:
+    """One completion, printed while it is made."""
+    from lemma.cli.stream import Words
 
-    end = next((place for place, token in enumerate(row) if token in ends), len(row))
-    text = decode(tokenizer, row[:end])
-    for stop in stops:
-        before, found, _ = text.partition(stop)
-        if found:
-            return before + stop, True
-    return text, end < len(row)
+    words = Words(speaker.policy.tokenizer, speaker.ends, sys.stdout)
+    speaker.engine.listen = words.hear
+    speaker.engine.submit(request)
+    (completion,) = speaker.engine.completions()
+    words.end()
+    return completion
 
 
-def _print_answer(fmt: Format, text: str, whole: bool, max_tokens: int) -> None:
+def _print_one(speaker: _Speaker, completion: Completion, args: argparse.Namespace, is_shown: bool = False) -> None:
+    from lemma.cli.stream import text_of, token_lines
     from lemma.formats import FAULTS
 
+    tokenizer, fmt = speaker.policy.tokenizer, speaker.format
+    text = text_of(completion, speaker.ends, fmt.stop, tokenizer)
+    if not is_shown:
+        print(text)
+    if args.show_logprobs:
+        print("\n".join(token_lines(completion, tokenizer)))
     parsed = fmt.parse(text)
-    if not whole:
-        print(f"(cut off: no end within {max_tokens} tokens or the model's context)")
+    if completion.finish != "stop":
+        print(f"(cut off: no end within {args.max_tokens} tokens or the model's context)")
     if parsed.answer is not None:
         print(f"answer: {parsed.answer}")
     else:
         print(f"no answer in the format {fmt.name}: " + "; ".join(FAULTS[fault] for fault in parsed.faults))
+
+
+def _chat(speaker: _Speaker, args: argparse.Namespace) -> int:
+    """Questions and answers until an empty line; Ctrl-C ends an answer, not the conversation."""
+    from lemma.cli.stream import text_of
+
+    print(f"Ask; an empty line ends the conversation, {FORGET} begins another.")
+    turns: list[Message] = []
+    while True:
+        try:
+            question = input("> ").strip()
+        except EOFError:
+            return 0
+        if not question:
+            return 0
+        if question == FORGET:
+            turns.clear()
+            continue
+        turns.append(Message("user", question))
+        try:
+            completion = _stream(speaker, speaker.request(Problem(tuple(turns)), args))
+        except KeyboardInterrupt:
+            turns.pop()
+            print("\n(stopped)")
+            continue
+        except UserError as error:
+            turns.pop()
+            print(f"lemma: {error}; {FORGET} begins another conversation", file=sys.stderr)
+            continue
+        if args.show_logprobs:
+            _print_one(speaker, completion, args, is_shown=True)
+        text = text_of(completion, speaker.ends, speaker.format.stop, speaker.policy.tokenizer)
+        turns.append(Message("assistant", speaker.format.opening + text))

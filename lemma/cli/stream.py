@@ -1,61 +1,69 @@
-"""Words as they come: a streamer and a stopping rule for transformers' `generate`."""
+"""Words as they come, and what a finished completion says."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-import torch
-from transformers import StoppingCriteria
-from transformers.generation.streamers import BaseStreamer
+from lemma.engines.text import UNKNOWN, decode
 
-from lemma.engines.text import UNKNOWN, StopTable, StopWatcher, decode
+if TYPE_CHECKING:
+    import numpy as np
+
+    from lemma.engines.base import Completion, Key
+    from lemma.models.policy import Policy
 
 
-def ends_of(model: Any, tokenizer: Any) -> frozenset[int]:
+def ends_of(policy: Policy) -> frozenset[int]:
     """Every token that ends a completion: the tokenizer's, and those that the model's own settings name."""
-    named = model.generation_config.eos_token_id
+    named = getattr(policy.causal.generation_config, "eos_token_id", None)
     several = named if isinstance(named, list) else [named]
-    return frozenset(token for token in (*several, tokenizer.eos_token_id) if token is not None)
+    return frozenset(int(token) for token in (*several, policy.tokenizer.eos_token_id) if token is not None)
 
 
-class StopAfter(StoppingCriteria):
-    """Ends a sample after one of the strings. Called once for every token, with all samples."""
-
-    def __init__(self, tokenizer: Any, stops: Sequence[str]):
-        self._tokenizer, self._table = tokenizer, StopTable(tokenizer, stops)
-        self._watchers: list[StopWatcher] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        if not self._watchers:
-            self._watchers = [StopWatcher(self._tokenizer, self._table.stops, self._table) for _ in input_ids]
-        newest = input_ids[:, -1].tolist()
-        found = [watcher.feed(token) for watcher, token in zip(self._watchers, newest, strict=True)]
-        return torch.tensor(found, device=input_ids.device)
-
-
-class Words(BaseStreamer):
-    """Prints a completion while it is made, except the prompt and the token that ends it."""
+class Words:
+    """Prints one completion while it is made, except the token that ends it."""
 
     def __init__(self, tokenizer: Any, ends: frozenset[int], stream: TextIO):
         self._tokenizer, self._ends, self._stream = tokenizer, ends, stream
         self._ids: list[int] = []
         self._shown = ""
-        self._is_prompt = True
 
-    def put(self, value: torch.Tensor) -> None:
-        if self._is_prompt:
-            self._is_prompt = False
-            return
-        self._ids += [token for token in value.reshape(-1).tolist() if token not in self._ends]
-        text = decode(self._tokenizer, self._ids)
-        # A character may need several tokens; until it is whole, decoding ends in a replacement character.
-        if not text.endswith(UNKNOWN) and text.startswith(self._shown):
-            self._stream.write(text[len(self._shown) :])
-            self._stream.flush()
-            self._shown = text
+    def hear(self, key: Key, sample: int, ids: np.ndarray) -> None:
+        for token in ids.tolist():
+            self._ids += [] if token in self._ends else [token]
+            text = decode(self._tokenizer, self._ids)
+            # A character may need several tokens; until it is whole, decoding ends in a replacement character.
+            if not text.endswith(UNKNOWN) and text.startswith(self._shown):
+                self._write(text)
 
     def end(self) -> None:
-        text = decode(self._tokenizer, self._ids)
-        self._stream.write(text[len(self._shown) :] + "\n")
+        self._write(decode(self._tokenizer, self._ids))
+        self._stream.write("\n")
         self._stream.flush()
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text[len(self._shown) :])
+        self._stream.flush()
+        self._shown = text
+
+
+def text_of(completion: Completion, ends: frozenset[int], stops: Sequence[str], tokenizer: Any) -> str:
+    """The text up to its end: without the token that ends it, and without what the last token adds to a stop string."""
+    ids = completion.ids.tolist()
+    if completion.finish == "stop" and ids and ids[-1] in ends:
+        ids = ids[:-1]
+    text = decode(tokenizer, ids)
+    places = [(text.find(stop) + len(stop)) for stop in stops if stop in text]
+    return text[: min(places)] if places and completion.finish == "stop" else text
+
+
+def token_lines(completion: Completion, tokenizer: Any) -> list[str]:
+    """One line for each token: its log-probability and its text; then their sum and mean."""
+    lines = [
+        f"{logprob:10.4f}  {decode(tokenizer, [token])!r}"
+        for token, logprob in zip(completion.ids.tolist(), completion.logprobs.tolist(), strict=True)
+    ]
+    count = len(completion.ids)
+    total = float(completion.logprobs.sum())
+    return [*lines, f"log-probability: {total:.4f} in all, {total / max(count, 1):.4f} a token, {count} tokens"]

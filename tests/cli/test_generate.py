@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -11,10 +12,13 @@ import torch
 
 from lemma.cli import generate
 from lemma.cli.parser import Parser
+from lemma.cli.questions import read_questions
+from lemma.cli.stream import Words
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Problem
 from lemma.formats import make_format
 from lemma.formats.encode import encode_text
+from lemma.formats.r1_zero import R1Zero
 from lemma.models.load import load_for_inference
 
 QUESTION = "how many stones ?"
@@ -108,6 +112,83 @@ def test_samples_belong_to_the_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert one.splitlines()[1] != two.splitlines()[1]
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_conversation_knows_what_was_said(
+    learnt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[Message]] = []
+    messages = R1Zero.messages
+    monkeypatch.setattr(
+        R1Zero, "messages", lambda self, problem: asked.append(problem.messages) or messages(self, problem)
+    )
+    lines = [QUESTION, QUESTION, "x " * 600, "/new", QUESTION, "", "never read"]
+    monkeypatch.setattr(sys, "stdin", Terminal("\n".join(lines)))
+    assert run(str(learnt), "--max-tokens", "20") == 0
+    captured = capsys.readouterr()
+    first, second, _, third = (tuple(messages) for messages in asked)
+    answer = Message("assistant", "<think>" + WORDS.strip())
+    assert first == third == (Message("user", QUESTION),)
+    assert second == (Message("user", QUESTION), answer, Message("user", QUESTION))
+    assert captured.out.count(WORDS.strip()) >= 2
+    assert "but the model takes 512; ask less; /new begins another conversation" in captured.err
+
+
+def test_ctrl_c_ends_an_answer_and_not_the_conversation(
+    learnt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    hear = Words.hear
+
+    def interrupted(self: Words, *args: object) -> None:
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        hear(self, *args)
+
+    monkeypatch.setattr(Words, "hear", interrupted)
+    monkeypatch.setattr(sys, "stdin", Terminal(f"{QUESTION}\n{QUESTION}\n"))
+    assert run(str(learnt), "--max-tokens", "20") == 0
+    out = capsys.readouterr().out
+    assert "(stopped)" in out and out.split("(stopped)")[1].count(WORDS.strip()) == 1
+
+
+def test_a_file_of_questions_is_answered_in_its_order(
+    learnt: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = [{"question": QUESTION}, {"messages": [{"role": "user", "content": "how many"}]}, {"question": QUESTION}]
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    assert run(str(learnt), "--file", str(questions), "--max-tokens", "20") == 0
+    parts = capsys.readouterr().out.split("=== question ")[1:]
+    answer = f": {QUESTION}\n{WORDS.strip()}\nanswer: 9\n"
+    assert [parts[0], parts[2]] == ["1 of 3" + answer, "3 of 3" + answer]
+    assert parts[1].startswith("2 of 3: how many\n")
+    plain = tmp_path / "questions.txt"
+    plain.write_text(f"{QUESTION}\n\n{QUESTION}\n")
+    assert run(str(learnt), "--file", str(plain), "--samples", "2", "--max-tokens", "20") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith(("===", "---"))] == [
+        f"=== question 1 of 2: {QUESTION}", "--- sample 1 of 2", "--- sample 2 of 2",
+        f"=== question 2 of 2: {QUESTION}", "--- sample 1 of 2", "--- sample 2 of 2",
+    ]  # fmt: skip
+
+
+def test_logprobs_of_every_token(learnt: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(str(learnt), QUESTION, "--max-tokens", "20", "--show-logprobs")
+    lines = capsys.readouterr().out.splitlines()
+    tokens = lines[1:-2]
+    assert [line.split()[1] for line in tokens] == [repr(word) for word in WORDS.split()]
+    values = [float(line.split()[0]) for line in tokens]
+    assert all(-0.5 < value <= 0 for value in values)
+    total, each = (float(word) for word in lines[-2].split() if word.startswith("-"))
+    assert abs(total - sum(values)) < 1e-3 and abs(each - total / 7) < 1e-3
+    assert lines[-2].endswith("7 tokens") and lines[-1] == "answer: 9"
+
+
 @pytest.mark.parametrize("system", ["how many", ""])
 def test_the_system_message_reaches_the_prompt(system: str) -> None:
     parser = Parser(prog="lemma")
@@ -127,9 +208,31 @@ def test_the_system_message_reaches_the_prompt(system: str) -> None:
         (("./nowhere", "x"), "there is no model folder ./nowhere"),
         (("tiny", "x " * 600), "but the model takes 512"),
         (("tiny", "x", "--samples", "many"), "invalid int value: 'many'"),
+        (("tiny", "x", "--file", "y"), "there are both a question and a file of questions"),
+        (("tiny", "--file", "nowhere.txt"), "the file nowhere.txt is not there"),
+        (("tiny",), "there is no question"),
     ],
 )
-def test_wrong_input_gets_one_sentence(argv: tuple[str, ...], sentence: str) -> None:
+def test_wrong_input_gets_one_sentence(argv: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
     with pytest.raises(UserError) as caught:
         run(*argv)
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "has no questions"),
+        ('{"question": "a"}\n{"question": ', "q.jsonl:2: this is not JSON"),
+        ('{"question": "a"}\n\n{"problem": "b"}', "q.jsonl:3: the row has neither a question nor messages"),
+        ("[1]", "q.jsonl:1: the row has neither"),
+        ('{"messages": [{"role": "user"}]}', "q.jsonl:1: the row has neither"),
+    ],
+)
+def test_a_wrong_file_of_questions_gets_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        read_questions(path)
     assert sentence in str(caught.value) and "\n" not in str(caught.value)

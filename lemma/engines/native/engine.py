@@ -262,7 +262,7 @@ class NativeEngine:
 
     def _default_tokens(self, rows: int) -> int:
         if self.policy.device.type != "cuda":
-            return CPU_CACHE_TOKENS
+            return min(CPU_CACHE_TOKENS, rows * self.policy.context)
         free, _ = torch.cuda.mem_get_info(self.policy.device)
         return min(int(CACHE_SHARE * free / bytes_per_token(self.policy)), rows * self.policy.context)
 
