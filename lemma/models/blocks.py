@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -126,22 +126,63 @@ def _block_forward(
 ) -> torch.Tensor:
     """A decoder block for an engine: the residual sums are part of the matrix products. Otherwise the class's own."""
     attention, feed_forward = self.self_attn, self.mlp
-    if cached is None or not (_is_plain(attention.o_proj) and _is_plain(feed_forward.down_proj)):
+    outer, down = as_product(attention.o_proj), as_product(feed_forward.down_proj)
+    if cached is None or outer is None or down is None:
         return type(self).forward(
             self, hidden_states, *args, position_embeddings=position_embeddings, cached=cached, **kwargs
         )
     normal = self.input_layernorm(hidden_states)
     out_THD = _attention_core(attention, normal, position_embeddings, None, cached)
     # Nobody else holds the residual stream of an engine's pass, so the sums go into it in place.
-    hidden = hidden_states[0].addmm_(out_THD.flatten(1), attention.o_proj.weight.T)
+    hidden = outer.add_to(hidden_states[0], out_THD.flatten(1))
     normal = self.post_attention_layernorm(hidden)
     gate, up = _projected(feed_forward, (feed_forward.gate_proj, feed_forward.up_proj), normal)
     inner = gated(gate, up, self.lemma_fused and gate.is_cuda)
-    return hidden.addmm_(inner, feed_forward.down_proj.weight.T)[None]
+    return down.add_to(hidden, inner)[None]
 
 
-def _is_plain(layer: nn.Module) -> bool:
-    return type(layer) is nn.Linear and layer.bias is None
+class Product(NamedTuple):
+    """A linear layer as matrix products: its own weight, and the two factors and the scale of an adapter, if any."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    down: torch.Tensor | None = None
+    up: torch.Tensor | None = None
+    scale: float = 0.0
+
+    def add_to(self, target: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """target += layer(x), in place; both are (T, width)."""
+        target.addmm_(x, self.weight.T)
+        if self.bias is not None:
+            target.add_(self.bias)
+        return self.adapt(target, x)
+
+    def adapt(self, target: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """target += what the adapter adds, in place."""
+        if self.down is not None and self.up is not None:
+            target.addmm_(x @ self.down.T, self.up.T, alpha=self.scale)
+        return target
+
+
+def as_product(layer: nn.Module) -> Product | None:
+    """A layer as products, where it is a plain linear layer, or one with a single plain adapter; else None.
+
+    Dropout is not part of it: an engine speaks in evaluation mode.
+    """
+    if type(layer) is nn.Linear:
+        return Product(layer.weight, layer.bias)
+    base: Any = getattr(layer, "base_layer", None)
+    if type(base) is not nn.Linear or not hasattr(layer, "lora_A") or layer.merged:
+        return None
+    if layer.disable_adapters:
+        return Product(base.weight, base.bias)
+    names = list(layer.active_adapters)
+    if len(names) != 1 or names[0] not in layer.lora_A or getattr(layer, "lora_variant", None):
+        return None
+    down, up = layer.lora_A[names[0]], layer.lora_B[names[0]]
+    if up.bias is not None or down.weight.dtype != base.weight.dtype:
+        return None
+    return Product(base.weight, base.bias, down.weight, up.weight, float(layer.scaling[names[0]]))
 
 
 def join_weights(module: nn.Module, layers: Sequence[nn.Module]) -> None:
@@ -164,22 +205,31 @@ def join_weights(module: nn.Module, layers: Sequence[nn.Module]) -> None:
 def _projected(module: nn.Module, layers: Sequence[nn.Module], x: torch.Tensor) -> Sequence[torch.Tensor]:
     """The outputs of several layers on the same input: in one product where nothing is learnt and weights are joint."""
     weight, bias = getattr(module, "lemma_joint", (None, None))
-    if torch.is_grad_enabled() or weight is None or not _are_joint(layers, weight, bias):
+    speaks = weight is not None and not torch.is_grad_enabled() and not module.training
+    products = [as_product(layer) for layer in layers] if speaks else []
+    if not products or not _are_joint(products, weight, bias):
         return [layer(x) for layer in layers]
-    return F.linear(x, weight, bias).split([len(layer.weight) for layer in layers], dim=-1)
+    outputs = F.linear(x, weight, bias).split([len(p.weight) for p in products if p is not None], dim=-1)
+    for product, output in zip(products, outputs, strict=True):
+        assert product is not None
+        product.adapt(output.view(-1, output.shape[-1]), x.view(-1, x.shape[-1]))
+    return outputs
 
 
-def _are_joint(layers: Sequence[nn.Module], weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether every parameter still is its part of the joint tensor: none was moved, none got an adapter."""
+def _are_joint(products: Sequence[Product | None], weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether every layer's own weights still are its part of the joint tensor: none was moved."""
     place = weight.data_ptr()
     bias_place = 0 if bias is None else bias.data_ptr()
-    for layer in layers:
-        if type(layer) is not nn.Linear or layer.weight.data_ptr() != place:
+    for product in products:
+        if product is None or product.weight.data_ptr() != place:
             return False
-        if bias is not None and layer.bias.data_ptr() != bias_place:
+        if (product.bias is None) != (bias is None):
             return False
-        place += layer.weight.nbytes
-        bias_place += 0 if bias is None else layer.bias.nbytes
+        place += product.weight.nbytes
+        if product.bias is not None:
+            if product.bias.data_ptr() != bias_place:
+                return False
+            bias_place += product.bias.nbytes
     return True
 
 
