@@ -46,17 +46,29 @@ def open_engine(
     precision: Precision | None = None,
 ) -> tuple[Policy, NativeEngine | TransformersEngine]:
     """A model to speak with, loaded from anywhere, and the fastest engine that serves it."""
-    from lemma.core.errors import UserError
     from lemma.engines.transformers_engine import TransformersEngine
+    from lemma.models.load import load_policy
+
+    found = _open_native(path, device, seed, options or NativeOptions(), precision)
+    if not isinstance(found, Said):
+        return found
+    policy = load_policy(path, device, precision, plain=True)
+    sink(found)
+    return policy, TransformersEngine(policy, seed)
+
+
+def _open_native(
+    path: str, device: str, seed: int, options: NativeOptions, precision: Precision | None
+) -> tuple[Policy, NativeEngine] | Said:
+    """The model with the native engine, or why not; then nothing holds its weights any more."""
+    from lemma.core.errors import UserError
     from lemma.models.load import load_policy
 
     try:
         policy = load_policy(path, device, precision)
-        return policy, _native(options or NativeOptions(), policy, seed)
+        return policy, _native(options, policy, seed)
     except UserError as error:
-        policy = load_policy(path, device, precision, plain=True)
-        sink(_instead(error))
-        return policy, TransformersEngine(policy, seed)
+        return _instead(error)
 
 
 def _native(options: NativeOptions, policy: Policy, seed: int) -> NativeEngine:
