@@ -121,6 +121,7 @@ def _split(engine: Any, row: dict[str, Any]) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity, profile
 
     from lemma.engines.base import generate
+    from lemma.engines.native.engine import bytes_per_token
 
     short = requests(row | {"new": 33, "ragged": False}, 77)
     generate(engine, short[: row["sequences"]])
@@ -138,7 +139,7 @@ def _split(engine: Any, row: dict[str, Any]) -> dict[str, Any]:
             others[event.key[:70]] += event.self_device_time_total / 1e3
     config = engine.policy.causal.config
     weights = sum(p.numel() for p in engine.policy.causal.parameters())
-    cache = row["sequences"] * (PROMPT + NEW / 2) * engine._bytes_per_token()
+    cache = row["sequences"] * (PROMPT + NEW / 2) * bytes_per_token(engine.policy)
     return {
         "ms_per_class_32_steps_and_prefill": dict(spent),
         "largest_others": dict(sorted(others.items(), key=lambda item: -item[1])[:8]),
