@@ -1,7 +1,7 @@
 """Tokens per second of the native engine on a GPU through its public interface, prefill and scheduling included.
 
-    python benchmarks/decode.py                 the whole table, each row in a process of its own
-    python benchmarks/decode.py --row '{...}'   one row, as JSON
+    python -m benchmarks.decode                 the whole table, each row in a process of its own
+    python -m benchmarks.decode --row '{...}'   one row, as JSON
 
 Work: Qwen2.5 shapes, random weights, distinct prompts of 128 tokens, prefix reuse off, end of sequence ignored, 256 new
 tokens at temperature 1 over the whole vocabulary, sampled log-probability returned. `ragged`: 1,024 requests with
@@ -11,17 +11,13 @@ over 4.3 TB/s and its matrix work over 790 TFLOP/s (both measured on an H200).
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
 import time
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.rows import run_rows
 from benchmarks.sft_step import make_config
 
 PROMPT, NEW = 128, 256
@@ -180,31 +176,5 @@ def default_rows() -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--row", help="one row, as JSON")
-    parser.add_argument("--rows", help="several rows, as a JSON list")
-    parser.add_argument("--out", type=Path, help="folder for decode.jsonl")
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds a row may take")
-    arguments = parser.parse_args()
-    if arguments.row:
-        row = json.loads(arguments.row)
-        print(json.dumps(run_native(row) if row["who"] == "native" else run_transformers(row)))
-        return
-    results = []
-    for row in json.loads(arguments.rows) if arguments.rows else default_rows():
-        command = [sys.executable, "-m", "benchmarks.decode", "--row", json.dumps(row)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=arguments.limit, check=False)
-            lines = [line for line in done.stderr.splitlines() if line.strip()]
-            failed = row | {"error": " | ".join(lines[-4:])[-800:]}
-            results.append(json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else failed)
-        except subprocess.TimeoutExpired:
-            results.append(row | {"error": f"longer than {arguments.limit:.0f} s"})
-        print(json.dumps(results[-1]), flush=True)
-        if arguments.out:
-            (arguments.out / "decode.jsonl").write_text("\n".join(json.dumps(r) for r in results) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    run_rows("benchmarks.decode", __doc__, {"native": run_native, "transformers": run_transformers}, default_rows)

@@ -1,7 +1,7 @@
 """One supervised optimisation step on a GPU, beside TRL's SFTTrainer on the same work: time, MFU and peak memory.
 
-    python benchmarks/sft_step.py                 the whole table, each row in a process of its own
-    python benchmarks/sft_step.py --row '{...}'   one row, as JSON
+    python -m benchmarks.sft_step                 the whole table, each row in a process of its own
+    python -m benchmarks.sft_step --row '{...}'   one row, as JSON
 
 Work: Qwen2.5-1.5B shape, random weights, full fine-tuning with fp32 master weights; packs of 16k tokens made of
 segments of 200 to 1,200 tokens, every token trained on. MFU = 6 x parameters x tokens / seconds / 790 TFLOP/s (the
@@ -10,16 +10,14 @@ matrix rate measured on an H200); recomputation is not counted as work.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.rows import run_rows
 
 SHAPES: dict[str, dict[str, Any]] = {
     "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
@@ -196,35 +194,5 @@ def default_rows() -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--row", help="one row, as JSON")
-    parser.add_argument("--rows", help="several rows, as a JSON list")
-    parser.add_argument("--out", type=Path, help="folder for rows.jsonl")
-    parser.add_argument("--limit", type=float, default=150.0, help="seconds a row may take")
-    arguments = parser.parse_args()
-    if arguments.row:
-        row = json.loads(arguments.row)
-        print(json.dumps(run_lemma(row) if row["who"] == "lemma" else run_trl(row)))
-        return
-    results = []
-    for row in json.loads(arguments.rows) if arguments.rows else default_rows():
-        command = [sys.executable, __file__, "--row", json.dumps(row)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=arguments.limit, check=False)
-            if done.returncode == 0:
-                results.append(json.loads(done.stdout.splitlines()[-1]))
-            else:
-                lines = [line for line in done.stderr.splitlines() if line.strip()]
-                results.append(row | {"error": " | ".join(lines[-3:])[-600:]})
-            if "out of memory" in done.stderr:
-                results[-1]["note"] = "budget halved"
-        except subprocess.TimeoutExpired:
-            results.append(row | {"error": f"longer than {arguments.limit:.0f} s"})
-        print(json.dumps(results[-1]), flush=True)
-        if arguments.out:
-            (arguments.out / "rows.jsonl").write_text("\n".join(json.dumps(r) for r in results) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    run_rows("benchmarks.sft_step", __doc__, {"lemma": run_lemma, "trl": run_trl}, default_rows)

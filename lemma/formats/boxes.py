@@ -5,23 +5,15 @@ from __future__ import annotations
 import re
 
 from lemma.formats.base import Parsed
+from lemma.grading.extract import closing_brace
 
 _START = re.compile(r"\\boxed\s*\{")
 
 
 def _closing(text: str, start: int) -> int | None:
-    """Where the brace closes whose content begins at `start`; escaped braces are text."""
-    depth, place = 1, start
-    while place < len(text):
-        character = text[place]
-        if character == "\\":
-            place += 1
-        elif character in "{}":
-            depth += 1 if character == "{" else -1
-            if not depth:
-                return place
-        place += 1
-    return None
+    """Where the brace closes whose content begins at `start`."""
+    end = closing_brace(text, start - 1)
+    return None if end < 0 else end
 
 
 def unboxed(answer: str) -> str | None:
