@@ -19,6 +19,12 @@ _THINK_OPEN = re.compile(r"<(think|thinking|reasoning|start_working_out)>")
 _THINK_CLOSE = re.compile(r"</(?:think|thinking|reasoning)>|<end_working_out>")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _JOIN = re.compile(r"(?<![A-Za-z])(?:and|or)(?![A-Za-z])|[,;]")
+# Words that lead from one result to the next, or take one back: the later box alone is the answer then.
+_STEP = re.compile(
+    r"\b(?:then|so|thus|hence|therefore|finally|which|giv\w+|simplif\w+|become\w*|wait|actually|not|no|instead|rather"
+    r"|correct\w*|namely|equivalently|i\.e|that is|equal\w*|means)\b",
+    re.IGNORECASE,
+)
 _PHRASES = (
     re.compile(r"final answer is:?\s*(.{1,300}?)\.?\s*I hope", re.IGNORECASE | re.DOTALL),
     re.compile(
@@ -187,7 +193,9 @@ def _box_content(text: str, after: int) -> tuple[str, int] | None:
 def _joined(between: str) -> bool:
     """Whether the words between two boxes make them one list."""
     plain = re.sub(r"\\(?:quad|qquad|text|[,;:()\[\]])|[${}\\]", " ", between)
-    return len(between) < 60 and "\n\n" not in between and ". " not in plain and _JOIN.search(plain) is not None
+    if len(between) >= 60 or "\n\n" in between or ". " in plain or _STEP.search(plain):
+        return False
+    return _JOIN.search(plain) is not None
 
 
 def _tag(text: str, rules: Rules) -> Extraction | None:

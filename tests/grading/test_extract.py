@@ -8,6 +8,10 @@ from lemma.grading import Rules, extract, grade
 
 CASES = [
     # boxes
+    (r"\boxed{3}, so the total is \boxed{4}", "4", "box"),
+    (r"\boxed{3}, wait, it is \boxed{4}", "4", "box"),
+    (r"x=\boxed{3} and then \boxed{4}", "4", "box"),
+    (r"x=\boxed{3} and y=\boxed{4}", "3, 4", "box"),
     ("so \\boxed{12}.", "12", "box"),
     ("first \\boxed{3}, wait.\n\nNo: \\boxed{4}", "4", "box"),
     ("\\boxed{\\frac{1}{\\sqrt{2}}} is it", "\\frac{1}{\\sqrt{2}}", "box"),
