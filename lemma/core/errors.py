@@ -51,4 +51,4 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     close = get_close_matches(name, names, n=1, cutoff=0.5)
     if close:
         return f"did you mean '{close[0]}'?"
-    return "write one of: " + ", ".join(names) if names else "there is nothing to choose from"
+    return "write one of: " + ", ".join(names) if names else "check the spelling"
