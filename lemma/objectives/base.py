@@ -63,10 +63,12 @@ Ratio = tuple[torch.Tensor | float, torch.Tensor | float]
 
 @dataclass(frozen=True)
 class Loss:
-    """`value`, added up over packs and ranks, is the loss of the step; a metric is a sum and a count, added alike."""
+    """`value`, added up over packs and ranks, is the loss of the step; a metric is a sum and a count, added alike; of
+    `maxima` the largest over packs and ranks counts."""
 
     value: torch.Tensor
     metrics: Mapping[str, Ratio] = field(default_factory=dict)
+    maxima: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 class Objective(Protocol):

@@ -87,7 +87,7 @@ class Learner:
     @torch.no_grad()
     def evaluate(self, trajectories: Sequence[Trajectory], objective: Objective) -> dict[str, float]:
         """The objective's loss and metrics on held-out trajectories, without gradient and without dropout."""
-        totals = _global_totals(trajectories, self.policy.device)
+        totals = _over_ranks(Totals.of(trajectories), self.policy.device)
         terms: list[Terms] = []
         self._without_gradient(
             trajectories, objective.scope, lambda batch: terms.append(self._terms(batch, objective, totals))
@@ -123,10 +123,15 @@ class Learner:
 
     # --- learning ----------------------------------------------------------------------------------------------
 
-    def step(self, trajectories: Sequence[Trajectory], objective: Objective) -> StepReport:
-        """One optimisation step on all of these trajectories (of this rank; counts are summed over ranks)."""
+    def step(
+        self, trajectories: Sequence[Trajectory], objective: Objective, totals: Totals | None = None
+    ) -> StepReport:
+        """One optimisation step on all of these trajectories (of this rank; counts are summed over ranks).
+
+        `totals` counts this rank's trajectories where some that carry no gradient were left out.
+        """
         self.policy.module.train()
-        totals = _global_totals(trajectories, self.policy.device)
+        totals = _over_ranks(totals or Totals.of(trajectories), self.policy.device)
         while True:
             self.optimiser.zero()
             packs = plan_packs(trajectories, self.token_budget, objective.scope)
@@ -278,11 +283,15 @@ class _Sums:
     def __init__(self, device: torch.device):
         self._device = device
         self._sums: dict[str, torch.Tensor] = {}
+        self._maxima: dict[str, torch.Tensor] = {}
 
     def add(self, loss: Loss) -> None:
         self._put("loss", loss.value.detach(), 0.0)
         for name, (value, count) in loss.metrics.items():
             self._put(name, value, count)
+        for name, value in loss.maxima.items():
+            largest = value.detach().to(torch.float64)
+            self._maxima[name] = torch.maximum(self._maxima[name], largest) if name in self._maxima else largest
 
     def _put(self, name: str, value: torch.Tensor | float, count: torch.Tensor | float) -> None:
         parts = [torch.as_tensor(x, dtype=torch.float64, device=self._device).detach() for x in (value, count)]
@@ -290,7 +299,7 @@ class _Sums:
         self._sums[name] = self._sums[name] + pair if name in self._sums else pair
 
     def result(self) -> dict[str, float]:
-        """Sums over ranks, each divided by its count; the loss is a sum already."""
+        """Sums over ranks, each divided by its count, and maxima; the loss is a sum already."""
         names = sorted(self._sums)
         table = torch.stack([self._sums[name] for name in names]).tolist() if names else []
         everybody = gather_over_ranks(dict(zip(names, table, strict=True)))
@@ -298,6 +307,9 @@ class _Sums:
         for name in sorted({name for sums in everybody for name in sums}):
             value, count = (sum(sums[name][i] for sums in everybody if name in sums) for i in (0, 1))
             result[name] = value if name == "loss" else value / count if count else 0.0
+        for found in gather_over_ranks({name: value.item() for name, value in self._maxima.items()}):
+            for name, value in found.items():
+                result[name] = max(value, result.get(name, value))
         return result
 
 
@@ -306,8 +318,7 @@ def _is_one_unit(trajectories: Sequence[Trajectory], scope: Scope) -> bool:
     return len({t.unit for t in trajectories}) == 1 if scope == "pair" else len(trajectories) == 1
 
 
-def _global_totals(trajectories: Sequence[Trajectory], device: torch.device) -> Totals:
-    own = Totals.of(trajectories)
+def _over_ranks(own: Totals, device: torch.device) -> Totals:
     summed = torch.tensor([own.tokens, own.sequences, own.units], dtype=torch.float64, device=device)
     return Totals(*sum_over_ranks(summed).tolist())
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -26,6 +26,9 @@ from lemma.training.checkpoint import CheckpointStore
 from lemma.training.folder import RunFolder
 from lemma.training.learner import Learner
 from lemma.training.options import StageOptions
+
+# Between the name of a kept part and the name of its tensor in a checkpoint; the learner's own have no part.
+PART = "//"
 
 
 class Stopped(Exception):
@@ -55,6 +58,13 @@ class StopSignal:
             raise KeyboardInterrupt
         self.asked = True
         os.write(2, b"\nlemma: finishing this step, then saving; Ctrl-C again stops at once\n")
+
+
+class Kept(Protocol):
+    """What a stage saves beside its learner: a controller, a critic, a place in the data. Tensors may be empty."""
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]: ...
+    def load(self, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any]) -> None: ...
 
 
 @dataclass
@@ -104,6 +114,7 @@ class Stage:
         self.best_score = math.inf
         # A digest of what the stage learns from; a run that goes on must find the same.
         self.data = ""
+        self._kept: dict[str, Kept] = {}
 
     # --- telling -----------------------------------------------------------------------------------------------
 
@@ -128,6 +139,10 @@ class Stage:
 
     # --- going on ----------------------------------------------------------------------------------------------
 
+    def keep(self, name: str, part: Kept) -> None:
+        """Save this part in every checkpoint, and load it when the stage goes on."""
+        self._kept[name] = part
+
     def resume(self, learner: Learner, total: int) -> int:
         """Load the newest checkpoint, if any, and forget what was written after it. The step to go on from."""
         checkpoint = self.store.newest()
@@ -137,7 +152,9 @@ class Stage:
                     f"the data of stage {self.name} are not those it was trained on until step {checkpoint.step}",
                     fix="restore them, or start anew with --fresh",
                 )
-            learner.load(checkpoint.tensors, checkpoint.state["learner"])
+            learner.load(_of_part("", checkpoint.tensors), checkpoint.state["learner"])
+            for name, part in self._kept.items():
+                part.load(_of_part(f"{name}{PART}", checkpoint.tensors), checkpoint.state["kept"][name])
             best = checkpoint.state["best"]
             self.best_score = math.inf if best is None else best["score"]
         step = learner.step_count
@@ -167,7 +184,11 @@ class Stage:
         assert self.folder.metrics is not None
         self.folder.metrics.sync()
         tensors, state = learner.state()
-        self.store.save(learner.step_count, tensors, {"learner": state, "data": self.data})
+        kept: dict[str, Any] = {}
+        for name, part in self._kept.items():
+            own, kept[name] = part.state()
+            tensors |= {f"{name}{PART}{key}": tensor for key, tensor in own.items()}
+        self.store.save(learner.step_count, tensors, {"learner": state, "data": self.data, "kept": kept})
 
     def note_score(self, step: int, score: float) -> bool:
         """Remember a validation score (lower is better); whether it is the best so far."""
@@ -192,3 +213,10 @@ class Stage:
         fault_point("stage.before_final_rename")
         self.folder.finish_stage(self.name, partial, {"step": learner.step_count, **summary})
         self.emit(StageEnded(self.name, learner.step_count, summary))
+
+
+def _of_part(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of one part of a checkpoint, under their own names."""
+    if prefix:
+        return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return {name: tensor for name, tensor in tensors.items() if PART not in name}
