@@ -100,13 +100,14 @@ def _memory(recipe: Recipe, stage: StageOptions) -> str:
 def _stage(stage: StageOptions) -> list[str]:
     from lemma.training.options import SupervisedOptions
 
-    optim, batch = stage.optim, stage.batch
-    lines = _supervised(stage) if isinstance(stage, SupervisedOptions) else []
+    optim, lines, batch = stage.optim, [], ""
+    if isinstance(stage, SupervisedOptions):
+        lines, batch = _supervised(stage), f"{_many(stage.batch.sequences, 'sequence')} a step, "
     warmup = f"warm-up {optim.warmup:.0%} of the steps" if optim.warmup < 1 else f"warm-up {optim.warmup:g} steps"
     warmup = warmup if optim.warmup else "no warm-up"
     return [
         *lines,
-        _row("batch", f"{_many(batch.sequences, 'sequence')} a step, at most {batch.token_budget} tokens at a time"),
+        _row("batch", f"{batch}at most {stage.batch.token_budget} tokens at a time"),
         _row("optimiser", f"{optim.name}, lr {optim.lr:g} {optim.schedule}, {warmup}"),
         _row("checkpoints", _every(stage.checkpoint.every) + f", the newest {stage.checkpoint.keep} kept"),
     ]

@@ -60,13 +60,18 @@ class OptimOptions(Options):
         return self
 
 
-class BatchOptions(Options):
+class BudgetOptions(Options):
+    """How much is computed at a time."""
+
+    token_budget: int = Field(16384, ge=16)
+    """Most tokens in one forward and backward pass. Changes speed and memory, never the gradient."""
+
+
+class BatchOptions(BudgetOptions):
     """How much goes into one optimisation step, and how much of it is computed at a time."""
 
     sequences: int = Field(32, ge=1)
     """Sequences per optimisation step, over all ranks."""
-    token_budget: int = Field(16384, ge=16)
-    """Most tokens in one forward and backward pass. Changes speed and memory, never the gradient."""
 
 
 class CheckpointOptions(Options):
@@ -85,7 +90,7 @@ class StageOptions(Options):
     """supervised."""
     optim: OptimOptions = OptimOptions()
     """The optimiser."""
-    batch: BatchOptions = BatchOptions()
+    batch: BudgetOptions = BudgetOptions()
     """Batch sizes."""
     checkpoint: CheckpointOptions = CheckpointOptions()
     """Checkpoints."""
@@ -98,6 +103,8 @@ class SupervisedOptions(StageOptions):
 
     kind: Literal["supervised"] = "supervised"
     """Supervised fine-tuning."""
+    batch: BatchOptions = BatchOptions()
+    """Batch sizes."""
     data: DataOptions = DataOptions()
     """Where the demonstrations come from."""
     validation: ValidationOptions = ValidationOptions()
