@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from lemma.config import Options
 from lemma.core.types import Finish, Problem
 from lemma.formats import Parsed
-from lemma.grading import GradingService, Verdict, default_service
+from lemma.grading import DEFAULT, GradingService, Rules, Verdict, default_service
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -29,6 +29,7 @@ class RewardInput:
     ids: Sequence[int] = ()
     finish: Finish = "stop"
     service: GradingService | None = None
+    rules: Rules = DEFAULT
     _asked: list[Future[Verdict]] = field(default_factory=list, repr=False)
     _verdict: Verdict | None = field(default=None, repr=False)
 
@@ -43,7 +44,7 @@ class RewardInput:
         else:
             text = self.completion if self.parsed is None else self.parsed.answer or ""
             service = self.service or default_service()
-            self._asked = [service.submit(text, gold) for gold in self.problem.golds]
+            self._asked = [service.submit(text, gold, self.rules) for gold in self.problem.golds]
 
     @property
     def verdict(self) -> Verdict:

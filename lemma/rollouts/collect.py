@@ -1,0 +1,100 @@
+"""From problems to graded samples: generation and grading at the same time, every sample in the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lemma.core.faults import fault_point
+from lemma.core.types import Problem
+from lemma.engines.base import Completion, Engine, Key, Request, Sampling
+from lemma.rollouts.journal import Journal
+from lemma.rollouts.judge import Judge, Pending
+from lemma.rollouts.sample import Sample
+
+# Samples that are scored together; also how many verdicts may be on their way before the oldest is waited for.
+BATCH = 64
+NOTHING = np.zeros(0, dtype=np.int32)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """`n` samples for one problem, numbered from `first`. A `prefix` begins the response on a teacher's behalf."""
+
+    key: Key
+    problem: Problem
+    prompt: np.ndarray
+    n: int = 1
+    prefix: np.ndarray = field(default_factory=lambda: NOTHING)
+    first: int = 0
+
+    def request(self, sampling: Sampling) -> Request:
+        return Request(self.key, np.concatenate([self.prompt, self.prefix]).astype(np.int64), sampling, self.n)
+
+
+def collect(
+    engine: Engine,
+    asks: Sequence[Ask],
+    sampling: Sampling | Callable[[Ask], Sampling],
+    judge: Judge,
+    *,
+    journal: Journal | None = None,
+    extra: Callable[[Ask, Sample], Mapping[str, Any]] = lambda ask, sample: {},
+) -> Iterator[Sample]:
+    """Graded samples, roughly in the order in which they finish; sort them before anything depends on the order.
+
+    What the journal holds already is handed back first and not generated again: of an ask that is there in part, all
+    samples are generated and those that are there are passed over. `extra` gives further columns for the journal.
+    """
+    known = journal.samples if journal is not None else {}
+    missing: dict[Key, Ask] = {}
+    for ask in asks:
+        there = [known.get((repr(ask.key), ask.first + i)) for i in range(ask.n)]
+        yield from (sample for sample in there if sample is not None)
+        if None in there:
+            missing[ask.key] = ask
+    for ask in missing.values():
+        engine.submit(ask.request(sampling(ask) if callable(sampling) else sampling))
+    waiting: list[tuple[Ask, Pending]] = []
+
+    def settle(count: int) -> Iterator[Sample]:
+        part = waiting[:count]
+        del waiting[:count]
+        for (ask, _), sample in zip(part, judge.finish([pending for _, pending in part]), strict=True):
+            if journal is not None:
+                journal.append(sample, extra(ask, sample))
+            yield sample
+
+    for completion in engine.completions():
+        ask = missing[completion.key]
+        sample = _sample(ask, completion)
+        if sample.order in known:
+            continue
+        fault_point("rollouts.sampled")
+        waiting.append((ask, judge.begin(ask.problem, sample)))
+        if len(waiting) >= 2 * BATCH:
+            yield from settle(BATCH)
+    fault_point("rollouts.generated")
+    while waiting:
+        yield from settle(BATCH)
+
+
+def _sample(ask: Ask, completion: Completion) -> Sample:
+    """The completion as the response to the problem, the teacher's prefix in front."""
+    gap = np.zeros(len(ask.prefix), dtype=np.float32)
+    return Sample(
+        key=ask.key,
+        sample=ask.first + completion.sample,
+        problem_id=ask.problem.id,
+        prompt=ask.prompt.astype(np.int32),
+        ids=np.concatenate([ask.prefix, completion.ids]).astype(np.int32),
+        logprobs=np.concatenate([gap, completion.logprobs]).astype(np.float32),
+        kept=np.concatenate([gap, completion.kept]).astype(np.float32),
+        finish=completion.finish,
+        policy_version=completion.policy_version,
+        given=len(ask.prefix),
+        seconds=completion.seconds,
+    )

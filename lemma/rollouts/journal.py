@@ -1,0 +1,81 @@
+"""The journal: every graded sample on disk before anything is learnt from it or counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lemma.core.errors import UserError
+from lemma.core.files import JsonLines, read_json_lines
+from lemma.rollouts.sample import VERSION, Sample
+
+END = "end"
+
+
+class Journal:
+    """One file of samples, appended as each is graded. A line is whole or not there.
+
+    `is_complete` once `finish` was called: a step of training reads a complete journal and starts an
+    incomplete one again. An evaluation goes on with whatever is there.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.samples: dict[tuple[str, int], Sample] = {}
+        self.is_complete = False
+        if path.is_file():
+            for row in _rows(path):
+                if END in row:
+                    self.is_complete = True
+                else:
+                    sample = Sample.from_row(row)
+                    self.samples[sample.order] = sample
+        self._lines = JsonLines(path)
+
+    def append(self, sample: Sample, extra: Mapping[str, Any] | None = None) -> None:
+        """`extra` are columns for readers of the file, such as the prompt and the gold in words."""
+        assert not self.is_complete, "a complete journal does not grow"
+        self.samples[sample.order] = sample
+        self._lines.append({"version": VERSION, **sample.to_row(), **(extra or {})})
+
+    def clear(self) -> None:
+        self._lines.truncate(0)
+        self.samples, self.is_complete = {}, False
+
+    def finish(self) -> None:
+        self._lines.append({END: True, "samples": len(self.samples)})
+        self._lines.sync()
+        self.is_complete = True
+
+    def sync(self) -> None:
+        self._lines.sync()
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+def read_samples(path: Path) -> Iterator[Sample]:
+    """The samples of one journal file, as they were written."""
+    for row in _rows(path):
+        if END not in row:
+            yield Sample.from_row(row)
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    for number, row in enumerate(_parsed(path), start=1):
+        if END not in row and row.get("version") != VERSION:
+            raise UserError(
+                f"this row is not of version {VERSION} of the journal",
+                file=path,
+                line=number,
+                fix="write it with this version of Lemma, or move the file away",
+            )
+        yield row
+
+
+def _parsed(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        yield from read_json_lines(path)
+    except ValueError as error:
+        raise UserError(f"the journal {path} is broken ({error})", fix="move the file away") from error

@@ -1,0 +1,74 @@
+"""What a completion says and what it is worth: text, format, verdict and rewards. The grader works meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lemma.core.types import Problem
+from lemma.formats import Format
+from lemma.grading import DEFAULT, GradingService, Rules
+from lemma.rewards import Reward, RewardInput, combine
+from lemma.rollouts.sample import Sample
+
+
+@dataclass(slots=True)
+class Pending:
+    """A sample whose verdict is on its way."""
+
+    sample: Sample
+    item: RewardInput
+
+
+class Judge:
+    """Reads completions by one format and scores them by some rewards.
+
+    `grade` asks the grader even where no reward needs a verdict, as an evaluation does.
+    """
+
+    def __init__(
+        self,
+        fmt: Format,
+        rewards: Sequence[Reward],
+        tokenizer: Any,
+        *,
+        service: GradingService | None = None,
+        rules: Rules = DEFAULT,
+        grade: bool = True,
+    ):
+        self.fmt, self.rewards, self.tokenizer = fmt, list(rewards), tokenizer
+        self.service, self.rules = service, rules
+        self.needs_verdict = grade or any(reward.needs_verdict for reward in rewards)
+
+    def begin(self, problem: Problem, sample: Sample) -> Pending:
+        """Read the text and begin grading it; nothing is waited for."""
+        sample.text = text_of(sample.ids, sample.finish, self.tokenizer)
+        parsed = self.fmt.parse(sample.text)
+        sample.reasoning, sample.answer, sample.faults = parsed.reasoning, parsed.answer, parsed.faults
+        sample.format_ok = parsed.ok
+        item = RewardInput(
+            sample.text, problem, parsed, sample.ids.tolist(), sample.finish, service=self.service, rules=self.rules
+        )
+        if self.needs_verdict:
+            item.ask()
+        return Pending(sample, item)
+
+    def finish(self, pending: Sequence[Pending]) -> list[Sample]:
+        """Wait for the verdicts of these and score them together."""
+        scored = combine(self.rewards, [one.item for one in pending])
+        for one, score in zip(pending, scored, strict=True):
+            sample = one.sample
+            sample.rewards, sample.reward = dict(score.parts), score.total
+            if self.needs_verdict:
+                sample.verdict, sample.reason = one.item.verdict.kind, one.item.verdict.reason
+        return [one.sample for one in pending]
+
+
+def text_of(ids: np.ndarray, finish: str, tokenizer: Any) -> str:
+    """The text of a response; the end-of-sequence token that ended it is not part of it."""
+    if finish in ("stop", "given") and len(ids) and ids[-1] == tokenizer.eos_token_id:
+        ids = ids[:-1]
+    return tokenizer.decode(ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)

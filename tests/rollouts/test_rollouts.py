@@ -1,0 +1,108 @@
+"""Problems through the real engine, format and grader into the journal, and back out of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lemma.core.errors import UserError
+from lemma.data.load import load_problems
+from lemma.data.options import ArithmeticOptions, DataOptions
+from lemma.engines.base import Sampling
+from lemma.engines.native.engine import NativeEngine
+from lemma.formats import make_format
+from lemma.formats.encode import encode_prompt
+from lemma.models.load import build_policy
+from lemma.models.options import ModelOptions, TinyOptions
+from lemma.models.policy import Policy
+from lemma.rewards import make_reward
+from lemma.rollouts import Ask, Journal, Judge, Sample, collect, read_samples
+from tests.models.small import CPU
+
+FORMAT = make_format("r1_zero")
+SAMPLING = Sampling(max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    tiny = TinyOptions(hidden=32, layers=2, feed_forward=64, heads=2, kv_heads=1)
+    return build_policy(ModelOptions(tiny=tiny), CPU, 0, None)
+
+
+def asks(policy: Policy, count: int = 3, n: int = 4) -> list[Ask]:
+    data = DataOptions(arithmetic=ArithmeticOptions(operations=2, count=count))
+    problems = load_problems(data, 0)
+    return [
+        Ask(("rl", 1, draw), problem, encode_prompt(FORMAT, problem, policy.tokenizer), n)
+        for draw, problem in enumerate(problems)
+    ]
+
+
+def judge(policy: Policy) -> Judge:
+    return Judge(FORMAT, [make_reward("accuracy"), make_reward("think_answer_format")], policy.tokenizer)
+
+
+def run(policy: Policy, work: list[Ask], journal: Journal | None = None) -> list[Sample]:
+    engine = NativeEngine(policy, 3)
+    return sorted(collect(engine, work, SAMPLING, judge(policy), journal=journal), key=lambda s: s.order)
+
+
+def same(mine: Sample, other: Sample) -> bool:
+    rows = [one.to_row() | {"timings": None} for one in (mine, other)]
+    return rows[0] == rows[1]
+
+
+def test_a_journal_gives_back_every_sample_to_the_last_bit(policy: Policy, tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "a.jsonl")
+    made = run(policy, asks(policy), journal)
+    journal.finish()
+    journal.close()
+    read = sorted(read_samples(tmp_path / "a.jsonl"), key=lambda s: s.order)
+    assert len(made) == len(read) == 12
+    assert all(same(a, b) for a, b in zip(made, read, strict=True))
+    assert Journal(tmp_path / "a.jsonl").is_complete
+
+
+def test_what_is_in_the_journal_is_not_generated_again(policy: Policy, tmp_path: Path) -> None:
+    whole = run(policy, asks(policy))
+    journal = Journal(tmp_path / "a.jsonl")
+    for sample in whole[:5]:
+        journal.append(replace(sample, reason="kept"))
+    journal.close()
+    with open(tmp_path / "a.jsonl", "ab") as handle:
+        handle.write(b'{"torn": ')
+    again = run(policy, asks(policy), Journal(tmp_path / "a.jsonl"))
+    assert [s.order for s in again] == [s.order for s in whole]
+    assert [s.reason == "kept" for s in again] == [True] * 5 + [False] * 7
+    assert all((a.ids == b.ids).all() for a, b in zip(again, whole, strict=True))
+
+
+def test_a_teachers_prefix_is_part_of_the_response_and_not_sampled(policy: Policy) -> None:
+    ask = asks(policy, 1)[0]
+    prefix = np.asarray(policy.tokenizer.encode(" 1 + 2 ", add_special_tokens=False), dtype=np.int32)
+    (sample,) = run(policy, [replace(ask, n=1, prefix=prefix, first=6)])
+    assert (sample.sample, sample.given) == (6, len(prefix))
+    assert (sample.ids[: len(prefix)] == prefix).all() and not sample.logprobs[: len(prefix)].any()
+    assert sample.text.startswith(policy.tokenizer.decode(prefix.tolist()))
+    trajectory = sample.trajectory()
+    assert trajectory.trained_tokens == len(sample.ids) and len(trajectory) == len(ask.prompt) + len(sample.ids)
+
+
+def test_verdict_and_rewards_are_those_of_the_text(policy: Policy) -> None:
+    ask = asks(policy, 1)[0]
+    engine = NativeEngine(policy, 3)
+    answer = f" so </think> <answer> {ask.problem.gold} </answer>"
+    ids = np.asarray(policy.tokenizer.encode(answer, add_special_tokens=False), dtype=np.int32)
+    stopped = Sampling(max_tokens=1)
+    (sample,) = collect(engine, [replace(ask, n=1, prefix=ids)], stopped, judge(policy))
+    assert sample.answer == ask.problem.gold and sample.verdict == "right"
+    assert sample.rewards["accuracy"] == 1.0 and sample.reward is not None
+
+
+def test_a_journal_of_another_version_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"version": 99}\n')
+    with pytest.raises(UserError, match=r"version 1 of the journal"):
+        Journal(tmp_path / "a.jsonl")
