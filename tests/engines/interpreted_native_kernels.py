@@ -10,7 +10,7 @@ import torch
 
 from lemma.engines.base import Request, generate
 from lemma.engines.native import kernels
-from lemma.engines.native.attention import decode_reference
+from lemma.engines.native.attention import Cache, decode_reference, places
 from lemma.engines.native.noise import gumbel, row_seeds, split_key
 from lemma.engines.native.sampler import draw
 from lemma.models.blocks import rotate
@@ -39,7 +39,7 @@ def rotation() -> None:
         wanted_query, rotated = rotate(query, key, cos, sin) if is_rotated else (query, key)
         wanted_keys[slots], wanted_values[slots] = rotated, value
         turn = (cos, sin) if is_rotated else (None, None)
-        found = kernels.rotate_and_write(query, key, value, *turn, slots, keys, values)
+        found = kernels.rotate_and_write(query, key, value, *turn, slots, places(keys[None], values[None])[0])
         for one, other in ((found, wanted_query), (keys, wanted_keys), (values, wanted_values)):
             assert relative(one, other.contiguous()) < LIMITS[dtype], (dim, dtype, is_rotated)
 
@@ -64,14 +64,14 @@ def attention() -> None:
         table = table[:, :5]
         keys, values = (torch.randn(16 * block, kv, dim, dtype=dtype) for _ in range(2))
         query = torch.randn(rows, group * kv, dim, dtype=dtype)
-        arguments = (query, keys, values, table, lengths, block, dim**-0.5, window)
-        wanted = decode_reference(*arguments)
+        arguments = (table, lengths, block, dim**-0.5, window)
+        wanted = decode_reference(query, keys, values, *arguments)
         used = (table.long() * block)[:, :, None] + torch.arange(block)
         seen = torch.zeros(16 * block, dtype=torch.bool)
         for row, length in enumerate(lengths.tolist()):
             seen[used[row].flatten()[:length]] = True
         keys[~seen], values[~seen] = float("nan"), float("nan")
-        found = kernels.decode_attention(*arguments)
+        found = kernels.decode_attention(query, places(keys[None], values[None])[0], kv, *arguments)
         difference = relative(found, wanted.contiguous())
         assert difference < LIMITS[dtype], (difference, dim, group, window, splits, dtype)
 
@@ -118,13 +118,35 @@ def engine() -> None:
     ]
     fused = engine_of(policy, prefill_tokens=16)
     fused.runner.fused = True
-    check_same(generate(fused, requests), run(policy, requests))
+    wanted = run(policy, requests)
+    check_same(generate(fused, requests), wanted)
+    fused.release_cache()
+    check_same(generate(fused, requests), wanted)
+
+
+def moved() -> None:
+    """What a graph holds of a cache is `places_L2`: same tensor, other memory, and the kernels follow."""
+    heads, dim, block = 2, 32, 16
+    cache = Cache(2, 3, block, heads, dim, torch.float32, torch.device("cpu"))
+    places_2, address = cache.places_L2[1], cache.keys.data_ptr()
+    old, filler = cache.keys, torch.zeros(cache.shape)
+    cache.release()
+    assert not places_2.any()
+    cache.take()
+    assert cache.keys.data_ptr() != address and len({x.data_ptr() for x in (old, filler, cache.keys)}) == 3
+    query, key, value = (torch.randn(1, heads, dim) for _ in range(3))
+    kernels.rotate_and_write(query, key, value, None, None, torch.tensor([40]), places_2)
+    assert torch.equal(cache.keys[1, 40], key[0]) and torch.equal(cache.values[1, 40], value[0])
+    assert not cache.keys[0].any() and not old.any()
+    table, lengths = torch.tensor([[2]], dtype=torch.int32), torch.tensor([9])
+    found = kernels.decode_attention(query, places_2, heads, table, lengths, block, 1.0, 1)
+    assert relative(found, value) < 1e-6
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
     np.random.seed(0)
     torch.set_num_threads(1)
-    for check in (rotation, attention, sampling, sampled_often, engine):
+    for check in (rotation, attention, sampling, sampled_often, moved, engine):
         check()
         print(check.__name__)

@@ -219,3 +219,19 @@ def test_close_forgets_what_is_unfinished() -> None:
     engine.close()
     check_at_rest(engine)
     assert list(engine.completions()) == [] and engine.cache.bytes == 0
+
+
+def test_a_cache_that_finds_no_memory_leaves_the_engine_usable() -> None:
+    policy = small_policy()
+    requests = requests_of(random_prompts(3), FREE)
+    engine = engine_of(policy)
+    engine.release_cache()
+    shape = engine.cache.shape
+    engine.cache.shape = (2**30, *shape[1:])
+    engine.submit(requests[0])
+    with pytest.raises(RuntimeError, match="memory"):
+        list(engine.completions())
+    assert engine.cache.bytes == 0
+    check_at_rest(engine)
+    engine.cache.shape = shape
+    check_same(generate(engine, requests), run(policy, requests))

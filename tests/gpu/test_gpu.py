@@ -8,7 +8,7 @@ import torch
 
 from lemma.core.types import Trajectory
 from lemma.engines.base import Request, Sampling, generate
-from lemma.engines.native.attention import decode_reference
+from lemma.engines.native.attention import decode_reference, places
 from lemma.engines.native.engine import NativeEngine
 from lemma.models.attention import _bucketed, varlen
 from lemma.models.blocks import gated, rms_norm
@@ -125,7 +125,7 @@ def test_decode_attention_equals_the_reference_over_random_shapes(dim: int, grou
         lengths = torch.from_numpy(rng.integers(1, longest + 1, rows)).cuda()
         query = torch.randn(rows, kv_heads * group, dim, device="cuda", dtype=torch.bfloat16)
         arguments = (table, lengths, block, dim**-0.5, window)
-        mine = decode_attention(query, keys, values, *arguments)
+        mine = decode_attention(query, places(keys[None], values[None])[0], kv_heads, *arguments)
         exact = decode_reference(query.float(), keys.float(), values.float(), *arguments)
         assert relative(mine, exact) < 1e-2, (rows, longest, kv_heads, window)
 
@@ -147,6 +147,41 @@ def test_the_engine_says_what_the_learner_computes() -> None:
         with torch.no_grad():
             logprobs, _ = policy.logprobs(TokenBatch.build([trajectory], [0], policy.device))
         assert np.abs(logprobs.cpu().numpy() - completion.logprobs).mean() < 0.03
+
+
+def engine_requests(count: int, seed: int) -> list[Request]:
+    rng = np.random.default_rng(seed)
+    return [
+        Request(("r", i), rng.integers(3, 150, int(rng.integers(2, 200))), Sampling(max_tokens=40 + i, ignore_eos=True))
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_cache_that_moved_needs_no_new_graphs(precision: str) -> None:
+    """Given back, something else in its place, taken again: same tokens through the graphs of before."""
+    shape = TinyOptions(hidden=512, layers=4, feed_forward=1024, heads=8, kv_heads=2, context=1024)
+    policy = build_policy(ModelOptions(tiny=shape, precision=precision), torch.device("cuda"), seed=0)
+    engine = NativeEngine(policy, seed=1, cache_tokens=60000)
+    work = engine_requests(30, seed=0)
+    before, captures = generate(engine, work), engine.runner.captures
+    assert captures > 0
+    held, size, address = torch.cuda.memory_allocated(), engine.cache.bytes, engine.cache.keys.data_ptr()
+    dtype = engine.cache.keys.dtype
+    engine.release_cache()
+    assert torch.cuda.memory_allocated() <= held - size
+    fillers = [torch.full(engine.cache.shape, 7.0, dtype=dtype, device="cuda") for _ in range(2)]
+    engine.take_cache()
+    assert engine.cache.keys.data_ptr() != address
+    after = generate(engine, work)
+    assert engine.runner.captures == captures
+    assert all(bool((filler == 7.0).all()) for filler in fillers), "nobody writes to where the cache was"
+    for one, other in zip(before, after, strict=True):
+        assert one.ids.tolist() == other.ids.tolist()
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-3)
+    engine.invalidate()
+    generate(engine, work)
+    assert engine.runner.captures > captures
 
 
 def test_deterministic_steps_repeat_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:

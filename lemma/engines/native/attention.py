@@ -17,7 +17,10 @@ from lemma.models.packing import Segments
 
 
 class Cache:
-    """Keys and values of all layers: (layers, slots, heads, size). Their memory can be given back and taken again."""
+    """Keys and values of all layers: (layers, slots, heads, size). Their memory can be given back and taken again.
+
+    `places_L2` holds their addresses and never moves itself: kernels look there, so graphs survive a cache that moved.
+    """
 
     def __init__(
         self, layers: int, blocks: int, block: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device
@@ -25,6 +28,7 @@ class Cache:
         self.block = block
         self.shape = (layers, blocks * block, heads, dim)
         self._dtype, self._device = dtype, device
+        self.places_L2 = torch.zeros(layers, 2, dtype=torch.int64, device=device)
         self.take()
 
     @property
@@ -33,11 +37,13 @@ class Cache:
 
     def take(self) -> None:
         """Memory for every slot. It may lie elsewhere than before."""
-        self.keys = torch.zeros(self.shape, dtype=self._dtype, device=self._device)
-        self.values = torch.zeros_like(self.keys)
+        keys, values = (torch.zeros(self.shape, dtype=self._dtype, device=self._device) for _ in range(2))
+        self.keys, self.values = keys, values
+        self.places_L2.copy_(places(keys, values))
 
     def release(self) -> None:
         self.keys = self.values = torch.empty(0, dtype=self._dtype, device=self._device)
+        self.places_L2.zero_()
 
     def clear(self) -> None:
         """Plain attention multiplies what it does not see by 0, so nothing in here may be NaN."""
@@ -51,6 +57,12 @@ class Cache:
         for tensor in (self.keys, self.values):
             view = tensor.view(layers, slots // self.block, self.block * heads * dim)
             view[:, to] = view[:, by]
+
+
+def places(keys_LSHD: torch.Tensor, values_LSHD: torch.Tensor) -> torch.Tensor:
+    """The addresses of each layer's keys and values, (L, 2), as kernels read them."""
+    addresses = [[x.data_ptr() for x in layer] for layer in zip(keys_LSHD, values_LSHD, strict=True)]
+    return torch.tensor(addresses, device=keys_LSHD.device)
 
 
 @dataclass
@@ -129,14 +141,15 @@ class DecodeContext:
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
         if self.fused:
             from lemma.engines.native import kernels
 
-            query = kernels.rotate_and_write(query_BHD, key_BHD, value_BHD, cos_BD, sin_BD, self.slots_B, keys, values)
+            places_2 = self.cache.places_L2[layer]
+            query = kernels.rotate_and_write(query_BHD, key_BHD, value_BHD, cos_BD, sin_BD, self.slots_B, places_2)
             return kernels.decode_attention(
-                query, keys, values, self.table_BM, self.lengths_B, self.cache.block, scale, window
+                query, places_2, key_BHD.shape[1], self.table_BM, self.lengths_B, self.cache.block, scale, window
             )
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
         if cos_BD is not None and sin_BD is not None:
             query_BHD, key_BHD = rotate(query_BHD, key_BHD, cos_BD, sin_BD, False)
         keys[self.slots_B], values[self.slots_B] = key_BHD, value_BHD

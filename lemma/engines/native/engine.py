@@ -117,18 +117,19 @@ class NativeEngine:
 
     def close(self) -> None:
         self._drop_everything()
-        self.release_cache()
+        self.invalidate()
+        self.cache.release()
 
     def release_cache(self) -> None:
         """Give the cache's memory back, as before an update of the weights; unfinished completions are computed again.
 
-        Graphs are captured anew afterwards, since they read the cache where it was.
+        Graphs stay: they learn from the device where the cache is.
         """
-        self.invalidate()
+        self.scheduler.restart()
         self.cache.release()
 
     def take_cache(self) -> None:
-        """Take the memory again; done by itself when there is work."""
+        """Take the memory again, wherever it is now; done by itself when there is work."""
         if not self.cache.bytes:
             self.cache.take()
 
@@ -165,7 +166,6 @@ class NativeEngine:
 
     def _work_until_done(self) -> None:
         """Go on until something has ended. The module is in its own mode again when others look at it."""
-        self.take_cache()
         is_training = self.policy.module.training
         if is_training:
             self.policy.module.eval()
@@ -179,6 +179,7 @@ class NativeEngine:
     def _work(self) -> None:
         """One forward pass or burst. Trouble, Ctrl-C included, may strike anywhere: then everything is dropped."""
         try:
+            self.take_cache()
             jobs = self.scheduler.next_prefill()
             if jobs:
                 self._prefill(jobs)

@@ -1,6 +1,8 @@
 """Triton kernels of decoding: rotary embedding with the cache write, attention over blocks, sampling over logits.
 
 Each is a backend of plain code in `attention.py` and `sampler.py` and is tested against it. Arithmetic in float32.
+Where keys and values of a layer lie is read from the device (`places_2`, see `Cache`), so that a captured graph stays
+valid when the cache moves.
 """
 
 from __future__ import annotations
@@ -17,8 +19,15 @@ MAX_SPLITS = 32
 
 
 @triton.jit
+def _at(PLACES, which, LIKE):
+    """A pointer that is read from memory. The compiler cannot see that it is aligned, so it is told."""
+    place = tl.load(PLACES + which).to(tl.pointer_type(LIKE.dtype.element_ty))
+    return tl.multiple_of(place, 16)
+
+
+@triton.jit
 def _rotate_and_write(
-    Q, K, V, COS, SIN, SLOT, Q_OUT, K_CACHE, V_CACHE, q_stride, k_stride, v_stride, ROTATE: tl.constexpr,
+    Q, K, V, COS, SIN, SLOT, Q_OUT, PLACES, q_stride, k_stride, v_stride, ROTATE: tl.constexpr,
     HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -29,9 +38,10 @@ def _rotate_and_write(
     if head < HQ:
         source, target = Q + token * q_stride + head * D, Q_OUT + (token * HQ + head) * D
     elif head < HQ + HK:
-        source, target = K + token * k_stride + (head - HQ) * D, K_CACHE + (slot * HK + head - HQ) * D
+        source, target = K + token * k_stride + (head - HQ) * D, _at(PLACES, 0, Q) + (slot * HK + head - HQ) * D
     else:
-        source, target = V + token * v_stride + (head - HQ - HK) * D, V_CACHE + (slot * HK + head - HQ - HK) * D
+        source = V + token * v_stride + (head - HQ - HK) * D
+        target = _at(PLACES, 1, Q) + (slot * HK + head - HQ - HK) * D
     first = tl.load(source + d, mask=inside, other=0.0)
     second = tl.load(source + D // 2 + d, mask=inside, other=0.0)
     if ROTATE and head < HQ + HK:
@@ -51,16 +61,16 @@ def rotate_and_write(
     cos_BD: torch.Tensor | None,
     sin_BD: torch.Tensor | None,
     slots_B: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    places_2: torch.Tensor,
 ) -> torch.Tensor:
-    """Rotate queries and keys, put keys and values into their slots; the rotated queries. Rows are contiguous."""
+    """Rotate queries and keys, put keys and values into their slots; the rotated queries. Rows are contiguous, and all
+    tensors and the cache have the same type."""
     rows, heads, dim = query_BHD.shape
     kv_heads = key_BHD.shape[1]
     out = torch.empty(rows, heads, dim, dtype=query_BHD.dtype, device=query_BHD.device)
     _rotate_and_write[(rows, heads + 2 * kv_heads)](
         query_BHD, key_BHD, value_BHD, query_BHD if cos_BD is None else cos_BD, query_BHD if sin_BD is None else sin_BD,
-        slots_B, out, key_cache, value_cache, query_BHD.stride(0), key_BHD.stride(0), value_BHD.stride(0),
+        slots_B, out, places_2, query_BHD.stride(0), key_BHD.stride(0), value_BHD.stride(0),
         ROTATE=cos_BD is not None, HQ=heads, HK=kv_heads, D=dim, HALF=triton.next_power_of_2(dim // 2), num_warps=1,
     )  # fmt: skip
     return out
@@ -68,7 +78,7 @@ def rotate_and_write(
 
 @triton.jit
 def _decode_attention(
-    Q, K, V, TABLE, LENGTH, OUT, PART, STATS, scale, table_stride, window, splits, HK: tl.constexpr, G: tl.constexpr,
+    Q, PLACES, TABLE, LENGTH, OUT, PART, STATS, scale, table_stride, window, splits, HK: tl.constexpr, G: tl.constexpr,
     GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -84,6 +94,7 @@ def _decode_attention(
     g = tl.arange(0, GP)
     d = tl.arange(0, DP)
     n = tl.arange(0, BLOCK)
+    K, V = _at(PLACES, 0, Q), _at(PLACES, 1, Q)
     q_mask = (g[:, None] < G) & (d[None, :] < D)
     q = tl.load(Q + (row * HK + head) * G * D + g[:, None] * D + d[None, :], mask=q_mask, other=0.0)
     top = tl.full([GP], -1e30, tl.float32)
@@ -144,17 +155,16 @@ def splits_for(rows: int, kv_heads: int) -> int:
 
 def decode_attention(
     query_BHD: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    places_2: torch.Tensor,
+    kv_heads: int,
     table_BM: torch.Tensor,
     lengths_B: torch.Tensor,
     block: int,
     scale: float,
     window: int | None,
 ) -> torch.Tensor:
-    """Attention of one new token per row over the first `lengths` tokens of its blocks."""
+    """Attention of one new token per row over the first `lengths` tokens of its blocks, in a cache of its own type."""
     rows, heads, dim = query_BHD.shape
-    kv_heads = key_cache.shape[-2]
     group = heads // kv_heads
     padded, wide = max(16, triton.next_power_of_2(group)), triton.next_power_of_2(dim)
     splits = splits_for(rows, kv_heads)
@@ -163,7 +173,7 @@ def decode_attention(
     parts = torch.empty(places * wide, dtype=torch.float32, device=query_BHD.device)
     stats = torch.empty(places * 2, dtype=torch.float32, device=query_BHD.device)
     _decode_attention[(rows, kv_heads, splits)](
-        query_BHD, key_cache, value_cache, table_BM, lengths_B, out, parts, stats, scale, table_BM.stride(0),
+        query_BHD, places_2, table_BM, lengths_B, out, parts, stats, scale, table_BM.stride(0),
         2**30 if window is None else window, splits, HK=kv_heads, G=group, GP=padded, D=dim, DP=wide, BLOCK=block,
         SPLIT=splits > 1, num_warps=4, num_stages=2,
     )  # fmt: skip

@@ -79,6 +79,7 @@ class Runner:
         self.cache = cache
         self.fused = fused
         self.use_graphs = use_graphs
+        self.captures = 0
         blocks = -(-(context + BURST) // cache.block)
         self.buffers = Batch.empty(max_rows, blocks, policy.device)
         self._graphs: dict[int, Any] = {}
@@ -91,7 +92,6 @@ class Runner:
 
     def forget_graphs(self) -> None:
         self._graphs.clear()
-        self._logits.clear()
         self._logits.clear()
         self._pool = None
 
@@ -248,6 +248,7 @@ class Runner:
             self._logits[name] = logits_BV
         self._pool = self._pool or graph.pool()
         self._graphs[name] = graph
+        self.captures += 1
         self._restore(batch, before)
 
     @staticmethod
