@@ -34,6 +34,8 @@ def cases() -> list[Any]:
     for name in ("cs336", "luffy_supervised", "ppo_masked_mean"):
         content = json.loads((FOLDER / f"{name}.json").read_text())
         for case in content["cases"]:
+            if case["variant"].split(":")[0] not in BY_VARIANT:  # the policy's losses, in test_cs336_reference.py
+                continue
             for key, value in case["inputs"].items():
                 if isinstance(value, dict):
                     case["inputs"][key] = content["tensors"][value["$ref"].removeprefix("tensors/")]

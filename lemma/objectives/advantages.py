@@ -1,0 +1,142 @@
+"""From the rewards of groups to advantages, on flat arrays: one row per trajectory, with the number of its group.
+
+A row that could not be scored (NaN) has advantage 0 and enters no statistics. So has every row of a group whose
+rewards are all the same, and of a group of one, which has nothing to be compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+Baseline = Literal["none", "mean", "leave_one_out"]
+Scale = Literal["none", "group", "batch"]
+
+SAME = 1e-9
+"""Rewards that differ by less (beside the largest of them, or 1) are the same; sums in another order differ so."""
+
+
+def total_rewards(rewards_RK: Any, weights_K: Sequence[float] | None = None) -> np.ndarray:
+    """The weighted sum of the K rewards of each row, leaving out those that are missing; NaN where all are."""
+    table = as_rewards(rewards_RK)
+    assert table.ndim == 2
+    weights = np.ones(table.shape[1]) if weights_K is None else np.asarray(weights_K, dtype=np.float64)
+    sums = np.nansum(table * weights, axis=1)
+    return np.where(np.isnan(table).all(axis=1), np.nan, sums)
+
+
+def as_rewards(values: Any) -> np.ndarray:
+    """Numbers as float64, with None as NaN."""
+    return np.array(values, dtype=object).astype(np.float64)
+
+
+def group_advantages(
+    rewards_R: Any,
+    groups_R: Any,
+    *,
+    baseline: Baseline = "mean",
+    scale: Scale = "none",
+    epsilon: float = 1e-6,
+    unbiased: bool = True,
+    counted_R: Any = None,
+    compat: bool = False,
+) -> np.ndarray:
+    """Advantages (R,): (reward - baseline of its group) / (standard deviation + epsilon).
+
+    `baseline`: nothing, the `mean` of the group, or the mean of the other rows (`leave_one_out`). `scale`: not at all,
+    or by the deviation of the `group` or of the whole `batch`; `unbiased` divides by one row less. `counted_R` marks
+    the rows that statistics are made of (all of them, if None); what differs within a group of which the counted rows
+    are all the same is not scaled.
+
+    `compat`: in a group with one counted row the baseline is 0, as in the original of GRPO for large models.
+    """
+    rewards = as_rewards(rewards_R)
+    scored = ~np.isnan(rewards)
+    counted = scored if counted_R is None else scored & np.asarray(counted_R, dtype=bool)
+    advantages = np.zeros(len(rewards))
+    for rows in _members(groups_R):
+        inside = rows[counted[rows]]
+        if not len(inside):
+            continue
+        mine = rows[scored[rows]]
+        alone = compat and len(inside) == 1
+        base = np.zeros(len(mine)) if alone else _baseline(rewards, mine, inside, baseline)
+        deviation = _deviation(rewards[inside], unbiased) if scale == "group" else 0.0
+        divisor = (deviation or 1.0) + epsilon if scale == "group" else 1.0
+        advantages[mine] = (rewards[mine] - base) / divisor
+    if scale == "batch":
+        deviation = _deviation(rewards[counted], unbiased)
+        advantages /= (deviation or 1.0) + epsilon
+    return advantages
+
+
+def summed_advantages(
+    rewards_RK: Any, weights_K: Sequence[float], groups_R: Any, *, epsilon: float = 1e-4
+) -> np.ndarray:
+    """Each of K rewards normalised within its group, then summed by weight, then normalised over the batch (GDPO).
+
+    Rewards of different size then count as their weights say.
+    """
+    table = as_rewards(rewards_RK)
+    columns = [group_advantages(column, groups_R, scale="group", epsilon=epsilon) for column in table.T]
+    summed = total_rewards(np.where(np.isnan(table), np.nan, np.stack(columns, axis=1)), weights_K)
+    return standardised(summed, epsilon=epsilon)
+
+
+def standardised(values_R: Any, *, epsilon: float = 1e-4) -> np.ndarray:
+    """Values less their mean, over their standard deviation, of the whole batch; NaN becomes 0 and does not count."""
+    return group_advantages(values_R, np.zeros(len(values_R)), scale="group", epsilon=epsilon)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Rows worth learning from, those with the most to say first; and the largest size that was left out."""
+
+    rows: np.ndarray
+    largest_dropped: float | None
+
+
+def large_advantages(advantages_R: Any, threshold: float, *, positive_only: bool = False, multiple_of: int = 1) -> Kept:
+    """Rows whose advantage is at least `threshold` in size (or, `positive_only`, in value), as LOOP keeps them.
+
+    Their number is rounded up to a `multiple_of`, as far as there are rows.
+    """
+    advantages = np.asarray(advantages_R, dtype=np.float64)
+    size = advantages if positive_only else np.abs(advantages)
+    order = np.argsort(-size, kind="stable")
+    wanted = int((size >= threshold).sum())
+    count = min(-(-wanted // multiple_of) * multiple_of, len(order))
+    dropped = order[count:]
+    return Kept(order[:count], float(size[dropped[0]]) if len(dropped) else None)
+
+
+def _members(groups_R: Any) -> list[np.ndarray]:
+    """The rows of each group, in the order in which groups first appear."""
+    places: dict[Any, list[int]] = {}
+    for row, group in enumerate(np.asarray(groups_R).tolist()):
+        places.setdefault(group, []).append(row)
+    return [np.array(rows) for rows in places.values()]
+
+
+def _baseline(rewards: np.ndarray, mine: np.ndarray, inside: np.ndarray, kind: Baseline) -> np.ndarray:
+    """What each of a group's rows `mine` is compared with, from its counted rows `inside`."""
+    values = rewards[inside]
+    if kind == "none":
+        return np.zeros(len(mine))
+    if _same(values):  # the mean of equal numbers may differ from them by a rounding
+        return np.where(np.isin(mine, inside), rewards[mine], values[0])
+    if kind == "mean":
+        return np.full(len(mine), values.mean())
+    others = (values.sum() - rewards[mine]) / (len(values) - 1)
+    return np.where(np.isin(mine, inside), others, values.mean())
+
+
+def _deviation(values: np.ndarray, unbiased: bool) -> float:
+    return 0.0 if _same(values) else float(values.std(ddof=1 if unbiased else 0))
+
+
+def _same(values: np.ndarray) -> bool:
+    return len(values) < 2 or float(np.ptp(values)) <= SAME * max(1.0, float(np.abs(values).max()))

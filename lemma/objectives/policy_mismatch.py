@@ -1,0 +1,37 @@
+"""Weights for tokens whose sampler was not quite the learner: same weights, other kernels or other precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from lemma.objectives.base import Terms
+
+LARGEST_LOG_RATIO = 60.0
+"""A ratio beyond exp of this has no gradient; without an end it would be infinite, and infinity times 0 is nothing."""
+
+
+@dataclass(frozen=True)
+class MismatchWeight:
+    """old / behaviour, of each token or of each whole sequence.
+
+    Above `cap` (and below `floor`) it is cut off, or with `mask` the token or sequence is left out.
+    """
+
+    level: Literal["token", "sequence"] = "token"
+    cap: float = 2.0
+    floor: float | None = None
+    mask: bool = False
+
+    def __call__(self, terms: Terms, old_N: torch.Tensor) -> torch.Tensor:
+        """Weights (N,), without gradient."""
+        log_N = (old_N - terms.tokens["behaviour"]).detach()
+        if self.level == "sequence":
+            log_N = terms.per_sequence(log_N)[terms.sequence_N]
+        weight_N = log_N.clamp(max=LARGEST_LOG_RATIO).exp()
+        floor = 0.0 if self.floor is None else self.floor
+        if self.mask:
+            return torch.where((weight_N > self.cap) | (weight_N < floor), 0.0, weight_N)
+        return weight_N.clamp(floor, self.cap)
