@@ -41,8 +41,8 @@ def in_float64(policy: Policy) -> Policy:
 
 
 def trajectories(lengths: Sequence[int], seed: int = 0, share: float = 0.6) -> list[Trajectory]:
-    """Random sequences, two to a unit, with the fields that the toys read. The third has nothing to learn."""
-    rng = np.random.default_rng(seed)
+    """Random sequences, two to a unit, with every field that an objective reads. The third has nothing to learn."""
+    rng, noise = np.random.default_rng(seed), np.random.default_rng(seed + 1)
     made = []
     for number, length in enumerate(lengths):
         chosen = rng.random(length) < share
@@ -56,11 +56,22 @@ def trajectories(lengths: Sequence[int], seed: int = 0, share: float = 0.6) -> l
                 ids_T=rng.integers(0, WORDS, length),
                 chosen_T=chosen,
                 unit=number // 2,
-                token_fields={"advantage": rng.normal(size=length)},
+                token_fields={"advantage": rng.normal(size=length), **_preference_fields(length, number, noise)},
                 fields={"sign": 1.0 if number % 2 == 0 else -1.0, "weight": float(rng.random())},
             )
         )
     return made
+
+
+def _preference_fields(length: int, number: int, noise: np.random.Generator) -> dict[str, np.ndarray]:
+    """Of an even, liked sequence the first tokens are a prompt that is learnt as well."""
+    is_chosen = number % 2 == 0
+    return {
+        "reference": -4 * noise.random(length),
+        "collision": -2 * noise.random(length),
+        "response": (np.arange(length) >= (length // 3 if is_chosen else 0)).astype(np.float64),
+        "nll": noise.random(length) / 100 if is_chosen else np.zeros(length),
+    }
 
 
 def relative(mine: torch.Tensor, other: torch.Tensor, floor: float = 0.0) -> float:

@@ -28,6 +28,19 @@ LENGTHS = (7, 31, 5, 12, 2, 40, 19, 19, 3, 26)
 MAKE: dict[str, Callable[[], Objective]] = {**OBJECTIVES, **{name: lambda toy=toy: toy for name, toy in TOYS.items()}}
 
 
+def items_of(policy: Policy) -> list[Trajectory]:
+    """Trajectories of a policy that was almost this one: ratios are near 1, on both sides of what is clipped."""
+    items = trajectories(LENGTHS)
+    learner = Learner(policy, OptimOptions(), token_budget=10**6, total_steps=1, temperature=0.7)
+    noise = np.random.default_rng(5)
+    for item, scores in zip(items, learner.score(items), strict=True):
+        old, behaviour = np.zeros(len(item)), np.zeros(len(item))
+        old[item.chosen_T] = scores + 0.15 * noise.normal(size=len(scores))
+        behaviour[item.chosen_T] = old[item.chosen_T] + 0.05 * noise.normal(size=len(scores))
+        item.token_fields |= {"old": old, "behaviour": behaviour}
+    return items
+
+
 @dataclass
 class Outcome:
     report: StepReport
@@ -80,7 +93,7 @@ def assert_gradients(mine: dict[str, torch.Tensor], other: dict[str, torch.Tenso
 
 @pytest.mark.parametrize("name", MAKE)
 def test_packing_order_and_micro_batches_do_not_matter(policy: Policy, name: str) -> None:
-    items = trajectories(LENGTHS)
+    items = items_of(policy)
     objective = MAKE[name]()
     whole = one_step(policy, items, objective, budget=10**6)
     assert whole.report.packs == 1
@@ -97,7 +110,7 @@ def test_packing_order_and_micro_batches_do_not_matter(policy: Policy, name: str
 @pytest.mark.parametrize("name", MAKE)
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_equals_a_padded_batch_through_the_plain_model(policy: Policy, name: str, side: str) -> None:
-    items = trajectories(LENGTHS)
+    items = items_of(policy)
     objective = MAKE[name]()
     mine = one_step(policy, items, objective, budget=64)
     for extra in (0, 9) if side == "right" else (5,):
@@ -156,14 +169,17 @@ def plain_loss(
         weights = torch.tensor([item.fields["weight"] for item in items], dtype=torch.float64)
         return (weights * (means - means.mean()) ** 2).mean() + torch.cat(entropies).mean() ** 2
     fields = {key: torch.tensor([item.fields[key] for item in items], dtype=torch.float64) for key in items[0].fields}
-    chosen = [torch.from_numpy(item.token_fields["advantage"][item.chosen_T]) for item in items]
+    tokens_of = {
+        key: torch.cat([torch.from_numpy(item.token_fields[key][item.chosen_T]) for item in items])
+        for key in items[0].token_fields
+    }
     terms = Terms(
         logprobs_N=torch.cat(logprobs),
         entropy_N=torch.cat(entropies),
         sequence_N=torch.repeat_interleave(torch.tensor([len(part) for part in logprobs])),
         unit_B=torch.tensor([item.unit for item in items]),
         totals=Totals(float(tokens), float(len(items)), float(len({item.unit for item in items}))),
-        tokens={"advantage": torch.cat(chosen)},
+        tokens=tokens_of,
         fields=fields,
     )
     return objective(terms).value
@@ -208,7 +224,7 @@ def work_of_a_rank(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     policy = in_float64(tiny_policy(lora=False))
-    items = trajectories(LENGTHS)
+    items = items_of(policy)
     outcomes = {
         (split, name): one_step(policy, items[parts[rank]], make(), budget=50)
         for split, parts in SPLITS.items()
@@ -222,8 +238,9 @@ def test_two_ranks_do_what_one_does(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(work_of_a_rank, (str(tmp_path),), nprocs=2)
     ranks = [torch.load(tmp_path / f"outcome-{rank}", weights_only=False) for rank in (0, 1)]
     policy = in_float64(tiny_policy(lora=False))
+    items = items_of(policy)
     for name, make in MAKE.items():
-        single = one_step(policy, trajectories(LENGTHS), make(), budget=50)
+        single = one_step(policy, items, make(), budget=50)
         for split in SPLITS:
             first, second = (rank[split, name] for rank in ranks)
             for key, weight in single.weights.items():
