@@ -48,8 +48,8 @@ class Algorithm(Options):
 
     needs_critic: ClassVar[bool] = False
     """Whether a value model learns beside the policy."""
-    trains_on_right_only: ClassVar[bool] = False
-    """Whether samples are imitated instead of weighted: nothing then is a ratio."""
+    replaces_dead: ClassVar[int] = 0
+    """Most further rounds of generation that replace groups without advantages, where the stage does not say."""
 
     @property
     def needs_old(self) -> bool:
