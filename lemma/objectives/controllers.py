@@ -1,0 +1,103 @@
+"""Weights that follow what is measured: of the KL penalty, of the entropy bonus. Their state is plain JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from lemma.objectives.kl import adapted_coefficient
+
+
+@dataclass
+class AdaptiveKl:
+    """The weight of a KL penalty that keeps the KL near `target` (see `adapted_coefficient`)."""
+
+    coefficient: float
+    target: float
+    horizon: float
+
+    def update(self, observed: float, samples: int) -> None:
+        self.coefficient = adapted_coefficient(
+            self.coefficient, observed, target=self.target, horizon=self.horizon, samples=samples
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {"coefficient": self.coefficient}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.coefficient = float(state["coefficient"])
+
+
+@dataclass(frozen=True)
+class AdamScalar:
+    """One step of AdamW on a single number, as torch takes it."""
+
+    mean: float = 0.0
+    square: float = 0.0
+    steps: int = 0
+
+    def step(
+        self,
+        value: float,
+        gradient: float,
+        *,
+        lr: float,
+        decay: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> tuple[float, AdamScalar]:
+        """The new value and the new state."""
+        steps = self.steps + 1
+        mean = betas[0] * self.mean + (1 - betas[0]) * gradient
+        square = betas[1] * self.square + (1 - betas[1]) * gradient**2
+        scale = math.sqrt(square / (1 - betas[1] ** steps)) + eps
+        moved = value * (1 - lr * decay) - lr * mean / (1 - betas[0] ** steps) / scale
+        return moved, replace(self, mean=mean, square=square, steps=steps)
+
+
+class LearnedEntropy:
+    """The weight alpha of the entropy bonus, learnt so that the entropy stays near `target`.
+
+    log alpha descends (mean entropy - target) x alpha with AdamW; `limit` caps alpha, and where it does there is no
+    gradient.
+    """
+
+    def __init__(
+        self,
+        start: float,
+        *,
+        target: float = 1.0,
+        limit: float | None = None,
+        lr: float = 1e-2,
+        decay: float = 1e-2,
+    ):
+        self.target, self.limit, self.lr, self.decay = target, limit, lr, decay
+        self.log_alpha = math.log(start)
+        self._adam = AdamScalar()
+
+    @property
+    def coefficient(self) -> float:
+        alpha = math.exp(self.log_alpha)
+        return alpha if self.limit is None else min(alpha, self.limit)
+
+    def loss(self, mean_entropy: float) -> float:
+        return (mean_entropy - self.target) * self.coefficient
+
+    def gradient(self, mean_entropy: float) -> float:
+        """Of the loss with respect to log alpha."""
+        is_capped = self.limit is not None and math.exp(self.log_alpha) > self.limit
+        return 0.0 if is_capped else self.loss(mean_entropy)
+
+    def update(self, mean_entropy: float) -> None:
+        self.log_alpha, self._adam = self._adam.step(
+            self.log_alpha, self.gradient(mean_entropy), lr=self.lr, decay=self.decay
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {"log_alpha": self.log_alpha, "adam": asdict(self._adam)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.log_alpha = float(state["log_alpha"])
+        self._adam = AdamScalar(**state["adam"])

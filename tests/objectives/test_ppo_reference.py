@@ -1,0 +1,193 @@
+"""PPO's targets and losses against numbers that open-instruct and TRL computed (tests/reference/ppo.json).
+
+What stands here only renames and reshapes; every formula is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lemma.objectives import masked_mean_or_zero
+from lemma.objectives.gae import (
+    gae,
+    gae_of_sequences,
+    gae_packed,
+    kl_penalties,
+    ppo_targets,
+    returns_to_go,
+    rewards_with_kl,
+    truncate_after_stop,
+    whiten,
+)
+from lemma.objectives.kl import kl_estimate
+from lemma.objectives.policy import PolicyLoss
+from lemma.objectives.policy_surrogates import Clip
+from lemma.objectives.value import ClippedValueLoss
+from tests.objectives.rows import Case, assert_equal, cases, flat, measured, parameters, tensors
+
+CASES = cases("ppo")
+Found = dict[str, Any]
+
+
+def arrays(case: Case) -> dict[str, np.ndarray]:
+    return {name: value.numpy() for name, value in tensors(case).items()}
+
+
+def of_targets(case: Case) -> Found:
+    inputs, params = arrays(case), dict(case["params"])
+    params.pop("pad_token_id")
+    is_replaced = params.pop("non_stop_penalty", False)
+    params["missing_stop_score"] = params.pop("penalty_reward_value", None) if is_replaced else None
+    params.pop("penalty_reward_value", None)
+    targets = ppo_targets(**inputs, **params).as_dict()
+    mask = targets["response_mask"]
+    for kind in ("kl1", "kl2", "kl3"):
+        targets[kind] = kl_penalties(inputs["log_probs"], inputs["ref_log_probs"], kind) * mask  # type: ignore[arg-type]
+    return {name: value for name, value in targets.items() if name in case["outputs"]}
+
+
+def of_losses(case: Case) -> Found:
+    inputs, params = tensors(case), case["params"]
+    log_probs, values = inputs["log_probs"].requires_grad_(), inputs["values_new"].requires_grad_()
+    policy = PolicyLoss(Clip.around(params["cliprange"]))(
+        flat(inputs["response_mask"], log_probs, advantage=inputs["advantages"], old=inputs["old_log_probs"])
+    )
+    fields = {"value": inputs["values_old"], "return": inputs["returns"]}
+    value = ClippedValueLoss(params["cliprange_value"], params["vf_coef"])(flat(inputs["value_mask"], values, **fields))
+    total = policy.value + value.value
+    grads = torch.autograd.grad(total, [log_probs, values])
+    mask, places = inputs["response_mask"], inputs["response_mask"].numel()
+    with torch.no_grad():  # over every place of the rectangle; on padding the two policies are the same
+        squared = kl_estimate("k2", log_probs, inputs["old_log_probs"]) * mask
+        ratio_sum = policy.metrics["ratio/mean"][0] + (1 - mask).sum()
+    found = {
+        "policy_loss": policy.value,
+        "value_loss": measured(value, "value_loss"),
+        "scaled_value_loss": value.value,
+        "loss": total,
+        "grad_logprobs": grads[0],
+        "grad_values": grads[1],
+        "policy_clip_fraction": measured(policy, "clip/region"),
+        "value_clip_fraction": measured(value, "value_clipped"),
+        "approx_kl": squared.sum() / places,
+        "ratio_mean": ratio_sum / places,
+    }
+    return {name: value for name, value in found.items() if name in case["outputs"]}
+
+
+def of_kl_estimators(case: Case) -> Found:
+    inputs = tensors(case)
+    d, ratio = inputs["log_ratio_to_ref"], inputs["ratio_to_old"]
+    kinds: list[Any] = ["k1", "k2", "k3", "weighted"]
+    return {"estimates": torch.stack([kl_estimate(kind, d, torch.zeros_like(d), ratio=ratio) for kind in kinds])}
+
+
+def of_gae(case: Case) -> Found:
+    function = gae_packed if kind(case) == "gae_packed" else gae
+    advantages, returns = function(**arrays(case), **case["params"])
+    return {"advantages": advantages, "returns": returns}
+
+
+def of_mean(case: Case) -> Found:
+    inputs, params = tensors(case), case["params"]
+    return {"mean": masked_mean_or_zero(inputs["values"], inputs["mask"], params["axis"], params["denominator"])}
+
+
+def of_whiten(case: Case) -> Found:
+    inputs = arrays(case)
+    return {"whitened": whiten(inputs["values"], inputs["mask"], **case["params"])}
+
+
+def of_truncate(case: Case) -> Found:
+    params = case["params"]
+    ids, last = truncate_after_stop(
+        np.array(case["inputs"]["response_ids"]), params["stop_token_id"], params["pad_token_id"]
+    )
+    return {"truncated_ids": ids, "last_token_index": last}
+
+
+ADAPTERS: dict[str, Callable[[Case], Found]] = {
+    "targets": of_targets,
+    "targets_trl": of_targets,
+    "losses": of_losses,
+    "losses_trl": of_losses,
+    "kl_estimators": of_kl_estimators,
+    "gae": of_gae,
+    "gae_packed": of_gae,
+    "masked_mean_zero_on_empty": of_mean,
+    "whiten": of_whiten,
+    "truncate": of_truncate,
+}
+
+
+def kind(case: Case) -> str:
+    return case["id"].split("/")[1].split(":")[0]
+
+
+def test_every_case_is_used() -> None:
+    assert len(CASES) == 25
+    assert {kind(case) for case in CASES} == set(ADAPTERS)
+    assert not any("original_bug" in case or "error" in case["outputs"] for case in CASES)
+
+
+@pytest.mark.parametrize("case", parameters(CASES))
+def test_equals_the_original(case: Case) -> None:
+    found = ADAPTERS[kind(case)](case)
+    assert found.keys() == case["outputs"].keys()
+    assert_equal(case, found, case["outputs"])
+
+
+# --- by hand ---------------------------------------------------------------------------------------------------------
+
+
+def test_gae_by_hand() -> None:
+    """gamma = lambda = 1/2, rewards 0, 0, 1, values 1, 2, 3.
+
+    Surprises: 0 + 1 - 1 = 0, 0 + 1.5 - 2 = -0.5, 1 - 3 = -2; each advantage adds a quarter of the next one.
+    """
+    advantages, returns = gae(np.array([0.0, 0.0, 1.0]), np.array([1.0, 2.0, 3.0]), gamma=0.5, lam=0.5)
+    assert advantages.tolist() == [-0.25, -1.0, -2.0]
+    assert returns.tolist() == [0.75, 1.0, 1.0]
+
+
+def test_sequences_of_different_lengths_are_as_if_alone() -> None:
+    rng = np.random.default_rng(0)
+    rewards, values = ([rng.normal(size=n) for n in (3, 1, 0, 5)] for _ in range(2))
+    advantages, returns = gae_of_sequences(rewards, values, gamma=0.9, lam=0.8)
+    for r, v, a, g in zip(rewards, values, advantages, returns, strict=True):
+        if len(v):
+            alone = gae(r, v, gamma=0.9, lam=0.8)
+            np.testing.assert_allclose(a, alone[0], rtol=1e-12)
+            np.testing.assert_allclose(g, alone[1], rtol=1e-12)
+    assert len(advantages[2]) == 0
+    assert gae_of_sequences([np.zeros(0)], [np.zeros(0)])[0][0].size == 0
+
+
+def test_returns_begin_again_where_the_mask_is_0() -> None:
+    rewards, mask = np.array([1.0, 2.0, 0.0, 4.0]), np.array([1.0, 1.0, 0.0, 1.0])
+    assert returns_to_go(rewards, mask, gamma=0.5).tolist() == [2.0, 2.0, 2.0, 4.0]
+
+
+def test_whitening_of_one_value_and_of_none() -> None:
+    assert whiten(np.array([5.0])).tolist() == [0.0]
+    assert whiten(np.array([5.0, 1.0]), np.array([1, 0]), shift_mean=False).tolist() == pytest.approx([5.0, 1.0])
+    assert whiten(np.zeros(0)).size == 0
+    assert whiten(np.array([1.0, 3.0])).tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5])
+
+
+def test_a_missing_stop_loses_the_penalty() -> None:
+    """The first row stops at once, the second never does."""
+    ids = np.array([[2, 9, 9], [9, 9, 9]])
+    zeros = np.zeros((2, 3))
+    found = ppo_targets(ids, zeros, zeros, zeros, np.array([1.0, 1.0]), stop_token_id=2, missing_eos_penalty=0.25)
+    assert found.scores.tolist() == [1.0, 0.75]
+    assert found.rewards.tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 0.75]]
+
+
+def test_rewards_lose_the_kl() -> None:
+    assert rewards_with_kl(np.array([0.0, 1.0]), np.array([0.5, -0.5]), 0.1).tolist() == [-0.05, 1.05]
