@@ -71,12 +71,19 @@ class Learner:
     # --- scoring -----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def score(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
-        """Log-probability of each trained token of each trajectory, without gradient and without dropout."""
+    def score(self, trajectories: Sequence[Trajectory], policy: Policy | None = None) -> list[np.ndarray]:
+        """Log-probability of each trained token of each trajectory, without gradient and without dropout.
+
+        `policy` is another one to ask, such as a reference, on the same device.
+        """
         scores: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(trajectories)
+        asked = policy or self.policy
+        asked.module.eval()
 
         def work(batch: TokenBatch) -> None:
-            logprobs, _ = self.policy.logprobs(batch, temperature=self.temperature)
+            if not batch.trained_tokens:
+                return
+            logprobs, _ = asked.logprobs(batch, temperature=self.temperature)
             sizes = torch.bincount(batch.sequence_N, minlength=len(batch.index_B)).tolist()
             for index, part in zip(batch.index_B, logprobs.cpu().split(sizes), strict=True):
                 scores[index] = part.numpy()
@@ -156,6 +163,10 @@ class Learner:
             updated=updated,
             metrics=results,
         )
+
+    def pass_over(self, steps: int) -> None:
+        """Count optimisation steps that had nothing to learn from, so that the schedule goes on."""
+        self.step_count += steps
 
     def _update(self, rate: float) -> tuple[float, bool]:
         try:

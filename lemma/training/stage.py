@@ -157,7 +157,7 @@ class Stage:
                 part.load(_of_part(f"{name}{PART}", checkpoint.tensors), checkpoint.state["kept"][name])
             best = checkpoint.state["best"]
             self.best_score = math.inf if best is None else best["score"]
-        step = learner.step_count
+        step = 0 if checkpoint is None else checkpoint.step
         self.folder.forget_after(self.name, step)
         self.folder.stage_began()
         self.emit(StageStarted(self.name, step, total, resumed=checkpoint is not None, recipe=self._recipe))
@@ -168,19 +168,19 @@ class Stage:
         """Every so many steps, and always at the last one."""
         return step == total or (every > 0 and step % every == 0)
 
-    def save_if_due(self, learner: Learner, total: int, is_best: bool = False) -> None:
+    def save_if_due(self, learner: Learner, step: int, total: int, is_best: bool = False) -> None:
         """Save on schedule, at the end and when the score is the best so far; stop where that was asked for."""
         self.store.check()
-        step, asked = learner.step_count, self._stop.asked
+        asked = self._stop.asked
         if is_best or asked or self.is_due(self.options.checkpoint.every, step, total):
             with self.clock.measure("checkpoint"):
-                self.save(learner)
+                self.save(learner, step)
         fault_point("stage.step_end")
         if asked and step < total:
             self.store.wait()
             raise Stopped
 
-    def save(self, learner: Learner) -> None:
+    def save(self, learner: Learner, step: int) -> None:
         assert self.folder.metrics is not None
         self.folder.metrics.sync()
         tensors, state = learner.state()
@@ -188,7 +188,7 @@ class Stage:
         for name, part in self._kept.items():
             own, kept[name] = part.state()
             tensors |= {f"{name}{PART}{key}": tensor for key, tensor in own.items()}
-        self.store.save(learner.step_count, tensors, {"learner": state, "data": self.data, "kept": kept})
+        self.store.save(step, tensors, {"learner": state, "data": self.data, "kept": kept})
 
     def note_score(self, step: int, score: float) -> bool:
         """Remember a validation score (lower is better); whether it is the best so far."""
@@ -198,7 +198,7 @@ class Stage:
         self.store.mark_best(step, score)
         return True
 
-    def finish(self, policy: Policy, learner: Learner, summary: Mapping[str, Any]) -> None:
+    def finish(self, policy: Policy, step: int, summary: Mapping[str, Any]) -> None:
         """Write the final model, whole, and mark the stage as done."""
         self.store.wait()
         partial = self.folder.stage(self.name) / ".final.partial"
@@ -211,8 +211,8 @@ class Stage:
                 fix="make room there and start the same command again",
             ) from error
         fault_point("stage.before_final_rename")
-        self.folder.finish_stage(self.name, partial, {"step": learner.step_count, **summary})
-        self.emit(StageEnded(self.name, learner.step_count, summary))
+        self.folder.finish_stage(self.name, partial, {"step": step, **summary})
+        self.emit(StageEnded(self.name, step, summary))
 
 
 def _of_part(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -57,8 +57,8 @@ def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> Non
         if stage.is_due(options.log_every, step, total):
             measure_step(stage, step, data.epoch_of(step), report, policy)
         stage.progress(step, total, f"loss {report.loss:.3f}{note}")
-        stage.save_if_due(learner, total, is_best)
-    stage.finish(policy, learner, {"tokens": data.tokens, "examples": data.count, "steps": total})
+        stage.save_if_due(learner, step, total, is_best)
+    stage.finish(policy, total, {"tokens": data.tokens, "examples": data.count, "steps": total})
 
 
 def measure_step(stage: Stage, step: int, epoch: float, report: StepReport, policy: Policy) -> None:
