@@ -11,6 +11,7 @@ from lemma.core.errors import UserError, nearest
 from lemma.formats.alpaca import Alpaca
 from lemma.formats.base import FAULTS, HARMLESS, Format, Parsed
 from lemma.formats.boxed import Boxed
+from lemma.formats.published import No, Own, Prime, PrimeCode, PrimeSft, Qwen, SimpleRl
 from lemma.formats.question_only import QuestionOnly
 from lemma.formats.r1_zero import R1Zero
 from lemma.formats.think_boxed import ThinkBoxed
@@ -25,6 +26,13 @@ FORMATS: dict[str, type[Format]] = {
     "boxed": Boxed,
     "think_boxed": ThinkBoxed,
     "alpaca": Alpaca,
+    "own": Own,
+    "qwen": Qwen,
+    "simplerl": SimpleRl,
+    "prime": Prime,
+    "prime_sft": PrimeSft,
+    "prime_code": PrimeCode,
+    "no": No,
 }
 
 __all__ = ["FAULTS", "FORMATS", "HARMLESS", "Format", "Parsed", "make_format"]

@@ -8,6 +8,8 @@ from lemma.formats.base import Parsed
 from lemma.formats.boxes import compose_boxed, parse_boxed
 from lemma.formats.chat import ChatFormat
 
+INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
+
 
 class Boxed(ChatFormat):
     r"""Chat turns, then `reasoning ... \boxed{answer}`."""
@@ -17,7 +19,7 @@ class Boxed(ChatFormat):
 
     @property
     def default_system(self) -> str:
-        return r"Please reason step by step, and put your final answer within \boxed{}."
+        return INSTRUCTION
 
     def compose(self, reasoning: str, answer: str) -> str:
         return compose_boxed(reasoning, answer)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from lemma.core.errors import UserError
 from lemma.core.types import Problem
 from lemma.formats.base import Format
-from lemma.formats.templates import chatml, render, with_default_system, without_clock
+from lemma.formats.templates import chatml, render, with_default_system, with_suffix, without_clock
 
 
 class ChatFormat(Format):
@@ -16,9 +16,12 @@ class ChatFormat(Format):
     template: Literal["auto", "tokenizer", "own"] = "auto"
     """Whose chat template: the tokenizer's, our own (<|im_start|> turns), or the tokenizer's where it has one."""
 
+    suffix: ClassVar[str] = ""
+    """Stands at the end of everything the user says."""
+
     @property
     def chat_template(self) -> str:
-        return chatml(self.own_system, self.bos)
+        return with_suffix(chatml(self.own_system, self.bos), self.suffix)
 
     def prompt(self, problem: Problem, tokenizer: Any) -> str:
         messages = self.messages(problem)
@@ -53,4 +56,4 @@ class ChatFormat(Format):
             theirs = theirs.get("default")
         if theirs is None and self.template == "tokenizer":
             raise UserError("the tokenizer has no chat template", fix="write `template: own` under format")
-        return None if theirs is None else without_clock(theirs)
+        return None if theirs is None else with_suffix(without_clock(theirs), self.suffix)

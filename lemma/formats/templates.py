@@ -42,6 +42,18 @@ def with_default_system(template: str, system: str) -> str:
     return template if template.startswith(front) else front + template
 
 
+def with_suffix(template: str, suffix: str) -> str:
+    """Another's template, with that text at the end of everything the user says."""
+    if not suffix:
+        return template
+    front = (
+        "{%- set said = namespace(turns=[]) %}{%- for turn in messages %}{%- set said.turns = said.turns + [{'role': "
+        "turn['role'], 'content': turn['content'] + (" + quote(suffix) + " if turn['role'] == 'user' else '')}] %}"
+        "{%- endfor %}{%- set messages = said.turns %}"
+    )
+    return template if front in template else front + template
+
+
 CLOCK = "{%- macro strftime_now(format) %}26 Jul 2024{%- endmacro %}"
 
 

@@ -41,10 +41,15 @@ class ThinkBoxed(Format):
         return f"{reasoning}\n</think>\n\n{compose_boxed('', answer)}"
 
     def parse(self, completion: str) -> Parsed:
-        thought = split_thought(completion, "<think>", "</think>", opened=True, grade_unfinished=self.grade_unfinished)
-        if thought.rest is None:
-            return Parsed(thought.reasoning, None, thought.faults)
-        solution, again, _ = thought.rest.partition("</think>")
-        faults = (*thought.faults, "several_think_ends") if again else thought.faults
-        parsed = parse_boxed(solution)
-        return replace(parsed, reasoning=thought.reasoning, faults=(*faults, *parsed.faults))
+        return parse_thought_and_box(completion, grade_unfinished=self.grade_unfinished)
+
+
+def parse_thought_and_box(completion: str, *, grade_unfinished: bool = False) -> Parsed:
+    """Thoughts that the prompt, or the completion itself, has opened; then the last box of what follows their end."""
+    thought = split_thought(completion, "<think>", "</think>", opened=True, grade_unfinished=grade_unfinished)
+    if thought.rest is None:
+        return Parsed(thought.reasoning, None, thought.faults)
+    solution, again, _ = thought.rest.partition("</think>")
+    faults = (*thought.faults, "several_think_ends") if again else thought.faults
+    parsed = parse_boxed(solution)
+    return replace(parsed, reasoning=thought.reasoning, faults=(*faults, *parsed.faults))

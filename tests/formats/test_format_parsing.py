@@ -73,7 +73,22 @@ TABLE = [
     ),
     ("alpaca", "it is 4", "it is 4", None, ("no_answer",)),
     ("alpaca", "The answer is:\n4", "", None, ("no_answer",)),
-]
+    ("own", "so \\boxed{4}", "so", "4", ()),
+    ("own", "a \\boxed{3} </think> \\boxed{4}", "a \\boxed{3}", "4", ()),
+    ("own", "<think> a \\boxed{3}", "a \\boxed{3}", None, ("missing_think_end",)),
+    ("qwen", "so \\boxed{4}", "so", "4", ()),
+    ("simplerl", "<think>a</think>\\boxed{4}", "a", "4", ()),
+    ("prime", "<think> a </think> <answer> \\boxed{4} </answer>", "a", "4", ()),
+    ("prime", "<think> a </think> <answer> 4 </answer>", "a", None, ("no_answer",)),
+    ("prime_sft", "so \\boxed{3}, no, \\boxed{4}", "so \\boxed{3}, no,", "4", ("several_answers",)),
+    ("prime_code", "so\n```python\nprint(4)\n```\n", "so", "print(4)", ()),
+    ("prime_code", "```python\n3\n```\nno\n```python\n4\n```\nyes", "```python\n3\n```\nno", "4",
+     ("several_answers", "text_after_answer")),
+    ("prime_code", "```python\nprint(4)", "", None, ("no_closing_tag",)),
+    ("prime_code", "print(4)", "print(4)", None, ("no_answer",)),
+    ("no", "so \\boxed{4}", "so", "4", ()),
+    ("no", "<think> \\boxed{4}", "\\boxed{4}", None, ("missing_think_end",)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "completion", "reasoning", "answer", "faults"), TABLE)
@@ -127,6 +142,7 @@ def test_strict_space_wants_exactly_one(completion: str, kept: bool) -> None:
         ("xml", "<reasoning> so <answer>4</answer>"),
         ("working_out", "so <SOLUTION>4</SOLUTION>"),
         ("think_boxed", "so \\boxed{4}"),
+        ("own", "<think>so \\boxed{4}"),
     ],
 )
 def test_unfinished_reasoning_counts_only_on_request(name: str, completion: str) -> None:
@@ -135,10 +151,25 @@ def test_unfinished_reasoning_counts_only_on_request(name: str, completion: str)
     assert (parsed.answer, parsed.faults, parsed.ok) == ("4", ("missing_think_end",), False)
 
 
+def test_a_template_that_opens_the_thinking_is_told_so() -> None:
+    fmt = make_format({"name": "own", "thinking": True})
+    assert fmt.parse("so \\boxed{4}") == Parsed("so \\boxed{4}", None, ("missing_think_end",))
+    assert fmt.parse(fmt.compose("so", "4")) == Parsed("so", "4")
+
+
 def test_parsing_degenerate_text_takes_no_time() -> None:
     started = time.process_time()
     for name in FORMATS:
-        for piece in ["\\boxed{", "<answer>", "</think>", "{", "\\boxed{4}", "<think>", "The answer is:"]:
+        for piece in [
+            "\\boxed{",
+            "<answer>",
+            "</think>",
+            "{",
+            "\\boxed{4}",
+            "<think>",
+            "The answer is:",
+            "```python\n",
+        ]:
             make_format(name).parse(piece * 5000 + "}" * 5000)
     assert time.process_time() - started < 5
 

@@ -48,6 +48,16 @@ def test_the_prompts_of_all_formats(tokenizers: dict[str, PreTrainedTokenizerFas
     assert prompt("think_boxed") == turns + "<think>\n"
     assert prompt("working_out") == f"Sys</s>{QUESTION}<start_working_out>"
     assert prompt("alpaca") == f"Sys\n\n### Instruction:\n{QUESTION}\n\n### Response:\n"
+    box = "\n\nPresent the answer in LaTex format: \\boxed{Your answer}"
+    step = "Please reason step by step, and put your final answer within \\boxed{}."
+    assert prompt("own") == prompt("qwen") == turns
+    assert prompt("qwen", system=None) == turns.replace("Sys", step)
+    assert prompt("own", system=None).startswith("<|im_start|>user\n" + QUESTION + "<|im_end|>")
+    assert prompt("simplerl") == turns.replace(QUESTION, f"{QUESTION}\n{step}")
+    assert prompt("prime_sft") == turns.replace(QUESTION, QUESTION + box)
+    assert prompt("prime") == f"Sys User: {QUESTION}{box}. Assistant: "
+    assert prompt("prime_code").startswith(f"Sys User: {QUESTION}\n\nWrite Python code")
+    assert prompt("no", system=None) == QUESTION
 
 
 def test_default_instructions_name_what_parsing_needs() -> None:

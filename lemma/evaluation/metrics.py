@@ -1,0 +1,175 @@
+"""The numbers of an evaluation. Every problem stays in the denominator: what could not be graded is not right.
+
+N problems with K samples each. `avg@K` is the mean over all samples, `pass@k` the chance that at least one of k samples
+is right (unbiased: Chen et al. 2021), `maj@k` the score of the answer that most of the first k samples give.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from lemma.core.types import Problem
+from lemma.evaluation.intervals import Interval, mean_interval, mean_of_intervals
+
+Ties = Literal["average", "first"]
+
+
+class Mark(NamedTuple):
+    """One sample as the metrics see it. `vote` is what counts as the same answer in a majority; None: no answer.
+
+    `reasoning` is its length in characters, None where the format found none. `tokens` counts the whole completion.
+    """
+
+    right: bool
+    known: bool = True
+    vote: str | None = None
+    formatted: bool = False
+    truncated: bool = False
+    reasoning: int | None = None
+    tokens: int = 0
+    reward: float | None = None
+
+
+class Score(NamedTuple):
+    """A share with its 95% interval, and how that was found."""
+
+    value: float
+    low: float
+    high: float
+    method: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(self._asdict())
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What was found on one benchmark: `n` problems, `k` samples of each."""
+
+    n: int
+    k: int
+    unknown: int
+    scores: dict[str, Score]
+    numbers: dict[str, float]
+    """Plain means without an interval; absent where there is nothing to take the mean of."""
+    subjects: dict[str, tuple[int, Score]]
+    levels: dict[str, tuple[int, Score]]
+
+    @property
+    def accuracy(self) -> Score:
+        return self.scores[f"avg@{self.k}"]
+
+
+def pass_at_k(n: int, right: int, k: int) -> float:
+    """The chance that at least one of k samples is right, where `right` of n drawn were: 1 - C(n-c, k) / C(n, k)."""
+    assert 1 <= k <= n and 0 <= right <= n, "k samples out of n, of which `right` are right"
+    if n - right < k:
+        return 1.0
+    return 1.0 - math.prod(1.0 - k / place for place in range(n - right + 1, n + 1))
+
+
+def majority(votes: Sequence[str | None], scores: Sequence[float], ties: Ties = "average") -> float:
+    """The score of the most frequent vote; who gives no answer does not vote, and with no vote at all it is 0.
+
+    `average` takes the mean over tied votes, which is what drawing one of them would give; `first` takes the one that
+    was given first. The score of a vote is that of its first sample.
+    """
+    cast = [(vote, score) for vote, score in zip(votes, scores, strict=True) if vote is not None]
+    if not cast:
+        return 0.0
+    counts = Counter(vote for vote, _ in cast)
+    most = max(counts.values())
+    first = dict(reversed(cast))
+    winners = [first[vote] for vote, count in counts.items() if count == most]
+    return winners[0] if ties == "first" else math.fsum(winners) / len(winners)
+
+
+def sizes_up_to(k: int) -> list[int]:
+    """1, 2, 4, ... and k itself."""
+    return sorted({*(2**power for power in range(k.bit_length()) if 2**power <= k), k})
+
+
+def summarise(
+    problems: Sequence[Problem],
+    marks: Sequence[Sequence[Mark]],
+    *,
+    seed: int = 0,
+    name: str = "",
+    ties: Ties = "average",
+) -> Summary:
+    """All numbers of one benchmark. Every problem has the same number of samples."""
+    assert len(problems) == len(marks) > 0 and len({len(own) for own in marks}) == 1, "K samples of each problem"
+    k = len(marks[0])
+
+    def score(what: str, values: Sequence[float]) -> Score:
+        return Score(_mean(values), *mean_interval(np.clip(values, 0.0, 1.0), seed, "evaluation", name, what))
+
+    right_N = [sum(mark.right for mark in own) for own in marks]
+    averages = [right / k for right in right_N]
+    scores = {f"avg@{k}": score("avg", averages)}
+    for size in sizes_up_to(k)[1:]:
+        scores[f"pass@{size}"] = score(f"pass@{size}", [pass_at_k(k, right, size) for right in right_N])
+    for size in sizes_up_to(k)[1:]:
+        won = [majority([m.vote for m in own[:size]], [float(m.right) for m in own[:size]], ties) for own in marks]
+        scores[f"maj@{size}"] = score(f"maj@{size}", won)
+    scores["format"] = score("format", [_mean([mark.formatted for mark in own]) for own in marks])
+    scores["truncated"] = score("truncated", [_mean([mark.truncated for mark in own]) for own in marks])
+    scores["reasoning"] = score("reasoning", [_mean([bool(mark.reasoning) for mark in own]) for own in marks])
+
+    def breakdown(kind: Callable[[Problem], str | None]) -> dict[str, tuple[int, Score]]:
+        names = [kind(problem) for problem in problems]
+        found = {}
+        for group in sorted({one for one in names if one is not None}, key=_natural):
+            values = [value for one, value in zip(names, averages, strict=True) if one == group]
+            found[group] = (len(values), score(f"in {group}", values))
+        return found
+
+    flat = [mark for own in marks for mark in own]
+    return Summary(
+        n=len(problems),
+        k=k,
+        unknown=sum(not mark.known for mark in flat),
+        scores=scores,
+        numbers=_plain_means(flat),
+        subjects=breakdown(lambda problem: problem.subject),
+        levels=breakdown(lambda problem: problem.level),
+    )
+
+
+def mean_over_benchmarks(summaries: Mapping[str, Summary]) -> Score:
+    """The mean of their accuracies, each benchmark with the same weight whatever its size."""
+    found = [summary.accuracy for summary in summaries.values()]
+    values = [one.value for one in found]
+    return Score(_mean(values), *mean_of_intervals(values, [Interval(one.low, one.high, one.method) for one in found]))
+
+
+def _plain_means(marks: Sequence[Mark]) -> dict[str, float]:
+    """Lengths over all samples, the right and the others; a sample without reasoning has a reasoning of length 0."""
+    groups = {
+        "": list(marks),
+        "/right": [mark for mark in marks if mark.right],
+        "/wrong": [mark for mark in marks if not mark.right],
+    }
+    numbers = {}
+    for group, members in groups.items():
+        if members:
+            numbers[f"reasoning_length{group}"] = _mean([mark.reasoning or 0 for mark in members])
+            numbers[f"tokens{group}"] = _mean([mark.tokens for mark in members])
+    rewards = [mark.reward for mark in marks if mark.reward is not None]
+    return numbers | ({"reward": _mean(rewards)} if rewards else {})
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _natural(name: str) -> tuple[bool, float, str]:
+    """Numbers in their order, then words."""
+    is_number = name.isdigit()
+    return (not is_number, float(name) if is_number else 0.0, name)

@@ -1,0 +1,188 @@
+r"""Prompts that published models are evaluated with, by the names that LUFFY's evaluation gives them.
+
+All but `prime_code` look for the answer in the last \boxed{}. Where a completion thinks (it opens `<think>` or closes
+it), only what follows the thoughts counts; thoughts that never end have no answer.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar, Literal
+
+from lemma.formats.base import Format, Parsed
+from lemma.formats.boxed import INSTRUCTION
+from lemma.formats.boxes import compose_boxed, parse_boxed
+from lemma.formats.chat import ChatFormat
+from lemma.formats.question_only import QuestionOnly
+from lemma.formats.r1_zero import PREAMBLE
+from lemma.formats.templates import chatml, opening_lines, quote, with_suffix
+from lemma.formats.think_boxed import parse_thought_and_box
+
+BOX = "\n\nPresent the answer in LaTex format: \\boxed{Your answer}"
+CODE = "\n\nWrite Python code to solve the problem. Present the code in \n```python\nYour code\n```\nat the end."
+
+
+def parse_perhaps_thinking(completion: str, *, grade_unfinished: bool = False) -> Parsed:
+    """The last box, after the thoughts where there are any."""
+    if completion.lstrip().startswith("<think>") or "</think>" in completion:
+        return parse_thought_and_box(completion, grade_unfinished=grade_unfinished)
+    return parse_boxed(completion)
+
+
+class Own(ChatFormat):
+    r"""The tokenizer's own chat template and nothing else, then `reasoning ... \boxed{answer}`."""
+
+    name: Literal["own"] = "own"
+    """own."""
+    thinking: bool = False
+    """The chat template itself ends in `<think>`, so that every completion begins with thoughts."""
+    grade_unfinished: bool = False
+    """Look for an answer in the whole text where the thinking never ends, instead of counting none."""
+
+    def compose(self, reasoning: str, answer: str) -> str:
+        if self.thinking:
+            return f"{reasoning}\n</think>\n\n{compose_boxed('', answer)}"
+        return compose_boxed(reasoning, answer)
+
+    def parse(self, completion: str) -> Parsed:
+        parse = parse_thought_and_box if self.thinking else parse_perhaps_thinking
+        return parse(completion, grade_unfinished=self.grade_unfinished)
+
+
+class Qwen(Format):
+    r"""<|im_start|> turns under an instruction to reason step by step, then `reasoning ... \boxed{answer}`."""
+
+    name: Literal["qwen"] = "qwen"
+    """qwen."""
+
+    @property
+    def default_system(self) -> str:
+        return INSTRUCTION
+
+    @property
+    def chat_template(self) -> str:
+        return chatml(self.own_system, self.bos)
+
+    def compose(self, reasoning: str, answer: str) -> str:
+        return compose_boxed(reasoning, answer)
+
+    def parse(self, completion: str) -> Parsed:
+        return parse_perhaps_thinking(completion)
+
+
+class SimpleRl(Format):
+    r"""<|im_start|> turns of a helpful assistant; the instruction follows the question; `\boxed{answer}`."""
+
+    name: Literal["simplerl"] = "simplerl"
+    """simplerl."""
+
+    @property
+    def default_system(self) -> str:
+        return "You are a helpful assistant."
+
+    @property
+    def chat_template(self) -> str:
+        return with_suffix(chatml(self.own_system, self.bos), f"\n{INSTRUCTION}")
+
+    def compose(self, reasoning: str, answer: str) -> str:
+        return compose_boxed(reasoning, answer)
+
+    def parse(self, completion: str) -> Parsed:
+        return parse_perhaps_thinking(completion)
+
+
+class PrimeSft(ChatFormat):
+    r"""The tokenizer's own chat template; the wish for a LaTeX answer follows the question; `\boxed{answer}`."""
+
+    name: Literal["prime_sft"] = "prime_sft"
+    """prime_sft."""
+
+    suffix: ClassVar[str] = BOX
+
+    def compose(self, reasoning: str, answer: str) -> str:
+        return compose_boxed(reasoning, answer)
+
+    def parse(self, completion: str) -> Parsed:
+        return parse_perhaps_thinking(completion)
+
+
+def _one_line(preamble: str, bos: bool, suffix: str) -> str:
+    """`preamble User: question suffix. Assistant: ` on one line, as far as the question is on one."""
+    return (
+        opening_lines(preamble, bos)
+        + r"""{%- if system %}{{- system + ' ' }}{%- endif %}
+{%- for turn in turns %}
+{%- if turn['role'] == 'user' %}{{- 'User: ' + turn['content'] + """
+        + quote(suffix)
+        + r""" + '. Assistant: ' }}
+{%- else %}{{- turn['content'] + (eos_token or '') + '\n' }}{%- endif %}
+{%- endfor %}"""
+    )
+
+
+class Prime(Format):
+    r"""One line that describes think and answer tags, `User: ... Assistant: `; `\boxed{answer}` in the end."""
+
+    name: Literal["prime"] = "prime"
+    """prime."""
+
+    @property
+    def default_system(self) -> str:
+        return PREAMBLE
+
+    @property
+    def chat_template(self) -> str:
+        return _one_line(self.own_system, self.bos, BOX)
+
+    def compose(self, reasoning: str, answer: str) -> str:
+        return f"<think> {reasoning} </think> <answer> {compose_boxed('', answer)} </answer>"
+
+    def parse(self, completion: str) -> Parsed:
+        return parse_perhaps_thinking(completion)
+
+
+_BLOCK = re.compile(r"```python[ \t]*\r?\n")
+
+
+class PrimeCode(Format):
+    """As `prime`, for tasks whose answer is a program: the last Python block is the answer."""
+
+    name: Literal["prime_code"] = "prime_code"
+    """prime_code."""
+
+    @property
+    def default_system(self) -> str:
+        return PREAMBLE
+
+    @property
+    def chat_template(self) -> str:
+        return _one_line(self.own_system, self.bos, CODE)
+
+    def compose(self, reasoning: str, answer: str) -> str:
+        block = f"```python\n{answer}\n```"
+        return f"{reasoning}\n\n{block}" if reasoning else block
+
+    def parse(self, completion: str) -> Parsed:
+        starts = list(_BLOCK.finditer(completion))
+        if not starts:
+            return Parsed(completion.strip(), None, ("no_answer",))
+        reasoning = completion[: starts[-1].start()].strip()
+        code, closed, after = completion[starts[-1].end() :].partition("\n```")
+        if not closed:
+            return Parsed(reasoning, None, ("no_closing_tag",))
+        faults = ["several_answers"] if len(starts) > 1 else []
+        if not code.strip():
+            return Parsed(reasoning, None, (*faults, "no_answer"))
+        if after.strip():
+            faults.append("text_after_answer")
+        return Parsed(reasoning, code.strip(), tuple(faults))
+
+
+class No(QuestionOnly):
+    r"""The question and nothing else, as `question_only`; where a completion thinks, its thoughts do not count."""
+
+    name: Literal["no"] = "no"  # type: ignore[assignment]
+    """no."""
+
+    def parse(self, completion: str) -> Parsed:
+        return parse_perhaps_thinking(completion)
