@@ -48,13 +48,20 @@ class Algorithm(Options):
 
     needs_critic: ClassVar[bool] = False
     """Whether a value model learns beside the policy."""
+    uses_traces: ClassVar[bool] = False
+    """Whether a teacher's traces enter the groups."""
     replaces_dead: ClassVar[int] = 0
     """Most further rounds of generation that replace groups without advantages, where the stage does not say."""
 
     @property
+    def updates(self) -> int:
+        """Optimisation steps on each batch of rollouts."""
+        return self.epochs * self.mini_batches
+
+    @property
     def needs_old(self) -> bool:
         """Whether the batch is scored before its first update; used once, current and old are the same."""
-        return self.epochs * self.mini_batches > 1
+        return self.updates > 1
 
     @property
     def needs_reference(self) -> bool:
@@ -65,6 +72,11 @@ class Algorithm(Options):
     def needs_dead_groups(self) -> bool:
         """Whether a group without advantages carries a gradient all the same."""
         return False
+
+    @property
+    def critic_lr(self) -> float | None:
+        """Learning rate of the value model; None takes the policy's."""
+        return None
 
     @property
     def scores_first(self) -> bool:
@@ -89,6 +101,10 @@ class Algorithm(Options):
     def objective(self, max_tokens: int, memory: Memory) -> Objective:
         """The loss of one update; `max_tokens` is the longest response."""
         raise AssertionError("an algorithm defines its objective")
+
+    def value_objective(self) -> Objective:
+        """The loss of the value model, where there is one."""
+        raise AssertionError("an algorithm with a critic defines its objective")
 
     def observe(self, metrics: Mapping[str, float], memory: Memory) -> None:
         """Look at the metrics of a step; controllers change what they remember here."""

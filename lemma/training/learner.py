@@ -20,6 +20,7 @@ from lemma.core.random import key
 from lemma.core.ranks import gather_over_ranks, rank, sum_over_ranks, world_size
 from lemma.core.types import Scope, Trajectory
 from lemma.models.compiled import CompiledBlocks
+from lemma.models.critic import Critic
 from lemma.models.packing import TokenBatch, plan_packs
 from lemma.models.policy import Policy
 from lemma.objectives.base import Loss, Objective, Terms, Totals
@@ -46,7 +47,7 @@ class Learner:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Policy | Critic,
         optim: OptimOptions,
         *,
         token_budget: int,

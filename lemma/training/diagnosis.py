@@ -1,0 +1,142 @@
+"""What holds a run back, while it runs: the slowest part of each step, and trouble with the setting that repairs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from lemma.training.rl_options import ReinforcementOptions
+
+# Steps between two warnings of the same kind.
+PAUSE = 20
+PARTS = ("generate", "grade", "score", "update", "checkpoint", "evaluate")
+
+
+@dataclass
+class Seen:
+    """What the checks look at: the numbers of a step, the recipe, and the first entropy of the stage."""
+
+    values: Mapping[str, float]
+    options: ReinforcementOptions
+    max_tokens: int
+    first_entropy: float | None
+
+    def __call__(self, name: str, default: float = 0.0) -> float:
+        return self.values.get(name, default)
+
+
+def _truncation(seen: Seen) -> str | None:
+    if seen("truncated") <= 0.9:
+        return None
+    return (
+        f"{seen('truncated'):.0%} of the completions are cut off at {seen.max_tokens} tokens; raise rollout.max_tokens, "
+        "or put a supervised stage in front that teaches the model to end"
+    )
+
+
+def _dead(seen: Seen) -> str | None:
+    if seen("groups/live", 1.0) >= 0.1:
+        return None
+    if seen("groups/all_right") > 0.8:
+        return "nearly every group is right throughout: there is nothing left to learn; choose harder problems"
+    if seen("groups/none_right") > 0.8:
+        return (
+            "nearly no group has a right completion, so rewards do not vary; choose easier problems, raise "
+            "algorithm.group_size, put a supervised stage in front, or use luffy with a teacher's traces"
+        )
+    return "the rewards of nearly all groups do not vary; raise algorithm.group_size or rollout.temperature"
+
+
+def _format(seen: Seen) -> str | None:
+    if seen("format", 1.0) >= 0.02:
+        return None
+    return "the format is almost never met; put a supervised stage in front that teaches it, or choose another one"
+
+
+def _missing(seen: Seen) -> str | None:
+    if not seen("missing_groups"):
+        return None
+    return (
+        f"{seen('missing_groups'):.0f} of {seen.options.batch.problems} groups are missing after "
+        f"{seen('rounds'):.0f} rounds; raise replace_dead or choose problems of another difficulty"
+    )
+
+
+def _entropy(seen: Seen) -> str | None:
+    if seen.first_entropy is None or seen("entropy") >= 0.1 * seen.first_entropy:
+        return None
+    return (
+        f"the entropy fell from {seen.first_entropy:.2g} to {seen('entropy'):.2g}: samples hardly differ; lower "
+        "optim.lr, or raise algorithm.entropy or algorithm.clip_high"
+    )
+
+
+def _kl(seen: Seen) -> str | None:
+    if seen("kl") <= 1.0:
+        return None
+    return f"the policy is {seen('kl'):.2g} nats a token from the reference; lower optim.lr or raise algorithm.kl"
+
+
+def _ratio(seen: Seen) -> str | None:
+    if seen("ratio/max", 1.0) <= 100.0:
+        return None
+    return f"the largest ratio is {seen('ratio/max'):.2g}; lower optim.lr, algorithm.epochs or algorithm.mini_batches"
+
+
+def _not_finite(seen: Seen) -> str | None:
+    if not seen("updates") or seen("updated", 1.0):
+        return None
+    return "the gradient is not finite and nothing was learnt; lower optim.lr"
+
+
+def _unscored(seen: Seen) -> str | None:
+    if seen("unscored") <= 0.2 * max(seen("samples"), 1.0):
+        return None
+    return (
+        f"{seen('unscored'):.0f} of {seen('samples'):.0f} completions have no reward, because their verdict is unknown; "
+        "check the answers of the data with `lemma data show`"
+    )
+
+
+CHECKS: dict[str, Callable[[Seen], str | None]] = {
+    "truncation": _truncation,
+    "dead groups": _dead,
+    "format": _format,
+    "missing groups": _missing,
+    "entropy": _entropy,
+    "kl": _kl,
+    "ratio": _ratio,
+    "not finite": _not_finite,
+    "unscored": _unscored,
+}
+
+
+class Diagnosis:
+    """Looks at the numbers of every step. A warning of one kind comes again only after a pause."""
+
+    def __init__(self, options: ReinforcementOptions, max_tokens: int, warn: Callable[[str], None]):
+        self.options, self.max_tokens = options, max_tokens
+        self._warn = warn
+        self._last: dict[str, int] = {}
+        self._first_entropy: float | None = None
+
+    def look(self, step: int, values: Mapping[str, float], timings: Mapping[str, float]) -> str:
+        """Warn of what is wrong; the name of what holds the step back."""
+        self._first_entropy = values.get("entropy") if self._first_entropy is None else self._first_entropy
+        seen = Seen(values, self.options, self.max_tokens, self._first_entropy if "entropy" in values else None)
+        for name, check in CHECKS.items():
+            text = check(seen)
+            if text is not None and step - self._last.get(name, -PAUSE) >= PAUSE:
+                self._last[name] = step
+                self._warn(f"step {step}: {text}")
+        return bottleneck(values, timings)
+
+
+def bottleneck(values: Mapping[str, float], timings: Mapping[str, float]) -> str:
+    """One word for what costs most: a part of the step's time, or tokens and groups that teach nothing."""
+    if values.get("truncated", 0.0) > 0.5:
+        return "truncation"
+    if values.get("groups/live", 1.0) < 0.3:
+        return "dead groups"
+    spent = {part: timings.get(f"{part}_seconds", 0.0) for part in PARTS}
+    return max(spent, key=lambda part: spent[part])

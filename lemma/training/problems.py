@@ -1,0 +1,75 @@
+"""Problems as a reinforcement stage needs them: prompts and a teacher's traces in ids, and how long answers may be."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lemma.core.errors import UserError
+from lemma.core.types import Demonstration, Problem
+from lemma.data.load import filter_by_length, load_problems, load_rows
+from lemma.formats import Format
+from lemma.formats.encode import encode_demonstration, encode_prompt
+from lemma.models.policy import Policy
+from lemma.rollouts import Task
+from lemma.training.rl_options import ReinforcementOptions
+from lemma.training.stage import Stage
+
+
+def prepare_tasks(stage: Stage, options: ReinforcementOptions, fmt: Format, policy: Policy) -> tuple[list[Task], int]:
+    """The tasks of the stage, and the most tokens of a response."""
+    if options.algorithm.uses_traces:
+        tasks = _with_traces(stage, options, fmt, policy.tokenizer)
+    else:
+        problems = load_problems(options.data, stage.seed)
+        tasks = [Task(problem, encode_prompt(fmt, problem, policy.tokenizer)) for problem in problems]
+    tasks, limit = filter_by_length(tasks, [len(task.prompt) for task in tasks], options.data.prompt_length)
+    longest = max(len(task.prompt) for task in tasks) if limit is None else limit
+    max_tokens = options.rollout.max_tokens or policy.context - longest
+    room = policy.context - max_tokens
+    kept = [task for task in tasks if len(task.prompt) <= room]
+    if not kept or max_tokens < 1:
+        raise UserError(
+            f"stage {stage.name}: no prompt leaves {max_tokens} tokens of the model's context of {policy.context}",
+            fix="lower rollout.max_tokens or data.prompt_length.max_tokens",
+        )
+    if len(kept) < len(tasks):
+        stage.warn(f"{len(tasks) - len(kept)} of {len(tasks)} prompts are longer than {room} tokens and were left out")
+    stage.data = _digest(kept, max_tokens)
+    return kept, max_tokens
+
+
+def _with_traces(stage: Stage, options: ReinforcementOptions, fmt: Format, tokenizer: Any) -> list[Task]:
+    """Problems with the teacher's response where there is one; the response ends with the end-of-sequence token."""
+    tasks: list[Task] = []
+    for item in load_rows(options.data, stage.seed):
+        problem = item if isinstance(item, Problem) else item.problem
+        if not problem.golds:
+            continue
+        shown = item if isinstance(item, Demonstration) else None
+        if shown is None and problem.traces:
+            shown = Demonstration(problem, response=problem.traces[0])
+        prompt = encode_prompt(fmt, problem, tokenizer)
+        trace = None
+        if shown is not None:
+            encoded = encode_demonstration(fmt, shown, tokenizer)
+            trace = encoded.ids_T[encoded.chosen_T]
+        tasks.append(Task(problem, prompt, trace))
+    if not any(task.trace is not None for task in tasks):
+        raise UserError(
+            f"stage {stage.name}: no problem of its data has a teacher's trace, which {options.algorithm.name} needs",
+            fix="use data with a `target` or a solution, or another algorithm",
+        )
+    return tasks
+
+
+def _digest(tasks: Sequence[Task], max_tokens: int) -> str:
+    whole = hashlib.blake2b(str(max_tokens).encode(), digest_size=16)
+    for task in tasks:
+        whole.update(task.prompt.tobytes())
+        whole.update("\x1f".join(task.problem.golds).encode())
+        whole.update(np.zeros(0).tobytes() if task.trace is None else task.trace.tobytes())
+    return whole.hexdigest()

@@ -1,0 +1,317 @@
+"""The reinforcement stage: sample, grade, learn from what set the better samples apart. Reads top to bottom.
+
+A step draws problems, generates groups while the graders work, writes every sample to the journal, gives advantages,
+and updates the policy as often as the algorithm says. Left out of the textbook: groups whose rewards do not differ are
+not computed (they count all the same, so the loss does not change), nothing is scored twice when a batch is used once,
+and no reference model is held unless a KL is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lemma.algorithms import Algorithm, Memory
+from lemma.core.faults import fault_point
+from lemma.core.random import permutation
+from lemma.core.types import Group, Trajectory
+from lemma.engines import make_engine
+from lemma.engines.base import Engine, Sampling
+from lemma.engines.mismatch import Mismatch, check_mismatch
+from lemma.engines.options import EngineOptions, NativeOptions
+from lemma.formats import Format
+from lemma.models.critic import build_critic
+from lemma.models.load import build_policy, pick_precision
+from lemma.models.policy import Policy
+from lemma.models.throughput import throughput
+from lemma.objectives import Totals
+from lemma.rollouts import Judge, ProblemOrder, Roller, Rollouts
+from lemma.training.diagnosis import Diagnosis
+from lemma.training.learner import Learner, StepReport
+from lemma.training.problems import prepare_tasks
+from lemma.training.rl_metrics import rollout_metrics
+from lemma.training.rl_options import ReinforcementOptions
+from lemma.training.stage import Stage
+
+
+def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) -> None:
+    algorithm, memory = options.algorithm, Memory()
+    policy = build_policy(stage.model, stage.device, stage.seed, stage.start_from)
+    fmt.install(policy.tokenizer)
+    tasks, max_tokens = prepare_tasks(stage, options, fmt, policy)
+    order = ProblemOrder(tasks, stage.seed, stage.name)
+    total = total_steps(options, len(tasks))
+    learner = make_learner(stage, options, policy, total)
+    critic = make_critic(stage, options, total) if algorithm.needs_critic else None
+    reference = Reference(stage, policy) if algorithm.needs_reference else None
+    for name, part in (("order", order), ("memory", memory), ("critic", critic)):
+        if part is not None:
+            stage.keep(name, part)
+    done = stage.resume(learner, total)
+    engine = make_rollout_engine(stage, options, policy, max(len(task.prompt) for task in tasks) + max_tokens)
+    engine.update_weights(done)
+    roller = Roller(
+        engine,
+        Judge(fmt, options.rewards, policy.tokenizer),
+        sampling_of(options, fmt, max_tokens),
+        algorithm,
+        order,
+        stage.folder.stage(stage.name) / "journal",
+        problems=options.batch.problems,
+        further_rounds=options.rounds,
+        seed=stage.seed,
+        name=stage.name,
+    )
+    diagnosis = Diagnosis(options, max_tokens, stage.warn)
+    try:
+        for step in range(done + 1, total + 1):
+            with stage.clock.measure("generate"):
+                rollouts = roller.step(step)
+            batch = learnable(rollouts, options)
+            if algorithm.scores_first:
+                with stage.clock.measure("score"):
+                    add_scores(batch, algorithm, learner, reference, critic)
+            algorithm.assign(batch, memory)
+            worth = [group for group in batch if algorithm.needs_dead_groups or has_advantage(group)]
+            if not algorithm.scores_first:
+                with stage.clock.measure("score"):
+                    add_scores(worth, algorithm, learner, reference, critic)
+            fault_point("rl.before_update")
+            with stage.clock.measure("update"):
+                reports = update(stage, step, algorithm, memory, learner, critic, batch, worth, max_tokens)
+            engine.update_weights(step)
+            values = rollout_metrics(rollouts, batch, worth) | update_metrics(reports) | {"epoch": order.epoch}
+            algorithm.observe(values, memory)
+            check_engine(stage, policy, engine, reports)
+            if stage.is_due(options.log_every, step, total):
+                measure(stage, step, values | memory.numbers, policy, reports, rollouts, diagnosis)
+            stage.progress(step, total, note_of(values))
+            stage.save_if_due(learner, step, total)
+    finally:
+        engine.close()
+    stage.finish(policy, total, {"steps": total, "problems": len(tasks), "drawn": order.drawn})
+
+
+# --- what the loop is made of ----------------------------------------------------------------------------------
+
+
+def total_steps(options: ReinforcementOptions, problems: int) -> int:
+    if options.steps is not None:
+        return options.steps
+    return max(1, round((options.epochs or 1.0) * problems / options.batch.problems))
+
+
+def make_learner(stage: Stage, options: ReinforcementOptions, policy: Policy, total: int) -> Learner:
+    return Learner(
+        policy,
+        options.optim,
+        token_budget=options.batch.token_budget,
+        total_steps=total * options.algorithm.updates,
+        seed=stage.seed,
+        temperature=options.rollout.temperature,
+        compile_blocks=stage.model.compile,
+        say=stage.warn,
+    )
+
+
+def make_critic(stage: Stage, options: ReinforcementOptions, total: int) -> Learner:
+    """A learner of its own for the value model, which begins as a copy of the policy's body."""
+    rate = options.algorithm.critic_lr
+    return Learner(
+        build_critic(stage.model, stage.device, stage.seed, stage.start_from),
+        options.optim if rate is None else options.optim.model_copy(update={"lr": rate}),
+        token_budget=options.batch.token_budget,
+        total_steps=total * options.algorithm.updates,
+        seed=stage.seed,
+        say=stage.warn,
+    )
+
+
+@dataclass
+class Reference:
+    """The model that the stage started from: the policy without its adapter, or a frozen second copy."""
+
+    stage: Stage
+    policy: Policy
+
+    def __post_init__(self) -> None:
+        self._copy: Policy | None = None
+        if not self.policy.is_adapter:
+            self._copy = build_policy(self.stage.model, self.stage.device, self.stage.seed, self.stage.start_from)
+            for parameter in self._copy.module.parameters():
+                parameter.requires_grad_(False)
+
+    @contextlib.contextmanager
+    def asked(self) -> Iterator[Policy]:
+        if self._copy is not None:
+            yield self._copy
+        else:
+            with self.policy.peft.disable_adapter():
+                yield self.policy
+
+
+def make_rollout_engine(stage: Stage, options: ReinforcementOptions, policy: Policy, longest: int) -> Engine:
+    """The engine, its cache as large as the step's samples need; less where that much is not free."""
+    wanted: EngineOptions = options.rollout.engine
+    if isinstance(wanted, NativeOptions) and wanted.cache_gib is None and wanted.cache_tokens is None:
+        rows = min(options.batch.problems * options.algorithm.group_size, wanted.sequences)
+        wanted = wanted.model_copy(update={"cache_tokens": cache_tokens(stage, options, policy, rows * longest)})
+    return make_engine(wanted, policy, stage.seed, stage.emit)
+
+
+def cache_tokens(stage: Stage, options: ReinforcementOptions, policy: Policy, needed: int) -> int:
+    """Tokens that the cache holds: all that are needed, or what memory leaves beside the update."""
+    from lemma.engines.native.engine import bytes_per_token, room_beside_update
+
+    block = 64
+    needed += block * options.batch.problems * options.algorithm.group_size
+    free = room_beside_update(policy, stage.model, options.batch.token_budget)
+    return needed if free is None else max(block, min(needed, int(free // bytes_per_token(policy))))
+
+
+def sampling_of(options: ReinforcementOptions, fmt: Format, max_tokens: int) -> Sampling:
+    rollout = options.rollout
+    return Sampling(
+        max_tokens=max_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        min_p=rollout.min_p,
+        min_tokens=rollout.min_tokens,
+        stop=(*fmt.stop, *rollout.stop),
+    )
+
+
+def learnable(rollouts: Rollouts, options: ReinforcementOptions) -> list[Group]:
+    """The groups as they are learnt from: trajectories that were cut off keep their rewards and lose their tokens."""
+    for group in rollouts.groups:
+        for trajectory in group.trajectories:
+            if options.truncated == "mask" and trajectory.finish == "length":
+                trajectory.chosen_T = np.zeros_like(trajectory.chosen_T)
+    return [group for group in rollouts.groups if group.trajectories]
+
+
+def add_scores(
+    groups: Sequence[Group],
+    algorithm: Algorithm,
+    learner: Learner,
+    reference: Reference | None,
+    critic: Learner | None,
+) -> None:
+    """What the learner, the reference and the critic say about the tokens before the first update on them."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    if not trajectories:
+        return
+    if algorithm.needs_old:
+        _attach("old", trajectories, learner.score(trajectories))
+    if reference is not None:
+        with reference.asked() as other:
+            _attach("reference", trajectories, learner.score(trajectories, other))
+    if critic is not None:
+        _attach("value", trajectories, critic.score(trajectories))
+
+
+def _attach(name: str, trajectories: Sequence[Trajectory], scores: Sequence[np.ndarray]) -> None:
+    for trajectory, found in zip(trajectories, scores, strict=True):
+        values = np.zeros(len(trajectory), dtype=np.float64)
+        values[trajectory.chosen_T] = found
+        trajectory.token_fields[name] = values
+
+
+def has_advantage(group: Group) -> bool:
+    return any(np.any(t.token_fields["advantage"][t.chosen_T] != 0) for t in group.trajectories)
+
+
+def update(
+    stage: Stage,
+    step: int,
+    algorithm: Algorithm,
+    memory: Memory,
+    learner: Learner,
+    critic: Learner | None,
+    batch: Sequence[Group],
+    worth: Sequence[Group],
+    max_tokens: int,
+) -> list[StepReport]:
+    """All updates on this batch. Groups that are not worth computing count in the totals all the same."""
+    reports: list[StepReport] = []
+    computed = {id(group) for group in worth}
+    for epoch in range(algorithm.epochs):
+        order = permutation(len(batch), stage.seed, stage.name, "mini-batches", step, epoch).tolist()
+        for part in np.array_split(np.array(order, dtype=np.int64), algorithm.mini_batches):
+            groups = [batch[i] for i in sorted(part.tolist())]
+            trajectories = [t for group in groups if id(group) in computed for t in group.trajectories]
+            trajectories = [t for t in trajectories if t.trained_tokens]
+            if not trajectories:
+                learner.pass_over(1)
+                if critic is not None:
+                    critic.pass_over(1)
+                continue
+            totals = Totals.of([t for group in groups for t in group.trajectories if t.trained_tokens])
+            report = learner.step(trajectories, algorithm.objective(max_tokens, memory), totals)
+            if critic is not None:
+                value = critic.step(trajectories, algorithm.value_objective(), totals)
+                report.metrics.update({f"critic/{name}": x for name, x in value.metrics.items()})
+                report.metrics.update({"critic/loss": value.loss, "critic/grad_norm": value.grad_norm})
+            reports.append(report)
+            fault_point("rl.mid_update")
+    return reports
+
+
+def update_metrics(reports: Sequence[StepReport]) -> dict[str, float]:
+    """The means over the updates of a step; largest values where the name says so."""
+    values = {
+        "updates": float(len(reports)),
+        "loss": _mean([r.loss for r in reports]),
+        "grad_norm": _mean([r.grad_norm for r in reports]),
+        "lr": reports[-1].lr if reports else 0.0,
+        "trained_tokens": float(sum(r.trained_tokens for r in reports)),
+        "packs": float(sum(r.packs for r in reports)),
+        "updated": _mean([float(r.updated) for r in reports]),
+    }
+    for name in sorted({name for report in reports for name in report.metrics}):
+        found = [report.metrics[name] for report in reports if name in report.metrics]
+        values[name] = max(found) if name.endswith("/max") else _mean(found)
+    # Engine and learner had the same weights at the first update only.
+    return values | {name: reports[0].metrics[name] for name in ("mismatch/mean", "mismatch/max") if name in values}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def check_engine(stage: Stage, policy: Policy, engine: Engine, reports: Sequence[StepReport]) -> None:
+    """What the engine said about its tokens against what the learner found before it changed anything."""
+    metrics = reports[0].metrics if reports else {}
+    if "mismatch/mean" in metrics:
+        found = Mismatch(metrics["mismatch/mean"], metrics["mismatch/max"], reports[0].trained_tokens)
+        check_mismatch(found, pick_precision(stage.model.precision, policy.device), engine.name, stage.emit)
+
+
+def measure(
+    stage: Stage,
+    step: int,
+    values: dict[str, float],
+    policy: Policy,
+    reports: Sequence[StepReport],
+    rollouts: Rollouts,
+    diagnosis: Diagnosis,
+) -> None:
+    timings = stage.clock.read()
+    tokens = sum(report.tokens for report in reports)
+    timings |= throughput(policy, tokens, timings.get("update_seconds", 0.0))
+    generated = sum(len(sample.ids) - sample.given for sample in rollouts.samples)
+    if not rollouts.from_journal and timings.get("generate_seconds"):
+        timings["generated_per_second"] = generated / timings["generate_seconds"]
+    diagnosis.look(step, values, timings)
+    stage.measure(step, "train", values, timings)
+
+
+def note_of(values: dict[str, float]) -> str:
+    right = values.get("right", 0.0)
+    return (
+        f"reward {values.get('reward/mean', 0.0):.3f}, right {right:.0%}, length {values.get('length/mean', 0.0):.0f}"
+    )

@@ -1,0 +1,110 @@
+"""What a recipe can say about the reinforcement stage."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from lemma.algorithms import ALGORITHMS, Algorithm
+from lemma.algorithms.grpo import Grpo
+from lemma.config import Options
+from lemma.config.shape import Choice
+from lemma.data.options import DataOptions
+from lemma.engines.options import ENGINES, EngineOptions, NativeOptions
+from lemma.rewards import REWARDS, Reward
+from lemma.training.options import BudgetOptions, StageOptions
+
+
+class RewardChoice(Choice):
+    """A reward by name, or a function of one's own as `path.py:function`."""
+
+    def expand(self, value: Any, key: Any = None) -> Any:
+        if isinstance(value, str) and ".py:" in value:
+            return {"name": "custom", "function": value}
+        return super().expand(value, key)
+
+
+def _accuracy() -> list[Reward]:
+    return [REWARDS["accuracy"]()]
+
+
+class RolloutOptions(Options):
+    """How completions are sampled."""
+
+    engine: Annotated[EngineOptions, Choice(ENGINES, by="name")] = Field(default_factory=NativeOptions)
+    """Which engine generates: native, vllm or transformers; a name, or a mapping with name and options."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature; the learner's log-probabilities are taken at it too."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Sample from the likeliest tokens that make up this mass."""
+    top_k: int = Field(0, ge=0)
+    """Sample from this many of the likeliest tokens; 0 means all."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Leave out tokens less likely than this share of the likeliest."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Longest response. Default: what the longest prompt leaves of the model's context."""
+    min_tokens: int = Field(0, ge=0)
+    """No response ends before this many tokens."""
+    stop: list[str] = Field(default_factory=list)
+    """Strings after which a response ends, beside those of the format."""
+    repetition_penalty: float = 1.0
+    """For inference only: a training recipe leaves it at 1, because what is learnt must be what was sampled."""
+
+    @model_validator(mode="after")
+    def _plain(self) -> RolloutOptions:
+        if self.repetition_penalty != 1.0:
+            raise ValueError("a repetition penalty is for inference only; leave repetition_penalty out of rollout")
+        return self
+
+
+class RlBatchOptions(BudgetOptions):
+    """How much is sampled for one step, and how much is computed at a time."""
+
+    problems: int = Field(32, ge=1)
+    """Problems per step, each with `algorithm.group_size` samples."""
+
+
+class ReinforcementOptions(StageOptions):
+    """Learn from one's own samples: generate groups, grade them, learn from what set the better ones apart."""
+
+    kind: Literal["rl"] = "rl"
+    """Reinforcement learning."""
+    algorithm: Annotated[Algorithm, Choice(ALGORITHMS, by="name")] = Field(default_factory=Grpo)
+    """The algorithm: a name, or a mapping with name and options."""
+    data: DataOptions = DataOptions()
+    """Where the problems come from."""
+    rewards: list[Annotated[Reward, RewardChoice(REWARDS, by="name")]] = Field(default_factory=_accuracy, min_length=1)
+    """What completions are worth: names, mappings with name and options, or `path.py:function`."""
+    rollout: RolloutOptions = RolloutOptions()
+    """How completions are sampled."""
+    batch: RlBatchOptions = RlBatchOptions()
+    """Batch sizes."""
+    steps: int | None = Field(None, ge=1)
+    """Batches of rollouts. Give this or epochs; default one epoch."""
+    epochs: float | None = Field(None, gt=0)
+    """Passes over the problems."""
+    truncated: Literal["keep", "mask"] = "keep"
+    """What becomes of responses that were cut off at max_tokens: learnt from like others, or counted in their group's
+    statistics only. To make length cost something, add the reward soft_overlong."""
+    replace_dead: int | None = Field(None, ge=0)
+    """Most further rounds of generation in which groups whose rewards do not differ are replaced by other problems.
+    Default: what the algorithm does, which is 0 but for dapo."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> ReinforcementOptions:
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError("give epochs or steps, not both")
+        if self.rollout.max_tokens is not None and self.rollout.min_tokens > self.rollout.max_tokens:
+            raise ValueError("rollout.min_tokens is above rollout.max_tokens; lower it")
+        if self.algorithm.mini_batches > self.batch.problems:
+            raise ValueError(
+                f"{self.batch.problems} problems cannot be dealt out to {self.algorithm.mini_batches} mini-batches; "
+                "lower algorithm.mini_batches"
+            )
+        return self
+
+    @property
+    def rounds(self) -> int:
+        """Further rounds of generation that replace dead groups."""
+        return self.algorithm.replaces_dead if self.replace_dead is None else self.replace_dead
