@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lemma.models.options import ModelOptions
     from lemma.recipe import Recipe
     from lemma.training.options import StageOptions, SupervisedOptions
+    from lemma.training.preference_options import PreferenceOptions
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -99,10 +100,14 @@ def _memory(recipe: Recipe, stage: StageOptions) -> str:
 
 def _stage(stage: StageOptions) -> list[str]:
     from lemma.training.options import SupervisedOptions
+    from lemma.training.preference_options import PreferenceOptions
 
     optim, lines, batch = stage.optim, [], ""
     if isinstance(stage, SupervisedOptions):
         lines, batch = _supervised(stage), f"{_many(stage.batch.sequences, 'sequence')} a step, "
+    elif isinstance(stage, PreferenceOptions):
+        what = "pair" if stage.algorithm.paired else "response"
+        lines, batch = _preference(stage), f"{_many(stage.batch.examples, what)} a step, "
     warmup = f"warm-up {optim.warmup:.0%} of the steps" if optim.warmup < 1 else f"warm-up {optim.warmup:g} steps"
     warmup = warmup if optim.warmup else "no warm-up"
     return [
@@ -114,18 +119,50 @@ def _stage(stage: StageOptions) -> list[str]:
 
 
 def _supervised(stage: SupervisedOptions) -> list[str]:
+    return [
+        _row("length", _length(stage)),
+        _row("data", _data(stage.data, stage.unique_examples) + _cut(stage)),
+        *_validation(stage),
+    ]
+
+
+def _preference(stage: PreferenceOptions) -> list[str]:
+    algorithm = stage.algorithm
+    loss = getattr(algorithm, "loss", None)
+    named = f"{algorithm.name}, beta {algorithm.beta:g}"
+    if loss is not None and loss != algorithm.name:
+        parts = [f"{weight:g} {name}" for name, weight in loss.items()] if isinstance(loss, dict) else [str(loss)]
+        named += f", loss {' + '.join(parts)}"
+    kept = {
+        "precomputed": "computed once, then taken from the cache",
+        "adapters_off": "computed at every step with the adapters off",
+    }
+    return [
+        _row("algorithm", named),
+        _row("reference", kept[stage.reference] if algorithm.needs_reference else "none"),
+        _row("length", _length(stage)),
+        _row("data", _data(stage.data) + _cut(stage)),
+        *_validation(stage),
+    ]
+
+
+def _length(stage: SupervisedOptions | PreferenceOptions) -> str:
     if stage.steps is not None:
-        length = _many(stage.steps, "step")
-    else:
-        length = _many(1 if stage.epochs is None else stage.epochs, "epoch")
-    cut = f", sequences of at most {stage.max_length} tokens" if stage.max_length else ""
-    rows = [_row("length", length), _row("data", _data(stage.data, stage.unique_examples) + cut)]
+        return _many(stage.steps, "step")
+    return _many(1 if stage.epochs is None else stage.epochs, "epoch")
+
+
+def _cut(stage: SupervisedOptions | PreferenceOptions) -> str:
+    return f", sequences of at most {stage.max_length} tokens" if stage.max_length else ""
+
+
+def _validation(stage: SupervisedOptions | PreferenceOptions) -> list[str]:
     held = stage.validation
-    if held.share or held.data is not None:
-        source = f"{held.share:.1%} of the rows" if held.data is None else _data(held.data)
-        most = f", at most {held.count}" if held.count else ""
-        rows.append(_row("validation", f"{source}{most}, {_every(held.every)}"))
-    return rows
+    if not held.share and held.data is None:
+        return []
+    source = f"{held.share:.1%} of the rows" if held.data is None else _data(held.data)
+    most = f", at most {held.count}" if held.count else ""
+    return [_row("validation", f"{source}{most}, {_every(held.every)}")]
 
 
 def _many(count: float, what: str) -> str:
@@ -147,6 +184,8 @@ def _source(source: SourceOptions) -> str:
     if source.source == "arithmetic":
         made = source.arithmetic
         return f"built-in arithmetic ({made.count} problems of {made.operations} operations, {made.style})"
+    if source.source.startswith("journal:"):
+        return f"pairs from the samples in {source.source.removeprefix('journal:')}"
     is_file = source.source.endswith((".parquet", ".jsonl", ".jsonl.gz", ".json", ".csv"))
     place = source.source if is_file else " / ".join(filter(None, [source.source, source.config, source.split]))
     if source.count is not None:

@@ -11,6 +11,7 @@ of one split, nor another wording of it, appears in another, whatever the seeds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Literal, NamedTuple
@@ -88,6 +89,15 @@ def solution(problem: Problem, style: Style) -> str:
     """
     first, steps = parse(problem.question)
     return _solution(first, steps, style, problem.id)
+
+
+def mistaken(item: Demonstration) -> Demonstration:
+    """The same worked solution with a slip in its last step; how large it is depends on the problem's id alone."""
+    assert item.reasoning is not None and item.answer is not None
+    right = int(item.answer)
+    slip = 1 + key(0, "arithmetic", "slip", item.problem.id) % 9
+    wrong = str(right - slip if right >= slip else right + slip)
+    return replace(item, reasoning=item.reasoning.removesuffix(item.answer) + wrong, answer=wrong)
 
 
 def _solution(first: int, steps: Sequence[Step], style: Style, name: str) -> str:

@@ -211,16 +211,19 @@ def take(items: Sequence[T], source: SourceOptions, seed: int, name: str) -> lis
     return list(items) * copies + [items[place] for place in drawn]
 
 
-def split_share(items: Sequence[T], share: float, seed: int, name: str) -> tuple[list[T], list[T]]:
+def split_share(
+    items: Sequence[T], share: float, seed: int, name: str, identity: Callable[[T], Any] | None = None
+) -> tuple[list[T], list[T]]:
     """What stays and what is held out: about `share` of the items, at least one on each side where there are two.
 
-    Items that ask the same stay together, so that repeated rows never end up on both sides.
+    Items that ask the same stay together, so that repeated rows never end up on both sides; `identity` says what an
+    item asks, where it is not one of those that are known here.
     """
     if share <= 0 or len(items) < 2:
         return list(items), []
     groups: dict[Any, list[int]] = {}
     for place, item in enumerate(items):
-        groups.setdefault(_identity(item, place), []).append(place)
+        groups.setdefault(_identity(item, place) if identity is None else identity(item), []).append(place)
     if len(groups) < 2:
         groups = {place: [place] for place in range(len(items))}
     wanted = max(1, round(share * len(items)))

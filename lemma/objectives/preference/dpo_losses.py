@@ -1,6 +1,6 @@
 """One formula per variant of direct preference optimisation, from the log-ratios of the two responses of each pair.
 
-r is log p(response) - log p_ref(response), s its score under the divergence (s = r for the reverse KL), w and l mark the
+r is log p(response) - log p_ref(response), s its score under the divergence (r for the reverse KL), w and l mark the
 chosen and the rejected response, h = s_w - s_l, and sigma is the logistic function. See docs/preference.md.
 """
 

@@ -1,0 +1,47 @@
+"""KTO (Ethayarajh et al. 2024): responses that are wanted or not, one by one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from lemma.algorithms.base import Memory
+from lemma.algorithms.preference.base import PreferenceAlgorithm
+
+if TYPE_CHECKING:
+    from lemma.objectives.preference import KahnemanTversky
+
+
+class Kto(PreferenceAlgorithm):
+    """Kahneman-Tversky optimisation: gains and losses of single responses about a reference point."""
+
+    name: Literal["kto"] = "kto"
+    """kto."""
+    loss: Literal["kto", "apo_zero_unpaired"] = "kto"
+    """kto estimates its reference point from responses to other prompts; apo_zero_unpaired takes 0."""
+    wanted_weight: float = Field(1.0, gt=0)
+    """Weight of wanted responses. With counts n and m, wanted x n : unwanted x m should be 1:1 to 4:3."""
+    unwanted_weight: float = Field(1.0, gt=0)
+    """Weight of unwanted responses."""
+
+    paired: ClassVar[bool] = False
+
+    @property
+    def needs_reference(self) -> bool:
+        return True
+
+    @property
+    def needs_baseline(self) -> bool:
+        return self.loss == "kto"
+
+    def objective(self, memory: Memory, baseline: float = 0.0) -> KahnemanTversky:
+        from lemma.objectives.preference import KahnemanTversky
+
+        return KahnemanTversky(
+            loss=self.loss,
+            beta=self.beta,
+            wanted_weight=self.wanted_weight,
+            unwanted_weight=self.unwanted_weight,
+            baseline=baseline,
+        )

@@ -1,0 +1,29 @@
+"""ORPO (Hong et al. 2024): supervised learning and preference in one step, without a reference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from lemma.algorithms.base import Memory
+from lemma.algorithms.preference.base import PreferenceAlgorithm
+
+if TYPE_CHECKING:
+    from lemma.objectives.preference import OddsRatio
+
+
+class Orpo(PreferenceAlgorithm):
+    """Odds-ratio preference optimisation: imitate the chosen response and raise its odds above the rejected one's."""
+
+    name: Literal["orpo"] = "orpo"
+    """orpo."""
+    imitate: Literal["all", "response"] = "all"
+    """What the NLL term learns: prompt and chosen response, as the original does, or the response alone."""
+
+    @property
+    def learns_nll(self) -> Literal["none", "response", "all"]:
+        return self.imitate
+
+    def objective(self, memory: Memory, baseline: float = 0.0) -> OddsRatio:
+        from lemma.objectives.preference import OddsRatio
+
+        return OddsRatio(self.beta)

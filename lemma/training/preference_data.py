@@ -1,0 +1,200 @@
+"""What the preference stage learns from: prompts with responses as ids, from data, from a journal, or built in."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lemma.core.errors import UserError
+from lemma.core.random import permutation
+from lemma.core.types import Demonstration, Trajectory
+from lemma.data.arithmetic import mistaken
+from lemma.data.load import filter_by_length, load_demonstrations, load_judged, load_preferences, split_share
+from lemma.data.options import DataOptions
+from lemma.data.sources import ARITHMETIC
+from lemma.formats import Format
+from lemma.formats.encode import encode_demonstration
+from lemma.rollouts.journal import read_samples
+from lemma.rollouts.sample import Sample
+from lemma.training.preference_options import JOURNAL, JournalOptions, PreferenceOptions
+from lemma.training.stage import Stage
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """A prompt with a chosen and a rejected response, or with one response that is wanted (+1) or not (-1)."""
+
+    prompt: np.ndarray
+    responses: tuple[np.ndarray, ...]
+    signs: tuple[int, ...]
+    problem_id: str = ""
+
+    @property
+    def longest(self) -> int:
+        return len(self.prompt) + max(len(response) for response in self.responses)
+
+    def single(self) -> list[Example]:
+        """Each response alone."""
+        both = zip(self.responses, self.signs, strict=True)
+        return [Example(self.prompt, (response,), (sign,), self.problem_id) for response, sign in both]
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which examples make up which step: a function of the step alone."""
+
+    count: int
+    per_step: int
+    seed: int
+    name: str
+    shuffle: bool
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.count // self.per_step)
+
+    def total_steps(self, options: PreferenceOptions) -> int:
+        if options.steps is not None:
+            return options.steps
+        return max(1, round((options.epochs or 1.0) * self.steps_per_epoch))
+
+    def batch(self, index: int) -> list[int]:
+        """The examples of step number `index`, counted from 0; the last step of an epoch takes what is left."""
+        epoch, place = divmod(index, self.steps_per_epoch)
+        order = np.arange(self.count)
+        if self.shuffle:
+            order = permutation(self.count, self.seed, self.name, "order", epoch)
+        return order[place * self.per_step : (place + 1) * self.per_step].tolist()
+
+
+def prepare(
+    stage: Stage, options: PreferenceOptions, fmt: Format, tokenizer: Any, limit: int
+) -> tuple[list[Example], list[Example]]:
+    """Examples as token ids of at most `limit` tokens: what is learnt and what is held out."""
+    found = _short_prompts(_load(options, options.data, fmt, tokenizer, stage.seed), options.data)
+    held_out: list[Example] = []
+    if options.validation.data is not None:
+        held_out = _load(options, options.validation.data, fmt, tokenizer, stage.seed)
+    elif options.validation.share:
+        found, held_out = split_share(
+            found, options.validation.share, stage.seed, stage.name, identity=lambda example: example.prompt.tobytes()
+        )
+    return _within(limit, found, stage), _within(limit, held_out[: options.validation.count], stage)
+
+
+def digest(examples: Sequence[Example]) -> str:
+    """A name for these ids and what is said of them, in this order."""
+    whole = hashlib.blake2b(digest_size=16)
+    for example in examples:
+        for ids, sign in zip((example.prompt, *example.responses), (0, *example.signs), strict=True):
+            whole.update(len(ids).to_bytes(8, "little") + ids.tobytes() + bytes([sign + 1]))
+    return whole.hexdigest()
+
+
+def _load(options: PreferenceOptions, data: DataOptions, fmt: Format, tokenizer: Any, seed: int) -> list[Example]:
+    paired = options.algorithm.paired
+    if data.source.startswith(JOURNAL) and not data.mix:
+        pairs = journal_pairs(Path(data.source.removeprefix(JOURNAL)).expanduser(), options.journal)
+    elif data.source == ARITHMETIC and not data.mix:
+        pairs = [_built_in(fmt, item, tokenizer) for item in load_demonstrations(data, seed)]
+    elif paired:
+        pairs = [
+            _example(fmt, tokenizer, [Demonstration(item.problem, text) for text in (item.chosen, item.rejected)])
+            for item in load_preferences(data, seed)
+        ]
+    else:
+        return [
+            _example(fmt, tokenizer, [Demonstration(item.problem, item.response)], (1 if item.wanted else -1,))
+            for item in load_judged(data, seed)
+        ]
+    return pairs if paired else [one for pair in pairs for one in pair.single()]
+
+
+def _example(fmt: Format, tokenizer: Any, said: Sequence[Demonstration], signs: tuple[int, ...] = (1, -1)) -> Example:
+    """The same prompt with each of these responses."""
+    encoded = [encode_demonstration(fmt, one, tokenizer) for one in said]
+    start = int(encoded[0].chosen_T.argmax())
+    return Example(encoded[0].ids_T[:start], tuple(one.ids_T[start:] for one in encoded), signs, said[0].problem.id)
+
+
+def _built_in(fmt: Format, item: Demonstration, tokenizer: Any) -> Example:
+    """The right solution of a problem against one with a slip."""
+    return _example(fmt, tokenizer, [item, mistaken(item)])
+
+
+def _short_prompts(examples: list[Example], data: DataOptions) -> list[Example]:
+    return filter_by_length(examples, [len(example.prompt) for example in examples], data.prompt_length)[0]
+
+
+def _within(limit: int, examples: list[Example], stage: Stage) -> list[Example]:
+    """Those of at most `limit` tokens; the others are counted and left out."""
+    kept = [example for example in examples if example.longest <= limit]
+    if examples and not kept:
+        raise UserError(
+            f"stage {stage.name}: every example has a sequence longer than {limit} tokens",
+            fix="raise max_length or shorten the data",
+        )
+    if len(kept) < len(examples):
+        lost = len(examples) - len(kept)
+        stage.warn(f"{lost} of {len(examples)} examples have a sequence longer than {limit} tokens and were left out")
+    return kept
+
+
+# --- pairs from samples ----------------------------------------------------------------------------------------------
+
+
+def journal_pairs(place: Path, options: JournalOptions) -> list[Example]:
+    """Best against worst of each group of graded samples; the ids are those that were sampled."""
+    groups: dict[str, list[Sample]] = {}
+    for path in _journals(place):
+        for sample in read_samples(path):
+            if sample.reward is not None and sample.finish != "cancelled" and len(sample.ids):
+                groups.setdefault(f"{path}\x1f{sample.key!r}", []).append(sample)
+    pairs = [pair for group in groups.values() for pair in _pairs_of(group, options)]
+    if not pairs:
+        raise UserError(
+            f"no group of samples in {place} has two whose rewards differ by more than {options.gap:g}",
+            fix="take a run with more samples per problem, or problems that are neither too easy nor too hard",
+        )
+    return pairs
+
+
+def _pairs_of(group: Sequence[Sample], options: JournalOptions) -> list[Example]:
+    ranked = sorted(group, key=lambda sample: (-(sample.reward or 0.0), sample.sample))
+    found = []
+    for best, worst in list(zip(ranked, reversed(ranked), strict=True))[: min(options.per_group, len(ranked) // 2)]:
+        assert best.reward is not None and worst.reward is not None
+        if best.reward - worst.reward > options.gap:
+            responses = tuple(sample.ids.astype(np.int64) for sample in (best, worst))
+            found.append(Example(best.prompt.astype(np.int64), responses, (1, -1), best.problem_id))
+    return found
+
+
+def _journals(place: Path) -> list[Path]:
+    """The files of a journal: one file, those in a folder, or those that the stages of a run wrote."""
+    if place.is_file():
+        return [place]
+    folder = place / "journal" if (place / "recipe.yaml").is_file() else place
+    found = sorted(folder.rglob("*.jsonl")) if folder.is_dir() else []
+    if not found:
+        raise UserError(
+            f"there is no journal in {place}",
+            fix="name a run that sampled, or one of its journal files, after journal:",
+        )
+    return found
+
+
+def trajectory(
+    example: Example, response: np.ndarray, *, unit: int = 0, sign: int = 0, whole: bool = False
+) -> Trajectory:
+    """Prompt and response; the response is learnt, with `whole` the prompt as well."""
+    ids = np.concatenate([example.prompt, response])
+    chosen = np.arange(len(ids)) >= (1 if whole else max(1, len(example.prompt)))
+    return Trajectory(
+        ids, chosen, origin="teacher", problem_id=example.problem_id, unit=unit, fields={"sign": float(sign)}
+    )

@@ -1,0 +1,71 @@
+"""What a recipe can say about the preference stage."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from lemma.algorithms.preference import PREFERENCE_ALGORITHMS, Dpo, PreferenceAlgorithm
+from lemma.config import Options
+from lemma.config.shape import Choice
+from lemma.data.options import DataOptions, ValidationOptions
+from lemma.training.options import BudgetOptions, StageOptions
+
+JOURNAL = "journal:"
+
+
+class ExampleBatchOptions(BudgetOptions):
+    """How much goes into one optimisation step, and how much of it is computed at a time."""
+
+    examples: int = Field(32, ge=1)
+    """Pairs per optimisation step; for kto, single responses."""
+
+
+class JournalOptions(Options):
+    """Which samples of a journal become pairs: best against worst of a group, second best against second worst, ..."""
+
+    per_group: int = Field(1, ge=1)
+    """At most this many pairs of one group."""
+    gap: float = Field(0.0, ge=0)
+    """The rewards of the two must differ by more than this."""
+
+
+class PreferenceOptions(StageOptions):
+    """Learn which of two responses is better, or which single ones are wanted."""
+
+    kind: Literal["preference"] = "preference"
+    """Preference optimisation."""
+    algorithm: Annotated[PreferenceAlgorithm, Choice(PREFERENCE_ALGORITHMS, by="name")] = Field(default_factory=Dpo)
+    """The algorithm: a name, or a mapping with name and options."""
+    data: DataOptions = DataOptions()
+    """Where pairs or judged responses come from. `source: journal:runs/x` takes the graded samples of a run."""
+    journal: JournalOptions = JournalOptions()
+    """How pairs are made from the samples of a journal."""
+    validation: ValidationOptions = ValidationOptions()
+    """Held-out pairs and how often their loss is computed."""
+    batch: ExampleBatchOptions = ExampleBatchOptions()
+    """Batch sizes."""
+    epochs: float | None = Field(None, gt=0)
+    """Passes over the data. Give this or steps; default one epoch."""
+    steps: int | None = Field(None, ge=1)
+    """Optimisation steps."""
+    max_length: int | None = Field(None, ge=8)
+    """Longest sequence; an example with a longer one is dropped and counted. Default: the model's context."""
+    reference: Literal["precomputed", "adapters_off"] = "precomputed"
+    """Log-probabilities under the model that the stage starts from: computed once and kept in the cache, or at every
+    step with the adapters of model.lora switched off. Losses without a reference hold none."""
+    shuffle: bool = True
+    """A new order for every epoch, from the run's seed."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PreferenceOptions:
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError("give epochs or steps, not both")
+        if self.algorithm.needs_baseline and self.batch.examples < 2:
+            raise ValueError(
+                "kto compares each response with those to other prompts of the step; write `examples: 2` or more"
+            )
+        if any(part.source.startswith(JOURNAL) for part in self.data.mix):
+            raise ValueError("a journal cannot be mixed with other sources; name it as data.source alone")
+        return self
