@@ -208,6 +208,20 @@ def gpqa(values: Values) -> Problem:
     )
 
 
+def olympiadbench(values: Values) -> Problem:
+    """OlympiadBench's own columns; several answers are one list, and the row's tolerance stays in `extra`."""
+    context = optional_text(values, "context")
+    question = text(values, "question")
+    own = {name: values.get(name) for name in ("is_multiple_answer", "unit", "answer_type", "error")}
+    return Problem(
+        _user(f"{context}\n\n{question}" if context else question),
+        (", ".join(golds(values, "final_answer")),),
+        id=optional_text(values, "id") or "",
+        subject=optional_text(values, "subfield"),
+        extra={"original": own},
+    )
+
+
 SCHEMA = {
     *("id", "dataset", "split", "problem", "answer", "golds", "solution", "subject", "level", "choices", "labels"),
     *("messages", "prompt", "response", "reasoning", "target", "expected_answer", "generated_solution", "extra"),
@@ -298,6 +312,9 @@ READERS: dict[str, Reader] = {
         "question, choices, answer by letter, label or index",
     ),
     "gpqa": Reader(gpqa, _columns("Question", "Correct Answer"), "Question, Correct Answer, Incorrect Answer 1 to 3"),
+    "olympiadbench": Reader(
+        olympiadbench, _columns("question", "final_answer"), "question, context, final_answer, error (a tolerance)"
+    ),
     "trace": Reader(
         trace, _columns("problem|question", "generated_solution", "expected_answer"), "problem and a generated solution"
     ),

@@ -10,14 +10,22 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from lemma.core.types import Problem
 from lemma.evaluation.intervals import Interval, mean_interval, mean_of_intervals
 
 Ties = Literal["average", "first"]
+
+
+class Kind(Protocol):
+    """What a problem is about."""
+
+    @property
+    def subject(self) -> str | None: ...
+    @property
+    def level(self) -> str | None: ...
 
 
 class Mark(NamedTuple):
@@ -96,7 +104,7 @@ def sizes_up_to(k: int) -> list[int]:
 
 
 def summarise(
-    problems: Sequence[Problem],
+    problems: Sequence[Kind],
     marks: Sequence[Sequence[Mark]],
     *,
     seed: int = 0,
@@ -122,8 +130,8 @@ def summarise(
     scores["truncated"] = score("truncated", [_mean([mark.truncated for mark in own]) for own in marks])
     scores["reasoning"] = score("reasoning", [_mean([bool(mark.reasoning) for mark in own]) for own in marks])
 
-    def breakdown(kind: Callable[[Problem], str | None]) -> dict[str, tuple[int, Score]]:
-        names = [kind(problem) for problem in problems]
+    def breakdown(of: Callable[[Kind], str | None]) -> dict[str, tuple[int, Score]]:
+        names = [of(problem) for problem in problems]
         found = {}
         for group in sorted({one for one in names if one is not None}, key=_natural):
             values = [value for one, value in zip(names, averages, strict=True) if one == group]

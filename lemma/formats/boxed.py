@@ -7,12 +7,38 @@ from typing import Literal
 from lemma.formats.base import Parsed
 from lemma.formats.boxes import compose_boxed, parse_boxed
 from lemma.formats.chat import ChatFormat
+from lemma.formats.think_boxed import parse_thought_and_box
 
 INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
 
 
-class Boxed(ChatFormat):
-    r"""Chat turns, then `reasoning ... \boxed{answer}`."""
+def parse_perhaps_thinking(completion: str, *, grade_unfinished: bool = False) -> Parsed:
+    """The last box; where a completion opens `<think>` or closes it, the last one after its thoughts."""
+    if completion.lstrip().startswith("<think>") or "</think>" in completion:
+        return parse_thought_and_box(completion, grade_unfinished=grade_unfinished)
+    return parse_boxed(completion)
+
+
+class BoxedChat(ChatFormat):
+    r"""Chat turns, then `reasoning ... \boxed{answer}`, for models that think in tags and for those that do not."""
+
+    thinking: bool = False
+    """The chat template itself ends in `<think>`, so that every completion begins with thoughts."""
+    grade_unfinished: bool = False
+    """Look for an answer in the whole text where the thinking never ends, instead of counting none."""
+
+    def compose(self, reasoning: str, answer: str) -> str:
+        if self.thinking:
+            return f"{reasoning}\n</think>\n\n{compose_boxed('', answer)}"
+        return compose_boxed(reasoning, answer)
+
+    def parse(self, completion: str) -> Parsed:
+        parse = parse_thought_and_box if self.thinking else parse_perhaps_thinking
+        return parse(completion, grade_unfinished=self.grade_unfinished)
+
+
+class Boxed(BoxedChat):
+    r"""Chat turns under an instruction to reason step by step, then `reasoning ... \boxed{answer}`."""
 
     name: Literal["boxed"] = "boxed"
     """boxed."""
@@ -20,9 +46,3 @@ class Boxed(ChatFormat):
     @property
     def default_system(self) -> str:
         return INSTRUCTION
-
-    def compose(self, reasoning: str, answer: str) -> str:
-        return compose_boxed(reasoning, answer)
-
-    def parse(self, completion: str) -> Parsed:
-        return parse_boxed(completion)

@@ -10,43 +10,21 @@ import re
 from typing import ClassVar, Literal
 
 from lemma.formats.base import Format, Parsed
-from lemma.formats.boxed import INSTRUCTION
-from lemma.formats.boxes import compose_boxed, parse_boxed
-from lemma.formats.chat import ChatFormat
+from lemma.formats.boxed import INSTRUCTION, BoxedChat, parse_perhaps_thinking
+from lemma.formats.boxes import compose_boxed
 from lemma.formats.question_only import QuestionOnly
 from lemma.formats.r1_zero import PREAMBLE
 from lemma.formats.templates import chatml, opening_lines, quote, with_suffix
-from lemma.formats.think_boxed import parse_thought_and_box
 
 BOX = "\n\nPresent the answer in LaTex format: \\boxed{Your answer}"
 CODE = "\n\nWrite Python code to solve the problem. Present the code in \n```python\nYour code\n```\nat the end."
 
 
-def parse_perhaps_thinking(completion: str, *, grade_unfinished: bool = False) -> Parsed:
-    """The last box, after the thoughts where there are any."""
-    if completion.lstrip().startswith("<think>") or "</think>" in completion:
-        return parse_thought_and_box(completion, grade_unfinished=grade_unfinished)
-    return parse_boxed(completion)
-
-
-class Own(ChatFormat):
+class Own(BoxedChat):
     r"""The tokenizer's own chat template and nothing else, then `reasoning ... \boxed{answer}`."""
 
     name: Literal["own"] = "own"
     """own."""
-    thinking: bool = False
-    """The chat template itself ends in `<think>`, so that every completion begins with thoughts."""
-    grade_unfinished: bool = False
-    """Look for an answer in the whole text where the thinking never ends, instead of counting none."""
-
-    def compose(self, reasoning: str, answer: str) -> str:
-        if self.thinking:
-            return f"{reasoning}\n</think>\n\n{compose_boxed('', answer)}"
-        return compose_boxed(reasoning, answer)
-
-    def parse(self, completion: str) -> Parsed:
-        parse = parse_thought_and_box if self.thinking else parse_perhaps_thinking
-        return parse(completion, grade_unfinished=self.grade_unfinished)
 
 
 class Qwen(Format):
@@ -91,19 +69,13 @@ class SimpleRl(Format):
         return parse_perhaps_thinking(completion)
 
 
-class PrimeSft(ChatFormat):
+class PrimeSft(BoxedChat):
     r"""The tokenizer's own chat template; the wish for a LaTeX answer follows the question; `\boxed{answer}`."""
 
     name: Literal["prime_sft"] = "prime_sft"
     """prime_sft."""
 
     suffix: ClassVar[str] = BOX
-
-    def compose(self, reasoning: str, answer: str) -> str:
-        return compose_boxed(reasoning, answer)
-
-    def parse(self, completion: str) -> Parsed:
-        return parse_perhaps_thinking(completion)
 
 
 def _one_line(preamble: str, bos: bool, suffix: str) -> str:

@@ -33,6 +33,7 @@ ROWS = {
     "judged": {"prompt": "2+2?", "completion": "4", "label": True},
     "multiple_choice": {"question": "2+2?", "choices": ["3", "4"], "answer": 1},
     "gpqa": {"Question": "2+2?", "Correct Answer": "4", **{f"Incorrect Answer {n}": str(4 + n) for n in (1, 2, 3)}},
+    "olympiadbench": {"id": 7, "question": "2+2?", "context": None, "final_answer": ["$4$"], "error": "1e-1"},
     "trace": {"problem": "2+2?", "generated_solution": "<think>two twos</think>", "expected_answer": "4"},
     "prompt_response": {"prompt": "User: 2+2?\nAssistant: <think>", "response": " 4 </think>", "ground_truth": "4"},
     "luffy_sft": {"prompt": ASSISTANT[:1], "target": ASSISTANT[1:]},
@@ -262,3 +263,10 @@ def test_unknown_columns_and_unknown_readers():
         one({"foo": 1, "bar": 2})
     with pytest.raises(UserError, match="there is no reader 'gsm8'; did you mean 'gsm8k'"):
         one({"foo": 1}, "gsm8")
+
+
+def test_olympiadbench_keeps_the_tolerance_and_joins_answers():
+    values = ROWS["olympiadbench"] | {"context": "Let x be 2.", "final_answer": ["$4$", "$5$"], "subfield": "Algebra"}
+    problem = one(values)
+    assert (problem.question, problem.golds) == ("Let x be 2.\n\n2+2?", ("$4$, $5$",))
+    assert (problem.subject, problem.extra["original"]["error"]) == ("Algebra", "1e-1")

@@ -152,9 +152,10 @@ def test_unfinished_reasoning_counts_only_on_request(name: str, completion: str)
 
 
 def test_a_template_that_opens_the_thinking_is_told_so() -> None:
-    fmt = make_format({"name": "own", "thinking": True})
-    assert fmt.parse("so \\boxed{4}") == Parsed("so \\boxed{4}", None, ("missing_think_end",))
-    assert fmt.parse(fmt.compose("so", "4")) == Parsed("so", "4")
+    for name in ("own", "boxed", "prime_sft"):
+        fmt = make_format({"name": name, "thinking": True})
+        assert fmt.parse("so \\boxed{4}") == Parsed("so \\boxed{4}", None, ("missing_think_end",))
+        assert fmt.parse(fmt.compose("so", "4")) == Parsed("so", "4")
 
 
 def test_parsing_degenerate_text_takes_no_time() -> None:
