@@ -1,7 +1,25 @@
 """Algorithms of reinforcement learning: one small file each, and the one registry of them."""
 
 from lemma.algorithms.base import Algorithm, Memory, rewards_of
+from lemma.algorithms.cispo import Cispo
+from lemma.algorithms.dapo import Dapo
+from lemma.algorithms.dr_grpo import DrGrpo
+from lemma.algorithms.grpo import Grpo
+from lemma.algorithms.gspo import Gspo
+from lemma.algorithms.loop import Loop
+from lemma.algorithms.reinforce import Reinforce, ReinforceBaseline
+from lemma.algorithms.rloo import Rloo
 
-ALGORITHMS: dict[str, type[Algorithm]] = {}
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "reinforce": Reinforce,
+    "reinforce_baseline": ReinforceBaseline,
+    "rloo": Rloo,
+    "grpo": Grpo,
+    "dr_grpo": DrGrpo,
+    "dapo": Dapo,
+    "gspo": Gspo,
+    "cispo": Cispo,
+    "loop": Loop,
+}
 
 __all__ = ["ALGORITHMS", "Algorithm", "Memory", "rewards_of"]

@@ -58,6 +58,7 @@ class PolicyLoss:
 
     `top_entropy` keeps the policy's part of the loss on this share of the batch's tokens, those of highest entropy.
     `off_policy_limit` leaves out sequences with negative advantage whose log-probability per token fell by more.
+    `watch_entropy` asks for the entropy as a metric, where nothing else does.
     """
 
     surrogate: Surrogate = field(default_factory=lambda: Clip.around(0.2))
@@ -69,6 +70,7 @@ class PolicyLoss:
     mismatch: MismatchWeight | None = None
     top_entropy: float = 1.0
     off_policy_limit: float | None = None
+    watch_entropy: bool = False
     name: str = "policy"
 
     def __post_init__(self) -> None:
@@ -83,7 +85,7 @@ class PolicyLoss:
 
     @property
     def needs_entropy(self) -> bool:
-        return self.entropy != 0.0 or self.top_entropy < 1.0
+        return self.watch_entropy or self.entropy != 0.0 or self.top_entropy < 1.0
 
     def __call__(self, terms: Terms) -> Loss:
         logprobs_N, advantage_N = terms.logprobs_N, terms.tokens["advantage"]
@@ -132,7 +134,7 @@ class PolicyLoss:
         if "behaviour" in terms.tokens:
             found["mismatch/mean"] = _mean((old_N - terms.tokens["behaviour"]).abs())
         if "old" in terms.tokens:
-            found["ratio/mean"] = self._share(terms, ratio_N)
+            found["ratio/mean"] = _mean(ratio_N)
             found["kl/old"] = _mean(kl_estimate("k3", old_N, terms.logprobs_N))
             clipped = dict(self.surrogate.clipped(ratio_N, terms.tokens["advantage"]))
             if len(clipped) == 2:

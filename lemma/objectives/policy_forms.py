@@ -12,10 +12,10 @@ POLICY_FORMS: dict[str, Callable[[], PolicyLoss]] = {
     "policy_reinforce": lambda: PolicyLoss(Reinforce(), entropy=0.01),
     "policy_unclipped": lambda: PolicyLoss(Unclipped(), normalise="constant", constant=42.0),
     "policy_clip": lambda: PolicyLoss(
-        Clip.around(0.2, 0.28), kl=KlTerm(0.05), mismatch=MismatchWeight("token", cap=1.1)
+        Clip.around(0.1, 0.15), kl=KlTerm(0.001), mismatch=MismatchWeight("token", cap=1.1)
     ),
     "policy_clip_sequence": lambda: PolicyLoss(
-        Clip.around(0.2, cap=1.4), normalise="sequence", kl=KlTerm(0.05, by_ratio=True)
+        Clip.around(0.2, cap=1.4), normalise="sequence", kl=KlTerm(0.001, by_ratio=True)
     ),
     "policy_capped": lambda: PolicyLoss(CappedWeight(1.1)),
     "policy_soft": lambda: PolicyLoss(SoftGate(), normalise="sequence"),
