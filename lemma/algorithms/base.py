@@ -48,8 +48,6 @@ class Algorithm(Options):
 
     needs_critic: ClassVar[bool] = False
     """Whether a value model learns beside the policy."""
-    uses_traces: ClassVar[bool] = False
-    """Whether a teacher's traces enter the groups."""
     replaces_dead: ClassVar[int] = 0
     """Most further rounds of generation that replace groups without advantages, where the stage does not say."""
 
@@ -57,6 +55,11 @@ class Algorithm(Options):
     def updates(self) -> int:
         """Optimisation steps on each batch of rollouts."""
         return self.epochs * self.mini_batches
+
+    @property
+    def uses_traces(self) -> bool:
+        """Whether a teacher's traces enter the groups."""
+        return False
 
     @property
     def needs_old(self) -> bool:

@@ -13,6 +13,7 @@ from lemma.objectives.cs336 import (
     policy_gradient_loss,
     tokenize_prompt_and_output,
 )
+from lemma.objectives.mixed import MIXED_FORMS, MixedPolicyLoss
 from lemma.objectives.policy import PolicyLoss
 from lemma.objectives.policy_forms import POLICY_FORMS
 from lemma.objectives.preference import PREFERENCE_OBJECTIVES
@@ -25,6 +26,7 @@ from lemma.objectives.reductions import (
     sft_microbatch_train_step,
 )
 from lemma.objectives.supervised import NegativeLogLikelihood
+from lemma.objectives.value import ClippedValueLoss
 
 # Every objective, in each form that changes what must stay together; the invariance tests run over this table.
 OBJECTIVES: dict[str, Callable[[], Objective]] = {
@@ -33,11 +35,15 @@ OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "nll_constant": lambda: NegativeLogLikelihood("constant", constant=42.0),
     **PREFERENCE_OBJECTIVES,
     **POLICY_FORMS,
+    **MIXED_FORMS,
+    "value": ClippedValueLoss,
 }
 
 __all__ = [
     "OBJECTIVES",
+    "ClippedValueLoss",
     "Loss",
+    "MixedPolicyLoss",
     "NegativeLogLikelihood",
     "Objective",
     "PolicyLoss",

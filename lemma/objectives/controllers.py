@@ -1,11 +1,10 @@
-"""Weights that follow what is measured: of the KL penalty, of the entropy bonus. Their state is plain JSON."""
+"""Weights that follow what is measured: of the KL penalty, of the entropy bonus. Their state is numbers by name."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from lemma.objectives.kl import adapted_coefficient
 
@@ -23,10 +22,10 @@ class AdaptiveKl:
             self.coefficient, observed, target=self.target, horizon=self.horizon, samples=samples
         )
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, float]:
         return {"coefficient": self.coefficient}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, float]) -> None:
         self.coefficient = float(state["coefficient"])
 
 
@@ -95,9 +94,9 @@ class LearnedEntropy:
             self.log_alpha, self.gradient(mean_entropy), lr=self.lr, decay=self.decay
         )
 
-    def state(self) -> dict[str, Any]:
-        return {"log_alpha": self.log_alpha, "adam": asdict(self._adam)}
+    def state(self) -> dict[str, float]:
+        return {"log_alpha": self.log_alpha, **asdict(self._adam)}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, float]) -> None:
         self.log_alpha = float(state["log_alpha"])
-        self._adam = AdamScalar(**state["adam"])
+        self._adam = AdamScalar(float(state["mean"]), float(state["square"]), int(state["steps"]))

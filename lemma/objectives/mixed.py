@@ -5,6 +5,7 @@ Shapes: N trained tokens of a pack, B sequences in it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -14,7 +15,7 @@ from lemma.objectives.base import Loss, Ratio, Terms
 from lemma.objectives.normalise import Normalise, token_weights
 from lemma.objectives.policy import KlTerm
 from lemma.objectives.policy_mismatch import LARGEST_LOG_RATIO, MismatchWeight
-from lemma.objectives.policy_surrogates import Surrogate, Unclipped
+from lemma.objectives.policy_surrogates import Clip, Surrogate, Unclipped
 from lemma.objectives.shaping import Shape
 
 TARGET_EPSILON = 1e-6
@@ -243,3 +244,13 @@ def _maxima(terms: Terms, tokens: _Tokens) -> dict[str, torch.Tensor]:
     if "behaviour" in terms.tokens:
         found["mismatch/max"] = (tokens.old_N - terms.tokens["behaviour"]).masked_fill(other_N, 0.0).abs().max()
     return found
+
+
+# The loss in each form that changes its formula or what must stay together.
+MIXED_FORMS: dict[str, Callable[[], MixedPolicyLoss]] = {
+    "mixed": lambda: MixedPolicyLoss(normalise="constant", constant=42.0, entropy=0.01, off_max=0.9, skip_above=0.95),
+    "mixed_sft": lambda: MixedPolicyLoss(
+        Clip.around(0.2, 0.28), "sequence", sft=0.5, kl=KlTerm(0.05, "low_var_kl"), mismatch=MismatchWeight(cap=1.1)
+    ),
+    "mixed_batch": lambda: MixedPolicyLoss(entropy=0.01, entropy_target=2.0, ratio_kl=0.3),
+}

@@ -56,7 +56,11 @@ def trajectories(lengths: Sequence[int], seed: int = 0, share: float = 0.6) -> l
                 ids_T=rng.integers(0, WORDS, length),
                 chosen_T=chosen,
                 unit=number // 2,
-                token_fields={"advantage": rng.normal(size=length), **_preference_fields(length, number, noise)},
+                token_fields={
+                    "advantage": rng.normal(size=length),
+                    **_preference_fields(length, number, noise),
+                    **_guided_fields(length, number, seed),
+                },
                 fields={"sign": 1.0 if number % 2 == 0 else -1.0, "weight": float(rng.random())},
             )
         )
@@ -71,6 +75,17 @@ def _preference_fields(length: int, number: int, noise: np.random.Generator) -> 
         "collision": -2 * noise.random(length),
         "response": (np.arange(length) >= (length // 3 if is_chosen else 0)).astype(np.float64),
         "nll": noise.random(length) / 100 if is_chosen else np.zeros(length),
+    }
+
+
+def _guided_fields(length: int, number: int, seed: int) -> dict[str, np.ndarray]:
+    """Of every four sequences the second is a teacher's and the fourth begins with a teacher's tokens."""
+    noise = np.random.default_rng((seed, number))
+    share = {1: 1.0, 3: 0.5}.get(number % 4, 0.0)
+    return {
+        "off": (np.arange(length) < share * length).astype(np.float64),
+        "value": noise.normal(size=length),
+        "return": noise.normal(size=length),
     }
 
 
