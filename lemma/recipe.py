@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from lemma.config import Options
 from lemma.config.document import write
@@ -18,11 +18,17 @@ from lemma.formats import FORMATS, Format
 from lemma.formats.r1_zero import R1Zero
 from lemma.models.options import ModelOptions
 from lemma.training.options import RunOptions, StageOptions, SupervisedOptions
+from lemma.training.preference_options import PreferenceOptions
+from lemma.training.rl_options import ReinforcementOptions
 
-STAGES: dict[str, type[StageOptions]] = {"supervised": SupervisedOptions}
+STAGES: dict[str, type[StageOptions]] = {
+    "supervised": SupervisedOptions,
+    "preference": PreferenceOptions,
+    "rl": ReinforcementOptions,
+}
 
 StageName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$")]
-_stage = Choice(STAGES, by="kind", implied={"sft": "supervised"})
+_stage = Choice(STAGES, by="kind", implied={"sft": "supervised", "grpo": "rl", "ppo": "rl", "luffy": "rl"})
 
 # What a run may change without changing its results: `*` stands for any name.
 WITHOUT_EFFECT = [
@@ -56,6 +62,15 @@ class Recipe(Options):
         if not stages:
             raise ValueError("a recipe needs at least one stage; write for example `stages: {sft: {steps: 100}}`")
         return {name: _stage.expand(stage, name) for name, stage in stages.items()}
+
+    @model_validator(mode="after")
+    def _samples_are_what_is_learnt(self) -> Recipe:
+        learns = [name for name, stage in self.stages.items() if isinstance(stage, ReinforcementOptions)]
+        if learns and self.model.lora is not None and self.model.lora.dropout > 0:
+            raise ValueError(
+                f"stage {learns[0]} learns from samples that are drawn without dropout; write `model.lora.dropout: 0`"
+            )
+        return self
 
     def to_yaml(self) -> str:
         """Every value of this recipe; loading it gives an equal recipe."""

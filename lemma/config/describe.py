@@ -80,6 +80,8 @@ def _spelt(value: Any, choice: Choice | None) -> str | None:
         return "" if choice is None else str(getattr(value, choice.by))
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, list) and value and all(isinstance(part, Options) for part in value):
+        return f"[{', '.join(getattr(part, 'name', '') for part in value)}]"
     return write(list(value) if isinstance(value, tuple) else value, flow=True).strip()
 
 

@@ -132,7 +132,7 @@ class PolicyLoss:
         if terms.entropy_N is not None:
             found["entropy"] = _mean(terms.entropy_N)
         if "behaviour" in terms.tokens:
-            found["mismatch/mean"] = _mean((old_N - terms.tokens["behaviour"]).abs())
+            found["mismatch/mean"] = _mean(mismatch(terms, old_N))
         if "old" in terms.tokens:
             found["ratio/mean"] = _mean(ratio_N)
             found["kl/old"] = _mean(kl_estimate("k3", old_N, terms.logprobs_N))
@@ -170,5 +170,13 @@ def _maxima(terms: Terms, ratio_N: torch.Tensor, old_N: torch.Tensor) -> dict[st
     if len(ratio_N) and "old" in terms.tokens:
         found["ratio/max"] = ratio_N.detach().max()
     if len(ratio_N) and "behaviour" in terms.tokens:
-        found["mismatch/max"] = (old_N - terms.tokens["behaviour"]).detach().abs().max()
+        found["mismatch/max"] = mismatch(terms, old_N).max()
     return found
+
+
+def mismatch(terms: Terms, old_N: torch.Tensor) -> torch.Tensor:
+    """Difference between what the engine and the learner say about each token that was sampled, both of the whole
+    vocabulary: where the engine drew from a part of it, the log of the mass it kept is taken out again."""
+    spoken_N = terms.tokens["behaviour"] + terms.tokens.get("kept", 0.0)
+    gap_N = (old_N - spoken_N).detach().abs()
+    return gap_N * (1.0 - terms.tokens["off"]) if "off" in terms.tokens else gap_N

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from lemma.core.errors import UserError, nearest
 from lemma.rewards.base import Reward, RewardInput
 from lemma.rewards.combine import RewardFailed, Scored, combine, distributions
-from lemma.rewards.correctness import Accuracy, Graded
+from lemma.rewards.correctness import Accuracy, FormatKept, Graded
 from lemma.rewards.custom import Custom
 from lemma.rewards.lengths import Length, Repetition, SoftOverlong
 from lemma.rewards.model import RewardModel
@@ -20,6 +20,7 @@ from lemma.rewards.xml import Correctness, Integer, SoftFormat, StrictFormat, Ta
 
 REWARDS: dict[str, type[Reward]] = {
     "accuracy": Accuracy,
+    "format": FormatKept,
     "graded": Graded,
     "correctness": Correctness,
     "integer": Integer,

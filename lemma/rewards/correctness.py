@@ -33,6 +33,18 @@ class Accuracy(Reward):
         return self.right if verdict.right and kept else self.wrong
 
 
+class FormatKept(Reward):
+    """1 where the recipe's format was kept: an answer is there, and nothing that leaves it in doubt."""
+
+    name: Literal["format"] = "format"
+    """Which reward."""
+    value: float = 1.0
+    """Value of a completion that kept the format; others get 0."""
+
+    def score(self, item: RewardInput) -> float | None:
+        return None if item.parsed is None else self.value * item.parsed.ok
+
+
 class Graded(Reward):
     """The score of a grader of another system, word for word; see docs/grading.md for the names."""
 

@@ -155,6 +155,8 @@ class Roller:
         trajectory = sample.trajectory()
         assert trajectory.behaviour_T is not None
         trajectory.token_fields["behaviour"] = trajectory.behaviour_T
+        if self.sampling.cuts_support:
+            trajectory.token_fields["kept"] = np.concatenate([np.zeros(len(sample.prompt)), sample.kept])
         off = np.zeros(len(trajectory))
         off[len(sample.prompt) : len(sample.prompt) + sample.given] = 1.0
         trajectory.token_fields["off"] = off

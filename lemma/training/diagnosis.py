@@ -29,8 +29,8 @@ def _truncation(seen: Seen) -> str | None:
     if seen("truncated") <= 0.9:
         return None
     return (
-        f"{seen('truncated'):.0%} of the completions are cut off at {seen.max_tokens} tokens; raise rollout.max_tokens, "
-        "or put a supervised stage in front that teaches the model to end"
+        f"{seen('truncated'):.0%} of the completions are cut off at {seen.max_tokens} tokens; raise "
+        "rollout.max_tokens, or put a supervised stage in front that teaches the model to end"
     )
 
 
@@ -93,7 +93,7 @@ def _unscored(seen: Seen) -> str | None:
     if seen("unscored") <= 0.2 * max(seen("samples"), 1.0):
         return None
     return (
-        f"{seen('unscored'):.0f} of {seen('samples'):.0f} completions have no reward, because their verdict is unknown; "
+        f"{seen('unscored'):.0f} of {seen('samples'):.0f} completions have no reward: their verdict is unknown; "
         "check the answers of the data with `lemma data show`"
     )
 

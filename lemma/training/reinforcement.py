@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from lemma.algorithms import Algorithm, Memory
 from lemma.core.faults import fault_point
@@ -25,6 +26,7 @@ from lemma.engines.options import EngineOptions, NativeOptions
 from lemma.formats import Format
 from lemma.models.critic import build_critic
 from lemma.models.load import build_policy, pick_precision
+from lemma.models.memory import Shape, plan_training
 from lemma.models.policy import Policy
 from lemma.models.throughput import throughput
 from lemma.objectives import Totals
@@ -35,6 +37,9 @@ from lemma.training.problems import prepare_tasks
 from lemma.training.rl_metrics import rollout_metrics
 from lemma.training.rl_options import ReinforcementOptions
 from lemma.training.stage import Stage
+
+# Share of a GPU's memory that the plan may fill.
+MEMORY_SHARE = 0.92
 
 
 def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) -> None:
@@ -65,7 +70,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
         seed=stage.seed,
         name=stage.name,
     )
-    diagnosis = Diagnosis(options, max_tokens, stage.warn)
+    diagnosis, held_by = Diagnosis(options, max_tokens, stage.warn), "nothing yet"
     try:
         for step in range(done + 1, total + 1):
             with stage.clock.measure("generate"):
@@ -87,8 +92,8 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             algorithm.observe(values, memory)
             check_engine(stage, policy, engine, reports)
             if stage.is_due(options.log_every, step, total):
-                measure(stage, step, values | memory.numbers, policy, reports, rollouts, diagnosis)
-            stage.progress(step, total, note_of(values))
+                held_by = measure(stage, step, values | memory.numbers, policy, reports, rollouts, diagnosis)
+            stage.progress(step, total, f"{note_of(values)}, held back by {held_by}")
             stage.save_if_due(learner, step, total)
     finally:
         engine.close()
@@ -163,13 +168,21 @@ def make_rollout_engine(stage: Stage, options: ReinforcementOptions, policy: Pol
 
 
 def cache_tokens(stage: Stage, options: ReinforcementOptions, policy: Policy, needed: int) -> int:
-    """Tokens that the cache holds: all that are needed, or what memory leaves beside the update."""
-    from lemma.engines.native.engine import bytes_per_token, room_beside_update
+    """Tokens that the cache holds: all that are needed, or what the plan of the update leaves of the GPU's memory."""
+    from lemma.engines.native.engine import BLOCK, bytes_per_token
 
-    block = 64
-    needed += block * options.batch.problems * options.algorithm.group_size
-    free = room_beside_update(policy, stage.model, options.batch.token_budget)
-    return needed if free is None else max(block, min(needed, int(free // bytes_per_token(policy))))
+    needed += BLOCK * options.batch.problems * options.algorithm.group_size
+    if policy.device.type != "cuda":
+        return needed
+    shape = Shape.of_config(policy.causal.config.to_dict())
+    precision = pick_precision(stage.model.precision, policy.device)
+    eight_bit = options.optim.name == "adamw_8bit"
+    plan = plan_training(shape, stage.model, precision, options.batch.token_budget, eight_bit_moments=eight_bit)
+    taken = plan.total * (2 if options.algorithm.needs_critic else 1)
+    if options.algorithm.needs_reference and not policy.is_adapter:
+        taken += plan.weights
+    room = torch.cuda.get_device_properties(policy.device).total_memory * MEMORY_SHARE - taken
+    return max(BLOCK, min(needed, int(room // bytes_per_token(policy))))
 
 
 def sampling_of(options: ReinforcementOptions, fmt: Format, max_tokens: int) -> Sampling:
@@ -299,15 +312,16 @@ def measure(
     reports: Sequence[StepReport],
     rollouts: Rollouts,
     diagnosis: Diagnosis,
-) -> None:
+) -> str:
+    """Write the numbers of a step; the name of what held it back."""
     timings = stage.clock.read()
     tokens = sum(report.tokens for report in reports)
     timings |= throughput(policy, tokens, timings.get("update_seconds", 0.0))
     generated = sum(len(sample.ids) - sample.given for sample in rollouts.samples)
     if not rollouts.from_journal and timings.get("generate_seconds"):
         timings["generated_per_second"] = generated / timings["generate_seconds"]
-    diagnosis.look(step, values, timings)
     stage.measure(step, "train", values, timings)
+    return diagnosis.look(step, values, timings)
 
 
 def note_of(values: dict[str, float]) -> str:

@@ -17,6 +17,10 @@ from lemma.models.load import TINY, pick_device, resolve
 from lemma.models.options import ModelOptions
 from lemma.training.folder import RunFolder
 from lemma.training.options import RunOptions, StageOptions, SupervisedOptions
+from lemma.training.preference import run_preference
+from lemma.training.preference_options import PreferenceOptions
+from lemma.training.reinforcement import run_reinforcement
+from lemma.training.rl_options import ReinforcementOptions
 from lemma.training.stage import Stage, Stopped, StopSignal
 from lemma.training.supervised import run_supervised
 
@@ -110,8 +114,13 @@ def _run_stages(
 
 
 def _run_one(stage: Stage, options: StageOptions, fmt: Format) -> None:
-    assert isinstance(options, SupervisedOptions), f"no loop for stages of kind {options.kind}"
-    run_supervised(stage, options, fmt)
+    if isinstance(options, ReinforcementOptions):
+        run_reinforcement(stage, options, fmt)
+    elif isinstance(options, PreferenceOptions):
+        run_preference(stage, options, fmt)
+    else:
+        assert isinstance(options, SupervisedOptions), f"no loop for stages of kind {options.kind}"
+        run_supervised(stage, options, fmt)
 
 
 def _model_of_skipped(folder: RunFolder, name: str) -> Path:
