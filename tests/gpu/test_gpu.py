@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -182,6 +184,23 @@ def test_a_cache_that_moved_needs_no_new_graphs(precision: str) -> None:
     engine.invalidate()
     generate(engine, work)
     assert engine.runner.captures > captures
+
+
+@pytest.mark.parametrize(("precision", "stop_ids"), [("bf16", ()), ("fp32", tuple(range(12)))])
+def test_bursts_launched_ahead_change_nothing(precision: str, stop_ids: tuple[int, ...]) -> None:
+    """Where only lengths end a row both ways compute the same batches, so bf16 agrees too; else only up to rounding."""
+    shape = TinyOptions(hidden=512, layers=4, feed_forward=1024, heads=8, kv_heads=2, context=1024)
+    policy = build_policy(ModelOptions(tiny=shape, precision=precision), torch.device("cuda"), seed=0)
+    work = [replace(r, sampling=replace(r.sampling, stop_ids=stop_ids)) for r in engine_requests(70, seed=1)]
+    found = []
+    for ahead in (False, True):
+        engine = NativeEngine(policy, seed=1, cache_tokens=60000, ahead=ahead)
+        found.append(generate(engine, work))
+        assert (engine.bursts_ahead > 0) == ahead
+    assert ("stop" in {c.finish for c in found[0]}) == bool(stop_ids)
+    for one, other in zip(*found, strict=True):
+        assert one.ids.tolist() == other.ids.tolist() and one.finish == other.finish
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-3)
 
 
 def test_deterministic_steps_repeat_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from lemma.core.random import key as random_key
 from lemma.engines.base import Completion, EngineError, Key, Listener, Request, check_request
 from lemma.engines.native.attention import Cache
 from lemma.engines.native.blocks import BlockPool
-from lemma.engines.native.runner import BURST, LADDER, Runner
+from lemma.engines.native.runner import BURST, LADDER, Burst, Runner
 from lemma.engines.native.sampler import is_plain
 from lemma.engines.native.scheduler import Prefill, Scheduler, Sequence, watcher
 from lemma.engines.sampling import end_ids
@@ -26,6 +26,9 @@ CACHE_SHARE = 0.5
 CPU_CACHE_TOKENS = 65536
 # On a CPU looking at the tokens costs little, and steps after the end of a sequence cost much.
 CPU_BURST = 4
+# A burst is launched before the last one is read while at most one row in so many ends unforeseen: such a row is
+# computed for one burst more.
+ROWS_PER_SURPRISE = 16
 
 
 class NativeEngine:
@@ -44,6 +47,7 @@ class NativeEngine:
         share_prefixes: bool = True,
         use_graphs: bool | None = None,
         burst: int | None = None,
+        ahead: bool | None = None,
     ):
         self.policy = policy
         self.seed = seed
@@ -51,6 +55,7 @@ class NativeEngine:
         on_gpu = policy.device.type == "cuda"
         self._fused = on_gpu
         self._burst = min(burst or (BURST if on_gpu else CPU_BURST), BURST)
+        self._ahead = on_gpu if ahead is None else ahead
         self._block = BLOCK if on_gpu else CPU_BLOCK
         rows = min(max_sequences or LADDER[-1], LADDER[-1])
         self.cache_tokens = cache_tokens or self._default_tokens(rows)
@@ -63,6 +68,11 @@ class NativeEngine:
         self._done: list[Completion] = []
         self._pending: set[Key] = set()
         self._addresses: tuple[int, ...] = ()
+        # The burst that was launched before the last one was read; how many of those there were in all; how many rows
+        # ended unforeseen in the last one.
+        self._flying: Burst | None = None
+        self.bursts_ahead = 0
+        self._surprises = 0
         self.listen: Listener | None = None
 
     # --- the protocol ------------------------------------------------------------------------------------------
@@ -106,14 +116,14 @@ class NativeEngine:
         Unfinished completions go on with the new ones and keep the version they began with.
         """
         self.version = version
-        self.scheduler.restart()
+        self._restart()
         for job in self.scheduler.waiting:
             for sequence in (job.leader, *job.followers):
                 sequence.version = sequence.version if sequence.count else version
 
     def invalidate(self) -> None:
         self.runner.forget_graphs()
-        self.scheduler.restart()
+        self._restart()
 
     def close(self) -> None:
         self._drop_everything()
@@ -125,13 +135,18 @@ class NativeEngine:
 
         Graphs stay: they learn from the device where the cache is.
         """
-        self.scheduler.restart()
+        self._restart()
         self.cache.release()
 
     def take_cache(self) -> None:
         """Take the memory again, wherever it is now; done by itself when there is work."""
         if not self.cache.bytes:
             self.cache.take()
+
+    def _restart(self) -> None:
+        """What the cache holds is forgotten; tokens that nobody has read yet are drawn again."""
+        self._ground()
+        self.scheduler.restart()
 
     def _check_addresses(self) -> None:
         """Graphs read the weights where they were captured: if any has moved, they are captured anew."""
@@ -180,7 +195,7 @@ class NativeEngine:
         """One forward pass or burst. Trouble, Ctrl-C included, may strike anywhere: then everything is dropped."""
         try:
             self.take_cache()
-            jobs = self.scheduler.next_prefill()
+            jobs = [] if self._flying else self.scheduler.next_prefill()
             if jobs:
                 self._prefill(jobs)
             else:
@@ -210,17 +225,54 @@ class NativeEngine:
             self._accept(started, *(x[None] for x in results))
 
     def _decode(self) -> None:
-        plain = all(is_plain(s) for s in self.scheduler.running)
-        context = self.policy.context
-        longest = max(min(s.request.sampling.max_tokens - s.count, context - s.length) for s in self.scheduler.running)
-        steps = max(1, min(self._burst if plain else 1, longest))
-        running = list(self.scheduler.reserve(steps))
-        if not running:
+        """Read one burst. Where it is safe the next is launched before, so that the device works while the host reads.
+
+        Invariant: while a burst flies, sequences may end, but none begins, gives way or is launched from the host's
+        knowledge. Those that have ended meanwhile are passed over when it is read.
+        """
+        burst = self._flying or self._launch_next()
+        if burst is None:
             return
-        tokens, logprobs, kept = self.runner.burst(running, steps, plain, self._eos)
-        for sequence in running:
+        stay = [s for s in self.scheduler.running if s.room(self.policy.context) > burst.steps]
+        self._flying = self._launch_ahead(burst, stay)
+        alive = [row for row, sequence in enumerate(burst.sequences) if sequence.blocks]
+        if alive:
+            self._accept([burst.sequences[row] for row in alive], *(x[:, alive] for x in burst.read()))
+        self._surprises = sum(not sequence.blocks for sequence in stay)
+        if not self.scheduler.running:
+            self._ground()
+
+    def _ground(self) -> None:
+        """Nothing is read of what was launched, and nothing of the past bears on the future."""
+        self._flying = None
+        self._surprises = 0
+
+    def _launch_next(self) -> Burst | None:
+        """A burst of everybody for whom there are blocks; the host knows all their tokens."""
+        running = self.scheduler.running
+        plain = all(is_plain(s) for s in running)
+        steps = min(self._burst if plain else 1, max(s.room(self.policy.context) for s in running))
+        running = list(self.scheduler.reserve(steps))
+        return self._launch(running, steps, plain) if running else None
+
+    def _launch_ahead(self, burst: Burst, stay: list[Sequence]) -> Burst | None:
+        """The burst after this one, for the rows that do not reach their length in it, unless the host has to do
+        something first: begin a sequence, choose tokens itself, find blocks. Time plays no part in this."""
+        scheduler = self.scheduler
+        may_begin = scheduler.filling or (scheduler.waiting and len(stay) < scheduler.max_sequences)
+        if not (self._ahead and burst.plain and stay) or may_begin or self._surprises * ROWS_PER_SURPRISE > len(stay):
+            return None
+        steps = min(self._burst, max(s.room(self.policy.context) for s in stay) - burst.steps)
+        if not scheduler.reserve_ahead(stay, steps):
+            return None
+        self.bursts_ahead += 1
+        return self._launch(stay, steps, plain=True)
+
+    def _launch(self, sequences: list[Sequence], steps: int, plain: bool) -> Burst:
+        burst = self.runner.launch(sequences, steps, plain, self._eos)
+        for sequence in sequences:
             sequence.cached += steps
-        self._accept(running, tokens, logprobs, kept)
+        return burst
 
     def _accept(self, sequences: list[Sequence], tokens: np.ndarray, logprobs: np.ndarray, kept: np.ndarray) -> None:
         """Take (K, B) sampled tokens, and end the sequences that end with them."""
@@ -255,6 +307,7 @@ class NativeEngine:
 
     def _drop_everything(self) -> None:
         """After trouble: nothing is left half done, and the engine can be used again."""
+        self._ground()
         self.scheduler.drop_all()
         self._pending.clear()
         self._done.clear()

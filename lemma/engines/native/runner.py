@@ -1,7 +1,8 @@
 """Forward passes of the engine on the policy's own modules: prompts, and bursts of single tokens.
 
 A burst is several decoding steps without the host: each step's tokens are the next one's input. On a GPU a step is one
-CUDA graph, captured for a ladder of batch sizes. Shapes: B rows, M blocks of the longest row, K steps of a burst.
+CUDA graph, captured for a ladder of batch sizes, and nothing in the launch of a burst waits for the one before it.
+Shapes: B rows, M blocks of the longest row, K steps of a burst.
 """
 
 from __future__ import annotations
@@ -71,6 +72,25 @@ class Batch:
         )
 
 
+@dataclass
+class Burst:
+    """Steps that are under way for some sequences. `read` waits for them alone, not for what was launched later."""
+
+    sequences: list[Sequence]
+    steps: int
+    plain: bool
+    tokens_KB: torch.Tensor
+    logprobs_KB: torch.Tensor
+    kept_KB: np.ndarray
+    done: torch.cuda.Event | None
+
+    def read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Ids, log-probabilities and kept mass, each (steps, B)."""
+        if self.done is not None:
+            self.done.synchronize()
+        return self.tokens_KB.numpy(), self.logprobs_KB.numpy(), self.kept_KB
+
+
 class Runner:
     """Computes; knows nothing of queues. Rows beyond those in use write to block 0, which no sequence owns."""
 
@@ -80,6 +100,7 @@ class Runner:
         self.fused = fused
         self.use_graphs = use_graphs
         self.captures = 0
+        self._on_gpu = policy.device.type == "cuda"
         blocks = -(-(context + BURST) // cache.block)
         self.buffers = Batch.empty(max_rows, blocks, policy.device)
         self._graphs: dict[int, Any] = {}
@@ -139,8 +160,8 @@ class Runner:
     # --- bursts ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def burst(self, sequences: Rows[Sequence], steps: int, plain: bool, eos: int) -> tuple[np.ndarray, ...]:
-        """`steps` more tokens of each sequence: ids, log-probabilities and kept mass, each (steps, B)."""
+    def launch(self, sequences: list[Sequence], steps: int, plain: bool, eos: int) -> Burst:
+        """Begin to draw `steps` more tokens of each sequence."""
         rows = len(sequences)
         size = next(s for s in LADDER if s >= rows) if self.use_graphs else rows
         batch = self.buffers.first(size)
@@ -157,20 +178,35 @@ class Runner:
                 batch.tokens_KB[number, :rows], batch.logprobs_KB[number, :rows] = tokens, logprobs
                 batch.ids_B[:rows] = tokens
                 batch.positions_B.add_(1)
-        results = batch.tokens_KB[:steps, :rows], batch.logprobs_KB[:steps, :rows]
-        tokens_KB, logprobs_KB = (x.cpu().numpy() for x in results)
-        return tokens_KB, logprobs_KB, kept
+        tokens_KB, logprobs_KB = (self._fetch(x[:steps, :rows]) for x in (batch.tokens_KB, batch.logprobs_KB))
+        done = None
+        if self._on_gpu:
+            done = torch.cuda.Event()
+            done.record(torch.cuda.current_stream(self.policy.device))
+        return Burst(sequences, steps, plain, tokens_KB, logprobs_KB, kept, done)
 
     def _fill(self, batch: Batch, sequences: Rows[Sequence], plain: bool) -> None:
-        """Bring the batch up to date: wholly where its rows changed, else only the blocks that rows were given."""
+        """Bring the batch up to date. Rows of the last plain burst go on from what the device knows of them, which may
+        be more than the host has read; only the blocks that they were given are new."""
         names = [s.turn for s in sequences] if plain else []
-        if plain and names == self._rows:
+        row_of = {name: row for row, name in enumerate(self._rows)}
+        if plain and all(name in row_of for name in names):
+            if names != self._rows:
+                self._compact(batch, [row_of[name] for name in names])
             self._fill_table(batch, sequences, [i for i, s in enumerate(sequences) if len(s.blocks) != self._widths[i]])
             batch.step.zero_()
             batch.positions_B[len(sequences) :] = 0
         else:
             self._fill_all(batch, sequences)
         self._rows, self._widths = names, [len(s.blocks) for s in sequences]
+
+    def _compact(self, batch: Batch, stay: list[int]) -> None:
+        """Put the rows that stay side by side, and let those that are not in use any more own nothing."""
+        rows, old = self._put(np.array(stay)), self.buffers
+        for tensor in (old.ids_B, old.positions_B, old.table_BM, old.keys_B2, old.inverse_B, old.noisy_B):
+            tensor[: len(stay)] = tensor[rows]
+        batch.table_BM[len(stay) :] = 0
+        self._widths = [self._widths[row] for row in stay]
 
     def _fill_table(self, batch: Batch, sequences: Rows[Sequence], changed: list[int]) -> None:
         if not changed:
@@ -179,11 +215,10 @@ class Runner:
         table = np.zeros((len(changed), width), dtype=np.int32)
         for place, i in enumerate(changed):
             table[place, : len(sequences[i].blocks)] = sequences[i].blocks
-        batch.table_BM[torch.tensor(changed, device=self.policy.device), :width] = torch.from_numpy(table).to(
-            self.policy.device
-        )
+        batch.table_BM[self._put(np.array(changed)), :width] = self._put(table)
 
     def _fill_all(self, batch: Batch, sequences: Rows[Sequence]) -> None:
+        assert all(s.cached == s.length - 1 for s in sequences), "a burst of these rows has not been read"
         rows, size = len(sequences), len(batch.ids_B)
         width = max(len(s.blocks) for s in sequences)
         table = np.zeros((size, width), dtype=np.int32)
@@ -194,13 +229,24 @@ class Runner:
         numbers[1, :rows] = [s.cached for s in sequences]
         reals = np.ones((2, size), dtype=np.float32)
         reals[:, :rows] = _temperatures(sequences)
-        batch.ids_B.copy_(torch.from_numpy(numbers[0]))
-        batch.positions_B.copy_(torch.from_numpy(numbers[1]))
-        batch.table_BM[:, :width].copy_(torch.from_numpy(table))
-        batch.keys_B2[:rows].copy_(split_key([s.noise_key for s in sequences]))
-        batch.inverse_B.copy_(torch.from_numpy(reals[0]))
-        batch.noisy_B.copy_(torch.from_numpy(reals[1]))
+        batch.ids_B.copy_(self._put(numbers[0]))
+        batch.positions_B.copy_(self._put(numbers[1]))
+        batch.table_BM[:, :width].copy_(self._put(table))
+        batch.keys_B2[:rows].copy_(self._put(split_key([s.noise_key for s in sequences]).numpy()))
+        batch.inverse_B.copy_(self._put(reals[0]))
+        batch.noisy_B.copy_(self._put(reals[1]))
         batch.step.zero_()
+
+    def _put(self, array: np.ndarray) -> torch.Tensor:
+        """On the device, without waiting for what it does now: only page-locked memory can be copied so."""
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory().to(self.policy.device, non_blocking=True) if self._on_gpu else tensor
+
+    def _fetch(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy for the host, which the next burst does not touch; there when the device has come to it."""
+        if not self._on_gpu:
+            return tensor.clone()
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
     def _step(self, batch: Batch, plain: bool) -> torch.Tensor:
         """One token for every row, through a graph where there are graphs. The logits (B, V): a graph that samples

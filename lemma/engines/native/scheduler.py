@@ -23,8 +23,8 @@ from lemma.engines.text import StopTable, StopWatcher
 class Sequence:
     """One sample in the making: `count` tokens so far, in `chunks` of ids, log-probabilities and kept mass.
 
-    `cached` counts the tokens whose keys and values are in its blocks; `turn` is another number each time it starts to
-    run.
+    `cached` counts the tokens whose keys and values are in its blocks, or will be when what was launched is done;
+    `turn` is another number each time it starts to run. It has blocks while it runs, and none once it has ended.
     """
 
     request: Request
@@ -50,6 +50,10 @@ class Sequence:
     def length(self) -> int:
         return len(self.request.prompt) + self.count
 
+    def room(self, context: int) -> int:
+        """How many more tokens it can get."""
+        return min(self.request.sampling.max_tokens - self.count, context - self.length)
+
     def accept(
         self, tokens: np.ndarray, logprobs: np.ndarray, kept: np.ndarray, context: int, may_end: bool
     ) -> Finish | None:
@@ -60,7 +64,7 @@ class Sequence:
         sampling = self.request.sampling
         if not self.count:
             self.first = time.perf_counter()
-        room = min(sampling.max_tokens - self.count, context - self.length)
+        room = self.room(context)
         finish: Finish | None = "length" if len(tokens) >= room else None
         if may_end or sampling.stop:
             taken = self._end_within(tokens[:room].tolist())
@@ -111,7 +115,8 @@ class Prefill:
 
 
 class Scheduler:
-    """Owns the queues. Invariant: a running sequence has all its tokens but the newest in the cache."""
+    """Owns the queues. Invariant: a running sequence has all its tokens but the newest in the cache, and those that
+    were launched and not read beside them."""
 
     def __init__(self, pool: BlockPool, max_sequences: int, prefill_tokens: int, share_prefixes: bool = True):
         self.pool = pool
@@ -245,6 +250,15 @@ class Scheduler:
             sequence.blocks += [self.pool.take() for _ in range(missing)]
             kept += 1
         return self.running
+
+    def reserve_ahead(self, sequences: list[Sequence], steps: int) -> bool:
+        """Blocks for `steps` more tokens of each, if there are enough for all; else nobody gets any or gives way."""
+        missing = [max(0, self.pool.needed(s.cached + steps) - len(s.blocks)) for s in sequences]
+        if sum(missing) > self.pool.free:
+            return False
+        for sequence, count in zip(sequences, missing, strict=True):
+            sequence.blocks += [self.pool.take() for _ in range(count)]
+        return True
 
     def _preempt(self, sequence: Sequence) -> None:
         self._drop_blocks(sequence)
