@@ -186,7 +186,7 @@ def test_a_cache_that_moved_needs_no_new_graphs(precision: str) -> None:
     assert engine.runner.captures > captures
 
 
-@pytest.mark.parametrize(("precision", "stop_ids"), [("bf16", ()), ("fp32", tuple(range(12)))])
+@pytest.mark.parametrize(("precision", "stop_ids"), [("bf16", ()), ("fp32", (7, 8))])
 def test_bursts_launched_ahead_change_nothing(precision: str, stop_ids: tuple[int, ...]) -> None:
     """Where only lengths end a row both ways compute the same batches, so bf16 agrees too; else only up to rounding."""
     shape = TinyOptions(hidden=512, layers=4, feed_forward=1024, heads=8, kv_heads=2, context=1024)
