@@ -4,9 +4,12 @@ from lemma.algorithms.base import Algorithm, Memory, rewards_of
 from lemma.algorithms.cispo import Cispo
 from lemma.algorithms.dapo import Dapo
 from lemma.algorithms.dr_grpo import DrGrpo
+from lemma.algorithms.expert_iteration import ExpertIteration
 from lemma.algorithms.grpo import Grpo
 from lemma.algorithms.gspo import Gspo
 from lemma.algorithms.loop import Loop
+from lemma.algorithms.luffy import Luffy
+from lemma.algorithms.ppo import Ppo
 from lemma.algorithms.reinforce import Reinforce, ReinforceBaseline
 from lemma.algorithms.rloo import Rloo
 
@@ -20,6 +23,9 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "gspo": Gspo,
     "cispo": Cispo,
     "loop": Loop,
+    "ppo": Ppo,
+    "luffy": Luffy,
+    "expert_iteration": ExpertIteration,
 }
 
 __all__ = ["ALGORITHMS", "Algorithm", "Memory", "rewards_of"]
