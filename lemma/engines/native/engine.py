@@ -43,7 +43,7 @@ class NativeEngine:
         *,
         cache_tokens: int | None = None,
         max_sequences: int | None = None,
-        prefill_tokens: int = 16384,
+        prefill_tokens: int = 8192,
         share_prefixes: bool = True,
         use_graphs: bool | None = None,
         burst: int | None = None,
