@@ -1,4 +1,4 @@
-"""`lemma data prepare` and `lemma data show`: write data for training, and look at it as the model will."""
+"""`lemma data show`, `prepare` and `check`: look at data as the model will, write it, compare it with benchmarks."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ LUFFY = """\
 Write LUFFY's three files: openr1.parquet (problems with a teacher's trace), openrlhf_sft/train.jsonl (the same for
 supervised learning) and openr1.complement.parquet (other problems, for SFT followed by RL). Without a source, its own
 datasets are taken from the hub."""
+
+CHECK = """\
+Find rows that repeat problems of benchmarks, word for word or in most of their words, and how many problems of each
+benchmark are affected. SOURCE may be a recipe (.yaml): its stages' data against the benchmarks they evaluate on."""
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -57,6 +61,13 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "--hold-out", metavar="SHARE", type=float, default=0.5, help="or a share of the source (default: 0.5)"
     )
     luffy.set_defaults(run=run_luffy)
+    check = commands.add_parser("check", help="find rows that repeat benchmark problems", description=CHECK)
+    _add_source(check)
+    check.add_argument("--against", metavar="A,B", help="benchmarks: names, data files, hub datasets")
+    check.add_argument("--data-dir", metavar="DIR", help="folder with the benchmarks' files in place of the hub")
+    check.add_argument("--show", metavar="N", type=int, default=3, help="how many pairs to print (default: 3)")
+    check.add_argument("--clean", metavar="FILE", type=Path, help="write the rows that repeat nothing")
+    check.set_defaults(run=run_check)
 
 
 def _add_source(parser: Parser, default: str | None = None) -> None:
@@ -95,6 +106,18 @@ def _options(args: argparse.Namespace, source: str | None = None) -> DataOptions
         return DataOptions.model_validate(document.data)
     except ValidationError as error:
         raise explain(error, DataOptions, document) from None
+
+
+def run_check(args: argparse.Namespace) -> int:
+    from lemma.cli.check import check_recipe, check_source
+
+    if args.show < 0:
+        raise UserError(f"--show {args.show} is below 0", fix="write 0 or more")
+    if args.source.endswith((".yaml", ".yml")):
+        from lemma.recipe import load_recipe
+
+        return check_recipe(load_recipe(args.source, args.overrides), args)
+    return check_source(_options(args), args)
 
 
 def run_rows(args: argparse.Namespace) -> int:

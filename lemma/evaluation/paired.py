@@ -49,11 +49,11 @@ class Paired:
 def paired_test(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> Paired:
     """Compare the scores (0 to 1) of each problem's samples; the numbers of samples may differ."""
     assert len(first) == len(second) > 0, "the same problems, at least one"
-    a, b = (np.array([np.mean(scores) for scores in side]) for side in (first, second))
+    (sums_a, sizes_a), (sums_b, sizes_b) = _sums(first), _sums(second)
+    a, b = sums_a / sizes_a, sums_b / sizes_b
     d = b - a
-    smallest = 1 / min(len(scores) for side in (first, second) for scores in side)
-    low, high, error = interval(d, smallest)
-    counts = _on_lattice(first, second)
+    low, high, error = interval(d, 1 / min(sizes_a.min(), sizes_b.min()))
+    counts = _on_lattice(sums_a, sizes_a, sums_b, sizes_b)
     p = sign_flip_exact(counts) if counts is not None else sign_flip_drawn(d)
     return Paired(
         problems=len(d),
@@ -74,7 +74,8 @@ def paired_mean(pairs: Sequence[tuple[Sequence[Sequence[float]], Sequence[Sequen
     tests = [paired_test(first, second) for first, second in pairs]
     weighted, errors, shifts = [], [], []
     for (first, second), test in zip(pairs, tests, strict=True):
-        d = np.array([np.mean(b) - np.mean(a) for a, b in zip(first, second, strict=True)])
+        (sums_a, sizes_a), (sums_b, sizes_b) = _sums(first), _sums(second)
+        d = sums_b / sizes_b - sums_a / sizes_a
         weighted.append(d / (test.problems * len(pairs)))
         errors.append(((test.high - test.low) / 2 / len(pairs)) ** 2)
         shifts.append((test.high + test.low) / 2 / len(pairs))
@@ -126,16 +127,24 @@ def _visible(error: float) -> float:
     return (normal.inv_cdf((1 + LEVEL) / 2) + normal.inv_cdf(POWER)) * error
 
 
-def _on_lattice(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> np.ndarray | None:
+def _sums(scores: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
+    """The sum of each problem's scores, and how many there are."""
+    sizes = np.array([len(own) for own in scores])
+    if (sizes == sizes[0]).all():
+        return np.asarray(scores, dtype=np.float64).sum(axis=1), sizes
+    return np.array([math.fsum(own) for own in scores]), sizes
+
+
+def _on_lattice(sums_a: np.ndarray, sizes_a: np.ndarray, sums_b: np.ndarray, sizes_b: np.ndarray) -> np.ndarray | None:
     """The differences as whole numbers of a common unit; None where scores are not counts, or there are too many."""
-    sizes = {len(scores) for side in (first, second) for scores in side}
-    unit = math.lcm(*sizes)
-    sums = [np.array([math.fsum(scores) * (unit / len(scores)) for scores in side]) for side in (first, second)]
-    counts = np.rint(sums[1] - sums[0])
-    if unit > 10_000 or not np.allclose(counts, sums[1] - sums[0], rtol=0, atol=1e-6):
+    unit = math.lcm(*{*sizes_a.tolist(), *sizes_b.tolist()})
+    if unit > 10_000:
         return None
-    whole = counts.astype(np.int64)
-    return whole if len(whole) * np.abs(whole).sum() <= EXACT_WORK else None
+    counts = sums_b * (unit // sizes_b) - sums_a * (unit // sizes_a)
+    whole = np.rint(counts).astype(np.int64)
+    if not np.allclose(counts, whole, rtol=0, atol=1e-6):
+        return None
+    return whole if len(whole) * int(np.abs(whole).sum()) <= EXACT_WORK else None
 
 
 def sign_flip_exact(counts: np.ndarray) -> float:

@@ -1,0 +1,184 @@
+"""`lemma debug MODEL --recipe R`: what a model generates under a recipe's sampling settings, and what to change."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lemma.cli.parser import Parser
+from lemma.core.errors import UserError, nearest
+from lemma.core.events import Event, Said
+
+if TYPE_CHECKING:
+    from lemma.core.types import Problem
+    from lemma.engines.base import Sampling
+    from lemma.evaluation.diagnose import Diagnosis
+    from lemma.formats import Format
+    from lemma.models.policy import Policy
+    from lemma.recipe import Recipe
+    from lemma.rollouts import Sample
+    from lemma.training.rl_options import ReinforcementOptions
+
+DESCRIPTION = """\
+Generate a few groups as the reinforcement stage of a recipe would, and say in words what is good and what is not:
+diversity, format, truncation, how completions end, rewards, entropy, tokenisation, and what to change. A recipe without
+such a stage is tried with that stage's defaults on the data of its last stage. MODEL is a run, a model folder, an
+adapter folder or a hub name; a run brings its own recipe."""
+ROOM = 1024
+SHOWN = 600
+
+
+def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    parser = subparsers.add_parser("debug", help="look into what a model generates", description=DESCRIPTION)
+    parser.add_argument("model", metavar="MODEL", help="a run, a model folder, an adapter folder or a hub name")
+    parser.add_argument("--recipe", metavar="RECIPE", help="whose format, data, rewards and sampling to use")
+    parser.add_argument("--stage", metavar="NAME", help="which stage of the recipe (default: the last of kind rl)")
+    parser.add_argument("--groups", metavar="N", type=int, default=8, help="how many problems (default: 8)")
+    parser.add_argument("--group-size", metavar="N", type=int, help="samples of each, in place of the recipe's")
+    parser.add_argument("--temperature", metavar="T", type=float, help="sampling temperature, in place of the recipe's")
+    parser.add_argument("--max-tokens", metavar="N", type=int, help="longest completion, in place of the recipe's")
+    parser.add_argument("--show", metavar="N", type=int, default=2, help="completions to print (default: 2)")
+    parser.add_argument("--seed", metavar="S", type=int, default=0, help="another seed, other problems (default: 0)")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to compute")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write numbers and findings to this file")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="replace a value of the recipe, such as stages.rl.rollout.top_p=0.9; may be repeated",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    for name, least in (("groups", 1), ("group_size", 1), ("max_tokens", 1), ("temperature", 0), ("show", 0)):
+        value = getattr(args, name)
+        if value is not None and value < least:
+            raise UserError(f"--{name.replace('_', '-')} is {value}", fix=f"write {least} or more")
+    recipe = _recipe(args)
+    name, options = _stage(recipe, args.stage)
+    problems = _problems(options, args.groups, args.seed)
+    return _debug(args, recipe.format, name, options, problems)
+
+
+def _recipe(args: argparse.Namespace) -> Recipe:
+    from lemma.recipe import load_recipe
+
+    own = Path(args.model).expanduser() / "recipe.yaml"
+    if args.recipe is None and not own.is_file():
+        raise UserError("there is no recipe", fix="name one with --recipe, or give a run folder as MODEL")
+    return load_recipe(args.recipe if args.recipe is not None else own, args.overrides)
+
+
+def _stage(recipe: Recipe, wanted: str | None) -> tuple[str, ReinforcementOptions]:
+    """The stage to try, by name, else the last one that reinforces, else its defaults on the last stage's data."""
+    from lemma.training.rl_options import ReinforcementOptions
+
+    if wanted is not None and wanted not in recipe.stages:
+        raise UserError(f"the recipe has no stage '{wanted}'", fix=nearest(wanted, recipe.stages))
+    names = [wanted] if wanted is not None else list(recipe.stages)
+    for name in reversed(names):
+        stage = recipe.stages[name]
+        if isinstance(stage, ReinforcementOptions):
+            return name, stage
+    data = getattr(recipe.stages[names[-1]], "data", None)
+    return "rl", ReinforcementOptions() if data is None else ReinforcementOptions(data=data)
+
+
+def _problems(options: ReinforcementOptions, count: int, seed: int) -> list[Problem]:
+    from lemma.core.random import permutation
+    from lemma.data.load import load_problems
+
+    problems = load_problems(options.data, seed)
+    return [problems[place] for place in permutation(len(problems), seed, "debug", "problems")[:count]]
+
+
+def _debug(
+    args: argparse.Namespace, fmt: Format, name: str, options: ReinforcementOptions, problems: list[Problem]
+) -> int:
+    from lemma.cli.stream import ends_of
+    from lemma.engines import open_engine
+    from lemma.engines.options import NativeOptions
+    from lemma.evaluation.diagnose import Situation, diagnose, sample_groups
+    from lemma.rollouts import Judge
+
+    size = args.group_size or options.algorithm.group_size
+    together = NativeOptions(sequences=min(1024, size * len(problems)))
+    policy, engine = open_engine(args.model, args.device, args.seed, _say, together)
+    fmt.install(policy.tokenizer)
+    judge = Judge(fmt, options.rewards, policy.tokenizer)
+    sampling = _sampling(args, options, fmt, policy, problems)
+    groups = sample_groups(engine, policy.tokenizer, judge, sampling, problems, size)
+    ends = tuple(sorted(ends_of(policy)))
+    situation = Situation(fmt, sampling, policy.tokenizer, f"stages.{name}", policy.context, ends)
+    diagnosis = diagnose(groups, situation)
+    _print(diagnosis, groups, sampling, args.show)
+    if args.json is not None:
+        _write(args.json, diagnosis)
+    return 0
+
+
+def _sampling(
+    args: argparse.Namespace, options: ReinforcementOptions, fmt: Format, policy: Policy, problems: list[Problem]
+) -> Sampling:
+    """What the stage samples with; without a limit of its own, at most 1,024 tokens are generated here."""
+    from dataclasses import replace
+
+    from lemma.formats.encode import encode_prompt
+    from lemma.training.reinforcement import sampling_of
+
+    longest = max(len(encode_prompt(fmt, problem, policy.tokenizer)) for problem in problems)
+    room = policy.context - longest
+    if room < 1:
+        raise UserError(
+            f"a prompt has {longest} tokens but the model takes {policy.context}",
+            fix="set data.prompt_length.max_tokens, or take a model with a longer context",
+        )
+    asked = args.max_tokens or options.rollout.max_tokens or ROOM
+    sampling = sampling_of(options, fmt, min(asked, room))
+    return sampling if args.temperature is None else replace(sampling, temperature=args.temperature)
+
+
+def _say(event: Event) -> None:
+    if isinstance(event, Said):
+        print(f"lemma: {event.text}", file=sys.stderr)
+
+
+def _print(diagnosis: Diagnosis, groups: list[list[Sample]], sampling: Sampling, show: int) -> None:
+    marks = {"fine": "ok  ", "note": "note", "problem": "BAD "}
+    cuts = {"top_p": (sampling.top_p, 1.0), "top_k": (sampling.top_k, 0), "min_p": (sampling.min_p, 0.0)}
+    cut = "".join(f", {name} {value:g}" for name, (value, off) in cuts.items() if value != off)
+    print(
+        f"{len(groups)} problems x {len(groups[0])} samples at temperature {sampling.temperature:g}{cut}, "
+        f"at most {sampling.max_tokens} tokens\n"
+    )
+    for finding in diagnosis.findings:
+        print(f"  {marks[finding.level]} {finding.topic:<10} {finding.text}")
+    if diagnosis.advice:
+        print("\nWhat to change, the most urgent first:")
+        for number, advice in enumerate(diagnosis.advice, start=1):
+            print(f"  {number}. {advice}")
+    else:
+        print("\nNothing to change.")
+    for sample in [sample for group in groups for sample in group][:show]:
+        text = sample.text if len(sample.text) <= SHOWN else f"{sample.text[:SHOWN]} ..."
+        reward = "none" if sample.reward is None else f"{sample.reward:g}"
+        print(f"\n--- {sample.problem_id}: {sample.finish}, {len(sample.ids)} tokens, reward {reward}\n{text}")
+
+
+def _write(path: Path, diagnosis: Diagnosis) -> None:
+    from dataclasses import asdict
+
+    from lemma.core.files import write_whole
+
+    content: dict[str, Any] = {
+        "numbers": diagnosis.numbers,
+        "findings": [asdict(finding) for finding in diagnosis.findings],
+        "advice": diagnosis.advice,
+    }
+    write_whole(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")

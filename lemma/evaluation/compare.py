@@ -1,0 +1,186 @@
+"""Two evaluations on the same problems: which is better, by how much, how sure that is, and where they differ."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lemma.core.errors import UserError, nearest
+from lemma.evaluation.paired import LEVEL, Paired, holm, paired_mean, paired_test
+from lemma.evaluation.results import Row, read_report
+
+METRICS: dict[str, Callable[[Row], float]] = {
+    "accuracy": lambda row: float(row.verdict == "right"),
+    "format": lambda row: float(row.format_ok),
+    "finished": lambda row: float(row.finish != "length"),
+}
+"""What can be compared: a number from 0 to 1 for every sample. What could not be graded is not right."""
+
+Scores = dict[str, list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The samples of an evaluation: for each benchmark, the scores and the gold of each problem."""
+
+    name: str
+    scores: dict[str, Scores]
+    golds: dict[str, dict[str, tuple[str, ...]]]
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A problem on which the two differ, by their mean scores."""
+
+    problem: str
+    first: float
+    second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One benchmark. `adjusted` is the p-value raised for the number of benchmarks that were compared."""
+
+    benchmark: str
+    test: Paired
+    adjusted: float
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def differs(self) -> bool:
+        return self.test.differs and self.adjusted < 1 - LEVEL
+
+    @property
+    def words(self) -> str:
+        """The verdict in a sentence."""
+        test = self.test
+        points, low, high = 100 * test.difference, 100 * test.low, 100 * test.high
+        sure = f"p = {test.p:.2g}" if test.p >= 0.001 else "p < 0.001"
+        if self.differs:
+            if points < 0:
+                low, high = -high, -low
+            better = "B" if points > 0 else "A"
+            return f"{better} is better by {abs(points):.1f} points (95% interval {low:.1f} to {high:.1f}, {sure})"
+        numbers = f"B - A is {points:+.1f} points, 95% interval {low:+.1f} to {high:+.1f}, {sure}"
+        if test.differs:
+            return f"not different among so many benchmarks ({numbers}, adjusted {self.adjusted:.2g})"
+        return f"not different ({numbers}; {100 * test.visible:.1f} points would show eight times out of ten)"
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """All benchmarks that both have, their mean where there are several, and what makes the comparison doubtful."""
+
+    rows: tuple[Comparison, ...]
+    mean: Comparison | None
+    doubts: tuple[str, ...]
+
+
+def read_evaluation(folder: Path, metric: str = "accuracy") -> Evaluation:
+    """A finished evaluation from the folder that `lemma eval` wrote."""
+    report = read_report(folder)
+    scores: dict[str, Scores] = {}
+    golds: dict[str, dict[str, tuple[str, ...]]] = {}
+    for name, rows in report.rows.items():
+        for row in rows:
+            scores.setdefault(name, {}).setdefault(row.problem, []).append(METRICS[metric](row))
+            golds.setdefault(name, {})[row.problem] = tuple(row.gold)
+    return Evaluation(str(folder), scores, golds, report.settings)
+
+
+def compare(first: Evaluation, second: Evaluation, benchmarks: Sequence[str] | None = None) -> Compared:
+    """Compare what both evaluations have. Refuses where they share no problem."""
+    for name in benchmarks or ():
+        if name not in first.scores and name not in second.scores:
+            raise UserError(
+                f"no evaluation has a benchmark '{name}'", fix=nearest(name, {*first.scores, *second.scores})
+            )
+    names = [name for name in first.scores if name in second.scores and (benchmarks is None or name in benchmarks)]
+    doubts = _different_settings(first, second, names)
+    pairs: dict[str, tuple[list[str], list[list[float]], list[list[float]]]] = {}
+    for name in names:
+        problems, said = _shared(first, second, name)
+        doubts += said
+        if problems:
+            mine, theirs = first.scores[name], second.scores[name]
+            pairs[name] = problems, [mine[one] for one in problems], [theirs[one] for one in problems]
+    if not pairs:
+        listed = [", ".join(sorted(one.scores)) for one in (first, second)]
+        raise UserError(
+            f"the two evaluations share no problem: A has {listed[0]} and B has {listed[1]}",
+            fix="evaluate both on the same benchmarks",
+        )
+    for name in sorted({*first.scores, *second.scores} - set(pairs)):
+        if benchmarks is None or name in benchmarks:
+            doubts.append(f"{name} is left out: it is not in both evaluations")
+    tests = {name: paired_test(mine, theirs) for name, (_, mine, theirs) in pairs.items()}
+    adjusted = holm([test.p for test in tests.values()])
+    rows = tuple(
+        Comparison(name, test, value, _changes(*pairs[name]))
+        for (name, test), value in zip(tests.items(), adjusted, strict=True)
+    )
+    mean = None
+    if len(rows) > 1:
+        test = paired_mean([(mine, theirs) for _, mine, theirs in pairs.values()])
+        mean = Comparison("mean", test, test.p)
+    return Compared(rows, mean, tuple(doubts))
+
+
+def _shared(first: Evaluation, second: Evaluation, name: str) -> tuple[list[str], list[str]]:
+    """The problems that both have with the same gold, and a sentence where that is not all of them."""
+    mine, theirs = first.scores[name], second.scores[name]
+    both = [one for one in mine if one in theirs]
+    same = [one for one in both if _same_gold(first.golds[name][one], second.golds[name][one])]
+    said = []
+    if len(both) < max(len(mine), len(theirs)):
+        said.append(f"{name}: only {len(both)} problems are in both (A has {len(mine)}, B has {len(theirs)})")
+    if len(same) < len(both):
+        said.append(f"{name}: {len(both) - len(same)} problems have another gold answer in B and are left out")
+    return same, said
+
+
+def _same_gold(mine: Sequence[str], theirs: Sequence[str]) -> bool:
+    """Letters of options may differ, because options are shown in a drawn order."""
+    return mine == theirs or all(re.fullmatch("[A-Z]", gold) for gold in (*mine, *theirs))
+
+
+HARMLESS = {"seed", "samples", "engine", "limit", "device"}
+"""Settings in which two evaluations may differ without a word."""
+
+
+def _different_settings(first: Evaluation, second: Evaluation, names: Sequence[str]) -> list[str]:
+    """A sentence for every setting that differs, with the benchmarks for which it does."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        mine, theirs = (_flat(one.settings.get(name, {})) for one in (first, second))
+        for key in sorted({*mine, *theirs}) if mine and theirs else ():
+            if key.split(".")[0] not in HARMLESS and mine.get(key) != theirs.get(key):
+                said = f"{key} differs: {mine.get(key)} in A, {theirs.get(key)} in B"
+                found.setdefault(said, []).append(name)
+    return [f"{said} ({', '.join(where)})" for said, where in found.items()]
+
+
+def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            out |= _flat(value, f"{before}{name}.")
+        else:
+            out[f"{before}{name}"] = value
+    return out
+
+
+def _changes(
+    problems: Sequence[str], mine: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]
+) -> tuple[Change, ...]:
+    """The problems on which the two differ, the largest gain of B first, the largest loss last."""
+    found = [
+        Change(problem, sum(a) / len(a), sum(b) / len(b))
+        for problem, a, b in zip(problems, mine, theirs, strict=True)
+        if sum(a) / len(a) != sum(b) / len(b)
+    ]
+    return tuple(sorted(found, key=lambda change: (change.first - change.second, change.problem)))

@@ -1,0 +1,290 @@
+"""What a model does under a recipe's sampling settings: numbers from a few groups, their meaning, what to change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from statistics import fmean
+from typing import Any, Literal
+
+import numpy as np
+
+from lemma.core.types import Problem
+from lemma.engines.base import Engine, Sampling
+from lemma.formats import FAULTS, Format
+from lemma.formats.encode import encode_prompt
+from lemma.rollouts import Ask, Judge, Sample, collect
+
+Level = Literal["fine", "note", "problem"]
+SHINGLE = 4
+PAIRS = 28
+"""Most pairs of a group that are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at, in a sentence; `advice` says what to change and names the key of the recipe."""
+
+    topic: str
+    text: str
+    level: Level = "fine"
+    advice: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What the samples were made with. `prefix` is where the stage stands in the recipe, such as `stages.grpo`."""
+
+    fmt: Format
+    sampling: Sampling
+    tokenizer: Any
+    prefix: str = "stages.rl"
+    context: int | None = None
+    model_ends: tuple[int, ...] = ()
+    """Tokens that end a turn according to the model's own settings."""
+
+
+@dataclass(slots=True)
+class Diagnosis:
+    numbers: dict[str, float] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def advice(self) -> list[str]:
+        """What to change, the most urgent first."""
+        order = {"problem": 0, "note": 1, "fine": 2}
+        ranked = sorted(self.findings, key=lambda finding: order[finding.level])
+        return list(dict.fromkeys(finding.advice for finding in ranked if finding.advice))
+
+
+def sample_groups(
+    engine: Engine, tokenizer: Any, judge: Judge, sampling: Sampling, problems: Sequence[Problem], group_size: int
+) -> list[list[Sample]]:
+    """`group_size` graded samples of each problem, in the order of the problems."""
+    asks = [
+        Ask(("debug", number), problem, encode_prompt(judge.fmt, problem, tokenizer), group_size)
+        for number, problem in enumerate(problems)
+    ]
+    found: dict[Any, list[Sample]] = {ask.key: [] for ask in asks}
+    for sample in collect(engine, asks, sampling, judge):
+        found[sample.key].append(sample)
+    return [sorted(group, key=lambda sample: sample.sample) for group in found.values()]
+
+
+def diagnose(groups: Sequence[Sequence[Sample]], situation: Situation) -> Diagnosis:
+    """Look at groups of samples, each of one problem; every number is a mean over samples or over groups."""
+    assert groups and all(groups), "at least one sample of at least one problem"
+    numbers = measure(groups, situation)
+    findings = [
+        *_diversity(numbers, situation),
+        *_format(groups, numbers, situation),
+        *_length(numbers, situation),
+        *_ends(groups, numbers, situation),
+        *_rewards(groups, numbers, situation),
+        *_certainty(numbers, situation),
+        *_tokens(numbers),
+    ]
+    return Diagnosis(numbers, findings)
+
+
+def measure(groups: Sequence[Sequence[Sample]], situation: Situation) -> dict[str, float]:
+    """The numbers that the findings are made of, by name."""
+    samples = [sample for group in groups for sample in group]
+    rewards = [[sample.reward for sample in group if sample.reward is not None] for group in groups]
+    known = [values for values in rewards if values]
+    logprobs = np.concatenate([sample.logprobs[sample.given :] for sample in samples] or [np.zeros(0)])
+    numbers = {
+        "groups": float(len(groups)),
+        "samples": float(len(samples)),
+        "distinct": fmean(len({tuple(s.ids.tolist()) for s in group}) / len(group) for group in groups),
+        "distinct_answers": fmean(len({s.answer for s in group if s.answer is not None}) for group in groups),
+        "similarity": fmean(similarity(group) for group in groups),
+        "format": fmean(sample.format_ok for sample in samples),
+        "answered": fmean(sample.answer is not None for sample in samples),
+        "truncated": fmean(sample.truncated for sample in samples),
+        "empty": fmean(not sample.text.strip() for sample in samples),
+        "tokens": fmean(len(sample.ids) for sample in samples),
+        "longest": float(max(len(sample.ids) for sample in samples)),
+        "longest_prompt": float(max(len(sample.prompt) for sample in samples)),
+        "right": fmean(sample.right for sample in samples),
+        "unknown": fmean(sample.verdict == "unknown" for sample in samples),
+        "reward": fmean(value for values in known for value in values) if known else 0.0,
+        "spread": fmean(float(np.std(values)) for values in known) if known else 0.0,
+        "dead": fmean(max(values) == min(values) if values else True for values in rewards),
+        "logprob": float(logprobs.mean()) if len(logprobs) else 0.0,
+    }
+    return numbers | _round_trip(samples, situation.tokenizer)
+
+
+def similarity(group: Sequence[Sample]) -> float:
+    """Mean over pairs of the share of 4-token pieces that two completions have in common (Jaccard); 1: all alike."""
+    pieces = [_pieces(sample.ids.tolist()) for sample in group]
+    pairs = list(combinations(range(len(group)), 2))
+    if not pairs:
+        return 1.0
+    chosen = pairs[:: max(1, len(pairs) // PAIRS)]
+    return fmean(len(pieces[a] & pieces[b]) / len(pieces[a] | pieces[b]) for a, b in chosen)
+
+
+def _pieces(ids: list[int]) -> set[tuple[int, ...]]:
+    return {tuple(ids[place : place + SHINGLE]) for place in range(max(1, len(ids) - SHINGLE + 1))}
+
+
+def _round_trip(samples: Sequence[Sample], tokenizer: Any) -> dict[str, float]:
+    """Whether text made from ids gives the same ids again, and how much of the prompts the tokenizer does not know."""
+
+    def again(ids: np.ndarray) -> bool:
+        text = tokenizer.decode(ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return list(tokenizer.encode(text, add_special_tokens=False)) == ids.tolist()
+
+    prompts = {sample.problem_id: sample.prompt for sample in samples}
+    unknown, bos = tokenizer.unk_token_id, tokenizer.bos_token_id
+    ids = np.concatenate(list(prompts.values()))
+    doubled = [len(p) > 1 and bos is not None and p[0] == p[1] == bos for p in prompts.values()]
+    return {
+        "round_trip": fmean(again(sample.ids) for sample in samples),
+        "prompt_round_trip": fmean(again(prompt) for prompt in prompts.values()),
+        "unknown_words": float(np.mean(ids == unknown)) if unknown is not None and len(ids) else 0.0,
+        "doubled_bos": fmean(doubled),
+    }
+
+
+def _diversity(n: Mapping[str, float], s: Situation) -> Iterable[Finding]:
+    text = (
+        f"{n['distinct']:.0%} of a group's completions differ, with {n['distinct_answers']:.1f} different answers; "
+        f"two of them share {n['similarity']:.0%} of their 4-token pieces"
+    )
+    key = f"{s.prefix}.rollout.temperature"
+    if n["distinct"] < 0.5 or n["similarity"] > 0.9:
+        advice = f"raise {key} (now {s.sampling.temperature:g}): completions that are alike teach nothing"
+        if s.sampling.cuts_support:
+            advice = f"loosen top_p, top_k and min_p under {s.prefix}.rollout, or {advice}"
+        yield Finding("diversity", text, "problem", advice)
+    else:
+        yield Finding("diversity", text)
+
+
+def _format(groups: Sequence[Sequence[Sample]], n: Mapping[str, float], s: Situation) -> Iterable[Finding]:
+    samples = [sample for group in groups for sample in group]
+    faults = Counter(fault for sample in samples for fault in sample.faults)
+    seen = "; ".join(f"{FAULTS[name]} ({count / len(samples):.0%})" for name, count in faults.most_common(3))
+    text = f"the format {s.fmt.name} is kept by {n['format']:.0%} and gives an answer in {n['answered']:.0%}"
+    text += f": {seen}" if seen else ""
+    if n["format"] == 0:
+        advice = "put a supervised stage (`kind: supervised`) in front, so that the model learns the format first"
+        yield Finding("format", text, "problem", f"{advice}, or set `format` to one that it knows")
+    elif n["format"] < 0.5:
+        advice = f"add a reward for the format to {s.prefix}.rewards, or a short supervised stage in front"
+        yield Finding("format", text, "note", advice)
+    else:
+        yield Finding("format", text)
+
+
+def _length(n: Mapping[str, float], s: Situation) -> Iterable[Finding]:
+    limit = s.sampling.max_tokens
+    text = f"{n['tokens']:.0f} tokens on average, {n['longest']:.0f} at most, of {limit} allowed; "
+    text += f"{n['truncated']:.0%} are cut off"
+    key = f"{s.prefix}.rollout.max_tokens"
+    room = None if s.context is None else s.context - int(n["longest_prompt"])
+    if n["truncated"] > 0.1:
+        level: Level = "problem" if n["truncated"] > 0.5 else "note"
+        if n["format"] == 0 and n["truncated"] > 0.9:
+            advice = "teach the model to end its answers: put a supervised stage in front"
+        elif room is not None and room <= limit:
+            advice = f"the context of {s.context} tokens is full: take shorter prompts or a model with a longer context"
+        else:
+            advice = f"raise {key} (now {limit}), or add the reward soft_overlong to {s.prefix}.rewards"
+        yield Finding("length", text, level, advice)
+    elif n["longest"] * 4 < limit:
+        yield Finding("length", text, "note", f"{key} could be {2 * int(n['longest'])} (now {limit}): less memory")
+    else:
+        yield Finding("length", text)
+    if n["empty"] > 0.1:
+        advice = f"check the end of the prompt (`lemma data show`), or set {s.prefix}.rollout.min_tokens"
+        yield Finding("length", f"{n['empty']:.0%} of the completions are empty", "problem", advice)
+
+
+def _ends(groups: Sequence[Sequence[Sample]], n: Mapping[str, float], s: Situation) -> Iterable[Finding]:
+    """How completions end, and whether anything that should have ended them did not."""
+    samples = [sample for group in groups for sample in group]
+    own = {s.tokenizer.eos_token_id, *s.sampling.stop_ids}
+    by_token = fmean(len(x.ids) > 0 and int(x.ids[-1]) in own for x in samples)
+    by_text = fmean(x.finish == "stop" and (len(x.ids) == 0 or int(x.ids[-1]) not in own) for x in samples)
+    stops = ", ".join(map(repr, s.sampling.stop)) or "none"
+    text = f"{by_token:.0%} end with an end token ({s.tokenizer.eos_token!r}), {by_text:.0%} at a stop string ({stops})"
+    missed = [token for token in s.model_ends if token not in own]
+    passed = [token for token in missed if any(token in x.ids for x in samples)]
+    if passed:
+        names = [s.tokenizer.decode([token]) for token in passed]
+        advice = f"add {names} to {s.prefix}.rollout.stop: the model ends its turn there, and the engine goes on"
+        yield Finding("ends", text, "problem", advice)
+    elif fmean("text_after_answer" in x.faults for x in samples) > 0.2:
+        advice = f"add the closing tag of the answer to {s.prefix}.rollout.stop: the model goes on after its answer"
+        yield Finding("ends", text, "note", advice)
+    else:
+        yield Finding("ends", text)
+
+
+def _rewards(groups: Sequence[Sequence[Sample]], n: Mapping[str, float], s: Situation) -> Iterable[Finding]:
+    text = (
+        f"mean {n['reward']:.3g}, spread within a group {n['spread']:.3g}, {n['right']:.0%} of the answers are right; "
+    )
+    text += f"{n['dead']:.0%} of the groups have one reward for all and teach nothing"
+    if n["unknown"] > 0.05:
+        text += f"; {n['unknown']:.0%} could not be graded"
+    if n["dead"] > 0.5:
+        yield Finding("rewards", text, "problem", _dead_advice(groups, n, s))
+    else:
+        yield Finding("rewards", text, "note" if n["unknown"] > 0.05 else "fine",
+                      f"look at the gold answers of {s.prefix}.data" if n["unknown"] > 0.05 else None)  # fmt: skip
+
+
+def _dead_advice(groups: Sequence[Sequence[Sample]], n: Mapping[str, float], s: Situation) -> str:
+    size = len(groups[0])
+    bigger = f"raise {s.prefix}.algorithm.group_size (now {size})"
+    if n["unknown"] > 0.5:
+        return f"most answers cannot be graded: check that {s.prefix}.data has gold answers"
+    if n["right"] > 0.9:
+        return f"take harder problems in {s.prefix}.data: the model solves nearly all of these"
+    if n["format"] == 0:
+        return "no completion keeps the format, so none is rewarded: put a supervised stage in front"
+    if n["right"] < 0.1:
+        return f"take easier problems in {s.prefix}.data or {bigger}: nearly all answers are wrong"
+    return f"{bigger}, or raise {s.prefix}.rollout.temperature: groups agree with themselves"
+
+
+def _certainty(n: Mapping[str, float], s: Situation) -> Iterable[Finding]:
+    """Sampled from the model's own distribution, the mean negative log-probability estimates the entropy of a token."""
+    entropy = -n["logprob"]
+    text = f"about {entropy:.2f} nats of entropy a token (mean log-probability {n['logprob']:.2f})"
+    key = f"{s.prefix}.rollout.temperature"
+    if entropy > 2.5:
+        advice = (
+            f"lower {key} (now {s.sampling.temperature:g}), or set min_p beside it: tokens are drawn nearly at random"
+        )
+        yield Finding("entropy", text, "problem", advice)
+    elif entropy < 0.02:
+        yield Finding("entropy", text, "note", f"raise {key} (now {s.sampling.temperature:g}): nothing is explored")
+    else:
+        yield Finding("entropy", text)
+
+
+def _tokens(n: Mapping[str, float]) -> Iterable[Finding]:
+    text = f"ids to text and back are the same for {n['prompt_round_trip']:.0%} of the prompts and "
+    text += f"{n['round_trip']:.0%} of the completions"
+    level: Level = "fine"
+    advice = None
+    if n["unknown_words"] > 0:
+        level = "problem"
+        text += f"; {n['unknown_words']:.0%} of the prompts' tokens are unknown to the tokenizer"
+        advice = "use `model.tokenizer` of this model, or a format and data in words that it knows"
+    elif n["doubled_bos"] > 0:
+        level, text = "problem", f"{text}; prompts begin with two beginning-of-sequence tokens"
+        advice = "write `bos: false` under format: the template already has one"
+    elif n["prompt_round_trip"] < 1:
+        level, advice = "note", "check that `model.tokenizer` belongs to the model"
+    elif n["round_trip"] < 0.5:
+        level, text = "note", f"{text} (harmless here: only ids are learnt, text is never tokenised again)"
+    yield Finding("tokens", text, level, advice)

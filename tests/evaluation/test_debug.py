@@ -1,0 +1,206 @@
+"""`lemma debug`: what a few groups say about a model and its sampling settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lemma.cli import main
+from lemma.engines.base import Sampling
+from lemma.evaluation.diagnose import Diagnosis, Situation, diagnose, similarity
+from lemma.formats.r1_zero import R1Zero
+from lemma.models.tiny import tiny_tokenizer
+from lemma.rollouts import Sample
+
+TOKENIZER = tiny_tokenizer()
+PROMPT = "User: eva has 3 pens . how many ? Assistant: <think>"
+
+
+def sample(
+    text: str, number: int = 0, *, problem: str = "p", reward: float | None = 0.0, logprob: float = -0.5,
+    finish: str = "stop", verdict: str = "wrong", prompt: str = PROMPT,
+) -> Sample:  # fmt: skip
+    """A sample of the tiny tokenizer's words, parsed as r1_zero; a finished one ends with the end token."""
+    parsed = R1Zero().parse(text)
+    ids = TOKENIZER.encode(text) + ([TOKENIZER.eos_token_id] if finish == "stop" else [])
+    return Sample(
+        key=("debug", problem),
+        sample=number,
+        problem_id=problem,
+        prompt=np.array(TOKENIZER.encode(prompt), dtype=np.int32),
+        ids=np.array(ids, dtype=np.int32),
+        logprobs=np.full(len(ids), logprob, dtype=np.float32),
+        kept=np.zeros(len(ids), dtype=np.float32),
+        finish=finish,  # type: ignore[arg-type]
+        text=text,
+        reasoning=parsed.reasoning,
+        answer=parsed.answer,
+        faults=parsed.faults,
+        format_ok=parsed.ok,
+        verdict=verdict,  # type: ignore[arg-type]
+        reward=reward,
+    )
+
+
+def answer(steps: str, value: int) -> str:
+    return f"{steps} </think> <answer> {value} </answer>"
+
+
+def good_groups() -> list[list[Sample]]:
+    """Two problems, four samples each: all different, half of them right."""
+    groups = []
+    for problem in ("p", "q"):
+        group = []
+        for number in range(4):
+            steps = " ; ".join(f"{number + 1} + {step + number} = {2 * number + step}" for step in range(4))
+            right = number % 2 == 0
+            text = answer(steps, number // 2 * 7 if right else 50 + number)
+            group.append(
+                sample(text, number, problem=problem, reward=float(right), verdict="right" if right else "wrong")
+            )
+        groups.append(group)
+    return groups
+
+
+def situation(max_tokens: int = 40, **more: object) -> Situation:
+    return Situation(R1Zero(), Sampling(max_tokens), TOKENIZER, "stages.grpo", 512, **more)  # type: ignore[arg-type]
+
+
+def topic(diagnosis: Diagnosis, name: str) -> tuple[str, str, str]:
+    found = next(finding for finding in diagnosis.findings if finding.topic == name)
+    return found.level, found.text, found.advice or ""
+
+
+def test_good_groups_need_nothing() -> None:
+    diagnosis = diagnose(good_groups(), situation())
+    assert [finding.level for finding in diagnosis.findings] == ["fine"] * 7
+    assert diagnosis.advice == []
+    assert diagnosis.numbers["distinct"] == 1.0 and diagnosis.numbers["right"] == 0.5
+    assert diagnosis.numbers["dead"] == 0.0 and diagnosis.numbers["spread"] == 0.5
+    assert diagnosis.numbers["round_trip"] == diagnosis.numbers["prompt_round_trip"] == 1.0
+
+
+def test_similarity_by_hand() -> None:
+    """1 2 3 4 5 and 1 2 3 4 6 have the pieces 1234, 2345 and 1234, 2346: one of three in common."""
+    one, two = sample("1 2 3 4 5", finish="length"), sample("1 2 3 4 6", finish="length")
+    assert similarity([one, two]) == pytest.approx(1 / 3)
+    assert similarity([one, one]) == 1.0 and similarity([one]) == 1.0
+
+
+def test_completions_that_are_alike() -> None:
+    group = [sample(answer("3 + 4 = 7", 7), n, reward=1.0, verdict="right") for n in range(4)]
+    diagnosis = diagnose([group], situation())
+    level, text, advice = topic(diagnosis, "diversity")
+    assert level == "problem" and "25%" in text and "stages.grpo.rollout.temperature (now 1)" in advice
+    level, _, advice = topic(diagnosis, "rewards")
+    assert level == "problem" and "harder problems in stages.grpo.data" in advice
+
+
+def test_a_format_that_is_never_met_wants_a_supervised_stage() -> None:
+    group = [sample(f"{n} + 3 = {n + 3} ; pens {n} coins", n) for n in range(4)]
+    diagnosis = diagnose([group], situation())
+    level, text, advice = topic(diagnosis, "format")
+    assert level == "problem" and "kept by 0%" in text and "the reasoning never ends" in text
+    assert "supervised stage" in advice
+    assert "supervised stage" in topic(diagnosis, "rewards")[2]
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"), [(20, "raise stages.grpo.rollout.max_tokens (now 20)"), (600, "context of 512")]
+)
+def test_completions_that_are_cut_off(limit: int, words: str) -> None:
+    group = [sample(answer(f"{n} + 1", n), n, reward=float(n > 1)) for n in range(2)]
+    group += [sample(f"{n} + 1 ; 2 = 3 ; 4 + {n}", n, finish="length") for n in range(2, 4)]
+    level, text, advice = topic(diagnose([group], situation(limit)), "length")
+    assert level == "note" and "50% are cut off" in text and words in advice
+
+
+def test_a_model_that_goes_on_after_its_turn() -> None:
+    """The model's own settings name another end token than the tokenizer, and it is passed over."""
+    other = TOKENIZER.convert_tokens_to_ids("####")
+    group = [sample(f"{answer(str(n), n)} #### {n}", n, reward=float(n % 2)) for n in range(4)]
+    level, _, advice = topic(diagnose([group], situation(model_ends=(other,))), "ends")
+    assert level == "problem" and "['####'] to stages.grpo.rollout.stop" in advice
+    level, _, advice = topic(diagnose([group], situation()), "ends")
+    assert level == "note" and "closing tag" in advice
+
+
+@pytest.mark.parametrize(
+    ("logprob", "level", "words"), [(-4.0, "problem", "lower"), (-0.001, "note", "raise"), (-0.4, "fine", "")]
+)
+def test_entropy(logprob: float, level: str, words: str) -> None:
+    groups = good_groups()
+    for one in groups[0] + groups[1]:
+        one.logprobs[:] = logprob
+    found, _, advice = topic(diagnose(groups, situation()), "entropy")
+    assert found == level and words in advice
+
+
+def test_words_that_the_tokenizer_does_not_know() -> None:
+    group = [sample(answer(str(n), n), n, prompt="User: Natalia sold clips . Assistant: <think>") for n in range(3)]
+    diagnosis = diagnose([group], situation())
+    level, text, advice = topic(diagnosis, "tokens")
+    assert level == "problem" and "43%" in text and "model.tokenizer" in advice
+    assert diagnosis.numbers["prompt_round_trip"] == 1.0
+
+
+RECIPE = """
+run: {device: cpu}
+format: {name: r1_zero, preamble: false}
+stages:
+  grpo:
+    kind: rl
+    algorithm: {name: grpo, group_size: 4}
+    rollout: {temperature: 0.9, max_tokens: 24}
+    data: {source: arithmetic, arithmetic: {count: 50}}
+"""
+SFT = """
+run: {device: cpu}
+format: {name: r1_zero, preamble: false}
+stages:
+  sft: {steps: 10, data: {source: arithmetic, arithmetic: {count: 50}}}
+"""
+
+
+def debug(recipe: str, folder: Path, *more: str) -> dict[str, object]:
+    (folder / "recipe.yaml").write_text(recipe)
+    out = folder / "out.json"
+    assert main(["debug", "tiny", "--recipe", str(folder / "recipe.yaml"), "--json", str(out), *more]) == 0
+    return dict(json.loads(out.read_text()))
+
+
+def test_the_command_on_an_untrained_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = debug(RECIPE, tmp_path, "--groups", "3", "--show", "1")
+    said = capsys.readouterr().out
+    assert "3 problems x 4 samples at temperature 0.9, at most 24 tokens" in said
+    assert "BAD  format" in said and "kept by 0%" in said and "--- arithmetic/" in said
+    assert any("supervised stage" in advice for advice in found["advice"])  # type: ignore[attr-defined]
+    assert found["numbers"]["samples"] == 12  # type: ignore[index]
+
+
+def test_the_command_on_a_recipe_without_reinforcement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    debug(SFT, tmp_path, "--groups", "2", "--group-size", "3", "--temperature", "0.0001", "--max-tokens", "12")
+    said = capsys.readouterr().out
+    assert "2 problems x 3 samples at temperature 0.0001, at most 12 tokens" in said
+    assert "BAD  diversity" in said and "stages.rl.rollout.temperature (now 0.0001)" in said
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--stage", "grp"), "the recipe has no stage 'grp'; did you mean 'grpo'?"),
+        (("--groups", "0"), "--groups is 0; write 1 or more"),
+    ],
+)
+def test_mistakes(more: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    assert main(["debug", "tiny", "--recipe", str(tmp_path / "r.yaml"), *more]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_recipe_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["debug", "tiny"]) == 2
+    assert "there is no recipe; name one with --recipe" in capsys.readouterr().err
