@@ -119,9 +119,9 @@ class _Speaker:
 
 
 def _open(args: argparse.Namespace, questions: int) -> _Speaker:
-    from lemma.cli.stream import ends_of
     from lemma.engines import open_engine
     from lemma.engines.options import NativeOptions
+    from lemma.engines.text import ends_of
 
     together = min(questions * args.samples, MOST_TOGETHER) or 1
     options = NativeOptions(sequences=together, burst=1 if _streams(args) else None)
@@ -139,26 +139,15 @@ def _streams(args: argparse.Namespace) -> bool:
 
 
 def _format(args: argparse.Namespace, tokenizer: Any) -> Format:
-    from lemma.formats import FORMATS, make_format
+    from lemma.cli.model_format import format_of_model
+    from lemma.formats import make_format
 
-    spec = {"name": args.format} if args.format else _format_of_run(Path(args.model))
+    spec = {"name": args.format} if args.format else format_of_model(args.model, tokenizer)
     if spec is None:
-        template = getattr(tokenizer, "chat_template", None)
-        saved = [name for name in FORMATS if template and make_format(name).chat_template == template]
-        spec = {"name": saved[0] if saved else "boxed" if template else "r1_zero"}
+        spec = {"name": "boxed" if getattr(tokenizer, "chat_template", None) else "r1_zero"}
     if args.system is not None:
         spec = {**spec, "system": args.system}
     return make_format(spec)
-
-
-def _format_of_run(path: Path) -> dict[str, Any] | None:
-    """The format of the run that this folder is, or lies in."""
-    from lemma.recipe import load_recipe
-
-    for folder in (path.absolute(), *path.absolute().parents):
-        if (folder / "recipe.yaml").is_file() and (folder / "stages").is_dir():
-            return load_recipe(folder / "recipe.yaml").format.model_dump(mode="json")
-    return None
 
 
 def _answer(speaker: _Speaker, problems: list[Problem], args: argparse.Namespace) -> None:

@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from lemma.engines.text import UNKNOWN, decode
+from lemma.engines.text import UNKNOWN, decode, ends_of
 
 if TYPE_CHECKING:
     import numpy as np
 
     from lemma.engines.base import Completion, Key
-    from lemma.models.policy import Policy
 
 
-def ends_of(policy: Policy) -> frozenset[int]:
-    """Every token that ends a completion: the tokenizer's, and those that the model's own settings name."""
-    named = getattr(policy.causal.generation_config, "eos_token_id", None)
-    several = named if isinstance(named, list) else [named]
-    return frozenset(int(token) for token in (*several, policy.tokenizer.eos_token_id) if token is not None)
+__all__ = ["Words", "ends_of", "text_of", "token_lines"]
 
 
 class Words:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lemma.models.policy import Policy
 
 UNKNOWN = "\ufffd"  # what a decoder writes for bytes that are no whole character (yet)
 
@@ -16,6 +19,13 @@ UNKNOWN = "\ufffd"  # what a decoder writes for bytes that are no whole characte
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:
     """The text of these ids, special tokens included."""
     return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def ends_of(policy: Policy) -> frozenset[int]:
+    """Every token that ends a completion: the tokenizer's, and those that the model's own settings name."""
+    named = getattr(policy.causal.generation_config, "eos_token_id", None)
+    several = named if isinstance(named, list) else [named]
+    return frozenset(int(token) for token in (*several, policy.tokenizer.eos_token_id) if token is not None)
 
 
 class StopTable:

@@ -140,13 +140,11 @@ def _name_of(source: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "_-." else "_" for letter in last)
 
 
-def load_benchmark(
-    benchmark: Benchmark, *, seed: int = 0, limit: int | None = None, data_dir: str | Path | None = None
-) -> Loaded:
+def load_benchmark(benchmark: Benchmark, *, limit: int | None = None, data_dir: str | Path | None = None) -> Loaded:
     """Its problems, at most `limit` of them.
 
-    Which problems a limit keeps depends on the benchmark only, so that evaluations with different seeds meet the same
-    ones; the order of options depends on the seed.
+    Which problems a limit keeps, and in what order options stand, depends on the benchmark only: evaluations of two
+    models, or with two seeds, meet the same questions.
     """
     from lemma.data.load import load_problems
 
@@ -157,7 +155,7 @@ def load_benchmark(
     if limit is not None and limit < len(problems):
         kept = sorted(permutation(len(problems), 0, "benchmark", benchmark.name, "limit")[:limit].tolist())
         problems = [problems[place] for place in kept]
-    return Loaded(benchmark, tuple(_unique([shown(problem, seed, benchmark.name) for problem in problems])))
+    return Loaded(benchmark, tuple(_unique([shown(problem, benchmark.name) for problem in problems])))
 
 
 def _file_in(folder: Path, benchmark: Benchmark) -> Path:
@@ -175,11 +173,11 @@ def _file_in(folder: Path, benchmark: Benchmark) -> Path:
     )
 
 
-def shown(problem: Problem, seed: int, name: str) -> Problem:
+def shown(problem: Problem, name: str) -> Problem:
     """The problem as it is asked: its options in a drawn order, under letters, and the gold letter moved along."""
     if not problem.choices:
         return problem
-    order = permutation(len(problem.choices), seed, "benchmark", name, "options", problem.id).tolist()
+    order = permutation(len(problem.choices), 0, "benchmark", name, "options", problem.id).tolist()
     letters = string.ascii_uppercase
     choices = tuple(problem.choices[place] for place in order)
     golds = tuple(letters[order.index(letters.index(gold))] for gold in problem.golds)

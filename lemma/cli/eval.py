@@ -1,0 +1,161 @@
+"""`lemma eval MODEL --benchmarks a,b`: measure a model; `lemma eval --rescore FOLDER`: grade what it said again."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lemma.cli.parser import Parser
+from lemma.core.errors import UserError
+
+if TYPE_CHECKING:
+    from lemma.core.events import Sink
+    from lemma.engines.base import Engine
+    from lemma.evaluation.results import Report
+    from lemma.models.policy import Policy
+
+DESCRIPTION = """\
+Measure a model on benchmarks. MODEL is a run folder, an exported model, an adapter folder, any folder in the Hugging
+Face format, or a hub name. The same command given again goes on where it stopped. The format is the one named here,
+else that of the model's run, else the one whose chat template was saved with the tokenizer, else the benchmark's."""
+
+
+def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    parser = subparsers.add_parser("eval", help="measure a model on benchmarks", description=DESCRIPTION)
+    add_option = parser.add_argument
+    add_option("model", metavar="MODEL", nargs="?", help="a run, a model folder, an adapter folder or a hub name")
+    add_option("--benchmarks", metavar="A,B", help="names (see below), data files, hub datasets, YAML entries")
+    add_option("--samples", metavar="K", type=int, help="samples of each problem (default: the benchmark's own)")
+    add_option("--temperature", metavar="T", type=float, help="default: 0 for one sample, 0.6 for several")
+    add_option("--top-p", metavar="P", type=float, default=1.0, help="nucleus sampling (default: 1)")
+    add_option("--max-tokens", metavar="N", type=int, default=4096, help="longest completion (default: 4096)")
+    add_option("--format", metavar="NAME", help="how questions are put and answers are read")
+    add_option("--thinking", choices=["after", "whole"], default="after",
+               help="whole: look for an answer also in thoughts that never end")  # fmt: skip
+    add_option("--grader", metavar="NAME", help="lemma, or graders of other systems such as luffy_v3,boxed_slow")
+    add_option("--limit", metavar="N", type=int, help="at most so many problems of each benchmark, always the same")
+    add_option("--seed", metavar="S", type=int, default=0, help="another seed, other samples (default: 0)")
+    add_option("--data-dir", metavar="DIR", help="a folder of data files that stands in for the hub")
+    add_option("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to compute")
+    add_option("--engine", choices=["native", "vllm", "transformers"], default="native", help="what generates")
+    add_option("--out", metavar="DIR", help="folder of the results (default: evaluations/MODEL-SETTINGS)")
+    add_option("--rescore", metavar="FOLDER", help="grade the samples of this evaluation again, without a model")
+    parser.set_defaults(run=run)
+    parser.appendix = _names
+
+
+def _names() -> str:
+    from lemma.evaluation.benchmarks import BENCHMARKS
+    from lemma.formats import FORMATS
+    from lemma.grading.compat import COMPAT
+
+    lists: dict[str, Iterable[str]] = {"benchmarks": BENCHMARKS, "formats": FORMATS, "graders": ["lemma", *COMPAT]}
+    return "\n".join(f"{what}: {', '.join(names)}" for what, names in lists.items()) + "\n"
+
+
+def run(args: argparse.Namespace) -> int:
+    _check(args)
+    if args.rescore is not None:
+        return _rescore(args)
+    from dataclasses import replace
+
+    from lemma.evaluation.rescore import check_graders
+    from lemma.evaluation.runner import EvalSettings, evaluate, load_all
+    from lemma.formats import make_format
+    from lemma.models.load import TINY, resolve
+    from lemma.reporting.console import Console
+
+    names = ("samples", "temperature", "top_p", "max_tokens", "seed", "limit", "thinking", "data_dir")
+    settings = EvalSettings(**{name: getattr(args, name) for name in names}, grader=args.grader or "lemma")
+    check_graders(settings.grader)
+    if args.format is not None:
+        make_format(args.format)
+    benchmarks = load_all([name.strip() for name in args.benchmarks.split(",") if name.strip()], settings)
+    model = args.model if args.model == TINY else resolve(args.model)
+    console = Console(sys.stderr)
+    policy, engine = _open(args, model, console)
+    settings = replace(settings, format=args.format or _model_format(args.model, policy.tokenizer))
+    folder = Path(args.out) if args.out else _default_folder(args, [one.name for one in benchmarks])
+    try:
+        report = evaluate(engine, policy, benchmarks, settings, folder, model=model, sink=console)
+    finally:
+        console.close(failed=False)
+        engine.close()
+    _show(report, folder)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.rescore is not None:
+        if args.model is not None or args.benchmarks is not None:
+            raise UserError("--rescore grades saved samples and takes no model", fix="leave MODEL and --benchmarks out")
+        return
+    if args.model is None:
+        raise UserError("there is no model to evaluate", fix="write `lemma eval MODEL --benchmarks gsm8k`")
+    if not args.benchmarks or not args.benchmarks.strip(" ,"):
+        raise UserError("no benchmark is named", fix="write for example `--benchmarks gsm8k,math500`")
+    for name, least in (("samples", 1), ("max_tokens", 1), ("temperature", 0), ("seed", 0), ("limit", 1)):
+        value = getattr(args, name)
+        if value is not None and not value >= least:
+            raise UserError(f"--{name.replace('_', '-')} is {value}", fix=f"write {least} or more")
+    if not 0 < args.top_p <= 1:
+        raise UserError(f"--top-p is {args.top_p}", fix="write a number above 0 and up to 1")
+
+
+def _open(args: argparse.Namespace, model: str, sink: Sink) -> tuple[Policy, Engine]:
+    from lemma.engines import make_engine, open_engine
+    from lemma.engines.options import ENGINES
+    from lemma.models.load import load_policy
+
+    if args.engine == "native":
+        return open_engine(model, args.device, args.seed, sink)
+    policy = load_policy(model, args.device, plain=args.engine == "transformers")
+    return policy, make_engine(ENGINES[args.engine](), policy, args.seed, sink)
+
+
+def _model_format(model: str, tokenizer: Any) -> dict[str, Any] | None:
+    from lemma.cli.model_format import format_of_model
+
+    return format_of_model(model, tokenizer)
+
+
+def _default_folder(args: argparse.Namespace, benchmarks: list[str]) -> Path:
+    """A folder that belongs to this command: giving it again goes on there."""
+    from lemma.core.types import content_id
+
+    said = {name: value for name, value in vars(args).items() if name not in ("run", "out", "command", "data_dir")}
+    place = Path(args.model)
+    stem = "-".join(place.parts[-2:] if place.exists() else place.parts).strip("./") or "model"
+    return Path("evaluations") / f"{stem}-{'+'.join(benchmarks)[:60]}-{content_id(said)[:8]}"
+
+
+def _show(report: Report, folder: Path) -> None:
+    from lemma.evaluation.results import as_markdown
+
+    sys.stdout.write(as_markdown(report))
+    print(f"lemma: the results are in {folder}", file=sys.stderr)
+
+
+def _rescore(args: argparse.Namespace) -> int:
+    from lemma.core.events import Progressed
+    from lemma.evaluation.rescore import rescore
+    from lemma.reporting.console import Console
+
+    console = Console(sys.stderr)
+    try:
+        before, after, folder = rescore(
+            Path(args.rescore),
+            args.grader or "lemma",
+            Path(args.out) if args.out else None,
+            told=lambda done, total: console(Progressed("grading", done, total)),
+        )
+    finally:
+        console.close(failed=False)
+    _show(after, folder)
+    for name, rows in after.rows.items():
+        changed = sum(new.verdict != old.verdict for new, old in zip(rows, before.rows[name], strict=True))
+        print(f"lemma: {name}: {changed} of {len(rows)} verdicts are different now", file=sys.stderr)
+    return 0

@@ -1,0 +1,129 @@
+"""Verdicts on saved samples, without the model: by Lemma's grader again, or by the graders of other systems."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lemma.core.errors import UserError, nearest
+from lemma.core.files import write_whole
+from lemma.evaluation.results import Report, Row, make_report, read_report, read_settings, write_report
+from lemma.formats import make_format
+from lemma.grading import GradingService, Rules
+
+OURS = "lemma"
+Told = Callable[[int, int], None]
+
+
+@cache
+def grader_version() -> str:
+    """The version of Lemma and a digest of its grading code, which changes whenever a verdict could."""
+    import hashlib
+    from importlib.metadata import version
+
+    import lemma.grading
+
+    whole = hashlib.blake2b(digest_size=4)
+    for path in sorted(Path(lemma.grading.__file__).parent.rglob("*.py")):
+        whole.update(path.read_bytes())
+    return f"{version('lemma-reasoning')}+{whole.hexdigest()}"
+
+
+def check_graders(names: str) -> list[str]:
+    """The graders in `a,b`; an answer is right where any of them says so."""
+    from lemma.grading.compat import COMPAT
+
+    found = [name.strip() for name in names.split(",")]
+    for name in found:
+        if name != OURS and name not in COMPAT:
+            raise UserError(f"there is no grader '{name}'", fix=nearest(name, [OURS, *COMPAT]))
+    return found
+
+
+def regrade(
+    rows: Sequence[Row], settings: Mapping[str, Any], graders: str, service: GradingService, told: Told | None = None
+) -> list[Row]:
+    """The rows of one benchmark with new verdicts. What the format gives no answer for is wrong by every grader."""
+    names = check_graders(graders)
+    fmt, rules = make_format(settings["format"]), Rules.model_validate(settings["rules"])
+    parsed = [fmt.parse(row.completion) for row in rows]
+    unfinished = [one.answer is None and "missing_think_end" in one.faults for one in parsed]
+
+    def ours(row: Row, answer: str | None) -> tuple[str, str]:
+        if not row.gold or answer is None:
+            return ("wrong", "no_answer") if row.gold else ("unknown", "no_gold")
+        own = rules if row.tolerance is None else rules.model_copy(update={"absolute": row.tolerance})
+        verdicts = [service.grade(answer, gold, own) for gold in row.gold]
+        best = min(verdicts, key=lambda verdict: ("right", "wrong", "unknown").index(verdict.kind))
+        return best.kind, best.reason
+
+    def judge(place: int) -> tuple[str, str]:
+        row = rows[place]
+        if unfinished[place]:
+            return "wrong", "no_answer"
+        verdicts = [ours(row, parsed[place].answer) if name == OURS else _compat(name, row, service) for name in names]
+        return min(verdicts, key=lambda verdict: ("right", "wrong", "unknown").index(verdict[0]))
+
+    found = []
+    with ThreadPoolExecutor(max_workers=max(2, 2 * service.workers)) as pool:
+        for done, ((verdict, reason), row, one) in enumerate(
+            zip(pool.map(judge, range(len(rows))), rows, parsed, strict=True), start=1
+        ):
+            found.append(
+                replace(
+                    row, verdict=verdict, reason=reason, extracted=one.answer, reasoning=one.reasoning,
+                    format_ok=one.ok, faults=list(one.faults),
+                )
+            )  # fmt: skip
+            if told is not None:
+                told(done, len(rows))
+    return found
+
+
+def _compat(name: str, row: Row, service: GradingService) -> tuple[str, str]:
+    """The verdict of another system's grader on the whole completion, word for word as that system would ask it."""
+    score = service.compat(name, row.completion, row.gold[0] if len(row.gold) == 1 else row.gold)
+    if isinstance(score, dict):
+        score = score["reward"]
+    elif isinstance(score, list | tuple):
+        score = score[1]
+    if score is None:
+        return "unknown", name
+    return ("right" if float(score) >= 1 else "wrong"), name
+
+
+def rescore(
+    folder: Path, graders: str, out: Path | None = None, *, workers: int = 1, told: Told | None = None
+) -> tuple[Report, Report, Path]:
+    """Grade a finished evaluation again: the report before, the report now, and the folder that holds it."""
+    check_graders(graders)
+    before = read_report(folder)
+    settings = read_settings(folder)
+    assert settings is not None
+    target = out or folder / f"rescored-{graders.replace(',', '+')}"
+    if target.resolve() == folder.resolve():
+        raise UserError("the rescored results would replace the evaluation", fix="write --out and another folder")
+    changed = copy.deepcopy(settings)
+    rows: dict[str, list[Row]] = {}
+    total, done = sum(map(len, before.rows.values())), 0
+    with GradingService(workers) as service:
+        for name, own in before.rows.items():
+            start = done
+
+            def tell(count: int, _: int, start: int = start) -> None:
+                if told is not None:
+                    told(start + count, total)
+
+            rows[name] = regrade(own, settings["benchmarks"][name], graders, service, tell)
+            changed["benchmarks"][name] |= {"grader": f"{graders} {grader_version()}"}
+            done += len(own)
+    after = make_report(changed["model"], changed["benchmarks"], rows)
+    write_whole(target / "settings.json", json.dumps(changed, indent=1, ensure_ascii=False) + "\n")
+    write_report(target, after)
+    return before, after, target

@@ -1,0 +1,284 @@
+"""What an evaluation leaves on disk, and reading it again.
+
+settings.json   what was measured and how; the same command goes on in a folder with the same settings
+journal.jsonl   every sample as it was graded, while the evaluation is at work
+samples.jsonl   every sample in order: prompt, completion, extracted answer, gold, verdict, reason
+questions.csv   the same for a spreadsheet: question, target, prediction, is_correct
+results.json    every number with its interval and its settings
+results.csv     the same, one number a line
+results.md      a table ready to paste
+timings.json    seconds and rates of the last process; only this file may differ when an evaluation is repeated
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lemma.core.errors import UserError
+from lemma.core.files import read_json_lines, write_whole
+from lemma.evaluation.metrics import Mark, Score, Summary, Ties, mean_over_benchmarks, summarise
+from lemma.grading.normalise import normalise, squeezed
+
+VERSION = 1
+LONGEST_VOTE = 500
+
+
+@dataclass(slots=True)
+class Row:
+    """One sample in words. `tolerance` is the problem's own, where it has one."""
+
+    benchmark: str
+    problem: str
+    sample: int
+    question: str
+    prompt: str
+    completion: str
+    extracted: str | None
+    gold: list[str]
+    verdict: str
+    reason: str
+    format_ok: bool
+    faults: list[str]
+    finish: str
+    tokens: int
+    reasoning: str | None
+    reward: float | None = None
+    subject: str | None = None
+    level: str | None = None
+    tolerance: float | None = None
+
+    @property
+    def mark(self) -> Mark:
+        right = self.verdict == "right"
+        vote = self.extracted and squeezed(normalise(self.extracted[:LONGEST_VOTE]))
+        return Mark(
+            right=right,
+            known=self.verdict != "unknown",
+            # Right answers are one answer, however they are written.
+            vote="right" if right else vote and f"not {vote}",
+            formatted=self.format_ok,
+            truncated=self.finish == "length",
+            reasoning=None if self.reasoning is None else len(self.reasoning),
+            tokens=self.tokens,
+            reward=self.reward,
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome of an evaluation: for each benchmark its settings, its numbers and its samples in order."""
+
+    model: dict[str, Any]
+    settings: dict[str, dict[str, Any]]
+    summaries: dict[str, Summary]
+    rows: dict[str, list[Row]]
+
+    @property
+    def mean(self) -> Score:
+        return mean_over_benchmarks(self.summaries)
+
+    def headline(self, name: str) -> tuple[str, Score]:
+        """The number of a benchmark that stands in tables, and its name."""
+        summary, kind = self.summaries[name], self.settings[name]["metric"]
+        label = f"{kind}@{summary.k}" if f"{kind}@{summary.k}" in summary.scores else f"avg@{summary.k}"
+        return label, summary.scores[label]
+
+
+def make_report(
+    model: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]], rows: Mapping[str, Sequence[Row]]
+) -> Report:
+    """Numbers from samples; the same samples give the same numbers."""
+    summaries = {}
+    for name, own in rows.items():
+        groups: dict[str, list[Row]] = {}
+        for row in own:
+            groups.setdefault(row.problem, []).append(row)
+        members = [sorted(group, key=lambda row: row.sample) for group in groups.values()]
+        ties: Ties = settings[name]["ties"]
+        summaries[name] = summarise(
+            [group[0] for group in members],
+            [[row.mark for row in group] for group in members],
+            seed=settings[name]["seed"],
+            name=name,
+            ties=ties,
+        )
+    return Report(
+        dict(model),
+        {name: dict(one) for name, one in settings.items()},
+        summaries,
+        {name: list(own) for name, own in rows.items()},
+    )
+
+
+# --- writing ---------------------------------------------------------------------------------------------------
+
+
+def write_report(folder: Path, report: Report) -> None:
+    """All files but settings and timings; results.json comes last, and says that the evaluation is complete."""
+    rows = [row for own in report.rows.values() for row in own]
+    write_whole(folder / "samples.jsonl", "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows))
+    write_whole(folder / "questions.csv", _questions_csv(rows))
+    write_whole(folder / "results.csv", _results_csv(report))
+    write_whole(folder / "results.md", as_markdown(report))
+    write_whole(folder / "results.json", json.dumps(as_json(report), indent=1, ensure_ascii=False) + "\n")
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    def kinds(found: Mapping[str, tuple[int, Score]]) -> dict[str, Any]:
+        return {name: {"n": n, **score.as_dict()} for name, (n, score) in found.items()}
+
+    benchmarks = {}
+    for name, summary in report.summaries.items():
+        label, score = report.headline(name)
+        benchmarks[name] = {
+            "headline": {"metric": label, **score.as_dict()},
+            "n": summary.n,
+            "k": summary.k,
+            "unknown": summary.unknown,
+            "scores": {metric: one.as_dict() for metric, one in summary.scores.items()},
+            "numbers": summary.numbers,
+            "subjects": kinds(summary.subjects),
+            "levels": kinds(summary.levels),
+            "settings": report.settings[name],
+        }
+    return {"version": VERSION, "model": report.model, "mean": report.mean.as_dict(), "benchmarks": benchmarks}
+
+
+SETTINGS_IN_TABLE = ("temperature", "top_p", "max_tokens", "format", "format_hash", "grader", "engine", "seed")
+
+
+def _results_csv(report: Report) -> str:
+    lines: list[dict[str, Any]] = []
+    for name, summary in report.summaries.items():
+        own = {key: report.settings[name][key] for key in SETTINGS_IN_TABLE}
+        own |= {"format": own["format"]["name"], "k": summary.k}
+        scores = [("", metric, summary.n, score) for metric, score in summary.scores.items()]
+        scores += [(f"subject {one}", f"avg@{summary.k}", n, score) for one, (n, score) in summary.subjects.items()]
+        scores += [(f"level {one}", f"avg@{summary.k}", n, score) for one, (n, score) in summary.levels.items()]
+        for part, metric, n, score in scores:
+            lines.append({"benchmark": name, "part": part, "metric": metric, **score.as_dict(), "n": n, **own})
+        for metric, value in summary.numbers.items():
+            lines.append({"benchmark": name, "metric": metric, "value": value, "n": summary.n, **own})
+    return _csv(lines)
+
+
+def _questions_csv(rows: Iterable[Row]) -> str:
+    return _csv(
+        [
+            {
+                "benchmark": row.benchmark,
+                "problem": row.problem,
+                "sample": row.sample,
+                "question": row.question,
+                "target": " | ".join(row.gold),
+                "prediction": row.extracted,
+                "is_correct": row.verdict == "right",
+                "reason": row.reason,
+            }
+            for row in rows
+        ]
+    )
+
+
+def _csv(lines: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def as_markdown(report: Report) -> str:
+    """A table of shares in percent with 95% intervals, and what they were measured with."""
+    lines = [
+        "| benchmark | metric | % | 95% interval | n | k | format % | truncated % | tokens | not gradable |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, summary in report.summaries.items():
+        label, score = report.headline(name)
+        form, cut = summary.scores["format"].value, summary.scores["truncated"].value
+        lines.append(
+            f"| {name} | {label} | {_percent(score)} | {summary.n} | {summary.k} | {100 * form:.1f} | {100 * cut:.1f} "
+            f"| {summary.numbers['tokens']:.0f} | {summary.unknown} |"
+        )
+    if len(report.summaries) > 1:
+        lines.append(f"| mean | | {_percent(report.mean)} | | | | | | |")
+    return "\n".join([*lines, "", *_settings_lines(report)]) + "\n"
+
+
+def _percent(score: Score) -> str:
+    return f"{100 * score.value:.1f} | {100 * score.low:.1f} to {100 * score.high:.1f}"
+
+
+def _settings_lines(report: Report) -> list[str]:
+    """The settings that all benchmarks share in one sentence, and those that differ, benchmark by benchmark."""
+    shown = {}
+    for name, own in report.settings.items():
+        fmt = own["format"]
+        shown[name] = {
+            "temperature": own["temperature"],
+            "top-p": own["top_p"],
+            "max tokens": own["max_tokens"],
+            "format": f"{fmt['name']} ({own['format_hash']})",
+            "grader": own["grader"],
+            "engine": own["engine"],
+            "seed": own["seed"],
+        }
+    first = next(iter(shown.values()))
+    common = {key: value for key, value in first.items() if all(own[key] == value for own in shown.values())}
+    lines = [f"Model: {report.model['name']}; " + "; ".join(f"{key} {value}" for key, value in common.items()) + "."]
+    for name, own in shown.items():
+        rest = [f"{key} {value}" for key, value in own.items() if key not in common]
+        if rest:
+            lines.append(f"{name}: {'; '.join(rest)}.")
+    return lines
+
+
+# --- reading ---------------------------------------------------------------------------------------------------
+
+
+def read_settings(folder: Path) -> dict[str, Any] | None:
+    """What an evaluation in this folder measures, None where there is none."""
+    path = folder / "settings.json"
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is broken", fix="remove the folder or choose another") from error
+    if not isinstance(found, dict) or found.get("version") != VERSION:
+        raise UserError(f"{path} is not of version {VERSION}", fix="evaluate again in another folder")
+    return found
+
+
+def is_complete(folder: Path) -> bool:
+    return (folder / "results.json").is_file() and (folder / "samples.jsonl").is_file()
+
+
+def read_report(folder: str | Path) -> Report:
+    """A finished evaluation; its numbers are computed from its samples again."""
+    folder = Path(folder)
+    settings = read_settings(folder)
+    if settings is None:
+        raise UserError(f"{folder} holds no evaluation", fix="give the folder that `lemma eval` wrote")
+    if not is_complete(folder):
+        raise UserError(f"the evaluation in {folder} is not complete", fix="give its `lemma eval` command again")
+    rows: dict[str, list[Row]] = {name: [] for name in settings["benchmarks"]}
+    for number, values in enumerate(read_json_lines(folder / "samples.jsonl"), start=1):
+        try:
+            row = Row(**values)
+            rows[row.benchmark].append(row)
+        except (TypeError, KeyError) as error:
+            raise UserError(
+                f"this sample cannot be read ({error})",
+                file=folder / "samples.jsonl",
+                line=number,
+                fix="evaluate again",
+            ) from error
+    return make_report(settings["model"], settings["benchmarks"], rows)

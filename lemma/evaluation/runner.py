@@ -1,0 +1,390 @@
+"""The one way to evaluate, for `lemma eval` and for stages: prompts, samples, verdicts, numbers, files.
+
+Generation of all benchmarks goes through one queue, and grading runs beside it in worker processes. Every graded sample
+is in the journal before it counts; the noise of a sample depends on its key alone. So an evaluation that dies goes on
+where it was, and ends with the same files as one that never died.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from lemma.core.errors import UserError
+from lemma.core.events import Progressed, Said, Sink, silent
+from lemma.core.faults import fault_point
+from lemma.core.files import write_whole
+from lemma.core.types import Problem, content_id
+from lemma.engines.base import Engine, Sampling
+from lemma.engines.text import ends_of
+from lemma.evaluation.benchmarks import Benchmark, Loaded, find_benchmark, load_benchmark
+from lemma.evaluation.metrics import Ties
+from lemma.evaluation.rescore import OURS, check_graders, grader_version, regrade
+from lemma.evaluation.results import (
+    VERSION,
+    Report,
+    Row,
+    is_complete,
+    make_report,
+    read_report,
+    read_settings,
+    write_report,
+)
+from lemma.formats import Format, make_format
+from lemma.formats.encode import encode_text
+from lemma.grading import GradingService
+from lemma.rewards import Reward
+from lemma.rewards.correctness import Accuracy
+from lemma.rollouts import Ask, Journal, Judge, Pending, Sample, collect
+
+if TYPE_CHECKING:
+    from lemma.models.policy import Policy
+
+Wanted = str | Mapping[str, Any] | Benchmark | Loaded
+
+SECONDS_BETWEEN_EVENTS = 0.2
+SEVERAL_TEMPERATURE = 0.6
+
+
+@dataclass(frozen=True)
+class EvalSettings:
+    """How every benchmark is measured; None leaves a value to the benchmark.
+
+    `format` is a name, a mapping or a format. `thinking` says what an answer inside thoughts that never end counts.
+    `grader` is Lemma's own, or one or several of `lemma.grading.compat`, joined by commas.
+    """
+
+    samples: int | None = None
+    temperature: float | None = None
+    top_p: float = 1.0
+    max_tokens: int = 4096
+    seed: int = 0
+    limit: int | None = None
+    format: str | Mapping[str, Any] | Format | None = None
+    grader: str = OURS
+    thinking: Literal["after", "whole"] = "after"
+    ties: Ties = "average"
+    data_dir: str | None = None
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One benchmark, ready to be asked."""
+
+    loaded: Loaded
+    fmt: Format
+    k: int
+    sampling: Sampling
+    prompts: list[str]
+    asks: list[Ask]
+
+    @property
+    def name(self) -> str:
+        return self.loaded.name
+
+
+def evaluate(
+    engine: Engine,
+    policy: Policy,
+    benchmarks: Sequence[Wanted],
+    settings: EvalSettings,
+    folder: Path,
+    *,
+    model: str = "",
+    rewards: Sequence[Reward] = (),
+    service: GradingService | None = None,
+    sink: Sink = silent,
+) -> Report:
+    """Measure the policy on these benchmarks and write everything into the folder, or go on with what is there."""
+    check_graders(settings.grader)
+    asked = [_prepare(one, policy, settings) for one in load_all(benchmarks, settings)]
+    identity = _identity(engine, policy, asked, settings, model)
+    _claim(folder, identity)
+    if is_complete(folder):
+        (folder / "journal.jsonl").unlink(missing_ok=True)
+        return read_report(folder)
+    began = time.perf_counter()
+    own_service = GradingService(workers=_workers()) if service is None else None
+    try:
+        judge = _Judge(asked, rewards or [Accuracy()], policy.tokenizer, service or own_service)
+        rows = _generate(engine, asked, judge, folder, sink)
+        sampled = time.perf_counter()
+        if settings.grader != OURS:
+            for name, own in rows.items():
+                rows[name] = regrade(own, identity["benchmarks"][name], settings.grader, judge.service)
+    finally:
+        if own_service is not None:
+            own_service.close()
+    report = make_report(identity["model"], identity["benchmarks"], rows)
+    fault_point("evaluation.before_results")
+    write_report(folder, report)
+    tokens = sum(row.tokens for own in rows.values() for row in own)
+    _write_timings(folder, sampled - began, time.perf_counter() - began, tokens)
+    fault_point("evaluation.before_cleanup")
+    (folder / "journal.jsonl").unlink(missing_ok=True)
+    return report
+
+
+# --- what is asked -----------------------------------------------------------------------------------------------
+
+
+def load_all(benchmarks: Sequence[Wanted], settings: EvalSettings) -> list[Loaded]:
+    """The problems of all benchmarks, which have different names."""
+    found: dict[str, Loaded] = {}
+    for spec in benchmarks:
+        benchmark = spec.benchmark if isinstance(spec, Loaded) else find_benchmark(spec)
+        if benchmark.name in found:
+            raise UserError(f"benchmark {benchmark.name} is named twice", fix="give one of them another `name`")
+        if not isinstance(spec, Loaded):
+            spec = load_benchmark(benchmark, limit=settings.limit, data_dir=settings.data_dir)
+        found[benchmark.name] = spec
+    if not found:
+        raise UserError("there is no benchmark to evaluate on", fix="write for example `gsm8k`")
+    return list(found.values())
+
+
+def _prepare(loaded: Loaded, policy: Policy, settings: EvalSettings) -> _Asked:
+    """Problems as token ids, and how their completions are sampled."""
+    benchmark = loaded.benchmark
+    k = settings.samples or benchmark.samples
+    temperature = settings.temperature
+    if temperature is None:
+        temperature = 0.0 if k == 1 else SEVERAL_TEMPERATURE
+    if k > 1 and temperature == 0:
+        raise UserError(
+            f"{k} samples of {benchmark.name} at temperature 0 are all the same",
+            fix=f"write --samples 1, or a temperature such as {SEVERAL_TEMPERATURE}",
+        )
+    fmt = make_format(benchmark.format if settings.format is None else settings.format)
+    prompts = [fmt.prompt(problem, policy.tokenizer) for problem in loaded.problems]
+    fmt = _fitted(fmt, prompts[0], settings.thinking)
+    sampling = Sampling(
+        max_tokens=settings.max_tokens,
+        temperature=temperature,
+        top_p=settings.top_p,
+        stop=fmt.stop,
+        stop_ids=tuple(sorted(ends_of(policy))),
+    )
+    asks = [
+        Ask(
+            ("eval", settings.seed, benchmark.name, place),
+            problem,
+            np.asarray(encode_text(text, policy.tokenizer), dtype=np.int32),
+            k,
+        )
+        for place, (problem, text) in enumerate(zip(loaded.problems, prompts, strict=True))
+    ]
+    return _Asked(loaded, fmt, k, sampling, prompts, asks)
+
+
+def _fitted(fmt: Format, prompt: str, thinking: str) -> Format:
+    """The format as this model's prompts want it read: thoughts that the chat template opens, and what they count."""
+    update: dict[str, bool] = {}
+    if "thinking" in type(fmt).model_fields and prompt.rstrip().endswith("<think>"):
+        update["thinking"] = True
+    if thinking == "whole" and "grade_unfinished" in type(fmt).model_fields:
+        update["grade_unfinished"] = True
+    return fmt.model_copy(update=update) if update else fmt
+
+
+# --- what is measured, and whether it is what this folder holds ----------------------------------------------------
+
+
+def _identity(
+    engine: Engine, policy: Policy, asked: Sequence[_Asked], settings: EvalSettings, model: str
+) -> dict[str, Any]:
+    """Everything that the numbers depend on."""
+    benchmarks, problems = {}, {}
+    for one in asked:
+        benchmark, form = one.loaded.benchmark, one.fmt.model_dump(mode="json")
+        benchmarks[one.name] = {
+            "n": len(one.asks),
+            "k": one.k,
+            "metric": benchmark.metric,
+            "temperature": one.sampling.temperature,
+            "top_p": one.sampling.top_p,
+            "max_tokens": one.sampling.max_tokens,
+            "format": form,
+            "format_hash": content_id(form, one.prompts[0]),
+            "grader": f"{settings.grader} {grader_version()}",
+            "rules": benchmark.rules.model_dump(mode="json"),
+            "engine": f"{engine.name} {_engine_version(engine.name)}",
+            "device": f"{policy.device.type}, {str(policy.head.weight.dtype).removeprefix('torch.')}",
+            "seed": settings.seed,
+            "ties": settings.ties,
+            "source": benchmark.source,
+        }
+        problems[one.name] = content_id([(p.id, p.question, p.golds) for p in one.loaded.problems])
+    named = {"name": model or "a policy in training", "weights": _weights(model)}
+    return {"version": VERSION, "model": named, "benchmarks": benchmarks, "problems": problems}
+
+
+def _engine_version(name: str) -> str:
+    if name == "transformers":
+        return version("transformers")
+    return version("vllm") if name.startswith("vllm") else f"{version('lemma-reasoning')}, torch {version('torch')}"
+
+
+def _weights(model: str) -> str | None:
+    """A name for the weight files in a folder, by their sizes and times; None for a model of the hub."""
+    folder = Path(model).expanduser()
+    if not model or not folder.is_dir():
+        return None
+    files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+    return content_id([(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files])
+
+
+def _claim(folder: Path, identity: dict[str, Any]) -> None:
+    """Make the folder that of this evaluation; refuse where it is that of another."""
+    there = read_settings(folder)
+    if there is None:
+        if folder.is_dir() and any(folder.iterdir()):
+            raise UserError(f"{folder} holds something else than an evaluation", fix="write --out and another folder")
+        write_whole(folder / "settings.json", json.dumps(identity, indent=1, ensure_ascii=False) + "\n")
+        return
+    was, now = _leaves(there), _leaves(json.loads(json.dumps(identity)))
+    for key in [*now, *was]:
+        if was.get(key) != now.get(key):
+            raise UserError(
+                f"{folder} holds another evaluation ({key} was {was.get(key)}, is {now.get(key)})",
+                fix="write --out and another folder, or remove that one",
+            )
+
+
+def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """A nested mapping as `a.b.c: value`."""
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    found: dict[str, Any] = {}
+    for name, part in tree.items():
+        found |= _leaves(part, f"{prefix}.{name}" if prefix else name)
+    return found
+
+
+# --- samples and verdicts ------------------------------------------------------------------------------------------
+
+
+class _Judge(Judge):
+    """Each benchmark with its own format, each problem with its own rules."""
+
+    def __init__(
+        self, asked: Sequence[_Asked], rewards: Sequence[Reward], tokenizer: Any, service: GradingService | None
+    ):
+        assert service is not None
+        super().__init__(asked[0].fmt, rewards, tokenizer, service=service)
+        self.service: GradingService = service
+        self._asked = {one.name: one for one in asked}
+
+    def begin(self, problem: Problem, sample: Sample) -> Pending:
+        own = self._asked[str(sample.key[2])]
+        self.fmt, self.rules = own.fmt, own.loaded.benchmark.rules_of(problem)
+        return super().begin(problem, sample)
+
+
+def _generate(engine: Engine, asked: Sequence[_Asked], judge: _Judge, folder: Path, sink: Sink) -> dict[str, list[Row]]:
+    """All samples as rows, in the order of benchmarks, problems and samples."""
+    context = int(getattr(getattr(engine, "policy", None), "context", 0)) or 2**31
+    by_name = {one.name: one for one in asked}
+    fitting = [ask for one in asked for ask in one.asks if len(ask.prompt) < context]
+    total = sum(ask.n for one in asked for ask in one.asks)
+    found: dict[tuple[str, int], list[Sample]] = {}
+    journal = Journal(folder / "journal.jsonl")
+    if journal.samples:
+        sink(Said(f"{len(journal.samples)} of {total} samples are there already"))
+
+    def sampling(ask: Ask) -> Sampling:
+        own = by_name[str(ask.key[2])].sampling
+        room = context - len(ask.prompt)
+        return own if own.max_tokens <= room else Sampling(**{**_fields(own), "max_tokens": room})
+
+    right = done = 0
+    last = float("-inf")
+    try:
+        for sample in collect(engine, fitting, sampling, judge, journal=journal):
+            found.setdefault((str(sample.key[2]), int(sample.key[3])), []).append(sample)
+            done, right = done + 1, right + sample.right
+            if time.monotonic() - last >= SECONDS_BETWEEN_EVENTS:
+                last = time.monotonic()
+                sink(Progressed("evaluation", done, total, f"{right / done:.1%} right"))
+    finally:
+        journal.close()
+    rows = {one.name: _rows(one, found, sink) for one in asked}
+    sink(Progressed("evaluation", total, total, f"{right / max(done, 1):.1%} right"))
+    return rows
+
+
+def _fields(sampling: Sampling) -> dict[str, Any]:
+    return {name: getattr(sampling, name) for name in sampling.__dataclass_fields__}
+
+
+def _rows(one: _Asked, found: Mapping[tuple[str, int], list[Sample]], sink: Sink) -> list[Row]:
+    rows, too_long = [], 0
+    for place, (ask, prompt) in enumerate(zip(one.asks, one.prompts, strict=True)):
+        samples = found.get((one.name, place))
+        if samples is None:
+            too_long += 1
+            samples = [_never_asked(ask, number) for number in range(ask.n)]
+        tolerance = one.loaded.benchmark.rules_of(ask.problem)
+        own = None if tolerance == one.loaded.benchmark.rules else tolerance.absolute
+        for sample in sorted(samples, key=lambda sample: sample.sample):
+            rows.append(_row(one.name, ask.problem, prompt, sample, own))
+    if too_long:
+        sink(Said(f"{one.name}: {too_long} prompts do not fit into the model's context and count as wrong", "warning"))
+    return rows
+
+
+def _never_asked(ask: Ask, number: int) -> Sample:
+    """What stands for an answer to a prompt that is longer than the model's context: the problem still counts."""
+    nothing = np.zeros(0, dtype=np.float32)
+    return Sample(
+        ask.key, number, ask.problem.id, ask.prompt, nothing.astype(np.int32), nothing, nothing, "length",
+        verdict="wrong", reason="prompt_too_long",
+    )  # fmt: skip
+
+
+def _row(benchmark: str, problem: Problem, prompt: str, sample: Sample, tolerance: float | None) -> Row:
+    return Row(
+        benchmark=benchmark,
+        problem=problem.id,
+        sample=sample.sample,
+        question=problem.question,
+        prompt=prompt,
+        completion=sample.text,
+        extracted=sample.answer,
+        gold=list(problem.golds),
+        verdict=sample.verdict or "unknown",
+        reason=sample.reason,
+        format_ok=sample.format_ok,
+        faults=list(sample.faults),
+        finish=sample.finish,
+        tokens=len(sample.ids),
+        reasoning=sample.reasoning,
+        reward=sample.reward,
+        subject=problem.subject,
+        level=problem.level,
+        tolerance=tolerance,
+    )
+
+
+def _workers() -> int:
+    """Grading processes beside the engine: a quarter of the cores, at most four."""
+    return max(1, min(4, len(os.sched_getaffinity(0)) // 4 if hasattr(os, "sched_getaffinity") else 1))
+
+
+def _write_timings(folder: Path, sampling: float, whole: float, tokens: int) -> None:
+    timings = {
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S"),
+        "seconds": whole,
+        "sampling_and_grading_seconds": sampling,
+        "tokens": tokens,
+        "tokens_per_second": tokens / sampling if sampling else 0.0,
+    }
+    write_whole(folder / "timings.json", json.dumps(timings, indent=1) + "\n")
