@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,13 @@ from lemma.core.errors import UserError
 if TYPE_CHECKING:
     from lemma.data.options import DataOptions
     from lemma.data.readers import Item
-    from lemma.evaluation.benchmarks import Loaded
+    from lemma.evaluation.benchmarks import Benchmark, Loaded
     from lemma.evaluation.contamination import Contamination
     from lemma.recipe import Recipe
 
 SHOWN = 160
+SMALL = 64 << 20
+"""Files of fewer bytes in all are read without being asked."""
 
 
 def load_benchmarks(names: Sequence[str], data_dir: str | Path | None) -> list[Loaded]:
@@ -49,27 +52,100 @@ def check_source(options: DataOptions, args: argparse.Namespace) -> int:
 
 def check_recipe(recipe: Recipe, args: argparse.Namespace) -> int:
     """Compare the data of every stage with the benchmarks named, or with those that the stage evaluates on."""
-    from lemma.data.load import load_rows
-    from lemma.data.readers import problem_of
-    from lemma.evaluation.contamination import check_rows
-
     if args.clean is not None:
         raise UserError("--clean writes the rows of one source", fix="name the data file in place of the recipe")
-    checked = False
-    for name, stage in recipe.stages.items():
-        data, measured = getattr(stage, "data", None), getattr(stage, "eval", None)
-        against = args.against.split(",") if args.against else list(getattr(measured, "benchmarks", []))
-        if data is None or not against:
-            continue
-        checked = True
-        items = load_rows(data, recipe.run.seed)
-        folder = args.data_dir or getattr(measured, "data_dir", None)
-        print(f"stage {name}")
-        report(check_rows([problem_of(item) for item in items], load_benchmarks(against, folder)), items, args.show)
-    if not checked:
+    found = list(stages_with_benchmarks(recipe, args.against.split(",") if args.against else None, args.data_dir))
+    if not found:
         fix = "write `--against math500,aime24`, or `eval: {benchmarks: [...]}` in a stage"
         raise UserError("no stage names a benchmark", fix=fix)
+    for stage in found:
+        print(f"stage {stage.name}")
+        items, contamination = stage.check(recipe.run.seed)
+        report(contamination, items, args.show)
     return 0
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A stage's data and the benchmarks to compare it with."""
+
+    name: str
+    data: DataOptions
+    benchmarks: list[Benchmark]
+    data_dir: str | None
+
+    def check(self, seed: int) -> tuple[list[Item], Contamination]:
+        from lemma.data.load import load_rows
+        from lemma.data.readers import problem_of
+        from lemma.evaluation.benchmarks import load_benchmark
+        from lemma.evaluation.contamination import check_rows
+
+        items = load_rows(self.data, seed)
+        loaded = [load_benchmark(one, data_dir=self.data_dir) for one in self.benchmarks]
+        return items, check_rows([problem_of(item) for item in items], loaded)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether everything is in files on this machine that take seconds to read."""
+        from lemma.data.sources import ARITHMETIC, files_of
+
+        size = 0
+        for source in self.data.mix or [self.data]:
+            files = [] if source.source == ARITHMETIC else files_of(source)
+            if not files:
+                return False
+            size += sum(path.stat().st_size for path in files)
+        for benchmark in self.benchmarks:
+            path = _local(benchmark, self.data_dir)
+            if path is None:
+                return False
+            size += path.stat().st_size
+        return size <= SMALL
+
+
+def _local(benchmark: Benchmark, data_dir: str | None) -> Path | None:
+    """The file of a benchmark on this machine."""
+    from lemma.evaluation.benchmarks import DATA_SUFFIXES
+
+    places = [Path(benchmark.source).expanduser()]
+    if data_dir is not None:
+        stems = (*benchmark.files, benchmark.name)
+        places += [Path(data_dir).expanduser() / f"{stem}{suffix}" for stem in stems for suffix in DATA_SUFFIXES]
+    return next((place for place in places if place.is_file()), None)
+
+
+def stages_with_benchmarks(recipe: Recipe, against: Sequence[str] | None, data_dir: str | None) -> Iterator[Checked]:
+    """The stages that have data and something to compare it with."""
+    from lemma.evaluation.benchmarks import find_benchmark
+
+    for name, stage in recipe.stages.items():
+        data, measured = getattr(stage, "data", None), getattr(stage, "eval", None)
+        names = against if against is not None else getattr(measured, "benchmarks", [])
+        if data is not None and names:
+            folder = data_dir or getattr(measured, "data_dir", None)
+            yield Checked(name, data, [find_benchmark(one) for one in names], folder)
+
+
+def plan_lines(recipe: Recipe, against: Sequence[str] | None, data_dir: str | None, *, is_asked: bool) -> Iterator[str]:
+    """For each stage what its data repeat of its benchmarks, where that is cheap to know or was asked for."""
+    for stage in stages_with_benchmarks(recipe, against, data_dir):
+        names = ", ".join(benchmark.name for benchmark in stage.benchmarks)
+        try:
+            found = stage.check(recipe.run.seed)[1] if is_asked or stage.is_small else None
+        except UserError:
+            if is_asked:
+                raise
+            found = None
+        if found is None:
+            if stage.data.mix or stage.data.source != "arithmetic":
+                yield f"\n{stage.name}: data not compared with {names}; --check-data does it"
+        elif not found.flagged:
+            yield f"\n{stage.name}: no row repeats a problem of {names}"
+        else:
+            rows = f"{len(found.flagged):,} of {found.rows:,} rows"
+            yield f"\nWARNING: {stage.name}: {rows} repeat problems of its benchmarks"
+            yield from (f"  {count.words}" for count in found.counts if count.repeated)
+            yield "  `lemma data check SOURCE --against BENCHMARKS --clean FILE` writes the rows that repeat nothing"
 
 
 def report(found: Contamination, items: Sequence[Item], show: int) -> None:

@@ -16,19 +16,29 @@ if TYPE_CHECKING:
     from lemma.training.options import StageOptions, SupervisedOptions
     from lemma.training.preference_options import PreferenceOptions
 
+DESCRIPTION = """\
+Show what a recipe would do. Nothing is written and no model is loaded. Where a stage's data and the benchmarks it
+evaluates on are small files on this machine, rows that repeat a benchmark problem are counted."""
+
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    parser = subparsers.add_parser(
-        "plan", help="what a recipe would do", description="Show what a recipe would do. Nothing is loaded or written."
-    )
+    parser = subparsers.add_parser("plan", help="what a recipe would do", description=DESCRIPTION)
     add_recipe(parser)
+    parser.add_argument("--check-data", action="store_true", help="compare with benchmarks whatever has to be read")
+    parser.add_argument("--against", metavar="A,B", help="benchmarks to compare with, in place of those of the stages")
+    parser.add_argument("--data-dir", metavar="DIR", help="folder with the benchmarks' files in place of the hub")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    from lemma.cli.check import plan_lines
     from lemma.recipe import load_recipe
 
-    print(describe(load_recipe(args.recipe, args.overrides)))
+    recipe = load_recipe(args.recipe, args.overrides)
+    print(describe(recipe))
+    against = args.against.split(",") if args.against else None
+    for line in plan_lines(recipe, against, args.data_dir, is_asked=args.check_data or against is not None):
+        print(line)
     return 0
 
 

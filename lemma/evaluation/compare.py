@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,18 +133,13 @@ def _shared(first: Evaluation, second: Evaluation, name: str) -> tuple[list[str]
     """The problems that both have with the same gold, and a sentence where that is not all of them."""
     mine, theirs = first.scores[name], second.scores[name]
     both = [one for one in mine if one in theirs]
-    same = [one for one in both if _same_gold(first.golds[name][one], second.golds[name][one])]
+    same = [one for one in both if first.golds[name][one] == second.golds[name][one]]
     said = []
     if len(both) < max(len(mine), len(theirs)):
         said.append(f"{name}: only {len(both)} problems are in both (A has {len(mine)}, B has {len(theirs)})")
     if len(same) < len(both):
         said.append(f"{name}: {len(both) - len(same)} problems have another gold answer in B and are left out")
     return same, said
-
-
-def _same_gold(mine: Sequence[str], theirs: Sequence[str]) -> bool:
-    """Letters of options may differ, because options are shown in a drawn order."""
-    return mine == theirs or all(re.fullmatch("[A-Z]", gold) for gold in (*mine, *theirs))
 
 
 HARMLESS = {"seed", "samples", "engine", "limit", "device"}

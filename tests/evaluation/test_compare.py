@@ -181,11 +181,6 @@ def test_doubts_are_said() -> None:
     )
 
 
-def test_letters_of_shuffled_options_may_differ() -> None:
-    found = compare(evaluation({"m": [[1.0]]}, golds="A"), evaluation({"m": [[1.0]]}, golds="C"))
-    assert found.rows[0].test.problems == 1
-
-
 def write(folder: Path, right: np.ndarray, **more: Any) -> Path:
     """An evaluation on disk, as `lemma eval` leaves it."""
     settings = {

@@ -5,12 +5,17 @@ from __future__ import annotations
 import gzip
 import json
 import string
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lemma.cli import main
 from lemma.core.random import stream
+from lemma.core.types import Message, Problem
 from lemma.data.contamination import find_matches, normalised
+from lemma.evaluation.benchmarks import shown
+from lemma.evaluation.contamination import asked
 from tests.shared import shared
 
 LONG = (
@@ -102,3 +107,62 @@ def test_finds_every_marked_row_of_dapo() -> None:
     overlaps = {(match.row, problems[match.problem][0]) for match in matches} - exact
     assert {name for _, name in overlaps} <= {"math500", "amc23", "amc_aimo83", "olympiadbench"}
     assert 140 <= len({row for row, _ in overlaps}) <= 180
+
+
+def write_rows(path: Path, texts: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"question": text, "answer": "7"}) + "\n" for text in texts))
+    return path
+
+
+def test_the_command_names_the_rows_and_writes_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [*made_up(4, 30, "j"), LONG.upper(), f"Solve this . {SHORT}"]
+    source = write_rows(tmp_path / "train.jsonl", rows)
+    write_rows(tmp_path / "aime24.jsonl", [*made_up(2, 30, "k"), LONG])
+    other = write_rows(tmp_path / "mine.jsonl", [SHORT])
+    clean = tmp_path / "clean.jsonl"
+    against = ["--against", f"aime24,{other}", "--data-dir", str(tmp_path)]
+    assert main(["data", "check", str(source), *against, "--clean", str(clean)]) == 0
+    said = capsys.readouterr().out
+    assert "aime24: 1 of its 3 problems (33.3%) are in the data, 1 rows word for word and 0 nearly so" in said
+    assert "mine: 1 of its 1 problems (100.0%) are in the data, 0 rows word for word and 1 nearly so" in said
+    assert "2 of 6 rows repeat a problem" in said and "row 5 (" in said and "100% of its n-grams" in said
+    assert [json.loads(line)["problem"] for line in clean.read_text().splitlines()] == rows[:4]
+    assert main(["data", "check", str(source)]) == 2
+    assert "nothing to compare with" in capsys.readouterr().err
+
+
+def test_options_count_where_the_question_says_little() -> None:
+    """Benchmarks show options in a drawn order; a question that stands alone is enough where it is long."""
+
+    def multiple(question: str, *choices: str) -> Problem:
+        return Problem((Message("user", question),), ("A",), choices=choices)
+
+    generic = "Which of these is true?"
+    one, two = multiple(generic, "cats bark", "dogs bark"), multiple(generic, "two is odd", "two is even")
+    assert [asked(shown(one, name)) == asked(one) for name in "abcd"] == [True] * 4
+    assert asked(one) != asked(two)
+    assert asked(shown(multiple(LONG, "1", "2"), "b")) == LONG
+
+
+PLANNED = """
+stages:
+  sft:
+    data: {{source: {source}}}
+    steps: 5
+"""
+
+
+def test_the_plan_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_rows(tmp_path / "train.jsonl", [*made_up(4, 30, "l"), LONG])
+    write_rows(tmp_path / "aime24.jsonl", [LONG])
+    write_rows(tmp_path / "aime25.jsonl", [SHORT])
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(PLANNED.format(source=source))
+    more = ["--data-dir", str(tmp_path)]
+    assert main(["plan", str(recipe), "--against", "aime24,aime25", *more]) == 0
+    said = capsys.readouterr().out
+    assert "WARNING: sft: 1 of 5 rows repeat problems" in said and "aime24: 1 of its 1 problems" in said
+    assert main(["plan", str(recipe), "--against", "aime25", *more]) == 0
+    assert "sft: no row repeats a problem of aime25" in capsys.readouterr().out
+    assert main(["plan", str(recipe)]) == 0
+    assert "repeat" not in capsys.readouterr().out
