@@ -101,7 +101,7 @@ def _load(options: PreferenceOptions, data: DataOptions, fmt: Format, tokenizer:
     if data.source.startswith(JOURNAL) and not data.mix:
         pairs = journal_pairs(Path(data.source.removeprefix(JOURNAL)).expanduser(), options.journal)
     elif data.source == ARITHMETIC and not data.mix:
-        pairs = [_built_in(fmt, item, tokenizer) for item in load_demonstrations(data, seed)]
+        pairs = [built_in(fmt, item, tokenizer) for item in load_demonstrations(data, seed)]
     elif paired:
         pairs = [
             _example(fmt, tokenizer, [Demonstration(item.problem, text) for text in (item.chosen, item.rejected)])
@@ -122,7 +122,7 @@ def _example(fmt: Format, tokenizer: Any, said: Sequence[Demonstration], signs: 
     return Example(encoded[0].ids_T[:start], tuple(one.ids_T[start:] for one in encoded), signs, said[0].problem.id)
 
 
-def _built_in(fmt: Format, item: Demonstration, tokenizer: Any) -> Example:
+def built_in(fmt: Format, item: Demonstration, tokenizer: Any) -> Example:
     """The right solution of a problem against one with a slip."""
     return _example(fmt, tokenizer, [item, mistaken(item)])
 
