@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from lemma.config import Options
 from lemma.data.options import DataOptions, ValidationOptions
+from lemma.evaluation.options import EvalOptions
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -94,6 +95,8 @@ class StageOptions(Options):
     """Batch sizes."""
     checkpoint: CheckpointOptions = CheckpointOptions()
     """Checkpoints."""
+    eval: EvalOptions = EvalOptions()
+    """Benchmarks before, during and after the stage."""
     log_every: int = Field(1, ge=1)
     """Steps between rows of metrics."""
 

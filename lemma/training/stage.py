@@ -158,7 +158,7 @@ class Stage:
             best = checkpoint.state["best"]
             self.best_score = math.inf if best is None else best["score"]
         step = 0 if checkpoint is None else checkpoint.step
-        self.folder.forget_after(self.name, step)
+        self.folder.forget_after(self.name, -1 if checkpoint is None else step)
         self.folder.stage_began()
         self.emit(StageStarted(self.name, step, total, resumed=checkpoint is not None, recipe=self._recipe))
         self.clock = Clock()

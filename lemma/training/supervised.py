@@ -19,6 +19,7 @@ from lemma.models.load import build_policy
 from lemma.models.policy import Policy
 from lemma.models.throughput import throughput
 from lemma.objectives import NegativeLogLikelihood
+from lemma.training.evaluating import StageBenchmarks
 from lemma.training.learner import Learner, StepReport
 from lemma.training.options import SupervisedOptions
 from lemma.training.stage import Stage
@@ -40,8 +41,10 @@ def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> Non
         compile_blocks=stage.model.compile,
         say=stage.warn,
     )
-    note = ""
-    for step in range(stage.resume(learner, total) + 1, total + 1):
+    benchmarks = StageBenchmarks(stage, options.eval, fmt, policy)
+    start, note = stage.resume(learner, total), ""
+    benchmarks.begin(start, total)
+    for step in range(start + 1, total + 1):
         with stage.clock.measure("data"):
             batch = data.batch(step - 1)
         with stage.clock.measure("update"):
@@ -52,8 +55,9 @@ def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> Non
             with stage.clock.measure("validation"):
                 results = learner.evaluate(validation, objective)
             stage.measure(step, "eval", {f"validation/{name}": value for name, value in results.items()}, {})
-            is_best = stage.note_score(step, results["loss"])
+            is_best = not benchmarks.choose_the_best and stage.note_score(step, results["loss"])
             note = f", validation {results['loss']:.3f}"
+        is_best = benchmarks.after(step, total) or is_best
         if stage.is_due(options.log_every, step, total):
             measure_step(stage, step, data.epoch_of(step), report, policy)
         stage.progress(step, total, f"loss {report.loss:.3f}{note}")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lemma import formats
 from lemma.cli import main
 
 GOOD = """\
@@ -22,7 +23,7 @@ stages:
     data: {mix: [{source: a.jsonl, count: 2}]}
 """
 
-FORMATS = "alpaca, boxed, question_only, r1_zero, think_boxed, working_out, xml"
+FORMATS = ", ".join(sorted(formats.FORMATS))
 NEEDS_STAGE = "a recipe needs at least one stage; write for example `stages: {sft: {steps: 100}}`"
 NAMED = "every stage has a name; write for example `stages: {sft: {steps: 100}}`"
 
