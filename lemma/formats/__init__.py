@@ -14,6 +14,7 @@ from lemma.formats.boxed import Boxed
 from lemma.formats.published import No, Own, Prime, PrimeCode, PrimeSft, Qwen, SimpleRl
 from lemma.formats.question_only import QuestionOnly
 from lemma.formats.r1_zero import R1Zero
+from lemma.formats.think_answer import ThinkAnswer
 from lemma.formats.think_boxed import ThinkBoxed
 from lemma.formats.working_out import WorkingOut
 from lemma.formats.xml import Xml
@@ -25,6 +26,7 @@ FORMATS: dict[str, type[Format]] = {
     "working_out": WorkingOut,
     "boxed": Boxed,
     "think_boxed": ThinkBoxed,
+    "think_answer": ThinkAnswer,
     "alpaca": Alpaca,
     "own": Own,
     "qwen": Qwen,

@@ -96,7 +96,7 @@ def build_policy(options: ModelOptions, device: torch.device, seed: int, start_f
 
     precision = pick_precision(options.precision, device)
     source = str(start_from) if start_from is not None else options.path
-    tokenizer = load_tokenizer(options.tokenizer or source, options.revision, options.trust_remote_code)
+    tokenizer = _tokenizer(options, source)
     causal = _causal(options, source, tokenizer, precision, device, seed)
     for parameter in causal.parameters():
         parameter.requires_grad_(options.lora is None and parameter.is_floating_point())
@@ -108,6 +108,14 @@ def build_policy(options: ModelOptions, device: torch.device, seed: int, start_f
     policy = Policy(module, tokenizer, lambda: _causal(whole, source, tokenizer, precision, torch.device("cpu"), seed))
     policy.probe()
     return policy
+
+
+def _tokenizer(options: ModelOptions, source: str) -> Any:
+    if options.tokenizer is None and source == TINY:
+        from lemma.models.tiny import tiny_tokenizer
+
+        return tiny_tokenizer(options.tiny.words)
+    return load_tokenizer(options.tokenizer or source, options.revision, options.trust_remote_code)
 
 
 def _causal(

@@ -19,8 +19,8 @@ GIB = 2**30
 CHUNK_BYTES = 2**29
 # What libraries and a fragmented allocator take beside the tensors.
 ALLOCATOR_SHARE = 0.03
-# Words of the built-in tokenizer, rounded up as its model does.
-TINY_VOCABULARY = 160
+# Words of the built-in tokenizer; its model rounds them up to a multiple of 32.
+TINY_WORDS = 157
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,8 @@ class Shape:
     @classmethod
     def of_tiny(cls, tiny: TinyOptions) -> Shape:
         width = tiny.hidden // tiny.heads
-        return cls(
-            tiny.layers, tiny.hidden, tiny.hidden, tiny.kv_heads * width, tiny.feed_forward, TINY_VOCABULARY, True
-        )
+        words = -(-(TINY_WORDS + len(tiny.words)) // 32) * 32
+        return cls(tiny.layers, tiny.hidden, tiny.hidden, tiny.kv_heads * width, tiny.feed_forward, words, True)
 
 
 @dataclass(frozen=True)

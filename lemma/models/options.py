@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -39,6 +39,8 @@ class TinyOptions(Options):
     """Key and value heads."""
     context: int = Field(512, ge=16)
     """Longest sequence."""
+    words: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    """Further tokens, such as the tags of a format; they are found wherever they stand, line breaks included."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> TinyOptions:

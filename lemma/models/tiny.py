@@ -5,8 +5,10 @@ Created from nothing by a recipe and saved in the Hugging Face format like any o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from lemma.core.random import key
@@ -17,11 +19,15 @@ SPECIAL = ("<pad>", "<eos>", "<unk>")
 WORDS = ("User:", "Assistant:", "<think>", "</think>", "<answer>", "</answer>", "Question:", "Answer:", "####")
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per word; words are separated by white space, and decoding puts one space between them."""
+def tiny_tokenizer(further: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """One token per word; words are separated by white space, and decoding puts one space between them.
+
+    `further` tokens need no white space around them, and may hold some.
+    """
     words = [*SPECIAL, *WORDS, *(word for word in VOCABULARY if word not in WORDS)]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in further])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",

@@ -43,7 +43,7 @@ def test_the_prompts_of_all_formats(tokenizers: dict[str, PreTrainedTokenizerFas
     assert prompt("r1_zero", system=None, preamble=False) == f"User: {QUESTION}\nAssistant: <think>"
     assert prompt("question_only") == f"Sys\n\n{QUESTION}"
     assert prompt("question_only", system=None) == QUESTION
-    assert prompt("xml") == turns
+    assert prompt("xml") == prompt("think_answer") == turns
     assert prompt("boxed") == turns
     assert prompt("think_boxed") == turns + "<think>\n"
     assert prompt("working_out") == f"Sys</s>{QUESTION}<start_working_out>"

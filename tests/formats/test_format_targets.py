@@ -25,6 +25,7 @@ def target(name: str, **parts: str) -> str:
         ("working_out", "two<end_working_out><SOLUTION>4</SOLUTION>"),
         ("boxed", "two\n\n\\boxed{4}"),
         ("think_boxed", "two\n</think>\n\n\\boxed{4}"),
+        ("think_answer", "<think> two </think> <answer> 4 </answer>"),
         ("alpaca", "two\n\nThe answer is: 4"),
     ],
 )

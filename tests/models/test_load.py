@@ -266,3 +266,14 @@ def test_the_shape_of_the_built_in_model() -> None:
     assert policy.context == 128
     whole = build_policy(ModelOptions(), CPU, 0)
     assert 300_000 < sum(p.numel() for p in whole.causal.parameters()) < 700_000
+
+
+def test_further_words_of_the_built_in_model_are_found_anywhere_and_travel_with_it(tmp_path: Path) -> None:
+    text = "how many ?<start>1 + 2 = 3<end>\n<answer>\n3"
+    shape = SHAPE.model_copy(update={"words": ["<start>", "<end>\n<answer>\n"]})
+    policy = build_policy(ModelOptions(tiny=shape), CPU, 0)
+    policy.save(tmp_path / "model")
+    for tokenizer in (policy.tokenizer, load_tokenizer(str(tmp_path / "model"))):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert tokenizer.decode(ids) == "how many ? <start> 1 + 2 = 3 <end>\n<answer>\n 3"
+    assert "<unk>" in load_tokenizer("tiny").decode(load_tokenizer("tiny").encode(text))

@@ -75,4 +75,7 @@ def test_the_cache_of_one_token() -> None:
 
 def test_the_numbers_that_stand_in_two_places_are_the_same() -> None:
     assert memory.CHUNK_BYTES == logprobs.CHUNK_BYTES
-    assert tiny_policy().head.weight.shape[0] == memory.TINY_VOCABULARY
+    for words in ([], ["<a>", "<b>", "<c>"], ["<a>", "<b>", "<c>", "<d>"]):
+        shape = SHAPE.model_copy(update={"words": words})
+        made = build_policy(ModelOptions(tiny=shape), CPU, 0)
+        assert made.head.weight.shape[0] == Shape.of_tiny(shape).vocabulary
