@@ -36,11 +36,9 @@ class Count:
     def words(self) -> str:
         if not self.repeated:
             return f"{self.benchmark}: none of its {self.problems:,} problems is in the data"
-        share = self.repeated / self.problems
-        return (
-            f"{self.benchmark}: {self.repeated:,} of its {self.problems:,} problems ({share:.1%}) "
-            f"are in the data, {self.exact_rows:,} rows word for word and {self.overlap_rows:,} nearly so"
-        )
+        found = f"{self.repeated:,} of its {self.problems:,} problems ({self.repeated / self.problems:.1%})"
+        rows = f"rows word for word: {self.exact_rows:,}, nearly so: {self.overlap_rows:,}"
+        return f"{self.benchmark}: {found} found in the data; {rows}"
 
 
 @dataclass(frozen=True, slots=True)

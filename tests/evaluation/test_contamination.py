@@ -123,8 +123,8 @@ def test_the_command_names_the_rows_and_writes_the_others(tmp_path: Path, capsys
     against = ["--against", f"aime24,{other}", "--data-dir", str(tmp_path)]
     assert main(["data", "check", str(source), *against, "--clean", str(clean)]) == 0
     said = capsys.readouterr().out
-    assert "aime24: 1 of its 3 problems (33.3%) are in the data, 1 rows word for word and 0 nearly so" in said
-    assert "mine: 1 of its 1 problems (100.0%) are in the data, 0 rows word for word and 1 nearly so" in said
+    assert "aime24: 1 of its 3 problems (33.3%) found in the data; rows word for word: 1, nearly so: 0" in said
+    assert "mine: 1 of its 1 problems (100.0%) found in the data; rows word for word: 0, nearly so: 1" in said
     assert "2 of 6 rows repeat a problem" in said and "row 5 (" in said and "100% of its n-grams" in said
     assert [json.loads(line)["problem"] for line in clean.read_text().splitlines()] == rows[:4]
     assert main(["data", "check", str(source)]) == 2
@@ -166,3 +166,11 @@ def test_the_plan_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "sft: no row repeats a problem of aime25" in capsys.readouterr().out
     assert main(["plan", str(recipe)]) == 0
     assert "repeat" not in capsys.readouterr().out
+    evaluated = f"    eval: {{benchmarks: [aime24], data_dir: {tmp_path}}}\n"
+    recipe.write_text(PLANNED.format(source=source) + evaluated)
+    for command in (["plan", str(recipe)], ["data", "check", str(recipe)]):
+        assert main(command) == 0
+        assert "aime24: 1 of its 1 problems (100.0%) found in the data" in capsys.readouterr().out
+    recipe.write_text(PLANNED.format(source=tmp_path / "later.jsonl") + evaluated)
+    assert main(["plan", str(recipe)]) == 0
+    assert "sft: data not compared with aime24; --check-data does it" in capsys.readouterr().out
