@@ -107,6 +107,8 @@ def find_benchmark(spec: str | Mapping[str, Any] | Benchmark) -> Benchmark:
     if spec.endswith((".yaml", ".yml")):
         from lemma.config.load import load
 
+        if not Path(spec).is_file():
+            raise UserError(f"there is no file {spec}", fix="write the path of a YAML entry, or a benchmark's name")
         entry = load(Benchmark, spec)
         beside = Path(spec).parent / entry.source
         update = {"name": entry.name or Path(spec).stem}

@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -99,7 +100,12 @@ def _compat(name: str, row: Row, service: GradingService) -> tuple[str, str]:
 
 
 def rescore(
-    folder: Path, graders: str, out: Path | None = None, *, workers: int = 1, told: Told | None = None
+    folder: Path,
+    graders: str,
+    out: Path | None = None,
+    *,
+    service: GradingService | None = None,
+    told: Told | None = None,
 ) -> tuple[Report, Report, Path]:
     """Grade a finished evaluation again: the report before, the report now, and the folder that holds it."""
     check_graders(graders)
@@ -112,7 +118,7 @@ def rescore(
     changed = copy.deepcopy(settings)
     rows: dict[str, list[Row]] = {}
     total, done = sum(map(len, before.rows.values())), 0
-    with GradingService(workers) as service:
+    with nullcontext(service) if service is not None else GradingService() as used:
         for name, own in before.rows.items():
             start = done
 
@@ -120,7 +126,7 @@ def rescore(
                 if told is not None:
                     told(start + count, total)
 
-            rows[name] = regrade(own, settings["benchmarks"][name], graders, service, tell)
+            rows[name] = regrade(own, settings["benchmarks"][name], graders, used, tell)
             changed["benchmarks"][name] |= {"grader": f"{graders} {grader_version()}"}
             done += len(own)
     after = make_report(changed["model"], changed["benchmarks"], rows)

@@ -313,7 +313,11 @@ def _gold_value(function: Callable[..., Any], tree: Tree, index: int, modes: tup
 
 
 def _within(left: Any, right: Any, rules: Rules) -> bool:
-    return bool(abs(left - right) <= max(rules.absolute, rules.relative * abs(float(left))))
+    """Whether two numbers, exact or of any precision, real or complex, are as near as the rules allow."""
+    apart, size = abs(left - right), abs(left)
+    if isinstance(size, int | Fraction):
+        return bool(apart <= max(Fraction(rules.absolute), Fraction(rules.relative) * size))
+    return bool(evaluate._context().isfinite(size) and apart <= max(rules.absolute, rules.relative * size))
 
 
 def _equal_numerically(

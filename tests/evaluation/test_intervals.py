@@ -9,7 +9,7 @@ import pytest
 
 from lemma.evaluation.intervals import Interval, exact_binomial, mean_interval, mean_of_intervals
 
-SIMULATIONS = 1000
+SIMULATIONS = 600
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_the_exact_interval_holds_the_truth_95_times_in_100(problems: int, truth
 
 def test_a_mean_over_benchmarks_holds_the_truth() -> None:
     rng = np.random.default_rng(1)
-    kinds = [(30, 8, 0.3, 1.2), (83, 8, 0.6, 0.6), (200, 1, 2.0, 1.0)]
+    kinds = [(30, 8, 0.3, 1.2), (200, 1, 2.0, 1.0)]
     truth, hits = np.mean([a / (a + b) for _, _, a, b in kinds]), 0
     for number in range(SIMULATIONS):
         values, intervals = [], []

@@ -25,6 +25,22 @@ def test_gold_and_answer_are_not_interchangeable() -> None:
     assert not grade("7", "3x=21").right
 
 
+@pytest.mark.parametrize(
+    ("prediction", "gold", "right"),
+    [
+        ("1.001+1.733i", r"1+\sqrt{3} i", True),
+        ("-9", r"1+\sqrt{3} i", False),
+        ("1e400", "1.001e400", True),
+        ("10^{400}", "10^{401}", False),
+        (r"10^{320} \pi", r"10^{320} \cdot 3.15", True),
+        (r"\infty", "5", False),
+        ("5", r"\infty", False),
+    ],
+)
+def test_tolerance_for_complex_huge_and_infinite_numbers(prediction: str, gold: str, right: bool) -> None:
+    assert grade(prediction, gold, Rules(relative=0.01)).right is right
+
+
 def test_tolerance_is_off_unless_asked_for() -> None:
     assert not grade("3.14", "3.14159").right
     assert grade("3.14", "3.14159", Rules(relative=0.01)).right
