@@ -35,14 +35,15 @@ def make_tokenizer() -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0"))
+    special = {"<unk>": 0, "<eos>": 1, "<pad>": 2}
+    words = Tokenizer(models.WordLevel({**special, **{f"w{i}": i for i in range(3, VOCABULARY)}}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t1", pad_token="t2", unk_token="t0")
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", pad_token="<pad>", unk_token="<unk>")
 
 
 def questions(count: int) -> list[str]:
     rng = random.Random(0)
-    return [" ".join(f"t{rng.randint(5, VOCABULARY - 1)}" for _ in range(PROMPT)) for _ in range(count)]
+    return [" ".join(f"w{rng.randint(5, VOCABULARY - 1)}" for _ in range(PROMPT)) for _ in range(count)]
 
 
 def make_policy(row: dict[str, Any], tokenizer: Any) -> Any:
@@ -141,6 +142,7 @@ def run_lemma(row: dict[str, Any]) -> dict[str, Any]:
         torch.cuda.synchronize()
         split.append((middle - begin, time.perf_counter() - middle))
     assert report.trained_tokens == PROBLEMS * SAMPLES * NEW, report.trained_tokens
+    assert report.tokens == PROBLEMS * SAMPLES * (PROMPT + NEW), report.tokens
     parameters = sum(p.numel() for p in policy.causal.parameters())
     generate, learn = (float(np.median([part[i] for part in split[1:]])) for i in (0, 1))
     return row | {
@@ -227,11 +229,10 @@ def run_trl(row: dict[str, Any]) -> dict[str, Any]:
 
 def default_rows() -> list[dict[str, Any]]:
     return [
-        {"who": "lemma", "shape": "1.5B", "budget": 5120},
         {"who": "lemma", "shape": "1.5B", "budget": 16640, "recompute": True},
-        {"who": "lemma", "shape": "1.5B", "budget": 7680, "release": True},
-        {"who": "lemma", "shape": "1.5B", "budget": 16640, "recompute": True, "lora": True},
-        {"who": "lemma", "shape": "1.5B", "budget": 10240, "lora": True},
+        {"who": "lemma", "shape": "1.5B", "budget": 20480, "recompute": True},
+        {"who": "lemma", "shape": "1.5B", "budget": 8960, "release": True},
+        {"who": "lemma", "shape": "1.5B", "budget": 16640, "lora": True},
         {"who": "trl", "shape": "1.5B", "batch": 16, "liger": True},
     ]
 

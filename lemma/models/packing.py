@@ -18,6 +18,11 @@ from lemma.core.types import Scope, Trajectory
 BUCKET_RATIO = 1.25
 
 
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy there. From page-locked memory, so that the host does not wait for what the device does now."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """Sequences of similar length as one padded block: `rows` indexes the pack; `take` brings results back."""
@@ -41,7 +46,7 @@ class Segments:
     borders_B1: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        borders = torch.tensor([0, *np.cumsum(self.lengths)], dtype=torch.int32, device=self.device)
+        borders = to_device(torch.tensor([0, *np.cumsum(self.lengths)], dtype=torch.int32), self.device)
         object.__setattr__(self, "longest", max(self.lengths))
         object.__setattr__(self, "borders_B1", borders)
 
@@ -112,7 +117,7 @@ class TokenBatch:
         sequence_T = np.repeat(np.arange(len(chosen)), lengths)
 
         def put(array: np.ndarray, kind: torch.dtype = torch.int64) -> torch.Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(kind).to(device, non_blocking=True)
+            return to_device(torch.from_numpy(np.ascontiguousarray(array)).to(kind), device)
 
         return cls(
             ids_T=put(np.concatenate([t.ids_T for t in chosen])),

@@ -306,9 +306,14 @@ class _Sums:
             self._maxima[name] = torch.maximum(self._maxima[name], largest) if name in self._maxima else largest
 
     def _put(self, name: str, value: torch.Tensor | float, count: torch.Tensor | float) -> None:
-        parts = [torch.as_tensor(x, dtype=torch.float64, device=self._device).detach() for x in (value, count)]
-        pair = torch.stack(parts)
+        pair = torch.stack([self._number(x) for x in (value, count)])
         self._sums[name] = self._sums[name] + pair if name in self._sums else pair
+
+    def _number(self, x: torch.Tensor | float) -> torch.Tensor:
+        """A number, made on the device: a copy from the host would wait for all that the device has to do."""
+        if isinstance(x, torch.Tensor):
+            return x.detach().to(self._device, torch.float64)
+        return torch.full((), x, dtype=torch.float64, device=self._device)
 
     def result(self) -> dict[str, float]:
         """Sums over ranks, each divided by its count, and maxima; the loss is a sum already."""

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from lemma.models.attention import varlen, window_mask
 from lemma.models.blocks import rotate
-from lemma.models.packing import Segments
+from lemma.models.packing import Segments, to_device
 
 
 class Cache:
@@ -53,7 +53,7 @@ class Cache:
     def copy_blocks(self, source: list[int], target: list[int]) -> None:
         """Copy whole blocks onto others, in every layer."""
         layers, slots, heads, dim = self.shape
-        to, by = (torch.tensor(x, device=self._device) for x in (target, source))
+        to, by = to_device(torch.tensor([target, source]), self._device)
         for tensor in (self.keys, self.values):
             view = tensor.view(layers, slots // self.block, self.block * heads * dim)
             view[:, to] = view[:, by]

@@ -208,6 +208,19 @@ class NativeEngine:
             raise
 
     def _prefill(self, jobs: list[tuple[Prefill, int]]) -> None:
+        """Compute all prompts that can begin now, pass after pass; their first tokens are read when all are under way,
+        so that the device does not wait for the host in between. A prompt of several passes takes one at a time: others
+        may be submitted or cancelled meanwhile."""
+        begun: list[Burst] = []
+        while jobs:
+            begun += self._prefill_pass(jobs)
+            is_long = any(job.left > self.scheduler.prefill_tokens for job, _ in jobs)
+            jobs = [] if is_long else self.scheduler.next_prefill()
+        for burst in begun:
+            self._accept(burst.sequences, *burst.read())
+
+    def _prefill_pass(self, jobs: list[tuple[Prefill, int]]) -> list[Burst]:
+        """One forward pass over prompts; the first tokens of those that are complete with it."""
         logits = self.runner.prefill([(job.leader, count) for job, count in jobs])
         started: list[Sequence] = []
         rows: list[int] = []
@@ -220,9 +233,7 @@ class NativeEngine:
             members = [job.leader, *job.followers]
             started += members
             rows += [row] * len(members)
-        if started:
-            results = self.runner.sample_first(logits[rows], started, self._eos)
-            self._accept(started, *(x[None] for x in results))
+        return [self.runner.sample_first(logits, rows, started, self._eos)] if started else []
 
     def _decode(self) -> None:
         """Read one burst. Where it is safe the next is launched before, so that the device works while the host reads.

@@ -18,7 +18,7 @@ from lemma.engines.native.attention import Cache, DecodeContext, PrefillContext
 from lemma.engines.native.noise import split_key
 from lemma.engines.native.sampler import draw, draw_cut, inverse_temperature, is_plain
 from lemma.engines.native.scheduler import Sequence
-from lemma.models.packing import Segments
+from lemma.models.packing import Segments, to_device
 from lemma.models.policy import Policy
 
 LADDER = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
@@ -132,7 +132,7 @@ class Runner:
             sources.append(place)
             ids.append(sequence.tokens[start:end])
             positions.append(np.arange(start, end))
-        put = lambda arrays: torch.from_numpy(np.concatenate(arrays)).to(device)  # noqa: E731
+        put = lambda arrays: self._put(np.concatenate(arrays))  # noqa: E731
         context = PrefillContext(
             self.cache,
             put(slots),
@@ -142,20 +142,23 @@ class Runner:
             self.fused,
         )
         hidden_TH = self._hidden(put(ids), put(positions), context)
-        return self._head(hidden_TH[torch.from_numpy(np.cumsum(new) - 1).to(device)])
+        return self._head(hidden_TH[self._put(np.cumsum(new) - 1)])
 
     @torch.no_grad()
-    def sample_first(self, logits_BV: torch.Tensor, sequences: Rows[Sequence], eos: int) -> tuple[np.ndarray, ...]:
-        """The first tokens after a prompt: ids, log-probabilities and kept mass."""
-        device = logits_BV.device
-        keys = split_key([s.noise_key for s in sequences]).to(device)
-        positions = torch.tensor([s.length for s in sequences], device=device)
-        if all(is_plain(s) for s in sequences):
-            inverse, noisy = (torch.from_numpy(x).to(device) for x in _temperatures(sequences))
+    def sample_first(self, logits_BV: torch.Tensor, rows: list[int], sequences: list[Sequence], eos: int) -> Burst:
+        """Begin to draw the first token after a prompt; `rows` says whose logits are whose."""
+        logits_BV = logits_BV[self._put(np.array(rows))]
+        keys = self._put(split_key([s.noise_key for s in sequences]).numpy())
+        positions = self._put(np.array([s.length for s in sequences]))
+        plain = all(is_plain(s) for s in sequences)
+        if plain:
+            inverse, noisy = (self._put(x) for x in _temperatures(sequences))
             tokens, logprobs = draw(logits_BV, keys, positions, inverse, noisy, self.fused)
-            return tokens.cpu().numpy(), logprobs.cpu().numpy(), np.zeros(len(sequences), dtype=np.float32)
-        drawn = draw_cut(logits_BV, sequences, keys, positions, 0, eos)
-        return tuple(x.cpu().numpy() for x in drawn)
+            kept = np.zeros((1, len(sequences)), dtype=np.float32)
+        else:
+            tokens, logprobs, mass = draw_cut(logits_BV, sequences, keys, positions, 0, eos)
+            kept = mass.cpu().numpy()[None]
+        return self._under_way(sequences, 1, plain, tokens[None], logprobs[None], kept)
 
     # --- bursts ------------------------------------------------------------------------------------------------
 
@@ -178,12 +181,25 @@ class Runner:
                 batch.tokens_KB[number, :rows], batch.logprobs_KB[number, :rows] = tokens, logprobs
                 batch.ids_B[:rows] = tokens
                 batch.positions_B.add_(1)
-        tokens_KB, logprobs_KB = (self._fetch(x[:steps, :rows]) for x in (batch.tokens_KB, batch.logprobs_KB))
+        tokens_KB, logprobs_KB = batch.tokens_KB[:steps, :rows], batch.logprobs_KB[:steps, :rows]
+        return self._under_way(sequences, steps, plain, tokens_KB, logprobs_KB, kept)
+
+    def _under_way(
+        self,
+        sequences: list[Sequence],
+        steps: int,
+        plain: bool,
+        tokens_KB: torch.Tensor,
+        logprobs_KB: torch.Tensor,
+        kept_KB: np.ndarray,
+    ) -> Burst:
+        """Tokens on their way to the host."""
+        tokens_KB, logprobs_KB = self._fetch(tokens_KB), self._fetch(logprobs_KB)
         done = None
         if self._on_gpu:
             done = torch.cuda.Event()
             done.record(torch.cuda.current_stream(self.policy.device))
-        return Burst(sequences, steps, plain, tokens_KB, logprobs_KB, kept, done)
+        return Burst(sequences, steps, plain, tokens_KB, logprobs_KB, kept_KB, done)
 
     def _fill(self, batch: Batch, sequences: Rows[Sequence], plain: bool) -> None:
         """Bring the batch up to date. Rows of the last plain burst go on from what the device knows of them, which may
@@ -238,9 +254,7 @@ class Runner:
         batch.step.zero_()
 
     def _put(self, array: np.ndarray) -> torch.Tensor:
-        """On the device, without waiting for what it does now: only page-locked memory can be copied so."""
-        tensor = torch.from_numpy(array)
-        return tensor.pin_memory().to(self.policy.device, non_blocking=True) if self._on_gpu else tensor
+        return to_device(torch.from_numpy(array), self.policy.device)
 
     def _fetch(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy for the host, which the next burst does not touch; there when the device has come to it."""
