@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from lemma.models.load import build_policy
 from lemma.models.policy import Policy
 from lemma.objectives import Objective
 from lemma.objectives.preference import reference_point
+from lemma.training.evaluating import StageBenchmarks
 from lemma.training.learner import Learner, StepReport
 from lemma.training.preference_data import Example, Order, digest, prepare, trajectory
 from lemma.training.preference_options import PreferenceOptions
@@ -46,32 +47,34 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
         compile_blocks=stage.model.compile,
         say=stage.warn,
     )
-    algorithm, memory = options.algorithm, Memory()
-    stage.keep("algorithm", memory)
-    steps = ([train[i] for i in order.batch(index)] for index in range(total))
+    steps = (
+        [[train[i] for i in order.batch(index)] for index in range(total)] if options.algorithm.needs_baseline else []
+    )
     reference = open_reference(stage, options, policy, learner, [train, held_out], [*steps, held_out], limit)
-    scorer = Scorer(algorithm, policy, learner, reference, limit)
-    note = ""
-    for step in range(stage.resume(learner, total) + 1, total + 1):
+    scorer = Scorer(options.algorithm, policy, learner, reference, limit)
+    stage.keep("algorithm", scorer.memory)
+    benchmarks = StageBenchmarks(stage, options.eval, fmt, policy)
+    start, note = stage.resume(learner, total), ""
+    benchmarks.begin(start, total)
+    for step in range(start + 1, total + 1):
         with stage.clock.measure("data"):
             examples = [train[i] for i in order.batch(step - 1)]
         with stage.clock.measure("score"):
-            batch, objective = scorer.ready(examples, memory)
+            batch, objective = scorer.ready(examples)
         with stage.clock.measure("update"):
-            report = with_margins(learner.step(batch, objective))
-        algorithm.observe(report.metrics, memory)
+            report = scorer.observe(learner.step(batch, objective))
         stage.clock.tokens += report.tokens
         is_best = False
         if held_out and stage.is_due(options.validation.every, step, total):
             with stage.clock.measure("validation"):
-                results = learner.evaluate(*scorer.ready(held_out, memory))
+                results = learner.evaluate(*scorer.ready(held_out))
             stage.measure(step, "eval", {f"validation/{name}": value for name, value in results.items()}, {})
-            is_best = stage.note_score(step, results["loss"])
+            is_best = not benchmarks.choose_the_best and stage.note_score(step, results["loss"])
             note = f", validation {results['loss']:.3f}"
+        is_best = benchmarks.after(step, total) or is_best
         if stage.is_due(options.log_every, step, total):
             measure_step(stage, step, step / order.steps_per_epoch, report, policy)
-        accuracy = report.metrics["rewards/accuracies"]
-        stage.progress(step, total, f"loss {report.loss:.3f}, accuracy {accuracy:.2f}{note}")
+        stage.progress(step, total, f"loss {report.loss:.3f}, right {report.metrics['rewards/accuracies']:.2f}{note}")
         stage.save_if_due(learner, step, total, is_best)
     stage.finish(policy, total, {"examples": len(train), "steps": total})
 
@@ -128,14 +131,20 @@ class Scorer:
     learner: Learner
     reference: Reference | None
     limit: int
+    memory: Memory = field(default_factory=Memory)
 
-    def ready(self, examples: Sequence[Example], memory: Memory) -> tuple[list[Trajectory], Objective]:
+    def ready(self, examples: Sequence[Example]) -> tuple[list[Trajectory], Objective]:
         batch = as_trajectories(examples, self.algorithm)
         if self.reference is not None:
             put(batch, "reference", self.reference.scores(batch))
         if self.algorithm.needs_collisions:
             put(batch, "collision", self.learner.score(batch, SquaredMass(self.policy)))
-        return batch, self.algorithm.objective(memory, self.baseline(examples))
+        return batch, self.algorithm.objective(self.memory, self.baseline(examples))
+
+    def observe(self, report: StepReport) -> StepReport:
+        """Remember what later steps need of this one; the report with what follows from its numbers."""
+        self.algorithm.observe(report.metrics, self.memory)
+        return with_margins(report)
 
     def baseline(self, examples: Sequence[Example]) -> float:
         """KTO's reference point: how much likelier responses to other prompts of the step have become."""

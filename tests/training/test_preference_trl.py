@@ -10,7 +10,6 @@ import pytest
 import torch
 from datasets import Dataset, disable_progress_bars
 
-from lemma.algorithms.base import Memory
 from lemma.algorithms.preference import PREFERENCE_ALGORITHMS, PreferenceAlgorithm
 from lemma.core.types import Demonstration
 from lemma.data import arithmetic
@@ -145,7 +144,7 @@ def ours(algorithm: PreferenceAlgorithm, policy: Policy, reference: Policy, fold
         wanted += mismatched(examples, 128) if algorithm.needs_baseline else []
         judge = Learner(reference, OptimOptions(), token_budget=96, total_steps=1)
         known = precompute(reference, judge, wanted, folder, lambda done, total: None)
-    batch, objective = Scorer(algorithm, policy, learner, known, 128).ready(examples, Memory())
+    batch, objective = Scorer(algorithm, policy, learner, known, 128).ready(examples)
     grads: dict[str, torch.Tensor] = {}
     update = learner.optimiser.step
 
