@@ -1,23 +1,37 @@
-"""Benchmarks of a stage that has no engine of its own: one is made for each evaluation, and its memory given back."""
+"""Benchmarks during a stage, on its own engine; where it has none, one is made each time and its memory given back."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from lemma.engines import make_engine
+from lemma.engines.base import Engine
 from lemma.engines.options import NativeOptions
 from lemma.evaluation.options import EvalOptions
 from lemma.evaluation.stage import StageEvaluator
 from lemma.formats import Format
 from lemma.models.policy import Policy
+from lemma.rewards import Reward
 from lemma.training.stage import Stage
 
 
 class StageBenchmarks:
     """Evaluates a stage's policy when that is due, logs the numbers, and notes whether they are the best so far."""
 
-    def __init__(self, stage: Stage, options: EvalOptions, fmt: Format, policy: Policy):
-        self._stage, self._policy = stage, policy
+    def __init__(
+        self,
+        stage: Stage,
+        options: EvalOptions,
+        fmt: Format,
+        policy: Policy,
+        *,
+        engine: Engine | None = None,
+        rewards: Sequence[Reward] = (),
+    ):
+        self._stage, self._policy, self._engine = stage, policy, engine
         self._evaluator = StageEvaluator(
             options,
             policy,
@@ -25,6 +39,7 @@ class StageBenchmarks:
             stage.folder.path / "evaluations" / stage.name,
             name=f"stage {stage.name}",
             seed=stage.seed,
+            rewards=rewards,
             sink=stage.emit,
         )
 
@@ -44,13 +59,20 @@ class StageBenchmarks:
         return self._evaluator.is_due(step, total) and self._stage.note_score(step, -self._measure(step))
 
     def _measure(self, step: int) -> float:
-        with self._stage.clock.measure("evaluate"):
-            engine = make_engine(NativeOptions(), self._policy, self._stage.seed, self._stage.emit)
-            try:
-                values = self._evaluator.run(engine, step)
-            finally:
-                engine.close()
-                if self._policy.device.type == "cuda":
-                    torch.cuda.empty_cache()
+        with self._stage.clock.measure("evaluate"), self._own_engine() as engine:
+            values = self._evaluator.run(engine, step)
         self._stage.measure(step, "eval", values, {})
         return self._evaluator.score(values)
+
+    @contextmanager
+    def _own_engine(self) -> Iterator[Engine]:
+        if self._engine is not None:
+            yield self._engine
+            return
+        engine = make_engine(NativeOptions(), self._policy, self._stage.seed, self._stage.emit)
+        try:
+            yield engine
+        finally:
+            engine.close()
+            if self._policy.device.type == "cuda":
+                torch.cuda.empty_cache()

@@ -32,6 +32,7 @@ from lemma.models.throughput import throughput
 from lemma.objectives import Totals
 from lemma.rollouts import Judge, ProblemOrder, Roller, Rollouts
 from lemma.training.diagnosis import Diagnosis
+from lemma.training.evaluating import StageBenchmarks
 from lemma.training.learner import Learner, StepReport
 from lemma.training.problems import prepare_tasks
 from lemma.training.rl_metrics import rollout_metrics
@@ -70,8 +71,10 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
         seed=stage.seed,
         name=stage.name,
     )
+    benchmarks = StageBenchmarks(stage, options.eval, fmt, policy, engine=engine, rewards=options.rewards)
     diagnosis, held_by = Diagnosis(options, max_tokens, stage.warn), "nothing yet"
     try:
+        benchmarks.begin(done, total)
         for step in range(done + 1, total + 1):
             with stage.clock.measure("generate"):
                 rollouts = roller.step(step)
@@ -91,10 +94,11 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             values = rollout_metrics(rollouts, batch, worth) | update_metrics(reports) | {"epoch": order.epoch}
             algorithm.observe(values, memory)
             check_engine(stage, policy, engine, reports)
+            is_best = benchmarks.after(step, total)
             if stage.is_due(options.log_every, step, total):
                 held_by = measure(stage, step, values | memory.numbers, policy, reports, rollouts, diagnosis)
             stage.progress(step, total, f"{note_of(values)}, held back by {held_by}")
-            stage.save_if_due(learner, step, total)
+            stage.save_if_due(learner, step, total, is_best)
     finally:
         engine.close()
     stage.finish(policy, total, {"steps": total, "problems": len(tasks), "drawn": order.drawn})
