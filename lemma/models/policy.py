@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class Policy:
     def device(self) -> torch.device:
         return self.head.weight.device
 
-    @property
+    @cached_property
     def context(self) -> int:
         """The longest sequence the model was made for."""
         return int(getattr(self.causal.config.get_text_config(), "max_position_embeddings", None) or UNLIMITED)

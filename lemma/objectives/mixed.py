@@ -14,7 +14,7 @@ from lemma.core.types import Scope
 from lemma.objectives.base import Loss, Ratio, Terms
 from lemma.objectives.normalise import Normalise, token_weights
 from lemma.objectives.policy import KlTerm
-from lemma.objectives.policy_mismatch import LARGEST_LOG_RATIO, MismatchWeight
+from lemma.objectives.policy_mismatch import LARGEST_LOG_RATIO, MismatchWeight, mismatch
 from lemma.objectives.policy_surrogates import Clip, Surrogate, Unclipped
 from lemma.objectives.shaping import Shape
 
@@ -184,7 +184,7 @@ class MixedPolicyLoss:
         if "old" in terms.tokens:
             metrics["ratio/mean"] = mean((current_N - tokens.old_N).clamp(max=LARGEST_LOG_RATIO).exp(), on_N)
         if "behaviour" in terms.tokens:
-            metrics["mismatch/mean"] = mean((tokens.old_N - terms.tokens["behaviour"]).abs(), on_N)
+            metrics["mismatch/mean"] = mean(mismatch(terms, tokens.old_N), on_N)
         if self.off_max is not None:
             metrics["off/max_clipped"] = mean((found.raw_N > self.off_max).to(off_N.dtype), off_N)
         if self.off_min is not None:
@@ -242,7 +242,7 @@ def _maxima(terms: Terms, tokens: _Tokens) -> dict[str, torch.Tensor]:
         log_N = (tokens.logprobs_N.detach() - tokens.old_N).masked_fill(other_N, -LARGEST_LOG_RATIO)
         found["ratio/max"] = log_N.max().clamp(max=LARGEST_LOG_RATIO).exp()
     if "behaviour" in terms.tokens:
-        found["mismatch/max"] = (tokens.old_N - terms.tokens["behaviour"]).masked_fill(other_N, 0.0).abs().max()
+        found["mismatch/max"] = mismatch(terms, tokens.old_N).masked_fill(other_N, 0.0).max()
     return found
 
 

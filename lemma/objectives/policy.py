@@ -27,7 +27,7 @@ from lemma.core.types import Scope
 from lemma.objectives.base import Loss, Ratio, Terms
 from lemma.objectives.kl import KlKind, kl_estimate
 from lemma.objectives.normalise import Normalise, token_weights
-from lemma.objectives.policy_mismatch import LARGEST_LOG_RATIO, MismatchWeight
+from lemma.objectives.policy_mismatch import LARGEST_LOG_RATIO, MismatchWeight, mismatch
 from lemma.objectives.policy_surrogates import Clip, GammaWeight, Surrogate
 
 Level = Literal["token", "sequence", "trajectory"]
@@ -172,11 +172,3 @@ def _maxima(terms: Terms, ratio_N: torch.Tensor, old_N: torch.Tensor) -> dict[st
     if len(ratio_N) and "behaviour" in terms.tokens:
         found["mismatch/max"] = mismatch(terms, old_N).max()
     return found
-
-
-def mismatch(terms: Terms, old_N: torch.Tensor) -> torch.Tensor:
-    """Difference between what the engine and the learner say about each token that was sampled, both of the whole
-    vocabulary: where the engine drew from a part of it, the log of the mass it kept is taken out again."""
-    spoken_N = terms.tokens["behaviour"] + terms.tokens.get("kept", 0.0)
-    gap_N = (old_N - spoken_N).detach().abs()
-    return gap_N * (1.0 - terms.tokens["off"]) if "off" in terms.tokens else gap_N

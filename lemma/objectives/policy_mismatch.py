@@ -35,3 +35,11 @@ class MismatchWeight:
         if self.mask:
             return torch.where((weight_N > self.cap) | (weight_N < floor), 0.0, weight_N)
         return weight_N.clamp(floor, self.cap)
+
+
+def mismatch(terms: Terms, old_N: torch.Tensor) -> torch.Tensor:
+    """Difference between what the engine and the learner say about each token that was sampled, both of the whole
+    vocabulary: where the engine drew from a part of it, the log of the mass it kept is taken out again."""
+    spoken_N = terms.tokens["behaviour"] + terms.tokens.get("kept", 0.0)
+    gap_N = (old_N - spoken_N).detach().abs()
+    return gap_N * (1.0 - terms.tokens["off"]) if "off" in terms.tokens else gap_N

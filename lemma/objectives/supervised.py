@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lemma.core.types import Scope
-from lemma.objectives.base import Loss, Terms
+from lemma.objectives.base import Loss, Ratio, Terms
+from lemma.objectives.policy_mismatch import mismatch
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,8 @@ class NegativeLogLikelihood:
     - `token`: 1 / all trained tokens of the step;
     - `sequence`: 1 / (trained tokens of its sequence x sequences of the step);
     - `constant`: 1 / (constant x sequences of the step).
+
+    Of a policy's own samples, which have a `behaviour`, the metrics say how far the engine and the learner are apart.
     """
 
     normalise: Literal["token", "sequence", "constant"] = "token"
@@ -37,4 +40,8 @@ class NegativeLogLikelihood:
         else:
             value = sums_B.sum() / (self.constant * max(totals.sequences, 1.0))
         count = float(len(terms.logprobs_N))
-        return Loss(value, {"nll": (sums_B.detach().sum(), count)})
+        metrics: dict[str, Ratio] = {"nll": (sums_B.detach().sum(), count)}
+        if "behaviour" not in terms.tokens or not count:
+            return Loss(value, metrics)
+        gap_N = mismatch(terms, terms.logprobs_N)
+        return Loss(value, metrics | {"mismatch/mean": (gap_N.sum(), count)}, {"mismatch/max": gap_N.max()})
