@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lemma.recipe import Recipe
     from lemma.training.options import StageOptions, SupervisedOptions
     from lemma.training.preference_options import PreferenceOptions
+    from lemma.training.rl_options import ReinforcementOptions
 
 DESCRIPTION = """\
 Show what a recipe would do. Nothing is written and no model is loaded. Where a stage's data and the benchmarks it
@@ -44,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(recipe: Recipe, *, skip: Sequence[str] = (), only: Sequence[str] = ()) -> str:
     """The plan of a run as text: the model, the stages in order, and which of them are skipped."""
+    from lemma.training.options import stage_before
+
     where = f"on {recipe.run.device}" if recipe.run.device != "auto" else "on a GPU where there is one"
     lines = [
         _row("run", f"{recipe.run.dir}, seed {recipe.run.seed}, {where}"),
@@ -51,17 +54,16 @@ def describe(recipe: Recipe, *, skip: Sequence[str] = (), only: Sequence[str] = 
         _row("format", getattr(recipe.format, "name", "")),
         _row("recipe", f"{recipe.digest()[:12]}"),
     ]
-    before = "the model"
     for number, (name, stage) in enumerate(recipe.stages.items(), start=1):
         skipped = name in skip or (bool(only) and name not in only)
         lines += ["", f"stage {number}: {name} ({stage.kind}{', skipped' if skipped else ''})"]
         if skipped:
             lines.append(_row("leaves", f"the model that {name} finished with earlier"))
         else:
-            lines.append(_row("starts from", before))
+            before = stage_before(recipe.stages, name)
+            lines.append(_row("starts from", f"the end of {before}" if before else "the model"))
             lines += _stage(stage)
             lines.append(_row("memory", _memory(recipe, stage)))
-        before = f"the end of {name}"
     return "\n".join(lines)
 
 
@@ -111,6 +113,7 @@ def _memory(recipe: Recipe, stage: StageOptions) -> str:
 def _stage(stage: StageOptions) -> list[str]:
     from lemma.training.options import SupervisedOptions
     from lemma.training.preference_options import PreferenceOptions
+    from lemma.training.rl_options import ReinforcementOptions
 
     optim, lines, batch = stage.optim, [], ""
     if isinstance(stage, SupervisedOptions):
@@ -118,6 +121,9 @@ def _stage(stage: StageOptions) -> list[str]:
     elif isinstance(stage, PreferenceOptions):
         what = "pair" if stage.algorithm.paired else "response"
         lines, batch = _preference(stage), f"{_many(stage.batch.examples, what)} a step, "
+    elif isinstance(stage, ReinforcementOptions):
+        groups = f"{_many(stage.batch.problems, 'problem')} x {_many(stage.algorithm.group_size, 'sample')}"
+        lines, batch = _reinforcement(stage), f"{groups} a step, {_many(stage.algorithm.updates, 'update')}, "
     warmup = f"warm-up {optim.warmup:.0%} of the steps" if optim.warmup < 1 else f"warm-up {optim.warmup:g} steps"
     warmup = warmup if optim.warmup else "no warm-up"
     return [
@@ -156,7 +162,25 @@ def _preference(stage: PreferenceOptions) -> list[str]:
     ]
 
 
-def _length(stage: SupervisedOptions | PreferenceOptions) -> str:
+def _reinforcement(stage: ReinforcementOptions) -> list[str]:
+    algorithm, rollout = stage.algorithm, stage.rollout
+    rewards = [f"{reward.weight:g} {reward.label}" for reward in stage.rewards]
+    longest = f"at most {rollout.max_tokens} tokens" if rollout.max_tokens else "as long as the context allows"
+    chosen = algorithm.model_dump(exclude_defaults=True, exclude={"name", "group_size"})
+    shown = "".join(f", {name} {value}" for name, value in chosen.items() if not isinstance(value, dict))
+    critic = "; a value model learns beside it" if algorithm.needs_critic else ""
+    held = "the model at the start of the stage" if algorithm.needs_reference else "none"
+    return [
+        _row("algorithm", f"{algorithm.name}{shown}{critic}"),
+        _row("reference", held),
+        _row("rewards", " + ".join(rewards)),
+        _row("samples", f"{rollout.engine.name} engine, temperature {rollout.temperature:g}, {longest}"),
+        _row("length", _length(stage)),
+        _row("data", _data(stage.data)),
+    ]
+
+
+def _length(stage: SupervisedOptions | PreferenceOptions | ReinforcementOptions) -> str:
     if stage.steps is not None:
         return _many(stage.steps, "step")
     return _many(1 if stage.epochs is None else stage.epochs, "epoch")
@@ -194,8 +218,8 @@ def _source(source: SourceOptions) -> str:
     if source.source == "arithmetic":
         made = source.arithmetic
         return f"built-in arithmetic ({made.count} problems of {made.operations} operations, {made.style})"
-    if source.source.startswith("journal:"):
-        return f"pairs from the samples in {source.source.removeprefix('journal:')}"
+    if source.source.split(":")[0] == "journal":
+        return f"pairs from the samples in {source.source.removeprefix('journal').lstrip(':') or 'this run'}"
     is_file = source.source.endswith((".parquet", ".jsonl", ".jsonl.gz", ".json", ".csv"))
     place = source.source if is_file else " / ".join(filter(None, [source.source, source.config, source.split]))
     if source.count is not None:

@@ -67,7 +67,7 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
         is_best = False
         if held_out and stage.is_due(options.validation.every, step, total):
             with stage.clock.measure("validation"):
-                results = learner.evaluate(*scorer.ready(held_out))
+                results = with_margins(learner.evaluate(*scorer.ready(held_out)))
             stage.measure(step, "eval", {f"validation/{name}": value for name, value in results.items()}, {})
             is_best = not benchmarks.choose_the_best and stage.note_score(step, results["loss"])
             note = f", validation {results['loss']:.3f}"
@@ -144,7 +144,7 @@ class Scorer:
     def observe(self, report: StepReport) -> StepReport:
         """Remember what later steps need of this one; the report with what follows from its numbers."""
         self.algorithm.observe(report.metrics, self.memory)
-        return with_margins(report)
+        return replace(report, metrics=with_margins(report.metrics))
 
     def baseline(self, examples: Sequence[Example]) -> float:
         """KTO's reference point: how much likelier responses to other prompts of the step have become."""
@@ -174,12 +174,11 @@ def as_trajectories(examples: Sequence[Example], algorithm: PreferenceAlgorithm)
     return made
 
 
-def with_margins(report: StepReport) -> StepReport:
+def with_margins(metrics: dict[str, float]) -> dict[str, float]:
     """KTO's sides are counted one by one; their difference is that of the means."""
-    found = report.metrics
-    if "rewards/margins" in found or not {"rewards/chosen", "rewards/rejected"} <= found.keys():
-        return report
-    return replace(report, metrics=found | {"rewards/margins": found["rewards/chosen"] - found["rewards/rejected"]})
+    if "rewards/margins" in metrics:
+        return metrics
+    return metrics | {"rewards/margins": metrics["rewards/chosen"] - metrics["rewards/rejected"]}
 
 
 def _sums(scores: Sequence[np.ndarray]) -> torch.Tensor:

@@ -21,7 +21,7 @@ from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration
 from lemma.rollouts.journal import read_samples
 from lemma.rollouts.sample import Sample
-from lemma.training.preference_options import JOURNAL, JournalOptions, PreferenceOptions
+from lemma.training.preference_options import JournalOptions, PreferenceOptions, journal_place
 from lemma.training.stage import Stage
 
 
@@ -76,10 +76,10 @@ def prepare(
     stage: Stage, options: PreferenceOptions, fmt: Format, tokenizer: Any, limit: int
 ) -> tuple[list[Example], list[Example]]:
     """Examples as token ids of at most `limit` tokens: what is learnt and what is held out."""
-    found = _short_prompts(_load(options, options.data, fmt, tokenizer, stage.seed), options.data)
+    found = _short_prompts(_load(stage, options, options.data, fmt, tokenizer), options.data)
     held_out: list[Example] = []
     if options.validation.data is not None:
-        held_out = _load(options, options.validation.data, fmt, tokenizer, stage.seed)
+        held_out = _load(stage, options, options.validation.data, fmt, tokenizer)
     elif options.validation.share:
         found, held_out = split_share(
             found, options.validation.share, stage.seed, stage.name, identity=lambda example: example.prompt.tobytes()
@@ -96,10 +96,10 @@ def digest(examples: Sequence[Example]) -> str:
     return whole.hexdigest()
 
 
-def _load(options: PreferenceOptions, data: DataOptions, fmt: Format, tokenizer: Any, seed: int) -> list[Example]:
-    paired = options.algorithm.paired
-    if data.source.startswith(JOURNAL) and not data.mix:
-        pairs = journal_pairs(Path(data.source.removeprefix(JOURNAL)).expanduser(), options.journal)
+def _load(stage: Stage, options: PreferenceOptions, data: DataOptions, fmt: Format, tokenizer: Any) -> list[Example]:
+    paired, seed, place = options.algorithm.paired, stage.seed, journal_place(data.source)
+    if place is not None and not data.mix:
+        pairs = journal_pairs(Path(place).expanduser() if place else stage.folder.path, options.journal)
     elif data.source == ARITHMETIC and not data.mix:
         pairs = [built_in(fmt, item, tokenizer) for item in load_demonstrations(data, seed)]
     elif paired:
@@ -179,8 +179,8 @@ def _journals(place: Path) -> list[Path]:
     """The files of a journal: one file, those in a folder, or those that the stages of a run wrote."""
     if place.is_file():
         return [place]
-    folder = place / "journal" if (place / "recipe.yaml").is_file() else place
-    found = sorted(folder.rglob("*.jsonl")) if folder.is_dir() else []
+    is_run = (place / "recipe.yaml").is_file()
+    found = sorted((place / "stages").glob("*/journal/*.jsonl") if is_run else place.rglob("*.jsonl"))
     if not found:
         raise UserError(
             f"there is no journal in {place}",

@@ -12,7 +12,14 @@ from lemma.config.shape import Choice
 from lemma.data.options import DataOptions, ValidationOptions
 from lemma.training.options import BudgetOptions, StageOptions
 
-JOURNAL = "journal:"
+JOURNAL = "journal"
+
+
+def journal_place(source: str) -> str | None:
+    """Where the journal is that a source names; empty for that of the run itself, None for any other source."""
+    if source == JOURNAL:
+        return ""
+    return source.removeprefix(f"{JOURNAL}:") if source.startswith(f"{JOURNAL}:") else None
 
 
 class ExampleBatchOptions(BudgetOptions):
@@ -39,7 +46,8 @@ class PreferenceOptions(StageOptions):
     algorithm: Annotated[PreferenceAlgorithm, Choice(PREFERENCE_ALGORITHMS, by="name")] = Field(default_factory=Dpo)
     """The algorithm: a name, or a mapping with name and options."""
     data: DataOptions = DataOptions()
-    """Where pairs or judged responses come from. `source: journal:runs/x` takes the graded samples of a run."""
+    """Where pairs or judged responses come from. `source: journal` makes them from the graded samples of the stages
+    before, `journal:runs/x` from those of another run; with `arithmetic`, right solutions stand against wrong ones."""
     journal: JournalOptions = JournalOptions()
     """How pairs are made from the samples of a journal."""
     validation: ValidationOptions = ValidationOptions()
@@ -66,6 +74,6 @@ class PreferenceOptions(StageOptions):
             raise ValueError(
                 "kto compares each response with those to other prompts of the step; write `examples: 2` or more"
             )
-        if any(part.source.startswith(JOURNAL) for part in self.data.mix):
+        if any(journal_place(part.source) is not None for part in self.data.mix):
             raise ValueError("a journal cannot be mixed with other sources; name it as data.source alone")
         return self

@@ -318,7 +318,7 @@ def sample(key: int, number: int, reward: float | None, ids: list[int], **more: 
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
-    path = tmp_path / "run" / "journal" / "rl" / "step-1.jsonl"
+    path = tmp_path / "earlier" / "stages" / "rl" / "journal" / "step-000001.jsonl"
     book = Journal(path)
     for one in (
         sample(0, 0, 0.5, [20, 1]),
@@ -334,12 +334,13 @@ def journal(tmp_path: Path) -> Path:
         book.append(one)
     book.finish()
     book.close()
-    (tmp_path / "run" / "recipe.yaml").write_text("")
+    (tmp_path / "earlier" / "recipe.yaml").write_text("")
+    (tmp_path / "earlier" / "metrics.jsonl").write_text('{"step": 1}\n')
     return path
 
 
 def test_best_against_worst_with_the_ids_that_were_sampled(journal: Path, tmp_path: Path) -> None:
-    for place in (journal, journal.parent, tmp_path / "run"):
+    for place in (journal, journal.parent, tmp_path / "earlier"):
         (pair,) = journal_pairs(place, JournalOptions())
         assert pair.prompt.tolist() == [3, 10, 5] and pair.signs == (1, -1) and pair.problem_id == "p0"
         assert [ids.tolist() for ids in pair.responses] == [[21, 22, 1], [23, 1]]
@@ -356,6 +357,7 @@ def test_a_journal_without_pairs_gets_one_sentence(journal: Path, tmp_path: Path
 
 
 def test_a_journal_is_a_source(world: World, journal: Path) -> None:
+    assert describe(world.recipe("dpo", {"data": {"source": "journal"}})).count("the samples in this run") == 1
     for algorithm, count in (("dpo", 1), ("kto", 2)):
         world.train(algorithm, {"data": {"source": f"journal:{journal}"}, "validation": {}}, f"on-{algorithm}")
         done = json.loads((world.run / "stages" / "prefer" / "done.json").read_text())
