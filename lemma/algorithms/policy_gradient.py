@@ -140,7 +140,7 @@ class PolicyGradient(Algorithm):
         )
 
     def observe(self, metrics: Mapping[str, float], memory: Memory) -> None:
-        if self.entropy_target is None:
+        if self.entropy_target is None or "entropy" not in metrics:
             return
         seen = metrics["entropy"]
         step = self.entropy_step if seen <= self.entropy_target else -self.entropy_step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from lemma.core.types import Group, Trajectory
 from lemma.engines.base import Engine, Sampling
 from lemma.rollouts.collect import Ask, collect
 from lemma.rollouts.journal import Journal
-from lemma.rollouts.judge import Judge
+from lemma.rollouts.judge import Judge, Pending
 from lemma.rollouts.problems import ProblemOrder, Task
 from lemma.rollouts.sample import Sample
 
@@ -36,6 +36,7 @@ class Rollouts:
     unscored: int = 0
     long_traces: int = 0
     from_journal: bool = False
+    grade_seconds: float = 0.0
 
 
 class Roller:
@@ -54,16 +55,18 @@ class Roller:
         further_rounds: int,
         seed: int,
         name: str,
+        data: str = "",
     ):
         self.engine, self.judge, self.sampling, self.algorithm, self.order = engine, judge, sampling, algorithm, order
         self.folder, self.problems, self.further_rounds = folder, problems, further_rounds
-        self.seed, self.name = seed, name
+        self.seed, self.name, self.data = seed, name, data
 
     def step(self, step: int) -> Rollouts:
         """Groups in the order of their draws; with further rounds, live ones only, at most as many as wanted."""
-        journal = Journal(self.folder / f"step-{step:06d}.jsonl")
+        journal = Journal(self.folder / f"step-{step:06d}.jsonl", self.data)
         if not journal.is_complete:
             journal.clear()
+        graded_before = self.judge.seconds
         found = Rollouts(wanted=self.problems, from_journal=journal.is_complete)
         missing = self.problems
         for round_ in range(1 + self.further_rounds):
@@ -80,6 +83,7 @@ class Roller:
         if not journal.is_complete:
             journal.finish()
         journal.close()
+        found.grade_seconds = self.judge.seconds - graded_before
         for unit, group in enumerate(found.groups):
             for trajectory in group.trajectories:
                 trajectory.unit = unit
@@ -92,14 +96,17 @@ class Roller:
 
     def _round(self, step: int, drawn: Sequence[tuple[int, Task]], journal: Journal, found: Rollouts) -> list[Group]:
         tasks = dict(drawn)
-        given: dict[int, list[Sample]] = {}
+        teachers: list[Sample] = []
         asks: list[Ask] = []
         for draw, task in drawn:
-            given[draw], requests = self._asks(step, draw, task, found)
-            asks += requests
+            whole, requests = self._asks(step, draw, task, found)
+            teachers, asks = teachers + whole, asks + requests
+        known = [journal.samples[one.order] for one in teachers if one.order in journal.samples]
+        fresh = [one for one in teachers if one.order not in journal.samples]
+        graded = [self.judge.begin(tasks[_draw(one)].problem, one) for one in fresh]
         sampled: dict[int, list[Sample]] = {draw: [] for draw in tasks}
-        for sample in [*self._teachers(given, journal, tasks), *self._sampled(asks, journal)]:
-            sampled[int(sample.key[2])].append(sample)
+        for sample in [*known, *self._sampled(asks, journal), *self._finished(graded, journal)]:
+            sampled[_draw(sample)].append(sample)
         found.drawn += len(drawn)
         return [self._group(tasks[draw], sorted(samples, key=_number), found) for draw, samples in sampled.items()]
 
@@ -130,18 +137,17 @@ class Roller:
             assert alone == list(range(alone[0], size)), "samples that a teacher begins come first"
         return whole, asks
 
-    def _teachers(self, given: dict[int, list[Sample]], journal: Journal, tasks: dict[int, Task]) -> Iterable[Sample]:
-        """A teacher's whole responses, graded like any other."""
-        for draw, samples in given.items():
-            fresh = [s for s in samples if s.order not in journal.samples]
-            yield from (journal.samples[s.order] for s in samples if s.order in journal.samples)
-            for sample in self.judge.finish([self.judge.begin(tasks[draw].problem, sample) for sample in fresh]):
-                journal.append(sample)
-                yield sample
+    def _finished(self, graded: Sequence[Pending], journal: Journal) -> list[Sample]:
+        """A teacher's whole responses, graded like any other while the policy spoke."""
+        samples = self.judge.finish(graded)
+        for sample in samples:
+            journal.append(sample)
+        return samples
 
     def _sampled(self, asks: Sequence[Ask], journal: Journal) -> list[Sample]:
         def sampling(ask: Ask) -> Sampling:
-            return replace(self.sampling, max_tokens=self.sampling.max_tokens - len(ask.prefix))
+            given, least = len(ask.prefix), self.sampling.min_tokens
+            return replace(self.sampling, max_tokens=self.sampling.max_tokens - given, min_tokens=max(0, least - given))
 
         return list(collect(self.engine, asks, sampling, self.judge, journal=journal))
 
@@ -155,7 +161,7 @@ class Roller:
         trajectory = sample.trajectory()
         assert trajectory.behaviour_T is not None
         trajectory.token_fields["behaviour"] = trajectory.behaviour_T
-        if self.sampling.cuts_support:
+        if self.sampling.cuts_support or self.sampling.min_tokens:
             trajectory.token_fields["kept"] = np.concatenate([np.zeros(len(sample.prompt)), sample.kept])
         off = np.zeros(len(trajectory))
         off[len(sample.prompt) : len(sample.prompt) + sample.given] = 1.0
@@ -165,6 +171,10 @@ class Roller:
 
 def _number(sample: Sample) -> int:
     return sample.sample
+
+
+def _draw(sample: Sample) -> int:
+    return int(sample.key[2])
 
 
 def _teacher_sample(key: tuple[str | int, ...], number: int, task: Task) -> Sample:

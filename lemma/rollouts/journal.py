@@ -17,17 +17,18 @@ class Journal:
     """One file of samples, appended as each is graded. A line is whole or not there.
 
     `is_complete` once `finish` was called: a step of training reads a complete journal and starts an
-    incomplete one again. An evaluation goes on with whatever is there.
+    incomplete one again. An evaluation goes on with whatever is there. `data` names what the samples are about; a
+    journal that was completed about something else counts as incomplete.
     """
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, data: str = ""):
+        self.path, self._data = path, data
         self.samples: dict[tuple[str, int], Sample] = {}
         self.is_complete = False
         if path.is_file():
             for row in _rows(path):
                 if END in row:
-                    self.is_complete = True
+                    self.is_complete = row.get("data", "") == data
                 else:
                     sample = Sample.from_row(row)
                     self.samples[sample.order] = sample
@@ -44,7 +45,7 @@ class Journal:
         self.samples, self.is_complete = {}, False
 
     def finish(self) -> None:
-        self._lines.append({END: True, "samples": len(self.samples)})
+        self._lines.append({END: True, "samples": len(self.samples), "data": self._data})
         self._lines.sync()
         self.is_complete = True
 

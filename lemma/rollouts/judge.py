@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,9 +44,15 @@ class Judge:
         self.fmt, self.rewards, self.tokenizer = fmt, list(rewards), tokenizer
         self.service, self.rules = service, rules
         self.needs_verdict = grade or any(reward.needs_verdict for reward in rewards)
+        self.seconds = 0.0
+        """Time that reading, waiting for verdicts and scoring took so far."""
 
     def begin(self, problem: Problem, sample: Sample) -> Pending:
         """Read the text and begin grading it; nothing is waited for."""
+        with self._timed():
+            return self._begin(problem, sample)
+
+    def _begin(self, problem: Problem, sample: Sample) -> Pending:
         sample.text = text_of(sample.ids, sample.finish, self.tokenizer)
         parsed = self.fmt.parse(sample.text)
         sample.reasoning, sample.answer, sample.faults = parsed.reasoning, parsed.answer, parsed.faults
@@ -58,13 +66,20 @@ class Judge:
 
     def finish(self, pending: Sequence[Pending]) -> list[Sample]:
         """Wait for the verdicts of these and score them together."""
-        scored = combine(self.rewards, [one.item for one in pending])
-        for one, score in zip(pending, scored, strict=True):
-            sample = one.sample
-            sample.rewards, sample.reward = dict(score.parts), score.total
-            if self.needs_verdict:
-                sample.verdict, sample.reason = one.item.verdict.kind, one.item.verdict.reason
+        with self._timed():
+            scored = combine(self.rewards, [one.item for one in pending])
+            for one, score in zip(pending, scored, strict=True):
+                sample = one.sample
+                sample.rewards, sample.reward = dict(score.parts), score.total
+                if self.needs_verdict:
+                    sample.verdict, sample.reason = one.item.verdict.kind, one.item.verdict.reason
         return [one.sample for one in pending]
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - begin
 
 
 def text_of(ids: np.ndarray, finish: str, tokenizer: Any) -> str:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from lemma.training.rl_options import ReinforcementOptions
 
 # Steps between two warnings of the same kind.
 PAUSE = 20
 PARTS = ("generate", "grade", "score", "update", "checkpoint", "evaluate")
+
+
+# Names of settings are written `like.this`, as the recipe has them under the stage.
 
 
 @dataclass
@@ -24,13 +28,18 @@ class Seen:
     def __call__(self, name: str, default: float = 0.0) -> float:
         return self.values.get(name, default)
 
+    def settings(self, *names: str) -> str:
+        """Those of these options of the algorithm that it has, in words; nothing where it has none."""
+        own = [f"`algorithm.{name}`" for name in names if name in type(self.options.algorithm).model_fields]
+        return " or ".join(own)
+
 
 def _truncation(seen: Seen) -> str | None:
     if seen("truncated") <= 0.9:
         return None
     return (
         f"{seen('truncated'):.0%} of the completions are cut off at {seen.max_tokens} tokens; raise "
-        "rollout.max_tokens, or put a supervised stage in front that teaches the model to end"
+        "`rollout.max_tokens`, or put a supervised stage in front that teaches the model to end"
     )
 
 
@@ -38,19 +47,24 @@ def _dead(seen: Seen) -> str | None:
     if seen("groups/live", 1.0) >= 0.1:
         return None
     if seen("groups/all_right") > 0.8:
-        return "nearly every group is right throughout: there is nothing left to learn; choose harder problems"
+        return (
+            "nearly every group is right throughout: there is nothing left to learn; choose harder problems in `data`"
+        )
     if seen("groups/none_right") > 0.8:
         return (
-            "nearly no group has a right completion, so rewards do not vary; choose easier problems, raise "
-            "algorithm.group_size, put a supervised stage in front, or use luffy with a teacher's traces"
+            "nearly no group has a right completion, so rewards do not vary; choose easier problems in `data`, raise "
+            "`algorithm.group_size`, put a supervised stage in front, or use luffy with a teacher's traces"
         )
-    return "the rewards of nearly all groups do not vary; raise algorithm.group_size or rollout.temperature"
+    return "the rewards of nearly all groups do not vary; raise `algorithm.group_size` or `rollout.temperature`"
 
 
 def _format(seen: Seen) -> str | None:
     if seen("format", 1.0) >= 0.02:
         return None
-    return "the format is almost never met; put a supervised stage in front that teaches it, or choose another one"
+    return (
+        "the format is almost never met; put a supervised stage in front that teaches it, choose another one, or pay "
+        "for it in `rewards`"
+    )
 
 
 def _missing(seen: Seen) -> str | None:
@@ -58,35 +72,44 @@ def _missing(seen: Seen) -> str | None:
         return None
     return (
         f"{seen('missing_groups'):.0f} of {seen.options.batch.problems} groups are missing after "
-        f"{seen('rounds'):.0f} rounds; raise replace_dead or choose problems of another difficulty"
+        f"{seen('rounds'):.0f} rounds; raise `replace_dead`, or choose problems of another difficulty in `data`"
     )
 
 
 def _entropy(seen: Seen) -> str | None:
-    if seen.first_entropy is None or seen("entropy") >= 0.1 * seen.first_entropy:
+    """Whoever is right everywhere has no choice left; otherwise samples that do not differ teach nothing."""
+    now = seen("entropy/sampled")
+    if seen.first_entropy is None or now >= 0.1 * seen.first_entropy or seen("groups/all_right") > 0.8:
         return None
+    raised = seen.settings("entropy", "clip_high")
     return (
-        f"the entropy fell from {seen.first_entropy:.2g} to {seen('entropy'):.2g}: samples hardly differ; lower "
-        "optim.lr, or raise algorithm.entropy or algorithm.clip_high"
+        f"the entropy fell from {seen.first_entropy:.2g} to {now:.2g}: samples hardly differ; lower `optim.lr`"
+        f"{f', or raise {raised}' if raised else ''}"
     )
 
 
 def _kl(seen: Seen) -> str | None:
-    if seen("kl") <= 1.0:
+    """The KL of a token; as a part of the reward it is known of whole samples."""
+    found = seen("kl", seen("kl_seen") / max(seen("length/mean"), 1.0))
+    if found <= 1.0:
         return None
-    return f"the policy is {seen('kl'):.2g} nats a token from the reference; lower optim.lr or raise algorithm.kl"
+    raised = seen.settings("kl", "reward_kl")
+    return f"the policy is {found:.2g} nats a token from the reference; lower `optim.lr` or raise {raised}"
 
 
 def _ratio(seen: Seen) -> str | None:
     if seen("ratio/max", 1.0) <= 100.0:
         return None
-    return f"the largest ratio is {seen('ratio/max'):.2g}; lower optim.lr, algorithm.epochs or algorithm.mini_batches"
+    return (
+        f"the largest ratio is {seen('ratio/max'):.2g}; lower `optim.lr`, `algorithm.epochs` or "
+        "`algorithm.mini_batches`"
+    )
 
 
 def _not_finite(seen: Seen) -> str | None:
     if not seen("updates") or seen("updated", 1.0):
         return None
-    return "the gradient is not finite and nothing was learnt; lower optim.lr"
+    return "the gradient is not finite and nothing was learnt; lower `optim.lr`"
 
 
 def _unscored(seen: Seen) -> str | None:
@@ -94,7 +117,16 @@ def _unscored(seen: Seen) -> str | None:
         return None
     return (
         f"{seen('unscored'):.0f} of {seen('samples'):.0f} completions have no reward: their verdict is unknown; "
-        "check the answers of the data with `lemma data show`"
+        "check the answers in `data` with lemma data show"
+    )
+
+
+def _long_traces(seen: Seen) -> str | None:
+    if seen("off_policy/long_traces") <= 0.5 * seen.options.batch.problems:
+        return None
+    return (
+        f"{seen('off_policy/long_traces'):.0f} of the teacher's traces are longer than {seen.max_tokens} tokens and "
+        "were left out; raise `rollout.max_tokens`"
     )
 
 
@@ -108,6 +140,7 @@ CHECKS: dict[str, Callable[[Seen], str | None]] = {
     "ratio": _ratio,
     "not finite": _not_finite,
     "unscored": _unscored,
+    "long traces": _long_traces,
 }
 
 
@@ -122,8 +155,9 @@ class Diagnosis:
 
     def look(self, step: int, values: Mapping[str, float], timings: Mapping[str, float]) -> str:
         """Warn of what is wrong; the name of what holds the step back."""
-        self._first_entropy = values.get("entropy") if self._first_entropy is None else self._first_entropy
-        seen = Seen(values, self.options, self.max_tokens, self._first_entropy if "entropy" in values else None)
+        if self._first_entropy is None:
+            self._first_entropy = values.get("entropy/sampled")
+        seen = Seen(values, self.options, self.max_tokens, self._first_entropy)
         for name, check in CHECKS.items():
             text = check(seen)
             if text is not None and step - self._last.get(name, -PAUSE) >= PAUSE:
@@ -131,12 +165,20 @@ class Diagnosis:
                 self._warn(f"step {step}: {text}")
         return bottleneck(values, timings)
 
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {}, {"last": dict(self._last), "first_entropy": self._first_entropy}
+
+    def load(self, tensors: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
+        self._last, self._first_entropy = dict(extra["last"]), extra["first_entropy"]
+
 
 def bottleneck(values: Mapping[str, float], timings: Mapping[str, float]) -> str:
-    """One word for what costs most: a part of the step's time, or tokens and groups that teach nothing."""
+    """A few words for what costs most: a part of the step's time, or samples that teach little or nothing."""
     if values.get("truncated", 0.0) > 0.5:
         return "truncation"
     if values.get("groups/live", 1.0) < 0.3:
         return "dead groups"
+    if max(values.get("clip/region", 0.0), values.get("clip/high", 0.0)) > 0.3:
+        return "stale ratio"
     spent = {part: timings.get(f"{part}_seconds", 0.0) for part in PARTS}
     return max(spent, key=lambda part: spent[part])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,12 @@ def prepare_tasks(stage: Stage, options: ReinforcementOptions, fmt: Format, poli
             f"stage {stage.name}: no prompt leaves {max_tokens} tokens of the model's context of {policy.context}",
             fix="lower rollout.max_tokens or data.prompt_length.max_tokens",
         )
+    if options.rollout.min_tokens > max_tokens:
+        raise UserError(
+            f"stage {stage.name}: rollout.min_tokens is {options.rollout.min_tokens}, but prompts leave room for "
+            f"{max_tokens} tokens",
+            fix="lower rollout.min_tokens",
+        )
     if len(kept) < len(tasks):
         stage.warn(f"{len(tasks) - len(kept)} of {len(tasks)} prompts are longer than {room} tokens and were left out")
     stage.data = _digest(kept, max_tokens)
@@ -45,11 +52,13 @@ def prepare_tasks(stage: Stage, options: ReinforcementOptions, fmt: Format, poli
 def _with_traces(stage: Stage, options: ReinforcementOptions, fmt: Format, tokenizer: Any) -> list[Task]:
     """Problems with the teacher's response where there is one; the response ends with the end-of-sequence token."""
     tasks: list[Task] = []
-    for item in load_rows(options.data, stage.seed):
+    items = load_rows(options.data, stage.seed)
+    for item in items:
         problem = item if isinstance(item, Problem) else item.problem
         if not problem.golds:
             continue
-        shown = item if isinstance(item, Demonstration) else None
+        # The trace continues the format's own prompt, whatever prompt its row was made with.
+        shown = replace(item, prompt=None) if isinstance(item, Demonstration) else None
         if shown is None and problem.traces:
             shown = Demonstration(problem, response=problem.traces[0])
         prompt = encode_prompt(fmt, problem, tokenizer)
@@ -63,6 +72,8 @@ def _with_traces(stage: Stage, options: ReinforcementOptions, fmt: Format, token
             f"stage {stage.name}: no problem of its data has a teacher's trace, which {options.algorithm.name} needs",
             fix="use data with a `target` or a solution, or another algorithm",
         )
+    if len(tasks) < len(items):
+        stage.warn(f"{len(items) - len(tasks)} of {len(items)} rows have no answer to grade against and were left out")
     return tasks
 
 

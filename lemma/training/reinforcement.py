@@ -18,6 +18,7 @@ import torch
 from lemma.algorithms import Algorithm, Memory
 from lemma.core.faults import fault_point
 from lemma.core.random import permutation
+from lemma.core.ranks import gather_over_ranks
 from lemma.core.types import Group, Trajectory
 from lemma.engines import make_engine
 from lemma.engines.base import Engine, Sampling
@@ -53,7 +54,8 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
     learner = make_learner(stage, options, policy, total)
     critic = make_critic(stage, options, total) if algorithm.needs_critic else None
     reference = Reference(stage, policy) if algorithm.needs_reference else None
-    for name, part in (("order", order), ("memory", memory), ("critic", critic)):
+    diagnosis = Diagnosis(options, max_tokens, stage.warn)
+    for name, part in (("order", order), ("memory", memory), ("critic", critic), ("diagnosis", diagnosis)):
         if part is not None:
             stage.keep(name, part)
     done = stage.resume(learner, total)
@@ -70,14 +72,16 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
         further_rounds=options.rounds,
         seed=stage.seed,
         name=stage.name,
+        data=stage.data,
     )
     benchmarks = StageBenchmarks(stage, options.eval, fmt, policy, engine=engine, rewards=options.rewards)
-    diagnosis, held_by = Diagnosis(options, max_tokens, stage.warn), "nothing yet"
+    by_verdict, held_by = any(reward.needs_verdict for reward in options.rewards), "nothing yet"
     try:
         benchmarks.begin(done, total)
         for step in range(done + 1, total + 1):
             with stage.clock.measure("generate"):
                 rollouts = roller.step(step)
+            stage.clock.move("generate", "grade", rollouts.grade_seconds)
             batch = learnable(rollouts, options)
             if algorithm.scores_first:
                 with stage.clock.measure("score"):
@@ -91,7 +95,11 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             with stage.clock.measure("update"):
                 reports = update(stage, step, algorithm, memory, learner, critic, batch, worth, max_tokens)
             engine.update_weights(step)
-            values = rollout_metrics(rollouts, batch, worth) | update_metrics(reports) | {"epoch": order.epoch}
+            values = (
+                rollout_metrics(rollouts, batch, by_verdict=by_verdict)
+                | update_metrics(reports)
+                | {"epoch": order.epoch}
+            )
             algorithm.observe(values, memory)
             check_engine(stage, policy, engine, reports)
             is_best = benchmarks.after(step, total)
@@ -262,7 +270,7 @@ def update(
             groups = [batch[i] for i in sorted(part.tolist())]
             trajectories = [t for group in groups if id(group) in computed for t in group.trajectories]
             trajectories = [t for t in trajectories if t.trained_tokens]
-            if not trajectories:
+            if not any(gather_over_ranks(bool(trajectories))):
                 learner.pass_over(1)
                 if critic is not None:
                     critic.pass_over(1)

@@ -11,21 +11,28 @@ from lemma.rewards import Scored, distributions
 from lemma.rollouts import Rollouts, Sample
 
 
-def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], worth: Sequence[Group]) -> dict[str, float]:
-    """Rewards, lengths and formats of what the policy sampled; shares of groups; a teacher's share apart."""
-    own = [sample for sample in rollouts.samples if sample.origin == "policy"]
+def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: bool) -> dict[str, float]:
+    """Rewards, lengths and formats of what the policy sampled; shares of groups; a teacher's share apart.
+
+    Shares are of all groups that were drawn, replaced ones included. A sample is right `by_verdict`, or, where no
+    reward asks for one, if its reward is above 0.
+    """
     taught = [sample for sample in rollouts.samples if sample.given]
-    groups = max(len(rollouts.groups), 1)
+    # Where a teacher begins every sample, what follows is the policy's own all the same.
+    own = [s for s in rollouts.samples if not s.given] or [s for s in rollouts.samples if s.origin == "policy"]
+    dead = rollouts.dead / max(rollouts.drawn, 1)
+    right = _right_by_group(own, by_verdict)
     values = distributions([Scored(sample.reward, sample.rewards) for sample in own])
     values |= _samples(own)
     values |= {
+        "entropy/sampled": _mean([-float(x) for sample in own for x in sample.logprobs[sample.given :]]),
         "samples": float(len(rollouts.samples)),
         "generated_tokens": float(sum(len(sample.ids) - sample.given for sample in rollouts.samples)),
         "unscored": float(rollouts.unscored),
-        "groups/live": len(worth) / groups,
-        "groups/dead": rollouts.dead / max(rollouts.drawn, 1),
-        "groups/all_right": _share(batch, all),
-        "groups/none_right": _share(batch, lambda right: not any(right)),
+        "groups/live": 1.0 - dead,
+        "groups/dead": dead,
+        "groups/all_right": _mean([all(group) for group in right]),
+        "groups/none_right": _mean([not any(group) for group in right]),
         "rounds": float(rollouts.rounds),
         "missing_groups": float(max(0, rollouts.wanted - len(rollouts.groups))),
     }
@@ -39,6 +46,7 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], worth: Sequence[
         values["off_policy/samples"] = float(len(taught))
         values["off_policy/reward"] = _mean([s.reward for s in taught if s.reward is not None])
         values["off_policy/prefix_share"] = _mean([s.given / len(s.ids) for s in taught])
+    if taught or rollouts.long_traces:
         values["off_policy/long_traces"] = float(rollouts.long_traces)
     return values
 
@@ -58,11 +66,13 @@ def _samples(samples: Sequence[Sample]) -> dict[str, float]:
     }
 
 
-def _share(groups: Sequence[Group], holds: object) -> float:
-    """Share of the groups in which this holds of which trajectories have the group's best reward."""
-    assert callable(holds)
-    tops = [[t.rewards["total"] > 0 for t in group.trajectories] for group in groups]
-    return _mean([bool(holds(top)) for top in tops])
+def _right_by_group(samples: Sequence[Sample], by_verdict: bool) -> list[list[bool]]:
+    """Of each draw, which samples are right; those without a reward do not count."""
+    groups: dict[tuple[str | int, ...], list[bool]] = {}
+    for sample in samples:
+        if sample.reward is not None:
+            groups.setdefault(sample.key[:3], []).append(sample.right if by_verdict else sample.reward > 0)
+    return list(groups.values())
 
 
 def _mean(values: Sequence[float | bool]) -> float:

@@ -81,6 +81,11 @@ class Clock:
         yield
         self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - begin
 
+    def move(self, source: str, target: str, seconds: float) -> None:
+        """Count this much of one part's time as another's."""
+        self.spent[source] = self.spent.get(source, 0.0) - seconds
+        self.spent[target] = self.spent.get(target, 0.0) + seconds
+
     def read(self) -> dict[str, float]:
         """Seconds of each part and of the whole since the last reading; starts again at zero."""
         now = time.perf_counter()
