@@ -268,7 +268,7 @@ RECIPES: dict[str, tuple[str, str]] = {
     ),
     "stage without a kind": (
         swap("  sft:", "  warm:"),
-        "recipe.yaml:7: 'stages.warm' does not say its kind; add `kind: supervised`",
+        "recipe.yaml:7: 'stages.warm' does not say its kind; add `kind:` and one of: preference, rl, supervised",
     ),
     "misspelt kind": (
         swap("steps: 10", "kind: supervized"),
