@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic_core import InitErrorDetails
 
 from lemma.config import Options
 from lemma.config.document import write
 from lemma.config.load import load
 from lemma.config.shape import Choice
+from lemma.core.errors import nearest
 from lemma.formats import FORMATS, Format
 from lemma.formats.r1_zero import R1Zero
 from lemma.models.options import ModelOptions
@@ -62,6 +64,20 @@ class Recipe(Options):
         if not stages:
             raise ValueError("a recipe needs at least one stage; write for example `stages: {sft: {steps: 100}}`")
         return {name: _stage.expand(stage, name) for name, stage in stages.items()}
+
+    @field_validator("stages")
+    @classmethod
+    def _start_from_earlier_stages(cls, stages: dict[str, StageOptions]) -> dict[str, StageOptions]:
+        names = list(stages)
+        for number, stage in enumerate(stages.values()):
+            wanted, earlier = stage.start_from, names[:number]
+            if wanted is not None and wanted not in earlier:
+                fix = nearest(wanted, earlier) if earlier else "remove start_from: this is the first stage"
+                wrong = ValueError(f"there is no earlier stage '{wanted}'; {fix}")
+                place = (names[number], "start_from")
+                error = InitErrorDetails(type="value_error", loc=place, input=wanted, ctx={"error": wrong})
+                raise ValidationError.from_exception_data("Recipe", [error])
+        return stages
 
     @model_validator(mode="after")
     def _samples_are_what_is_learnt(self) -> Recipe:

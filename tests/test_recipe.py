@@ -101,10 +101,38 @@ def test_what_changes_no_result_changes_no_digest(override: str, small: Path) ->
         "model.path=x",
         "stages.sft.optim.lr=0",
         "stages.second.data.arithmetic.seed=1",
+        "stages.second.start_from=sft",
     ],
 )
 def test_what_changes_results_changes_the_digest(override: str, small: Path) -> None:
     assert load_recipe(small, [override]).digest() != load_recipe(small).digest()
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("stages.second.start_from=sfft", "there is no earlier stage 'sfft'; did you mean 'sft'?"),
+        ("stages.second.start_from=second", "there is no earlier stage 'second'; write one of: sft"),
+        (
+            "stages.sft.start_from=second",
+            "there is no earlier stage 'second'; remove start_from: this is the first stage",
+        ),
+    ],
+)
+def test_a_stage_starts_from_an_earlier_one_only(override: str, sentence: str, small: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        load_recipe(small, [override])
+    key = override.partition("=")[0]
+    assert str(caught.value) == f"--set {override}: {key}: {sentence}"
+
+
+def test_the_line_of_a_wrong_start_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text("stages:\n  sft: {}\n  grpo:\n    steps: 3\n    start_from: stf\n", encoding="utf-8")
+    with pytest.raises(
+        UserError, match=r"r\.yaml:5: stages\.grpo\.start_from: there is no earlier stage 'stf'; did you"
+    ):
+        load_recipe(path)
 
 
 def test_a_digest_is_the_same_in_every_process(small: Path) -> None:

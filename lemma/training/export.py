@@ -14,6 +14,7 @@ from lemma.models.load import build_policy
 from lemma.training.checkpoint import BrokenCheckpoint, Checkpoint, CheckpointStore
 from lemma.training.folder import RunFolder
 from lemma.training.optimiser import Optimiser
+from lemma.training.options import stage_before
 from lemma.training.run import RecipeLike
 
 Kind = Literal["merged", "adapter"]
@@ -70,9 +71,8 @@ def _load(store: CheckpointStore, stage: str, which: str) -> Checkpoint:
 
 
 def _write(recipe: RecipeLike, folder: RunFolder, name: str, saved: Checkpoint, kind: Kind, target: Path) -> None:
-    names = list(recipe.stages)
-    before = names[: names.index(name)]
-    start_from = folder.final_model(before[-1]) if before else None
+    before = stage_before(recipe.stages, name)
+    start_from = folder.final_model(before) if before else None
     policy = build_policy(recipe.model, torch.device("cpu"), recipe.run.seed, start_from)
     recipe.format.install(policy.tokenizer)
     optimiser = Optimiser(policy.parameters(), recipe.stages[name].optim)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -89,6 +90,9 @@ class StageOptions(Options):
 
     kind: str
     """supervised."""
+    start_from: str | None = None
+    """Name of an earlier stage whose final model this one starts from. Default: the stage before, or the recipe's model
+    for the first one."""
     optim: OptimOptions = OptimOptions()
     """The optimiser."""
     batch: BudgetOptions = BudgetOptions()
@@ -99,6 +103,13 @@ class StageOptions(Options):
     """Benchmarks before, during and after the stage."""
     log_every: int = Field(1, ge=1)
     """Steps between rows of metrics."""
+
+
+def stage_before(stages: Mapping[str, StageOptions], name: str) -> str | None:
+    """The stage whose model stage `name` starts from; None where that is the recipe's model."""
+    names = list(stages)
+    earlier = names[: names.index(name)]
+    return stages[name].start_from or (earlier[-1] if earlier else None)
 
 
 class SupervisedOptions(StageOptions):

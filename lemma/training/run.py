@@ -1,4 +1,4 @@
-"""A run: its stages in order, each starting from the model of the one before, resumed where they were left."""
+"""A run: its stages in order, each starting from the model of an earlier one, resumed where they were left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lemma.formats import Format
 from lemma.models.load import TINY, pick_device, resolve
 from lemma.models.options import ModelOptions
 from lemma.training.folder import RunFolder
-from lemma.training.options import RunOptions, StageOptions, SupervisedOptions
+from lemma.training.options import RunOptions, StageOptions, SupervisedOptions, stage_before
 from lemma.training.preference import run_preference
 from lemma.training.preference_options import PreferenceOptions
 from lemma.training.reinforcement import run_reinforcement
@@ -74,13 +74,13 @@ def stages_to_skip(recipe: RecipeLike, skip: Sequence[str], only: Sequence[str])
 def _run_stages(
     recipe: RecipeLike, skipped: set[str], folder: RunFolder, device: torch.device, sink: Sink, stop: StopSignal
 ) -> int:
-    before: Path | None = None
-    runs_later = list(recipe.stages)
-    for number, (name, options) in enumerate(recipe.stages.items()):
-        if name in skipped:
-            wanted = any(later not in skipped for later in runs_later[number + 1 :])
-            before = _model_of_skipped(folder, name) if wanted else None
-            continue
+    wanted = [name for name in recipe.stages if name not in skipped]
+    for name in wanted:
+        before = stage_before(recipe.stages, name)
+        if before in skipped and not folder.is_done(name):
+            _check_skipped(folder, before)
+    for number, name in enumerate(wanted):
+        options, before = recipe.stages[name], stage_before(recipe.stages, name)
         if folder.is_done(name):
             sink(Said(f"{name}: done already"))
         else:
@@ -93,7 +93,7 @@ def _run_stages(
                 stop,
                 seed=recipe.run.seed,
                 device=device,
-                start_from=before,
+                start_from=folder.final_model(before) if before else None,
                 recipe=recipe.model_dump(mode="json"),
             )
             try:
@@ -104,12 +104,11 @@ def _run_stages(
             finally:
                 stage.store.settle()
             _hand_memory_back(device)
-            if stop.asked and any(later not in skipped for later in runs_later[number + 1 :]):
+            if stop.asked and wanted[number + 1 :]:
                 sink(Said(f"{name}: done; stopped before the next stage; the same command goes on from here"))
                 return 0
-        before = folder.final_model(name)
-    if before is not None:
-        sink(Said(f"the model is in {before}"))
+    if wanted:
+        sink(Said(f"the model is in {folder.final_model(wanted[-1])}"))
     return 0
 
 
@@ -123,14 +122,12 @@ def _run_one(stage: Stage, options: StageOptions, fmt: Format) -> None:
         run_supervised(stage, options, fmt)
 
 
-def _model_of_skipped(folder: RunFolder, name: str) -> Path:
-    model = folder.final_model(name)
-    if model is None:
+def _check_skipped(folder: RunFolder, name: str) -> None:
+    if folder.final_model(name) is None:
         raise UserError(
             f"stage {name} is skipped, but {folder.stage(name) / 'final'} holds no model to go on from",
             fix="run that stage first",
         )
-    return model
 
 
 def _determinism(run: RunOptions, device: torch.device, sink: Sink) -> None:

@@ -366,6 +366,29 @@ def test_a_stage_starts_from_the_model_of_the_one_before(world: World) -> None:
     assert 0 < (first - second).abs().max().item() < 2 * 1e-3 + 1e-6, "two steps of 1e-3 from the first model"
 
 
+def test_a_stage_starts_from_the_stage_that_it_names(world: World, tmp_path: Path) -> None:
+    """The same weights as without the stage between them; a stage that nobody starts from may be skipped unrun."""
+    other = World(tmp_path / "other")
+    other.folder.mkdir()
+    assert other.train(other.recipe(stages=TWO)) == 0
+    three = {"first": TWO["first"], "middle": {"steps": 1}, "second": TWO["second"] | {"start_from": "first"}}
+    recipe = world.recipe(stages=three)
+    assert world.train(recipe, skip=["middle"]) == 0
+    assert world.weights("second") == other.weights("second")
+    assert world.said()[-1] == f"the model is in {world.final('second')}"
+    assert world.train(recipe) == 0
+    assert world.weights("middle") != world.weights("first")
+    assert world.train(recipe, fresh=True) == 0
+    assert world.weights("second") == other.weights("second")
+
+
+def test_a_skipped_stage_without_a_model_is_noticed_before_anything_is_trained(world: World) -> None:
+    three = TWO | {"third": {"steps": 1}}
+    with pytest.raises(UserError, match=r"stage second is skipped, but .* holds no model to go on from"):
+        world.train(world.recipe(stages=three), skip=["second"])
+    assert not world.final("first").exists()
+
+
 def test_adapters_in_two_stages(world: World) -> None:
     assert world.train(world.recipe(stages=TWO, lora={"r": 2})) == 0
     settings = json.loads((world.final("second") / "adapter" / "adapter_config.json").read_text())
