@@ -1,0 +1,100 @@
+"""The pages about algorithms: all of them, all of their options, links that lead somewhere, an example that works."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lemma.algorithms import ALGORITHMS
+from lemma.algorithms.base import Algorithm, Memory
+from lemma.algorithms.policy_gradient import PolicyGradient
+from lemma.config import Options
+from lemma.config.shape import annotation_of, classes_below
+from lemma.training.rl_options import ReinforcementOptions, RolloutOptions
+from tests.algorithms.made import group, response, trajectory
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+INDEX = DOCS / "algorithms" / "README.md"
+PAGES = [*(DOCS / "algorithms").glob("*.md"), DOCS / "reinforcement.md", DOCS / "luffy.md"]
+HOW_TO = DOCS / "how-to" / "add-an-algorithm.md"
+
+
+def page_of(name: str) -> Path:
+    """The page that the index links from the row of this algorithm."""
+    found = re.search(rf"^\| \[`{name}`\]\(([^)]+)\)", INDEX.read_text(encoding="utf-8"), re.MULTILINE)
+    assert found, f"docs/algorithms/README.md has no row for {name}"
+    return (INDEX.parent / found[1]).resolve()
+
+
+def options_of(kind: type[Options], prefix: str = "") -> list[str]:
+    """Names of all options, those of sections as `section.option`; a section that may be absent is one option."""
+    names = []
+    for name, info in kind.model_fields.items():
+        inner = [cls for _, cls in classes_below(annotation_of(info))]
+        if inner and info.default is not None:
+            names += options_of(inner[0], f"{prefix}{name}.")
+        elif name != "name":
+            names.append(f"{prefix}{name}")
+    return names
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_has_a_page_that_names_its_options(name: str) -> None:
+    text = page_of(name).read_text(encoding="utf-8")
+    assert text.startswith(f"# {name}") or f", {name}\n" in text or name == "luffy"
+    shared = set(options_of(Algorithm))
+    if issubclass(ALGORITHMS[name], PolicyGradient):
+        text += INDEX.read_text(encoding="utf-8")
+    words = set(re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)))
+    unnamed = [option for option in options_of(ALGORITHMS[name]) if option not in shared and not _named(option, words)]
+    assert not unnamed
+
+
+def _named(option: str, words: set[str]) -> bool:
+    """`off_policy.gamma`, or, in a row that lists several, `.gamma`; what on_policy has is told of off_policy."""
+    section, _, last = option.rpartition(".")
+    twin = option.replace("on_policy.", "off_policy.")
+    return option in words or twin in words or (bool(section) and f".{last}" in words)
+
+
+def test_the_stage_page_names_the_options_of_the_stage() -> None:
+    text = (DOCS / "reinforcement.md").read_text(encoding="utf-8")
+    own = set(ReinforcementOptions.model_fields) - {"start_from", "log_every"}
+    for name in [*own, *RolloutOptions.model_fields]:
+        assert name.replace("_", " ") in text or name in text, name
+
+
+@pytest.mark.parametrize("path", [*PAGES, HOW_TO], ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
+        assert (path.parent / target).is_file(), target
+
+
+@pytest.mark.parametrize("path", [*PAGES, HOW_TO], ids=lambda path: path.name)
+def test_named_recipes_and_files_exist(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for place in re.findall(r"`((?:lemma|tests|recipes|docs)/[\w./-]+\.(?:py|yaml|md))`", text):
+        assert (DOCS.parent / place).is_file() or place == "docs/algorithms/ranked.md", place
+
+
+def test_the_example_of_the_how_to_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = re.search(r"```python\n(.*?)```", HOW_TO.read_text(encoding="utf-8"), re.DOTALL)
+    assert code
+    (tmp_path / "ranked_of_the_how_to.py").write_text(code[1], encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    ranked = importlib.import_module("ranked_of_the_how_to").Ranked(spread=2.0)
+    best, middle, worst, dead = (
+        trajectory(9.0),
+        trajectory(1.0),
+        trajectory(0.0),
+        group(trajectory(1.0), trajectory(1.0)),
+    )
+    ranked.assign([group(best, middle, worst), dead], Memory())
+    assert [response(item, "advantage")[0] for item in (best, middle, worst)] == [2.0, 0.0, -2.0]
+    assert ranked.is_live(group(best, worst)) and not ranked.is_live(dead)
+    assert all(np.all(item.token_fields["advantage"] == 0) for item in dead.trajectories)
+    assert ranked.objective(16, Memory()).normalise == "sequence"
