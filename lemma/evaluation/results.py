@@ -16,7 +16,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,9 @@ class Row:
             tokens=self.tokens,
             reward=self.reward,
         )
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,8 @@ def make_report(
 def write_report(folder: Path, report: Report) -> None:
     """All files but settings and timings; results.json comes last, and says that the evaluation is complete."""
     rows = [row for own in report.rows.values() for row in own]
-    write_whole(folder / "samples.jsonl", "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows))
+    lines = [json.dumps({name: getattr(row, name) for name in COLUMNS}, ensure_ascii=False) + "\n" for row in rows]
+    write_whole(folder / "samples.jsonl", "".join(lines))
     write_whole(folder / "questions.csv", _questions_csv(rows))
     write_whole(folder / "results.csv", _results_csv(report))
     write_whole(folder / "results.md", as_markdown(report))

@@ -27,6 +27,7 @@ from lemma.engines.base import Engine, Sampling
 from lemma.engines.text import ends_of
 from lemma.evaluation.benchmarks import Benchmark, Loaded, find_benchmark, load_benchmark
 from lemma.evaluation.metrics import Ties
+from lemma.evaluation.relay import read_beside
 from lemma.evaluation.rescore import OURS, check_graders, grader_version, regrade
 from lemma.evaluation.results import (
     VERSION,
@@ -305,20 +306,20 @@ def _generate(engine: Engine, asked: Sequence[_Asked], judge: _Judge, folder: Pa
         room = context - len(ask.prompt)
         return own if own.max_tokens <= room else Sampling(**{**_fields(own), "max_tokens": room})
 
-    right = done = 0
-    last = float("-inf")
-    try:
-        for sample in collect(engine, fitting, sampling, judge, journal=journal):
+    def read(relay: Engine) -> None:
+        right, last = 0, float("-inf")
+        for done, sample in enumerate(collect(relay, fitting, sampling, judge, journal=journal), start=1):
             found.setdefault((str(sample.key[2]), int(sample.key[3])), []).append(sample)
-            done, right = done + 1, right + sample.right
-            if time.monotonic() - last >= SECONDS_BETWEEN_EVENTS:
+            right += sample.right
+            if time.monotonic() - last >= SECONDS_BETWEEN_EVENTS or done == total:
                 last = time.monotonic()
                 sink(Progressed("evaluation", done, total, f"{right / done:.1%} right"))
+
+    try:
+        read_beside(engine, read)
     finally:
         journal.close()
-    rows = {one.name: _rows(one, found, sink) for one in asked}
-    sink(Progressed("evaluation", total, total, f"{right / max(done, 1):.1%} right"))
-    return rows
+    return {one.name: _rows(one, found, sink) for one in asked}
 
 
 def _fields(sampling: Sampling) -> dict[str, Any]:

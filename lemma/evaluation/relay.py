@@ -1,0 +1,100 @@
+"""Reading and grading completions in a thread of their own, while the engine works in the caller's.
+
+The engine spends its time waiting for the device, which leaves the interpreter to the other thread. Only one thread
+uses the engine at a time: the reader hands in all requests before the caller starts to generate.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from lemma.engines.base import Completion, Engine, Key, Request
+
+# How long the reader may keep the interpreter from the engine's thread, in seconds.
+SWITCH_INTERVAL = 0.0005
+
+
+class _Abandoned(Exception):
+    """The engine's thread has gone: there are no more completions to read."""
+
+
+class _Relay:
+    """The engine as the reader sees it: `completions` gives what the caller's thread passes on."""
+
+    def __init__(self, engine: Engine):
+        self.name, self._engine = engine.name, engine
+        self.ready = threading.Event()
+        self.passed: queue.SimpleQueue[Completion | BaseException | None] = queue.SimpleQueue()
+
+    def submit(self, request: Request) -> None:
+        assert not self.ready.is_set(), "all requests are handed in before the first completion is read"
+        self._engine.submit(request)
+
+    def completions(self) -> Iterator[Completion]:
+        self.ready.set()
+        while (item := self.passed.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def cancel(self, key: Key) -> None:
+        raise AssertionError("an evaluation cancels nothing")
+
+    def update_weights(self, version: int) -> None:
+        raise AssertionError("the weights stay as they are during an evaluation")
+
+    def invalidate(self) -> None:
+        raise AssertionError("the weights stay as they are during an evaluation")
+
+    def close(self) -> None:
+        raise AssertionError("the engine belongs to the caller")
+
+
+def read_beside(engine: Engine, reader: Callable[[Engine], None]) -> None:
+    """Call `reader` with an engine in a thread of its own, and generate here what it asks for; returns when both are
+    done. What either raises is raised here."""
+    relay = _Relay(engine)
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            reader(relay)
+        except _Abandoned:
+            pass
+        except BaseException as error:  # noqa: BLE001  (raised again in the caller's thread)
+            failed.append(error)
+        finally:
+            relay.ready.set()
+
+    thread = threading.Thread(target=work, name="reading", daemon=True)
+    with _switching_often():
+        thread.start()
+        try:
+            relay.ready.wait()
+            if not failed:
+                for completion in engine.completions():
+                    relay.passed.put(completion)
+                    if failed:
+                        break
+            relay.passed.put(None)
+        except BaseException:
+            relay.passed.put(_Abandoned())
+            raise
+        finally:
+            thread.join()
+    if failed:
+        raise failed[0]
+
+
+@contextmanager
+def _switching_often() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
