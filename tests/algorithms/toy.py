@@ -29,12 +29,18 @@ MODEL = {
     "override": {"tie_word_embeddings": False},
 }
 REWARD = f"{__file__}:said"
+PARITY = f"{__file__}:parity"
 QUESTIONS = {f"{name} has {thing} ?": word for name, word in zip(NAMES, ANSWERS, strict=False) for thing in THINGS[:4]}
 
 
 def said(item: RewardInput) -> float:
     """1 where the right word is all that was said."""
     return float(item.completion.split() == [item.problem.gold])
+
+
+def parity(item: RewardInput) -> float:
+    """A reward that random tokens earn half of the time."""
+    return float(sum(item.ids) % 2)
 
 
 def write_rows(path: Path, *, demonstrations: bool = False) -> Path:
