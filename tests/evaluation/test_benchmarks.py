@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Problem
+from lemma.data.options import SourceOptions
 from lemma.evaluation.benchmarks import ASK_FOR_LETTER, BENCHMARKS, Benchmark, find_benchmark, load_benchmark, shown
 from lemma.formats import FORMATS
 from lemma.grading import GradingService
@@ -163,3 +165,15 @@ def test_a_folder_without_the_file_is_named(tmp_path: Path) -> None:
         load_benchmark(BENCHMARKS["amc"], data_dir=tmp_path)
     with pytest.raises(UserError, match="does not exist"):
         load_benchmark(Benchmark(name="x", source="x"), data_dir=tmp_path / "absent")
+
+
+def test_the_pages_name_every_benchmark_and_key() -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    page, how_to = (docs / "evaluation.md").read_text(), (docs / "how-to" / "add-a-benchmark.md").read_text()
+    for name, benchmark in BENCHMARKS.items():
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+        assert f"| {benchmark.samples} |" in row and all(file in row for file in benchmark.files), name
+    own = set(Benchmark.model_fields) - set(SourceOptions.model_fields)
+    assert all(f"`{key}`" in how_to for key in own)
+    entry = re.findall(r"```yaml\n(.*?)```", how_to, re.DOTALL)[0]
+    assert Benchmark.model_validate(yaml.safe_load(entry)).metric == "maj"

@@ -1,0 +1,96 @@
+"""Reading beside the engine: nothing is lost, and trouble on either side ends both."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from lemma.engines.base import Completion, Engine, Key, Request, Sampling
+from lemma.evaluation.relay import read_beside
+
+PROMPT = np.array([1, 2])
+
+
+class Counting:
+    """An engine that answers at once, remembers which threads used it, and may fail after some answers."""
+
+    name = "counting"
+
+    def __init__(self, fail_after: int = 1000):
+        self.asked: list[Request] = []
+        self.threads: list[int] = []
+        self.fail_after = fail_after
+
+    def submit(self, request: Request) -> None:
+        self.threads.append(threading.get_ident())
+        self.asked.append(request)
+
+    def completions(self) -> Iterator[Completion]:
+        nothing = np.zeros(0)
+        for number, request in enumerate(self.asked):
+            if number == self.fail_after:
+                raise OSError("the device is gone")
+            self.threads.append(threading.get_ident())
+            yield Completion(request.key, 0, nothing, nothing, nothing, "stop", 0)
+
+    def cancel(self, key: Key) -> None: ...
+    def update_weights(self, version: int) -> None: ...
+    def invalidate(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def submit(engine: Engine, count: int) -> None:
+    for number in range(count):
+        engine.submit(Request((number,), PROMPT, Sampling(1)))
+
+
+def test_the_engine_works_here_and_the_reader_elsewhere() -> None:
+    engine, read, readers = Counting(), [], set()
+
+    def reader(relay: Engine) -> None:
+        submit(relay, 50)
+        for completion in relay.completions():
+            read.append(completion.key)
+            readers.add(threading.get_ident())
+
+    read_beside(engine, reader)
+    assert read == [(number,) for number in range(50)]
+    assert set(engine.threads[50:]) == {threading.get_ident()} and readers == set(engine.threads[:50])
+    assert readers.isdisjoint(engine.threads[50:])
+
+
+def test_what_the_engine_gave_is_read_before_its_trouble_is_told() -> None:
+    engine, read = Counting(fail_after=7), []
+
+    def reader(relay: Engine) -> None:
+        submit(relay, 20)
+        read.extend(completion.key for completion in relay.completions())
+
+    def steady(relay: Engine) -> None:
+        submit(relay, 20)
+        for completion in relay.completions():
+            read.append(completion.key)
+
+    with pytest.raises(OSError, match="the device is gone"):
+        read_beside(engine, steady)
+    assert len(read) == 7
+    with pytest.raises(OSError, match="the device is gone"):
+        read_beside(Counting(fail_after=0), reader)
+
+
+def test_trouble_of_the_reader_is_told_here() -> None:
+    def before(relay: Engine) -> None:
+        raise ValueError("no request")
+
+    def between(relay: Engine) -> None:
+        submit(relay, 100_000)
+        for _ in relay.completions():
+            raise ValueError("the disk is full")
+
+    with pytest.raises(ValueError, match="no request"):
+        read_beside(Counting(), before)
+    with pytest.raises(ValueError, match="the disk is full"):
+        read_beside(Counting(fail_after=200_000), between)
