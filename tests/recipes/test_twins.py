@@ -82,7 +82,10 @@ def test_a_twin_trains(name: str, tmp_path: Path) -> None:
     stage, options = rl(both(name)[1])
     if name == "openmath_sft_dapo_grpo":
         run_sft_first(name, tmp_path)
-    rows = [row for row in run(name, tmp_path) if row["stage"] == stage]
+    measured = [row for row in run(name, tmp_path) if row["stage"] == stage]
+    rows = [row for row in measured if row["axis"] == "train"]
+    evaluated = [row["step"] for row in measured if row["axis"] == "eval"]
+    assert evaluated == ([0, options.steps] if options.eval.benchmarks else [])
     assert (tmp_path / "stages" / stage / "done.json").is_file()
     assert [row["step"] for row in rows] == list(range(1, (options.steps or 0) + 1))
     learnt = [row for row in rows if row["updates"]]
