@@ -131,7 +131,19 @@ def _stage(stage: StageOptions) -> list[str]:
         _row("batch", f"{batch}at most {stage.batch.token_budget} tokens at a time"),
         _row("optimiser", f"{optim.name}, lr {optim.lr:g} {optim.schedule}, {warmup}"),
         _row("checkpoints", _every(stage.checkpoint.every) + f", the newest {stage.checkpoint.keep} kept"),
+        *_evaluation(stage),
     ]
+
+
+def _evaluation(stage: StageOptions) -> list[str]:
+    from lemma.evaluation.benchmarks import find_benchmark
+
+    asked = stage.eval
+    if not asked.benchmarks:
+        return []
+    names = ", ".join(find_benchmark(one).name for one in asked.benchmarks)
+    start = "at the start, " if asked.at_start else ""
+    return [_row("evaluation", f"{names}; {start}{_every(asked.every)}; best by {asked.metric}")]
 
 
 def _supervised(stage: SupervisedOptions) -> list[str]:

@@ -23,6 +23,7 @@ from lemma.core.events import Progressed, Said, Sink, silent
 from lemma.core.faults import fault_point
 from lemma.core.files import write_whole
 from lemma.core.types import Problem, content_id
+from lemma.core.version import lemma_version
 from lemma.engines.base import Engine, Sampling
 from lemma.engines.text import ends_of
 from lemma.evaluation.benchmarks import Benchmark, Loaded, find_benchmark, load_benchmark
@@ -229,9 +230,11 @@ def _identity(
 
 
 def _engine_version(name: str) -> str:
-    if name == "transformers":
-        return version("transformers")
-    return version("vllm") if name.startswith("vllm") else f"{version('lemma-reasoning')}, torch {version('torch')}"
+    if name == "vllm":
+        from lemma.engines.vllm.versions import installed
+
+        return installed() or "of another machine"
+    return version("transformers") if name == "transformers" else f"{lemma_version()}, torch {version('torch')}"
 
 
 def _weights(model: str) -> str | None:
@@ -316,7 +319,11 @@ def _generate(engine: Engine, asked: Sequence[_Asked], judge: _Judge, folder: Pa
                 sink(Progressed("evaluation", done, total, f"{right / done:.1%} right"))
 
     try:
-        read_beside(engine, read)
+        # A reward that computes on the device must not do so while the engine captures its graphs.
+        if any(reward.name in ("reward_model", "custom") for reward in judge.rewards):
+            read(engine)
+        else:
+            read_beside(engine, read)
     finally:
         journal.close()
     return {one.name: _rows(one, found, sink) for one in asked}
