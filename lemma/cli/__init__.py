@@ -98,7 +98,7 @@ def _unknown(command: str) -> UserError:
 
 
 def _print_version() -> int:
-    from importlib.metadata import version
+    from lemma.core.version import lemma_version
 
-    print(f"lemma {version('lemma-reasoning')}")
+    print(f"lemma {lemma_version()}")
     return 0

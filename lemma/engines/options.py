@@ -28,8 +28,9 @@ class NativeOptions(EngineOptions):
     """Size of the cache in tokens, in place of `cache_gib`."""
     sequences: int = Field(1024, ge=1, le=1024)
     """Most sequences that run side by side."""
-    prefill_tokens: int = Field(8192, ge=1)
-    """Most tokens of prompts that are computed at once; longer prompts are computed in pieces."""
+    prefill_tokens: int | None = Field(None, ge=1)
+    """Most tokens of prompts that are computed at once; longer prompts are computed in pieces. Default: at most 16384,
+    fewer for wide models, so that they need less than 0.8 GiB beside the cache."""
     share_prefixes: bool = True
     """Use what is cached of the beginning of a prompt again, as in the next turn of a conversation."""
     graphs: bool = True

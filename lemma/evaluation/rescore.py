@@ -26,14 +26,14 @@ Told = Callable[[int, int], None]
 def grader_version() -> str:
     """The version of Lemma and a digest of its grading code, which changes whenever a verdict could."""
     import hashlib
-    from importlib.metadata import version
 
     import lemma.grading
+    from lemma.core.version import lemma_version
 
     whole = hashlib.blake2b(digest_size=4)
     for path in sorted(Path(lemma.grading.__file__).parent.rglob("*.py")):
         whole.update(path.read_bytes())
-    return f"{version('lemma-reasoning')}+{whole.hexdigest()}"
+    return f"{lemma_version()}+{whole.hexdigest()}"
 
 
 def check_graders(names: str) -> list[str]:

@@ -24,6 +24,9 @@ CPU_BLOCK = 16
 # Share of the free GPU memory that the cache takes where no size is given.
 CACHE_SHARE = 0.5
 CPU_CACHE_TOKENS = 65536
+# Tokens of prompts that are computed at once, and the bytes that they may need beside the cache.
+LEAST_PREFILL, MOST_PREFILL = 2048, 16384
+PREFILL_BYTES = 3 * 2**28
 # On a CPU looking at the tokens costs little, and steps after the end of a sequence cost much.
 CPU_BURST = 4
 # A burst is launched before the last one is read while at most one row in so many ends unforeseen: such a row is
@@ -43,7 +46,7 @@ class NativeEngine:
         *,
         cache_tokens: int | None = None,
         max_sequences: int | None = None,
-        prefill_tokens: int = 8192,
+        prefill_tokens: int | None = None,
         share_prefixes: bool = True,
         use_graphs: bool | None = None,
         burst: int | None = None,
@@ -61,7 +64,7 @@ class NativeEngine:
         self.cache_tokens = cache_tokens or self._default_tokens(rows)
         self.cache = self._make_cache()
         self.pool = BlockPool(self.cache.shape[1] // self._block - 1, self._block)
-        self.scheduler = Scheduler(self.pool, rows, prefill_tokens, share_prefixes)
+        self.scheduler = Scheduler(self.pool, rows, prefill_tokens or default_prefill(policy), share_prefixes)
         graphs = on_gpu if use_graphs is None else use_graphs
         self.runner = Runner(policy, self.cache, rows, policy.context, graphs, self._fused)
         self._tables: dict[tuple[str, ...], StopTable] = {}
@@ -342,6 +345,13 @@ def bytes_per_token(policy: Policy) -> int:
     """What the cache needs for each token it holds."""
     layers, heads, dim = _layout(policy)
     return 2 * layers * heads * dim * policy.head.weight.element_size()
+
+
+def default_prefill(policy: Policy) -> int:
+    """Tokens of prompts in one pass: enough to keep a GPU busy, few enough that a block's widest tensors stay small."""
+    config = policy.causal.config.get_text_config()
+    widest = (3 * config.intermediate_size + 6 * config.hidden_size) * policy.head.weight.element_size()
+    return max(LEAST_PREFILL, min(MOST_PREFILL, PREFILL_BYTES // widest))
 
 
 def _layout(policy: Policy) -> tuple[int, int, int]:
