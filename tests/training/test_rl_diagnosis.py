@@ -1,0 +1,183 @@
+"""What a reinforcement run says about itself: its numbers, its warnings and what holds it back."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import BaseModel
+
+from lemma.algorithms import ALGORITHMS
+from lemma.core.types import Group
+from lemma.rollouts import Rollouts, Sample
+from lemma.training.diagnosis import CHECKS, PARTS, PAUSE, Diagnosis, Seen, bottleneck
+from lemma.training.rl_metrics import rollout_metrics
+from lemma.training.rl_options import ReinforcementOptions
+from tests.algorithms.made import group, trajectory
+
+# A step with nothing to complain about.
+FINE = {
+    "truncated": 0.1,
+    "format": 0.9,
+    "groups/live": 0.7,
+    "groups/all_right": 0.2,
+    "groups/none_right": 0.1,
+    "entropy/sampled": 1.0,
+    "kl": 0.1,
+    "length/mean": 20.0,
+    "ratio/max": 1.5,
+    "updates": 2.0,
+    "updated": 1.0,
+    "samples": 64.0,
+    "unscored": 2.0,
+}
+
+# For each check numbers that deserve it, and words of the warning.
+DESERVED: dict[str, list[tuple[dict[str, float], str]]] = {
+    "truncation": [({"truncated": 0.95}, "95% of the completions are cut off at 77 tokens")],
+    "dead groups": [
+        ({"groups/live": 0.02, "groups/all_right": 0.9}, "nothing left to learn"),
+        ({"groups/live": 0.02, "groups/none_right": 0.9}, "nearly no group has a right completion"),
+        ({"groups/live": 0.02}, "do not vary"),
+    ],
+    "format": [({"format": 0.0}, "almost never met")],
+    "missing groups": [({"missing_groups": 3.0, "rounds": 6.0}, "3 of 32 groups are missing after 6 rounds")],
+    "entropy": [({"entropy/sampled": 0.05}, "fell from 1 to 0.05")],
+    "kl": [({"kl": 4.0}, "4 nats a token"), ({"kl_seen": 60.0}, "3 nats a token")],
+    "ratio": [({"ratio/max": 1e4}, "largest ratio is 1e+04")],
+    "not finite": [({"updated": 0.0}, "not finite")],
+    "unscored": [({"unscored": 30.0}, "30 of 64 completions have no reward")],
+    "long traces": [({"off_policy/long_traces": 20.0}, "20 of the teacher's traces are longer than 77 tokens")],
+}
+CASES = [(name, numbers, words) for name, cases in DESERVED.items() for numbers, words in cases]
+
+
+def options(algorithm: str = "grpo") -> ReinforcementOptions:
+    return ReinforcementOptions(algorithm=ALGORITHMS[algorithm]())
+
+
+def seen(numbers: dict[str, float], algorithm: str = "grpo") -> Seen:
+    values = FINE | numbers
+    if "kl_seen" in numbers:
+        del values["kl"]
+    return Seen(values, options(algorithm), 77, 1.0)
+
+
+def exists(key: str, model: Any) -> bool:
+    """Whether a dotted name is an option below these."""
+    for part in key.split("."):
+        if not isinstance(model, BaseModel) or part not in type(model).model_fields:
+            return False
+        model = getattr(model, part)
+    return True
+
+
+def test_every_check_is_tried() -> None:
+    assert DESERVED.keys() == CHECKS.keys()
+
+
+@pytest.mark.parametrize(("name", "numbers", "words"), CASES)
+def test_a_warning_comes_where_it_is_deserved(name: str, numbers: dict[str, float], words: str) -> None:
+    assert {one for one, check in CHECKS.items() if check(seen(numbers))} == {name}
+    assert words in (CHECKS[name](seen(numbers)) or "")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_warnings_name_settings_that_exist(algorithm: str) -> None:
+    for name, numbers, _ in CASES:
+        if name == "kl" and not exists("algorithm.kl", options(algorithm)):
+            continue
+        text = CHECKS[name](seen(numbers, algorithm)) or ""
+        named = re.findall(r"`([^`]*)`", text)
+        assert named, f"{name} names no setting: {text}"
+        for key in named:
+            assert exists(key, options(algorithm)), f"{algorithm} has no {key}: {text}"
+
+
+def test_nothing_is_said_of_a_step_that_is_fine() -> None:
+    assert not [name for name, check in CHECKS.items() if check(seen({}))]
+
+
+def test_whoever_is_right_everywhere_has_no_choice_left() -> None:
+    assert CHECKS["entropy"](seen({"entropy/sampled": 0.01, "groups/all_right": 0.9})) is None
+
+
+def test_a_warning_comes_again_after_a_pause_and_remembers_it_over_a_restart() -> None:
+    said: list[str] = []
+    first = Diagnosis(options(), 77, said.append)
+    for step in range(1, PAUSE + 1):
+        first.look(step, FINE | {"truncated": 1.0}, {})
+    assert len(said) == 1 and said[0].startswith("step 1: ")
+    again = Diagnosis(options(), 77, said.append)
+    again.load(*first.state())
+    again.look(PAUSE, FINE | {"truncated": 1.0, "entropy/sampled": 0.05}, {})
+    assert len(said) == 2 and "fell from 1 to 0.05" in said[1], "the first entropy is that of the stage"
+    again.look(PAUSE + 1, FINE | {"truncated": 1.0}, {})
+    assert len(said) == 3 and said[2].startswith(f"step {PAUSE + 1}: 100% of the completions")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_slowest_part_holds_a_step_back(part: str) -> None:
+    timings = {f"{one}_seconds": 1.0 for one in PARTS} | {f"{part}_seconds": 2.0, "seconds": 9.0}
+    assert bottleneck(FINE, timings) == part
+
+
+@pytest.mark.parametrize(
+    ("numbers", "name"),
+    [
+        ({"truncated": 0.6}, "truncation"),
+        ({"groups/live": 0.2}, "dead groups"),
+        ({"clip/region": 0.5}, "stale ratio"),
+        ({"clip/high": 0.5}, "stale ratio"),
+    ],
+)
+def test_samples_that_teach_nothing_hold_a_step_back_before_any_part(numbers: dict[str, float], name: str) -> None:
+    assert bottleneck(FINE | numbers, {"generate_seconds": 5.0}) == name
+
+
+# --- the numbers of a step -------------------------------------------------------------------------------------------
+
+
+def sample(draw: int, number: int, reward: float | None, *, right: bool = False, **more: Any) -> Sample:
+    zeros = np.zeros(3, dtype=np.float32)
+    return Sample(
+        ("rl", 1, draw), number, f"p{draw}", zeros, zeros, zeros - 0.5, zeros, "stop",
+        verdict="right" if right else "wrong", reward=reward, rewards={"accuracy": reward}, **more,
+    )  # fmt: skip
+
+
+def measured(samples: list[Sample], *, by_verdict: bool = True, **counts: Any) -> dict[str, float]:
+    one: list[Group] = [group(trajectory(1.0, advantage=[1, 1, 1]))]
+    return rollout_metrics(Rollouts(groups=one, samples=samples, **counts), one, by_verdict=by_verdict)
+
+
+def test_shares_of_groups_are_of_all_that_were_drawn() -> None:
+    """Of four draws one is right throughout, one never, one in part; what only keeps the format is not right."""
+    samples = [sample(0, i, 1.1, right=True) for i in range(2)] + [sample(1, i, 0.1) for i in range(2)]
+    samples += [sample(2, 0, 1.1, right=True), sample(2, 1, 0.1), sample(3, 0, None), sample(3, 1, 0.1)]
+    values = measured(samples, drawn=4, dead=3, unscored=1, wanted=4)
+    assert values["groups/dead"] == 0.75 and values["groups/live"] == 0.25
+    assert values["groups/all_right"] == 0.25 and values["groups/none_right"] == 0.5
+    assert values["missing_groups"] == 3.0 and values["unscored"] == 1.0
+    assert values["entropy/sampled"] == 0.5
+    by_reward = measured(samples, by_verdict=False, drawn=4, dead=3)
+    assert by_reward["groups/all_right"] == 1.0 and by_reward["groups/none_right"] == 0.0
+
+
+def test_a_teachers_samples_are_counted_apart() -> None:
+    own = [sample(0, 2, 0.0), sample(0, 3, 1.0, right=True)]
+    begun = sample(0, 1, 1.0, right=True, given=1)
+    whole = sample(0, 0, 1.0, right=True, given=3)
+    values = measured([whole, begun, *own], drawn=1)
+    assert values["reward/mean"] == 0.5 and values["off_policy/reward"] == 1.0
+    assert values["off_policy/samples"] == 2.0 and values["off_policy/prefix_share"] == pytest.approx(2 / 3)
+    assert values["generated_tokens"] == 3 + 3 + 2
+    alone = measured([whole, begun], drawn=1)
+    assert alone["reward/mean"] == 1.0 and alone["reward/absent"] == 0.0
+
+
+def test_traces_that_are_too_long_are_reported_even_where_none_is_left() -> None:
+    assert measured([sample(0, 0, 1.0)], drawn=1, long_traces=3)["off_policy/long_traces"] == 3.0
+    assert "off_policy/long_traces" not in measured([sample(0, 0, 1.0)], drawn=1)
