@@ -7,14 +7,15 @@ where it was, and ends with the same files as one that never died.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,9 +26,7 @@ from lemma.core.files import write_whole
 from lemma.core.types import Problem, content_id
 from lemma.core.version import lemma_version
 from lemma.engines.base import Engine, Sampling
-from lemma.engines.text import ends_of
-from lemma.evaluation.benchmarks import Benchmark, Loaded, find_benchmark, load_benchmark
-from lemma.evaluation.metrics import Ties
+from lemma.evaluation.prepare import Asked, EvalSettings, Wanted, load_all, prepare
 from lemma.evaluation.relay import read_beside
 from lemma.evaluation.rescore import OURS, check_graders, grader_version, regrade
 from lemma.evaluation.results import (
@@ -40,8 +39,6 @@ from lemma.evaluation.results import (
     read_settings,
     write_report,
 )
-from lemma.formats import Format, make_format
-from lemma.formats.encode import encode_text
 from lemma.grading import GradingService
 from lemma.rewards import Reward
 from lemma.rewards.correctness import Accuracy
@@ -50,47 +47,9 @@ from lemma.rollouts import Ask, Journal, Judge, Pending, Sample, collect
 if TYPE_CHECKING:
     from lemma.models.policy import Policy
 
-Wanted = str | Mapping[str, Any] | Benchmark | Loaded
+__all__ = ["EvalSettings", "evaluate", "load_all"]
 
 SECONDS_BETWEEN_EVENTS = 0.2
-SEVERAL_TEMPERATURE = 0.6
-
-
-@dataclass(frozen=True)
-class EvalSettings:
-    """How every benchmark is measured; None leaves a value to the benchmark.
-
-    `format` is a name, a mapping or a format. `thinking` says what an answer inside thoughts that never end counts.
-    `grader` is Lemma's own, or one or several of `lemma.grading.compat`, joined by commas.
-    """
-
-    samples: int | None = None
-    temperature: float | None = None
-    top_p: float = 1.0
-    max_tokens: int = 4096
-    seed: int = 0
-    limit: int | None = None
-    format: str | Mapping[str, Any] | Format | None = None
-    grader: str = OURS
-    thinking: Literal["after", "whole"] = "after"
-    ties: Ties = "average"
-    data_dir: str | None = None
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """One benchmark, ready to be asked."""
-
-    loaded: Loaded
-    fmt: Format
-    k: int
-    sampling: Sampling
-    prompts: list[str]
-    asks: list[Ask]
-
-    @property
-    def name(self) -> str:
-        return self.loaded.name
 
 
 def evaluate(
@@ -107,101 +66,51 @@ def evaluate(
 ) -> Report:
     """Measure the policy on these benchmarks and write everything into the folder, or go on with what is there."""
     check_graders(settings.grader)
-    asked = [_prepare(one, policy, settings) for one in load_all(benchmarks, settings)]
+    asked = [prepare(one, policy, settings) for one in load_all(benchmarks, settings)]
     identity = _identity(engine, policy, asked, settings, model)
     _claim(folder, identity)
-    if is_complete(folder):
+    with _alone_in(folder):
+        if is_complete(folder):
+            report = read_report(folder)
+        else:
+            report = _evaluate(engine, policy, asked, settings, identity, folder, rewards, service, sink)
         (folder / "journal.jsonl").unlink(missing_ok=True)
-        return read_report(folder)
+        return report
+
+
+def _evaluate(
+    engine: Engine,
+    policy: Policy,
+    asked: Sequence[Asked],
+    settings: EvalSettings,
+    identity: dict[str, Any],
+    folder: Path,
+    rewards: Sequence[Reward],
+    service: GradingService | None,
+    sink: Sink,
+) -> Report:
     began = time.perf_counter()
-    own_service = GradingService(workers=_workers()) if service is None else None
-    try:
-        judge = _Judge(asked, rewards or [Accuracy()], policy.tokenizer, service or own_service)
+    with GradingService(_workers()) if service is None else nullcontext(service) as used:
+        judge = _Judge(asked, rewards or [Accuracy()], policy.tokenizer, used)
         rows = _generate(engine, asked, judge, folder, sink)
         sampled = time.perf_counter()
         if settings.grader != OURS:
             for name, own in rows.items():
-                rows[name] = regrade(own, identity["benchmarks"][name], settings.grader, judge.service)
-    finally:
-        if own_service is not None:
-            own_service.close()
+                rows[name] = regrade(own, identity["benchmarks"][name], settings.grader, used)
     report = make_report(identity["model"], identity["benchmarks"], rows)
     fault_point("evaluation.before_results")
     write_report(folder, report)
     tokens = sum(row.tokens for own in rows.values() for row in own)
     _write_timings(folder, sampled - began, time.perf_counter() - began, tokens)
     fault_point("evaluation.before_cleanup")
-    (folder / "journal.jsonl").unlink(missing_ok=True)
     return report
-
-
-# --- what is asked -----------------------------------------------------------------------------------------------
-
-
-def load_all(benchmarks: Sequence[Wanted], settings: EvalSettings) -> list[Loaded]:
-    """The problems of all benchmarks, which have different names."""
-    found: dict[str, Loaded] = {}
-    for spec in benchmarks:
-        benchmark = spec.benchmark if isinstance(spec, Loaded) else find_benchmark(spec)
-        if benchmark.name in found:
-            raise UserError(f"benchmark {benchmark.name} is named twice", fix="give one of them another `name`")
-        if not isinstance(spec, Loaded):
-            spec = load_benchmark(benchmark, limit=settings.limit, data_dir=settings.data_dir)
-        found[benchmark.name] = spec
-    if not found:
-        raise UserError("there is no benchmark to evaluate on", fix="write for example `gsm8k`")
-    return list(found.values())
-
-
-def _prepare(loaded: Loaded, policy: Policy, settings: EvalSettings) -> _Asked:
-    """Problems as token ids, and how their completions are sampled."""
-    benchmark = loaded.benchmark
-    k = settings.samples or benchmark.samples
-    temperature = settings.temperature
-    if temperature is None:
-        temperature = 0.0 if k == 1 else SEVERAL_TEMPERATURE
-    if k > 1 and temperature == 0:
-        raise UserError(
-            f"{k} samples of {benchmark.name} at temperature 0 are all the same",
-            fix=f"write --samples 1, or a temperature such as {SEVERAL_TEMPERATURE}",
-        )
-    fmt = make_format(benchmark.format if settings.format is None else settings.format)
-    prompts = [fmt.prompt(problem, policy.tokenizer) for problem in loaded.problems]
-    fmt = _fitted(fmt, prompts[0], settings.thinking)
-    sampling = Sampling(
-        max_tokens=settings.max_tokens,
-        temperature=temperature,
-        top_p=settings.top_p,
-        stop=fmt.stop,
-        stop_ids=tuple(sorted(ends_of(policy))),
-    )
-    asks = [
-        Ask(
-            ("eval", settings.seed, benchmark.name, place),
-            problem,
-            np.asarray(encode_text(text, policy.tokenizer), dtype=np.int32),
-            k,
-        )
-        for place, (problem, text) in enumerate(zip(loaded.problems, prompts, strict=True))
-    ]
-    return _Asked(loaded, fmt, k, sampling, prompts, asks)
-
-
-def _fitted(fmt: Format, prompt: str, thinking: str) -> Format:
-    """The format as this model's prompts want it read: thoughts that the chat template opens, and what they count."""
-    update: dict[str, bool] = {}
-    if "thinking" in type(fmt).model_fields and prompt.rstrip().endswith("<think>"):
-        update["thinking"] = True
-    if thinking == "whole" and "grade_unfinished" in type(fmt).model_fields:
-        update["grade_unfinished"] = True
-    return fmt.model_copy(update=update) if update else fmt
 
 
 # --- what is measured, and whether it is what this folder holds ----------------------------------------------------
 
 
 def _identity(
-    engine: Engine, policy: Policy, asked: Sequence[_Asked], settings: EvalSettings, model: str
+    engine: Engine, policy: Policy, asked: Sequence[Asked], settings: EvalSettings, model: str
 ) -> dict[str, Any]:
     """Everything that the numbers depend on."""
     benchmarks, problems = {}, {}
@@ -263,6 +172,19 @@ def _claim(folder: Path, identity: dict[str, Any]) -> None:
             )
 
 
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Two processes never write to one evaluation."""
+    with open(folder / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(
+                f"another process is working in {folder}", fix="wait for it, or write --out and another folder"
+            ) from error
+        yield
+
+
 def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
     """A nested mapping as `a.b.c: value`."""
     if not isinstance(tree, dict):
@@ -279,12 +201,8 @@ def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
 class _Judge(Judge):
     """Each benchmark with its own format, each problem with its own rules."""
 
-    def __init__(
-        self, asked: Sequence[_Asked], rewards: Sequence[Reward], tokenizer: Any, service: GradingService | None
-    ):
-        assert service is not None
+    def __init__(self, asked: Sequence[Asked], rewards: Sequence[Reward], tokenizer: Any, service: GradingService):
         super().__init__(asked[0].fmt, rewards, tokenizer, service=service)
-        self.service: GradingService = service
         self._asked = {one.name: one for one in asked}
 
     def begin(self, problem: Problem, sample: Sample) -> Pending:
@@ -293,7 +211,7 @@ class _Judge(Judge):
         return super().begin(problem, sample)
 
 
-def _generate(engine: Engine, asked: Sequence[_Asked], judge: _Judge, folder: Path, sink: Sink) -> dict[str, list[Row]]:
+def _generate(engine: Engine, asked: Sequence[Asked], judge: _Judge, folder: Path, sink: Sink) -> dict[str, list[Row]]:
     """All samples as rows, in the order of benchmarks, problems and samples."""
     context = int(getattr(getattr(engine, "policy", None), "context", 0)) or 2**31
     by_name = {one.name: one for one in asked}
@@ -333,7 +251,7 @@ def _fields(sampling: Sampling) -> dict[str, Any]:
     return {name: getattr(sampling, name) for name in sampling.__dataclass_fields__}
 
 
-def _rows(one: _Asked, found: Mapping[tuple[str, int], list[Sample]], sink: Sink) -> list[Row]:
+def _rows(one: Asked, found: Mapping[tuple[str, int], list[Sample]], sink: Sink) -> list[Row]:
     rows, too_long = [], 0
     for place, (ask, prompt) in enumerate(zip(one.asks, one.prompts, strict=True)):
         samples = found.get((one.name, place))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import json
 import multiprocessing
 import os
@@ -221,6 +222,16 @@ def test_another_evaluation_is_never_overwritten(
     (tmp_path / "letter.txt").write_text("dear")
     assert main(command(trained, entry, tmp_path)) == 2
     assert "holds something else than an evaluation" in capsys.readouterr().err
+
+
+def test_two_processes_never_write_to_one_evaluation(trained: Path, tmp_path: Path) -> None:
+    policy, engine = open_engine(str(trained), "cpu")
+    settings = EvalSettings(limit=2, max_tokens=4, format=FORMAT)
+    evaluate(engine, policy, [ENTRY], settings, tmp_path / "out")
+    with open(tmp_path / "out" / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another process is working in"):
+            evaluate(engine, policy, [ENTRY], settings, tmp_path / "out")
 
 
 def test_prompts_that_do_not_fit_still_count(trained: Path, tmp_path: Path) -> None:
