@@ -23,7 +23,7 @@ from lemma.core.errors import UserError
 from lemma.core.events import Progressed, Said, Sink, silent
 from lemma.core.faults import fault_point
 from lemma.core.files import write_whole
-from lemma.core.types import Problem, content_id
+from lemma.core.types import Message, Problem, content_id
 from lemma.core.version import lemma_version
 from lemma.engines.base import Engine, Sampling
 from lemma.evaluation.prepare import Asked, EvalSettings, Wanted, load_all, prepare
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 __all__ = ["EvalSettings", "evaluate", "load_all"]
 
 SECONDS_BETWEEN_EVENTS = 0.2
+# What a format does to this question, with a model's chat template, is part of its name in results.
+EXAMPLE = Problem((Message("user", "What is 6 times 7?"),))
 
 
 def evaluate(
@@ -124,7 +126,7 @@ def _identity(
             "top_p": one.sampling.top_p,
             "max_tokens": one.sampling.max_tokens,
             "format": form,
-            "format_hash": content_id(form, one.prompts[0]),
+            "format_hash": content_id(form, one.fmt.prompt(EXAMPLE, policy.tokenizer)),
             "grader": f"{settings.grader} {grader_version()}",
             "rules": benchmark.rules.model_dump(mode="json"),
             "engine": f"{engine.name} {_engine_version(engine.name)}",
