@@ -115,8 +115,12 @@ def unknown(name: str, path: KeyPath, options: type[Options], root: type[Options
     close = get_close_matches(name, fields, n=1, cutoff=0.7)
     if close:
         return f"did you mean '{close[0]}'?"
-    inside = next(_spots(options, meant), ())
-    outside = next(_spots(root, meant), ()) if path else ()
+    inside = next((spot for spot, _ in _spots(options, meant)), ())
+    everywhere = list(_spots(root, meant)) if path else []
+    others = [_called(other) for spot, other in everywhere if _is_place(path, spot[:-1])]
+    if others:
+        return f"remove it: it is an option of {', '.join(sorted(others))}"
+    outside = everywhere[0][0] if everywhere else ()
     if inside and (not outside or len(inside) <= len(outside)):
         return f"write it as '{dotted((*path, *inside))}'"
     if outside:
@@ -125,14 +129,25 @@ def unknown(name: str, path: KeyPath, options: type[Options], root: type[Options
     return f"did you mean '{close[0]}'?" if close else "write " + _one_of(sorted(fields))
 
 
-def _spots(root: type[Options], name: str) -> Iterator[KeyPath]:
-    """Paths below `root`, nearest first, at which a field of this name stands."""
+def _is_place(path: KeyPath, spot: KeyPath) -> bool:
+    """Whether a path as the user wrote it leads to this spot, in which NAME and N stand for any step."""
+    return len(path) == len(spot) and all(b in ("NAME", "N", a) for a, b in zip(path, spot, strict=True))
+
+
+def _called(options: type[Options]) -> str:
+    """The name by which a recipe chooses these options among others."""
+    field = options.model_fields.get("name") or options.model_fields.get("kind")
+    return str(field.default) if field is not None else options.__name__
+
+
+def _spots(root: type[Options], name: str) -> Iterator[tuple[KeyPath, type[Options]]]:
+    """Paths below `root`, nearest first, at which a field of this name stands, and the options it is one of."""
     queue: deque[tuple[KeyPath, type[Options]]] = deque([((), root)])
     seen = {root}
     while queue:
         path, options = queue.popleft()
         if path and name in options.model_fields:
-            yield (*path, name)
+            yield (*path, name), options
         for field_name, field in options.model_fields.items():
             for steps, below in classes_below(annotation_of(field)):
                 if below not in seen:

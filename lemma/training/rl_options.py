@@ -10,9 +10,11 @@ from lemma.algorithms import ALGORITHMS, Algorithm
 from lemma.algorithms.grpo import Grpo
 from lemma.config import Options
 from lemma.config.shape import Choice
+from lemma.core.errors import nearest
 from lemma.data.options import DataOptions
 from lemma.engines.options import ENGINES, EngineOptions, NativeOptions
 from lemma.rewards import REWARDS, Reward
+from lemma.rewards.combine import labels
 from lemma.training.options import BudgetOptions, StageOptions
 
 
@@ -102,6 +104,16 @@ class ReinforcementOptions(StageOptions):
                 f"{self.batch.problems} problems cannot be dealt out to {self.algorithm.mini_batches} mini-batches; "
                 "lower algorithm.mini_batches"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_exist(self) -> ReinforcementOptions:
+        known = labels(self.rewards)
+        for name in getattr(self.algorithm, "each_reward", None) or {}:
+            if name not in known:
+                raise ValueError(
+                    f"algorithm.each_reward names '{name}', which is not in rewards; {nearest(name, known)}"
+                )
         return self
 
     @property

@@ -9,6 +9,7 @@ the cases at most. The base model has learnt to answer with one of the words and
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ MODEL = {
 }
 REWARD = f"{__file__}:said"
 PARITY = f"{__file__}:parity"
+NOTHING = f"{__file__}:nothing"
+SLOW = f"{__file__}:slow"
 QUESTIONS = {f"{name} has {thing} ?": word for name, word in zip(NAMES, ANSWERS, strict=False) for thing in THINGS[:4]}
 
 
@@ -41,6 +44,16 @@ def said(item: RewardInput) -> float:
 def parity(item: RewardInput) -> float:
     """A reward that random tokens earn half of the time."""
     return float(sum(item.ids) % 2)
+
+
+def nothing(item: RewardInput) -> None:
+    """No reward at all."""
+
+
+def slow(item: RewardInput) -> float:
+    """Parity, after some thought."""
+    time.sleep(0.01)
+    return parity(item)
 
 
 def write_rows(path: Path, *, demonstrations: bool = False) -> Path:
