@@ -24,7 +24,8 @@ from lemma.rollouts.sample import Sample
 class Rollouts:
     """What a step learns from (`groups`), and everything that was sampled for it (`samples`).
 
-    A sample without a reward belongs to no group; it is counted in `unscored`.
+    A sample without a reward belongs to no group; it is counted in `unscored`. One that was cut off and is masked keeps
+    its reward and loses its tokens.
     """
 
     groups: list[Group] = field(default_factory=list)
@@ -56,10 +57,11 @@ class Roller:
         seed: int,
         name: str,
         data: str = "",
+        mask_truncated: bool = False,
     ):
         self.engine, self.judge, self.sampling, self.algorithm, self.order = engine, judge, sampling, algorithm, order
         self.folder, self.problems, self.further_rounds = folder, problems, further_rounds
-        self.seed, self.name, self.data = seed, name, data
+        self.seed, self.name, self.data, self.mask_truncated = seed, name, data, mask_truncated
 
     def step(self, step: int) -> Rollouts:
         """Groups in the order of their draws; with further rounds, live ones only, at most as many as wanted."""
@@ -72,7 +74,7 @@ class Roller:
         for round_ in range(1 + self.further_rounds):
             groups = self._round(step, self.order.draw(missing), journal, found)
             found.rounds += 1
-            live = [group for group in groups if group.trajectories and self.algorithm.is_live(group)]
+            live = [group for group in groups if self._is_live(group)]
             found.dead += len(groups) - len(live)
             found.groups += live if self.further_rounds else groups
             if len(found.groups) >= self.problems or round_ == self.further_rounds:
@@ -88,6 +90,9 @@ class Roller:
             for trajectory in group.trajectories:
                 trajectory.unit = unit
         return found
+
+    def _is_live(self, group: Group) -> bool:
+        return any(trajectory.trained_tokens for trajectory in group.trajectories) and self.algorithm.is_live(group)
 
     def _next_count(self, found: Rollouts) -> int:
         """How many more problems will probably do, by the share of live groups so far; never more than a whole step."""
@@ -163,6 +168,8 @@ class Roller:
         trajectory.token_fields["behaviour"] = trajectory.behaviour_T
         if self.sampling.cuts_support or self.sampling.min_tokens:
             trajectory.token_fields["kept"] = np.concatenate([np.zeros(len(sample.prompt)), sample.kept])
+        if self.mask_truncated and sample.truncated:
+            trajectory.chosen_T = np.zeros_like(trajectory.chosen_T)
         off = np.zeros(len(trajectory))
         off[len(sample.prompt) : len(sample.prompt) + sample.given] = 1.0
         trajectory.token_fields["off"] = off

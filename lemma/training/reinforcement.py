@@ -73,6 +73,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
         seed=stage.seed,
         name=stage.name,
         data=stage.data,
+        mask_truncated=options.truncated == "mask",
     )
     benchmarks = StageBenchmarks(stage, options.eval, fmt, policy, engine=engine, rewards=options.rewards)
     by_verdict, held_by = any(reward.needs_verdict for reward in options.rewards), "nothing yet"
@@ -82,7 +83,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             with stage.clock.measure("generate"):
                 rollouts = roller.step(step)
             stage.clock.move("generate", "grade", rollouts.grade_seconds)
-            batch = learnable(rollouts, options)
+            batch = [group for group in rollouts.groups if group.trajectories]
             if algorithm.scores_first:
                 with stage.clock.measure("score"):
                     add_scores(batch, algorithm, learner, reference, critic)
@@ -208,15 +209,6 @@ def sampling_of(options: ReinforcementOptions, fmt: Format, max_tokens: int) -> 
         min_tokens=rollout.min_tokens,
         stop=(*fmt.stop, *rollout.stop),
     )
-
-
-def learnable(rollouts: Rollouts, options: ReinforcementOptions) -> list[Group]:
-    """The groups as they are learnt from: trajectories that were cut off keep their rewards and lose their tokens."""
-    for group in rollouts.groups:
-        for trajectory in group.trajectories:
-            if options.truncated == "mask" and trajectory.finish == "length":
-                trajectory.chosen_T = np.zeros_like(trajectory.chosen_T)
-    return [group for group in rollouts.groups if group.trajectories]
 
 
 def add_scores(

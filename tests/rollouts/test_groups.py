@@ -167,6 +167,21 @@ def test_what_was_cut_off_says_so(tmp_path: Path) -> None:
     assert finishes == ["length", "stop", "stop", "stop"]
 
 
+def test_masked_samples_lose_their_tokens_and_keep_their_rewards(tmp_path: Path) -> None:
+    """The first sample of every draw is cut off; in the first draw all are, right or wrong, and nothing is left."""
+
+    def say(request: Request, sample: int) -> str:
+        rest = "1 + 1 ; " * 9 if not sample or not request.key[2] else ""
+        return f"{said(GOLD)} {rest}" if sample else rest
+
+    kept = Step(tmp_path / "keep", [task(i) for i in range(4)]).run(say)
+    masked = Step(tmp_path / "mask", [task(i) for i in range(4)], mask_truncated=True).run(say)
+    for found, first, other in ((kept, [10] * 4, [10, 6, 6, 6]), (masked, [0] * 4, [0, 6, 6, 6])):
+        assert [[t.trained_tokens for t in group.trajectories] for group in found.groups[:2]] == [first, other]
+        assert all([t.rewards["total"] for t in group.trajectories] == [0.0, 2.0, 2.0, 2.0] for group in found.groups)
+    assert (kept.dead, masked.dead) == (0, 1)
+
+
 # --- a teacher's traces ----------------------------------------------------------------------------------------------
 
 TRACE = said(GOLD)

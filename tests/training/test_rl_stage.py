@@ -21,14 +21,12 @@ from lemma.core.types import Trajectory
 from lemma.formats import make_format
 from lemma.models.load import build_policy
 from lemma.models.options import LoraOptions, ModelOptions, TinyOptions
-from lemma.rollouts import Rollouts, read_samples
+from lemma.rollouts import read_samples
 from lemma.training.learner import Learner
 from lemma.training.options import OptimOptions
-from lemma.training.reinforcement import Reference, learnable
-from lemma.training.rl_options import ReinforcementOptions
+from lemma.training.reinforcement import Reference
 from lemma.training.run import train
 from tests.algorithms import toy
-from tests.algorithms.made import group, trajectory
 from tests.models.small import CPU
 
 SMALL = {"tiny": {"hidden": 16, "layers": 1, "feed_forward": 16, "heads": 2, "kv_heads": 1, "context": 32}}
@@ -81,18 +79,6 @@ def test_a_kl_of_the_first_update_is_zero_and_grows(lora: dict[str, Any] | None,
 
 
 # --- what is learnt from ---------------------------------------------------------------------------------------------
-
-
-def test_masked_samples_lose_their_tokens_and_keep_their_rewards() -> None:
-    cut, ended = trajectory(1.0, finish="length"), trajectory(0.0)
-    rollouts = Rollouts(groups=[group(cut, ended), group()])
-    options = ReinforcementOptions(truncated="mask")
-    (kept,) = learnable(rollouts, options)
-    assert [t.trained_tokens for t in kept.trajectories] == [0, 3]
-    options.algorithm.assign([kept], None)  # type: ignore[arg-type]
-    assert ended.token_fields["advantage"][-1] < 0, "beside the one that was cut off it is worse"
-    again = Rollouts(groups=[group(trajectory(1.0, finish="length"), trajectory(0.0))])
-    assert [t.trained_tokens for t in learnable(again, ReinforcementOptions())[0].trajectories] == [3, 3]
 
 
 @pytest.mark.parametrize("truncated", ["keep", "mask"])
