@@ -19,6 +19,7 @@ from lemma.models.load import build_policy
 from lemma.models.options import ModelOptions
 from lemma.models.policy import Policy
 from lemma.models.tiny import tiny_config, tiny_model
+from lemma.objectives.preference import KahnemanTversky
 from lemma.training.learner import Learner
 from lemma.training.options import OptimOptions
 from lemma.training.preference import Scorer, as_trajectories
@@ -145,6 +146,9 @@ def ours(algorithm: PreferenceAlgorithm, policy: Policy, reference: Policy, fold
         judge = Learner(reference, OptimOptions(), token_budget=96, total_steps=1)
         known = precompute(reference, judge, wanted, folder, lambda done, total: None)
     batch, objective = Scorer(algorithm, policy, learner, known, 128).ready(examples)
+    if algorithm.needs_baseline:
+        assert isinstance(objective, KahnemanTversky)
+        assert objective.baseline > 0.1, "at 0 the mismatched pairs would not be compared"
     grads: dict[str, torch.Tensor] = {}
     update = learner.optimiser.step
 
@@ -158,7 +162,7 @@ def ours(algorithm: PreferenceAlgorithm, policy: Policy, reference: Policy, fold
 
 @pytest.mark.parametrize(("name", "mine", "options"), STEP)
 def test_one_step_equals_trl(name: str, mine: dict[str, Any], options: dict[str, Any], tmp_path: Path) -> None:
-    policy, reference = policy_of(0), policy_of(1)
+    policy, reference = policy_of(1), policy_of(0)  # this way round, KTO's reference point is above 0
     algorithm = PREFERENCE_ALGORITHMS[name](**mine)
     their_loss, their_grads = theirs(name, {"beta": algorithm.beta, **options}, policy, reference, tmp_path / "trl")
     loss, grads = ours(algorithm, policy, reference, tmp_path / "cache")
