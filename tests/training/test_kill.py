@@ -45,7 +45,10 @@ FAULTS = (
     "checkpoint.before_sync:2",
 )
 
-PRELOAD = ["lemma.cli.train", "lemma.recipe", "lemma.training.run", "lemma.reporting"]
+PRELOAD = [
+    *("lemma.cli.train", "lemma.recipe", "lemma.training.run", "lemma.reporting"),
+    *("lemma.models.tiny", "lemma.engines.native.engine", "transformers.models.qwen3.modeling_qwen3"),
+]
 
 
 @dataclass
