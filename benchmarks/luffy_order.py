@@ -44,6 +44,7 @@ RESULTS = Path("benchmarks/results/luffy_order.jsonl")
 FORMAT = {"name": "r1_zero", "preamble": False}
 GROUP = 8
 SAMPLES = 2
+MOST_DEMONSTRATIONS = 60_000
 # Student's 97.5% quantile with two degrees of freedom, for which the expansion in `t_quantile` is 1% too small.
 STUDENT_OF_THREE = 4.3027
 
@@ -56,6 +57,8 @@ class Settings:
     largest: int = 30
     hidden: int = 128
     layers: int = 3
+    terse: float = 0.0
+    """Share of the start's demonstrations that write no running total at all; the others leave totals out at random."""
     sft_steps: int = 600
     sft_lr: float = 2e-3
     sft_sequences: int = 32
@@ -65,6 +68,8 @@ class Settings:
     rl_lr: float = 2e-4
     trace_epochs: int = 3
     trace_lr: float = 2e-4
+    start_device: str = "cpu"
+    """Where the starts are trained; `cuda` is worth it for long starts. Everything else runs on one CPU thread."""
     tested: int = 300
     every: int = 0
     """Steps between greedy evaluations on the way; 0: none."""
@@ -85,10 +90,13 @@ def problems(settings: Settings, style: str, count: int, seed: int) -> Row:
 
 
 def start_stage(settings: Settings, seed: int) -> Row:
-    count = settings.sft_steps * settings.sft_sequences
+    count = min(settings.sft_steps * settings.sft_sequences, MOST_DEMONSTRATIONS)
+    terse = round(settings.terse * count)
+    shares = {"skipping": (count - terse, 100 * seed), "terse": (terse, 100 * seed + 3)}
+    mix = [problems(settings, style, number, own) for style, (number, own) in shares.items() if number]
     return {
         "kind": "supervised",
-        "data": problems(settings, "skipping", count, 100 * seed),
+        "data": {"mix": mix},
         "steps": settings.sft_steps,
         "batch": {"sequences": settings.sft_sequences},
         "optim": {"lr": settings.sft_lr, "schedule": "linear", "warmup": 30},
@@ -149,8 +157,9 @@ def recipe_of(settings: Settings, system: str, seed: int, runs: Path) -> Row:
         model = {"path": str(start_folder(settings, seed, runs) / "stages" / "sft" / "final")}
         stages = {"traces": trace_stage(settings, seed)} if system == "sft_rl" else {}
         stages["rl"] = rl_stage(settings, system, seed)
-    run = {"dir": str(run_folder(settings, system, seed, runs)), "seed": seed, "device": "cpu", "threads": 1}
-    return {"run": run, "model": model, "format": FORMAT, "stages": stages}
+    device = settings.start_device if system == START else "cpu"
+    run = {"dir": str(run_folder(settings, system, seed, runs)), "seed": seed, "device": device, "threads": 1}
+    return {"run": run, "model": model | {"precision": "fp32"}, "format": FORMAT, "stages": stages}
 
 
 # --- one row -------------------------------------------------------------------------------------------------------
@@ -158,7 +167,17 @@ def recipe_of(settings: Settings, system: str, seed: int, runs: Path) -> Row:
 
 def start_folder(settings: Settings, seed: int, runs: Path) -> Path:
     """Runs that share a start share its settings, whatever comes later."""
-    known = ("operations", "largest", "hidden", "layers", "sft_steps", "sft_lr", "sft_sequences")
+    known = (
+        "operations",
+        "largest",
+        "hidden",
+        "layers",
+        "terse",
+        "sft_steps",
+        "sft_lr",
+        "sft_sequences",
+        "start_device",
+    )
     return runs / f"start-{seed}-{_name({name: getattr(settings, name) for name in known})}"
 
 
@@ -361,6 +380,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--row", help="one row, as JSON")
     parser.add_argument("--rows", help="several rows, as a JSON list")
+    parser.add_argument("--common", default="{}", help="values of `Settings` for all rows, as JSON")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--limit", type=float, default=540.0, help="seconds a row may take")
     parser.add_argument("--runs", type=Path, default=Path("runs/luffy_order"), help="folder of the runs")
@@ -374,6 +394,7 @@ def main() -> None:
     if not arguments.table:
         rows = [{"system": system, "seed": seed} for seed in SEEDS for system in SYSTEMS]
         rows = json.loads(arguments.rows) if arguments.rows else rows
+        rows = [row | json.loads(arguments.common) for row in rows]
         run_all(rows, arguments.runs, arguments.jobs, arguments.limit, arguments.out)
     print("\n" + table([json.loads(line) for line in arguments.out.read_text().splitlines()]))
 
