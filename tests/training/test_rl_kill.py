@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lemma.core.random import stream
 from tests.algorithms import toy
 from tests.training.test_kill import Chain
 
@@ -49,10 +50,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def recipe(folder: Path, name: str, evaluated: bool) -> Path:
+def recipe(folder: Path, name: str, evaluated: bool, steps: int = STEPS) -> Path:
     stage = {
         "kind": "rl",
-        "steps": STEPS,
+        "steps": steps,
         "data": {"source": str(toy.write_rows(folder / "questions.jsonl"))},
         "rewards": [toy.PARITY],
         "rollout": {"max_tokens": 8},
@@ -73,9 +74,9 @@ def recipe(folder: Path, name: str, evaluated: bool) -> Path:
     return path
 
 
-def make_chain(folder: Path, name: str, evaluated: bool) -> Chain:
+def make_chain(folder: Path, name: str, evaluated: bool, steps: int = STEPS) -> Chain:
     folder.mkdir()
-    return Chain(recipe(folder, name, evaluated), folder / "run" / "metrics.jsonl")
+    return Chain(recipe(folder, name, evaluated, steps), folder / "run" / "metrics.jsonl")
 
 
 def outcome(chain: Chain) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, bytes]]:
@@ -110,8 +111,31 @@ def test_a_death_in_any_phase_changes_nothing(name: str, tmp_path: Path) -> None
     last.join(300)
     assert last.exitcode == 0
 
-    (rows, samples, files), (true_rows, true_samples, true_files) = outcome(chain), outcome(undisturbed)
+    rows, samples = assert_same(chain, undisturbed)
     assert len([row for row in rows if row["axis"] == "train"]) == STEPS
+    assert_is_what_it_says(name, rows, samples)
+
+
+@pytest.mark.kill
+@pytest.mark.parametrize("name", SETTINGS)
+def test_deaths_at_any_instant_change_nothing(name: str, tmp_path: Path) -> None:
+    undisturbed = make_chain(tmp_path / "undisturbed", name, True, 60)
+    whole = undisturbed.start()
+    whole.join(300)
+    assert whole.exitcode == 0
+    chain = make_chain(tmp_path / "killed", name, True, 60)
+    chance = stream(2, "kills", name)
+    for _ in range(12):
+        assert chain.kill_after(int(chance.integers(1, 4)), float(chance.random()) * 0.3)
+    last = chain.start()
+    last.join(300)
+    assert last.exitcode == 0
+    assert_same(chain, undisturbed)
+
+
+def assert_same(chain: Chain, undisturbed: Chain) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The same metrics, samples, weights and states, to the last bit; the first two."""
+    (rows, samples, files), (true_rows, true_samples, true_files) = outcome(chain), outcome(undisturbed)
     assert samples.keys() == true_samples.keys()
     for step, true in true_samples.items():
         assert samples[step] == true, step
@@ -119,7 +143,7 @@ def test_a_death_in_any_phase_changes_nothing(name: str, tmp_path: Path) -> None
     assert files.keys() == true_files.keys() and any("checkpoints" in name for name in files)
     for path, content in true_files.items():
         assert files[path] == content, f"{path} differs"
-    assert_is_what_it_says(name, rows, samples)
+    return rows, samples
 
 
 def assert_is_what_it_says(name: str, rows: list[dict[str, Any]], samples: dict[str, Any]) -> None:
