@@ -13,13 +13,13 @@ INSTALL := $(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --n
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-kill docs clean
+.PHONY: help demo test test-kill test-demo-seeds docs clean
 
 help:  ## List the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
 	@echo "  PYTHON=python3.12 names another Python, PIP_FLAGS adds options to pip, VENV another folder."
 
-demo: $(VENV)/.core  ## Install, then train the built-in tiny model and show what it learnt
+demo: $(VENV)/.core  ## Install, then train the built-in tiny model by SFT and GRPO, and measure what each gave
 	$(BIN)/lemma demo
 
 test: $(VENV)/.vllm  ## Install, then check format, lint and types and run all tests with coverage
@@ -30,6 +30,9 @@ test: $(VENV)/.vllm  ## Install, then check format, lint and types and run all t
 
 test-kill: $(VENV)/.dev  ## Run the long chain of kills: 100 deaths of a training process
 	LEMMA_STRICT_SKIPS=1 $(BIN)/python -m pytest -m kill --timeout 7200
+
+test-demo-seeds: $(VENV)/.dev  ## Run the whole demo under five seeds: GRPO adds 20 points or more each time
+	LEMMA_STRICT_SKIPS=1 $(BIN)/python -m pytest -m seeds --timeout 3600 -rP
 
 docs: $(VENV)/.core  ## Write the reference page of every recipe option
 	$(BIN)/python -m lemma.cli.reference > docs/reference.md

@@ -1,4 +1,4 @@
-"""`lemma demo`: the built-in model learns the built-in arithmetic, and shows what it learnt."""
+"""`lemma demo`: the built-in model learns the built-in arithmetic, by imitation and then by reward, and is measured."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser(
         "demo",
         help="train the built-in tiny model and show what it learnt",
-        description="Train a model of half a million parameters from nothing on built-in word problems, on the CPU. "
-        "Stop it and start it again: it goes on where it was, to the same weights.",
+        description="Train a model of half a million parameters from nothing on built-in word problems, on the CPU: "
+        "SFT, then GRPO, and more SFT for comparison. Stop it and start it again: it goes on where it was, to the same "
+        "numbers.",
     )
     parser.add_argument(
         "--set", metavar="A.B=C", action="append", default=[], dest="overrides", help="change a value of the recipe"
@@ -26,28 +27,26 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lemma.models.load import load_for_inference
+    from lemma.core.files import write_whole
     from lemma.recipe import load_recipe
-    from lemma.reporting import make_sink
-    from lemma.reporting.demo import answer, held_out_problems, summary
-    from lemma.training.options import SupervisedOptions
+    from lemma.reporting import demo, make_sink
+    from lemma.training.rl_options import ReinforcementOptions
     from lemma.training.run import train
 
     recipe = load_recipe(RECIPE, args.overrides)
-    run_dir = Path(recipe.run.dir)
+    run_dir, seed, grpo = Path(recipe.run.dir), recipe.run.seed, recipe.stages["grpo"]
+    assert isinstance(grpo, ReinforcementOptions)
     print(f"The recipe is {RECIPE.name}, the run folder {run_dir}. Ctrl-C stops; the same command goes on.\n")
     begin = time.perf_counter()
     values = recipe.model_dump(mode="json")
     with make_sink(run_dir, tensorboard=recipe.run.tensorboard, wandb=recipe.run.wandb or None, recipe=values) as sink:
         code = train(recipe, fresh=args.fresh, sink=sink)
-    last = list(recipe.stages)[-1]
-    if code or not (run_dir / "stages" / last / "done.json").is_file():
-        return code
-    print(f"\nTrained in {time.perf_counter() - begin:.0f} s.")
-    stage = recipe.stages[last]
-    assert isinstance(stage, SupervisedOptions)
-    model, tokenizer = load_for_inference(str(run_dir), "cpu")
-    results = answer(model, tokenizer, recipe.format, held_out_problems(stage.data.arithmetic))
-    print(summary(results))
-    print(f'Ask it yourself:\n  lemma generate {run_dir} "{results[0].problem.question}"')
+        if code or not (run_dir / "stages" / list(recipe.stages)[-1] / "done.json").is_file():
+            return code
+        found = demo.measure(run_dir, recipe.format, grpo, seed, sink)
+    page = demo.as_markdown(found, seed)
+    write_whole(run_dir / "results.md", page)
+    print(f"\n{page}")
+    print(f"This took {time.perf_counter() - begin:.0f} s. The page above is {run_dir / 'results.md'}.")
+    print(f'Ask the model yourself:\n  lemma generate {run_dir} "{demo.question(found)}"')
     return 0

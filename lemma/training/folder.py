@@ -25,7 +25,7 @@ import yaml
 from lemma.core.errors import UserError
 from lemma.core.files import JsonLines, write_whole
 
-OWN_FILES = ("recipe.yaml", "run.json", "run.log", "metrics.jsonl", "wandb_run_id")
+OWN_FILES = ("recipe.yaml", "run.json", "run.log", "metrics.jsonl", "results.md", "wandb_run_id")
 OWN_FOLDERS = ("stages", "tensorboard", "wandb", "journal", "evaluations")
 
 
