@@ -73,6 +73,9 @@ class Reward(Options):
         """The name under which its distribution is logged."""
         return self.name
 
+    def check(self) -> None:
+        """Refuse, before anything is loaded, what could never score, such as a function that is not there."""
+
     def score(self, item: RewardInput) -> float | None:
         """The reward of one completion, before its weight; None where it does not apply."""
         raise AssertionError("a reward defines score or score_all")

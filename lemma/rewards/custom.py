@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -39,12 +40,15 @@ class Custom(Reward):
             raise ValueError(f"'{function}' does not name a function; write `path/to/file.py:function`")
         return function
 
+    def check(self) -> None:
+        load_function(self.function)
+
     def score(self, item: RewardInput) -> float | None:
         value = load_function(self.function)(item, **self.options)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-            raise TypeError(f"it returned {value!r}, which is not a number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise TypeError(f"it returned {value!r}, which is not a finite number")
         return float(value)
 
 

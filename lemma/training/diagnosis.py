@@ -116,8 +116,8 @@ def _unscored(seen: Seen) -> str | None:
     if seen("unscored") <= 0.2 * max(seen("samples"), 1.0):
         return None
     return (
-        f"{seen('unscored'):.0f} of {seen('samples'):.0f} completions have no reward: their verdict is unknown; "
-        "check the answers in `data` with lemma data show"
+        f"{seen('unscored'):.0f} of {seen('samples'):.0f} completions have no reward: their verdict is unknown "
+        "or no reward applies; check `rewards`, and the answers in `data` with lemma data show"
     )
 
 

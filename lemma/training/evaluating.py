@@ -19,7 +19,10 @@ from lemma.training.stage import Stage
 
 
 class StageBenchmarks:
-    """Evaluates a stage's policy when that is due, logs the numbers, and notes whether they are the best so far."""
+    """Evaluates a stage's policy when that is due, logs the numbers, and notes whether they are the best so far.
+
+    The benchmarks are loaded when it is made: a stage makes it before it begins, and gives it an `engine` later.
+    """
 
     def __init__(
         self,
@@ -28,10 +31,10 @@ class StageBenchmarks:
         fmt: Format,
         policy: Policy,
         *,
-        engine: Engine | None = None,
         rewards: Sequence[Reward] = (),
     ):
-        self._stage, self._policy, self._engine = stage, policy, engine
+        self._stage, self._policy = stage, policy
+        self.engine: Engine | None = None
         self._evaluator = StageEvaluator(
             options,
             policy,
@@ -66,8 +69,8 @@ class StageBenchmarks:
 
     @contextmanager
     def _own_engine(self) -> Iterator[Engine]:
-        if self._engine is not None:
-            yield self._engine
+        if self.engine is not None:
+            yield self.engine
             return
         engine = make_engine(NativeOptions(), self._policy, self._stage.seed, self._stage.emit)
         try:

@@ -30,9 +30,14 @@ def prepare_tasks(stage: Stage, options: ReinforcementOptions, fmt: Format, poli
     tasks, limit = filter_by_length(tasks, [len(task.prompt) for task in tasks], options.data.prompt_length)
     longest = max(len(task.prompt) for task in tasks) if limit is None else limit
     max_tokens = options.rollout.max_tokens or policy.context - longest
+    if max_tokens < 1:
+        raise UserError(
+            f"stage {stage.name}: prompts of {longest} tokens leave no room in the model's context of {policy.context}",
+            fix="lower data.prompt_length.max_tokens, or write rollout.max_tokens",
+        )
     room = policy.context - max_tokens
     kept = [task for task in tasks if len(task.prompt) <= room]
-    if not kept or max_tokens < 1:
+    if not kept:
         raise UserError(
             f"stage {stage.name}: no prompt leaves {max_tokens} tokens of the model's context of {policy.context}",
             fix="lower rollout.max_tokens or data.prompt_length.max_tokens",

@@ -55,6 +55,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
     critic = make_critic(stage, options, total) if algorithm.needs_critic else None
     reference = Reference(stage, policy) if algorithm.needs_reference else None
     diagnosis = Diagnosis(options, max_tokens, stage.warn)
+    benchmarks = StageBenchmarks(stage, options.eval, fmt, policy, rewards=options.rewards)
     for name, part in (("order", order), ("memory", memory), ("critic", critic), ("diagnosis", diagnosis)):
         if part is not None:
             stage.keep(name, part)
@@ -75,7 +76,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
         data=stage.data,
         mask_truncated=options.truncated == "mask",
     )
-    benchmarks = StageBenchmarks(stage, options.eval, fmt, policy, engine=engine, rewards=options.rewards)
+    benchmarks.engine = engine
     by_verdict, held_by = any(reward.needs_verdict for reward in options.rewards), "nothing yet"
     try:
         benchmarks.begin(done, total)

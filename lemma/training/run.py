@@ -46,6 +46,9 @@ def train(
 ) -> int:
     """Run every stage that is not done yet. The exit code: 0 when finished or stopped in good order."""
     skipped = stages_to_skip(recipe, skip, only)
+    for name, options in recipe.stages.items():
+        for reward in () if name in skipped else getattr(options, "rewards", ()):
+            reward.check()
     device = pick_device(recipe.run.device)
     if recipe.model.path != TINY:
         resolve(recipe.model.path)

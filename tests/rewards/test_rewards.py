@@ -151,10 +151,10 @@ def test_a_crash_stops_with_the_name_and_the_completion(tmp_path: Path) -> None:
     assert f"{path}:2:" in message and caught.value.completion == "four"
 
 
-@pytest.mark.parametrize("returned", ["'1'", "True", "float('nan')", "[1]"])
+@pytest.mark.parametrize("returned", ["'1'", "True", "float('nan')", "float('inf')", "[1]"])
 def test_a_reward_that_is_no_number_is_a_crash(tmp_path: Path, returned: str) -> None:
     path = _write(tmp_path, f"def odd(item):\n    return {returned}\n")
-    with pytest.raises(RewardFailed, match="which is not a number"):
+    with pytest.raises(RewardFailed, match="which is not a finite number"):
         combine([make_reward(f"{path}:odd")], [item("x")])
 
 

@@ -1,0 +1,44 @@
+"""A reward of one's own that is not there, or a benchmark without a file, stops a run before anything is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lemma.core.errors import UserError
+from lemma.core.events import silent
+from lemma.recipe import Recipe
+from lemma.training.run import train
+
+
+def recipe(folder: Path, **stage: Any) -> Recipe:
+    data = {"arithmetic": {"operations": 1, "largest": 10, "count": 8}}
+    own = {"kind": "rl", "data": data, "steps": 1, "batch": {"problems": 1}, "rollout": {"max_tokens": 4}}
+    return Recipe.model_validate(
+        {
+            "run": {"dir": str(folder), "threads": 1, "device": "cpu", "tensorboard": False},
+            "model": {"path": "tiny", "tiny": {"hidden": 16, "layers": 1, "feed_forward": 16, "context": 64}},
+            "format": {"name": "r1_zero", "preamble": False},
+            "stages": {"rl": {**own, **stage}},
+        }
+    )
+
+
+def test_a_function_that_is_not_there_is_told_before_anything_is_made(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def polite(item):\n    return 1.0\n")
+    with pytest.raises(UserError, match="there is no function 'polit'; did you mean 'polite'"):
+        train(
+            recipe(tmp_path / "run", rewards=[{"name": "custom", "function": f"{tmp_path}/mine.py:polit"}]), sink=silent
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_fresh_start_without_its_benchmark_puts_the_earlier_run_back(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert train(recipe(folder), sink=silent) == 0
+    wrong = recipe(folder, eval={"benchmarks": [str(tmp_path / "missing.jsonl")]})
+    with pytest.raises(UserError, match="does not exist"):
+        train(wrong, fresh=True, sink=silent)
+    assert (folder / "stages" / "rl" / "done.json").is_file()
