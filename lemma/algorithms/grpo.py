@@ -14,7 +14,6 @@ from pydantic import model_validator
 
 from lemma.algorithms.base import Memory
 from lemma.algorithms.policy_gradient import ClippedPolicyGradient, Level, write_advantages
-from lemma.core.errors import UserError
 from lemma.core.types import Group
 
 if TYPE_CHECKING:
@@ -82,12 +81,5 @@ class Grpo(ClippedPolicyGradient):
         """The named rewards of every sample (R, K); NaN where one does not apply."""
         names = list(self.each_reward or {})
         samples = [trajectory for group in groups for trajectory in group.trajectories]
-        found = {name for trajectory in samples for name in trajectory.rewards} - {"total"}
-        for name in names:
-            if samples and name not in found:
-                raise UserError(
-                    f"algorithm.each_reward names '{name}', which no sample has",
-                    fix="write names of rewards of this stage: " + ", ".join(sorted(found)),
-                )
         table = [[trajectory.rewards.get(name, np.nan) for name in names] for trajectory in samples]
         return np.array(table, dtype=np.float64).reshape(len(samples), len(names))

@@ -179,7 +179,7 @@ class Luffy(Algorithm):
                     trajectory.token_fields["target_prob"] = _target_probs(group, trajectory)
 
     def is_live(self, group: Group) -> bool:
-        if self.sft_weight is not None and _taught(group).any():
+        if self.sft_weight is not None and any(_off(t)[t.chosen_T].any() for t in group.trajectories):
             return True
         found = zip(group.trajectories, self._advantages(group), strict=True)
         return any(self._of_tokens(trajectory, advantage)[trajectory.chosen_T].any() for trajectory, advantage in found)
@@ -258,8 +258,8 @@ def _off(trajectory: Trajectory) -> np.ndarray:
 
 
 def _taught(group: Group) -> np.ndarray:
-    """Which samples a teacher began."""
-    return np.array([bool(_off(t)[t.chosen_T].any()) for t in group.trajectories], dtype=bool)
+    """Which samples a teacher began, also of those whose tokens are masked."""
+    return np.array([bool(_off(t).any()) for t in group.trajectories], dtype=bool)
 
 
 def _target_probs(group: Group, trajectory: Trajectory) -> np.ndarray:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from lemma.algorithms import ALGORITHMS, Memory
 from lemma.algorithms.grpo import Grpo
 from lemma.algorithms.rloo import Rloo
-from lemma.core.errors import LemmaWarning, UserError
+from lemma.core.errors import LemmaWarning
 from lemma.core.types import Group, Message, Problem, Trajectory
 from lemma.objectives.policy import KlTerm, PolicyLoss
 from lemma.objectives.policy_mismatch import MismatchWeight
@@ -162,8 +162,14 @@ def test_each_reward_by_itself() -> None:
     raw = np.array([0, 0, np.sqrt(0.5), -np.sqrt(0.5), 0, 0])
     assert advantages_in(groups) == pytest.approx((raw / raw.std(ddof=1)).tolist())
     assert [algorithm.is_live(g) for g in groups] == [True, True, False]
-    with pytest.raises(UserError, match=r"each_reward names 'style'.*format, right"):
-        Grpo(each_reward={"style": 1.0}).assign(groups, Memory())
+
+
+def test_a_reward_that_applies_to_no_sample_of_a_group_says_nothing_about_it() -> None:
+    algorithm = Grpo(each_reward={"right": 1.0, "format": 1.0}, epsilon=0.0)
+    without = group([{"right": 1.0, "total": 1.0}, {"right": 0.0, "total": 0.0}])
+    assert algorithm.is_live(without)
+    algorithm.assign([without], Memory())
+    assert advantages_in([without]) == pytest.approx([np.sqrt(0.5), -np.sqrt(0.5)], rel=1e-3)
 
 
 def test_the_entropy_bonus_follows_its_target() -> None:
