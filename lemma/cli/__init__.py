@@ -27,12 +27,15 @@ COMMANDS: dict[str, str] = {
     "demo": "train the built-in tiny model and show what it learnt",
 }
 
-_FULL_OR_FORBIDDEN = {
+_REPAIRS = {
     errno.ENOSPC: "free some space and give the same command again",
     errno.EDQUOT: "free some space and give the same command again",
     errno.EACCES: "check who may read and write there",
     errno.EPERM: "check who may read and write there",
     errno.EROFS: "name a folder that can be written",
+    errno.EEXIST: "name another folder",
+    errno.ENOTDIR: "name a path that does not go through a file",
+    errno.EISDIR: "name a file",
 }
 
 
@@ -54,10 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        if error.errno not in _FULL_OR_FORBIDDEN:
+        if error.errno not in _REPAIRS:
             raise
         where = f" ({error.filename})" if error.filename else ""
-        return _complain(f"{error.strerror}{where}; {_FULL_OR_FORBIDDEN[error.errno]}")
+        return _complain(f"{error.strerror}{where}; {_REPAIRS[error.errno]}")
 
 
 def _complain(sentence: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 def run(args: argparse.Namespace) -> int:
     for name, least in (("groups", 1), ("group_size", 1), ("max_tokens", 1), ("temperature", 0), ("show", 0)):
         value = getattr(args, name)
-        if value is not None and value < least:
+        if value is not None and not least <= value < math.inf:
             raise UserError(f"--{name.replace('_', '-')} is {value}", fix=f"write {least} or more")
     recipe = _recipe(args)
     name, options = _stage(recipe, args.stage)

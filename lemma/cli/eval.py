@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -99,7 +100,7 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("no benchmark is named", fix="write for example `--benchmarks gsm8k,math500`")
     for name, least in (("samples", 1), ("max_tokens", 1), ("temperature", 0), ("seed", 0), ("limit", 1)):
         value = getattr(args, name)
-        if value is not None and not value >= least:
+        if value is not None and not least <= value < math.inf:
             raise UserError(f"--{name.replace('_', '-')} is {value}", fix=f"write {least} or more")
     if not 0 < args.top_p <= 1:
         raise UserError(f"--top-p is {args.top_p}", fix="write a number above 0 and up to 1")

@@ -15,8 +15,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -273,16 +275,29 @@ def read_report(folder: str | Path) -> Report:
         raise UserError(f"{folder} holds no evaluation", fix="give the folder that `lemma eval` wrote")
     if not is_complete(folder):
         raise UserError(f"the evaluation in {folder} is not complete", fix="give its `lemma eval` command again")
+    path = folder / "samples.jsonl"
     rows: dict[str, list[Row]] = {name: [] for name in settings["benchmarks"]}
-    for number, values in enumerate(read_json_lines(folder / "samples.jsonl"), start=1):
+    lines = read_json_lines(path)
+    for number in count(1):
         try:
+            values = next(lines, None)
+            if values is None:
+                break
             row = Row(**values)
             rows[row.benchmark].append(row)
-        except (TypeError, KeyError) as error:
-            raise UserError(
-                f"this sample cannot be read ({error})",
-                file=folder / "samples.jsonl",
-                line=number,
-                fix="evaluate again",
-            ) from error
+        except (TypeError, KeyError, ValueError) as error:
+            fix = "evaluate again in another folder"
+            raise UserError(f"this sample cannot be read ({error})", file=path, line=number, fix=fix) from error
+    for name, own in rows.items():
+        _check_whole(path, name, own, settings["benchmarks"][name])
     return make_report(settings["model"], settings["benchmarks"], rows)
+
+
+def _check_whole(path: Path, name: str, rows: Sequence[Row], settings: Mapping[str, Any]) -> None:
+    """A file that lost some of its samples would give numbers over fewer problems."""
+    counts = Counter(row.problem for row in rows)
+    if len(counts) != settings["n"] or set(counts.values()) != {settings["k"]}:
+        raise UserError(
+            f"{path} holds {len(rows)} samples of {name}, not {settings['k']} of each of {settings['n']} problems",
+            fix="evaluate again in another folder",
+        )

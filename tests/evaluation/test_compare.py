@@ -184,7 +184,8 @@ def test_doubts_are_said() -> None:
 def write(folder: Path, right: np.ndarray, **more: Any) -> Path:
     """An evaluation on disk, as `lemma eval` leaves it."""
     settings = {
-        "metric": "avg", "ties": "average", "seed": 0, "temperature": 0.6, "top_p": 1.0, "max_tokens": 256,
+        "n": right.shape[0], "k": right.shape[1], "metric": "avg", "ties": "average", "seed": 0,
+        "temperature": 0.6, "top_p": 1.0, "max_tokens": 256,
         "format": {"name": "boxed"}, "format_hash": "f", "grader": "1", "engine": "native", **more,
     }  # fmt: skip
     made: dict[str, Any] = {
@@ -228,3 +229,31 @@ def test_the_command_refuses_what_is_no_evaluation(tmp_path: Path, capsys: pytes
     assert "holds no evaluation" in capsys.readouterr().err
     made = write(tmp_path / "a", np.ones((3, 1)))
     assert read_evaluation(made, "format").scores["made"] == {"p0": [1.0], "p1": [1.0], "p2": [1.0]}
+
+
+def test_a_file_that_lost_samples_gives_no_numbers_over_fewer_problems(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = write(tmp_path / "a", np.ones((3, 2)))
+    samples = made / "samples.jsonl"
+    lines = samples.read_text().splitlines(keepends=True)
+    for kept in (lines[:5], lines[:4], lines + lines[:1]):
+        samples.write_text("".join(kept))
+        assert main(["compare", str(made), str(made)]) == 2
+        assert f"holds {len(kept)} samples of made, not 2 of each of 3 problems" in capsys.readouterr().err
+    for broken in ("{nothing\n", '{"benchmark": "made"}\n', "[1]\n"):
+        samples.write_text("".join([lines[0], broken]))
+        assert main(["compare", str(made), str(made)]) == 2
+        assert f"{samples}:2: this sample cannot be read" in capsys.readouterr().err
+
+
+def test_where_results_cannot_be_written_one_sentence_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = write(tmp_path / "a", np.ones((3, 1)))
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file" / "x.json", made):
+        assert main(["compare", str(made), str(made), "--json", str(place)]) == 2
+        assert capsys.readouterr().err.startswith("lemma: error: ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "file"], "nothing is left half written"
+    assert (tmp_path / "file").read_text() == "mine"
