@@ -13,6 +13,7 @@ from lemma.core.files import read_json_lines
 from lemma.data.options import ArithmeticOptions
 from lemma.evaluation.benchmarks import Benchmark
 from lemma.evaluation.metrics import Score, Summary
+from lemma.evaluation.paired import paired_test
 from lemma.evaluation.results import Report, Row
 from lemma.formats import Format
 from lemma.reporting.text import duration
@@ -150,15 +151,15 @@ def explanation(found: Sequence[Measured]) -> str:
     by_stage = {one.stage: one for one in found}
     sft, grpo, longer = (by_stage[stage] for stage in ("sft", "grpo", "sft_longer"))
     before, after, control = (Styles.of(_rows(one.sampled)) for one in (sft, grpo, longer))
-    gain, more = (_points(sft.greedy, one.greedy) for one in (grpo, longer))
+    gain, more = (_change(sft.greedy, one.greedy) for one in (grpo, longer))
     return (
         "What GRPO did. It was told only whether answers are right, and it saw no new solution: it made the model "
         "prefer a way of working that SFT had taught it. The demonstrations are of two kinds: 60% do the whole sum in "
         f"one line, 40% write down every step. Sampled after SFT, {before.share:.0%} of the answers write steps down; "
         f"of those {_share(before.right_stepwise)} are right, of the others {_share(before.right_terse)}. After GRPO "
         f"{after.share:.0%} write steps down, and {_share(after.right_stepwise)} of those are right. "
-        f"{_parts(before, after)} Greedily, GRPO changed accuracy by {gain:+.1f} points in {duration(grpo.seconds)}. "
-        f"More SFT, with new demonstrations and for {duration(longer.seconds)}, changed it by {more:+.1f} points: "
+        f"{_parts(before, after)} Greedily, GRPO changed accuracy by {gain} in {duration(grpo.seconds)}. "
+        f"More SFT, with new demonstrations and for {duration(longer.seconds)}, changed it by {more}: "
         f"imitation keeps the mixture ({control.share:.0%} write steps down). Were all demonstrations worked out step "
         "by step, SFT alone would do; GRPO found out which of them are worth imitating."
     )
@@ -172,7 +173,7 @@ def _parts(before: Styles, after: Styles) -> str:
     choice = 100 * (after.share - before.share) * (before.right_stepwise - before.right_terse)
     return (
         f"Of {whole:+.1f} points at temperature 1, {choice:+.1f} come from choosing that way more often, and "
-        f"{whole - choice:+.1f} from fewer or more slips within each way."
+        f"{whole - choice:+.1f} from {'fewer' if whole >= choice else 'more'} slips."
     )
 
 
@@ -226,8 +227,11 @@ def _accuracy(report: Report) -> Score:
     return _summary(report).accuracy
 
 
-def _points(before: Report, after: Report) -> float:
-    return 100 * (_accuracy(after).value - _accuracy(before).value)
+def _change(before: Report, after: Report) -> str:
+    """How many points an accuracy changed by, problem by problem, with the 95% interval."""
+    right = ([[float(row.verdict == "right")] for row in _rows(report)] for report in (before, after))
+    found = paired_test(*right)
+    return f"{100 * found.difference:+.1f} points (95% interval {100 * found.low:+.1f} to {100 * found.high:+.1f})"
 
 
 def _right(rows: Sequence[Row]) -> float | None:
