@@ -172,7 +172,7 @@ def test_the_explanation_gives_the_numbers_of_the_run() -> None:
     # 3 of 5 right before, 4 of 5 after: the choice alone would give (0.8 - 0.4) * (1 - 1/3).
     for part in ("40% of the answers write steps down; of those 100% are right, of the others 33%.",
                  "After GRPO 80% write steps down, and 100% of those are right.",
-                 "Of +20.0 points at temperature 1, +26.7 come from choosing that way more often, and -6.7 from more slips.",
+                 "Of +20.0 points at temperature 1, +26.7 come from choosing that way", "and -6.7 from more slips.",
                  "GRPO changed accuracy by +20.0 points (95% interval ",
                  "in 30 s. More SFT, with new demonstrations and for 1 min 1 s, changed it by -20.0 points (95%",
                  "imitation keeps the mixture (40% "):  # fmt: skip
