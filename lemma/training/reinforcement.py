@@ -62,20 +62,8 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
     done = stage.resume(learner, total)
     engine = make_rollout_engine(stage, options, policy, max(len(task.prompt) for task in tasks) + max_tokens)
     engine.update_weights(done)
-    roller = Roller(
-        engine,
-        Judge(fmt, options.rewards, policy.tokenizer),
-        sampling_of(options, fmt, max_tokens),
-        algorithm,
-        order,
-        stage.folder.stage(stage.name) / "journal",
-        problems=options.batch.problems,
-        further_rounds=options.rounds,
-        seed=stage.seed,
-        name=stage.name,
-        data=stage.data,
-        mask_truncated=options.truncated == "mask",
-    )
+    sampling = sampling_of(options, fmt, max_tokens)
+    roller = make_roller(stage, options, Judge(fmt, options.rewards, policy.tokenizer), engine, order, sampling)
     benchmarks.engine = engine
     by_verdict, held_by = any(reward.needs_verdict for reward in options.rewards), "nothing yet"
     try:
@@ -197,6 +185,25 @@ def cache_tokens(stage: Stage, options: ReinforcementOptions, policy: Policy, ne
         taken += plan.weights
     room = torch.cuda.get_device_properties(policy.device).total_memory * MEMORY_SHARE - taken
     return max(BLOCK, min(needed, int(room // bytes_per_token(policy))))
+
+
+def make_roller(
+    stage: Stage, options: ReinforcementOptions, judge: Judge, engine: Engine, order: ProblemOrder, sampling: Sampling
+) -> Roller:
+    return Roller(
+        engine,
+        judge,
+        sampling,
+        options.algorithm,
+        order,
+        stage.folder.stage(stage.name) / "journal",
+        problems=options.batch.problems,
+        further_rounds=options.rounds,
+        seed=stage.seed,
+        name=stage.name,
+        data=stage.data,
+        mask_truncated=options.truncated == "mask",
+    )
 
 
 def sampling_of(options: ReinforcementOptions, fmt: Format, max_tokens: int) -> Sampling:
