@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lemma.cli.parser import named
 from lemma.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,11 +36,12 @@ def check_source(options: DataOptions, args: argparse.Namespace) -> int:
     from lemma.data.readers import problem_of
     from lemma.evaluation.contamination import check_rows
 
-    if not args.against:
+    against = named(args.against or "")
+    if not against:
         raise UserError("there is nothing to compare with", fix="name benchmarks, such as `--against math500,aime24`")
     items = load_rows(options, args.seed)
     problems = [problem_of(item) for item in items]
-    found = check_rows(problems, load_benchmarks(args.against.split(","), args.data_dir))
+    found = check_rows(problems, load_benchmarks(against, args.data_dir))
     report(found, items, args.show)
     if args.clean is not None:
         kept = [item for place, item in enumerate(items) if place not in found.flagged]
@@ -54,7 +56,7 @@ def check_recipe(recipe: Recipe, args: argparse.Namespace) -> int:
     """Compare the data of every stage with the benchmarks named, or with those that the stage evaluates on."""
     if args.clean is not None:
         raise UserError("--clean writes the rows of one source", fix="name the data file in place of the recipe")
-    found = list(stages_with_benchmarks(recipe, args.against.split(",") if args.against else None, args.data_dir))
+    found = list(stages_with_benchmarks(recipe, named(args.against) if args.against else None, args.data_dir))
     if not found:
         fix = "write `--against math500,aime24`, or `eval: {benchmarks: [...]}` in a stage"
         raise UserError("no stage names a benchmark", fix=fix)

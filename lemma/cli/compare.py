@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lemma.cli.parser import Parser
+from lemma.cli.parser import Parser, named
 from lemma.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.show < 0:
         raise UserError(f"--show is {args.show}", fix="write 0 or more")
-    wanted = args.benchmarks.split(",") if args.benchmarks else None
+    wanted = named(args.benchmarks) if args.benchmarks else None
     first, second = (read_evaluation(path, args.metric) for path in (args.first, args.second))
     found = compare(first, second, wanted)
     print(f"A: {first.name}\nB: {second.name}\n")

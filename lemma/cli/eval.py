@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lemma.cli.parser import Parser
+from lemma.cli.parser import Parser, named
 from lemma.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     check_graders(settings.grader)
     if args.format is not None:
         make_format(args.format)
-    benchmarks = load_all([name.strip() for name in args.benchmarks.split(",") if name.strip()], settings)
+    benchmarks = load_all(named(args.benchmarks), settings)
     model = args.model if args.model == TINY else resolve(args.model)
     console = Console(sys.stderr)
     policy, engine = _open(args, model, console)

@@ -56,3 +56,8 @@ def add_recipe(parser: Parser) -> None:
         default=[],
         help="replace a value of the recipe, such as stages.sft.optim.lr=1e-5; may be repeated",
     )
+
+
+def named(text: str) -> list[str]:
+    """The names in `a, b`."""
+    return [name.strip() for name in text.split(",") if name.strip()]

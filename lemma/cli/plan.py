@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lemma.cli.parser import Parser, add_recipe
+from lemma.cli.parser import Parser, add_recipe, named
 
 if TYPE_CHECKING:
     from lemma.data.options import DataOptions, SourceOptions
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
     recipe = load_recipe(args.recipe, args.overrides)
     print(describe(recipe))
-    against = args.against.split(",") if args.against else None
+    against = named(args.against) if args.against else None
     for line in plan_lines(recipe, against, args.data_dir, is_asked=args.check_data or against is not None):
         print(line)
     return 0

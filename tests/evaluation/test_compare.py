@@ -228,6 +228,9 @@ def test_the_command_refuses_what_is_no_evaluation(tmp_path: Path, capsys: pytes
     assert main(["compare", str(tmp_path), str(tmp_path)]) == 2
     assert "holds no evaluation" in capsys.readouterr().err
     made = write(tmp_path / "a", np.ones((3, 1)))
+    assert main(["compare", str(made), str(made), "--benchmarks", "made, "]) == 0
+    assert main(["compare", str(made), str(made), "--benchmarks", "mad"]) == 2
+    assert "did you mean 'made'?" in capsys.readouterr().err
     assert read_evaluation(made, "format").scores["made"] == {"p0": [1.0], "p1": [1.0], "p2": [1.0]}
 
 
