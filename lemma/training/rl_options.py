@@ -15,6 +15,7 @@ from lemma.data.options import DataOptions
 from lemma.engines.options import ENGINES, EngineOptions, NativeOptions
 from lemma.rewards import REWARDS, Reward
 from lemma.rewards.combine import labels
+from lemma.rewards.lengths import SoftOverlong
 from lemma.training.options import BudgetOptions, StageOptions
 
 
@@ -113,6 +114,21 @@ class ReinforcementOptions(StageOptions):
             if name not in known:
                 raise ValueError(
                     f"algorithm.each_reward names '{name}', which is not in rewards; {nearest(name, known)}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _length_costs_something(self) -> ReinforcementOptions:
+        longest = self.rollout.max_tokens
+        for reward in self.rewards:
+            if (
+                isinstance(reward, SoftOverlong)
+                and longest is not None
+                and reward.max_tokens - reward.margin >= longest
+            ):
+                raise ValueError(
+                    f"soft_overlong begins after {reward.max_tokens - reward.margin} tokens, which no response has; "
+                    f"give it `max_tokens: {longest}` and a `margin`"
                 )
         return self
 

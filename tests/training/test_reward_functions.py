@@ -42,3 +42,9 @@ def test_a_fresh_start_without_its_benchmark_puts_the_earlier_run_back(tmp_path:
     with pytest.raises(UserError, match="does not exist"):
         train(wrong, fresh=True, sink=silent)
     assert (folder / "stages" / "rl" / "done.json").is_file()
+
+
+def test_a_punishment_of_length_that_no_response_reaches_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"begins after 12288 tokens, which no response has; give it `max_tokens: 4`"):
+        recipe(tmp_path, rewards=["accuracy", "soft_overlong"])
+    recipe(tmp_path, rewards=["accuracy", {"name": "soft_overlong", "max_tokens": 4, "margin": 1}])
