@@ -93,6 +93,8 @@ def _evaluate(
 ) -> Report:
     began = time.perf_counter()
     with GradingService(_workers()) if service is None else nullcontext(service) as used:
+        if policy.device.type != "cpu":
+            used.start()  # where the engine leaves the cores alone, starting hides behind it
         judge = _Judge(asked, rewards or [Accuracy()], policy.tokenizer, used)
         rows = _generate(engine, asked, judge, folder, sink)
         sampled = time.perf_counter()

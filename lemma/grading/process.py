@@ -31,11 +31,18 @@ class Worker:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
         self.buffer = b""
+        self.is_ready = False
+
+    def wait_until_ready(self) -> None:
+        """A worker says one line when it has everything imported."""
+        if self.is_ready:
+            return
         try:
             self.receive(START_SECONDS)
         except Stopped:
             self.kill()
             raise
+        self.is_ready = True
 
     def send(self, messages: list[dict[str, Any]]) -> None:
         assert self.process.stdin is not None

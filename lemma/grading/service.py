@@ -16,6 +16,7 @@ import weakref
 from collections import Counter, OrderedDict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any
@@ -62,7 +63,7 @@ _services: weakref.WeakSet[GradingService] = weakref.WeakSet()
 
 
 class GradingService:
-    """Grades completions; see the module's text. Workers start with the first question that needs one.
+    """Grades completions; see the module's text. Workers start with the first question that needs one, or with `start`.
 
     `cpu_seconds` and `megabytes` limit each comparison by sympy; `wall_seconds` is the backstop for a worker that does
     not even notice its CPU limit.
@@ -173,13 +174,25 @@ class GradingService:
             task = _Task(question)
             self._waiting[key] = task
             if len(self._threads) < self.workers:
-                thread = threading.Thread(target=self._run, args=(len(self._threads),), daemon=True, name="grading")
-                self._threads.append(thread)
-                thread.start()
+                self._add_thread()
         self._queue.put(task)
         return task.future
 
     # Working
+
+    def start(self) -> None:
+        """Start all workers now, so that no question waits for one; nothing is waited for."""
+        with self._lock:
+            assert not self._closed, "the grading service is closed"
+            for place in range(len(self._threads), self.workers):
+                with suppress(OSError):
+                    self._live[place] = self._new_worker()
+                self._add_thread()
+
+    def _add_thread(self) -> None:
+        thread = threading.Thread(target=self._run, args=(len(self._threads),), daemon=True, name="grading")
+        self._threads.append(thread)
+        thread.start()
 
     def _run(self, place: int) -> None:
         """One thread for one worker: take a batch, send it, read the answers in order."""
@@ -267,9 +280,13 @@ class GradingService:
         worker = self._live.get(place)
         if worker is None or worker.process.poll() is not None:
             self._drop(place)
-            self.counts["started"] += 1
-            worker = self._live[place] = Worker(self.cpu_seconds, self.megabytes)
+            worker = self._live[place] = self._new_worker()
+        worker.wait_until_ready()
         return worker
+
+    def _new_worker(self) -> Worker:
+        self.counts["started"] += 1
+        return Worker(self.cpu_seconds, self.megabytes)
 
     def _drop(self, place: int) -> None:
         worker = self._live.pop(place, None)

@@ -47,6 +47,11 @@ class RewardInput:
             self._asked = [service.submit(text, gold, self.rules) for gold in self.problem.golds]
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether a verdict that was asked for is still on its way."""
+        return not all(asked.done() for asked in self._asked)
+
+    @property
     def verdict(self) -> Verdict:
         """The grader's word: right if any gold is met, unknown only if no gold could decide."""
         if self._verdict is None:

@@ -15,8 +15,10 @@ from lemma.rollouts.journal import Journal
 from lemma.rollouts.judge import Judge, Pending
 from lemma.rollouts.sample import Sample
 
-# Samples that are scored together; also how many verdicts may be on their way before the oldest is waited for.
+# Samples that are scored together.
 BATCH = 64
+# How many verdicts may be on their way before the oldest is waited for.
+MOST_WAITING = 4096
 NOTHING = np.zeros(0, dtype=np.int32)
 
 
@@ -68,6 +70,9 @@ def collect(
                 journal.append(sample, extra(ask, sample))
             yield sample
 
+    def all_there(part: Sequence[tuple[Ask, Pending]]) -> bool:
+        return not any(pending.item.is_waiting for _, pending in part)
+
     for completion in engine.completions():
         ask = missing[completion.key]
         sample = _sample(ask, completion)
@@ -75,7 +80,7 @@ def collect(
             continue
         fault_point("rollouts.sampled")
         waiting.append((ask, judge.begin(ask.problem, sample)))
-        if len(waiting) >= 2 * BATCH:
+        if len(waiting) >= BATCH and (len(waiting) >= MOST_WAITING or all_there(waiting[:BATCH])):
             yield from settle(BATCH)
     fault_point("rollouts.generated")
     while waiting:

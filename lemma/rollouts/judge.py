@@ -86,4 +86,4 @@ def text_of(ids: np.ndarray, finish: str, tokenizer: Any) -> str:
     """The text of a response; the end-of-sequence token that ended it is not part of it."""
     if finish in ("stop", "given") and len(ids) and ids[-1] == tokenizer.eos_token_id:
         ids = ids[:-1]
-    return tokenizer.decode(ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from concurrent.futures import as_completed
+from time import perf_counter
 
 import pytest
 
@@ -88,3 +89,20 @@ def test_closing_finishes_what_was_asked() -> None:
     future = service.submit(SUM % 14, "105")
     service.close()
     assert future.result(0).right
+
+
+def test_workers_that_were_started_early_do_the_work() -> None:
+    with GradingService(workers=2) as service:
+        service.start()
+        service.start()
+        assert service.counts["started"] == 2
+        assert service.grade(r"\boxed{\sin^2 x + \cos^2 x}", "1").kind == "right"
+        assert service.counts["started"] == 2
+
+
+def test_closing_does_not_wait_for_a_worker_that_nobody_needed() -> None:
+    service = GradingService()
+    service.start()
+    began = perf_counter()
+    service.close()
+    assert perf_counter() - began < 0.5, "a worker takes about a second to import sympy"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +16,14 @@ from lemma.engines.base import Sampling
 from lemma.engines.native.engine import NativeEngine
 from lemma.formats import make_format
 from lemma.formats.encode import encode_prompt
+from lemma.grading import Rules, Verdict
 from lemma.models.load import build_policy
 from lemma.models.options import ModelOptions, TinyOptions
 from lemma.models.policy import Policy
 from lemma.rewards import make_reward
 from lemma.rollouts import Ask, Journal, Judge, Sample, collect, read_samples
 from tests.models.small import CPU
+from tests.rollouts.scripted import Scripted
 
 FORMAT = make_format("r1_zero")
 SAMPLING = Sampling(max_tokens=12)
@@ -106,3 +109,31 @@ def test_a_journal_of_another_version_is_refused_in_one_sentence(tmp_path: Path)
     (tmp_path / "a.jsonl").write_text('{"version": 99}\n')
     with pytest.raises(UserError, match=r"version 1 of the journal"):
         Journal(tmp_path / "a.jsonl")
+
+
+def test_a_slow_verdict_does_not_keep_later_completions_from_being_read(policy: Policy) -> None:
+    read: list[str] = []
+
+    class Slow:
+        """Gives every verdict but the first, which comes when all completions have been read."""
+
+        first: Future[Verdict] | None = None
+
+        def submit(self, text: str, gold: str, rules: Rules) -> Future[Verdict]:
+            read.append(text)
+            future: Future[Verdict] = Future()
+            if self.first is None:
+                self.first = future
+            else:
+                future.set_result(Verdict("wrong", "value"))
+            if len(read) == 300:
+                self.first.set_result(Verdict("right", "value"))
+            return future
+
+    engine = Scripted(policy.tokenizer, lambda request, sample: "<think> 1 </think> <answer> 2 </answer>")
+    work = [replace(ask, key=("rl", 1, i)) for i, ask in enumerate(asks(policy, 75))]
+    judged = Judge(make_format({"name": "r1_zero"}), [make_reward("accuracy")], policy.tokenizer, service=Slow())  # type: ignore[arg-type]
+    samples = iter(collect(engine, work, Sampling(max_tokens=20), judged))
+    assert next(samples).verdict == "right"
+    assert len(read) == 300
+    assert len(list(samples)) == 299
