@@ -5,8 +5,9 @@
     python -m benchmarks.luffy_order --table                                    the table of the rows that are there
 
 Every row is a run of `lemma.training.run.train` on the built-in model and problems. The four systems of a seed begin
-from the same model. It learnt to calculate from solutions that write every step (`style: stepwise`), then it imitated
-solutions that leave steps out at random (`style: skipping`). The teacher's traces write every step:
+from the same model. It learnt from solutions that write few of the steps, and every step only where the question asks
+how; so it can calculate, but does not where nobody asks. RL and the tests never ask. The teacher's traces write every
+step:
 
     luffy         one trace in each group of eight, shaped by p / (p + 0.1)
     on_policy     eight samples of its own, no trace
@@ -57,10 +58,11 @@ class Settings:
     largest: int = 80
     hidden: int = 128
     layers: int = 3
-    worked_steps: int = 2500
-    worked_lr: float = 3e-3
-    sft_steps: int = 150
-    sft_lr: float = 1e-3
+    written: float = 0.25
+    """Share of the running totals that the start's solutions write where nobody asks how."""
+    asked_how: float = 0.5
+    sft_steps: int = 3000
+    sft_lr: float = 2e-3
     sft_sequences: int = 64
     problems: int = 16
     mini_batches: int = 2
@@ -71,8 +73,8 @@ class Settings:
     rate, lose most of what the start had learnt."""
     trace_epochs: int = 3
     trace_lr: float = 2e-4
-    start_device: str = "auto"
-    """Where the starts are trained: on a GPU where there is one. Everything else runs on one CPU thread."""
+    device: str = "auto"
+    """A GPU where there is one; on a CPU each row runs on one thread."""
     tested: int = 300
     every: int = 0
     """Steps between greedy evaluations on the way; 0: none."""
@@ -83,32 +85,29 @@ class Settings:
         return 6 * self.operations + 12
 
 
+OF_THE_START = ("operations", "largest", "hidden", "layers", "written", "asked_how", "sft_steps", "sft_lr",
+                "sft_sequences", "device")  # fmt: skip
+
+
 # --- recipes -----------------------------------------------------------------------------------------------------
 
 
-def problems(settings: Settings, style: str, count: int, seed: int) -> Row:
-    """Problems of the training split; another seed, other problems."""
-    values = {"operations": settings.operations, "largest": settings.largest, "style": style}
+def problems(settings: Settings, count: int, seed: int) -> Row:
+    """Problems of the training split with worked solutions; another seed, other problems."""
+    values = {"operations": settings.operations, "largest": settings.largest, "style": "stepwise"}
     return {"source": "arithmetic", "arithmetic": values | {"count": count, "seed": seed}}
 
 
-def start_stages(settings: Settings, seed: int) -> Row:
-    """The model learns to calculate from solutions that write every step, then imitates some that leave steps out."""
-    worked = imitation(settings, "stepwise", settings.worked_steps, settings.worked_lr, 100 * seed)
-    return {
-        "worked": worked,
-        "sft": imitation(settings, "skipping", settings.sft_steps, settings.sft_lr, 100 * seed + 3),
-    }
-
-
-def imitation(settings: Settings, style: str, steps: int, rate: float, seed: int) -> Row:
-    count = min(steps * settings.sft_sequences, MOST_DEMONSTRATIONS)
+def start_stage(settings: Settings, seed: int) -> Row:
+    """The model imitates solutions that skip most steps, and such as write all of them where the question asks how."""
+    data = problems(settings, min(settings.sft_steps * settings.sft_sequences, MOST_DEMONSTRATIONS), 100 * seed)
+    data["arithmetic"] |= {"style": "skipping", "written": settings.written, "asked_how": settings.asked_how}
     return {
         "kind": "supervised",
-        "data": problems(settings, style, count, seed),
-        "steps": steps,
+        "data": data,
+        "steps": settings.sft_steps,
         "batch": {"sequences": settings.sft_sequences},
-        "optim": {"lr": rate, "schedule": "linear", "warmup": 30},
+        "optim": {"lr": settings.sft_lr, "schedule": "linear", "warmup": 30},
         "checkpoint": {"every": 0},
         "log_every": 50,
     }
@@ -119,7 +118,7 @@ def trace_stage(settings: Settings, seed: int) -> Row:
     count = settings.rl_steps * settings.problems
     return {
         "kind": "supervised",
-        "data": problems(settings, "stepwise", count, 100 * seed + 2),
+        "data": problems(settings, count, 100 * seed + 2),
         "epochs": settings.trace_epochs,
         "batch": {"sequences": settings.sft_sequences},
         "optim": {"lr": settings.trace_lr, "schedule": "cosine", "final_lr": 0.1, "warmup": 0.1},
@@ -143,7 +142,7 @@ def rl_stage(settings: Settings, system: str, seed: int) -> Row:
     stage = {
         "kind": "rl",
         "algorithm": algorithm(system, settings.mini_batches),
-        "data": problems(settings, "stepwise", settings.rl_steps * settings.problems, 100 * seed + 1),
+        "data": problems(settings, settings.rl_steps * settings.problems, 100 * seed + 1),
         "rewards": ["accuracy"],
         "rollout": {"temperature": 1.0, "max_tokens": settings.trace_tokens},
         "batch": {"problems": settings.problems},
@@ -152,7 +151,7 @@ def rl_stage(settings: Settings, system: str, seed: int) -> Row:
         "checkpoint": {"every": 0},
     }
     if settings.every:
-        test = problems(settings, "stepwise", 100, 0) | {"name": "way", "split": "validation"}
+        test = problems(settings, 100, 0) | {"name": "way", "split": "validation"}
         stage["eval"] = {"benchmarks": [test], "every": settings.every, "max_tokens": settings.trace_tokens}
     return stage
 
@@ -161,14 +160,14 @@ def recipe_of(settings: Settings, system: str, seed: int, runs: Path) -> Row:
     """The recipe of a row, as it would stand in a file."""
     model: Row = {"path": "tiny", "tiny": {"hidden": settings.hidden, "layers": settings.layers}}
     if system == START:
-        stages = start_stages(settings, seed)
+        stages = {"sft": start_stage(settings, seed)}
     else:
         model = {"path": str(start_folder(settings, seed, runs) / "stages" / "sft" / "final")}
         stages = {"traces": trace_stage(settings, seed)} if system == "sft_rl" else {}
         stages["rl"] = rl_stage(settings, system, seed)
-    device = settings.start_device if system == START else "cpu"
-    run = {"dir": str(run_folder(settings, system, seed, runs)), "seed": seed, "device": device, "threads": 1}
-    return {"run": run, "model": model | {"precision": "fp32"}, "format": FORMAT, "stages": stages}
+    folder = str(run_folder(settings, system, seed, runs))
+    run = {"dir": folder, "seed": seed, "device": settings.device, "threads": 1, "tensorboard": False}
+    return {"run": run, "model": model, "format": FORMAT, "stages": stages}
 
 
 # --- one row -------------------------------------------------------------------------------------------------------
@@ -176,19 +175,7 @@ def recipe_of(settings: Settings, system: str, seed: int, runs: Path) -> Row:
 
 def start_folder(settings: Settings, seed: int, runs: Path) -> Path:
     """Runs that share a start share its settings, whatever comes later."""
-    known = (
-        "operations",
-        "largest",
-        "hidden",
-        "layers",
-        "worked_steps",
-        "worked_lr",
-        "sft_steps",
-        "sft_lr",
-        "sft_sequences",
-        "start_device",
-    )
-    return runs / f"start-{seed}-{_name({name: getattr(settings, name) for name in known})}"
+    return runs / f"start-{seed}-{_name({name: getattr(settings, name) for name in OF_THE_START})}"
 
 
 def run_folder(settings: Settings, system: str, seed: int, runs: Path) -> Path:
@@ -246,26 +233,30 @@ def _recipe(values: Row) -> Any:
 
 
 def measure(folder: Path, settings: Settings) -> Row:
-    """Right answers on the test split, greedily and at temperature 1: of each problem how many samples are right."""
+    """Right answers on the test split, greedily, at temperature 1, and greedily where the question asks how: of each
+    problem how many samples are right."""
     from lemma.engines import open_engine
 
     last = "rl" if (folder / "stages" / "rl").is_dir() else "sft"
     model = str(folder / "stages" / last / "final")
-    policy, engine = open_engine(model, "cpu", 0)
+    policy, engine = open_engine(model, settings.device, 0)
     try:
         greedy = _evaluate(policy, engine, settings, folder / f"greedy-{settings.tested}", model, 0.0, 1)
         sampled = _evaluate(policy, engine, settings, folder / f"sampled-{settings.tested}", model, 1.0, SAMPLES)
+        asked = _evaluate(policy, engine, settings, folder / f"asked-{settings.tested}", model, 0.0, 1, asked_how=1.0)
     finally:
         engine.close()
-    return {"greedy": greedy, "sampled": sampled}
+    return {"greedy": greedy, "sampled": sampled, "asked": asked}
 
 
 def _evaluate(
-    policy: Any, engine: Any, settings: Settings, folder: Path, model: str, temperature: float, samples: int
-) -> Row:
+    policy: Any, engine: Any, settings: Settings, folder: Path, model: str, temperature: float, samples: int,
+    asked_how: float = 0.0,
+) -> Row:  # fmt: skip
     from lemma.evaluation.runner import EvalSettings, evaluate
 
-    test = problems(settings, "stepwise", settings.tested, 0) | {"name": "test", "split": "test"}
+    test = problems(settings, settings.tested, 0) | {"name": "test", "split": "test"}
+    test["arithmetic"] |= {"asked_how": asked_how}
     how = EvalSettings(samples=samples, temperature=temperature, max_tokens=settings.trace_tokens, format=FORMAT)
     report = evaluate(engine, policy, [test], how, folder, model=model)
     rows = report.rows["test"]
@@ -328,7 +319,8 @@ def short(result: Row) -> str:
     one, many = result["greedy"], result["sampled"]
     return (
         f"{head}: greedy {one['accuracy']:.1%} (steps written {one['written']:.0%}), at temperature 1 "
-        f"{many['accuracy']:.1%} (format {many['format']:.0%}), {result['seconds']:.0f} s, rewards {result['rewards']}"
+        f"{many['accuracy']:.1%} (format {many['format']:.0%}), asked how {result['asked']['accuracy']:.1%}, "
+        f"{result['seconds']:.0f} s, rewards {result['rewards']}"
     )
 
 

@@ -2,6 +2,8 @@
 
     eva has 13 pens . buys 9 . gives 3 . finds 3 . halves . loses 9 . gets 3 . how many ?
 
+Where a question goes on with `how ?`, the solution writes every step.
+
 Every token is separated by one space and every number from 0 to 99 is one word, so a word-level tokenizer made from
 `VOCABULARY` reads all of it. Problem number i depends only on the seed, the split and i. Which split a problem belongs
 to is decided by a hash of its start value and its operations (the words around them do not count), so that no problem
@@ -44,6 +46,7 @@ VOCABULARY: tuple[str, ...] = (
 SMALLEST_START, LARGEST_START = 3, 15
 SMALLEST_AMOUNT, LARGEST_AMOUNT = 2, 9
 TERSE_SHARE = 0.6
+WRITTEN_SHARE = 0.5
 SPLIT_OF_HASH = ("train", "train", "train", "train", "test", "test", "validation", "validation")
 
 
@@ -88,7 +91,7 @@ def solution(problem: Problem, style: Style) -> str:
     the problem's id alone.
     """
     first, steps = parse(problem.question)
-    return _solution(first, steps, style, problem.id)
+    return _solution(first, steps, style, problem.id, WRITTEN_SHARE)
 
 
 def mistaken(item: Demonstration) -> Demonstration:
@@ -100,14 +103,16 @@ def mistaken(item: Demonstration) -> Demonstration:
     return replace(item, reasoning=item.reasoning.removesuffix(item.answer) + wrong, answer=wrong)
 
 
-def _solution(first: int, steps: Sequence[Step], style: Style, name: str) -> str:
-    chance = key(0, "arithmetic", "style", name)
+def _solution(first: int, steps: Sequence[Step], style: Style, name: str, share: float) -> str:
     if style == "mixed":
-        style = "terse" if chance % 1000 < 1000 * TERSE_SHARE else "stepwise"
-    written = {"stepwise": -1, "terse": 0, "skipping": chance >> 10}[style]
+        style = "terse" if key(0, "arithmetic", "style", name) % 1000 < 1000 * TERSE_SHARE else "stepwise"
+    if style == "skipping":
+        written = (stream(0, "arithmetic", "written", name).random(len(steps)) < share).tolist()
+    else:
+        written = [style == "stepwise"] * len(steps)
     parts = [str(first)]
-    for number, (sign, amount, total) in enumerate(steps[:-1]):
-        parts.append(f"{sign} {amount} = {total} ; {total}" if written >> number & 1 else f"{sign} {amount}")
+    for (sign, amount, total), is_written in zip(steps[:-1], written, strict=False):
+        parts.append(f"{sign} {amount} = {total} ; {total}" if is_written else f"{sign} {amount}")
     sign, amount, total = steps[-1]
     parts.append(f"{sign} {amount} = {total}")
     return " ".join(parts)
@@ -124,14 +129,17 @@ def _demonstration(options: ArithmeticOptions, split: str, number: int) -> Demon
             break
     answer = str(steps[-1].total)
     name = f"arithmetic/{split}/{options.seed}/{options.operations}x{options.largest}/{number}"
+    is_asked_how = key(0, "arithmetic", "how", name) % 1000 < 1000 * options.asked_how
+    style: Style = "stepwise" if is_asked_how else options.style
+    question = _question(first, steps, draws) + (" how ?" if is_asked_how else "")
     problem = Problem(
-        messages=(Message("user", _question(first, steps, draws)),),
+        messages=(Message("user", question),),
         golds=(answer,),
         id=name,
         source="arithmetic",
         level=str(options.operations),
     )
-    return Demonstration(problem, reasoning=_solution(first, steps, options.style, name), answer=answer)
+    return Demonstration(problem, reasoning=_solution(first, steps, style, name, options.written), answer=answer)
 
 
 def _step(total: int, sign: str, amount: int) -> Step:

@@ -18,6 +18,10 @@ class ArithmeticOptions(Options):
     """Running totals stay at or below this."""
     style: Literal["stepwise", "terse", "mixed", "skipping"] = "mixed"
     """How solutions are written: one step at a time, all in one line, 40/60 of both, or leaving steps out at random."""
+    written: float = Field(0.5, ge=0, le=1)
+    """Share of the running totals that `skipping` writes."""
+    asked_how: float = Field(0.0, ge=0, le=1)
+    """Share of the questions that end in `how ?`; their solutions write every step, whatever the style."""
     count: int = Field(20000, ge=1)
     """How many problems; the generator itself has no end."""
     seed: int = Field(0, ge=0)

@@ -60,6 +60,18 @@ def test_styles_differ_as_they_say():
     assert set(written) == set(range(1, 7)) and written.most_common(2)[0][0] in (3, 4)
 
 
+def test_a_question_that_asks_how_gets_every_step():
+    options = ArithmeticOptions(style="skipping", written=0.2, asked_how=0.3)
+    items = generate(options, "train", count=1000)
+    asked = [item for item in items if item.problem.question.endswith(" how many ? how ?")]
+    others = [item for item in items if item.problem.question.endswith(" . how many ?")]
+    assert len(asked) + len(others) == 1000 and 250 < len(asked) < 350
+    assert all(item.reasoning.count("=") == 6 for item in asked)
+    assert 0.17 < sum(item.reasoning.count("=") - 1 for item in others) / (5 * len(others)) < 0.23
+    plain = generate(ArithmeticOptions(), "train", count=1000)
+    assert [parse(item.problem.question) for item in items] == [parse(item.problem.question) for item in plain]
+
+
 def test_a_problem_depends_only_on_seed_split_and_number():
     options = ArithmeticOptions(seed=3)
     whole = generate(options, "train", count=60)
