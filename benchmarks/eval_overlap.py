@@ -95,6 +95,14 @@ class Stopwatch:
         self.first_asked = self.last_given = 0.0
         self.keys: dict[bytes, tuple[Any, int]] = {}
 
+    @property
+    def meanwhile(self) -> Any:
+        return self._engine.meanwhile
+
+    @meanwhile.setter
+    def meanwhile(self, value: Any) -> None:
+        self._engine.meanwhile = value
+
     def submit(self, request: Any) -> None:
         began = time.perf_counter()
         self.first_asked = self.first_asked or began

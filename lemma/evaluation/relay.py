@@ -1,7 +1,8 @@
 """Reading and grading completions in a thread of their own, while the engine works in the caller's.
 
-The engine spends its time waiting for the device, which leaves the interpreter to the other thread. Only one thread
-uses the engine at a time: the reader hands in all requests before the caller starts to generate.
+The engine spends its time waiting for the device, which leaves the interpreter to the other thread. An engine that
+says when it waits (`meanwhile`) has the interpreter to itself otherwise, so that the device never waits for the reader.
+Only one thread uses the engine at a time: the reader hands in all requests before the caller starts to generate.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from lemma.engines.base import Completion, Engine, Key, Request
 
 # How long the reader may keep the interpreter from the engine's thread, in seconds.
 SWITCH_INTERVAL = 0.0005
+# How long the reader holds back for an engine that does not come to wait for the device, in seconds.
+PATIENCE = 0.02
 
 
 class _Abandoned(Exception):
@@ -28,6 +31,8 @@ class _Relay:
     def __init__(self, engine: Engine):
         self.name, self._engine = engine.name, engine
         self.ready = threading.Event()
+        self.may_read = threading.Event()
+        self.may_read.set()
         self.passed: queue.SimpleQueue[Completion | BaseException | None] = queue.SimpleQueue()
 
     def submit(self, request: Request) -> None:
@@ -39,7 +44,16 @@ class _Relay:
         while (item := self.passed.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
+            self.may_read.wait(PATIENCE)
             yield item
+
+    @contextmanager
+    def meanwhile(self) -> Iterator[None]:
+        self.may_read.set()
+        try:
+            yield
+        finally:
+            self.may_read.clear()
 
     def cancel(self, key: Key) -> None:
         raise AssertionError("an evaluation cancels nothing")
@@ -71,7 +85,7 @@ def read_beside(engine: Engine, reader: Callable[[Engine], None]) -> None:
             relay.ready.set()
 
     thread = threading.Thread(target=work, name="reading", daemon=True)
-    with _switching_often():
+    with _switching_often(), _heeding(engine, relay):
         thread.start()
         try:
             relay.ready.wait()
@@ -85,9 +99,24 @@ def read_beside(engine: Engine, reader: Callable[[Engine], None]) -> None:
             relay.passed.put(_Abandoned())
             raise
         finally:
+            relay.may_read.set()
             thread.join()
     if failed:
         raise failed[0]
+
+
+@contextmanager
+def _heeding(engine: Engine, relay: _Relay) -> Iterator[None]:
+    """Tell the reader when the engine waits, if it is one that says so."""
+    before = getattr(engine, "meanwhile", None)
+    if before is None:
+        yield
+        return
+    engine.meanwhile = relay.meanwhile  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        engine.meanwhile = before  # type: ignore[attr-defined]
 
 
 @contextmanager

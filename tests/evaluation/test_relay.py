@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 from lemma.engines.base import Completion, Engine, Key, Request, Sampling
-from lemma.evaluation.relay import read_beside
+from lemma.evaluation.relay import PATIENCE, read_beside
 
 PROMPT = np.array([1, 2])
 
@@ -42,6 +44,23 @@ class Counting:
     def close(self) -> None: ...
 
 
+class Waiting(Counting):
+    """An engine that gives some answers at once, then computes, then waits for its device."""
+
+    meanwhile = staticmethod(nullcontext)
+    computes = False
+
+    def completions(self) -> Iterator[Completion]:
+        for number, completion in enumerate(super().completions()):
+            yield completion
+            if number % 10 == 9:
+                self.computes = True
+                time.sleep(PATIENCE / 4)
+                self.computes = False
+                with self.meanwhile():
+                    time.sleep(PATIENCE)
+
+
 def submit(engine: Engine, count: int) -> None:
     for number in range(count):
         engine.submit(Request((number,), PROMPT, Sampling(1)))
@@ -60,6 +79,20 @@ def test_the_engine_works_here_and_the_reader_elsewhere() -> None:
     assert read == [(number,) for number in range(50)]
     assert set(engine.threads[50:]) == {threading.get_ident()} and readers == set(engine.threads[:50])
     assert readers.isdisjoint(engine.threads[50:])
+
+
+def test_the_reader_works_while_the_engine_waits() -> None:
+    engine, disturbed = Waiting(), 0
+
+    def reader(relay: Engine) -> None:
+        nonlocal disturbed
+        submit(relay, 200)
+        for _ in relay.completions():
+            disturbed += engine.computes
+
+    read_beside(engine, reader)
+    assert disturbed <= 20, "beside the first ten, at most one a time that was begun before"
+    assert engine.meanwhile is nullcontext
 
 
 def test_what_the_engine_gave_is_read_before_its_trouble_is_told() -> None:

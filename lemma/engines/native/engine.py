@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -77,6 +78,8 @@ class NativeEngine:
         self.bursts_ahead = 0
         self._surprises = 0
         self.listen: Listener | None = None
+        # Entered for as long as the engine waits for the device: when another thread may use the interpreter.
+        self.meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext
 
     # --- the protocol ------------------------------------------------------------------------------------------
 
@@ -220,7 +223,7 @@ class NativeEngine:
             is_long = any(job.left > self.scheduler.prefill_tokens for job, _ in jobs)
             jobs = [] if is_long else self.scheduler.next_prefill()
         for burst in begun:
-            self._accept(burst.sequences, *burst.read())
+            self._accept(burst.sequences, *self._read(burst))
 
     def _prefill_pass(self, jobs: list[tuple[Prefill, int]]) -> list[Burst]:
         """One forward pass over prompts; the first tokens of those that are complete with it."""
@@ -251,7 +254,7 @@ class NativeEngine:
         self._flying = self._launch_ahead(burst, stay)
         alive = [row for row, sequence in enumerate(burst.sequences) if sequence.blocks]
         if alive:
-            self._accept([burst.sequences[row] for row in alive], *(x[:, alive] for x in burst.read()))
+            self._accept([burst.sequences[row] for row in alive], *(x[:, alive] for x in self._read(burst)))
         self._surprises = sum(not sequence.blocks for sequence in stay)
         if not self.scheduler.running:
             self._ground()
@@ -287,6 +290,12 @@ class NativeEngine:
         for sequence in sequences:
             sequence.cached += steps
         return burst
+
+    def _read(self, burst: Burst) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        if burst.done is not None:
+            with self.meanwhile():
+                burst.done.synchronize()
+        return burst.read()
 
     def _accept(self, sequences: list[Sequence], tokens: np.ndarray, logprobs: np.ndarray, kept: np.ndarray) -> None:
         """Take (K, B) sampled tokens, and end the sequences that end with them."""

@@ -74,7 +74,7 @@ class Batch:
 
 @dataclass
 class Burst:
-    """Steps that are under way for some sequences. `read` waits for them alone, not for what was launched later."""
+    """Steps that are under way for some sequences. `done` comes after them, not after what was launched later."""
 
     sequences: list[Sequence]
     steps: int
@@ -85,9 +85,7 @@ class Burst:
     done: torch.cuda.Event | None
 
     def read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Ids, log-probabilities and kept mass, each (steps, B)."""
-        if self.done is not None:
-            self.done.synchronize()
+        """Ids, log-probabilities and kept mass, each (steps, B), once they are done."""
         return self.tokens_KB.numpy(), self.logprobs_KB.numpy(), self.kept_KB
 
 
