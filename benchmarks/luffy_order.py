@@ -54,14 +54,14 @@ STUDENT_OF_THREE = 4.3027
 class Settings:
     """What the rows have in common."""
 
-    operations: int = 12
-    largest: int = 80
-    hidden: int = 128
-    layers: int = 3
-    written: float = 0.25
+    operations: int = 20
+    largest: int = 99
+    hidden: int = 192
+    layers: int = 2
+    written: float = 0.1
     """Share of the running totals that the start's solutions write where nobody asks how."""
-    asked_how: float = 0.5
-    sft_steps: int = 3000
+    asked_how: float = 0.95
+    sft_steps: int = 1000
     sft_lr: float = 2e-3
     sft_sequences: int = 64
     problems: int = 16
@@ -75,7 +75,7 @@ class Settings:
     trace_lr: float = 2e-4
     device: str = "auto"
     """A GPU where there is one; on a CPU each row runs on one thread."""
-    tested: int = 300
+    tested: int = 500
     every: int = 0
     """Steps between greedy evaluations on the way; 0: none."""
 
