@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def read(run: Path, stage: str) -> tuple[list[Point], list[tuple[int, float]]]:
                 )
             )
         else:
-            seconds += row["timings"]["seconds"] - row["timings"].get("checkpoint_seconds", 0.0)
+            seconds += _trained(row["timings"])
             sampled.append((row["step"], row["right"]))
     return points, sampled
 
@@ -65,7 +65,11 @@ def _rows(run: Path) -> list[dict[str, Any]]:
 
 def _seconds_before(run: Path, stage: str) -> float:
     """What the stages before took; a row that stands for several steps has the seconds of all of them."""
-    return sum(row["timings"]["seconds"] for row in _rows(run) if row["stage"] != stage and row["axis"] == "train")
+    return sum(_trained(row["timings"]) for row in _rows(run) if row["stage"] != stage and row["axis"] == "train")
+
+
+def _trained(timings: Mapping[str, float]) -> float:
+    return timings["seconds"] - timings.get("checkpoint_seconds", 0.0) - timings.get("evaluate_seconds", 0.0)
 
 
 # --- the figure ----------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def test_minutes_count_what_was_trained_before(tmp_path: Path) -> None:
             "step": 1,
             "axis": "train",
             "right": 0.5,
-            "timings": {"seconds": 40.0, "checkpoint_seconds": 10.0},
+            "timings": {"seconds": 50.0, "checkpoint_seconds": 10.0, "evaluate_seconds": 10.0},
         },
         evaluation(1, 0.75),
     ]
