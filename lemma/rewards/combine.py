@@ -16,7 +16,7 @@ SHOWN = 2_000
 class RewardFailed(UserError):
     """A reward raised an exception; `reward` and `completion` say which one and on what."""
 
-    def __init__(self, reward: str, completion: str, error: Exception):
+    def __init__(self, reward: str, completion: str, error: BaseException):
         self.reward, self.completion = reward, completion
         where = extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
         shown = completion if len(completion) <= SHOWN else completion[:SHOWN] + "..."
@@ -76,7 +76,7 @@ def _column(reward: Reward, name: str, items: Sequence[RewardInput]) -> list[flo
             values.append(reward.score(item))
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RewardFailed(name, item.completion, error) from error
     return values
 

@@ -105,6 +105,11 @@ class ReinforcementOptions(StageOptions):
                 f"{self.batch.problems} problems cannot be dealt out to {self.algorithm.mini_batches} mini-batches; "
                 "lower algorithm.mini_batches"
             )
+        if self.replace_dead and self.algorithm.needs_critic:
+            raise ValueError(
+                f"{self.algorithm.name} learns from groups whose rewards do not differ as well: "
+                "there are no dead ones to replace; leave replace_dead out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -60,7 +60,6 @@ def test_grpo_adds_twenty_points(
     page, out = (tmp_path / "demo" / "results.md").read_text(), capsys.readouterr().out
     assert page in out
     assert f"| SFT, then GRPO | {100 * accuracy(tmp_path / 'demo', 'grpo'):.1f} (" in re.sub(" +", " ", page)
-    print(out)
 
 
 @pytest.mark.seeds

@@ -151,6 +151,12 @@ def test_a_crash_stops_with_the_name_and_the_completion(tmp_path: Path) -> None:
     assert f"{path}:2:" in message and caught.value.completion == "four"
 
 
+def test_a_reward_cannot_end_the_program(tmp_path: Path) -> None:
+    path = _write(tmp_path, "import sys\n\ndef leaving(item):\n    sys.exit(0)\n")
+    with pytest.raises(RewardFailed, match="reward 'leaving' failed with SystemExit"):
+        combine([make_reward(f"{path}:leaving")], [item("x")])
+
+
 @pytest.mark.parametrize("returned", ["'1'", "True", "float('nan')", "float('inf')", "[1]"])
 def test_a_reward_that_is_no_number_is_a_crash(tmp_path: Path, returned: str) -> None:
     path = _write(tmp_path, f"def odd(item):\n    return {returned}\n")

@@ -73,6 +73,11 @@ STAGES: dict[str, tuple[str, str]] = {
         "algorithm: {name: grpo, mini_batches: 9}, batch: {problems: 8}",
         "stages.rl: 8 problems cannot be dealt out to 9 mini-batches; lower algorithm.mini_batches",
     ),
+    "dead groups with a critic": (
+        "algorithm: ppo, replace_dead: 2",
+        "stages.rl: ppo learns from groups whose rewards do not differ as well: there are no dead ones to replace; "
+        "leave replace_dead out",
+    ),
     "two lengths": ("steps: 3, epochs: 2", "stages.rl: give epochs or steps, not both"),
     "truncated": ("truncated: penalise", "'stages.rl.truncated' cannot be 'penalise'; write one of: keep, mask"),
     "unknown benchmark": (
