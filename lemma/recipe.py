@@ -11,6 +11,8 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails
 
+from lemma.algorithms import ALGORITHMS
+from lemma.algorithms.preference import PREFERENCE_ALGORITHMS
 from lemma.config import Options
 from lemma.config.document import write
 from lemma.config.load import load
@@ -30,7 +32,11 @@ STAGES: dict[str, type[StageOptions]] = {
 }
 
 StageName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$")]
-_stage = Choice(STAGES, by="kind", implied={"sft": "supervised", "grpo": "rl", "ppo": "rl", "luffy": "rl"})
+# A stage that is called like an algorithm is one of that kind with that algorithm.
+_IMPLIED = {"sft": {"kind": "supervised"}}
+_IMPLIED |= {name: {"kind": "rl", "algorithm": name} for name in ALGORITHMS}
+_IMPLIED |= {name: {"kind": "preference", "algorithm": name} for name in PREFERENCE_ALGORITHMS}
+_stage = Choice(STAGES, by="kind", implied=_IMPLIED)
 
 # What a run may change without changing its results: `*` stands for any name.
 WITHOUT_EFFECT = [

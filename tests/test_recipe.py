@@ -17,7 +17,7 @@ from lemma.recipe import STAGES, Recipe, load_recipe
 from lemma.training.options import SupervisedOptions
 
 ROOT = Path(__file__).resolve().parents[1]
-RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
 SMALL = "stages: {sft: {steps: 3, validation: {data: {cache: c}}}, second: {kind: supervised}}\n"
 
 
@@ -29,10 +29,11 @@ def small(tmp_path: Path) -> Path:
 
 
 def test_there_are_recipes() -> None:
-    assert {"demo", "luffy_sft", "math_sft", "openmath_sft"} <= {path.stem for path in RECIPES}
+    names = {path.relative_to(ROOT / "recipes").as_posix() for path in RECIPES}
+    assert {"demo.yaml", "luffy_sft.yaml", "dpo.yaml", "small/dpo.yaml", "small/own_samples_dpo.yaml"} <= names
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_recipe_is_valid_and_resolves_to_itself(path: Path, tmp_path: Path) -> None:
     recipe = load_recipe(path)
     resolved = tmp_path / "resolved.yaml"
@@ -192,3 +193,18 @@ def test_the_reference_page_is_current() -> None:
 
     committed = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     assert committed == page(), "the page is out of date; run `make docs`"
+
+
+@pytest.mark.parametrize("name", ["ppo", "luffy", "dapo", "grpo", "kto", "dpo"])
+@pytest.mark.parametrize("says_kind", [True, False])
+def test_a_stage_called_like_an_algorithm_is_that_algorithm(name: str, says_kind: bool) -> None:
+    kind = "preference" if name in ("kto", "dpo") else "rl"
+    values = {"data": {"source": "x.jsonl"}} | ({"kind": kind} if says_kind else {})
+    stage = Recipe.model_validate({"stages": {name: values}}).stages[name]
+    assert (stage.kind, stage.algorithm.name) == (kind, name)
+
+
+def test_what_a_stage_says_counts_more_than_its_name() -> None:
+    stages = {"ppo": {"kind": "supervised"}, "luffy": {"algorithm": "rloo"}}
+    recipe = Recipe.model_validate({"stages": stages})
+    assert recipe.stages["ppo"].kind == "supervised" and recipe.stages["luffy"].algorithm.name == "rloo"

@@ -18,19 +18,21 @@ class Choice:
     """Marks a value that is one of the classes in a registry: `Annotated[Base, Choice(REGISTRY, by="name")]`.
 
     A mapping names its class under the key `by`; a bare word stands for a mapping with that name and nothing else.
-    Where such values stand in a mapping, `implied` says which class a key alone tells.
+    Where such values stand in a mapping, `implied` says what a key alone tells: the class, and perhaps more.
     """
 
-    def __init__(self, registry: Mapping[str, type[Options]], by: str, implied: Mapping[str, str] | None = None):
+    def __init__(
+        self, registry: Mapping[str, type[Options]], by: str, implied: Mapping[str, Mapping[str, str]] | None = None
+    ):
         self.registry, self.by, self.implied = registry, by, dict(implied or {})
 
     def expand(self, value: Any, key: Any = None) -> Any:
         """The value as a mapping that names its class, as far as it can be told."""
         if isinstance(value, str):
             return {self.by: value}
-        tag = key if key in self.registry else self.implied.get(str(key))
-        if isinstance(value, dict) and self.by not in value and tag is not None:
-            return {self.by: tag, **value}
+        told = {self.by: key} if key in self.registry else self.implied.get(str(key), {})
+        if isinstance(value, dict) and told and value.get(self.by, told[self.by]) == told[self.by]:
+            return {**told, **value}
         return value
 
     def pick(self, value: Any, key: Any = None) -> type[Options] | None:

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 __all__ = ["EvalSettings", "evaluate", "load_all"]
 
 SECONDS_BETWEEN_EVENTS = 0.2
+# The most that a graded sample waits for the journal, and so what a killed evaluation may lose.
+SECONDS_UNWRITTEN = 1.0
 # What a format does to this question, with a model's chat template, is part of its name in results.
 EXAMPLE = Problem((Message("user", "What is 6 times 7?"),))
 
@@ -231,9 +233,13 @@ def _generate(engine: Engine, asked: Sequence[Asked], judge: _Judge, folder: Pat
         room = context - len(ask.prompt)
         return own if own.max_tokens <= room else Sampling(**{**_fields(own), "max_tokens": room})
 
+    one_by_one = all(type(reward).score_all is Reward.score_all for reward in judge.rewards)
+    patience = SECONDS_UNWRITTEN if one_by_one else None
+
     def read(relay: Engine) -> None:
         right, last = 0, float("-inf")
-        for done, sample in enumerate(collect(relay, fitting, sampling, judge, journal=journal), start=1):
+        samples = collect(relay, fitting, sampling, judge, journal=journal, patience=patience)
+        for done, sample in enumerate(samples, start=1):
             found.setdefault((str(sample.key[2]), int(sample.key[3])), []).append(sample)
             right += sample.right
             if time.monotonic() - last >= SECONDS_BETWEEN_EVENTS or done == total:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,11 +46,16 @@ def collect(
     *,
     journal: Journal | None = None,
     extra: Callable[[Ask, Sample], Mapping[str, Any]] = lambda ask, sample: {},
+    patience: float | None = None,
 ) -> Iterator[Sample]:
     """Graded samples, roughly in the order in which they finish; sort them before anything depends on the order.
 
     What the journal holds already is handed back first and not generated again: of an ask that is there in part, all
     samples are generated and those that are there are passed over. `extra` gives further columns for the journal.
+
+    Samples are scored in batches that depend on the order alone, never on time, since the last bit of a reward model's
+    score may depend on its batch. With `patience` in seconds, what is graded does not wait for a batch any longer than
+    that, nor when the engine fails: for rewards that look at one completion at a time.
     """
     known = journal.samples if journal is not None else {}
     missing: dict[Key, Ask] = {}
@@ -61,30 +67,44 @@ def collect(
     for ask in missing.values():
         engine.submit(ask.request(sampling(ask) if callable(sampling) else sampling))
     waiting: list[tuple[Ask, Pending]] = []
+    settled = time.monotonic()
 
-    def settle(count: int) -> Iterator[Sample]:
-        part = waiting[:count]
-        del waiting[:count]
-        for (ask, _), sample in zip(part, judge.finish([pending for _, pending in part]), strict=True):
+    def settle(part: Sequence[tuple[Ask, Pending]]) -> list[Sample]:
+        nonlocal waiting, settled
+        samples = judge.finish([pending for _, pending in part])
+        for (ask, _), sample in zip(part, samples, strict=True):
             if journal is not None:
                 journal.append(sample, extra(ask, sample))
-            yield sample
+        gone = {id(pending) for _, pending in part}
+        waiting, settled = [one for one in waiting if id(one[1]) not in gone], time.monotonic()
+        return samples
 
-    def all_there(part: Sequence[tuple[Ask, Pending]]) -> bool:
-        return not any(pending.item.is_waiting for _, pending in part)
+    def graded() -> list[tuple[Ask, Pending]]:
+        return [one for one in waiting if not one[1].item.is_waiting]
 
-    for completion in engine.completions():
-        ask = missing[completion.key]
-        sample = _sample(ask, completion)
-        if sample.order in known:
-            continue
-        fault_point("rollouts.sampled")
-        waiting.append((ask, judge.begin(ask.problem, sample)))
-        if len(waiting) >= BATCH and (len(waiting) >= MOST_WAITING or all_there(waiting[:BATCH])):
-            yield from settle(BATCH)
+    try:
+        for completion in engine.completions():
+            ask = missing[completion.key]
+            sample = _sample(ask, completion)
+            if sample.order in known:
+                continue
+            fault_point("rollouts.sampled")
+            waiting.append((ask, judge.begin(ask.problem, sample)))
+            if patience is not None and time.monotonic() - settled >= patience:
+                yield from settle(graded())
+            elif len(waiting) >= BATCH and (len(waiting) >= MOST_WAITING or _all_graded(waiting[:BATCH])):
+                yield from settle(waiting[:BATCH])
+    except Exception:
+        if patience is not None:
+            settle(graded())
+        raise
     fault_point("rollouts.generated")
     while waiting:
-        yield from settle(BATCH)
+        yield from settle(waiting[:BATCH])
+
+
+def _all_graded(part: Sequence[tuple[Ask, Pending]]) -> bool:
+    return not any(pending.item.is_waiting for _, pending in part)
 
 
 def _sample(ask: Ask, completion: Completion) -> Sample:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from lemma.core.errors import UserError
 from lemma.data.load import load_problems
 from lemma.data.options import ArithmeticOptions, DataOptions
-from lemma.engines.base import Sampling
+from lemma.engines.base import Completion, Sampling
 from lemma.engines.native.engine import NativeEngine
 from lemma.formats import make_format
 from lemma.formats.encode import encode_prompt
@@ -137,3 +138,33 @@ def test_a_slow_verdict_does_not_keep_later_completions_from_being_read(policy: 
     assert next(samples).verdict == "right"
     assert len(read) == 300
     assert len(list(samples)) == 299
+
+
+class Failing(Scripted):
+    """An engine that says nothing more after some samples."""
+
+    def completions(self) -> Iterator[Completion]:
+        for number, completion in enumerate(super().completions()):
+            if number == 10:
+                raise OSError("the device is gone")
+            yield completion
+
+
+@pytest.mark.parametrize("patience", [0.0, 3600.0, None])
+def test_what_is_graded_is_written_though_the_engine_fails(
+    policy: Policy, tmp_path: Path, patience: float | None
+) -> None:
+    engine = Failing(policy.tokenizer, lambda request, sample: "<think> 1 </think> <answer> 2 </answer>")
+    journal = Journal(tmp_path / "a.jsonl")
+    samples = collect(engine, asks(policy), Sampling(max_tokens=20), judge(policy), journal=journal, patience=patience)
+    with pytest.raises(OSError, match="the device is gone"):
+        list(samples)
+    assert len(list(read_samples(journal.path))) == (10 if patience is not None else 0)
+
+
+def test_with_patience_a_sample_is_written_before_a_batch_is_full(policy: Policy, tmp_path: Path) -> None:
+    engine = Scripted(policy.tokenizer, lambda request, sample: "<think> 1 </think> <answer> 2 </answer>")
+    journal = Journal(tmp_path / "a.jsonl")
+    samples = iter(collect(engine, asks(policy), Sampling(max_tokens=20), judge(policy), journal=journal, patience=0.0))
+    next(samples)
+    assert len(list(read_samples(journal.path))) == 1
