@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from lemma.config import Options
 from lemma.core.errors import UserError
 from lemma.evaluation.benchmarks import Benchmark, find_benchmark
+from lemma.evaluation.metrics import sizes_up_to
 
 # The five numbers of every benchmark that a stage logs, and two more that say why they are low.
 STAGE_METRICS = (
@@ -22,7 +23,7 @@ STAGE_METRICS = (
     "unknown",
 )
 BETTER_WHEN_HIGHER = ("answer_accuracy", "format_accuracy", "reasoning_present", "reward")
-_AT_K = re.compile(r"(?:pass|maj)@\d+")
+_AT_K = re.compile(r"(pass|maj)@([1-9]\d*)")
 
 
 class EvalOptions(Options):
@@ -36,7 +37,8 @@ class EvalOptions(Options):
     """Evaluate before the first step too, to see what training changed."""
     metric: str = "answer_accuracy"
     """The best checkpoint is the one with the highest of this: the mean over benchmarks of answer_accuracy,
-    format_accuracy, reasoning_present, reward, pass@k or maj@k, or of one benchmark, such as gsm8k/pass@4."""
+    format_accuracy, reasoning_present, reward, pass@k or maj@k, or of one benchmark, such as gsm8k/pass@4. k is 2, 4,
+    8 and so on up to the number of samples, or that number; pass@1 is answer_accuracy."""
     samples: int | None = Field(None, ge=1)
     """Samples of each problem. Default: the benchmark's own number."""
     temperature: float | None = Field(None, ge=0)
@@ -63,15 +65,42 @@ class EvalOptions(Options):
         return benchmarks
 
     @model_validator(mode="after")
-    def _metric_exists(self) -> EvalOptions:
-        name = self.metric
-        for benchmark in self.benchmarks:
-            name = name.removeprefix(f"{find_benchmark(benchmark).name}/")
-        if name not in BETTER_WHEN_HIGHER and not _AT_K.fullmatch(name):
+    def _metric_is_measured(self) -> EvalOptions:
+        sizes = self._sizes()
+        part, slash, name = self.metric.rpartition("/")
+        at_k = _AT_K.fullmatch(name)
+        if (slash and part not in sizes) or (name not in BETTER_WHEN_HIGHER and at_k is None):
             raise ValueError(
                 f"there is no metric '{self.metric}' to choose a checkpoint by; write one of: "
                 f"{', '.join(BETTER_WHEN_HIGHER)}, pass@K or maj@K, with or without the name of a benchmark in front"
             )
-        if self.temperature == 0 and self.samples is not None and self.samples > 1:
-            raise ValueError("samples at temperature 0 are all the same; raise temperature or write `samples: 1`")
+        if at_k is not None and name != "pass@1" and sizes:
+            measured = {size for own in ([sizes[part]] if slash else sizes.values()) for size in own[1:]}
+            if int(at_k[2]) not in measured:
+                raise ValueError(_not_measured(self.metric, f"{part}{slash}", at_k[1], sorted(measured)))
+        for benchmark, own in sizes.items():
+            if self.temperature == 0 and own[-1] > 1:
+                raise ValueError(
+                    f"{own[-1]} samples of {benchmark} at temperature 0 are all the same; raise temperature or write "
+                    "`samples: 1`"
+                )
         return self
+
+    @property
+    def measured_metric(self) -> str:
+        """The name under which `metric` is measured."""
+        front, slash, name = self.metric.rpartition("/")
+        return f"{front}{slash}answer_accuracy" if name == "pass@1" else self.metric
+
+    def _sizes(self) -> dict[str, list[int]]:
+        """For each benchmark, the k that pass@k and maj@k are measured for; the first is 1, the last all samples."""
+        found = map(find_benchmark, self.benchmarks)
+        return {one.name: sizes_up_to(self.samples or one.samples) for one in found}
+
+
+def _not_measured(metric: str, front: str, kind: str, sizes: list[int]) -> str:
+    if not sizes:
+        instead = f"raise `samples`, or write {front}answer_accuracy, which is all that one sample can tell"
+    else:
+        instead = f"write {', '.join(f'{front}{kind}@{size}' for size in sizes)}, or other `samples`"
+    return f"eval.metric is '{metric}', which is not measured with this number of samples; {instead}"

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lemma.core.errors import UserError, nearest
 from lemma.core.events import Sink, silent
 from lemma.engines.base import Engine
 from lemma.evaluation.benchmarks import Loaded
@@ -86,18 +85,17 @@ class StageEvaluator:
             model=model, rewards=self.rewards, sink=self.sink,
         )  # fmt: skip
         values = {f"{PREFIX}{name}": value for name, value in flat_metrics(report).items()}
-        self.score(values)
         return values
 
     def score(self, values: dict[str, float]) -> float:
-        """The number that the best checkpoint has the highest of."""
-        wanted = PREFIX + self.options.metric
+        """The number that the best checkpoint has the highest of; the lowest where no sample could be rewarded."""
+        metric = self.options.measured_metric
+        wanted = PREFIX + metric
         if len(self._benchmarks) == 1 and wanted not in values:
-            wanted = f"{PREFIX}{self._benchmarks[0].name}/{self.options.metric}"
-        if wanted not in values:
-            known = [name.removeprefix(PREFIX) for name in values]
-            raise UserError(f"eval.metric names '{self.options.metric}', which was not measured",
-                            fix=nearest(self.options.metric, known))  # fmt: skip
+            wanted = f"{PREFIX}{self._benchmarks[0].name}/{metric}"
+        if wanted not in values and metric.endswith("reward"):
+            return -math.inf
+        assert wanted in values, "the options only allow what is measured"
         return values[wanted]
 
 

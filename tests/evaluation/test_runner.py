@@ -268,26 +268,55 @@ def test_thoughts_that_never_end_count_only_on_request(trained: Path, tmp_path: 
     [
         ({"benchmarks": ["gsm"]}, "there is no benchmark 'gsm'"),
         ({"benchmarks": ["gsm8k"], "metric": "loss"}, "there is no metric 'loss'"),
-        ({"benchmarks": ["gsm8k"], "samples": 4, "temperature": 0}, "samples at temperature 0 are all the same"),
+        ({"benchmarks": ["gsm8k"], "samples": 4, "temperature": 0}, "4 samples of gsm8k at temperature 0 are all"),
+        ({"benchmarks": ["aime24"], "temperature": 0}, "32 samples of aime24 at temperature 0 are all the same"),
+        ({"benchmarks": ["gsm8k"], "samples": 4, "metric": "maj@0"}, "there is no metric 'maj@0'"),
+        ({"benchmarks": ["gsm8k"], "samples": 4, "metric": "aime24/pass@4"}, "there is no metric 'aime24/pass@4'"),
+        ({"benchmarks": ["gsm8k"], "metric": "pass@4"}, "'pass@4', which is not measured .* raise `samples`, or write"),
+        ({"benchmarks": ["gsm8k"], "samples": 4, "metric": "pass@3"}, "write pass@2, pass@4, or other `samples`"),
+        ({"benchmarks": ["gsm8k"], "samples": 4, "metric": "maj@1"}, "write maj@2, maj@4, or other"),
+        ({"benchmarks": ["gsm8k", "aime24"], "metric": "gsm8k/maj@4"}, "or write gsm8k/answer_accuracy"),
+        ({"benchmarks": ["gsm8k", "gpqa_diamond"], "metric": "pass@8"}, "write pass@2, pass@4, or other"),
     ],
 )
 def test_wrong_options_of_a_stage(values: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         EvalOptions.model_validate(values)
-    EvalOptions.model_validate({"benchmarks": ["gsm8k", ENTRY], "metric": "gsm8k/pass@4"})
 
 
-def test_a_metric_that_was_not_measured_is_named(trained: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("values", "metric"),
+    [
+        ({"benchmarks": ["gsm8k", ENTRY], "metric": "gsm8k/pass@4", "samples": 4}, "gsm8k/pass@4"),
+        ({"benchmarks": ["aime24"], "metric": "maj@16"}, "maj@16"),
+        ({"benchmarks": ["gsm8k"], "metric": "pass@6", "samples": 6}, "pass@6"),
+        ({"benchmarks": ["gsm8k"], "metric": "pass@1"}, "answer_accuracy"),
+        ({"benchmarks": ["gsm8k", "aime24"], "metric": "aime24/pass@1"}, "aime24/answer_accuracy"),
+        ({"benchmarks": [], "metric": "pass@4"}, "pass@4"),
+    ],
+)
+def test_metrics_that_are_measured(values: dict[str, Any], metric: str) -> None:
+    assert EvalOptions.model_validate(values).measured_metric == metric
+
+
+@pytest.mark.parametrize(
+    ("metric", "measured"),
+    [("pass@1", "answer_accuracy"), ("sums/pass@2", "pass@2"), ("maj@2", "maj@2"), ("reward", "reward")],
+)
+def test_every_metric_that_the_options_allow_is_measured(
+    metric: str, measured: str, trained: Path, tmp_path: Path
+) -> None:
     from lemma.evaluation.stage import StageEvaluator
     from lemma.formats import make_format
 
     policy, engine = open_engine(str(trained), "cpu")
-    options = EvalOptions.model_validate({"benchmarks": [ENTRY], "metric": "pass@4", "limit": 2, "max_tokens": 8})
-    fmt = make_format(FORMAT)
-    evaluator = StageEvaluator(options, policy, fmt, tmp_path, name="stage x")
+    options = EvalOptions.model_validate(
+        {"benchmarks": [ENTRY], "metric": metric, "limit": 10, "samples": 2, "max_tokens": 24}
+    )
+    evaluator = StageEvaluator(options, policy, make_format(FORMAT), tmp_path, name="stage x")
     assert [evaluator.is_due(step, 10) for step in (0, 5, 10)] == [True, False, True]
-    with pytest.raises(UserError, match=r"eval\.metric names 'pass@4', which was not measured"):
-        evaluator.run(engine, 10)
+    values = evaluator.run(engine, 10)
+    assert evaluator.score(values) == values[f"evaluation/sums/{measured}"] > 0
     evaluator.begin(10)
     assert (tmp_path / "step-000010").is_dir()
     evaluator.begin(9)
