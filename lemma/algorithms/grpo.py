@@ -10,14 +10,37 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from lemma.algorithms.base import Memory
 from lemma.algorithms.policy_gradient import ClippedPolicyGradient, Level, write_advantages
+from lemma.config import Options
 from lemma.core.types import Group
 
 if TYPE_CHECKING:
     from lemma.objectives.policy_surrogates import Surrogate
+
+
+class SapoOptions(Options):
+    """The gate 4 / t sigmoid(t (r - 1)) of SAPO: a larger t closes it sooner."""
+
+    positive: float = Field(1.0, gt=0)
+    """Its temperature t where the advantage is above 0."""
+    negative: float = Field(1.05, gt=0)
+    """Its temperature t elsewhere."""
+
+
+class VespoOptions(Options):
+    """The weight w^k exp(l (1 - w)) of VESPO, where w is the ratio of the whole sample."""
+
+    power_positive: float = Field(2.0, ge=0)
+    """Its k where the advantage is 0 or above."""
+    decay_positive: float = Field(3.0, ge=0)
+    """Its l where the advantage is 0 or above."""
+    power_negative: float = Field(3.0, ge=0)
+    """Its k elsewhere."""
+    decay_negative: float = Field(2.0, ge=0)
+    """Its l elsewhere."""
 
 
 class Grpo(ClippedPolicyGradient):
@@ -30,6 +53,10 @@ class Grpo(ClippedPolicyGradient):
     gain: Literal["clip", "sapo", "vespo"] = "clip"
     """What a token gains: the clipped ratio; a smooth gate instead of the edge (sapo); or the log-probability weighted
     by a smooth function of the whole sample's ratio (vespo)."""
+    sapo: SapoOptions = SapoOptions()
+    """The gate of `gain: sapo`."""
+    vespo: VespoOptions = VespoOptions()
+    """The weight of `gain: vespo`."""
     ratio: Level = "token"
     """Whose ratio counts: each token's; the sample's as the geometric mean of its tokens (sequence), or as their
     product (trajectory)."""
@@ -41,6 +68,9 @@ class Grpo(ClippedPolicyGradient):
     def _surrogate_fits(self) -> Self:
         if self.gain != "clip" and (self.clip != 0.2 or self.clip_high is not None or self.clip_cap is not None):
             raise ValueError(f"{self.gain} does not clip; remove clip, clip_high and clip_cap")
+        for name, default in (("sapo", SapoOptions()), ("vespo", VespoOptions())):
+            if self.gain != name and getattr(self, name) != default:
+                raise ValueError(f"{name} is used by `gain: {name}` only; write that, or remove {name}")
         if self.gain == "vespo" and self.ratio == "sequence":
             raise ValueError("vespo weighs by the product of a sample's ratios; write `ratio: trajectory`")
         if self.gain == "vespo" and self.mismatch_cap is not None:
@@ -58,8 +88,8 @@ class Grpo(ClippedPolicyGradient):
         from lemma.objectives.policy_surrogates import GammaWeight, SoftGate
 
         if self.gain == "sapo":
-            return SoftGate()
-        return GammaWeight() if self.gain == "vespo" else super().surrogate()
+            return SoftGate(**self.sapo.model_dump())
+        return GammaWeight(**self.vespo.model_dump()) if self.gain == "vespo" else super().surrogate()
 
     def assign(self, groups: Sequence[Group], memory: Memory) -> None:
         if self.each_reward is None:

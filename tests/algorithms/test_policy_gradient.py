@@ -92,6 +92,16 @@ def test_one_deviation_for_the_batch() -> None:
         ("grpo", {"gain": "vespo"}, PolicyLoss(GammaWeight(), level="trajectory", normalise="sequence")),
         (
             "grpo",
+            {"gain": "sapo", "sapo": {"positive": 2, "negative": 3}},
+            PolicyLoss(SoftGate(positive=2.0, negative=3.0), normalise="sequence"),
+        ),
+        (
+            "grpo",
+            {"gain": "vespo", "vespo": {"power_positive": 1, "decay_positive": 4, "power_negative": 5}},
+            PolicyLoss(GammaWeight(1.0, 4.0, 5.0, 2.0), level="trajectory", normalise="sequence"),
+        ),
+        (
+            "grpo",
             {"ratio": "sequence", "normalise": "constant", "constant": 1},
             PolicyLoss(Clip(0.8, 1.2), level="sequence", normalise="constant", constant=1.0),
         ),
@@ -197,6 +207,8 @@ def test_the_entropy_bonus_follows_its_target() -> None:
         ("grpo", {"clip": 1.5}, r"clip is a distance from 1 and below it"),
         ("grpo", {"clip_high": 0.5, "clip_cap": 1.4}, r"clip_cap lies within the clip"),
         ("grpo", {"gain": "sapo", "clip": 0.1}, r"sapo does not clip; remove clip"),
+        ("grpo", {"sapo": {"positive": 2}}, r"sapo is used by `gain: sapo` only; write that, or remove sapo"),
+        ("grpo", {"gain": "sapo", "vespo": {"power_negative": 2}}, r"vespo is used by `gain: vespo` only"),
         ("grpo", {"gain": "vespo", "ratio": "sequence"}, r"write `ratio: trajectory`"),
         ("grpo", {"gain": "vespo", "mismatch_cap": 2}, r"remove mismatch_cap"),
         ("grpo", {"each_reward": {}}, r"names no reward"),
