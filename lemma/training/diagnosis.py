@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lemma.algorithms.expert_iteration import ExpertIteration
+from lemma.algorithms.luffy import Luffy
+from lemma.algorithms.policy_gradient import PolicyGradient
 from lemma.training.rl_options import ReinforcementOptions
 
 # Steps between two warnings of the same kind.
@@ -43,19 +46,36 @@ def _truncation(seen: Seen) -> str | None:
     )
 
 
+def _taught(seen: Seen) -> float:
+    """The share of groups whose rewards say which sample is better; all or none where an algorithm looks at the whole
+    batch. A group may be alive for other reasons: it is imitated, or a critic says what was to be expected."""
+    algorithm, live = seen.options.algorithm, seen("groups/live", 1.0)
+    if isinstance(algorithm, ExpertIteration) or (
+        isinstance(algorithm, PolicyGradient) and algorithm.compared_with() == "none"
+    ):
+        return 0.0 if seen("reward/commonest") > 0.99 else live
+    if isinstance(algorithm, Luffy) and algorithm.sft_weight is None:
+        return live  # a teacher's right sample beside wrong ones is enough
+    return min(live, seen("groups/varied", 1.0))
+
+
 def _dead(seen: Seen) -> str | None:
-    if seen("groups/live", 1.0) >= 0.1:
+    if _taught(seen) >= 0.1:
         return None
     if seen("groups/all_right") > 0.8:
         return (
             "nearly every group is right throughout: there is nothing left to learn; choose harder problems in `data`"
         )
     if seen("groups/none_right") > 0.8:
+        luffy = "" if seen.options.algorithm.uses_traces else ", or use luffy with a teacher's traces"
         return (
             "nearly no group has a right completion, so rewards do not vary; choose easier problems in `data`, raise "
-            "`algorithm.group_size`, put a supervised stage in front, or use luffy with a teacher's traces"
+            f"`algorithm.group_size`, or put a supervised stage in front{luffy}"
         )
-    return "the rewards of nearly all groups do not vary; raise `algorithm.group_size` or `rollout.temperature`"
+    return (
+        "the rewards of nearly all groups do not vary; raise `algorithm.group_size` or `rollout.temperature`, or "
+        "reward something else in `rewards`"
+    )
 
 
 def _format(seen: Seen) -> str | None:
@@ -163,7 +183,7 @@ class Diagnosis:
             if text is not None and step - self._last.get(name, -PAUSE) >= PAUSE:
                 self._last[name] = step
                 self._warn(f"step {step}: {text}")
-        return bottleneck(values, timings)
+        return bottleneck(seen, timings)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {"last": dict(self._last), "first_entropy": self._first_entropy}
@@ -172,13 +192,13 @@ class Diagnosis:
         self._last, self._first_entropy = dict(extra["last"]), extra["first_entropy"]
 
 
-def bottleneck(values: Mapping[str, float], timings: Mapping[str, float]) -> str:
+def bottleneck(seen: Seen, timings: Mapping[str, float]) -> str:
     """A few words for what costs most: a part of the step's time, or samples that teach little or nothing."""
-    if values.get("truncated", 0.0) > 0.5:
+    if seen("truncated") > 0.5:
         return "truncation"
-    if values.get("groups/live", 1.0) < 0.3:
+    if _taught(seen) < 0.3:
         return "dead groups"
-    if max(values.get("clip/region", 0.0), values.get("clip/high", 0.0)) > 0.3:
+    if max(seen("clip/region"), seen("clip/high")) > 0.3:
         return "stale ratio"
     spent = {part: timings.get(f"{part}_seconds", 0.0) for part in PARTS}
     return max(spent, key=lambda part: spent[part])

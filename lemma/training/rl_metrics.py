@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,6 +32,8 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
         "unscored": float(rollouts.unscored),
         "groups/live": 1.0 - dead,
         "groups/dead": dead,
+        "groups/varied": _mean([len(rewards) > 1 for rewards in _rewards_by_group(own)]),
+        "reward/commonest": _commonest([sample.reward for sample in own if sample.reward is not None]),
         "groups/all_right": _mean([all(group) for group in right]),
         "groups/none_right": _mean([not any(group) for group in right]),
         "rounds": float(rollouts.rounds),
@@ -73,6 +76,20 @@ def _right_by_group(samples: Sequence[Sample], by_verdict: bool) -> list[list[bo
         if sample.reward is not None:
             groups.setdefault(sample.key[:3], []).append(sample.right if by_verdict else sample.reward > 0)
     return list(groups.values())
+
+
+def _rewards_by_group(samples: Sequence[Sample]) -> list[set[tuple[float | None, ...]]]:
+    """Of each draw, the rewards that occur in it: their sum and each of them."""
+    groups: dict[tuple[str | int, ...], set[tuple[float | None, ...]]] = {}
+    for sample in samples:
+        if sample.reward is not None:
+            groups.setdefault(sample.key[:3], set()).add((sample.reward, *sample.rewards.values()))
+    return list(groups.values())
+
+
+def _commonest(rewards: Sequence[float]) -> float:
+    """The share of the reward that occurs most often."""
+    return max(Counter(rewards).values(), default=0) / max(len(rewards), 1)
 
 
 def _mean(values: Sequence[float | bool]) -> float:

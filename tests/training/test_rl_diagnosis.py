@@ -22,6 +22,8 @@ FINE = {
     "truncated": 0.1,
     "format": 0.9,
     "groups/live": 0.7,
+    "groups/varied": 0.7,
+    "reward/commonest": 0.6,
     "groups/all_right": 0.2,
     "groups/none_right": 0.1,
     "entropy/sampled": 1.0,
@@ -54,11 +56,12 @@ DESERVED: dict[str, list[tuple[dict[str, float], str]]] = {
 CASES = [(name, numbers, words) for name, cases in DESERVED.items() for numbers, words in cases]
 
 
-def options(algorithm: str = "grpo") -> ReinforcementOptions:
-    return ReinforcementOptions(algorithm=ALGORITHMS[algorithm]())
+def options(algorithm: str | dict[str, Any] = "grpo") -> ReinforcementOptions:
+    given = {"name": algorithm} if isinstance(algorithm, str) else algorithm
+    return ReinforcementOptions(algorithm=ALGORITHMS[given["name"]](**given))
 
 
-def seen(numbers: dict[str, float], algorithm: str = "grpo") -> Seen:
+def seen(numbers: dict[str, float], algorithm: str | dict[str, Any] = "grpo") -> Seen:
     values = FINE | numbers
     if "kl_seen" in numbers:
         del values["kl"]
@@ -82,6 +85,30 @@ def test_every_check_is_tried() -> None:
 def test_a_warning_comes_where_it_is_deserved(name: str, numbers: dict[str, float], words: str) -> None:
     assert {one for one, check in CHECKS.items() if check(seen(numbers))} == {name}
     assert words in (CHECKS[name](seen(numbers)) or "")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "numbers"),
+    [
+        ("grpo", {"groups/varied": 0.02}),
+        ("ppo", {"reward/commonest": 1.0}),
+        ("reinforce", {"reward/commonest": 1.0}),
+        ("expert_iteration", {"reward/commonest": 1.0}),
+        ({"name": "luffy", "sft_weight": 1.0}, {"groups/varied": 0.0}),
+    ],
+    ids=str,
+)
+def test_rewards_that_do_not_vary_are_named_though_every_group_is_alive(algorithm: Any, numbers: Any) -> None:
+    dead = CHECKS["dead groups"]
+    assert "do not vary" in (dead(seen(numbers | {"groups/live": 1.0}, algorithm)) or "")
+    assert bottleneck(seen(numbers | {"groups/live": 1.0}, algorithm), {}) == "dead groups"
+    assert dead(seen({"groups/live": 1.0}, algorithm)) is None
+
+
+def test_groups_that_differ_from_each_other_only_teach_whoever_compares_with_the_batch() -> None:
+    """One sample for each problem, as PPO has it, never varies inside its group; and a teacher is beside LUFFY's."""
+    for algorithm in ("ppo", "reinforce", "expert_iteration", "luffy"):
+        assert CHECKS["dead groups"](seen({"groups/live": 1.0, "groups/varied": 0.0}, algorithm)) is None
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -121,7 +148,7 @@ def test_a_warning_comes_again_after_a_pause_and_remembers_it_over_a_restart() -
 @pytest.mark.parametrize("part", PARTS)
 def test_the_slowest_part_holds_a_step_back(part: str) -> None:
     timings = {f"{one}_seconds": 1.0 for one in PARTS} | {f"{part}_seconds": 2.0, "seconds": 9.0}
-    assert bottleneck(FINE, timings) == part
+    assert bottleneck(seen({}), timings) == part
 
 
 @pytest.mark.parametrize(
@@ -134,7 +161,7 @@ def test_the_slowest_part_holds_a_step_back(part: str) -> None:
     ],
 )
 def test_samples_that_teach_nothing_hold_a_step_back_before_any_part(numbers: dict[str, float], name: str) -> None:
-    assert bottleneck(FINE | numbers, {"generate_seconds": 5.0}) == name
+    assert bottleneck(seen(numbers), {"generate_seconds": 5.0}) == name
 
 
 # --- the numbers of a step -------------------------------------------------------------------------------------------
@@ -160,6 +187,7 @@ def test_shares_of_groups_are_of_all_that_were_drawn() -> None:
     values = measured(samples, drawn=4, dead=3, unscored=1, wanted=4)
     assert values["groups/dead"] == 0.75 and values["groups/live"] == 0.25
     assert values["groups/all_right"] == 0.25 and values["groups/none_right"] == 0.5
+    assert values["groups/varied"] == 0.25 and values["reward/commonest"] == pytest.approx(4 / 7)
     assert values["missing_groups"] == 3.0 and values["unscored"] == 1.0
     assert values["entropy/sampled"] == 0.5
     by_reward = measured(samples, by_verdict=False, drawn=4, dead=3)
