@@ -236,18 +236,18 @@ def _summary(row: dict[str, Any], times: list[float], tokens: list[int], paramet
 
 
 def default_rows() -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for recompute in (False, True):
-        base = {"shape": "1.5B", "recompute": recompute}
-        rows += [{"who": "lemma", **base}]
-        for weights in ("fp32", "bf16"):
-            rows += [{"who": "trl", **base, "attention": "sdpa", "weights": weights, "liger": True, "batch": 4}]
-    rows += [{"who": "trl", **rows[1], "batch": batch} for batch in (2, 8)]
-    lora = {"shape": "1.5B", "recompute": False, "lora": True}
+    """Lemma with and without recomputation, TRL's batches until memory ends, its fp32 weights, and LoRA."""
+    base = {"shape": "1.5B", "recompute": False}
+    again = {"shape": "1.5B", "recompute": True}
+    peer = {"who": "trl", "attention": "sdpa", "weights": "bf16", "liger": True}
     return [
-        *rows,
-        {"who": "lemma", **lora},
-        {"who": "trl", **lora, "attention": "sdpa", "weights": "bf16", "liger": True, "batch": 4},
+        {"who": "lemma", **base},
+        {"who": "lemma", **again},
+        *({**peer, **base, "batch": batch} for batch in (4, 8, 2, 16)),
+        *({**peer, **again, "batch": batch} for batch in (8, 16)),
+        {**peer, **base, "weights": "fp32", "batch": 4},
+        {"who": "lemma", **base, "lora": True},
+        {**peer, **base, "lora": True, "batch": 4},
     ]
 
 

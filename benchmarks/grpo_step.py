@@ -230,10 +230,10 @@ def run_trl(row: dict[str, Any]) -> dict[str, Any]:
 def default_rows() -> list[dict[str, Any]]:
     return [
         {"who": "lemma", "shape": "1.5B", "budget": 16640, "recompute": True},
-        {"who": "lemma", "shape": "1.5B", "budget": 20480, "recompute": True},
-        {"who": "lemma", "shape": "1.5B", "budget": 8960, "release": True},
+        {"who": "lemma", "shape": "1.5B", "budget": 24320, "recompute": True},
         {"who": "lemma", "shape": "1.5B", "budget": 16640, "lora": True},
-        {"who": "trl", "shape": "1.5B", "batch": 16, "liger": True},
+        *({"who": "trl", "shape": "1.5B", "batch": batch, "liger": True} for batch in (16, 8, 32)),
+        {"who": "trl", "shape": "1.5B", "batch": 16, "liger": True, "lora": True},
     ]
 
 
