@@ -61,9 +61,11 @@ class Rloo(ClippedPolicyGradient):
     def assign(self, groups: Sequence[Group], memory: Memory) -> None:
         if not self.reward_kl:
             return super().assign(groups, memory)
+        kls = [np.array([_kl(t) for t in group.trajectories]) for group in groups]
+        if kls:
+            memory.numbers["kl_seen"] = float(np.concatenate(kls).mean())
         rewards = [
-            self._clipped(rewards_of(group)) - self.reward_kl * np.array([_kl(t) for t in group.trajectories])
-            for group in groups
+            self._clipped(rewards_of(group)) - self.reward_kl * kl for group, kl in zip(groups, kls, strict=True)
         ]
         write_advantages(groups, self._compared(rewards))
 

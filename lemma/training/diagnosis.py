@@ -13,6 +13,8 @@ from lemma.training.rl_options import ReinforcementOptions
 
 # Steps between two warnings of the same kind.
 PAUSE = 20
+# Nats a token between the policy and the one that sampled its batch: so many are far for one step.
+FAR = 0.5
 PARTS = ("generate", "grade", "score", "update", "checkpoint", "evaluate")
 
 
@@ -117,6 +119,16 @@ def _kl(seen: Seen) -> str | None:
     return f"the policy is {found:.2g} nats a token from the reference; lower `optim.lr` or raise {raised}"
 
 
+def _moved(seen: Seen) -> str | None:
+    """How far the updates of one step went, where a batch is used more than once."""
+    if seen("kl/old") <= FAR:
+        return None
+    return (
+        f"the policy is {seen('kl/old'):.2g} nats a token from the one that sampled its batch; lower `optim.lr`, "
+        "`algorithm.epochs` or `algorithm.mini_batches`"
+    )
+
+
 def _ratio(seen: Seen) -> str | None:
     if seen("ratio/max", 1.0) <= 100.0:
         return None
@@ -157,6 +169,7 @@ CHECKS: dict[str, Callable[[Seen], str | None]] = {
     "missing groups": _missing,
     "entropy": _entropy,
     "kl": _kl,
+    "moved": _moved,
     "ratio": _ratio,
     "not finite": _not_finite,
     "unscored": _unscored,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from lemma.rollouts import Rollouts, Sample
 from lemma.training.diagnosis import CHECKS, PARTS, PAUSE, Diagnosis, Seen, bottleneck
 from lemma.training.rl_metrics import rollout_metrics
 from lemma.training.rl_options import ReinforcementOptions
+from tests.algorithms import toy
 from tests.algorithms.made import group, trajectory
 
 # A step with nothing to complain about.
@@ -29,6 +31,7 @@ FINE = {
     "entropy/sampled": 1.0,
     "kl": 0.1,
     "length/mean": 20.0,
+    "kl/old": 0.02,
     "ratio/max": 1.5,
     "updates": 2.0,
     "updated": 1.0,
@@ -48,6 +51,7 @@ DESERVED: dict[str, list[tuple[dict[str, float], str]]] = {
     "missing groups": [({"missing_groups": 3.0, "rounds": 6.0}, "3 of 32 groups are missing after 6 rounds")],
     "entropy": [({"entropy/sampled": 0.05}, "fell from 1 to 0.05")],
     "kl": [({"kl": 4.0}, "4 nats a token"), ({"kl_seen": 60.0}, "3 nats a token")],
+    "moved": [({"kl/old": 0.8}, "0.8 nats a token from the one that sampled its batch")],
     "ratio": [({"ratio/max": 1e4}, "largest ratio is 1e+04")],
     "not finite": [({"updated": 0.0}, "not finite")],
     "unscored": [({"unscored": 30.0}, "30 of 64 completions have no reward")],
@@ -162,6 +166,28 @@ def test_the_slowest_part_holds_a_step_back(part: str) -> None:
 )
 def test_samples_that_teach_nothing_hold_a_step_back_before_any_part(numbers: dict[str, float], name: str) -> None:
     assert bottleneck(seen(numbers), {"generate_seconds": 5.0}) == name
+
+
+# --- real runs -------------------------------------------------------------------------------------------------------
+
+SMALL = {"tiny": {"hidden": 16, "layers": 1, "feed_forward": 16, "heads": 2, "kv_heads": 1, "context": 32}}
+
+
+def run(folder: Path, algorithm: str | dict[str, Any], **changes: Any) -> toy.Toy:
+    """Three steps of a random model that is paid for parity."""
+    world = toy.Toy(folder)
+    base = {"rewards": [toy.PARITY], "steps": 3, "batch": {"problems": 4, "token_budget": 256}}
+    world.train(toy.reinforcement(folder, algorithm, **(base | {"rollout": {"max_tokens": 6}} | changes)), **SMALL)
+    return world
+
+
+def test_rloo_tells_the_kl_that_it_takes_off_the_reward(tmp_path: Path) -> None:
+    world = run(tmp_path, {"name": "rloo", "group_size": 4, "reward_kl": 0.1}, optim={"lr": 0.3})
+    first, *later = [row["kl_seen"] for row in world.rows()]
+    assert first == 0.0 and all(abs(value) > 1e-3 for value in later)
+    assert any(
+        "nats a token from the reference" in text and "`algorithm.reward_kl`" in text for text in world.warnings()
+    )
 
 
 # --- the numbers of a step -------------------------------------------------------------------------------------------
