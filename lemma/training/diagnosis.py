@@ -9,6 +9,7 @@ from typing import Any
 from lemma.algorithms.expert_iteration import ExpertIteration
 from lemma.algorithms.luffy import Luffy
 from lemma.algorithms.policy_gradient import PolicyGradient
+from lemma.engines.mismatch import WARNING_MEAN
 from lemma.training.rl_options import ReinforcementOptions
 
 # Steps between two warnings of the same kind.
@@ -138,6 +139,19 @@ def _ratio(seen: Seen) -> str | None:
     )
 
 
+def _mismatch(seen: Seen) -> str | None:
+    if seen("mismatch/mean") <= WARNING_MEAN:
+        return None
+    engine = seen.options.rollout.engine.name
+    repairs = [f"weigh tokens by it with {cap} (2 is usual)"] if (cap := seen.settings("mismatch_cap")) else []
+    if engine != "transformers":
+        repairs.append("set `rollout.engine` to transformers to see whether the engine is at fault")
+    return (
+        f"the log-probabilities of the {engine} engine and of the learner differ by {seen('mismatch/mean'):.2g} on "
+        f"average, more than {WARNING_MEAN:g}; {', or '.join(repairs) or 'compute in fp32'}"
+    )
+
+
 def _not_finite(seen: Seen) -> str | None:
     if not seen("updates") or seen("updated", 1.0):
         return None
@@ -171,6 +185,7 @@ CHECKS: dict[str, Callable[[Seen], str | None]] = {
     "kl": _kl,
     "moved": _moved,
     "ratio": _ratio,
+    "mismatch": _mismatch,
     "not finite": _not_finite,
     "unscored": _unscored,
     "long traces": _long_traces,

@@ -313,7 +313,7 @@ def check_engine(stage: Stage, policy: Policy, engine: Engine, reports: Sequence
     metrics = reports[0].metrics if reports else {}
     if "mismatch/mean" in metrics:
         found = Mismatch(metrics["mismatch/mean"], metrics["mismatch/max"], reports[0].trained_tokens)
-        check_mismatch(found, pick_precision(stage.model.precision, policy.device), engine.name, stage.emit)
+        check_mismatch(found, pick_precision(stage.model.precision, policy.device), engine.name)
 
 
 def measure(
