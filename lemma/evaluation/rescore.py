@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -50,7 +50,10 @@ def check_graders(names: str) -> list[str]:
 def regrade(
     rows: Sequence[Row], settings: Mapping[str, Any], graders: str, service: GradingService, told: Told | None = None
 ) -> list[Row]:
-    """The rows of one benchmark with new verdicts. What the format gives no answer for is wrong by every grader."""
+    """The rows of one benchmark with new verdicts. Thoughts that never end are wrong by every grader.
+
+    Rewards follow from Lemma's verdicts: they are left out where another grader was asked, or where a verdict changed.
+    """
     names = check_graders(graders)
     fmt, rules = make_format(settings["format"]), Rules.model_validate(settings["rules"])
     parsed = [fmt.parse(row.completion) for row in rows]
@@ -61,15 +64,14 @@ def regrade(
             return ("wrong", "no_answer") if row.gold else ("unknown", "no_gold")
         own = rules if row.tolerance is None else rules.model_copy(update={"absolute": row.tolerance})
         verdicts = [service.grade(answer, gold, own) for gold in row.gold]
-        best = min(verdicts, key=lambda verdict: ("right", "wrong", "unknown").index(verdict.kind))
-        return best.kind, best.reason
+        return _best((verdict.kind, verdict.reason) for verdict in verdicts)
 
     def judge(place: int) -> tuple[str, str]:
         row = rows[place]
         if unfinished[place]:
             return "wrong", "no_answer"
         verdicts = [ours(row, parsed[place].answer) if name == OURS else _compat(name, row, service) for name in names]
-        return min(verdicts, key=lambda verdict: ("right", "wrong", "unknown").index(verdict[0]))
+        return _best(verdicts)
 
     found = []
     with ThreadPoolExecutor(max_workers=max(2, 2 * service.workers)) as pool:
@@ -84,12 +86,30 @@ def regrade(
             )  # fmt: skip
             if told is not None:
                 told(done, len(rows))
+    if names != [OURS] or any(new.verdict != old.verdict for new, old in zip(found, rows, strict=True)):
+        return [replace(row, reward=None) for row in found]
     return found
 
 
+def _best(verdicts: Iterable[tuple[str, str]]) -> tuple[str, str]:
+    return min(verdicts, key=lambda verdict: ("right", "wrong", "unknown").index(verdict[0]))
+
+
 def _compat(name: str, row: Row, service: GradingService) -> tuple[str, str]:
-    """The verdict of another system's grader on the whole completion, word for word as that system would ask it."""
-    score = service.compat(name, row.completion, row.gold[0] if len(row.gold) == 1 else row.gold)
+    """The verdict of another system's grader on the whole completion, word for word as that system would ask it.
+
+    Of several gold answers, any counts: each is asked alone, because some graders take only one.
+    """
+    if not row.gold:
+        return "unknown", "no_gold"
+    return _best(_compat_one(name, row.completion, gold, service) for gold in row.gold)
+
+
+def _compat_one(name: str, completion: str, gold: str, service: GradingService) -> tuple[str, str]:
+    try:
+        score = service.compat(name, completion, gold)
+    except RuntimeError:
+        return "unknown", f"{name} failed"
     if isinstance(score, dict):
         score = score["reward"]
     elif isinstance(score, list | tuple):
