@@ -1,7 +1,7 @@
 r"""Prompts that published models are evaluated with, by the names that LUFFY's evaluation gives them.
 
 All but `prime_code` look for the answer in the last \boxed{}. Where a completion thinks (it opens `<think>` or closes
-it), only what follows the thoughts counts; thoughts that never end have no answer.
+it), only what follows the thoughts counts; thoughts that never end have no answer, unless `grade_unfinished` is set.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class Qwen(Format):
 
     name: Literal["qwen"] = "qwen"
     """qwen."""
+    grade_unfinished: bool = False
+    """Look for an answer in the whole text where the thinking never ends, instead of counting none."""
 
     @property
     def default_system(self) -> str:
@@ -45,7 +47,7 @@ class Qwen(Format):
         return compose_boxed(reasoning, answer)
 
     def parse(self, completion: str) -> Parsed:
-        return parse_perhaps_thinking(completion)
+        return parse_perhaps_thinking(completion, grade_unfinished=self.grade_unfinished)
 
 
 class SimpleRl(Format):
@@ -53,6 +55,8 @@ class SimpleRl(Format):
 
     name: Literal["simplerl"] = "simplerl"
     """simplerl."""
+    grade_unfinished: bool = False
+    """Look for an answer in the whole text where the thinking never ends, instead of counting none."""
 
     @property
     def default_system(self) -> str:
@@ -66,7 +70,7 @@ class SimpleRl(Format):
         return compose_boxed(reasoning, answer)
 
     def parse(self, completion: str) -> Parsed:
-        return parse_perhaps_thinking(completion)
+        return parse_perhaps_thinking(completion, grade_unfinished=self.grade_unfinished)
 
 
 class PrimeSft(BoxedChat):
@@ -97,6 +101,8 @@ class Prime(Format):
 
     name: Literal["prime"] = "prime"
     """prime."""
+    grade_unfinished: bool = False
+    """Look for an answer in the whole text where the thinking never ends, instead of counting none."""
 
     @property
     def default_system(self) -> str:
@@ -110,7 +116,7 @@ class Prime(Format):
         return f"<think> {reasoning} </think> <answer> {compose_boxed('', answer)} </answer>"
 
     def parse(self, completion: str) -> Parsed:
-        return parse_perhaps_thinking(completion)
+        return parse_perhaps_thinking(completion, grade_unfinished=self.grade_unfinished)
 
 
 _BLOCK = re.compile(r"```python[ \t]*\r?\n")
@@ -155,6 +161,8 @@ class No(QuestionOnly):
 
     name: Literal["no"] = "no"  # type: ignore[assignment]
     """no."""
+    grade_unfinished: bool = False
+    """Look for an answer in the whole text where the thinking never ends, instead of counting none."""
 
     def parse(self, completion: str) -> Parsed:
-        return parse_perhaps_thinking(completion)
+        return parse_perhaps_thinking(completion, grade_unfinished=self.grade_unfinished)
