@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from lemma.core.types import Judged, Message, Preference, Problem
-from lemma.data.rows import RowError, Values, as_messages, has, messages, text
+from lemma.data.rows import RowError, Values, as_messages, has, last_said, messages, text
 
 TURN = re.compile(r"\n\n(Human|Assistant):")
 WANTED = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
@@ -32,12 +32,10 @@ def judged(values: Values) -> Judged:
     label = str(values.get("label")).lower()
     if label not in WANTED:
         raise RowError(f"the column 'label' holds {values.get('label')!r}, not true or false")
-    completion = _conversation(values, "completion")
+    asked, completion = messages(values, "prompt"), _conversation(values, "completion")
     if not isinstance(completion, str):
-        if completion[-1].role != "assistant":
-            raise RowError("the column 'completion' does not end with a message of the assistant")
-        completion = completion[-1].content
-    return Judged(Problem(messages(values, "prompt")), completion, WANTED[label])
+        asked, completion = _asked(asked, completion[:-1], "completion"), last_said(completion, "completion")
+    return Judged(Problem(asked), completion, WANTED[label])
 
 
 def _conversation(values: Values, name: str) -> str | tuple[Message, ...]:
@@ -49,16 +47,29 @@ Split = tuple[tuple[Message, ...], str, str]
 
 
 def _from_messages(values: Values, chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> Split:
-    """The last messages are the responses. What stands before them is the prompt, unless there is a column for it."""
-    for name, said in (("chosen", chosen), ("rejected", rejected)):
-        if said[-1].role != "assistant":
-            raise RowError(f"the column '{name}' does not end with a message of the assistant")
-    asked = chosen[:-1]
-    if asked != rejected[:-1]:
+    """The last messages are the responses; what stands before them belongs to the prompt."""
+    liked, disliked = last_said(chosen, "chosen"), last_said(rejected, "rejected")
+    earlier = chosen[:-1]
+    if earlier != rejected[:-1]:
         raise RowError("'chosen' and 'rejected' differ before their last message")
-    if not asked or (has(values, "prompt") and asked[0].role == "assistant"):
-        asked = messages(values, "prompt")
-    return asked, chosen[-1].content, rejected[-1].content
+    if earlier and not has(values, "prompt"):
+        return earlier, liked, disliked
+    return _asked(messages(values, "prompt"), earlier, "chosen"), liked, disliked
+
+
+def _asked(prompt: tuple[Message, ...], earlier: tuple[Message, ...], name: str) -> tuple[Message, ...]:
+    """The prompt of a row and the turns before its response: these repeat the prompt, or they go on from it."""
+    if not earlier:
+        return prompt
+    contents = [[(one.role, one.content.strip()) for one in said] for said in (prompt, earlier)]
+    size = len(prompt)
+    if any(contents[1][start : start + size] == contents[0] for start in range(len(earlier) - size + 1)):
+        return earlier
+    if prompt[-1].role == earlier[0].role or earlier[0].role == "system":
+        raise RowError(f"the messages before the last one of '{name}' neither repeat nor continue the column 'prompt'")
+    if earlier[-1].role == "assistant":
+        raise RowError(f"the column '{name}' ends with two messages of the assistant and no question between them")
+    return prompt + earlier
 
 
 def _from_text(values: Values, chosen: str, rejected: str) -> Split:

@@ -12,9 +12,16 @@ import numpy as np
 
 from lemma.core.errors import UserError
 from lemma.core.random import permutation
-from lemma.core.types import Demonstration, Trajectory
+from lemma.core.types import Demonstration, Preference, Trajectory
 from lemma.data.arithmetic import mistaken
-from lemma.data.load import filter_by_length, load_demonstrations, load_judged, load_preferences, split_share
+from lemma.data.load import (
+    filter_by_length,
+    load_demonstrations,
+    load_judged,
+    load_preferences,
+    row_of,
+    split_share,
+)
 from lemma.data.options import DataOptions
 from lemma.data.sources import ARITHMETIC
 from lemma.formats import Format
@@ -105,7 +112,7 @@ def _load(stage: Stage, options: PreferenceOptions, data: DataOptions, fmt: Form
     elif paired:
         pairs = [
             _example(fmt, tokenizer, [Demonstration(item.problem, text) for text in (item.chosen, item.rejected)])
-            for item in load_preferences(data, seed)
+            for item in _different(load_preferences(data, seed), data, stage)
         ]
     else:
         return [
@@ -113,6 +120,18 @@ def _load(stage: Stage, options: PreferenceOptions, data: DataOptions, fmt: Form
             for item in load_judged(data, seed)
         ]
     return pairs if paired else [one for pair in pairs for one in pair.single()]
+
+
+def _different(found: list[Preference], data: DataOptions, stage: Stage) -> list[Preference]:
+    """The pairs whose responses differ; the others prefer nothing and are counted and left out."""
+    kept = [item for item in found if item.chosen.strip() != item.rejected.strip()]
+    if not kept:
+        problem, row = "'chosen' and 'rejected' are the same in every row", row_of(data, found[0].problem)
+        raise UserError(problem) if row is None else row.error(problem, "name the columns as they are meant")
+    if len(kept) < len(found):
+        lost = len(found) - len(kept)
+        stage.warn(f"{lost} of {len(found)} pairs have the same text as 'chosen' and 'rejected' and were left out")
+    return kept
 
 
 def _example(fmt: Format, tokenizer: Any, said: Sequence[Demonstration], signs: tuple[int, ...] = (1, -1)) -> Example:

@@ -55,6 +55,20 @@ def test_auto_knows_every_format():
         assert problem_of(one(values)).question
 
 
+@pytest.mark.parametrize(
+    ("reader", "more"),
+    [
+        ("luffy", {"target_ds_qwen_7b_probs": [0.5, 1]}),
+        ("luffy", {"trace_probs": [0.5, 1.0004], "target_ds_qwen_7b_probs": [0.1]}),
+        ("lemma", {"target": "4", "trace_probs": [0.5, 1]}),
+        ("lemma", {"target": "4", "extra": '{"trace_probs": [0.5, 1]}'}),
+    ],
+)
+def test_a_teachers_probabilities_are_kept(reader, more):
+    assert problem_of(one({**ROWS[reader], **more}, reader)).extra["trace_probs"] == [0.5, 1.0]
+    assert "trace_probs" not in problem_of(one({**ROWS[reader], **dict.fromkeys(more)}, reader)).extra
+
+
 def test_gsm8k():
     item = one(ROWS["gsm8k"])
     assert item.problem == Problem(user("2+2?"), ("1004",))
@@ -198,6 +212,27 @@ def test_preferences_with_the_prompt_given_or_shared(values):
     assert one(values) == Preference(Problem(user("2+2?")), "It is 4", "It is 5")
 
 
+SYSTEM, HELLO = {"role": "system", "content": "Be brief."}, {"role": "assistant", "content": "Hello!"}
+FOUR, FIVE = ({"role": "assistant", "content": text} for text in ("It is 4", "It is 5"))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "earlier", "asked"),
+    [
+        ("Hi", [HELLO, *ASSISTANT[:1]], ["Hi", "Hello!", "2+2?"]),
+        ([SYSTEM], ASSISTANT[:1], ["Be brief.", "2+2?"]),
+        ("2+2?", [SYSTEM, *ASSISTANT[:1]], ["Be brief.", "2+2?"]),
+        ("2+2? ", [*ASSISTANT[:1], HELLO, *ASSISTANT[:1]], ["2+2?", "Hello!", "2+2?"]),
+    ],
+)
+def test_turns_between_prompt_and_response_are_kept(prompt, earlier, asked):
+    pair = one({"prompt": prompt, "chosen": [*earlier, FOUR], "rejected": [*earlier, FIVE]})
+    single = one({"prompt": prompt, "completion": [*earlier, FOUR], "label": True})
+    assert [said.content for said in pair.problem.messages] == asked
+    assert (pair.chosen, pair.rejected) == ("It is 4", "It is 5")
+    assert single == Judged(pair.problem, "It is 4", True)
+
+
 def test_preferences_in_one_text():
     item = one({"chosen": f"{CONVERSATION} It is 4", "rejected": f"{CONVERSATION} It is 5"})
     assert (item.chosen, item.rejected) == ("It is 4", "It is 5")
@@ -224,6 +259,9 @@ WRONG = [
     ({"prompt": [{"role": "user"}], "answer": "4"}, "prompt_answer", "lacks 'role' or 'content'"),
     ({**ROWS["luffy"], "reward_model": "4"}, "luffy", "the column 'reward_model' holds text, not an object"),
     ({**ROWS["luffy"], "target": ASSISTANT[:1]}, "luffy", "'target' does not end with a message of the assistant"),
+    ({**ROWS["luffy"], "trace_probs": [0.5, -1.2]}, "luffy", "'trace_probs' holds -1.2, which is no probability"),
+    ({**ROWS["luffy"], "target_ds_qwen_7b_probs": "0.5"}, "luffy", "'target_ds_qwen_7b_probs' holds text, not a list"),
+    ({**ROWS["lemma"], "extra": '{"trace_probs": [2]}'}, "lemma", "'trace_probs' holds 2, which is no probability"),
     ({"messages": ASSISTANT[:1]}, "chat", "does not end with a message of the assistant"),
     ({"messages": ASSISTANT[1:]}, "chat", "holds an answer and no question"),
     ({"question": "q", "choices": ["a", "b"], "answer": "C"}, "multiple_choice", "no answer among the labels A, B"),
@@ -235,6 +273,17 @@ WRONG = [
         {"chosen": ASSISTANT, "rejected": [{"role": "user", "content": "x"}, ASSISTANT[1]]},
         "preference",
         "differ before",
+    ),
+    ({"prompt": "p", "chosen": ASSISTANT, "rejected": ASSISTANT}, "preference", "neither repeat nor continue"),
+    (
+        {"prompt": "p", "completion": [ASSISTANT[1], ASSISTANT[1]], "label": 1},
+        "judged",
+        "ends with two messages of the assistant",
+    ),
+    (
+        {"prompt": "p", "completion": [{"role": "assistant", "content": " "}], "label": 1},
+        "judged",
+        "'completion' does not end with a message of the assistant",
     ),
     ({"prompt": "p", "completion": "c", "label": "maybe"}, "judged", "holds 'maybe', not true or false"),
     ({**ROWS["lemma"], "extra": "{"}, "lemma", "the column 'extra' is not JSON text"),

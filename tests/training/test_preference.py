@@ -298,6 +298,16 @@ def test_a_pair_that_is_too_long_is_left_out_whole(world: World) -> None:
     assert "1 of 9 examples have a sequence longer than 96 tokens and were left out" in world.said()
 
 
+def test_a_pair_that_prefers_nothing_is_left_out(world: World) -> None:
+    same = toy_rows(1)[0] | {"rejected": "many coins "}
+    world.data = world.write("pairs.jsonl", [*toy_rows(8), same])
+    world.train("dpo", {"validation": {}})
+    assert "1 of 9 pairs have the same text as 'chosen' and 'rejected' and were left out" in world.said()
+    world.data = world.write("pairs.jsonl", [same, same])
+    with pytest.raises(UserError, match=r"pairs\.jsonl:1: 'chosen' and 'rejected' are the same in every row"):
+        world.train("dpo", run="same")
+
+
 # --- pairs from a journal --------------------------------------------------------------------------------------------
 
 
