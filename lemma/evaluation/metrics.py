@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -150,11 +150,10 @@ def summarise(
     )
 
 
-def mean_over_benchmarks(summaries: Mapping[str, Summary]) -> Score:
-    """The mean of their accuracies, each benchmark with the same weight whatever its size."""
-    found = [summary.accuracy for summary in summaries.values()]
-    values = [one.value for one in found]
-    return Score(_mean(values), *mean_of_intervals(values, [Interval(one.low, one.high, one.method) for one in found]))
+def mean_over_benchmarks(scores: Sequence[Score]) -> Score:
+    """The mean of one score of each benchmark, all with the same weight whatever their sizes."""
+    values = [one.value for one in scores]
+    return Score(_mean(values), *mean_of_intervals(values, [Interval(one.low, one.high, one.method) for one in scores]))
 
 
 def _plain_means(marks: Sequence[Mark]) -> dict[str, float]:

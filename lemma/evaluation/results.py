@@ -86,7 +86,8 @@ class Report:
 
     @property
     def mean(self) -> Score:
-        return mean_over_benchmarks(self.summaries)
+        """The mean of the numbers that stand in the table."""
+        return mean_over_benchmarks([self.headline(name)[1] for name in self.summaries])
 
     def headline(self, name: str) -> tuple[str, Score]:
         """The number of a benchmark that stands in tables, and its name."""
@@ -171,6 +172,8 @@ def _results_csv(report: Report) -> str:
             lines.append({"benchmark": name, "part": part, "metric": metric, **score.as_dict(), "n": n, **own})
         for metric, value in summary.numbers.items():
             lines.append({"benchmark": name, "metric": metric, "value": value, "n": summary.n, **own})
+        lines.append({"benchmark": name, "metric": "unknown", "value": summary.unknown, "n": summary.n, **own})
+    lines.append({"benchmark": "mean", "metric": "headline", **report.mean.as_dict()})
     return _csv(lines)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from lemma.core.events import Sink, silent
 from lemma.engines.base import Engine
 from lemma.evaluation.benchmarks import Loaded
+from lemma.evaluation.metrics import mean_over_benchmarks
 from lemma.evaluation.options import EvalOptions
 from lemma.evaluation.results import Report
 from lemma.evaluation.runner import EvalSettings, evaluate, load_all
@@ -123,5 +124,5 @@ def flat_metrics(report: Report) -> dict[str, float]:
     if len(report.summaries) == 1:
         return flat
     means = {name: math.fsum(own.values()) / len(own) for name, own in by_name.items()}
-    mean = report.mean
+    mean = mean_over_benchmarks([summary.accuracy for summary in report.summaries.values()])
     return {**means, "answer_accuracy_low": mean.low, "answer_accuracy_high": mean.high, **flat}

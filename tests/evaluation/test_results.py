@@ -1,0 +1,64 @@
+"""The files of an evaluation: what the mean is a mean of, and that the table for spreadsheets lacks nothing."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lemma.evaluation.results import Report, Row, as_json, as_markdown, make_report, write_report
+from lemma.evaluation.stage import flat_metrics
+
+
+def rows(benchmark: str, verdicts: list[list[str]]) -> list[Row]:
+    return [
+        Row(
+            benchmark, f"p{n}", k, "q", "q", "c", "7", ["7"], verdict, "number", True, [], "stop", 9, None,
+            reward=1.0, subject="Algebra", level="2",
+        )
+        for n, own in enumerate(verdicts)
+        for k, verdict in enumerate(own)
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def report() -> Report:
+    """Two problems each: pass@2 of the first is 1 (accuracy 1/2), accuracy of the second is 1/2 (one unknown)."""
+    settings: dict[str, Any] = {
+        "n": 2, "k": 2, "ties": "average", "seed": 0, "temperature": 0.6, "top_p": 1.0, "max_tokens": 9,
+        "format": {"name": "boxed"}, "format_hash": "f", "grader": "1", "engine": "native",
+    }  # fmt: skip
+    samples = {
+        "one": rows("one", [["right", "wrong"], ["wrong", "right"]]),
+        "two": rows("two", [["right"], ["unknown"]]),
+    }
+    both = {"one": settings | {"metric": "pass"}, "two": settings | {"metric": "avg", "k": 1}}
+    return make_report({"name": "m"}, both, samples)
+
+
+def test_the_mean_is_that_of_the_numbers_in_the_table(report: Report) -> None:
+    assert [report.headline(name)[0] for name in ("one", "two")] == ["pass@2", "avg@1"]
+    assert report.mean.value == 0.75 and as_json(report)["mean"]["value"] == 0.75
+    assert "| one | pass@2 | 100.0 |" in as_markdown(report) and "| mean | | 75.0 |" in as_markdown(report)
+    stage = flat_metrics(report)
+    assert stage["answer_accuracy"] == 0.5 and stage["answer_accuracy_low"] <= 0.5 <= stage["answer_accuracy_high"]
+
+
+def test_the_spreadsheet_has_every_number(report: Report, tmp_path: Path) -> None:
+    write_report(tmp_path, report)
+    lines = list(csv.DictReader(io.StringIO((tmp_path / "results.csv").read_text())))
+    found = {(line["benchmark"], line["part"], line["metric"]): float(line["value"]) for line in lines}
+    assert len(found) == len(lines)
+    whole = json.loads((tmp_path / "results.json").read_text())
+    wanted = {("mean", "", "headline"): whole["mean"]["value"]}
+    for name, own in whole["benchmarks"].items():
+        wanted |= {(name, "", metric): score["value"] for metric, score in own["scores"].items()}
+        wanted |= {(name, "", metric): value for metric, value in own["numbers"].items()}
+        wanted[name, "", "unknown"] = own["unknown"]
+        for kind, groups in (("subject", own["subjects"]), ("level", own["levels"])):
+            wanted |= {(name, f"{kind} {one}", f"avg@{own['k']}"): score["value"] for one, score in groups.items()}
+    assert found == wanted and found["two", "", "unknown"] == 1
