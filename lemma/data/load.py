@@ -123,6 +123,20 @@ def _blame(source: SourceOptions, convert: Callable[[Item], T | None], wanted: s
     raise AssertionError("a row was lost on the way")
 
 
+def row_of(options: DataOptions, problem: Problem) -> Row | None:
+    """The row that gave a problem, to name it in a sentence. Reads the sources again; generated problems have none."""
+
+    def identity(one: Problem) -> Any:
+        return one.id, one.traces, one.extra.get("trace_probs")
+
+    for source in options.mix or [options]:
+        if source.source != ARITHMETIC and source.count != 0:
+            for row, item in _read(source):
+                if identity(problem_of(item)) == identity(problem):
+                    return row
+    return None
+
+
 def load_items(source: SourceOptions, cache: str | None = None) -> list[Item]:
     """Everything that one source holds, before mixing: its rows read and filtered, from the cache where it has them."""
     if source.source == ARITHMETIC:

@@ -17,7 +17,7 @@ from typing import Any
 from lemma.core.errors import UserError
 from lemma.core.files import write_whole
 from lemma.core.types import Demonstration, Message, Preference, Problem
-from lemma.data.readers import Item
+from lemma.data.readers import LUFFY_PROBS, Item
 from lemma.data.rows import boxed
 from lemma.data.sources import SUFFIXES
 
@@ -140,14 +140,19 @@ def stated(item: Demonstration) -> str:
 
 
 def luffy_rows(items: Sequence[Item], system: str, target: Callable[[Demonstration], str], split: str) -> Table:
-    """Rows in LUFFY's columns: prompt messages, the teacher's message or null, and the gold for a rule-based reward."""
-    rows = []
+    """Rows in LUFFY's columns: prompt messages, the teacher's message or null, and the gold for a rule-based reward.
+
+    The teacher's probabilities of its tokens stay with a message that stays as it was.
+    """
+    rows: list[dict[str, Any]] = []
+    probs: list[Any] = []
     for number, item in enumerate(items):
         problem = item if isinstance(item, Problem) else item.problem
         if problem.gold is None:
             raise UserError(f"problem {problem.id} has no answer", fix="LUFFY's files need one in every row")
         said = problem.messages if problem.system else (Message("system", system), *problem.messages)
         written = target(item) if isinstance(item, Demonstration) else None
+        probs.append(problem.extra.get("trace_probs") if written and _is_as_said(item, written) else None)
         rows.append(
             {
                 "data_source": problem.source,
@@ -158,7 +163,15 @@ def luffy_rows(items: Sequence[Item], system: str, target: Callable[[Demonstrati
                 "extra_info": problem.extra.get("extra_info") or {"index": number, "split": split},
             }
         )
+    if any(probs):
+        return [{**row, LUFFY_PROBS: given} for row, given in zip(rows, probs, strict=True)]
     return rows
+
+
+def _is_as_said(item: Item, written: str) -> bool:
+    """Whether a target is the teacher's own text; its `<think>` may belong to the prompt."""
+    said = item.response if isinstance(item, Demonstration) else None
+    return said is not None and said.removeprefix(THINK) == written.removeprefix(THINK)
 
 
 def luffy_sft_rows(rows: Iterable[Mapping[str, Any]]) -> Table:

@@ -27,12 +27,15 @@ from lemma.data.rows import (
     listed,
     messages,
     optional_text,
+    probabilities,
     table,
     text,
     written,
 )
 
 Item = Problem | Demonstration | Preference | Judged
+
+LUFFY_PROBS = "target_ds_qwen_7b_probs"
 
 
 class Reader(NamedTuple):
@@ -121,15 +124,19 @@ def prompt_answer(values: Values) -> Problem:
 
 
 def luffy(values: Values) -> Problem | Demonstration:
-    """`prompt` messages, `reward_model.ground_truth`, and a `target` message of a teacher, or none."""
+    """`prompt` messages, `reward_model.ground_truth`, and a `target` message of a teacher, or none.
+
+    The teacher's probability of each token of the target, where the data have it, becomes `trace_probs`.
+    """
     reward, info = table(values, "reward_model"), values.get("extra_info") or {}
     target = last_said(messages(values, "target"), "target") if values.get("target") else None
+    probs = probabilities(values, "trace_probs", LUFFY_PROBS)
     problem = Problem(
         messages(values, "prompt"),
         golds(reward, "ground_truth"),
         source=optional_text(values, "data_source") or "",
         traces=(target,) if target else (),
-        extra={"ability": values.get("ability"), "extra_info": info},
+        extra={"ability": values.get("ability"), "extra_info": info} | ({"trace_probs": probs} if probs else {}),
     )
     return Demonstration(problem, response=target) if target else problem
 
@@ -236,6 +243,8 @@ def lemma(values: Values) -> Problem | Demonstration:
     else:
         right = golds(values, "golds", "answer") if has_any(values, "golds", "answer") else ()
     more = {name: value for name, value in values.items() if name not in SCHEMA and value is not None}
+    more |= _extra(values)
+    probs = probabilities(more, "trace_probs")
     problem = Problem(
         messages(values, "messages", "problem"),
         right,
@@ -245,7 +254,7 @@ def lemma(values: Values) -> Problem | Demonstration:
         level=level_of(values),
         choices=tuple(choices),
         traces=_traces(values),
-        extra={**more, **_extra(values)},
+        extra=more | ({"trace_probs": probs} if probs else {}),
     )
     if has(values, "response"):
         return Demonstration(problem, response=text(values, "response"), prompt=optional_text(values, "prompt"))

@@ -15,6 +15,9 @@ from lemma.core.types import Message
 
 Values = Mapping[str, Any]
 
+LARGEST_PROBABILITY = 1.001
+"""Probabilities of half-precision arithmetic end a little above 1."""
+
 
 class RowError(Exception):
     """What one row lacks, in a few words."""
@@ -106,6 +109,18 @@ def listed(values: Values, name: str) -> list[Any]:
     if not isinstance(value, list | tuple) or not value:
         raise RowError(f"the column '{name}' holds {_kind(value) if value else 'nothing'}, not a list")
     return list(value)
+
+
+def probabilities(values: Values, *names: str) -> list[float] | None:
+    """The first of these columns that is there: a list of numbers from 0 to 1; None where there is none, or none in it."""
+    name = next((name for name in names if values.get(name)), None)
+    if name is None:
+        return None
+    found = listed(values, name)
+    for one in found:
+        if isinstance(one, bool) or not isinstance(one, int | float) or not 0 <= one <= LARGEST_PROBABILITY:
+            raise RowError(f"the column '{name}' holds {one!r}, which is no probability from 0 to 1")
+    return [min(float(one), 1.0) for one in found]
 
 
 ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from lemma.algorithms.luffy import Luffy
 from lemma.core.errors import UserError
 from lemma.core.types import Demonstration, Problem
-from lemma.data.load import filter_by_length, load_problems, load_rows
+from lemma.data.load import filter_by_length, load_problems, load_rows, row_of
 from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration, encode_prompt
 from lemma.models.policy import Policy
@@ -56,6 +57,8 @@ def prepare_tasks(stage: Stage, options: ReinforcementOptions, fmt: Format, poli
 
 def _with_traces(stage: Stage, options: ReinforcementOptions, fmt: Format, tokenizer: Any) -> list[Task]:
     """Problems with the teacher's response where there is one; the response ends with the end-of-sequence token."""
+    algorithm = options.algorithm
+    given = isinstance(algorithm, Luffy) and algorithm.off_policy.behaviour == "given"
     tasks: list[Task] = []
     items = load_rows(options.data, stage.seed)
     for item in items:
@@ -71,6 +74,8 @@ def _with_traces(stage: Stage, options: ReinforcementOptions, fmt: Format, token
         if shown is not None:
             encoded = encode_demonstration(fmt, shown, tokenizer)
             trace = encoded.ids_T[encoded.chosen_T]
+            if given:
+                _check_probs(options, problem, len(trace))
         tasks.append(Task(problem, prompt, trace))
     if not any(task.trace is not None for task in tasks):
         raise UserError(
@@ -82,10 +87,28 @@ def _with_traces(stage: Stage, options: ReinforcementOptions, fmt: Format, token
     return tasks
 
 
+def _check_probs(options: ReinforcementOptions, problem: Problem, tokens: int) -> None:
+    """Refuse a trace without the teacher's probability of each of its tokens; that of the added end may be absent."""
+    probs = problem.extra.get("trace_probs")
+    if probs is not None and tokens - 1 <= len(probs) <= tokens:
+        return
+    if probs is None:
+        wrong = "this row has a teacher's trace without the teacher's probabilities (`trace_probs`)"
+    else:
+        wrong = (
+            f"this row has {len(probs)} probabilities of the teacher for {tokens - 1} tokens of its trace and an end"
+        )
+    fix = "give one for each token that this tokenizer makes of the trace, or write `off_policy: {behaviour: one}`"
+    row = row_of(options.data, problem)
+    raise UserError(f"problem {problem.id}: {wrong}", fix=fix) if row is None else row.error(wrong, fix)
+
+
 def _digest(tasks: Sequence[Task], max_tokens: int) -> str:
     whole = hashlib.blake2b(str(max_tokens).encode(), digest_size=16)
     for task in tasks:
         whole.update(task.prompt.tobytes())
         whole.update("\x1f".join(task.problem.golds).encode())
-        whole.update(np.zeros(0).tobytes() if task.trace is None else task.trace.tobytes())
+        if task.trace is not None:
+            whole.update(task.trace.tobytes())
+            whole.update(np.asarray(task.problem.extra.get("trace_probs", ()), dtype=np.float64).tobytes())
     return whole.hexdigest()

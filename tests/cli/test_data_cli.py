@@ -137,6 +137,17 @@ def test_luffy_rows_come_out_as_they_went_in(run, tmp_path):
     assert items("data/openrlhf_sft/train.jsonl")[1].response == "hm </think>\n\\boxed{2}"
 
 
+def test_a_teachers_probabilities_stay_with_its_words_and_go_with_other_words(run, tmp_path):
+    kept, changed = (luffy_row(n, text) for n, text in ((1, "<think>\nhm </think>\n\\boxed{1}"), (2, "it is 2")))
+    training = [{**row, "target_ds_qwen_7b_probs": [0.5, 0.25]} for row in (kept, changed)]
+    source = write(tmp_path / "a.jsonl", training)
+    other = write(tmp_path / "b.jsonl", [luffy_row(9, None)])
+    assert run("data", "prepare", "luffy", source, "--complement", other, "--to", "data")[0] == 0
+    first, second = pyarrow.parquet.read_table("data/openr1.parquet").to_pylist()
+    assert first == training[0]
+    assert second["target_ds_qwen_7b_probs"] is None and second["target"] != changed["target"]
+
+
 def test_luffy_files_from_any_traces(run):
     source = shared("data", "traces", "long_traces.jsonl.gz")
     assert run("data", "prepare", "luffy", source, "--to", "data", "--hold-out", "0.25")[0] == 0
