@@ -61,8 +61,9 @@ class Grpo(ClippedPolicyGradient):
     """Whose ratio counts: each token's; the sample's as the geometric mean of its tokens (sequence), or as their
     product (trajectory)."""
     each_reward: dict[str, float] | None = None
-    """Normalise each of these rewards within its group before they are summed by these weights, and the sums over the
-    batch; rewards of different size then count as their weights say. Default: advantages of the weighted sum."""
+    """Normalise each reward within its group before they are summed by these weights, and the sums over the batch;
+    rewards of different size then count as their weights say. Names all of the stage's rewards, those that are only
+    logged with 0. Default: advantages of the weighted sum."""
 
     @model_validator(mode="after")
     def _surrogate_fits(self) -> Self:
@@ -105,7 +106,8 @@ class Grpo(ClippedPolicyGradient):
     def is_live(self, group: Group) -> bool:
         if self.each_reward is None:
             return super().is_live(group)
-        return any(np.any(self.advantages([column])[0] != 0) for column in self._rewards([group]).T)
+        columns = zip(self._rewards([group]).T, self.each_reward.values(), strict=True)
+        return any(np.any(self.advantages([column])[0] != 0) for column, weight in columns if weight)
 
     def _rewards(self, groups: Sequence[Group]) -> np.ndarray:
         """The named rewards of every sample (R, K); NaN where one does not apply."""

@@ -6,17 +6,17 @@ reshaped so that unlikely tokens are learnt too, takes its place, and nothing cl
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from lemma.algorithms.base import Algorithm, KlEstimator, Memory, rewards_of
 from lemma.algorithms.prefixes import PrefixOptions
+from lemma.algorithms.unused import refuse_unused
 from lemma.config import Options
-from lemma.core.errors import LemmaWarning, UserError
+from lemma.core.errors import UserError
 from lemma.core.types import Group, Trajectory
 
 if TYPE_CHECKING:
@@ -42,6 +42,20 @@ class ReshapeOptions(Options):
     factor: float = 1.0
     """Factor of the advantages of these tokens."""
 
+    constants: ClassVar[dict[str, tuple[Reshape, ...]]] = {
+        "weight": ("p_logp",),
+        "power": ("pow",),
+        "gamma": ("p_div_p",),
+    }
+    """The reshapings that each constant is of."""
+
+    @model_validator(mode="after")
+    def _constants_of_the_reshape(self) -> Self:
+        for name, users in self.constants.items():
+            if self.reshape not in users:
+                refuse_unused(self, (name,), f"with `reshape: {self.reshape}`", f"write `reshape: {users[0]}`")
+        return self
+
     def shape(self) -> Shape:
         from lemma.objectives.shaping import Shape
 
@@ -61,8 +75,12 @@ class OffPolicyOptions(ReshapeOptions):
     max: float | None = None
     """Largest weight of a token."""
 
+    constants: ClassVar[dict[str, tuple[Reshape, ...]]] = ReshapeOptions.constants | {"weight": ("p_logp", "logp")}
+
     @model_validator(mode="after")
-    def _in_order(self) -> OffPolicyOptions:
+    def _works_together(self) -> Self:
+        if self.behaviour == "given":
+            refuse_unused(self, ("reshape", *self.constants), "with `behaviour: given`", "write `behaviour: one`")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(f"min {self.min} is above max {self.max}; lower min")
         return self
@@ -72,14 +90,20 @@ class AdaptiveEntropyOptions(Options):
     """A weight of the entropy bonus that holds the entropy near a target."""
 
     kind: Literal["learned", "proportional"] = "learned"
-    """`learned`: the weight is trained after each update. `proportional`: entropy x target / mean entropy of the batch,
-    which takes a second pass over the batch."""
+    """`learned`: the weight is trained once a step, on the mean entropy of its updates. `proportional`: entropy x
+    target / mean entropy of the batch, which takes a second pass over the batch."""
     target: float = Field(1.0, gt=0)
     """Entropy in nats per token to hold."""
     limit: float | None = Field(None, gt=0)
     """Largest weight (learned only)."""
     lr: float = Field(1e-2, gt=0)
     """Learning rate of the logarithm of the weight (learned only)."""
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> Self:
+        if self.kind == "proportional":
+            refuse_unused(self, ("limit", "lr"), "with `kind: proportional`", "write `kind: learned`")
+        return self
 
 
 class Luffy(Algorithm):
@@ -108,7 +132,7 @@ class Luffy(Algorithm):
     """Divisor for `normalise: constant`. Default: the longest response."""
     skip_above: float | None = Field(None, gt=0, le=1)
     """Leave out tokens that the policy finds more likely than this."""
-    sft_weight: float | None = Field(None, ge=0)
+    sft_weight: float | None = Field(None, gt=0)
     """Imitate a teacher's samples (negative log-likelihood with this weight) instead of weighing them: the baseline
     "RL with SFT loss". It is divided like the rest of the loss."""
     prefix_reward: float | None = None
@@ -130,11 +154,19 @@ class Luffy(Algorithm):
     """The original's literal scale: sums and means over each micro-batch, so that the loss depends on the packing."""
 
     @model_validator(mode="after")
-    def _works_together(self) -> Luffy:
+    def _works_together(self) -> Self:
+        if self.group_size == 1 and not self._learns_without_advantages:
+            raise ValueError("luffy compares the samples of a problem, and with `group_size: 1` every advantage is 0; "
+                             "write for example `group_size: 8`")  # fmt: skip
         taught = self.prefix.count(self.group_size)
         if taught > self.group_size:
             raise ValueError(f"prefix.samples {taught} is above group_size {self.group_size}; write -1 for all samples")
-        if self.statistics == "on_policy" and taught == self.group_size and self.prefix.min == 1:
+        if taught == self.group_size and self.prefix.least == 1 and not self._learns_without_advantages:
+            raise ValueError(
+                "samples that are all the same whole trace have the same reward, and every advantage is 0; "
+                "write `prefix: {samples: 1}`, or a prefix.min below 1"
+            )
+        if self.statistics == "on_policy" and taught == self.group_size and self.prefix.least > 0:
             raise ValueError("there is no sample of the policy's own to make a baseline of; write `statistics: group`")
         if self.sft_weight is not None and not taught:
             raise ValueError("sft_weight needs a teacher's samples; write `prefix: {samples: 1}`")
@@ -149,9 +181,18 @@ class Luffy(Algorithm):
             raise ValueError("an adaptive entropy starts from a weight above 0; add `entropy: 0.001`")
         if self.compat and self.normalise == "sequence":
             raise ValueError("the original has no normalisation by sequence; write `normalise: constant`")
-        if self.group_size == 1 and self.sft_weight is None:
-            text = "luffy compares the samples of a problem, and with `group_size: 1` every advantage is 0"
-            warnings.warn(text, LemmaWarning, stacklevel=2)
+        return self
+
+    @model_validator(mode="after")
+    def _all_is_used(self) -> Self:
+        if not self.uses_traces:
+            names = ("off_policy", "statistics")
+            refuse_unused(self, names, "with `prefix: {samples: 0}`", "write `prefix: {samples: 1}`")
+        if self.sft_weight is not None:
+            refuse_unused(self, ("off_policy",), "with sft_weight, which imitates a teacher's samples",
+                          "remove sft_weight")  # fmt: skip
+        if not self.kl:
+            refuse_unused(self, ("kl_estimator",), "with `kl: 0`", "write for example `kl: 0.001`")
         return self
 
     # --- what the loop asks ------------------------------------------------------------------------------------
@@ -219,6 +260,11 @@ class Luffy(Algorithm):
             memory.numbers |= {f"entropy/{name}": value for name, value in learned.state().items()}
 
     # --- pieces ------------------------------------------------------------------------------------------------
+
+    @property
+    def _learns_without_advantages(self) -> bool:
+        """Whether a teacher's tokens are learnt whatever the rewards of their group are."""
+        return self.sft_weight is not None or self.prefix_reward is not None
 
     def _advantages(self, group: Group) -> np.ndarray:
         from lemma.objectives.luffy_advantages import mixed_advantages

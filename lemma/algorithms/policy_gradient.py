@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
@@ -11,7 +10,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from lemma.algorithms.base import Algorithm, KlEstimator, Memory
-from lemma.core.errors import LemmaWarning
+from lemma.algorithms.unused import refuse_unused
 from lemma.core.types import Group
 
 if TYPE_CHECKING:
@@ -61,6 +60,8 @@ class PolicyGradient(Algorithm):
     """Whether the deviation divides by one sample less."""
     has_ratio: ClassVar[bool] = True
     """Whether the loss corrects for samples of an older policy."""
+    kl_options: ClassVar[tuple[str, ...]] = ("kl_estimator",)
+    """What says nothing without a KL."""
 
     @model_validator(mode="after")
     def _shared_options_fit(self) -> Self:
@@ -75,16 +76,28 @@ class PolicyGradient(Algorithm):
                 f"{self.name} does not correct for samples of an older policy, so a batch is used once; "
                 "write `epochs: 1` and `mini_batches: 1`, or use grpo"
             )
-        if self.mismatch_cap is None and (self.mismatch_floor is not None or self.mismatch_mask):
-            raise ValueError("mismatch_floor and mismatch_mask need mismatch_cap; write for example `mismatch_cap: 2`")
         if self.mismatch_cap is not None and (self.mismatch_floor or 0.0) >= self.mismatch_cap:
             raise ValueError("mismatch_floor is not below mismatch_cap; lower it")
         if self.group_size == 1 and self.compared_with() != "none":
-            warnings.warn(
-                f"{self.name} compares the samples of a problem, and with `group_size: 1` every advantage is 0",
-                LemmaWarning,
-                stacklevel=2,
+            raise ValueError(
+                f"{self.name} compares the samples of a problem, and with `group_size: 1` every advantage is 0; "
+                "write for example `group_size: 8`"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _all_is_used(self) -> Self:
+        if not self.kl:
+            refuse_unused(self, self.kl_options, "with `kl: 0`", "write for example `kl: 0.04`")
+        if self.entropy_target is None:
+            where = "without entropy_target"
+            refuse_unused(self, ("entropy_step", "entropy_max"), where, "write for example `entropy_target: 0.5`")
+        if self.mismatch_cap is None:
+            names = ("mismatch_floor", "mismatch_level", "mismatch_mask")
+            refuse_unused(self, names, "without mismatch_cap", "write for example `mismatch_cap: 2`")
+        if self.scale == "none":
+            instead = "" if self.compared_with() == "none" else "write `scale: group`"
+            refuse_unused(self, ("epsilon",), "with `scale: none`", instead)
         return self
 
     @property
@@ -163,6 +176,8 @@ class RatioPolicyGradient(PolicyGradient):
     """Learn from this share of the batch's tokens only, those of highest entropy."""
     off_policy_limit: float | None = Field(None, gt=0)
     """Leave out unwanted samples whose log-probability per token has fallen by more than this."""
+
+    kl_options: ClassVar[tuple[str, ...]] = ("kl_estimator", "kl_by_ratio")
 
     @property
     def needs_dead_groups(self) -> bool:

@@ -73,6 +73,7 @@ class Ppo(ClippedPolicyGradient):
     """Learning rate of the critic. Default: the policy's."""
 
     needs_critic: ClassVar[bool] = True
+    kl_options: ClassVar[tuple[str, ...]] = ("kl_estimator", "kl_by_ratio", "kl_in")
 
     @model_validator(mode="after")
     def _works_together(self) -> Self:

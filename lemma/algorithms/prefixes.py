@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, model_validator
 
+from lemma.algorithms.unused import refuse_unused
 from lemma.config import Options
 from lemma.core.random import stream
 
@@ -20,7 +21,8 @@ class PrefixOptions(Options):
     samples: int = Field(1, ge=-1)
     """Samples of each problem that begin with the trace; -1 means all, 0 none. The others are the policy's own."""
     min: float = Field(1.0, ge=0, le=1)
-    """Smallest share of the trace. With min and max at 1 the whole trace is the sample and nothing is generated."""
+    """Smallest share of the trace for random and fixed. With min and max at 1 the whole trace is the sample and nothing
+    is generated."""
     max: float = Field(1.0, ge=0, le=1)
     """Largest share of the trace."""
     strategy: Strategy = "random"
@@ -39,7 +41,14 @@ class PrefixOptions(Options):
     @model_validator(mode="after")
     def _works_together(self) -> PrefixOptions:
         changes = self.strategy in ("linear_max", "reverse_linear", "linear")
-        if self.min > self.max:
+        if not self.samples:
+            names = [name for name in type(self).model_fields if name != "samples"]
+            refuse_unused(self, names, "with `samples: 0`", "write `samples: 1`")
+        if not self.max:
+            raise ValueError("with `max: 0` no sample begins with the trace; write `samples: 0`, or a max above 0")
+        if changes:
+            refuse_unused(self, ("min",), f"with `strategy: {self.strategy}`", "write `strategy: random`")
+        elif self.min > self.max:
             raise ValueError(f"min {self.min} is above max {self.max}; lower min")
         if changes and self.steps is None:
             raise ValueError(f"{self.strategy} needs to know over how many steps it changes; add `steps: 500`")
@@ -47,11 +56,19 @@ class PrefixOptions(Options):
             raise ValueError(
                 f"steps says nothing to strategy {self.strategy}; remove it, or write `strategy: linear_max`"
             )
+        if self.strategy not in ("linear_max", "reverse_linear"):
+            where = f"with `strategy: {self.strategy}`"
+            refuse_unused(self, ("windows",), where, "write `strategy: linear_max`")
         if self.strategy == "linear" and not self.shared:
             raise ValueError("linear gives all samples of a problem the same share; add `shared: true`")
         if self.strategy == "fixed" and self.shared:
             raise ValueError("fixed gives each sample a share of its own; write `shared: false`")
         return self
+
+    @property
+    def least(self) -> float:
+        """The smallest share that a sample which begins with the trace may have."""
+        return self.min if self.strategy in ("random", "fixed") else 0.0
 
     def count(self, group_size: int) -> int:
         """How many samples begin with the trace."""

@@ -110,15 +110,33 @@ class ReinforcementOptions(StageOptions):
                 f"{self.algorithm.name} learns from groups whose rewards do not differ as well: "
                 "there are no dead ones to replace; leave replace_dead out"
             )
+        for name in ("missing_eos_penalty", "missing_eos_score"):
+            if self.truncated == "mask" and getattr(self.algorithm, name, None) is not None:
+                raise ValueError(
+                    f"algorithm.{name} is of samples that `truncated: mask` leaves out; "
+                    f"write `truncated: keep`, or remove {name}"
+                )
         return self
 
     @model_validator(mode="after")
     def _rewards_exist(self) -> ReinforcementOptions:
         known = labels(self.rewards)
-        for name in getattr(self.algorithm, "each_reward", None) or {}:
+        weights = getattr(self.algorithm, "each_reward", None) or {}
+        for name in weights:
             if name not in known:
                 raise ValueError(
                     f"algorithm.each_reward names '{name}', which is not in rewards; {nearest(name, known)}"
+                )
+        for name, reward in zip(known, self.rewards, strict=True):
+            if weights and name not in weights:
+                raise ValueError(
+                    f"algorithm.each_reward leaves out '{name}', which is in rewards; add `{name}: 1` to each_reward, "
+                    "or 0 to log it only"
+                )
+            if weights and reward.weight != 1:
+                raise ValueError(
+                    f"algorithm.each_reward has the weight of '{name}', and the one in rewards has no effect; "
+                    f"write `{name}: {reward.weight:g}` in each_reward and remove weight"
                 )
         return self
 

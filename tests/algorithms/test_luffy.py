@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from lemma.algorithms.base import Memory
 from lemma.algorithms.luffy import Luffy
 from lemma.algorithms.prefixes import PrefixOptions
-from lemma.core.errors import LemmaWarning, UserError
+from lemma.core.errors import UserError
 from lemma.objectives import Terms, Totals
 from tests.algorithms.made import group, response, trajectory
 
@@ -40,7 +40,7 @@ def test_a_masked_sample_that_a_teacher_began_is_not_the_policys_own() -> None:
 def test_by_default_one_sample_is_the_whole_trace_and_the_rest_are_the_policys_own() -> None:
     assert luffy().prefix_lengths(17, **HERE) == [17, 0, 0, 0, 0, 0, 0, 0]
     assert luffy(prefix={"samples": 0}).prefix_lengths(17, **HERE) == [0] * 8
-    assert luffy(prefix={"samples": -1}).prefix_lengths(17, **HERE) == [17] * 8
+    assert PrefixOptions(samples=-1).lengths(17, 8, seed=1, step=0, problem_id="a") == [17] * 8
     assert luffy().uses_traces and not luffy(prefix={"samples": 0}).uses_traces
 
 
@@ -68,7 +68,7 @@ def test_lengths_are_whole_tokens_longest_first() -> None:
 )
 def test_windows_of_steps(strategy: Any, limits: list[float]) -> None:
     """Four windows over 8 steps with at most 0.8; after the last one it stays."""
-    options = PrefixOptions(samples=200, strategy=strategy, max=0.8, min=0.0, steps=8, windows=4)
+    options = PrefixOptions(samples=200, strategy=strategy, max=0.8, steps=8, windows=4)
     for step, limit in zip((0, 2, 5, 7, 99), limits, strict=True):
         shares = options.shares(200, seed=0, step=step, problem_id="a")
         assert 0.9 * limit < max(shares) <= limit
@@ -79,13 +79,13 @@ def test_shared_shares() -> None:
     random = PrefixOptions(samples=3, min=0.0, max=1.0, shared=True)
     shares = random.shares(3, seed=0, step=0, problem_id="a")
     assert len(set(shares)) == 1 and 0 < shares[0] < 1
-    linear = PrefixOptions(samples=2, strategy="linear", min=0.0, max=0.5, steps=4, shared=True)
+    linear = PrefixOptions(samples=2, strategy="linear", max=0.5, steps=4, shared=True)
     found = [linear.shares(3, seed=0, step=step, problem_id="a") for step in (0, 1, 4, 9)]
     assert found == [[0.5, 0.5, 0.0], [0.375, 0.375, 0.0], [0.0] * 3, [0.0] * 3]
 
 
 def test_the_first_step_of_a_run_is_the_first_of_the_schedule() -> None:
-    options = luffy(prefix={"samples": 1, "strategy": "linear", "min": 0.0, "steps": 4, "shared": True})
+    options = luffy(prefix={"samples": 1, "strategy": "linear", "steps": 4, "shared": True})
     lengths = [options.prefix_lengths(8, seed=1, step=step, problem_id="a")[0] for step in (1, 2, 5)]
     assert lengths == [8, 6, 0]
 
@@ -252,7 +252,7 @@ def test_a_learned_entropy_weight_goes_on_from_what_is_remembered() -> None:
     ("options", "words"),
     [
         ({"prefix": {"samples": 9}}, "above group_size 8; write -1"),
-        ({"prefix": {"samples": -1}, "statistics": "on_policy"}, "statistics: group"),
+        ({"prefix": {"samples": -1, "min": 0.2}, "statistics": "on_policy"}, "statistics: group"),
         ({"prefix": {"samples": 0}, "sft_weight": 1.0}, "samples: 1"),
         ({"prefix_reward": 1.0}, "samples: -1"),
         ({"normalise": "token", "constant": 9}, "normalise: constant"),
@@ -266,6 +266,34 @@ def test_a_learned_entropy_weight_goes_on_from_what_is_remembered() -> None:
         ({"prefix": {"steps": 5}}, "strategy: linear_max"),
         ({"prefix": {"strategy": "linear", "steps": 5}}, "shared: true"),
         ({"prefix": {"strategy": "fixed", "shared": True}}, "shared: false"),
+        ({"prefix": {"samples": -1}}, "every advantage is 0; write `prefix: {samples: 1}`, or a prefix.min below 1"),
+        ({"prefix": {"samples": 8}}, "the same whole trace"),
+        ({"prefix": {"min": 0, "max": 0}}, "write `samples: 0`"),
+        ({"prefix": {"samples": 0, "min": 0.5, "traced": 0.5}}, "min and traced have no effect with `samples: 0`"),
+        ({"prefix": {"samples": 0, "strategy": "fixed"}}, "remove it, or write `samples: 1`"),
+        ({"prefix": {"samples": 0}, "off_policy": {"gamma": 0.2}}, "remove it, or write `prefix: {samples: 1}`"),
+        ({"prefix": {"samples": 0}, "statistics": "on_policy"}, "statistics has no effect with `prefix: {samples: 0}`"),
+        ({"prefix": {"windows": 4}}, "windows has no effect with `strategy: random`"),
+        ({"prefix": {"strategy": "linear", "steps": 5, "shared": True, "windows": 4}}, "windows has no effect"),
+        (
+            {"prefix": {"strategy": "linear_max", "steps": 5, "min": 0.2}},
+            "min has no effect with `strategy: linear_max`",
+        ),
+        ({"prefix": {"strategy": "linear", "steps": 5, "shared": True, "min": 0}}, "min has no effect"),
+        ({"sft_weight": 1.0, "off_policy": {"max": 0.5}}, "off_policy has no effect with sft_weight"),
+        ({"sft_weight": 1.0, "off_policy": {"behaviour": "given"}}, "remove it, or remove sft_weight"),
+        ({"sft_weight": 0}, "greater than 0"),
+        ({"off_policy": {"behaviour": "given", "reshape": "logp"}}, "reshape has no effect with `behaviour: given`"),
+        ({"off_policy": {"behaviour": "given", "gamma": 0.2}}, "remove it, or write `behaviour: one`"),
+        (
+            {"off_policy": {"power": 2.0}},
+            "power has no effect with `reshape: p_div_p`; remove it, or write `reshape: pow`",
+        ),
+        ({"off_policy": {"reshape": "square_root", "gamma": 0.2}}, "write `reshape: p_div_p`"),
+        ({"on_policy": {"reshape": "logp", "weight": 0.2}}, "weight has no effect with `reshape: logp`"),
+        ({"adaptive_entropy": {"kind": "proportional", "lr": 0.1, "limit": 2}}, "limit and lr have no effect"),
+        ({"kl_estimator": "k1"}, "kl_estimator has no effect with `kl: 0`"),
+        ({"group_size": 1}, "write for example `group_size: 8`"),
     ],
 )
 def test_what_cannot_work_is_refused_with_what_to_write(options: dict[str, Any], words: str) -> None:
@@ -274,6 +302,20 @@ def test_what_cannot_work_is_refused_with_what_to_write(options: dict[str, Any],
     assert words in str(error.value)
 
 
-def test_a_group_of_one_is_warned_about() -> None:
-    with pytest.warns(LemmaWarning, match="every advantage is 0"):
-        luffy(group_size=1)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prefix": {"strategy": "linear_max", "steps": 5, "max": 0.8}},
+        {"prefix": {"samples": -1, "strategy": "linear_max", "steps": 5}, "statistics": "on_policy"},
+        {"prefix": {"samples": -1}, "prefix_reward": 1.0},
+        {"prefix": {"samples": 0, "min": 1.0, "strategy": "random"}, "off_policy": {"reshape": "p_div_p"}},
+        {"off_policy": {"reshape": "logp", "weight": 0.2}},
+        {"off_policy": {"behaviour": "given", "max": 2.0, "factor": 0.5}},
+        {"sft_weight": 1.0, "on_policy": {"reshape": "pow", "power": 2.0}},
+        {"group_size": 1, "sft_weight": 1.0},
+        {"kl": 0.1, "kl_estimator": "k1"},
+    ],
+)
+def test_what_has_an_effect_is_taken_also_as_it_resolves(options: dict[str, Any]) -> None:
+    first = luffy(**options)
+    assert luffy(**first.model_dump()) == first

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from lemma.algorithms import ALGORITHMS, Memory
 from lemma.algorithms.grpo import Grpo
 from lemma.algorithms.rloo import Rloo
-from lemma.core.errors import LemmaWarning
 from lemma.core.types import Group, Message, Problem, Trajectory
 from lemma.objectives.policy import KlTerm, PolicyLoss
 from lemma.objectives.policy_mismatch import MismatchWeight
@@ -172,6 +171,8 @@ def test_each_reward_by_itself() -> None:
     raw = np.array([0, 0, np.sqrt(0.5), -np.sqrt(0.5), 0, 0])
     assert advantages_in(groups) == pytest.approx((raw / raw.std(ddof=1)).tolist())
     assert [algorithm.is_live(g) for g in groups] == [True, True, False]
+    logged = Grpo(each_reward={"right": 0.0, "format": 1.0})
+    assert [logged.is_live(g) for g in groups] == [True, False, False], "a weight of 0 is of a reward to log only"
 
 
 def test_a_reward_that_applies_to_no_sample_of_a_group_says_nothing_about_it() -> None:
@@ -213,11 +214,26 @@ def test_the_entropy_bonus_follows_its_target() -> None:
         ("grpo", {"gain": "vespo", "mismatch_cap": 2}, r"remove mismatch_cap"),
         ("grpo", {"each_reward": {}}, r"names no reward"),
         ("grpo", {"each_reward": {"right": 1}, "scale": "none"}, r"remove scale or each_reward"),
-        ("grpo", {"mismatch_mask": True}, r"need mismatch_cap; write for example `mismatch_cap: 2`"),
+        ("grpo", {"mismatch_mask": True}, r"without mismatch_cap; remove it, or write for example `mismatch_cap: 2`"),
         ("grpo", {"mismatch_cap": 2, "mismatch_floor": 3}, r"mismatch_floor is not below mismatch_cap"),
         ("rloo", {"kl": 0.1, "reward_kl": 0.1}, r"keep one of them"),
         ("rloo", {"reward_clip": [1, -1]}, r"a lower and an upper end"),
         ("loop", {"clip": None}, r"loop without clip uses a batch once"),
+        (
+            "grpo",
+            {"kl_estimator": "k1", "kl_by_ratio": True},
+            r"kl_estimator and kl_by_ratio have no effect with `kl: 0`",
+        ),
+        ("reinforce", {"kl_estimator": "k1"}, r"remove it, or write for example `kl: 0.04`"),
+        ("rloo", {"reward_kl": 0.1, "kl_estimator": "k2"}, r"kl_estimator has no effect"),
+        ("dapo", {"entropy": 0.1, "entropy_step": 0.1}, r"entropy_step has no effect without entropy_target"),
+        ("grpo", {"entropy_max": 2}, r"write for example `entropy_target: 0.5`"),
+        ("grpo", {"mismatch_level": "sequence"}, r"mismatch_level has no effect without mismatch_cap"),
+        ("dr_grpo", {"epsilon": 1e-4}, r"epsilon has no effect with `scale: none`; remove it, or write `scale: group`"),
+        ("rloo", {"epsilon": 1e-4, "standardise": True}, r"epsilon has no effect"),
+        ("reinforce", {"epsilon": 1e-4}, r"with `scale: none`; remove it \["),
+        ("grpo", {"group_size": 1}, r"with `group_size: 1` every advantage is 0; write for example `group_size: 8`"),
+        ("loop", {"group_size": 1, "leave_out_own": False}, r"every advantage is 0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(name: str, options: dict[str, Any], sentence: str) -> None:
@@ -225,8 +241,18 @@ def test_what_makes_no_sense_is_refused(name: str, options: dict[str, Any], sent
         make(name, **options)
 
 
-def test_a_group_of_one_is_warned_of() -> None:
-    with pytest.warns(LemmaWarning, match="with `group_size: 1` every advantage is 0"):
-        lonely = make("grpo", group_size=1)
-    assert lonely.advantages([np.array([1.0])])[0].tolist() == [0.0]
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_is_refused_without_effect_is_taken_where_it_has_one(name: str) -> None:
+    """And every default may be written out, as a resolved recipe does."""
+    plain = make(name)
+    assert ALGORITHMS[name](**plain.model_dump()) == plain
+    fields = type(plain).model_fields
+    if "kl_estimator" in fields:
+        assert make(name, kl=0.1, kl_estimator="k2").kl_estimator == "k2"
+    if "entropy_step" in fields:
+        assert make(name, entropy_target=1.0, entropy_step=0.1).entropy_step == 0.1
+
+
+def test_a_group_of_one() -> None:
+    assert make("grpo").advantages([np.array([1.0])])[0].tolist() == [0.0]
     assert make("reinforce", group_size=1).advantages([np.array([1.0])])[0].tolist() == [1.0]

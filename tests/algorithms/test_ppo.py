@@ -127,6 +127,9 @@ def test_what_the_loop_is_asked_for() -> None:
         ({"kl_in": "loss", "adaptive_kl": {}}, "kl_in: reward"),
         ({"kl_by_ratio": True}, "kl_in: loss"),
         ({"scale": "group"}, "remove scale"),
+        ({"epsilon": 1e-4}, "epsilon has no effect with `scale: none`; remove it"),
+        ({"kl": 0.0, "kl_in": "loss"}, "kl_in has no effect with `kl: 0`"),
+        ({"kl": 0.0, "kl_estimator": "k3"}, "kl_estimator has no effect with `kl: 0`"),
         ({"gamma": 0.0}, "greater than 0"),
     ],
 )

@@ -45,6 +45,53 @@ STAGES: dict[str, tuple[str, str]] = {
         "algorithm: {name: grpo, each_reward: {acuracy: 1}}",
         "stages.rl: algorithm.each_reward names 'acuracy', which is not in rewards; did you mean 'accuracy'?",
     ),
+    "rewards that are left out of those to normalise": (
+        "algorithm: {name: grpo, each_reward: {accuracy: 1}}, rewards: [accuracy, format]",
+        "stages.rl: algorithm.each_reward leaves out 'format', which is in rewards; add `format: 1` to each_reward, "
+        "or 0 to log it only",
+    ),
+    "two weights of a reward": (
+        "algorithm: {name: grpo, each_reward: {accuracy: 1}}, rewards: [{name: accuracy, weight: 2}]",
+        "stages.rl: algorithm.each_reward has the weight of 'accuracy', and the one in rewards has no effect; "
+        "write `accuracy: 2` in each_reward and remove weight",
+    ),
+    "a penalty that is never learnt": (
+        "algorithm: {name: ppo, missing_eos_penalty: 1}, truncated: mask",
+        "stages.rl: algorithm.missing_eos_penalty is of samples that `truncated: mask` leaves out; "
+        "write `truncated: keep`, or remove missing_eos_penalty",
+    ),
+    "a score that is never learnt": (
+        "algorithm: {name: ppo, missing_eos_score: -1}, truncated: mask",
+        "stages.rl: algorithm.missing_eos_score is of samples that `truncated: mask` leaves out; ",
+    ),
+    "an option without effect": (
+        "algorithm: {name: grpo, kl_estimator: k1}",
+        "stages.rl.algorithm: kl_estimator has no effect with `kl: 0`; remove it, or write for example `kl: 0.04`",
+    ),
+    "options without effect": (
+        "algorithm: {name: luffy, prefix: {samples: 0, min: 0.5, strategy: fixed}}",
+        "stages.rl.algorithm.prefix: min and strategy have no effect with `samples: 0`; remove them, or write "
+        "`samples: 1`",
+    ),
+    "a constant of another reshaping": (
+        "algorithm: {name: luffy, off_policy: {reshape: pow, gamma: 0.2}}",
+        "stages.rl.algorithm.off_policy: gamma has no effect with `reshape: pow`; remove it, or write "
+        "`reshape: p_div_p`",
+    ),
+    "nothing but traces": (
+        "algorithm: {name: luffy, prefix: {samples: -1}}",
+        "stages.rl.algorithm: samples that are all the same whole trace have the same reward, and every advantage "
+        "is 0; write `prefix: {samples: 1}`, or a prefix.min below 1",
+    ),
+    "imitation without a weight": (
+        "algorithm: {name: luffy, sft_weight: 0}",
+        "'stages.rl.algorithm.sft_weight' cannot be 0; write a number above 0",
+    ),
+    "a group of one": (
+        "algorithm: {name: grpo, group_size: 1}",
+        "stages.rl.algorithm: grpo compares the samples of a problem, and with `group_size: 1` every advantage is 0; "
+        "write for example `group_size: 8`",
+    ),
     "unknown reward": ("rewards: [accurracy]", "'stages.rl.rewards.0' cannot be 'accurracy'; did you mean 'accuracy'?"),
     "unknown option of a reward": (
         "rewards: [{name: accuracy, wieght: 2}]",
