@@ -32,13 +32,15 @@ class StageStarted:
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Numbers of one step, on the axis of training or of evaluation. `timings` are seconds and rates of this machine,
-    kept apart because they are the only numbers that a repeated run may change."""
+    kept apart because they are the only numbers that a repeated run may change; `held_by` names
+    what cost the step most."""
 
     stage: str
     step: int
     axis: Axis
     values: Mapping[str, float]
     timings: Mapping[str, float] = field(default_factory=dict)
+    held_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

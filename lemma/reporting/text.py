@@ -77,8 +77,9 @@ def describe(event: Event) -> str:
             return text
         case StageStarted(stage, step, total, resumed):
             return f"{stage}: goes on after step {step} of {total}" if resumed else f"{stage}: {total} steps"
-        case Measured(stage, step, axis, values, timings):
-            return f"{stage}: {axis} step {step}: {numbers({**values, **timings})}"
+        case Measured(stage, step, axis, values, timings, held_by):
+            text = f"{stage}: {axis} step {step}: {numbers({**values, **timings})}"
+            return f"{text}, held back by {held_by}" if held_by else text
         case Progressed(what, done, total, note):
             return f"{what}: {done} of {total}" + (f", {note}" if note else "")
         case StageEnded(stage, step, summary):

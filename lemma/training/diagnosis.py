@@ -201,8 +201,8 @@ class Diagnosis:
         self._last: dict[str, int] = {}
         self._first_entropy: float | None = None
 
-    def look(self, step: int, values: Mapping[str, float], timings: Mapping[str, float]) -> str:
-        """Warn of what is wrong; the name of what holds the step back."""
+    def look(self, step: int, values: Mapping[str, float], spent: Mapping[str, float]) -> str:
+        """Warn of what is wrong; the name of what holds the step back. `spent` are seconds by part."""
         if self._first_entropy is None:
             self._first_entropy = values.get("entropy/sampled")
         seen = Seen(values, self.options, self.max_tokens, self._first_entropy)
@@ -211,7 +211,7 @@ class Diagnosis:
             if text is not None and step - self._last.get(name, -PAUSE) >= PAUSE:
                 self._last[name] = step
                 self._warn(f"step {step}: {text}")
-        return bottleneck(seen, timings)
+        return bottleneck(seen, spent)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {"last": dict(self._last), "first_entropy": self._first_entropy}
@@ -220,7 +220,7 @@ class Diagnosis:
         self._last, self._first_entropy = dict(extra["last"]), extra["first_entropy"]
 
 
-def bottleneck(seen: Seen, timings: Mapping[str, float]) -> str:
+def bottleneck(seen: Seen, spent: Mapping[str, float]) -> str:
     """A few words for what costs most: a part of the step's time, or samples that teach little or nothing."""
     if seen("truncated") > 0.5:
         return "truncation"
@@ -228,5 +228,4 @@ def bottleneck(seen: Seen, timings: Mapping[str, float]) -> str:
         return "dead groups"
     if max(seen("clip/region"), seen("clip/high")) > 0.3:
         return "stale ratio"
-    spent = {part: timings.get(f"{part}_seconds", 0.0) for part in PARTS}
-    return max(spent, key=lambda part: spent[part])
+    return max(PARTS, key=lambda part: spent.get(part, 0.0))

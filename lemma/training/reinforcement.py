@@ -65,7 +65,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
     sampling = sampling_of(options, fmt, max_tokens)
     roller = make_roller(stage, options, Judge(fmt, options.rewards, policy.tokenizer), engine, order, sampling)
     benchmarks.engine = engine
-    by_verdict, held_by = any(reward.needs_verdict for reward in options.rewards), "nothing yet"
+    by_verdict = any(reward.needs_verdict for reward in options.rewards)
     try:
         benchmarks.begin(done, total)
         for step in range(done + 1, total + 1):
@@ -93,8 +93,9 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             algorithm.observe(values, memory)
             check_engine(stage, policy, engine, reports)
             is_best = benchmarks.after(step, total)
+            held_by = diagnosis.look(step, values | memory.numbers, stage.clock.spent)
             if stage.is_due(options.log_every, step, total):
-                held_by = measure(stage, step, values | memory.numbers, policy, reports, rollouts, diagnosis)
+                measure(stage, step, values | memory.numbers, policy, reports, rollouts, held_by)
             stage.progress(step, total, f"{note_of(values)}, held back by {held_by}")
             stage.save_if_due(learner, step, total, is_best)
     finally:
@@ -323,17 +324,16 @@ def measure(
     policy: Policy,
     reports: Sequence[StepReport],
     rollouts: Rollouts,
-    diagnosis: Diagnosis,
-) -> str:
-    """Write the numbers of a step; the name of what held it back."""
+    held_by: str,
+) -> None:
+    """Write the numbers of a step, and what held it back."""
     timings = stage.clock.read()
     tokens = sum(report.tokens for report in reports)
     timings |= throughput(policy, tokens, timings.get("update_seconds", 0.0))
     generated = sum(len(sample.ids) - sample.given for sample in rollouts.samples)
     if not rollouts.from_journal and timings.get("generate_seconds"):
         timings["generated_per_second"] = generated / timings["generate_seconds"]
-    stage.measure(step, "train", values, timings)
-    return diagnosis.look(step, values, timings)
+    stage.measure(step, "train", values, timings, held_by)
 
 
 def note_of(values: dict[str, float]) -> str:

@@ -135,12 +135,15 @@ class Stage:
     def progress(self, done: int, total: int, note: str = "") -> None:
         self.emit(Progressed(self.name, done, total, note))
 
-    def measure(self, step: int, axis: Axis, values: Mapping[str, float], timings: Mapping[str, float]) -> None:
-        """Write a row of metrics and tell everybody. Timings stand apart: only they differ between repetitions."""
+    def measure(
+        self, step: int, axis: Axis, values: Mapping[str, float], timings: Mapping[str, float], held_by: str = ""
+    ) -> None:
+        """Write a row of metrics and tell everybody. Timings stand apart: only they, and the name of what held the step
+        back, differ between repetitions."""
         assert self.folder.metrics is not None
-        row = {"stage": self.name, "step": step, "axis": axis, **values, "timings": dict(timings)}
-        self.folder.metrics.append(row)
-        self.emit(Measured(self.name, step, axis, values, timings))
+        apart = {**timings, "held_by": held_by} if held_by else dict(timings)
+        self.folder.metrics.append({"stage": self.name, "step": step, "axis": axis, **values, "timings": apart})
+        self.emit(Measured(self.name, step, axis, values, timings, held_by))
 
     # --- going on ----------------------------------------------------------------------------------------------
 

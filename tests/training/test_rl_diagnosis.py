@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 from pydantic import BaseModel
 
 from lemma.algorithms import ALGORITHMS
+from lemma.core.events import Measured, Progressed
 from lemma.core.types import Group
+from lemma.reporting.text import describe
 from lemma.rollouts import Rollouts, Sample
 from lemma.training.diagnosis import CHECKS, PARTS, PAUSE, Diagnosis, Seen, bottleneck
 from lemma.training.rl_metrics import rollout_metrics
@@ -153,8 +156,7 @@ def test_a_warning_comes_again_after_a_pause_and_remembers_it_over_a_restart() -
 
 @pytest.mark.parametrize("part", PARTS)
 def test_the_slowest_part_holds_a_step_back(part: str) -> None:
-    timings = {f"{one}_seconds": 1.0 for one in PARTS} | {f"{part}_seconds": 2.0, "seconds": 9.0}
-    assert bottleneck(seen({}), timings) == part
+    assert bottleneck(seen({}), dict.fromkeys(PARTS, 1.0) | {part: 2.0, "else": 9.0}) == part
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,7 @@ def test_the_slowest_part_holds_a_step_back(part: str) -> None:
     ],
 )
 def test_samples_that_teach_nothing_hold_a_step_back_before_any_part(numbers: dict[str, float], name: str) -> None:
-    assert bottleneck(seen(numbers), {"generate_seconds": 5.0}) == name
+    assert bottleneck(seen(numbers), {"generate": 5.0}) == name
 
 
 # --- real runs -------------------------------------------------------------------------------------------------------
@@ -190,6 +192,25 @@ def test_rloo_tells_the_kl_that_it_takes_off_the_reward(tmp_path: Path) -> None:
     assert any(
         "nats a token from the reference" in text and "`algorithm.reward_kl`" in text for text in world.warnings()
     )
+
+
+def test_every_step_writes_what_held_it_back(tmp_path: Path) -> None:
+    """Into the row, beside the timings; and into the line of run.log. The numbers stay numbers."""
+    world = run(tmp_path, {"name": "grpo", "group_size": 4})
+    rows = [json.loads(line) for line in (world.run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["timings"].pop("held_by") for row in rows] == ["truncation"] * 3
+    assert all(isinstance(value, int | float) for row in rows for value in row["timings"].values())
+    told = [event for event in world.events if isinstance(event, Measured)]
+    assert len(told) == 3 and all(describe(event).endswith(", held back by truncation") for event in told)
+    assert all(isinstance(value, int | float) for event in told for value in {**event.values, **event.timings}.values())
+    notes = [event.note for event in world.events if isinstance(event, Progressed) and event.what == "toy"]
+    assert len(notes) == 3 and all(note.endswith("held back by truncation") for note in notes)
+
+
+def test_steps_between_two_rows_are_looked_at_too(tmp_path: Path) -> None:
+    world = run(tmp_path, {"name": "grpo", "group_size": 4}, rewards=[toy.NOTHING], steps=2, log_every=2)
+    assert len(world.rows()) == 1
+    assert any(text.startswith("step 1: ") for text in world.warnings())
 
 
 # --- the numbers of a step -------------------------------------------------------------------------------------------
