@@ -26,12 +26,11 @@ class Journal:
         self.samples: dict[tuple[str, int], Sample] = {}
         self.is_complete = False
         if path.is_file():
-            for row in _rows(path):
-                if END in row:
-                    self.is_complete = row.get("data", "") == data
+            for found in _read(path):
+                if isinstance(found, Sample):
+                    self.samples[found.order] = found
                 else:
-                    sample = Sample.from_row(row)
-                    self.samples[sample.order] = sample
+                    self.is_complete = found.get("data", "") == data
         self._lines = JsonLines(path)
 
     def append(self, sample: Sample, extra: Mapping[str, Any] | None = None) -> None:
@@ -58,25 +57,45 @@ class Journal:
 
 def read_samples(path: Path) -> Iterator[Sample]:
     """The samples of one journal file, as they were written."""
-    for row in _rows(path):
-        if END not in row:
-            yield Sample.from_row(row)
+    return (found for found in _read(path) if isinstance(found, Sample))
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+def _read(path: Path) -> Iterator[Sample | dict[str, Any]]:
+    """The samples of a file, and the row that ends it."""
     for number, row in enumerate(_parsed(path), start=1):
-        if END not in row and row.get("version") != VERSION:
+        if not isinstance(row, dict):
+            raise _broken(path, number, "is not an object")
+        if END in row:
+            yield row
+        elif row.get("version") != VERSION:
             raise UserError(
                 f"this row is not of version {VERSION} of the journal",
                 file=path,
                 line=number,
                 fix="write it with this version of Lemma, or move the file away",
             )
-        yield row
+        else:
+            yield _sample(row, path, number)
 
 
-def _parsed(path: Path) -> Iterator[dict[str, Any]]:
+def _sample(row: dict[str, Any], path: Path, number: int) -> Sample:
     try:
-        yield from read_json_lines(path)
+        return Sample.from_row(row)
+    except KeyError as error:
+        raise _broken(path, number, f"lacks {error}") from error
+    except (TypeError, ValueError) as error:
+        raise _broken(path, number, f"is not a sample ({error})") from error
+
+
+def _parsed(path: Path) -> Iterator[Any]:
+    number = 0
+    try:
+        for row in read_json_lines(path):
+            number += 1
+            yield row
     except ValueError as error:
-        raise UserError(f"the journal {path} is broken ({error})", fix="move the file away") from error
+        raise _broken(path, number + 1, f"is not JSON ({error})") from error
+
+
+def _broken(path: Path, number: int, what: str) -> UserError:
+    return UserError(f"this row of the journal {what}", file=path, line=number, fix="name a journal, or move it away")

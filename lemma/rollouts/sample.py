@@ -97,8 +97,14 @@ class Sample:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Sample:
+        """The sample of a row; KeyError, TypeError or ValueError where it is none."""
         values = {name: row[name] for name in cls.__dataclass_fields__ if name in row}
         for name, kind in ARRAYS.items():
             values[name] = np.frombuffer(base64.b64decode(row[name]), dtype=kind)
         values |= {"key": tuple(row["key"]), "faults": tuple(row["faults"]), "seconds": row["timings"]["seconds"]}
+        sizes = {len(values[name]) for name in ("ids", "logprobs", "kept")}
+        if len(sizes) > 1:
+            raise ValueError("ids, logprobs and kept differ in length")
+        if values.get("reward") is not None and not isinstance(values["reward"], int | float):
+            raise TypeError("reward is not a number")
         return cls(**values)

@@ -21,7 +21,7 @@ from lemma.objectives import Objective
 from lemma.objectives.preference import reference_point
 from lemma.training.evaluating import StageBenchmarks
 from lemma.training.learner import Learner, StepReport
-from lemma.training.preference_data import Example, Order, digest, prepare, trajectory
+from lemma.training.preference_data import Example, Order, check_ids, digest, prepare, trajectory
 from lemma.training.preference_options import PreferenceOptions
 from lemma.training.preference_scores import AdaptersOff, Reference, SquaredMass, mismatched, precompute, put
 from lemma.training.stage import Stage
@@ -35,6 +35,7 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
     switch_dropout_off(policy, stage)
     limit = min(options.max_length or policy.context, policy.context)
     train, held_out = prepare(stage, options, fmt, policy.tokenizer, limit)
+    check_ids([*train, *held_out], len(policy.head.weight), stage)
     stage.data = digest([*train, *held_out])
     order = Order(len(train), options.batch.examples, stage.seed, stage.name, options.shuffle)
     total = order.total_steps(options)

@@ -164,6 +164,16 @@ def _within(limit: int, examples: list[Example], stage: Stage) -> list[Example]:
     return kept
 
 
+def check_ids(examples: Sequence[Example], vocabulary: int, stage: Stage) -> None:
+    """A journal holds ids, which mean something to the tokenizer that made them only."""
+    largest = max((int(ids.max()) for one in examples for ids in (one.prompt, *one.responses) if len(ids)), default=0)
+    if largest >= vocabulary:
+        raise UserError(
+            f"stage {stage.name}: the data holds the token id {largest}, but the model has {vocabulary} tokens",
+            fix="take the journal of a run whose model has the same tokenizer",
+        )
+
+
 # --- pairs from samples ----------------------------------------------------------------------------------------------
 
 

@@ -366,6 +366,44 @@ def test_a_journal_without_pairs_gets_one_sentence(journal: Path, tmp_path: Path
         journal_pairs(tmp_path / "nowhere", JournalOptions())
 
 
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ("[1]", "is not an object"),
+        ("5", "is not an object"),
+        ('"end"', "is not an object"),
+        ("{", "is not JSON"),
+        ('{"version": 1}', "lacks 'prompt'"),
+        ('{"step": 1}', "not of version 1"),
+    ],
+)
+def test_a_file_that_is_no_journal_gets_one_sentence(journal: Path, row: str, sentence: str) -> None:
+    lines = journal.read_text().splitlines()
+    journal.write_text("\n".join([*lines[:2], row, *lines[2:], ""]))
+    for read in (lambda: journal_pairs(journal, JournalOptions()), lambda: Journal(journal)):
+        with pytest.raises(UserError, match=rf"step-000001\.jsonl:3: this row .*{sentence}"):
+            read()
+
+
+@pytest.mark.parametrize(
+    "change", [{"ids": "AA=="}, {"ids": 3}, {"ids": ""}, {"reward": "1"}, {"timings": None}], ids=str
+)
+def test_a_damaged_sample_gets_one_sentence(journal: Path, change: Row) -> None:
+    first, *others = journal.read_text().splitlines()
+    journal.write_text("\n".join([json.dumps(json.loads(first) | change), *others, ""]))
+    with pytest.raises(UserError, match=r"step-000001\.jsonl:1: this row of the journal is not a sample"):
+        journal_pairs(journal, JournalOptions())
+
+
+def test_ids_of_another_tokenizer_get_one_sentence(world: World, tmp_path: Path) -> None:
+    book = Journal(tmp_path / "other.jsonl")
+    for one in (sample(0, 0, 1.0, [20, 1]), sample(0, 1, 0.0, [100_000, 1])):
+        book.append(one)
+    book.close()
+    with pytest.raises(UserError, match=r"holds the token id 100000, but the model has \d+ tokens; take the journal"):
+        world.train("dpo", {"data": {"source": f"journal:{book.path}"}, "validation": {}})
+
+
 def test_a_journal_is_a_source(world: World, journal: Path) -> None:
     assert describe(world.recipe("dpo", {"data": {"source": "journal"}})).count("the samples in this run") == 1
     for algorithm, count in (("dpo", 1), ("kto", 2)):
