@@ -112,7 +112,7 @@ def listed(values: Values, name: str) -> list[Any]:
 
 
 def probabilities(values: Values, *names: str) -> list[float] | None:
-    """The first of these columns that is there: a list of numbers from 0 to 1; None where there is none, or none in it."""
+    """The first of these columns that holds anything: a list of numbers from 0 to 1; None where none does."""
     name = next((name for name in names if values.get(name)), None)
     if name is None:
         return None
