@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from lemma.config import Options
+from lemma.core.ranks import join_over_ranks
 from lemma.core.types import Group
 
 if TYPE_CHECKING:
@@ -91,9 +92,12 @@ class Algorithm(Options):
         raise AssertionError("an algorithm defines advantages or assign")
 
     def assign(self, groups: Sequence[Group], memory: Memory) -> None:
-        """Write `advantage` (and what else the objective needs) into the token fields of every trajectory."""
-        found = self.advantages([rewards_of(group) for group in groups])
-        for group, advantages in zip(groups, found, strict=True):
+        """Write `advantage` (and what else the objective needs) into the token fields of every trajectory.
+
+        These are the groups of this rank; statistics over the batch are those of all ranks.
+        """
+        everything, own = join_over_ranks([rewards_of(group) for group in groups])
+        for group, advantages in zip(groups, self.advantages(everything)[own], strict=True):
             for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
                 trajectory.token_fields["advantage"] = np.full(len(trajectory), advantage)
 

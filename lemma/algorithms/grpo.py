@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from lemma.algorithms.base import Memory
 from lemma.algorithms.policy_gradient import ClippedPolicyGradient, Level, write_advantages
 from lemma.config import Options
+from lemma.core.ranks import join_over_ranks
 from lemma.core.types import Group
 
 if TYPE_CHECKING:
@@ -97,21 +98,23 @@ class Grpo(ClippedPolicyGradient):
             return super().assign(groups, memory)
         from lemma.objectives.advantages import summed_advantages
 
-        sizes = [len(group.trajectories) for group in groups]
+        tables, own = join_over_ranks([self._rewards(group) for group in groups])
+        if not tables:
+            return
+        sizes = [len(table) for table in tables]
         numbers = np.repeat(np.arange(len(sizes)), sizes)
         weights = list(self.each_reward.values())
-        found = summed_advantages(self._rewards(groups), weights, numbers, epsilon=self.epsilon)
-        write_advantages(groups, np.split(found, np.cumsum(sizes)[:-1]))
+        found = summed_advantages(np.concatenate(tables), weights, numbers, epsilon=self.epsilon)
+        write_advantages(groups, np.split(found, np.cumsum(sizes)[:-1])[own])
 
     def is_live(self, group: Group) -> bool:
         if self.each_reward is None:
             return super().is_live(group)
-        columns = zip(self._rewards([group]).T, self.each_reward.values(), strict=True)
+        columns = zip(self._rewards(group).T, self.each_reward.values(), strict=True)
         return any(np.any(self.advantages([column])[0] != 0) for column, weight in columns if weight)
 
-    def _rewards(self, groups: Sequence[Group]) -> np.ndarray:
+    def _rewards(self, group: Group) -> np.ndarray:
         """The named rewards of every sample (R, K); NaN where one does not apply."""
         names = list(self.each_reward or {})
-        samples = [trajectory for group in groups for trajectory in group.trajectories]
-        table = [[trajectory.rewards.get(name, np.nan) for name in names] for trajectory in samples]
-        return np.array(table, dtype=np.float64).reshape(len(samples), len(names))
+        table = [[trajectory.rewards.get(name, np.nan) for name in names] for trajectory in group.trajectories]
+        return np.array(table, dtype=np.float64).reshape(len(table), len(names))

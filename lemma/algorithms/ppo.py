@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 from lemma.algorithms.base import KlEstimator, Memory
 from lemma.algorithms.policy_gradient import Baseline, ClippedPolicyGradient
 from lemma.config import Options
+from lemma.core.ranks import add_over_ranks
 from lemma.core.types import Group, Trajectory
 
 if TYPE_CHECKING:
@@ -107,19 +108,30 @@ class Ppo(ClippedPolicyGradient):
 
     def assign(self, groups: Sequence[Group], memory: Memory) -> None:
         """`advantage` and `return` of every token, from `value`, and for a KL in the reward `old` and `reference`."""
-        from lemma.objectives.gae import gae_of_sequences, whiten
+        from lemma.objectives.gae import padded, token_targets
 
         samples = [trajectory for group in groups for trajectory in group.trajectories]
-        rewards, seen = self._rewards(samples, memory)
-        values = [_chosen(sample, "value") for sample in samples]
-        advantages, returns = gae_of_sequences(rewards, values, gamma=self.gamma, lam=self.lam)
-        if self.whiten:
-            advantages = _apart(whiten(_together(advantages)), advantages)
-        for sample, advantage, target in zip(samples, advantages, returns, strict=True):
-            for name, numbers in (("advantage", advantage), ("return", target)):
+        values, chosen = padded([_chosen(sample, "value") for sample in samples])
+        kl = self._kl(samples) if self._kl_in_reward else np.zeros_like(values)
+        found = token_targets(
+            self._scores(samples),
+            kl,
+            values,
+            chosen,
+            score_on="last",
+            kl_coef=memory.numbers.get("kl_weight", self.kl),
+            whiten_rewards=self.whiten_rewards,
+            whiten_advantages=self.whiten,
+            gamma=self.gamma,
+            lam=self.lam,
+            add=add_over_ranks,
+        )
+        for row, sample in enumerate(samples):
+            for name, numbers in (("advantage", found.advantages), ("return", found.returns)):
                 sample.token_fields[name] = np.zeros(len(sample))
-                sample.token_fields[name][sample.chosen_T] = numbers
-        self._follow(seen, memory)
+                sample.token_fields[name][sample.chosen_T] = numbers[row, : sample.trained_tokens]
+        if self._kl_in_reward:
+            self._follow(kl.sum(-1), memory)
 
     def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
         loss = super().objective(max_tokens, memory)
@@ -136,51 +148,37 @@ class Ppo(ClippedPolicyGradient):
     def _kl_in_reward(self) -> bool:
         return self.kl > 0 and self.kl_in == "reward"
 
-    def _rewards(self, samples: Sequence[Trajectory], memory: Memory) -> tuple[list[np.ndarray], list[float]]:
-        """The reward of each chosen token of each sample, and the KL of each sample where it is a part of them."""
-        from lemma.objectives.gae import kl_penalties, rewards_with_kl, whiten
+    def _kl(self, samples: Sequence[Trajectory]) -> np.ndarray:
+        """The KL of each chosen token to the reference, as padded rows."""
+        from lemma.objectives.gae import kl_penalties, padded
 
-        weight = memory.numbers.get("kl_weight", self.kl)
-        rewards, seen = [], []
-        for sample in samples:
-            scores = np.zeros(sample.trained_tokens)
-            scores[-1:] = self._score(sample)
-            if self._kl_in_reward:
-                kl = kl_penalties(_chosen(sample, "old"), _chosen(sample, "reference"), self.kl_estimator)
-                scores = rewards_with_kl(scores, kl, weight)
-                seen.append(float(kl.sum()))
-            rewards.append(scores)
-        if self.whiten_rewards:
-            rewards = _apart(whiten(_together(rewards), shift_mean=False), rewards)
-        return rewards, seen
+        old, reference = (padded([_chosen(sample, name) for sample in samples])[0] for name in ("old", "reference"))
+        return kl_penalties(old, reference, self.kl_estimator)
 
-    def _score(self, sample: Trajectory) -> float:
-        score = sample.rewards["total"]
-        if sample.finish != "length":
-            return score
-        return score - (self.missing_eos_penalty or 0.0) if self.missing_eos_score is None else self.missing_eos_score
+    def _scores(self, samples: Sequence[Trajectory]) -> np.ndarray:
+        from lemma.objectives.gae import scores_by_end
 
-    def _follow(self, seen: Sequence[float], memory: Memory) -> None:
-        """Remember the KL, and adapt its weight for the next batch."""
-        if not seen:
+        return scores_by_end(
+            np.array([sample.rewards["total"] for sample in samples], dtype=np.float64),
+            np.array([sample.finish != "length" for sample in samples], dtype=bool),
+            missing_score=self.missing_eos_score,
+            missing_penalty=self.missing_eos_penalty,
+        )
+
+    def _follow(self, kl_B: np.ndarray, memory: Memory) -> None:
+        """Remember the KL of all ranks' samples, and adapt its weight for the next batch."""
+        total, count = add_over_ranks(float(kl_B.sum()), len(kl_B))
+        if not count:
             return
-        memory.numbers["kl_seen"] = float(np.mean(seen))
+        memory.numbers["kl_seen"] = total / count
         if self.adaptive_kl is not None:
             from lemma.objectives.controllers import AdaptiveKl
 
             start = memory.numbers.get("kl_weight", self.kl)
             control = AdaptiveKl(start, self.adaptive_kl.target, self.adaptive_kl.horizon)
-            control.update(memory.numbers["kl_seen"], len(seen))
+            control.update(memory.numbers["kl_seen"], int(count))
             memory.numbers["kl_weight"] = control.coefficient
 
 
 def _chosen(sample: Trajectory, name: str) -> np.ndarray:
     return np.asarray(sample.token_fields[name], dtype=np.float64)[sample.chosen_T]
-
-
-def _together(parts: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.zeros(0), *parts])
-
-
-def _apart(numbers: np.ndarray, like: Sequence[np.ndarray]) -> list[np.ndarray]:
-    return np.split(numbers, np.cumsum([len(part) for part in like])[:-1]) if like else []

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from lemma.algorithms.base import Memory, rewards_of
 from lemma.algorithms.policy_gradient import Baseline, ClippedPolicyGradient, Level, write_advantages
+from lemma.core.ranks import add_over_ranks, join_over_ranks
 from lemma.core.types import Group, Trajectory
 
 
@@ -62,12 +63,14 @@ class Rloo(ClippedPolicyGradient):
         if not self.reward_kl:
             return super().assign(groups, memory)
         kls = [np.array([_kl(t) for t in group.trajectories]) for group in groups]
-        if kls:
-            memory.numbers["kl_seen"] = float(np.concatenate(kls).mean())
+        total, count = add_over_ranks(sum(float(kl.sum()) for kl in kls), sum(len(kl) for kl in kls))
+        if count:
+            memory.numbers["kl_seen"] = total / count
         rewards = [
             self._clipped(rewards_of(group)) - self.reward_kl * kl for group, kl in zip(groups, kls, strict=True)
         ]
-        write_advantages(groups, self._compared(rewards))
+        everything, own = join_over_ranks(rewards)
+        write_advantages(groups, self._compared(everything)[own])
 
     def _clipped(self, rewards: np.ndarray) -> np.ndarray:
         return rewards if self.reward_clip is None else np.clip(rewards, *self.reward_clip)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -46,3 +47,15 @@ def gather_over_ranks(value: T) -> list[T]:
     everything: list[T | None] = [None] * dist.get_world_size()
     dist.all_gather_object(everything, value)
     return everything  # type: ignore[return-value]
+
+
+def join_over_ranks(parts: Sequence[T]) -> tuple[list[T], slice]:
+    """The parts of all ranks one after the other, and where this rank's own stand among them."""
+    everything = gather_over_ranks(list(parts))
+    first = sum(len(of_rank) for of_rank in everything[: rank()])
+    return [part for of_rank in everything for part in of_rank], slice(first, first + len(parts))
+
+
+def add_over_ranks(*numbers: float) -> list[float]:
+    """Numbers added up over all ranks, in the order of ranks: every rank finds the same."""
+    return [sum(column) for column in zip(*gather_over_ranks(numbers), strict=True)]

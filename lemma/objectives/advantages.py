@@ -87,8 +87,15 @@ def summed_advantages(
 
 
 def standardised(values_R: Any, *, epsilon: float = 1e-4) -> np.ndarray:
-    """Values less their mean, over their standard deviation, of the whole batch; NaN becomes 0 and does not count."""
-    return group_advantages(values_R, np.zeros(len(values_R)), scale="group", epsilon=epsilon)
+    """Values less their mean, over their standard deviation, of the whole batch; NaN becomes 0 and does not count.
+
+    A mean that is 0 but for rounding is 0, so that advantages of 0 stay exactly that.
+    """
+    values = as_rewards(values_R)
+    scored = values[~np.isnan(values)]
+    is_centred = len(scored) > 0 and abs(scored.mean()) <= SAME * np.abs(scored).max()
+    baseline: Baseline = "none" if is_centred else "mean"
+    return group_advantages(values, np.zeros(len(values)), baseline=baseline, scale="group", epsilon=epsilon)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ sequence are treated alike. Shapes: B sequences, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,6 +16,12 @@ import torch
 from lemma.objectives.kl import KlKind, kl_estimate
 
 Array = np.ndarray
+Add = Callable[..., Sequence[float]]
+
+
+def only_these(*sums: float) -> Sequence[float]:
+    """Sums over a batch that nobody shares."""
+    return sums
 
 
 def gae(
@@ -42,24 +49,6 @@ def gae_packed(
     return gae(rewards, values, gamma=gamma, lam=lam, goes_on=(1 - dones) * response_mask)
 
 
-def gae_of_sequences(
-    rewards: Sequence[Array], values: Sequence[Array], *, gamma: float = 1.0, lam: float = 0.95
-) -> tuple[list[Array], list[Array]]:
-    """`gae` for sequences of different lengths, side by side."""
-    lengths = [len(part) for part in values]
-    if not any(lengths):
-        return [np.zeros(0) for _ in lengths], [np.zeros(0) for _ in lengths]
-    width = max(lengths)
-    table = np.zeros((2, len(lengths), width))
-    for row, parts in enumerate(zip(rewards, values, strict=True)):
-        for side, part in enumerate(parts):
-            table[side, row, : lengths[row]] = part
-    advantages, returns = gae(table[0], table[1], gamma=gamma, lam=lam)
-    return [a[:n] for a, n in zip(advantages, lengths, strict=True)], [
-        r[:n] for r, n in zip(returns, lengths, strict=True)
-    ]
-
-
 def returns_to_go(rewards: Array, mask: Array, gamma: float = 1.0) -> Array:
     """Discounted sum of this and all later rewards, beginning again at 0 where the mask is 0."""
     returns = np.zeros_like(rewards)
@@ -70,17 +59,19 @@ def returns_to_go(rewards: Array, mask: Array, gamma: float = 1.0) -> Array:
     return returns
 
 
-def whiten(values: Array, mask: Array | None = None, *, shift_mean: bool = True) -> Array:
+def whiten(values: Array, mask: Array | None = None, *, shift_mean: bool = True, add: Add = only_these) -> Array:
     """Values divided by their standard deviation (unbiased), about 0 or, without `shift_mean`, about their mean.
 
     Mean and deviation are of what the mask lets through; they are applied to everything. A single value has no
-    deviation and stays as it is (0 where the mean is shifted away).
+    deviation and stays as it is (0 where the mean is shifted away). `add` adds sums up over all who share the batch.
     """
     kept = values if mask is None else values[mask.astype(bool)]
-    if not kept.size:
+    count, total = add(kept.size, kept.sum())
+    if not count:
         return values
-    mean = kept.mean()
-    spread = kept.var(ddof=1) if kept.size > 1 else 1.0
+    mean = total / count
+    (squares,) = add(np.square(kept - mean).sum())
+    spread = squares / (count - 1) if count > 1 else 1.0
     whitened = (values - mean) / np.sqrt(spread + 1e-8)
     return whitened if shift_mean else whitened + mean
 
@@ -105,6 +96,72 @@ def truncate_after_stop(ids: Array, stop: int, pad: int) -> tuple[Array, Array]:
     """Rows with everything after the first `stop` replaced by `pad`, and the index of each row's last real token."""
     mask = until_stop(ids, stop)
     return np.where(mask == 1, ids, pad), mask.sum(-1) - 1
+
+
+def padded(parts: Sequence[Array]) -> tuple[Array, Array]:
+    """Sequences as rows that begin alike, with 0 behind them; and a mask of what is theirs."""
+    lengths = np.array([len(part) for part in parts], dtype=np.int64)
+    mask = np.arange(max([1, *lengths])) < lengths[:, None]
+    rows = np.zeros(mask.shape)
+    rows[mask] = np.concatenate([np.zeros(0), *parts])
+    return rows, mask.astype(np.int64)
+
+
+def scores_by_end(
+    scores: Array, ended: Array, *, missing_score: float | None = None, missing_penalty: float | None = None
+) -> Array:
+    """Scores in which a response that did not end has `missing_score`, or loses `missing_penalty`."""
+    if missing_score is not None:
+        scores = np.where(ended, scores, missing_score)
+    if missing_penalty is not None:
+        scores = np.where(ended, scores, scores - missing_penalty)
+    return scores
+
+
+@dataclass(frozen=True)
+class TokenTargets:
+    """What PPO's policy and critic learn towards, padded rows throughout; 0 outside the masks."""
+
+    value_mask: Array
+    rewards: Array
+    values: Array
+    advantages: Array
+    returns: Array
+
+
+def token_targets(
+    scores: Array,
+    kl: Array,
+    values: Array,
+    response: Array,
+    *,
+    score_on: Literal["last", "after"],
+    kl_coef: float,
+    whiten_rewards: bool,
+    whiten_advantages: bool,
+    gamma: float,
+    lam: float,
+    add: Add = only_these,
+) -> TokenTargets:
+    """From the scores (B,) of responses, and the KL and value (B, T) of their tokens, to PPO's targets.
+
+    Each row of the mask `response` is 1 from its beginning to its end. The score stands `on` the last token, or one
+    place `after` it where the row has room; the value of that place then counts too.
+    """
+    rows, width = response.shape
+    last = response.sum(-1) - 1
+    place = np.minimum(last + 1, width - 1) if score_on == "after" else last
+    valued = (np.arange(width) <= place[:, None]).astype(np.int64)
+    at_end = np.zeros_like(values)
+    at_end[np.arange(rows), place] = scores
+    rewards = rewards_with_kl(at_end * valued, kl * response, kl_coef)
+    if whiten_rewards:
+        rewards = whiten(rewards, valued, shift_mean=False, add=add) * valued
+    values = values * valued
+    advantages, returns = gae(rewards, values, gamma=gamma, lam=lam)
+    if whiten_advantages:
+        advantages = whiten(advantages, response, add=add)
+    return TokenTargets(valued, rewards, values, advantages * response, returns)
 
 
 @dataclass(frozen=True)
@@ -150,34 +207,33 @@ def ppo_targets(
     of that place counts. One without a stop token (or with one before `min_response_length`) gets
     `missing_stop_score` instead of its score, or loses `missing_eos_penalty`.
     """
-    rows, width = response_ids.shape
     response = until_stop(response_ids, stop_token_id)
     last = response.sum(-1) - 1
     stopped = (response_ids == stop_token_id).any(-1) & (last >= min_response_length)
-    if missing_stop_score is not None:
-        scores = np.where(stopped, scores, missing_stop_score)
-    if missing_eos_penalty is not None:
-        scores = np.where(stopped, scores, scores - missing_eos_penalty)
-    place = np.minimum(last + 1, width - 1)
-    valued = (np.arange(width) <= place[:, None]).astype(np.int64)
+    scores = scores_by_end(scores, stopped, missing_score=missing_stop_score, missing_penalty=missing_eos_penalty)
     kl = kl_penalties(log_probs, ref_log_probs, kl_estimator) * response
-    at_end = np.zeros_like(kl)
-    at_end[np.arange(rows), place] = scores
-    rewards = rewards_with_kl(at_end, kl, kl_coef)
-    if whiten_rewards:
-        rewards = whiten(rewards, valued, shift_mean=False) * valued
-    values = values * valued
-    advantages, returns = gae(rewards, values, gamma=gamma, lam=lam)
+    found = token_targets(
+        scores,
+        kl,
+        values,
+        response,
+        score_on="after",
+        kl_coef=kl_coef,
+        whiten_rewards=whiten_rewards,
+        whiten_advantages=True,
+        gamma=gamma,
+        lam=lam,
+    )
     return PpoTargets(
         sequence_lengths=last,
         contains_stop=stopped.astype(np.int64),
         response_mask=response,
-        value_mask=valued,
+        value_mask=found.value_mask,
         scores=scores,
         kl=kl,
-        rewards=rewards,
-        values=values,
-        advantages=whiten(advantages, response) * response,
-        returns=returns,
+        rewards=found.rewards,
+        values=found.values,
+        advantages=found.advantages,
+        returns=found.returns,
         rlhf_reward=scores - kl_coef * kl.sum(-1),
     )

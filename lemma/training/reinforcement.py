@@ -18,7 +18,7 @@ import torch
 from lemma.algorithms import Algorithm, Memory
 from lemma.core.faults import fault_point
 from lemma.core.random import permutation
-from lemma.core.ranks import gather_over_ranks
+from lemma.core.ranks import gather_over_ranks, join_over_ranks
 from lemma.core.types import Group, Trajectory
 from lemma.engines import make_engine
 from lemma.engines.base import Engine, Sampling
@@ -266,9 +266,7 @@ def update(
     reports: list[StepReport] = []
     computed = {id(group) for group in worth}
     for epoch in range(algorithm.epochs):
-        order = permutation(len(batch), stage.seed, stage.name, "mini-batches", step, epoch).tolist()
-        for part in np.array_split(np.array(order, dtype=np.int64), algorithm.mini_batches):
-            groups = [batch[i] for i in sorted(part.tolist())]
+        for groups in mini_batches(stage, step, epoch, algorithm.mini_batches, batch):
             trajectories = [t for group in groups if id(group) in computed for t in group.trajectories]
             trajectories = [t for t in trajectories if t.trained_tokens]
             if not any(gather_over_ranks(bool(trajectories))):
@@ -285,6 +283,16 @@ def update(
             reports.append(report)
             fault_point("rl.mid_update")
     return reports
+
+
+def mini_batches(stage: Stage, step: int, epoch: int, count: int, batch: Sequence[Group]) -> list[list[Group]]:
+    """This rank's groups of each mini-batch: groups of all ranks are dealt out as if one rank had drawn them all."""
+    drawn, own = join_over_ranks([group.trajectories[0].unit for group in batch])
+    shuffled = permutation(len(drawn), stage.seed, stage.name, "mini-batches", step, epoch)
+    in_order = np.argsort(np.array(drawn, dtype=np.int64), kind="stable")
+    mine = dict(zip(range(own.start, own.stop), batch, strict=True))
+    parts = (sorted(in_order[part].tolist()) for part in np.array_split(shuffled, count))
+    return [[mine[i] for i in part if i in mine] for part in parts]
 
 
 def update_metrics(reports: Sequence[StepReport]) -> dict[str, float]:

@@ -12,15 +12,19 @@ import numpy as np
 import pytest
 import torch
 
+from lemma.algorithms.base import Memory
+from lemma.algorithms.ppo import Ppo
+from lemma.core.types import Group, Message, Problem, Trajectory
 from lemma.objectives import masked_mean_or_zero
 from lemma.objectives.gae import (
     gae,
-    gae_of_sequences,
     gae_packed,
     kl_penalties,
+    padded,
     ppo_targets,
     returns_to_go,
     rewards_with_kl,
+    token_targets,
     truncate_after_stop,
     whiten,
 )
@@ -142,6 +146,92 @@ def test_equals_the_original(case: Case) -> None:
     assert_equal(case, found, case["outputs"])
 
 
+# --- through the algorithm itself -----------------------------------------------------------------------------------
+
+TARGETS = [case for case in CASES if kind(case).startswith("targets")]
+
+
+def trained_ppo(case: Case, **options: Any) -> Ppo:
+    params = case["params"]
+    replaced = params["penalty_reward_value"] if params.get("non_stop_penalty") else None
+    return Ppo(
+        gamma=params["gamma"],
+        lam=params["lam"],
+        kl=params["kl_coef"],
+        kl_estimator=params["kl_estimator"].replace("kl", "k"),
+        whiten_rewards=params["whiten_rewards"],
+        missing_eos_score=replaced,
+        missing_eos_penalty=params.get("missing_eos_penalty"),
+        **options,
+    )
+
+
+def sampled(case: Case, mask: np.ndarray) -> list[Trajectory]:
+    """The rows as samples behind a prompt of one token. Where the mask goes on after the response, the two policies
+    say the same, as they do in the originals."""
+    inputs, outputs = arrays(case), case["outputs"]
+    samples = []
+    for row, inside in enumerate(mask.astype(bool)):
+        answered = np.array(outputs["response_mask"][row], dtype=bool)[inside]
+        fields = {
+            "value": inputs["values"][row][inside],
+            "old": np.where(answered, inputs["log_probs"][row][inside], 0.0),
+            "reference": np.where(answered, inputs["ref_log_probs"][row][inside], 0.0),
+        }
+        ids = inputs["response_ids"][row][inside].astype(np.int64)
+        samples.append(
+            Trajectory(
+                ids_T=np.concatenate([[1], ids]),
+                chosen_T=np.arange(len(ids) + 1) > 0,
+                rewards={"total": float(inputs["scores"][row])},
+                finish="stop" if outputs["contains_stop"][row] else "length",
+                token_fields={name: np.concatenate([[0.0], numbers]) for name, numbers in fields.items()},
+            )
+        )
+    return samples
+
+
+def assigned(ppo: Ppo, samples: list[Trajectory], width: int) -> Found:
+    memory = Memory()
+    ppo.assign([Group(Problem((Message("user", "?"),)), samples)], memory)
+    rows = {name: np.zeros((len(samples), width)) for name in ("advantage", "return")}
+    for row, sample in enumerate(samples):
+        for name, table in rows.items():
+            table[row, : sample.trained_tokens] = sample.token_fields[name][sample.chosen_T]
+    return rows | {"kl_seen": memory.numbers["kl_seen"]}
+
+
+@pytest.mark.parametrize("case", parameters(TARGETS))
+def test_what_is_trained_equals_the_original(case: Case) -> None:
+    """The place after a response, where the originals put the score, as a last token of it.
+
+    Whitening of advantages leaves that place out there, so it is done here, on what the algorithm gave."""
+    outputs = {name: np.array(value, dtype=np.float64) for name, value in case["outputs"].items()}
+    response, valued = outputs["response_mask"], outputs["value_mask"]
+    assert (valued.sum(-1) > response.sum(-1)).any()
+    found = assigned(trained_ppo(case, whiten=False), sampled(case, valued), response.shape[1])
+    expected = {name: case["outputs"][name] for name in ("advantages", "returns")}
+    mine = {"returns": found["return"], "advantages": whiten(found["advantage"], response) * response}
+    assert_equal(case, mine, expected)
+    assert found["kl_seen"] == pytest.approx(outputs["kl"].sum(-1).mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize("case", parameters(TARGETS))
+def test_a_row_without_room_is_trained_as_the_original_whitening_included(case: Case) -> None:
+    """Rows that are cut at their end: there the score of the originals stands on the last token too."""
+    inputs, params = arrays(case), dict(case["params"])
+    for row, length in enumerate(np.array(case["outputs"]["response_mask"]).sum(-1)):
+        alone = {name: value[row : row + 1, :length] for name, value in inputs.items() if name != "scores"}
+        cut = {**case, "inputs": {**alone, "scores": inputs["scores"][row : row + 1]}, "params": params}
+        cut["inputs"] = {name: value.tolist() for name, value in cut["inputs"].items()}
+        cut["outputs"] = {"returns": 0, "advantages": 0}
+        expected = of_targets(cut)
+        mask = np.array(case["outputs"]["response_mask"])
+        found = assigned(trained_ppo(case), [sampled(case, mask)[row]], length)
+        np.testing.assert_allclose(found["return"], expected["returns"], rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(found["advantage"], expected["advantages"], rtol=1e-12, atol=1e-12)
+
+
 # --- by hand ---------------------------------------------------------------------------------------------------------
 
 
@@ -157,15 +247,22 @@ def test_gae_by_hand() -> None:
 
 def test_sequences_of_different_lengths_are_as_if_alone() -> None:
     rng = np.random.default_rng(0)
-    rewards, values = ([rng.normal(size=n) for n in (3, 1, 0, 5)] for _ in range(2))
-    advantages, returns = gae_of_sequences(rewards, values, gamma=0.9, lam=0.8)
-    for r, v, a, g in zip(rewards, values, advantages, returns, strict=True):
-        if len(v):
-            alone = gae(r, v, gamma=0.9, lam=0.8)
-            np.testing.assert_allclose(a, alone[0], rtol=1e-12)
-            np.testing.assert_allclose(g, alone[1], rtol=1e-12)
-    assert len(advantages[2]) == 0
-    assert gae_of_sequences([np.zeros(0)], [np.zeros(0)])[0][0].size == 0
+    settings: dict[str, Any] = {"kl_coef": 0.1, "gamma": 0.9, "lam": 0.8, "score_on": "last"}
+    settings |= {"whiten_rewards": False, "whiten_advantages": False}
+    values, kl = ([rng.normal(size=n) for n in (3, 1, 0, 5)] for _ in range(2))
+    scores = rng.normal(size=4)
+    rows, mask = padded(values)
+    found = token_targets(scores, padded(kl)[0], rows, mask, **settings)
+    for row, (value, penalty) in enumerate(zip(values, kl, strict=True)):
+        n = len(value)
+        assert not found.advantages[row, n:].any() and not found.returns[row, n:].any()
+        if n:
+            rewards = -0.1 * penalty
+            rewards[-1] += scores[row]
+            alone = gae(rewards, value, gamma=0.9, lam=0.8)
+            np.testing.assert_allclose(found.advantages[row, :n], alone[0], rtol=1e-12)
+            np.testing.assert_allclose(found.returns[row, :n], alone[1], rtol=1e-12)
+    assert token_targets(np.zeros(0), *padded([])[:1] * 2, padded([])[1], **settings).advantages.size == 0
 
 
 def test_returns_begin_again_where_the_mask_is_0() -> None:

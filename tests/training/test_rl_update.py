@@ -3,6 +3,7 @@ order, micro-batches and two ranks, and whether groups without advantages are co
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
@@ -23,7 +24,7 @@ from lemma.models.critic import Critic
 from lemma.models.policy import Policy
 from lemma.training.learner import Learner, StepReport
 from lemma.training.options import OptimOptions
-from lemma.training.reinforcement import add_scores, has_advantage, update
+from lemma.training.reinforcement import add_scores, has_advantage, update, update_metrics
 from tests.models.small import CPU, WORDS, in_float64, relative, tiny_policy
 from tests.training.test_kill import PRELOAD
 
@@ -39,9 +40,19 @@ ALGORITHM: dict[str, dict[str, Any]] = {
     "gspo": {"name": "gspo", "mini_batches": 2},
     "luffy": {"name": "luffy", "mini_batches": 2, "entropy": 0.0, "normalise": "token"},
     "luffy_once": {"name": "luffy", "entropy": 0.0},
-    "ppo": {"name": "ppo", "epochs": 2, "mini_batches": 2, "kl": 0.0},
+    "ppo": {
+        "name": "ppo",
+        "epochs": 2,
+        "mini_batches": 2,
+        "whiten_rewards": True,
+        "adaptive_kl": {"target": 0.1, "horizon": 40.0},
+    },
+    "of_the_batch": {"name": "grpo", "scale": "batch", "entropy_target": 3.0},
+    "rloo": {"name": "rloo", "standardise": True},
+    "rloo_kl": {"name": "rloo", "standardise": True, "reward_kl": 0.1, "mini_batches": 3},
+    "each_reward": {"name": "grpo", "each_reward": {"accuracy": 1.0, "style": 0.5}},
 }
-WITHOUT_DEAD = [name for name in ALGORITHM if name != "ppo"]
+WITHOUT_DEAD = [name for name in ALGORITHM if name not in ("ppo", "of_the_batch", "rloo_kl")]
 
 
 def make(name: str) -> Algorithm:
@@ -61,12 +72,14 @@ def groups(count: int = 6, size: int = 4) -> list[Group]:
             response = noise.integers(3, WORDS, int(noise.integers(1, MAX_TOKENS + 1)))
             length = len(prompt) + len(response)
             given = {0: len(response), 1: len(response) // 2}.get(place, 0)
+            accuracy, style = (1.0, 0.0) if number in DEAD else (float(noise.integers(0, 2)), 0.1 * (place == 3))
             answered = np.arange(length) - len(prompt)
             group.trajectories.append(
                 Trajectory(
                     ids_T=np.concatenate([prompt, response]),
                     chosen_T=answered >= 0,
-                    rewards={"total": 1.0 if number in DEAD else float(noise.integers(0, 2)) + 0.1 * (place == 3)},
+                    rewards={"total": accuracy + style, "accuracy": accuracy, "style": style},
+                    finish="length" if place == 2 else "stop",
                     unit=number,
                     token_fields={
                         "off": ((answered >= 0) & (answered < given)).astype(np.float64),
@@ -83,6 +96,18 @@ class Outcome:
     reports: list[StepReport]
     grads: list[dict[str, torch.Tensor]]
     weights: dict[str, torch.Tensor]
+    remembered: dict[str, float]
+
+
+@dataclass
+class Other:
+    """A reference that says something else than the policy."""
+
+    policy: Policy
+
+    @contextlib.contextmanager
+    def asked(self) -> Iterator[Policy]:
+        yield self.policy
 
 
 @pytest.fixture(scope="module")
@@ -110,20 +135,22 @@ def whole_update(
 
     learner.optimiser.step = recorded  # type: ignore[method-assign]
     memory, critic = Memory(), critic_of(algorithm, budget)
+    reference: Any = Other(in_float64(tiny_policy(seed=2))) if algorithm.needs_reference else None
     if algorithm.scores_first:
-        add_scores(batch, algorithm, learner, None, critic)
+        add_scores(batch, algorithm, learner, reference, critic)
     algorithm.assign(batch, memory)
     worth = [group for group in batch if all_groups or algorithm.needs_dead_groups or has_advantage(group)]
     if not algorithm.scores_first:
-        add_scores(worth, algorithm, learner, None, critic)
+        add_scores(worth, algorithm, learner, reference, critic)
     reports = update(STAGE, 1, algorithm, memory, learner, critic, batch, worth, MAX_TOKENS)
+    algorithm.observe(update_metrics(reports), memory)
     assert learner.step_count == algorithm.updates
     parts = {"": policy} if critic is None else {"": policy, "critic ": critic.policy}
     weights = {f"{part}{name}": p.detach().clone() for part, m in parts.items() for name, p in m.parameters().items()}
     with torch.no_grad():
         for name, parameter in policy.parameters().items():
             parameter.copy_(before[name])
-    return Outcome(reports, grads, weights)
+    return Outcome(reports, grads, weights, memory.numbers)
 
 
 def critic_of(algorithm: Algorithm, budget: int) -> Learner | None:
@@ -143,6 +170,7 @@ def assert_same(mine: Outcome, other: Outcome) -> None:
             assert relative(own[name], grad, floor=1e-3 * size) < EXACT, name
     for name, weight in other.weights.items():
         assert relative(mine.weights[name], weight) < EXACT, name
+    assert mine.remembered == pytest.approx(other.remembered, rel=EXACT)
 
 
 @pytest.mark.parametrize("name", ALGORITHM)
@@ -160,14 +188,13 @@ def test_packing_and_micro_batches_do_not_matter(policy: Policy, name: str) -> N
 
 @pytest.mark.parametrize("name", ALGORITHM)
 def test_order_does_not_matter(policy: Policy, name: str) -> None:
-    """Samples of a group in any order; groups too, where all of them make one mini-batch."""
+    """Samples of a group in any order, and groups too: mini-batches are dealt out by the order of drawing."""
     whole = whole_update(policy, groups(), make(name), budget=90)
     shuffled = groups()
     noise = np.random.default_rng(1)
     for group in shuffled:
         group.trajectories = [group.trajectories[i] for i in noise.permutation(len(group.trajectories))]
-    if make(name).mini_batches == 1:
-        shuffled = [shuffled[i] for i in noise.permutation(len(shuffled))]
+    shuffled = [shuffled[i] for i in noise.permutation(len(shuffled))]
     assert_same(whole_update(policy, shuffled, make(name), budget=90), whole)
 
 
@@ -195,7 +222,7 @@ SPLITS = {
     "one has nothing to compute": ((0, 2, 3, 5), (1, 4)),
     "idle": (range(6), ()),
 }
-ON_RANKS = ("grpo_once", "luffy_once", "dapo")
+ON_RANKS = ("grpo", "grpo_once", "luffy_once", "dapo", "ppo", "of_the_batch", "rloo_kl", "each_reward")
 
 
 def work_of_a_rank(rank: int, folder: str) -> None:
@@ -221,6 +248,8 @@ def test_two_ranks_do_what_one_does(policy: Policy, tmp_path: Path) -> None:
             for key, weight in single.weights.items():
                 assert relative(first[split, name].weights[key], weight) < EXACT, (split, name, key)
                 assert torch.equal(first[split, name].weights[key], second[split, name].weights[key])
+            assert first[split, name].remembered == second[split, name].remembered
+            assert first[split, name].remembered == pytest.approx(single.remembered, rel=EXACT)
             losses = [report.loss for report in first[split, name].reports]
             assert losses == [report.loss for report in second[split, name].reports]
             assert losses == pytest.approx([report.loss for report in single.reports], rel=EXACT)
