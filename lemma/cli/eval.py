@@ -23,6 +23,9 @@ Measure a model on benchmarks. MODEL is a run folder, an exported model, an adap
 Face format, or a hub name. The same command given again goes on where it stopped. The format is the one named here,
 else that of the model's run, else the one whose chat template was saved with the tokenizer, else the benchmark's."""
 
+DEFAULTS = {"top_p": 1.0, "max_tokens": 4096, "thinking": "after", "seed": 0, "device": "auto", "engine": "native"}
+RESCORE_USES = {"rescore", "grader", "out", "command", "version", "run"}
+
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser("eval", help="measure a model on benchmarks", description=DESCRIPTION)
@@ -31,19 +34,20 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     add_option("--benchmarks", metavar="A,B", help="names (see below), data files, hub datasets, YAML entries")
     add_option("--samples", metavar="K", type=int, help="samples of each problem (default: the benchmark's own)")
     add_option("--temperature", metavar="T", type=float, help="default: 0 for one sample, 0.6 for several")
-    add_option("--top-p", metavar="P", type=float, default=1.0, help="nucleus sampling (default: 1)")
-    add_option("--max-tokens", metavar="N", type=int, default=4096, help="longest completion (default: 4096)")
+    add_option("--top-p", metavar="P", type=float, help="nucleus sampling (default: 1)")
+    add_option("--max-tokens", metavar="N", type=int, help="longest completion (default: 4096)")
     add_option("--format", metavar="NAME", help="how questions are put and answers are read")
-    add_option("--thinking", choices=["after", "whole"], default="after",
-               help="whole: look for an answer also in thoughts that never end")  # fmt: skip
+    add_option("--thinking", choices=["after", "whole"],
+               help="whole: look for an answer also in thoughts that never end (default: after)")  # fmt: skip
     add_option("--grader", metavar="NAME", help="lemma, or graders of other systems such as luffy_v3,boxed_slow")
     add_option("--limit", metavar="N", type=int, help="at most so many problems of each benchmark, always the same")
-    add_option("--seed", metavar="S", type=int, default=0, help="another seed, other samples (default: 0)")
+    add_option("--seed", metavar="S", type=int, help="another seed, other samples (default: 0)")
     add_option("--data-dir", metavar="DIR", help="a folder of data files that stands in for the hub")
-    add_option("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to compute")
-    add_option("--engine", choices=["native", "vllm", "transformers"], default="native", help="what generates")
+    add_option("--device", choices=["auto", "cpu", "cuda"], help="where to compute")
+    add_option("--engine", choices=["native", "vllm", "transformers"], help="what generates (default: native)")
     add_option("--out", metavar="DIR", help="folder of the results (default: evaluations/MODEL-SETTINGS)")
-    add_option("--rescore", metavar="FOLDER", help="grade the samples of this evaluation again, without a model")
+    add_option("--rescore", metavar="FOLDER",
+               help="grade the samples of an evaluation again, without a model: takes --grader and --out")  # fmt: skip
     parser.set_defaults(run=run)
     parser.appendix = _names
 
@@ -58,9 +62,13 @@ def _names() -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    _check(args)
     if args.rescore is not None:
+        _check_rescore(args)
         return _rescore(args)
+    for name, value in DEFAULTS.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    _check(args)
     from dataclasses import replace
 
     from lemma.evaluation.rescore import check_graders
@@ -89,11 +97,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_rescore(args: argparse.Namespace) -> None:
+    """What was sampled is what it is: only the grader can be another."""
+    if args.model is not None or args.benchmarks is not None:
+        raise UserError("--rescore grades saved samples and takes no model", fix="leave MODEL and --benchmarks out")
+    for name, value in vars(args).items():
+        if name not in RESCORE_USES and value is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(
+                f"--rescore grades saved samples as they are, and {option} would change nothing",
+                fix=f"leave {option} out; only --grader and --out go with --rescore",
+            )
+
+
 def _check(args: argparse.Namespace) -> None:
-    if args.rescore is not None:
-        if args.model is not None or args.benchmarks is not None:
-            raise UserError("--rescore grades saved samples and takes no model", fix="leave MODEL and --benchmarks out")
-        return
     if args.model is None:
         raise UserError("there is no model to evaluate", fix="write `lemma eval MODEL --benchmarks gsm8k`")
     if not args.benchmarks or not args.benchmarks.strip(" ,"):

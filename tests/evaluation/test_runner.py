@@ -214,6 +214,17 @@ def test_wrong_arguments_get_one_sentence(
     assert said.startswith(f"lemma: error: {sentence}") and "\n" not in said
 
 
+def test_rescoring_takes_only_what_it_uses(evaluated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = {
+        "samples": "2", "temperature": "1", "top-p": "1", "max-tokens": "9", "format": "qwen", "thinking": "after",
+        "limit": "3", "seed": "0", "data-dir": "x", "device": "auto", "engine": "native",
+    }  # fmt: skip
+    for name, value in given.items():
+        assert main(["eval", "--rescore", str(evaluated), f"--{name}", value]) == 2
+        said = capsys.readouterr().err.strip()
+        assert f"--{name} would change nothing; leave --{name} out; only --grader" in said and "\n" not in said
+
+
 def test_another_evaluation_is_never_overwritten(
     evaluated: Path, trained: Path, entry: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
