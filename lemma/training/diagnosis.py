@@ -14,8 +14,9 @@ from lemma.training.rl_options import ReinforcementOptions
 
 # Steps between two warnings of the same kind.
 PAUSE = 20
-# Nats a token between the policy and the one that sampled its batch: so many are far for one step.
-FAR = 0.5
+# Nats a token between the policy and the one that sampled its batch: from STALE on the batch is of little use any more,
+# from FAR on something is wrong.
+STALE, FAR = 0.1, 0.5
 PARTS = ("generate", "grade", "score", "update", "checkpoint", "evaluate")
 
 
@@ -220,12 +221,22 @@ class Diagnosis:
         self._last, self._first_entropy = dict(extra["last"]), extra["first_entropy"]
 
 
+def _is_stale(seen: Seen) -> bool:
+    """Whether the policy has left its batch behind. Shares of samples that are clipped are large by nature, those of
+    tokens are not; LUFFY does not measure the KL."""
+    algorithm = seen.options.algorithm
+    by_token = not isinstance(algorithm, PolicyGradient) or algorithm.ratio_level() == "token"
+    if by_token and max(seen("clip/region"), seen("clip/high")) > 0.3:
+        return True
+    return seen("kl/old") > STALE if "kl/old" in seen.values else seen("ratio/max", 1.0) > 10.0
+
+
 def bottleneck(seen: Seen, spent: Mapping[str, float]) -> str:
     """A few words for what costs most: a part of the step's time, or samples that teach little or nothing."""
     if seen("truncated") > 0.5:
         return "truncation"
     if _taught(seen) < 0.3:
         return "dead groups"
-    if max(seen("clip/region"), seen("clip/high")) > 0.3:
+    if _is_stale(seen):
         return "stale ratio"
     return max(PARTS, key=lambda part: spent.get(part, 0.0))

@@ -166,10 +166,29 @@ def test_the_slowest_part_holds_a_step_back(part: str) -> None:
         ({"groups/live": 0.2}, "dead groups"),
         ({"clip/region": 0.5}, "stale ratio"),
         ({"clip/high": 0.5}, "stale ratio"),
+        ({"kl/old": 0.2}, "stale ratio"),
     ],
 )
 def test_samples_that_teach_nothing_hold_a_step_back_before_any_part(numbers: dict[str, float], name: str) -> None:
     assert bottleneck(seen(numbers), {"generate": 5.0}) == name
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [{"name": "grpo", "clip": None}, {"name": "grpo", "gain": "sapo"}, "gspo", "rloo", "luffy"],
+    ids=str,
+)
+def test_a_stale_ratio_is_named_without_a_clip_of_tokens(algorithm: Any) -> None:
+    """Whoever clips whole samples clips many; the distance from the policy that sampled them counts."""
+    by_sample = algorithm in ("gspo", "rloo")
+    shares = {"clip/region": 0.6, "clip/high": 0.4} if by_sample else {}
+    assert bottleneck(seen(shares, algorithm), {"update": 5.0}) == "update"
+    far = seen(shares | {"kl/old": 0.2}, algorithm)
+    if algorithm == "luffy":
+        far = Seen(
+            {name: x for name, x in FINE.items() if name != "kl/old"} | {"ratio/max": 20.0}, options("luffy"), 77, 1.0
+        )
+    assert bottleneck(far, {"update": 5.0}) == "stale ratio"
 
 
 # --- real runs -------------------------------------------------------------------------------------------------------
