@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from lemma.algorithms.policy_gradient import Baseline, Level, RatioPolicyGradient
+from lemma.algorithms.unused import refuse_unused
 
 if TYPE_CHECKING:
     from lemma.objectives.policy_surrogates import Surrogate
@@ -43,6 +44,8 @@ class Loop(RatioPolicyGradient):
     def _clip_for_reuse(self) -> Self:
         if self.clip is None and self.epochs * self.mini_batches > 1:
             raise ValueError("loop without clip uses a batch once; write `epochs: 1` and `mini_batches: 1`, or a clip")
+        if self.clip is None and not self.kl_by_ratio:
+            refuse_unused(self, ("ratio",), "with `clip: null`", "write for example `clip: 0.1`")
         return self
 
     def compared_with(self) -> Baseline:

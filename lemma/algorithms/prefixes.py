@@ -44,8 +44,11 @@ class PrefixOptions(Options):
         if not self.samples:
             names = [name for name in type(self).model_fields if name != "samples"]
             refuse_unused(self, names, "with `samples: 0`", "write `samples: 1`")
-        if not self.max:
-            raise ValueError("with `max: 0` no sample begins with the trace; write `samples: 0`, or a max above 0")
+        for name in ("max", "traced"):
+            if not getattr(self, name):
+                raise ValueError(
+                    f"with `{name}: 0` no sample begins with the trace; write `samples: 0`, or a {name} above 0"
+                )
         if changes:
             refuse_unused(self, ("min",), f"with `strategy: {self.strategy}`", "write `strategy: random`")
         elif self.min > self.max:

@@ -219,6 +219,7 @@ def test_the_entropy_bonus_follows_its_target() -> None:
         ("rloo", {"kl": 0.1, "reward_kl": 0.1}, r"keep one of them"),
         ("rloo", {"reward_clip": [1, -1]}, r"a lower and an upper end"),
         ("loop", {"clip": None}, r"loop without clip uses a batch once"),
+        ("loop", {"clip": None, "epochs": 1, "ratio": "trajectory"}, r"ratio has no effect with `clip: null`"),
         (
             "grpo",
             {"kl_estimator": "k1", "kl_by_ratio": True},
