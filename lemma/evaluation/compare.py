@@ -151,10 +151,8 @@ def _different_settings(first: Evaluation, second: Evaluation, names: Sequence[s
     found: dict[str, list[str]] = {}
     for name in names:
         mine, theirs = (_flat(one.settings.get(name, {})) for one in (first, second))
-        # The hash is that of the prompts, so that other problems give another one.
-        passed = HARMLESS | ({"format_hash"} if mine.get("n") != theirs.get("n") else set())
         for key in sorted({*mine, *theirs}) if mine and theirs else ():
-            if key.split(".")[0] not in passed and mine.get(key) != theirs.get(key):
+            if key.split(".")[0] not in HARMLESS and mine.get(key) != theirs.get(key):
                 said = f"{key} differs: {mine.get(key)} in A, {theirs.get(key)} in B"
                 found.setdefault(said, []).append(name)
     return [f"{said} ({', '.join(where)})" for said, where in found.items()]

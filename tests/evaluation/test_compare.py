@@ -181,6 +181,15 @@ def test_doubts_are_said() -> None:
     )
 
 
+@pytest.mark.parametrize("n", [5, 3])
+def test_another_chat_template_is_a_doubt_whatever_the_number_of_problems(n: int) -> None:
+    """The hash is over the format and what it makes of one example, not over the problems."""
+    first, second = (
+        evaluation({"m": [[1.0]] * count}, format_hash=mark, n=count) for count, mark in ((5, "aa"), (n, "bb"))
+    )
+    assert compare(first, second).doubts[0] == "format_hash differs: aa in A, bb in B (m)"
+
+
 def write(folder: Path, right: np.ndarray, **more: Any) -> Path:
     """An evaluation on disk, as `lemma eval` leaves it."""
     settings = {
