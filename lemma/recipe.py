@@ -94,6 +94,20 @@ class Recipe(Options):
             )
         return self
 
+    @model_validator(mode="after")
+    def _preferences_have_what_they_ask_for(self) -> Recipe:
+        samples = False
+        for name, stage in self.stages.items():
+            if isinstance(stage, PreferenceOptions):
+                place, wrong = stage.missing(has_adapter=self.model.lora is not None, has_samples=samples)
+                if wrong:
+                    error = InitErrorDetails(
+                        type="value_error", loc=("stages", name, *place), input=None, ctx={"error": ValueError(wrong)}
+                    )
+                    raise ValidationError.from_exception_data("Recipe", [error])
+            samples = samples or isinstance(stage, ReinforcementOptions)
+        return self
+
     def to_yaml(self) -> str:
         """Every value of this recipe; loading it gives an equal recipe."""
         return write(self.model_dump(mode="json"))

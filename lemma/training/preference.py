@@ -10,7 +10,6 @@ import torch
 
 from lemma.algorithms.base import Memory
 from lemma.algorithms.preference import PreferenceAlgorithm
-from lemma.core.errors import UserError
 from lemma.core.events import Progressed
 from lemma.core.types import Trajectory
 from lemma.data.cache import cache_folder
@@ -29,7 +28,6 @@ from lemma.training.supervised import measure_step
 
 
 def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> None:
-    check_reference(stage, options)
     policy = build_policy(stage.model, stage.device, stage.seed, stage.start_from)
     fmt.install(policy.tokenizer)
     switch_dropout_off(policy, stage)
@@ -78,14 +76,6 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
         stage.progress(step, total, f"loss {report.loss:.3f}, right {report.metrics['rewards/accuracies']:.2f}{note}")
         stage.save_if_due(learner, step, total, is_best)
     stage.finish(policy, total, {"examples": len(train), "steps": total})
-
-
-def check_reference(stage: Stage, options: PreferenceOptions) -> None:
-    if options.algorithm.needs_reference and options.reference == "adapters_off" and stage.model.lora is None:
-        raise UserError(
-            f"stage {stage.name}: `reference: adapters_off` needs an adapter to switch off",
-            fix="add model.lora, or write `reference: precomputed`",
-        )
 
 
 def switch_dropout_off(policy: Policy, stage: Stage) -> None:

@@ -77,3 +77,15 @@ class PreferenceOptions(StageOptions):
         if any(journal_place(part.source) is not None for part in self.data.mix):
             raise ValueError("a journal cannot be mixed with other sources; name it as data.source alone")
         return self
+
+    def missing(self, *, has_adapter: bool, has_samples: bool) -> tuple[tuple[str, ...], str]:
+        """The key and the sentence for what this stage asks of its recipe in vain; empty where it lacks nothing."""
+        if self.reference == "adapters_off" and self.algorithm.needs_reference and not has_adapter:
+            wrong = "adapters_off needs an adapter to switch off; add model.lora, or write `reference: precomputed`"
+            return ("reference",), wrong
+        if not has_samples:
+            for place, data in ((("data",), self.data), (("validation", "data"), self.validation.data)):
+                if data is not None and data.source == JOURNAL:
+                    wrong = "no stage before this one samples; put one of kind rl before it, or name a run: journal:RUN"
+                    return (*place, "source"), wrong
+        return (), ""

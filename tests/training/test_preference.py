@@ -32,6 +32,7 @@ STAGE: dict[str, Any] = {
     "optim": {"lr": 3e-3},
     "validation": {"share": 0.25},
 }
+RECIPES = Path(__file__).resolve().parents[2] / "recipes" / "small"
 ALGORITHMS = ("dpo", "kto", "cpo", "simpo", "orpo")
 Row = dict[str, Any]
 
@@ -188,8 +189,10 @@ def test_losses_without_a_reference_hold_none(world: World, algorithm: Any) -> N
 
 
 def test_adapters_cannot_be_switched_off_where_there_are_none(world: World) -> None:
-    with pytest.raises(UserError, match=r"needs an adapter to switch off; add model\.lora"):
-        world.train("dpo", {"reference": "adapters_off"})
+    with pytest.raises(
+        UserError, match=r"recipe\.yaml:\d+: stages\.prefer\.reference: .*adapter to switch off; add model"
+    ):
+        world.recipe("dpo", {"reference": "adapters_off"})
 
 
 def test_dropout_is_off(world: World) -> None:
@@ -405,11 +408,24 @@ def test_ids_of_another_tokenizer_get_one_sentence(world: World, tmp_path: Path)
 
 
 def test_a_journal_is_a_source(world: World, journal: Path) -> None:
-    assert describe(world.recipe("dpo", {"data": {"source": "journal"}})).count("the samples in this run") == 1
+    plan = describe(load_recipe(RECIPES / "own_samples_dpo.yaml"))
+    assert plan.count("the samples in this run") == 1
     for algorithm, count in (("dpo", 1), ("kto", 2)):
         world.train(algorithm, {"data": {"source": f"journal:{journal}"}, "validation": {}}, f"on-{algorithm}")
         done = json.loads((world.run / "stages" / "prefer" / "done.json").read_text())
         assert done["examples"] == count
+
+
+@pytest.mark.parametrize("place", ["data", "validation.data"])
+def test_samples_of_the_run_need_a_stage_that_samples(place: str, tmp_path: Path) -> None:
+    stages = yaml.safe_load((RECIPES / "own_samples_dpo.yaml").read_text())["stages"]
+    path = tmp_path / "recipe.yaml"
+    late = {name: stages[name] for name in ("sft", "dpo", "sample")}
+    if place == "validation.data":
+        late["dpo"] |= {"data": {"source": "journal:runs/x"}, "validation": {"data": {"source": "journal"}}}
+    path.write_text(yaml.safe_dump({"stages": late}, sort_keys=False))
+    with pytest.raises(UserError, match=rf"recipe\.yaml:\d+: stages\.dpo\.{place}\.source: no stage before this one"):
+        load_recipe(path)
 
 
 # --- options ---------------------------------------------------------------------------------------------------------
