@@ -9,16 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from pydantic import BaseModel
 
 from lemma.algorithms import ALGORITHMS
-from lemma.core.events import Measured, Progressed
+from lemma.core.events import Event, Measured, Progressed, Said
 from lemma.core.types import Group
+from lemma.recipe import load_recipe
 from lemma.reporting.text import describe
 from lemma.rollouts import Rollouts, Sample
-from lemma.training.diagnosis import CHECKS, PARTS, PAUSE, Diagnosis, Seen, bottleneck
+from lemma.training.diagnosis import CHECKS, FAR, PARTS, PAUSE, Diagnosis, Seen, bottleneck
 from lemma.training.rl_metrics import rollout_metrics
 from lemma.training.rl_options import ReinforcementOptions
+from lemma.training.run import train
 from tests.algorithms import toy
 from tests.algorithms.made import group, trajectory
 
@@ -193,6 +196,7 @@ def test_a_stale_ratio_is_named_without_a_clip_of_tokens(algorithm: Any) -> None
 
 # --- real runs -------------------------------------------------------------------------------------------------------
 
+ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"tiny": {"hidden": 16, "layers": 1, "feed_forward": 16, "heads": 2, "kv_heads": 1, "context": 32}}
 
 
@@ -230,6 +234,44 @@ def test_steps_between_two_rows_are_looked_at_too(tmp_path: Path) -> None:
     world = run(tmp_path, {"name": "grpo", "group_size": 4}, rewards=[toy.NOTHING], steps=2, log_every=2)
     assert len(world.rows()) == 1
     assert any(text.startswith("step 1: ") for text in world.warnings())
+
+
+def untrained_ppo(folder: Path, rewards: list[Any]) -> list[str]:
+    """The warnings of two steps of the small PPO recipe without its supervised stage, with room for six tokens."""
+    content = yaml.safe_load((ROOT / "recipes" / "small" / "numina_ppo.yaml").read_text())
+    content["run"] |= {"dir": str(folder / "run"), "tensorboard": False}
+    stage = content["stages"].pop("ppo")
+    stage |= {"rewards": rewards, "rollout": {"max_tokens": 6}, "steps": 2}
+    # Otherwise a sample that is cut off has this score, and its reward does not count.
+    del stage["algorithm"]["missing_eos_score"]
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content | {"stages": {"ppo": stage}}))
+    events: list[Event] = []
+    assert train(load_recipe(path), sink=events.append) == 0
+    return [event.text for event in events if isinstance(event, Said) and event.level == "warning"]
+
+
+def test_a_model_that_knows_nothing_is_warned_about(tmp_path: Path) -> None:
+    """It never ends, never boxes an answer, and is never rewarded for it; each is said once in two steps."""
+    said = untrained_ppo(tmp_path, ["format"])
+    for words in (
+        "of the completions are cut off at 6 tokens",
+        "the format is almost never met",
+        "rewards do not vary",
+    ):
+        assert [text.startswith("step 1: ") for text in said if words in text] == [True], (words, said)
+
+
+def test_rewards_that_vary_are_not_warned_about(tmp_path: Path) -> None:
+    said = untrained_ppo(tmp_path, [toy.PARITY])
+    assert any("the format is almost never met" in text for text in said)
+    assert not any("vary" in text or "nothing left to learn" in text for text in said), said
+
+
+def test_a_policy_that_runs_away_from_its_batch_is_warned_about(tmp_path: Path) -> None:
+    world = run(tmp_path, {"name": "grpo", "gain": "sapo", "group_size": 4, "epochs": 3}, optim={"lr": 0.3})
+    assert max(row["kl/old"] for row in world.rows()) > FAR
+    assert any("from the one that sampled its batch; lower `optim.lr`" in text for text in world.warnings())
 
 
 # --- the numbers of a step -------------------------------------------------------------------------------------------
