@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
+from lemma.core.errors import UserError, nearest
 from lemma.rewards.base import Reward, RewardInput
 
 
@@ -25,6 +28,18 @@ class RewardModel(Reward):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where it computes; auto takes a GPU where there is one."""
 
+    def check(self) -> None:
+        """Refuse a path without such a model by its files alone; of a hub's model the configuration is fetched."""
+        folder = Path(self.path).expanduser()
+        config = _read_config(self.path, folder / "config.json" if folder.exists() else _from_hub(self.path))
+        # One that does not say has two, as in transformers.
+        outputs = len(config.get("id2label") or ()) or config.get("num_labels", 2)
+        if outputs != 1:
+            raise _too_many(self.path, outputs)
+        for what, names in PARTS.items() if folder.exists() else ():
+            if not any(found for name in names for found in folder.glob(name)):
+                raise UserError(f"the reward model '{self.path}' has no {what}", fix=FIX)
+
     def score_all(self, items: Sequence[RewardInput]) -> list[float | None]:
         model, tokenizer = _load(self.path, self.device)
         texts = [_text(tokenizer, item) for item in items]
@@ -38,25 +53,59 @@ class RewardModel(Reward):
         return scores
 
 
+FIX = "give the path of a sequence-classification model with its tokenizer"
+
+PARTS = {"weights": ("*.safetensors", "*.bin"), "tokenizer": ("tokenizer*", "vocab*", "*.model")}
+"""The files of a model's folder beside its configuration, any one of each kind."""
+
+
+def _from_hub(path: str) -> Path:
+    """The configuration of a model by hub name, fetched where it is not in the cache."""
+    folder = Path(path).expanduser()
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:
+        siblings = [other.name for other in folder.parent.glob("*")] if folder.parent.is_dir() else []
+        raise UserError(f"there is no folder '{path}' with a reward model", fix=nearest(folder.name, siblings))
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(path, "config.json"))
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        what = f"the reward model '{path}' is neither a folder nor found on the hub ({reason})"
+        raise UserError(what, fix=FIX) from error
+
+
+def _read_config(path: str, file: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"the reward model '{path}' has no configuration that can be read", fix=FIX) from error
+
+
+def _too_many(path: str, outputs: int) -> UserError:
+    return UserError(f"the reward model '{path}' has {outputs} outputs", fix="use a model with one output")
+
+
 @lru_cache(maxsize=2)
 def _load(path: str, device: str) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    from lemma.core.errors import UserError
-
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            f"the reward model '{path}' is to run on cuda, but torch finds no GPU", fix="write `device: auto`"
+        )
+    folder = Path(path).expanduser()
+    place = str(folder) if folder.is_dir() else path
     try:
-        model: Any = AutoModelForSequenceClassification.from_pretrained(path)
-        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        model: Any = AutoModelForSequenceClassification.from_pretrained(place)
+        tokenizer: Any = AutoTokenizer.from_pretrained(place)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"the reward model '{path}' cannot be loaded ({str(error).splitlines()[0]})",
-            fix="give the path of a sequence-classification model with its tokenizer",
+            f"the reward model '{path}' cannot be loaded ({str(error).splitlines()[0]})", fix=FIX
         ) from error
     if model.config.num_labels != 1:
-        raise UserError(
-            f"the reward model '{path}' has {model.config.num_labels} outputs", fix="use a model with one output"
-        )
+        raise _too_many(path, model.config.num_labels)
     tokenizer.truncation_side = "left"
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
