@@ -63,8 +63,7 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"--{name.replace('_', '-')} is {value}", fix=f"write {least} or more")
     recipe = _recipe(args)
     name, options = _stage(recipe, args.stage)
-    problems = _problems(options, args.groups, args.seed)
-    return _debug(args, recipe.format, name, options, problems)
+    return _debug(args, recipe.format, name, options)
 
 
 def _recipe(args: argparse.Namespace) -> Recipe:
@@ -91,29 +90,21 @@ def _stage(recipe: Recipe, wanted: str | None) -> tuple[str, ReinforcementOption
     return "rl", ReinforcementOptions() if data is None else ReinforcementOptions(data=data)
 
 
-def _problems(options: ReinforcementOptions, count: int, seed: int) -> list[Problem]:
-    from lemma.core.random import permutation
-    from lemma.data.load import load_problems
-
-    problems = load_problems(options.data, seed)
-    return [problems[place] for place in permutation(len(problems), seed, "debug", "problems")[:count]]
-
-
-def _debug(
-    args: argparse.Namespace, fmt: Format, name: str, options: ReinforcementOptions, problems: list[Problem]
-) -> int:
+def _debug(args: argparse.Namespace, fmt: Format, name: str, options: ReinforcementOptions) -> int:
     from lemma.cli.stream import ends_of
+    from lemma.data.load import load_problems
     from lemma.engines import open_engine
     from lemma.engines.options import NativeOptions
     from lemma.evaluation.diagnose import Situation, diagnose, sample_groups
     from lemma.rollouts import Judge
 
+    problems = load_problems(options.data, args.seed)
     size = args.group_size or options.algorithm.group_size
-    together = NativeOptions(sequences=min(1024, size * len(problems)))
+    together = NativeOptions(sequences=min(1024, size * min(args.groups, len(problems))))
     policy, engine = open_engine(args.model, args.device, args.seed, _say, together)
     fmt.install(policy.tokenizer)
     judge = Judge(fmt, options.rewards, policy.tokenizer)
-    sampling = _sampling(args, options, fmt, policy, problems)
+    problems, sampling = _chosen(args, options, fmt, policy, problems)
     groups = sample_groups(engine, policy.tokenizer, judge, sampling, problems, size)
     ends = tuple(sorted(ends_of(policy)))
     situation = Situation(fmt, sampling, policy.tokenizer, f"stages.{name}", policy.context, ends)
@@ -124,25 +115,36 @@ def _debug(
     return 0
 
 
-def _sampling(
+def _chosen(
     args: argparse.Namespace, options: ReinforcementOptions, fmt: Format, policy: Policy, problems: list[Problem]
-) -> Sampling:
-    """What the stage samples with; without a limit of its own, at most 1,024 tokens are generated here."""
+) -> tuple[list[Problem], Sampling]:
+    """A few of the problems that the stage would keep, and what it samples with.
+
+    Without a limit of its own, at most 1,024 tokens are generated here.
+    """
     from dataclasses import replace
 
+    from lemma.core.random import permutation
+    from lemma.data.load import filter_by_length
     from lemma.formats.encode import encode_prompt
     from lemma.training.reinforcement import sampling_of
 
-    longest = max(len(encode_prompt(fmt, problem, policy.tokenizer)) for problem in problems)
-    room = policy.context - longest
-    if room < 1:
+    lengths = [len(encode_prompt(fmt, problem, policy.tokenizer)) for problem in problems]
+    pairs, limit = filter_by_length(list(zip(problems, lengths, strict=True)), lengths, options.data.prompt_length)
+    longest = max(length for _, length in pairs) if limit is None else limit
+    asked = args.max_tokens or options.rollout.max_tokens or min(ROOM, policy.context - longest)
+    kept = [problem for problem, length in pairs if length <= policy.context - max(asked, 1)]
+    if asked < 1 or not kept:
         raise UserError(
-            f"a prompt has {longest} tokens but the model takes {policy.context}",
-            fix="set data.prompt_length.max_tokens, or take a model with a longer context",
+            f"prompts of up to {longest} tokens leave no room for {max(asked, 1)} more in the model's context of "
+            f"{policy.context}",
+            fix="lower data.prompt_length.max_tokens or rollout.max_tokens, or take a model with a longer context",
         )
-    asked = args.max_tokens or options.rollout.max_tokens or ROOM
-    sampling = sampling_of(options, fmt, min(asked, room))
-    return sampling if args.temperature is None else replace(sampling, temperature=args.temperature)
+    sampling = sampling_of(options, fmt, asked)
+    if args.temperature is not None:
+        sampling = replace(sampling, temperature=args.temperature)
+    order = permutation(len(kept), args.seed, "debug", "problems")[: args.groups]
+    return [kept[place] for place in order], sampling
 
 
 def _say(event: Event) -> None:

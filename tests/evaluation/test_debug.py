@@ -188,11 +188,34 @@ def test_the_command_on_a_recipe_without_reinforcement(tmp_path: Path, capsys: p
     assert "BAD  diversity" in said and "stages.rl.rollout.temperature (now 0.0001)" in said
 
 
+def test_prompts_that_the_stage_would_leave_out_are_not_asked(tmp_path: Path) -> None:
+    """Half of the rows are short; the limits of the recipe, or of the context, leave only those."""
+    rows = [
+        {"question": "eva has 3 pens . " + "buys 2 . " * (n % 2 * 40) + "how many ?", "answer": "5"} for n in range(40)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = RECIPE.replace("{source: arithmetic, arithmetic: {count: 50}}", f"{{source: {tmp_path / 'rows.jsonl'}}}")
+    longest = {}
+    for name, more in {
+        "all": (),
+        "limit": ("--set", "stages.grpo.data.prompt_length.max_tokens=40"),
+        "percentile": ("--set", "stages.grpo.data.prompt_length.percentile=0.4"),
+        "context": ("--max-tokens", "480"),
+    }.items():
+        found = debug(recipe, tmp_path, "--groups", "12", "--group-size", "1", *more)
+        assert found["numbers"]["groups"] == 12  # type: ignore[index]
+        longest[name] = found["numbers"]["longest_prompt"]  # type: ignore[index]
+    assert longest["all"] > 120
+    assert longest["limit"] == longest["percentile"] == longest["context"] < 40
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
         (("--stage", "grp"), "the recipe has no stage 'grp'; did you mean 'grpo'?"),
         (("--groups", "0"), "--groups is 0; write 1 or more"),
+        (("--max-tokens", "600"), "leave no room for 600 more in the model's context of 512; lower data.prompt_length"),
+        (("--set", "stages.grpo.data.prompt_length.max_tokens=3"), "are longer than 3 tokens"),
     ],
 )
 def test_mistakes(more: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
