@@ -76,6 +76,11 @@ class PreferenceOptions(StageOptions):
             )
         if any(journal_place(part.source) is not None for part in self.data.mix):
             raise ValueError("a journal cannot be mixed with other sources; name it as data.source alone")
+        if self.reference != "precomputed" and not self.algorithm.needs_reference:
+            raise ValueError(f"{self.algorithm.name} holds no reference here; remove `reference: {self.reference}`")
+        sources = [data.source for data in (self.data, self.validation.data) if data is not None and not data.mix]
+        if self.journal != JournalOptions() and all(journal_place(source) is None for source in sources):
+            raise ValueError("the options of journal have no effect without `source: journal`; remove them")
         return self
 
     def missing(self, *, has_adapter: bool, has_samples: bool) -> tuple[tuple[str, ...], str]:

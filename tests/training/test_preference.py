@@ -443,11 +443,32 @@ def test_samples_of_the_run_need_a_stage_that_samples(place: str, tmp_path: Path
         ("dpo", {"epochs": 1}, "give epochs or steps, not both"),
         ("dpo", {"data": {"mix": [{"source": "journal:x"}]}}, "a journal cannot be mixed"),
         ({"name": "orpo", "gamma": 1}, {}, r"unknown key"),
+        ({"name": "dpo", "tau": 0.1}, {}, "tau has no effect on sigmoid; remove it or write `loss: discopop`"),
+        ({"name": "dpo", "shift": False}, {}, "shift has no effect on sigmoid; remove it or write `loss: bco`"),
+        ({"name": "dpo", "divergence_alpha": 0.1}, {}, "divergence_alpha has no effect on reverse_kl"),
+        ("simpo", {"reference": "adapters_off"}, "simpo holds no reference here; remove `reference: adapters_off`"),
+        ({"name": "dpo", "reference_free": True}, {"reference": "adapters_off"}, "dpo holds no reference here"),
+        ("dpo", {"journal": {"gap": 0.5}}, "options of journal have no effect without `source: journal`"),
     ],
 )
 def test_wrong_options_get_one_sentence(world: World, algorithm: Any, changes: Row, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         world.recipe(algorithm, changes)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"name": "dpo", "loss": {"discopop": 0.5, "bco": 0.5}, "tau": 0.1, "shift": False},
+        {"name": "dpo", "divergence": "alpha", "divergence_alpha": 0.1},
+    ],
+    ids=str,
+)
+def test_options_that_have_an_effect_are_taken(world: World, algorithm: Any) -> None:
+    recipe = world.recipe(algorithm)
+    path = world.folder / "resolved.yaml"
+    path.write_text(recipe.to_yaml())
+    assert load_recipe(path) == recipe
 
 
 def test_the_plan_says_what_is_learnt(world: World) -> None:
