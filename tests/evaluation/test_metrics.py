@@ -124,23 +124,28 @@ def test_thoughts_are_not_graded(case: Any) -> None:
 
 @pytest.mark.parametrize("case", cases("tag_evaluator"))
 def test_the_five_numbers_of_the_tag_evaluator(case: Any) -> None:
-    """Its format wants the start tag, which our prompt emits; its answers count by substring, ours by the grader."""
-    if case.get("original_bug"):
-        return
-    fmt = make_format("working_out")
-    marks = []
+    """Its format wants the start tag, which our prompt emits, and takes an empty solution for well formed.
+
+    Its answers count by substring, ours by the grader: they are compared where that makes no difference.
+    """
+    fmt, start = make_format("working_out"), "<start_working_out>"
+    marks, inputs = [], case["inputs"]
+    rewards = inputs["rewards"] or [None] * len(inputs["outputs"])
     with GradingService() as service:
-        for text, gold in zip(case["inputs"]["outputs"], case["inputs"]["golds"], strict=True):
+        for text, gold, reward in zip(inputs["outputs"], inputs["golds"], rewards, strict=True):
             parsed = fmt.parse(text)
             right = parsed.answer is not None and service.grade(parsed.answer, gold).right
-            formatted = parsed.ok and text.startswith("<start_working_out>")
-            marks.append([Mark(right, formatted=formatted, reasoning=len(parsed.reasoning or ""), reward=1.0)])
+            formatted = text.startswith(start) and {*parsed.faults} <= {"no_answer"}
+            reasoning = len(parsed.reasoning or "") if text.startswith(start) else None
+            marks.append([Mark(right, formatted=formatted, reasoning=reasoning, reward=reward)])
     found, wanted = summarise(problems(len(marks)), marks), case["outputs"]["metrics"]
-    assert close(100 * found.accuracy.value, wanted["eval/answer_accuracy"])
-    assert found.numbers["reward"] == 1.0
-    per_sample = case["outputs"]["per_sample"]
-    whole = [i for i, row in enumerate(per_sample) if row[0]]
-    assert [marks[i][0].reasoning for i in whole] == [per_sample[i][3] for i in whole]
+    if not case.get("original_bug"):
+        assert close(100 * found.accuracy.value, wanted["eval/answer_accuracy"])
+    assert close(100 * found.scores["format"].value, wanted["eval/format_accuracy"])
+    assert close(100 * found.scores["reasoning"].value, wanted["eval/reasoning_present"])
+    assert close(found.numbers["reasoning_length"], wanted["eval/avg_reasoning_length"])
+    assert close(found.numbers.get("reward", 0.0), wanted["eval/avg_total_reward"])
+    assert ("reward" in found.numbers) == (inputs["rewards"] is not None)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 7])
