@@ -39,7 +39,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     add_option("--format", metavar="NAME", help="how questions are put and answers are read")
     add_option("--thinking", choices=["after", "whole"],
                help="whole: look for an answer also in thoughts that never end (default: after)")  # fmt: skip
-    add_option("--grader", metavar="NAME", help="lemma, or graders of other systems such as luffy_v3,boxed_slow")
+    add_option("--grader", metavar="NAME", help="lemma, or graders of other systems such as math_verify,boxed_slow")
     add_option("--limit", metavar="N", type=int, help="at most so many problems of each benchmark, always the same")
     add_option("--seed", metavar="S", type=int, help="another seed, other samples (default: 0)")
     add_option("--data-dir", metavar="DIR", help="a folder of data files that stands in for the hub")

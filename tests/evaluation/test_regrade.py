@@ -81,3 +81,14 @@ def test_an_answer_in_thoughts_that_never_end_is_found_on_request(name: str, ser
         (found[thinking],) = regrade([row(text, ["7"])], settings, "lemma", service)
     assert (found["after"].verdict, found["after"].reason, found["after"].extracted) == ("wrong", "no_answer", None)
     assert (found["whole"].verdict, found["whole"].extracted) == ("right", "7")
+
+
+def test_math_verify_wants_no_tags(service: GradingService) -> None:
+    rows = [
+        row(text, ["1/2"]) for text in (r"So $\boxed{\frac{1}{2}}$", "It is 0.5", "It is 5", r"x</think> $\frac12$")
+    ]
+    verdicts = {
+        name: [one.verdict for one in regrade(rows, SETTINGS, name, service)] for name in ("math_verify", "luffy_v3")
+    }
+    assert verdicts["math_verify"] == ["right", "right", "wrong", "right"]
+    assert verdicts["luffy_v3"] == ["wrong", "wrong", "wrong", "right"]

@@ -48,5 +48,6 @@ COMPAT: dict[str, Grader] = {
     "gsm8k_source": lambda response, gold, compat=True: luffy.gsm8k_source(response, gold),
     "math_source": lambda response, gold, compat=True: luffy.math_source(response, gold),
     **{f"luffy_v{version}": _luffy(version) for version in range(5)},
+    "math_verify": _luffy(4),
     **{f"verifier_{name}": _verifier(name) for name in verifiers.VERIFIERS},
 }
