@@ -135,7 +135,7 @@ def _demonstration(options: ArithmeticOptions, split: str, number: int) -> Demon
     problem = Problem(
         messages=(Message("user", question),),
         golds=(answer,),
-        id=name,
+        id=f"{name}/how" if is_asked_how else name,
         source="arithmetic",
         level=str(options.operations),
     )

@@ -67,8 +67,12 @@ def test_a_question_that_asks_how_gets_every_step():
     others = [item for item in items if item.problem.question.endswith(" . how many ?")]
     assert len(asked) + len(others) == 1000 and 250 < len(asked) < 350
     assert all(item.reasoning.count("=") == 6 for item in asked)
+    assert all(item.problem.id.endswith("/how") for item in asked), "another question, another id"
     assert 0.17 < sum(item.reasoning.count("=") - 1 for item in others) / (5 * len(others)) < 0.23
     plain = generate(ArithmeticOptions(), "train", count=1000)
+    assert {item.problem.id for item in items} & {item.problem.id for item in plain} == {
+        item.problem.id for item in others
+    }
     assert [parse(item.problem.question) for item in items] == [parse(item.problem.question) for item in plain]
 
 
