@@ -119,7 +119,7 @@ def run_lemma(row: dict[str, Any]) -> dict[str, Any]:
     for step in work:
         _wait(torch)
         begin = time.perf_counter()
-        report = scorer.observe(learner.step(*scorer.ready(step)))
+        report = scorer.observe(learner.step(*scorer.ready(step)), step)
         _wait(torch)
         times.append(time.perf_counter() - begin)
         losses.append(report.loss)

@@ -61,12 +61,12 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
         with stage.clock.measure("score"):
             batch, objective = scorer.ready(examples)
         with stage.clock.measure("update"):
-            report = scorer.observe(learner.step(batch, objective))
+            report = scorer.observe(learner.step(batch, objective), examples)
         stage.clock.tokens += report.tokens
         is_best = False
         if held_out and stage.is_due(options.validation.every, step, total):
             with stage.clock.measure("validation"):
-                results = with_margins(learner.evaluate(*scorer.ready(held_out)))
+                results = of_sides(learner.evaluate(*scorer.ready(held_out)), held_out)
             stage.measure(step, "eval", {f"validation/{name}": value for name, value in results.items()}, {})
             is_best = not benchmarks.choose_the_best and stage.note_score(step, results["loss"])
             note = f", validation {results['loss']:.3f}"
@@ -132,10 +132,10 @@ class Scorer:
             put(batch, "collision", self.learner.score(batch, SquaredMass(self.policy)))
         return batch, self.algorithm.objective(self.memory, self.baseline(examples))
 
-    def observe(self, report: StepReport) -> StepReport:
+    def observe(self, report: StepReport, examples: Sequence[Example]) -> StepReport:
         """Remember what later steps need of this one; the report with what follows from its numbers."""
         self.algorithm.observe(report.metrics, self.memory)
-        return replace(report, metrics=with_margins(report.metrics))
+        return replace(report, metrics=of_sides(report.metrics, examples))
 
     def baseline(self, examples: Sequence[Example]) -> float:
         """KTO's reference point: how much likelier responses to other prompts of the step have become."""
@@ -165,11 +165,14 @@ def as_trajectories(examples: Sequence[Example], algorithm: PreferenceAlgorithm)
     return made
 
 
-def with_margins(metrics: dict[str, float]) -> dict[str, float]:
-    """KTO's sides are counted one by one; their difference is that of the means."""
-    if "rewards/margins" in metrics:
-        return metrics
-    return metrics | {"rewards/margins": metrics["rewards/chosen"] - metrics["rewards/rejected"]}
+def of_sides(metrics: dict[str, float], examples: Sequence[Example]) -> dict[str, float]:
+    """KTO's sides are counted one by one: their difference is that of the means, and one may be absent."""
+    signs = {sign for example in examples for sign in example.signs}
+    absent = {name for name, sign in (("chosen", 1), ("rejected", -1)) if sign not in signs}
+    found = {name: value for name, value in metrics.items() if name.rpartition("/")[2] not in absent}
+    if absent or "rewards/margins" in found:
+        return found
+    return found | {"rewards/margins": found["rewards/chosen"] - found["rewards/rejected"]}
 
 
 def _sums(scores: Sequence[np.ndarray]) -> torch.Tensor:

@@ -156,6 +156,15 @@ def test_micro_batches_do_not_matter(world: World, algorithm: Any) -> None:
     assert_close(few, many, 2e-4)
 
 
+@pytest.mark.parametrize(("label", "absent"), [(True, "rejected"), (False, "chosen")])
+def test_a_step_without_one_of_the_sides_says_nothing_of_it(world: World, label: bool, absent: str) -> None:
+    rows = [{"prompt": row["prompt"], "completion": row["chosen"], "label": label} for row in toy_rows(16)]
+    world.data = world.write("judged.jsonl", rows)
+    for row in world.train("kto", {"steps": 2}):
+        assert not [name for name in row if name.endswith((f"/{absent}", "/margins"))]
+        assert [name for name in row if name.endswith("/rejected" if label is False else "/chosen")]
+
+
 # --- the reference ---------------------------------------------------------------------------------------------------
 
 
