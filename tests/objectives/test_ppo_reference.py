@@ -219,15 +219,14 @@ def test_what_is_trained_equals_the_original(case: Case) -> None:
 @pytest.mark.parametrize("case", parameters(TARGETS))
 def test_a_row_without_room_is_trained_as_the_original_whitening_included(case: Case) -> None:
     """Rows that are cut at their end: there the score of the originals stands on the last token too."""
-    inputs, params = arrays(case), dict(case["params"])
-    for row, length in enumerate(np.array(case["outputs"]["response_mask"]).sum(-1)):
-        alone = {name: value[row : row + 1, :length] for name, value in inputs.items() if name != "scores"}
-        cut = {**case, "inputs": {**alone, "scores": inputs["scores"][row : row + 1]}, "params": params}
-        cut["inputs"] = {name: value.tolist() for name, value in cut["inputs"].items()}
-        cut["outputs"] = {"returns": 0, "advantages": 0}
-        expected = of_targets(cut)
-        mask = np.array(case["outputs"]["response_mask"])
-        found = assigned(trained_ppo(case), [sampled(case, mask)[row]], length)
+    mask = np.array(case["outputs"]["response_mask"])
+    for row, sample in enumerate(sampled(case, mask)):
+        length = sample.trained_tokens
+        inputs = {
+            name: [value[row]] if name == "scores" else [value[row][:length]] for name, value in case["inputs"].items()
+        }
+        expected = of_targets({**case, "inputs": inputs})
+        found = assigned(trained_ppo(case), [sample], length)
         np.testing.assert_allclose(found["return"], expected["returns"], rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(found["advantage"], expected["advantages"], rtol=1e-12, atol=1e-12)
 
