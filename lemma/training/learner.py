@@ -62,6 +62,7 @@ class Learner:
         self.token_budget = token_budget
         self.total_steps = total_steps
         self.temperature = temperature
+        self.is_compiled = compile_blocks
         self.step_count = 0
         self.optimiser = Optimiser(policy.parameters(), optim)
         self._seed = seed

@@ -21,6 +21,7 @@ from safetensors.numpy import save
 from lemma.core.errors import LemmaWarning
 from lemma.core.files import write_whole
 from lemma.core.types import Trajectory, content_id
+from lemma.core.version import lemma_version
 from lemma.models.logprobs import token_logprobs
 from lemma.models.packing import TokenBatch
 from lemma.models.policy import Policy
@@ -87,13 +88,18 @@ def _name(one: Trajectory) -> bytes:
 
 def _circumstances(policy: Policy, learner: Learner) -> dict[str, Any]:
     """All that the last bit of a score can depend on, beside the sequences."""
+    config = policy.causal.config.to_dict()
     return {
         "weights": _weights(policy),
+        "config": {name: value for name, value in config.items() if name != "_name_or_path"},
+        "fused": any(getattr(module, "lemma_fused", False) for module in policy.module.modules()),
+        "compile": learner.is_compiled,
         "temperature": learner.temperature,
         "token_budget": learner.token_budget,
         "device": torch.cuda.get_device_name() if policy.device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        "lemma": lemma_version(),
     }
 
 

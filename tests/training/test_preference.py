@@ -15,13 +15,16 @@ import yaml
 from lemma.cli.plan import describe
 from lemma.core.errors import UserError
 from lemma.core.events import Event, Progressed, Said
+from lemma.core.types import Trajectory
 from lemma.models.packing import TokenBatch
 from lemma.recipe import load_recipe
 from lemma.rollouts.journal import Journal
 from lemma.rollouts.sample import Sample
+from lemma.training.learner import Learner
+from lemma.training.options import OptimOptions
 from lemma.training.preference_data import Example, journal_pairs
 from lemma.training.preference_options import JournalOptions
-from lemma.training.preference_scores import SquaredMass, mismatched
+from lemma.training.preference_scores import SquaredMass, mismatched, precompute
 from lemma.training.run import train
 from tests.models.small import CPU, in_float64, tiny_policy, trajectories
 
@@ -188,6 +191,31 @@ def test_the_reference_is_computed_once(world: World) -> None:
     assert world.scored() == 80
     world.train("kto", run="other", tiny={"hidden": 32, "layers": 1, "feed_forward": 48, "context": 96})
     assert world.scored() == 80, "another model is another reference"
+
+
+@pytest.mark.parametrize(
+    ("model", "how"),
+    [
+        ({}, {"compile_blocks": True}),
+        ({}, {"token_budget": 65}),
+        ({"fused": False}, {}),
+        ({"override": {"rope_theta": 500.0}}, {}),
+    ],
+    ids=str,
+)
+def test_scores_had_in_another_way_are_scored_again(model: Row, how: Row, tmp_path: Path) -> None:
+    empty = Trajectory(np.array([3, 5, 7]), np.zeros(3, dtype=bool))
+
+    def entries(model: Row, how: Row) -> int:
+        """How many files the cache holds once the reference was asked."""
+        policy = tiny_policy(**model)
+        settings: Row = {"token_budget": 64, "total_steps": 1}
+        learner = Learner(policy, OptimOptions(), **settings | how)
+        precompute(policy, learner, [empty], tmp_path, lambda done, total: None)
+        return len(list(tmp_path.iterdir()))
+
+    assert entries({}, {}) == entries({}, {}) == 1
+    assert entries(model, how) == 2
 
 
 @pytest.mark.parametrize("algorithm", ["cpo", "simpo", "orpo", {"name": "dpo", "reference_free": True}], ids=str)
