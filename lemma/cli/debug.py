@@ -140,6 +140,11 @@ def _chosen(
             f"{policy.context}",
             fix="lower data.prompt_length.max_tokens or rollout.max_tokens, or take a model with a longer context",
         )
+    if options.rollout.min_tokens > asked:
+        raise UserError(
+            f"rollout.min_tokens is {options.rollout.min_tokens}, above the {asked} tokens of the longest completion",
+            fix="lower rollout.min_tokens or raise --max-tokens",
+        )
     sampling = sampling_of(options, fmt, asked)
     if args.temperature is not None:
         sampling = replace(sampling, temperature=args.temperature)

@@ -216,6 +216,7 @@ def test_prompts_that_the_stage_would_leave_out_are_not_asked(tmp_path: Path) ->
         (("--groups", "0"), "--groups is 0; write 1 or more"),
         (("--max-tokens", "600"), "leave no room for 600 more in the model's context of 512; lower data.prompt_length"),
         (("--set", "stages.grpo.data.prompt_length.max_tokens=3"), "are longer than 3 tokens"),
+        (("--set", "stages.grpo.rollout.min_tokens=9", "--max-tokens", "8"), "rollout.min_tokens is 9, above the 8"),
     ],
 )
 def test_mistakes(more: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
