@@ -54,19 +54,19 @@ STUDENT_OF_THREE = 4.3027
 class Settings:
     """What the rows have in common."""
 
-    operations: int = 20
+    operations: int = 16
     largest: int = 99
-    hidden: int = 192
+    hidden: int = 128
     layers: int = 2
     written: float = 0.1
     """Share of the running totals that the start's solutions write where nobody asks how."""
-    asked_how: float = 0.95
-    sft_steps: int = 1000
+    asked_how: float = 0.5
+    sft_steps: int = 2400
     sft_lr: float = 2e-3
-    sft_sequences: int = 64
+    sft_sequences: int = 32
     problems: int = 16
     mini_batches: int = 2
-    rl_steps: int = 80
+    rl_steps: int = 40
     rl_lr: float = 1e-4
     rl_warmup: int = 10
     """Updates over which the rate rises: without it the first ones, in which AdamW moves every weight by the whole
@@ -75,7 +75,7 @@ class Settings:
     trace_lr: float = 2e-4
     device: str = "auto"
     """A GPU where there is one; on a CPU each row runs on one thread."""
-    tested: int = 500
+    tested: int = 300
     every: int = 0
     """Steps between greedy evaluations on the way; 0: none."""
 
