@@ -166,18 +166,29 @@ def check_not_finite(engine: VllmBase) -> None:
 
 
 def check_update_while_running(engine: VllmBase) -> None:
-    """What is generated after an update comes from the new weights, its cache included."""
+    """What is generated after an update comes from the new weights, its cache included.
+
+    The engine does not wait for us: on a busy machine it may be at the end before the update arrives, so there are
+    several tries. Weights or cache that stay the old ones fail all of them.
+    """
+    late = [_tokens_before_an_update(engine, number) for number in range(2)]
+    while min(late) > 0.8 and len(late) < 5:
+        late.append(_tokens_before_an_update(engine, len(late)))
+    assert min(late) <= 0.8, "the last part must come from the new weights"
+
+
+def _tokens_before_an_update(engine: VllmBase, number: int) -> float:
+    """Change the weights in the middle of a response: the share of it up to the last token of the old ones."""
     policy = engine.policy
     (prompt,) = random_prompts(1)
-    engine.submit(Request(("short",), prompt, replace(GREEDY, max_tokens=4)))
-    engine.submit(Request(("long",), prompt, replace(GREEDY, max_tokens=200)))
+    length = engine.context - len(prompt)
+    engine.submit(Request(("short", number), prompt, replace(GREEDY, max_tokens=4)))
+    engine.submit(Request(("long", number), prompt, replace(GREEDY, max_tokens=length)))
     stream = engine.completions()
-    assert next(stream).key == ("short",)
-    shake(policy, 12, size=0.05)
-    engine.update_weights(8)
+    assert next(stream).key == ("short", number)
+    shake(policy, 12 + number, size=0.05)
+    engine.update_weights(8 + number)
     (long,) = list(stream)
     logits = policy.causal(torch.from_numpy(np.concatenate([prompt, long.ids]))[None]).logits[0]
     expected = logits[len(prompt) - 1 : -1].argmax(-1).numpy()
-    agree = expected == long.ids
-    changed = int(np.flatnonzero(~agree).max(initial=-1)) + 1  # the last token of the old weights comes before this
-    assert changed < 150, "most of it must come from the new weights"
+    return (int(np.flatnonzero(expected != long.ids).max(initial=-1)) + 1) / length
