@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from lemma.algorithms.loop import Loop
 from lemma.objectives import Totals
 from lemma.objectives.advantages import Baseline, group_advantages, large_advantages
 from lemma.objectives.policy import PolicyLoss
@@ -88,6 +89,16 @@ def test_filter(case: Case) -> None:
     assert 1 - len(kept.rows) / len(advantages) == pytest.approx(outputs["filtered_fraction"])
     assert kept.largest_dropped == pytest.approx(outputs["largest_dropped_abs_advantage"])
     assert [len(part) for part in np.array_split(kept.rows, p["world_size"])] == outputs["per_worker"]
+
+
+@pytest.mark.parametrize("case", of("filter"))
+def test_the_algorithm_leaves_out_the_same_advantages(case: Case) -> None:
+    """But for those that the original keeps beside them to give every worker as many."""
+    p, advantages = case["params"], np.array(case["inputs"]["advantages"])
+    loop = Loop(least_advantage=p["threshold"], positive_only=p["positive_only"])
+    kept = large_advantages(advantages, p["threshold"], positive_only=p["positive_only"])
+    assert set(np.flatnonzero(loop._is_kept(advantages))) == set(kept.rows)
+    assert set(kept.rows.tolist()) <= set(case["outputs"]["kept_indices_sorted_by_abs_advantage"])
 
 
 def test_every_case_is_covered() -> None:

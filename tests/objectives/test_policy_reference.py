@@ -14,8 +14,11 @@ import numpy as np
 import pytest
 import torch
 
+from lemma.algorithms.base import Memory
+from lemma.algorithms.rloo import Rloo
+from lemma.core.types import Group, Message, Problem, Trajectory
 from lemma.objectives import Loss, Terms, Totals
-from lemma.objectives.advantages import group_advantages, standardised, summed_advantages, total_rewards
+from lemma.objectives.advantages import group_advantages, summed_advantages, total_rewards
 from lemma.objectives.kl import KlKind
 from lemma.objectives.normalise import Normalise
 from lemma.objectives.policy import KlTerm, Level, PolicyLoss
@@ -262,19 +265,32 @@ def test_mismatch_ratios(case: Case) -> None:
 
 @pytest.mark.parametrize("case", of("rloo_adv"))
 def test_rloo_advantages(case: Case) -> None:
-    """The KL of a whole sequence lowers its reward."""
+    """The KL of a whole sequence lowers its reward; by the algorithm that trains."""
     p, inputs = case["params"], case["inputs"]
-    mask, old = tensor(inputs["completion_mask"]), tensor(inputs["old_log_probs"])
-    terms = flat(old, mask, tokens={"reference": tensor(inputs["ref_log_probs"])})
-    rewards = total_rewards(inputs["rewards"], p["reward_weights"])
-    if p["reward_clip_range"]:
-        rewards = rewards.clip(*p["reward_clip_range"])
-    kl = terms.per_sequence(terms.logprobs_N - terms.tokens["reference"])
-    groups = np.arange(len(rewards)) // p["group_size"]
-    mine = group_advantages(rewards - p["beta"] * kl.numpy(), groups, baseline="leave_one_out")
-    if p["normalize_advantages"]:
-        mine = standardised(mine, epsilon=1e-4)
-    assert mine.tolist() == pytest.approx(case["outputs"]["advantages"], rel=1e-6, abs=1e-10)
+    old, reference = np.array(inputs["old_log_probs"]), np.array(inputs["ref_log_probs"])
+    mask, rewards = np.array(inputs["completion_mask"]) > 0, total_rewards(inputs["rewards"], p["reward_weights"])
+    samples = [
+        Trajectory(
+            ids_T=np.arange(1 + mask.shape[1]),
+            chosen_T=np.append(False, mask[row]),
+            rewards={"total": float(reward)},
+            token_fields={"old": np.append(0.0, old[row]), "reference": np.append(0.0, reference[row])},
+        )
+        for row, reward in enumerate(rewards)
+    ]
+    size, problem = p["group_size"], Problem((Message("user", "?"),))
+    groups = [Group(problem, samples[first : first + size]) for first in range(0, len(samples), size)]
+    rloo = Rloo(
+        group_size=size,
+        reward_kl=p["beta"],
+        reward_clip=p["reward_clip_range"],
+        standardise=p["normalize_advantages"],
+    )
+    rloo.assign(groups, Memory())
+    for sample, wanted in zip(samples, case["outputs"]["advantages"], strict=True):
+        found = sample.token_fields["advantage"][sample.chosen_T]
+        assert found == pytest.approx(wanted, rel=1e-6, abs=1e-10)
+    terms = flat(tensor(inputs["old_log_probs"]), tensor(inputs["completion_mask"]))
     assert_equal(terms.per_sequence(terms.logprobs_N), case["outputs"]["old_sequence_log_probs"], case)
 
 
