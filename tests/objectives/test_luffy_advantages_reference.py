@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from lemma.algorithms import Algorithm, Memory
+from lemma.algorithms.reinforce import Reinforce
+from lemma.core.types import Group, Message, Problem, Trajectory
 from lemma.objectives import NegativeLogLikelihood, entropy, masked_mean
 from lemma.objectives.controllers import AdaptiveKl
 from lemma.objectives.gae import gae, kl_penalties, returns_to_go, rewards_with_kl, until_stop, whiten
@@ -45,15 +48,34 @@ def of_group(case: Case) -> Found:
 
 
 def of_reinforce(case: Case) -> Found:
-    inputs = arrays(case)
-    return {"advantages": inputs["token_rewards"].sum(-1, keepdims=True) * inputs["response_mask"]}
+    return {"advantages": assigned(Reinforce(), case)}
 
 
 def of_reinforce_plus_plus(case: Case) -> Found:
     inputs = arrays(case)
     mask = inputs["response_mask"]
     returns = returns_to_go(inputs["token_rewards"], mask, case["params"]["gamma"])
-    return {"returns": returns, "advantages": whiten(returns, mask) * mask}
+    if np.count_nonzero(inputs["token_rewards"], axis=-1).max() > 1:  # no algorithm rewards single tokens
+        return {"returns": returns, "advantages": whiten(returns, mask) * mask}
+    return {"returns": returns, "advantages": assigned(Reinforce(whiten=True, gamma=case["params"]["gamma"]), case)}
+
+
+def assigned(algorithm: Algorithm, case: Case) -> np.ndarray:
+    """What the algorithm that trains gives to every token, for rewards at the end of responses."""
+    inputs = arrays(case)
+    mask = inputs["response_mask"] > 0
+    samples = [
+        Trajectory(
+            ids_T=np.arange(1 + row.sum()),
+            chosen_T=np.arange(1 + row.sum()) > 0,
+            rewards={"total": float(rewards.sum())},
+        )
+        for row, rewards in zip(mask, inputs["token_rewards"], strict=True)
+    ]
+    algorithm.assign([Group(Problem((Message("user", "?"),)), samples)], Memory())
+    found = np.zeros(mask.shape)
+    found[mask] = np.concatenate([sample.token_fields["advantage"][1:] for sample in samples])
+    return found
 
 
 def of_gae(case: Case) -> Found:

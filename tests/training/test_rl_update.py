@@ -50,9 +50,10 @@ ALGORITHM: dict[str, dict[str, Any]] = {
     "of_the_batch": {"name": "grpo", "scale": "batch", "entropy_target": 3.0},
     "rloo": {"name": "rloo", "standardise": True},
     "rloo_kl": {"name": "rloo", "standardise": True, "reward_kl": 0.1, "mini_batches": 3},
+    "reinforce_plus_plus": {"name": "reinforce", "whiten": True, "gamma": 0.9},
     "each_reward": {"name": "grpo", "each_reward": {"accuracy": 1.0, "style": 0.5}},
 }
-WITHOUT_DEAD = [name for name in ALGORITHM if name not in ("ppo", "of_the_batch", "rloo_kl")]
+WITHOUT_DEAD = [name for name in ALGORITHM if name not in ("ppo", "of_the_batch", "rloo_kl", "reinforce_plus_plus")]
 
 
 def make(name: str) -> Algorithm:
@@ -222,7 +223,17 @@ SPLITS = {
     "one has nothing to compute": ((0, 2, 3, 5), (1, 4)),
     "idle": (range(6), ()),
 }
-ON_RANKS = ("grpo", "grpo_once", "luffy_once", "dapo", "ppo", "of_the_batch", "rloo_kl", "each_reward")
+ON_RANKS = (
+    "grpo",
+    "grpo_once",
+    "luffy_once",
+    "dapo",
+    "ppo",
+    "of_the_batch",
+    "rloo_kl",
+    "each_reward",
+    "reinforce_plus_plus",
+)
 
 
 def work_of_a_rank(rank: int, folder: str) -> None:
