@@ -14,7 +14,7 @@ from pydantic import Field
 
 from lemma.config import Options
 from lemma.core.ranks import join_over_ranks
-from lemma.core.types import Group
+from lemma.core.types import Group, Trajectory
 
 if TYPE_CHECKING:
     from lemma.objectives import Objective
@@ -97,9 +97,7 @@ class Algorithm(Options):
         These are the groups of this rank; statistics over the batch are those of all ranks.
         """
         everything, own = join_over_ranks([rewards_of(group) for group in groups])
-        for group, advantages in zip(groups, self.advantages(everything)[own], strict=True):
-            for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
-                trajectory.token_fields["advantage"] = np.full(len(trajectory), advantage)
+        write_advantages(groups, self.advantages(everything)[own])
 
     def is_live(self, group: Group) -> bool:
         """Whether the rewards of this group give any of its trajectories an advantage."""
@@ -119,6 +117,20 @@ class Algorithm(Options):
     def prefix_lengths(self, trace_tokens: int, *, seed: int, step: int, problem_id: str) -> list[int]:
         """How many tokens of a teacher's trace begin each of the samples; all of them: nothing is generated."""
         return [0] * self.group_size
+
+
+def write_advantages(groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> None:
+    """The advantage of each sample at all of its tokens."""
+    for group, found in zip(groups, advantages, strict=True):
+        for trajectory, advantage in zip(group.trajectories, found, strict=True):
+            trajectory.token_fields["advantage"] = np.full(len(trajectory), advantage)
+
+
+def write_tokens(name: str, trajectories: Sequence[Trajectory], rows: np.ndarray) -> None:
+    """A number for each chosen token, from rows that may be longer; 0 elsewhere."""
+    for trajectory, numbers in zip(trajectories, rows, strict=True):
+        trajectory.token_fields[name] = np.zeros(len(trajectory))
+        trajectory.token_fields[name][trajectory.chosen_T] = numbers[: trajectory.trained_tokens]
 
 
 def rewards_of(group: Group) -> np.ndarray:

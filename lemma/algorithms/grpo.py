@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from lemma.algorithms.base import Memory
-from lemma.algorithms.policy_gradient import ClippedPolicyGradient, Level, write_advantages
+from lemma.algorithms.base import Memory, write_advantages
+from lemma.algorithms.policy_gradient import ClippedPolicyGradient, Level
+from lemma.algorithms.unused import refuse_unused
 from lemma.config import Options
 from lemma.core.ranks import join_over_ranks
 from lemma.core.types import Group
@@ -70,9 +71,9 @@ class Grpo(ClippedPolicyGradient):
     def _surrogate_fits(self) -> Self:
         if self.gain != "clip" and (self.clip != 0.2 or self.clip_high is not None or self.clip_cap is not None):
             raise ValueError(f"{self.gain} does not clip; remove clip, clip_high and clip_cap")
-        for name, default in (("sapo", SapoOptions()), ("vespo", VespoOptions())):
-            if self.gain != name and getattr(self, name) != default:
-                raise ValueError(f"{name} is used by `gain: {name}` only; write that, or remove {name}")
+        for name in ("sapo", "vespo"):
+            if self.gain != name:
+                refuse_unused(self, (name,), f"with `gain: {self.gain}`", f"write `gain: {name}`")
         if self.gain == "vespo" and self.ratio == "sequence":
             raise ValueError("vespo weighs by the product of a sample's ratios; write `ratio: trajectory`")
         if self.gain == "vespo" and self.mismatch_cap is not None:

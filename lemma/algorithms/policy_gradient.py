@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 
 from lemma.algorithms.base import Algorithm, KlEstimator, Memory
 from lemma.algorithms.unused import refuse_unused
-from lemma.core.types import Group
 
 if TYPE_CHECKING:
     from lemma.objectives.policy import PolicyLoss
@@ -220,10 +219,3 @@ class ClippedPolicyGradient(RatioPolicyGradient):
         from lemma.objectives.policy_surrogates import Clip, Unclipped
 
         return Unclipped() if self.clip is None else Clip.around(self.clip, self.clip_high, self.clip_cap)
-
-
-def write_advantages(groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> None:
-    """Every token of a sample has the sample's advantage."""
-    for group, found in zip(groups, advantages, strict=True):
-        for trajectory, advantage in zip(group.trajectories, found, strict=True):
-            trajectory.token_fields["advantage"] = np.full(len(trajectory), advantage)

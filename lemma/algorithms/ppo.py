@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from lemma.algorithms.base import KlEstimator, Memory
+from lemma.algorithms.base import KlEstimator, Memory, write_tokens
 from lemma.algorithms.policy_gradient import Baseline, ClippedPolicyGradient
 from lemma.config import Options
 from lemma.core.ranks import add_over_ranks
@@ -126,10 +126,8 @@ class Ppo(ClippedPolicyGradient):
             lam=self.lam,
             add=add_over_ranks,
         )
-        for row, sample in enumerate(samples):
-            for name, numbers in (("advantage", found.advantages), ("return", found.returns)):
-                sample.token_fields[name] = np.zeros(len(sample))
-                sample.token_fields[name][sample.chosen_T] = numbers[row, : sample.trained_tokens]
+        write_tokens("advantage", samples, found.advantages)
+        write_tokens("return", samples, found.returns)
         if self._kl_in_reward:
             self._follow(kl.sum(-1), memory)
 

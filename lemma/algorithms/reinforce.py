@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from lemma.algorithms.base import Memory, rewards_of
+from lemma.algorithms.base import Memory, rewards_of, write_tokens
 from lemma.algorithms.policy_gradient import Baseline, PolicyGradient
 from lemma.core.ranks import add_over_ranks, join_over_ranks
 from lemma.core.types import Group
@@ -51,9 +51,7 @@ class Reinforce(PolicyGradient):
         advantages = returns_to_go(last * found[:, None], mask, self.gamma)
         if self.whiten:
             advantages = whiten(advantages, mask, add=add_over_ranks)
-        for row, sample in enumerate(samples):
-            sample.token_fields["advantage"] = np.zeros(len(sample))
-            sample.token_fields["advantage"][sample.chosen_T] = advantages[row, : sample.trained_tokens]
+        write_tokens("advantage", samples, advantages)
 
     def surrogate(self) -> Surrogate:
         from lemma.objectives.policy_surrogates import Reinforce as LogProbability

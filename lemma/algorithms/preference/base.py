@@ -45,10 +45,6 @@ class PreferenceAlgorithm(Options):
         """Which tokens of the chosen sequence an NLL term imitates."""
         return "none"
 
-    def says(self, name: str) -> bool:
-        """Whether an option has another value than its default. A resolved recipe holds the defaults, too."""
-        return bool(getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True))
-
     def objective(self, memory: Memory, baseline: float = 0.0) -> Objective:
         """The loss of one step."""
         raise AssertionError("an algorithm defines its objective")

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from lemma.algorithms.base import Memory
 from lemma.algorithms.preference.base import PreferenceAlgorithm
+from lemma.algorithms.unused import refuse_unused
 
 if TYPE_CHECKING:
     from lemma.objectives.preference import DirectPreference
@@ -70,11 +71,11 @@ class Dpo(PreferenceAlgorithm):
             raise ValueError(f"divergence: {self.divergence} is not defined for {self._names}; write `loss: sigmoid`")
         if self.reference_free and self.divergence != "reverse_kl":
             raise ValueError("without a reference there is no divergence; remove divergence or reference_free")
-        if self.says("divergence_alpha") and self.divergence != "alpha":
-            raise ValueError(f"divergence_alpha has no effect on {self.divergence}; write `divergence: alpha`")
+        if self.divergence != "alpha":
+            refuse_unused(self, ("divergence_alpha",), f"on {self.divergence}", "write `divergence: alpha`")
         for option, loss in (("tau", "discopop"), ("shift", "bco")):
-            if self.says(option) and loss not in self.losses:
-                raise ValueError(f"{option} has no effect on {self._names}; remove it or write `loss: {loss}`")
+            if loss not in self.losses:
+                refuse_unused(self, (option,), f"on {self._names}", f"write `loss: {loss}`")
         return self
 
     @property
