@@ -18,7 +18,7 @@ import torch
 
 from lemma.engines.base import EngineError, Request, generate
 from lemma.engines.vllm import make_vllm
-from lemma.engines.vllm.server import Server
+from lemma.engines.vllm.server import Reply, Server
 from lemma.engines.vllm.server_engine import VllmServerEngine
 from lemma.engines.vllm.versions import installed, judge
 from tests.engines import vllm_checks
@@ -107,7 +107,7 @@ def test_update(engine: VllmServerEngine) -> None:
 
 
 def test_update_while_running(engine: VllmServerEngine) -> None:
-    vllm_checks.check_update_while_running(engine)
+    vllm_checks.check_update_while_running(engine, count=64)
 
 
 def test_not_finite(engine: VllmServerEngine) -> None:
@@ -120,6 +120,21 @@ def test_only_who_knows_the_key_is_answered(engine: VllmServerEngine) -> None:
     assert url.startswith("http://127.0.0.1:")
     for path in ("/health", "/v1/models", "/collective_rpc"):
         assert httpx.post(url + path, json={"method": "lemma_prepare"}, trust_env=False).status_code == 401
+
+
+def test_a_lost_connection_does_not_cost_the_server(engine: VllmServerEngine) -> None:
+    requests = requests_of(FREE)
+    expected = generate(engine, requests)
+    assert engine.server is not None
+    server = engine.server
+    for request in requests:
+        engine.submit(request)
+    lost = next(iter(engine._jobs))
+    server.drop(lost)
+    server.replies.put(Reply(lost, 0, None, "Server disconnected without sending a response."))
+    found = sorted(engine.completions(), key=lambda c: c.order)
+    assert engine.server is server
+    assert [c.ids.tolist() for c in found] == [c.ids.tolist() for c in expected]
 
 
 def test_a_server_that_is_killed_comes_back_with_the_current_weights(engine: VllmServerEngine) -> None:
@@ -144,7 +159,7 @@ def test_a_server_that_is_killed_comes_back_with_the_current_weights(engine: Vll
 
 
 def test_an_adapter_in_a_server_and_an_end_to_restarts(adapter_engine: Future[VllmServerEngine]) -> None:
-    engine = adapter_engine.result(timeout=250)
+    engine = adapter_engine.result(timeout=500)
     assert engine.server is not None
     vllm_checks.check_update(engine)
     os.kill(engine.server.pid, signal.SIGKILL)
@@ -154,7 +169,7 @@ def test_an_adapter_in_a_server_and_an_end_to_restarts(adapter_engine: Future[Vl
 
 
 def test_the_engine_in_process(in_process: subprocess.Popen[str]) -> None:
-    output, _ = in_process.communicate(timeout=280)
+    output, _ = in_process.communicate(timeout=560)
     print(output)
     assert in_process.returncode == 0, output[-6000:]
 

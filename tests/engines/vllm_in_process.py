@@ -77,7 +77,7 @@ def test_too_long(engine: VllmBase) -> None:
 
 
 def test_update_while_running(engine: VllmBase) -> None:
-    vllm_checks.check_update_while_running(engine)
+    vllm_checks.check_update_while_running(engine, count=8)
 
 
 def test_not_finite(engine: VllmBase) -> None:

@@ -27,6 +27,7 @@ from lemma.engines.vllm.serve import HEADER, KEY_VARIABLE, PARENT_VARIABLE
 SERVED = "lemma"  # the name of the base model
 CALL_SECONDS = 300.0  # for everything but completions
 POLL_SECONDS = 0.1
+IDLE_SECONDS = 60  # an unused connection; the server keeps it ten times longer, so that it never closes one in use
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Server:
             **self._settings,
             timeout=None,
             trust_env=False,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE_SECONDS),
         )
         try:
             self._wait_until_ready(seconds)
@@ -181,6 +182,7 @@ class Server:
             "PYTHONPATH": os.pathsep.join(paths),
             "TMPDIR": str(self._log.parent),  # temporary files that vLLM never removes
             "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(10 * IDLE_SECONDS),
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
             KEY_VARIABLE: self._key,
             PARENT_VARIABLE: str(os.getpid()),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from lemma.engines.base import EngineError
@@ -84,8 +86,11 @@ class VllmServerEngine(VllmBase):
                 self._finish(job, _answer(reply.body))
                 self.restarts = 0
                 return False
-            if reply.status == 0 or not self._running.is_well():
+            if not self._running.is_well():
                 return True
+            if reply.status == 0:  # only the connection was lost
+                self._ask(job)
+                return False
             del self._jobs[job.name]
             not_finite = "JSON compliant" in reply.error
             failures.append(
@@ -109,16 +114,24 @@ class VllmServerEngine(VllmBase):
         else:
             write_weights(self.policy, self.folder / "model")
         try:
-            if self.policy.is_adapter:
-                self._load_adapter()
-            else:
-                self._running.rpc("lemma_load", str(self.folder / "model" / "model.safetensors"))
-            answer = self._running.call("/reset_prefix_cache?reset_running_requests=true")
+            with self._pause():
+                if self.policy.is_adapter:
+                    self._load_adapter()
+                else:
+                    self._running.rpc("lemma_load", str(self.folder / "model" / "model.safetensors"))
+                answer = self._running.call("/reset_prefix_cache?reset_running_requests=true")
         except ConnectionError:
             self._recover(verify=False)  # it starts with the new weights
             return
         if not answer["success"]:
             raise EngineError("vLLM did not forget the cache of the old weights")
+
+    @contextmanager
+    def _pause(self) -> Iterator[None]:
+        """No token is made meanwhile: it would come from new weights over the old ones' cache."""
+        self._running.call("/pause?mode=keep&clear_cache=false")
+        yield
+        self._running.call("/resume")
 
     def _load_adapter(self) -> None:
         body = {"lora_name": ADAPTER, "lora_path": str(self.folder / "adapter"), "load_inplace": True}
