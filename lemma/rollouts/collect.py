@@ -66,22 +66,7 @@ def collect(
             missing[ask.key] = ask
     for ask in missing.values():
         engine.submit(ask.request(sampling(ask) if callable(sampling) else sampling))
-    waiting: list[tuple[Ask, Pending]] = []
-    settled = time.monotonic()
-
-    def settle(part: Sequence[tuple[Ask, Pending]]) -> list[Sample]:
-        nonlocal waiting, settled
-        samples = judge.finish([pending for _, pending in part])
-        for (ask, _), sample in zip(part, samples, strict=True):
-            if journal is not None:
-                journal.append(sample, extra(ask, sample))
-        gone = {id(pending) for _, pending in part}
-        waiting, settled = [one for one in waiting if id(one[1]) not in gone], time.monotonic()
-        return samples
-
-    def graded() -> list[tuple[Ask, Pending]]:
-        return [one for one in waiting if not one[1].item.is_waiting]
-
+    waiting = _Waiting(judge, journal, extra)
     try:
         for completion in engine.completions():
             ask = missing[completion.key]
@@ -89,22 +74,53 @@ def collect(
             if sample.order in known:
                 continue
             fault_point("rollouts.sampled")
-            waiting.append((ask, judge.begin(ask.problem, sample)))
-            if patience is not None and time.monotonic() - settled >= patience:
-                yield from settle(graded())
-            elif len(waiting) >= BATCH and (len(waiting) >= MOST_WAITING or _all_graded(waiting[:BATCH])):
-                yield from settle(waiting[:BATCH])
+            waiting.add(ask, sample)
+            yield from waiting.settle(waiting.due(patience))
     except Exception:
         if patience is not None:
-            settle(graded())
+            waiting.settle(waiting.graded())
         raise
     fault_point("rollouts.generated")
-    while waiting:
-        yield from settle(waiting[:BATCH])
+    while waiting.all:
+        yield from waiting.settle(waiting.all[:BATCH])
 
 
-def _all_graded(part: Sequence[tuple[Ask, Pending]]) -> bool:
-    return not any(pending.item.is_waiting for _, pending in part)
+class _Waiting:
+    """Samples that are being graded, in the order in which they came."""
+
+    def __init__(self, judge: Judge, journal: Journal | None, extra: Callable[[Ask, Sample], Mapping[str, Any]]):
+        self._judge, self._journal, self._extra = judge, journal, extra
+        self._settled = time.monotonic()
+        self.all: list[tuple[Ask, Pending]] = []
+
+    def add(self, ask: Ask, sample: Sample) -> None:
+        self.all.append((ask, self._judge.begin(ask.problem, sample)))
+
+    def graded(self) -> list[tuple[Ask, Pending]]:
+        return [one for one in self.all if not one[1].item.is_waiting]
+
+    def due(self, patience: float | None) -> list[tuple[Ask, Pending]]:
+        """What should be scored now: all that is graded after `patience`, or else a full batch, or nothing."""
+        if patience is not None and time.monotonic() - self._settled >= patience:
+            self._settled = time.monotonic()
+            return self.graded()
+        batch = self.all[:BATCH]
+        if len(batch) == BATCH and (len(self.all) >= MOST_WAITING or not any(one.item.is_waiting for _, one in batch)):
+            return batch
+        return []
+
+    def settle(self, part: Sequence[tuple[Ask, Pending]]) -> list[Sample]:
+        """Score these together, write them to the journal, and wait for them no more."""
+        if not part:
+            return []
+        samples = self._judge.finish([pending for _, pending in part])
+        if self._journal is not None:
+            for (ask, _), sample in zip(part, samples, strict=True):
+                self._journal.append(sample, self._extra(ask, sample))
+        gone = {id(pending) for _, pending in part}
+        self.all = [one for one in self.all if id(one[1]) not in gone]
+        self._settled = time.monotonic()
+        return samples
 
 
 def _sample(ask: Ask, completion: Completion) -> Sample:
