@@ -145,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.stop_after = None
             self.wfile.write(data[:stop])
             self.wfile.flush()
-            self.hub.go_on.wait(60)
+            self.hub.go_on.wait(400)
             self.close_connection = True
             return
         self.wfile.write(data)

@@ -33,7 +33,7 @@ def run_pytest(folder: Path, source: str, **env: str) -> subprocess.CompletedPro
     clean = {k: v for k, v in os.environ.items() if k not in ("CI", "LEMMA_STRICT_SKIPS")}
     clean["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(folder)]
-    return subprocess.run(command, env=clean | env, cwd=folder, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=clean | env, cwd=folder, capture_output=True, text=True, timeout=500)
 
 
 @pytest.mark.parametrize("source", [SKIPS, MODULE_SKIPS], ids=["test", "module"])

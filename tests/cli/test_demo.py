@@ -109,7 +109,7 @@ def test_a_demo_that_is_killed_goes_on_to_the_same_page(
     for fault in ("rl.before_update:2", "evaluation.before_results:4"):
         process = context.Process(target=die, args=(killed, fault))
         process.start()
-        process.join(120)
+        process.join(500)
         assert process.exitcode == -signal.SIGKILL, fault
         assert not (killed / "results.md").exists()
     monkeypatch.setattr(demo, "HELD_OUT", MINUTE_HELD_OUT)

@@ -114,7 +114,7 @@ def test_killed_five_times_and_never_killed_give_the_same_files(
     for fault in faults:
         process = context.Process(target=run, args=(command(trained, entry, out), fault))
         process.start()
-        process.join(60)
+        process.join(500)
         assert process.exitcode == -signal.SIGKILL, fault
         journal = out / "journal.jsonl"
         journalled.append(journal.read_bytes().count(b"\n"))
@@ -134,7 +134,7 @@ def test_a_kill_at_any_instant_loses_nothing_that_was_graded(trained: Path, entr
     while process.is_alive() and not (journal.exists() and journal.read_bytes().count(b"\n") >= 3):
         time.sleep(0.001)
     os.kill(process.pid or 0, signal.SIGKILL)
-    process.join(60)
+    process.join(500)
     done = journal.read_bytes().count(b"\n") if journal.exists() else 240
     policy, engine = open_engine(str(trained), "cpu", 7, options=NativeOptions())
     heard: list[Event] = []

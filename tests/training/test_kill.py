@@ -85,12 +85,12 @@ class Chain:
                 os.kill(process.pid or 0, signal.SIGKILL)
                 break
             time.sleep(0.002)
-        process.join(60)
+        process.join(500)
         return process.exitcode == -signal.SIGKILL
 
     def die_at(self, fault: str) -> bool:
         process = self.start(fault)
-        process.join(120)
+        process.join(500)
         return process.exitcode == -signal.SIGKILL
 
 
@@ -123,7 +123,7 @@ def outcome(chain: Chain) -> tuple[list[dict[str, object]], dict[str, bytes]]:
 def run_chain(tmp_path: Path, kills: int, steps: int, lora: str, seed: int) -> None:
     undisturbed = make_chain(tmp_path / "undisturbed", steps, lora)
     whole = undisturbed.start()
-    whole.join(300)
+    whole.join(500)
     assert whole.exitcode == 0
 
     chain = make_chain(tmp_path / "killed", steps, lora)
@@ -139,7 +139,7 @@ def run_chain(tmp_path: Path, kills: int, steps: int, lora: str, seed: int) -> N
         counted += 1
     assert at_faults >= min(6, kills // 3)
     last = chain.start()
-    last.join(300)
+    last.join(500)
     assert last.exitcode == 0
 
     (rows, files), (true_rows, true_files) = outcome(chain), outcome(undisturbed)
@@ -150,7 +150,7 @@ def run_chain(tmp_path: Path, kills: int, steps: int, lora: str, seed: int) -> N
 
 
 def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
-    run_chain(tmp_path, kills=20, steps=160, lora="", seed=0)
+    run_chain(tmp_path, kills=20, steps=400, lora="", seed=0)
 
 
 @pytest.mark.kill
@@ -164,6 +164,6 @@ def test_a_death_before_the_final_rename_loses_nothing(tmp_path: Path) -> None:
     assert chain.die_at("stage.before_final_rename:1")
     assert not (chain.metrics.parent / "stages" / "sft" / "final").exists()
     again = chain.start()
-    again.join(120)
+    again.join(500)
     assert again.exitcode == 0
     assert (chain.metrics.parent / "stages" / "sft" / "final" / "model.safetensors").is_file()

@@ -50,7 +50,7 @@ def test_each_step_is_sampled_with_the_weights_of_the_last(tmp_path: Path) -> No
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -307,7 +307,7 @@ def test_signals_finish_the_step_save_and_say_how_to_go_on(finished: World, tmp_
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         processes.append((world, subprocess.Popen(command, env=environment, **pipes)))
     for world, process in processes:
-        output, _ = process.communicate(timeout=200)
+        output, _ = process.communicate(timeout=500)
         assert process.returncode == 0, output
         assert "sft: stopped after saving; the same command goes on from here" in " ".join(output.split())
         assert world.rows()[-1]["step"] == 3 and not world.final().exists()
