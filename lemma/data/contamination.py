@@ -4,7 +4,8 @@ Two texts are the same where nothing but white space, case, dollar signs and LaT
 counts is the share of the benchmark problem's n-grams that one training row holds: 0.3 of the 13-grams of words of a
 problem of 26 words or more, 0.75 of the 8-grams of a shorter one (docs/results/contamination.md tells where these come
 from). N-grams that many problems or many rows share, such as "where m and n are relatively prime positive integers
-find", are phrases of the trade and do not count. Problems of fewer than 8 words are found word for word only.
+find", are phrases of the trade and do not count, unless a row holds almost all of the problem: many variants of one
+problem make its own words common. Problems of fewer than 8 words are found word for word only.
 
 Everything works on hashes of all texts at once: 17,000 rows against 16,000 problems take seconds.
 """
@@ -24,6 +25,8 @@ LONG, SHORT = 13, 8
 SHARES = {LONG: 0.3, SHORT: 0.75}
 COMMON = 8
 """An n-gram in more texts than this, on either side, is a phrase of the trade."""
+ALMOST_ALL = {LONG: 0.75, SHORT: 0.9}
+"""The share from which n-grams count however many rows hold them."""
 
 _SPACING = re.compile(r"\\(?:left|right|displaystyle|quad|qquad|[bB]igg?[lr]?)(?![a-zA-Z])|\\[,;:! ]|[\s$~]+")
 _FRACTION = re.compile(r"\\[dt]frac(?![a-zA-Z])")
@@ -130,16 +133,31 @@ def _overlaps(rows: _Texts, problems: _Texts, n: int) -> list[Match]:
     is_known = _within(mine, known)
     grams, of_problem = _once(grams, of_problem)
     mine, of_row = _once(mine[is_known], of_row[is_known])
-    for side in (grams, mine):
-        values, counts = np.unique(side, return_counts=True)
-        known = known[~_within(known, values[counts > COMMON])]
-    is_telling, mine_telling = _within(grams, known), _within(mine, known)
-    grams, of_problem = grams[is_telling], of_problem[is_telling]
-    pair_rows, pair_problems, counts = _pairs(mine[mine_telling], of_row[mine_telling], grams, of_problem)
-    shares = counts / np.bincount(of_problem, minlength=len(is_long))[pair_problems]
-    enough = shares >= SHARES[n]
+    known = known[~_within(known, _common(grams))]
+    telling = known[~_within(known, _common(mine))]
+    found: dict[tuple[int, int], Match] = {}
+    for counted, share in ((known, ALMOST_ALL[n]), (telling, SHARES[n])):
+        for match in _enough(mine, of_row, grams, of_problem, counted, share):
+            found[match.row, match.problem] = match
+    return list(found.values())
+
+
+def _common(grams: np.ndarray) -> np.ndarray:
+    values, counts = np.unique(grams, return_counts=True)
+    return np.asarray(values[counts > COMMON])
+
+
+def _enough(
+    mine: np.ndarray, of_row: np.ndarray, grams: np.ndarray, of_problem: np.ndarray, counted: np.ndarray, share: float
+) -> list[Match]:
+    """Pairs in which the row holds this share of the problem's n-grams that are counted."""
+    in_rows, in_problems = _within(mine, counted), _within(grams, counted)
+    grams, of_problem = grams[in_problems], of_problem[in_problems]
+    pair_rows, pair_problems, counts = _pairs(mine[in_rows], of_row[in_rows], grams, of_problem)
+    shares = counts / np.bincount(of_problem, minlength=1)[pair_problems]
+    enough = shares >= share
     found = zip(pair_rows[enough].tolist(), pair_problems[enough].tolist(), shares[enough].tolist(), strict=True)
-    return [Match(row, problem, "overlap", share) for row, problem, share in found]
+    return [Match(row, problem, "overlap", part) for row, problem, part in found]
 
 
 def _grams(texts: _Texts, n: int, meant: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:

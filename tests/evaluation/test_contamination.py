@@ -74,6 +74,16 @@ def test_phrases_of_the_trade_do_not_count() -> None:
     assert len(find_matches([rows[0]] * 50, [rows[0]])) == 50
 
 
+@pytest.mark.parametrize("variants", [9, 30])
+@pytest.mark.parametrize("words", [20, 40])
+def test_many_variants_of_one_problem_are_all_found(variants: int, words: int) -> None:
+    """Their number makes the words of the problem common, but each holds all of it."""
+    (problem,) = made_up(1, words, "j")
+    rows = [f"{problem} {own}" for own in made_up(variants, 6, "k")]
+    others = made_up(50, words, "l")
+    assert [(m.row, m.problem) for m in find_matches([*rows, *others], [problem])] == [(i, 0) for i in range(variants)]
+
+
 def test_unrelated_texts_never_match() -> None:
     assert find_matches(made_up(300, 50, "h"), made_up(300, 50, "i")) == []
     assert find_matches([], [LONG]) == [] and find_matches([LONG], []) == [] and find_matches([""], [LONG]) == []
