@@ -206,6 +206,8 @@ def test_mismatched_pairs_come_from_the_step() -> None:
         ({"name": "dpo", "loss": "hinge", "label_smoothing": 0.1}, {}, "label_smoothing has no effect on hinge"),
         ({"name": "dpo", "loss": "aot", "divergence": "js"}, {}, "divergence: js is not defined for aot"),
         ({"name": "dpo", "reference_free": True, "divergence": "js"}, {}, "there is no divergence"),
+        ({"name": "dpo", "loss": "aot", "weighting": True}, {}, "aot sorts the pairs, so a weight has no pair; remove"),
+        ({"name": "dpo", "loss": {"ipo": 1, "aot_unpaired": 1}, "weighting": True}, {}, "aot_unpaired sorts the pairs"),
         ({"name": "cpo", "loss": "ipo", "label_smoothing": 0.1}, {}, "label_smoothing has no effect on ipo"),
         ("kto", {"batch": {"examples": 1}}, "write `examples: 2` or more"),
         ("dpo", {"epochs": 1}, "give epochs or steps, not both"),

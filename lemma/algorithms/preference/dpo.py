@@ -33,6 +33,8 @@ LossName = Literal[
 SMOOTHED = {"sigmoid", "sigmoid_norm", "robust", "exo", "aot", "aot_unpaired"}
 # Losses of the difference between the two scores; only these have a meaning under another divergence.
 OF_DIFFERENCE = {"sigmoid", "sigmoid_norm", "hinge", "ipo", "robust", "exo", "discopop"}
+# Losses of ranks: what meets at a rank may come from different pairs.
+OF_RANKS = {"aot", "aot_unpaired"}
 
 
 class Dpo(PreferenceAlgorithm):
@@ -71,6 +73,11 @@ class Dpo(PreferenceAlgorithm):
             raise ValueError(f"divergence: {self.divergence} is not defined for {self._names}; write `loss: sigmoid`")
         if self.reference_free and self.divergence != "reverse_kl":
             raise ValueError("without a reference there is no divergence; remove divergence or reference_free")
+        if self.weighting and OF_RANKS & self.losses.keys():
+            sorts = ", ".join(name for name in self.losses if name in OF_RANKS)
+            raise ValueError(
+                f"{sorts} sorts the pairs, so a weight has no pair; remove weighting or write another loss"
+            )
         if self.divergence != "alpha":
             refuse_unused(self, ("divergence_alpha",), f"on {self.divergence}", "write `divergence: alpha`")
         for option, loss in (("tau", "discopop"), ("shift", "bco")):

@@ -71,6 +71,7 @@ class DirectPreference:
         return self._pairs(terms, sides, self._margins(terms, sides))
 
     def _pairs(self, terms: Terms, sides: Sides, margins: Margins) -> torch.Tensor:
+        assert not (self.weighting and SORTED & self.losses.keys()), "a rank has no pair, and so no weight"
         pairs_U = torch.zeros_like(margins.chosen)
         for name, weight in self.losses.items():
             pairs_U = pairs_U + weight * FORMULAS[name](margins)
