@@ -54,3 +54,22 @@ def test_the_order_of_the_pairs_does_not_matter(loss: LossName, weighting: bool)
     moved, moved_grad = loss_in_order(algorithm, [3, 1, 4, 0, 2])
     torch.testing.assert_close(moved, value)
     torch.testing.assert_close(moved_grad, grad)
+
+
+@pytest.mark.parametrize("margin", [-2000.0, -900.0, 900.0, 2000.0])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_far_pairs_have_a_finite_loss_and_gradient(loss: LossName, margin: float) -> None:
+    """Float32, all of the margin on either side."""
+    for chosen, rejected in ((margin, 0.0), (0.0, -margin)):
+        mine = torch.tensor([chosen, rejected], requires_grad=True)
+        terms = Terms(
+            logprobs_N=mine,
+            sequence_N=torch.arange(2),
+            unit_B=torch.zeros(2, dtype=torch.long),
+            totals=Totals(2, 2, 1),
+            tokens={"reference": torch.zeros(2)},
+            fields={"sign": torch.tensor([1.0, -1.0])},
+        )
+        value = Dpo(loss=loss).objective(Memory())(terms).value
+        (grad,) = torch.autograd.grad(value, mine)
+        assert torch.isfinite(value) and torch.isfinite(grad).all(), (value, grad)

@@ -140,8 +140,9 @@ def apo_down(m: Margins) -> torch.Tensor:
 def discopop(m: Margins) -> torch.Tensor:
     """Logistic where the pair is wrong, exponential where it is right, blended by sigma(beta h / tau)."""
     logits = m.beta * m.h
-    blend = torch.sigmoid(logits / m.tau)
-    return -F.logsigmoid(logits) * (1 - blend) + torch.exp(-logits) * blend
+    right = logits / m.tau
+    # The exponential and its share are one exponent, because alone the one overflows where the other vanishes.
+    return -F.logsigmoid(logits) * torch.sigmoid(-right) + torch.exp(F.logsigmoid(right) - logits)
 
 
 FORMULAS: dict[str, Callable[[Margins], torch.Tensor]] = {
