@@ -106,7 +106,9 @@ def digest(examples: Sequence[Example]) -> str:
 def _load(stage: Stage, options: PreferenceOptions, data: DataOptions, fmt: Format, tokenizer: Any) -> list[Example]:
     paired, seed, place = options.algorithm.paired, stage.seed, journal_place(data.source)
     if place is not None and not data.mix:
-        pairs = journal_pairs(Path(place).expanduser() if place else stage.folder.path, options.journal)
+        pairs = journal_pairs(
+            Path(place).expanduser() if place else stage.folder.path, options.journal, None if place else stage.earlier
+        )
     elif data.source == ARITHMETIC and not data.mix:
         pairs = [built_in(fmt, item, tokenizer) for item in load_demonstrations(data, seed)]
     elif paired:
@@ -177,10 +179,13 @@ def check_ids(examples: Sequence[Example], vocabulary: int, stage: Stage) -> Non
 # --- pairs from samples ----------------------------------------------------------------------------------------------
 
 
-def journal_pairs(place: Path, options: JournalOptions) -> list[Example]:
-    """Best against worst of each group of graded samples; the ids are those that were sampled."""
+def journal_pairs(place: Path, options: JournalOptions, stages: Sequence[str] | None = None) -> list[Example]:
+    """Best against worst of each group of graded samples; the ids are those that were sampled.
+
+    Of a run, `stages` are those whose samples count, in this order; None: all of them.
+    """
     groups: dict[str, list[Sample]] = {}
-    for path in _journals(place):
+    for path in _journals(place, stages):
         for sample in read_samples(path):
             if sample.reward is not None and sample.finish != "cancelled" and len(sample.ids):
                 groups.setdefault(f"{path}\x1f{sample.key!r}", []).append(sample)
@@ -204,12 +209,16 @@ def _pairs_of(group: Sequence[Sample], options: JournalOptions) -> list[Example]
     return found
 
 
-def _journals(place: Path) -> list[Path]:
+def _journals(place: Path, stages: Sequence[str] | None) -> list[Path]:
     """The files of a journal: one file, those in a folder, or those that the stages of a run wrote."""
     if place.is_file():
         return [place]
-    is_run = (place / "recipe.yaml").is_file()
-    found = sorted((place / "stages").glob("*/journal/*.jsonl") if is_run else place.rglob("*.jsonl"))
+    if stages is not None:
+        found = [path for name in stages for path in sorted((place / "stages" / name / "journal").glob("*.jsonl"))]
+    elif (place / "recipe.yaml").is_file():
+        found = sorted((place / "stages").glob("*/journal/*.jsonl"))
+    else:
+        found = sorted(place.rglob("*.jsonl"))
     if not found:
         raise UserError(
             f"there is no journal in {place}",

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,10 +109,13 @@ class Stage:
         seed: int,
         device: torch.device,
         start_from: Path | None,
+        earlier: Sequence[str],
         recipe: Mapping[str, Any],
     ):
         self.name, self.options, self.model, self.folder = name, options, model, folder
         self.seed, self.device, self.start_from = seed, device, start_from
+        # The names of the stages before this one, in the order of the recipe.
+        self.earlier = earlier
         self.clock = Clock()
         self._sink, self._stop, self._recipe = sink, stop, recipe
         self.store = CheckpointStore(folder.stage(name) / "checkpoints", options.checkpoint.keep, self.warn)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from lemma.data.arithmetic import generate
 from lemma.data.options import ArithmeticOptions
@@ -19,6 +21,7 @@ from lemma.recipe import load_recipe
 from lemma.rewards import make_reward
 from lemma.rollouts import Ask, Journal, Judge, Sample, collect
 from lemma.training.run import train
+from tests.training.preference_world import RECIPES
 
 RECIPE = """
 run: {{dir: {folder}, seed: 1, threads: 1, device: cpu, tensorboard: false}}
@@ -77,3 +80,27 @@ def test_dpo_on_its_own_samples_makes_a_model_better(tmp_path: Path) -> None:
     before, after = (np.mean([one.right for one in samples(model, "test", 300)]) for model in (start, end))
     assert 0.4 < before < 0.9, "neither hopeless nor perfect"
     assert after > before + 0.02, (before, after)
+
+
+def test_only_samples_of_the_stages_before_are_learnt_from(tmp_path: Path) -> None:
+    """A stage that is started anew, when a later one has sampled as well, learns from the same pairs."""
+    content = yaml.safe_load((RECIPES / "own_samples_dpo.yaml").read_text())
+    content["run"] |= {"dir": str(tmp_path / "run"), "tensorboard": False}
+    stages = content["stages"]
+    stages["dpo"] |= {"steps": 1, "validation": {}, "data": {"source": "journal", "cache": str(tmp_path / "cache")}}
+    stages["sft"]["steps"], stages["sample"]["steps"] = 50, 1
+    late = stages["sample"] | {"start_from": "sft", "rollout": {"temperature": 1.2, "max_tokens": 24}}
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content | {"stages": stages | {"a_late_one": late}}, sort_keys=False))
+
+    def learnt() -> tuple[int, float]:
+        rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+        (loss,) = [row["loss"] for row in rows if row["stage"] == "dpo" and row["axis"] == "train"][-1:]
+        return json.loads((tmp_path / "run" / "stages" / "dpo" / "done.json").read_text())["examples"], loss
+
+    recipe = load_recipe(path)
+    assert train(recipe, sink=lambda event: None) == 0
+    first = learnt()
+    assert list((tmp_path / "run" / "stages" / "a_late_one" / "journal").glob("*.jsonl"))
+    assert train(recipe, only=["dpo"], fresh=True, sink=lambda event: None) == 0
+    assert learnt() == first
