@@ -74,14 +74,20 @@ class PreferenceOptions(StageOptions):
             raise ValueError(
                 "kto compares each response with those to other prompts of the step; write `examples: 2` or more"
             )
-        if any(journal_place(part.source) is not None for part in self.data.mix):
-            raise ValueError("a journal cannot be mixed with other sources; name it as data.source alone")
+        for place, data in self._sources():
+            if any(journal_place(part.source) is not None for part in data.mix):
+                raise ValueError(f"a journal cannot be mixed with other sources; name it as {place}.source alone")
         if self.reference != "precomputed" and not self.algorithm.needs_reference:
             raise ValueError(f"{self.algorithm.name} holds no reference here; remove `reference: {self.reference}`")
-        sources = [data.source for data in (self.data, self.validation.data) if data is not None and not data.mix]
-        if self.journal != JournalOptions() and all(journal_place(source) is None for source in sources):
+        journals = [data for _, data in self._sources() if not data.mix and journal_place(data.source) is not None]
+        if self.journal != JournalOptions() and not journals:
             raise ValueError("the options of journal have no effect without `source: journal`; remove them")
         return self
+
+    def _sources(self) -> list[tuple[str, DataOptions]]:
+        """What is learnt from and what is held out, each with its key."""
+        held_out = self.validation.data
+        return [("data", self.data), *([("validation.data", held_out)] if held_out is not None else [])]
 
     def missing(self, *, has_adapter: bool, has_samples: bool) -> tuple[tuple[str, ...], str]:
         """The key and the sentence for what this stage asks of its recipe in vain; empty where it lacks nothing."""

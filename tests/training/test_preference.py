@@ -211,7 +211,12 @@ def test_mismatched_pairs_come_from_the_step() -> None:
         ({"name": "cpo", "loss": "ipo", "label_smoothing": 0.1}, {}, "label_smoothing has no effect on ipo"),
         ("kto", {"batch": {"examples": 1}}, "write `examples: 2` or more"),
         ("dpo", {"epochs": 1}, "give epochs or steps, not both"),
-        ("dpo", {"data": {"mix": [{"source": "journal:x"}]}}, "a journal cannot be mixed"),
+        ("dpo", {"data": {"mix": [{"source": "journal:x"}]}}, "a journal cannot be mixed .* as data.source alone"),
+        (
+            "dpo",
+            {"validation": {"data": {"mix": [{"source": "journal:x"}]}}},
+            "a journal cannot be mixed .* as validation.data.source alone",
+        ),
         ({"name": "orpo", "gamma": 1}, {}, r"unknown key"),
         ({"name": "dpo", "tau": 0.1}, {}, "tau has no effect on sigmoid; remove it, or write `loss: discopop`"),
         ({"name": "dpo", "shift": False}, {}, "shift has no effect on sigmoid; remove it, or write `loss: bco`"),
