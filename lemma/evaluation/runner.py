@@ -7,25 +7,24 @@ where it was, and ends with the same files as one that never died.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lemma.core.errors import UserError
 from lemma.core.events import Progressed, Said, Sink, silent
 from lemma.core.faults import fault_point
 from lemma.core.files import write_whole
 from lemma.core.types import Message, Problem, content_id
 from lemma.core.version import lemma_version
 from lemma.engines.base import Engine, Sampling
+from lemma.evaluation.folder import alone_in, claim
 from lemma.evaluation.prepare import Asked, EvalSettings, Wanted, load_all, prepare
 from lemma.evaluation.relay import read_beside
 from lemma.evaluation.rescore import OURS, check_graders, grader_version, regrade
@@ -36,7 +35,6 @@ from lemma.evaluation.results import (
     is_complete,
     make_report,
     read_report,
-    read_settings,
     write_report,
 )
 from lemma.grading import GradingService
@@ -72,8 +70,8 @@ def evaluate(
     check_graders(settings.grader)
     asked = [prepare(one, policy, settings) for one in load_all(benchmarks, settings)]
     identity = _identity(engine, policy, asked, settings, model)
-    _claim(folder, identity)
-    with _alone_in(folder):
+    claim(folder, identity)
+    with alone_in(folder):
         if is_complete(folder):
             report = read_report(folder)
         else:
@@ -159,46 +157,6 @@ def _weights(model: str) -> str | None:
         return None
     files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     return content_id([(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files])
-
-
-def _claim(folder: Path, identity: dict[str, Any]) -> None:
-    """Make the folder that of this evaluation; refuse where it is that of another."""
-    there = read_settings(folder)
-    if there is None:
-        if folder.is_dir() and any(folder.iterdir()):
-            raise UserError(f"{folder} holds something else than an evaluation", fix="write --out and another folder")
-        write_whole(folder / "settings.json", json.dumps(identity, indent=1, ensure_ascii=False) + "\n")
-        return
-    was, now = _leaves(there), _leaves(json.loads(json.dumps(identity)))
-    for key in [*now, *was]:
-        if was.get(key) != now.get(key):
-            raise UserError(
-                f"{folder} holds another evaluation ({key} was {was.get(key)}, is {now.get(key)})",
-                fix="write --out and another folder, or remove that one",
-            )
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Two processes never write to one evaluation."""
-    with open(folder / ".lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(
-                f"another process is working in {folder}", fix="wait for it, or write --out and another folder"
-            ) from error
-        yield
-
-
-def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """A nested mapping as `a.b.c: value`."""
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    found: dict[str, Any] = {}
-    for name, part in tree.items():
-        found |= _leaves(part, f"{prefix}.{name}" if prefix else name)
-    return found
 
 
 # --- samples and verdicts ------------------------------------------------------------------------------------------

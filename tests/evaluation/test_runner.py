@@ -21,9 +21,10 @@ from lemma.core.errors import UserError
 from lemma.core.events import Event, Progressed
 from lemma.engines import open_engine
 from lemma.engines.options import NativeOptions
+from lemma.evaluation.folder import claim
 from lemma.evaluation.options import EvalOptions
 from lemma.evaluation.rescore import rescore
-from lemma.evaluation.results import read_report
+from lemma.evaluation.results import VERSION, read_report
 from lemma.evaluation.runner import EvalSettings, evaluate
 from lemma.grading import GradingService, grade
 from tests.evaluation.conftest import ENTRY
@@ -233,6 +234,13 @@ def test_another_evaluation_is_never_overwritten(
     (tmp_path / "letter.txt").write_text("dear")
     assert main(command(trained, entry, tmp_path)) == 2
     assert "holds something else than an evaluation" in capsys.readouterr().err
+
+
+def test_a_kill_while_settings_are_written_blocks_nothing(tmp_path: Path) -> None:
+    (tmp_path / ".settings.json.123.tmp").write_text('{"version"')
+    claim(tmp_path, {"version": VERSION})
+    assert json.loads((tmp_path / "settings.json").read_text()) == {"version": VERSION}
+    claim(tmp_path, {"version": VERSION})
 
 
 def test_two_processes_never_write_to_one_evaluation(trained: Path, tmp_path: Path) -> None:

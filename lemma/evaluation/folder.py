@@ -1,0 +1,59 @@
+"""Whose a folder is: one evaluation's, and one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lemma.core.errors import UserError
+from lemma.core.files import write_whole
+from lemma.evaluation.results import read_settings
+
+
+def claim(folder: Path, identity: dict[str, Any]) -> None:
+    """Make the folder that of this evaluation; refuse where it is that of another."""
+    there = read_settings(folder)
+    if there is None:
+        # A process that was killed while it wrote the settings leaves a hidden file.
+        if folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
+            raise UserError(f"{folder} holds something else than an evaluation", fix="write --out and another folder")
+        write_settings(folder, identity)
+        return
+    was, now = _leaves(there), _leaves(json.loads(json.dumps(identity)))
+    for key in [*now, *was]:
+        if was.get(key) != now.get(key):
+            raise UserError(
+                f"{folder} holds another evaluation ({key} was {was.get(key)}, is {now.get(key)})",
+                fix="write --out and another folder, or remove that one",
+            )
+
+
+def write_settings(folder: Path, identity: dict[str, Any]) -> None:
+    write_whole(folder / "settings.json", json.dumps(identity, indent=1, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Two processes never write to one evaluation."""
+    with open(folder / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(
+                f"another process is working in {folder}", fix="wait for it, or write --out and another folder"
+            ) from error
+        yield
+
+
+def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """A nested mapping as `a.b.c: value`."""
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    found: dict[str, Any] = {}
+    for name, part in tree.items():
+        found |= _leaves(part, f"{prefix}.{name}" if prefix else name)
+    return found
