@@ -20,19 +20,22 @@ if TYPE_CHECKING:
     from lemma.objectives import Objective
 
 KlEstimator = Literal["k1", "k2", "k3", "abs", "mse", "low_var_kl"]
+K1_IN_LOSS = "the gradient of k1 in a loss is 0 on average, so that the KL would cost nothing; write `kl_estimator: k3`"
 
 
 class Memory:
-    """What an algorithm remembers between steps, such as the weight of an adaptive penalty: numbers by name."""
+    """What an algorithm remembers between steps: numbers by name, such as the weight of an adaptive penalty, which are
+    logged with the metrics, and `inner` ones, such as the moments behind it, which are not."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, float] = {}
+        self.inner: dict[str, float] = {}
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {}, dict(self.numbers)
+        return {}, {"numbers": dict(self.numbers), "inner": dict(self.inner)}
 
     def load(self, tensors: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
-        self.numbers = dict(extra)
+        self.numbers, self.inner = dict(extra["numbers"]), dict(extra["inner"])
 
 
 class Algorithm(Options):

@@ -23,6 +23,6 @@ class Dapo(ClippedPolicyGradient):
     """The loss is a mean over tokens, a mean over samples of the means over their tokens, or a mean over samples of
     sums divided by `constant`."""
     clip_high: float | None = Field(0.28, gt=0)
-    """Another distance upwards. Default: the same as clip."""
+    """The distance upwards; null: the same as clip."""
 
     replaces_dead: ClassVar[int] = 5

@@ -19,7 +19,7 @@ class Gspo(ClippedPolicyGradient):
     clip: float | None = Field(3e-4, gt=0)
     """The ratio counts down to 1 - clip and up to 1 + clip; null: without an end."""
     clip_high: float | None = Field(4e-4, gt=0)
-    """Another distance upwards. Default: the same as clip."""
+    """The distance upwards; null: the same as clip."""
 
     def ratio_level(self) -> Level:
         return "sequence"

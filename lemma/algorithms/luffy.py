@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from lemma.algorithms.base import Algorithm, KlEstimator, Memory, rewards_of
+from lemma.algorithms.base import K1_IN_LOSS, Algorithm, KlEstimator, Memory, rewards_of
 from lemma.algorithms.prefixes import PrefixOptions
 from lemma.algorithms.unused import refuse_unused
 from lemma.config import Options
@@ -177,6 +177,11 @@ class Luffy(Algorithm):
             raise ValueError("constant is used by `normalise: constant` only; write that, or remove constant")
         if self.clip_high is not None and self.clip is None:
             raise ValueError("clip_high needs clip; write for example `clip: 0.2`, or remove it")
+        if self.clip is not None and self.on_policy.reshape == "logp":
+            raise ValueError("clip is of a ratio near 1, and `on_policy: {reshape: logp}` is near 0; remove clip, or "
+                             "reshape otherwise")  # fmt: skip
+        if self.kl and self.kl_estimator == "k1":
+            raise ValueError(K1_IN_LOSS)
         if self.adaptive_entropy is not None and not self.entropy:
             raise ValueError("an adaptive entropy starts from a weight above 0; add `entropy: 0.001`")
         if self.compat and self.normalise == "sequence":
@@ -257,7 +262,8 @@ class Luffy(Algorithm):
         learned = self._learned(memory)
         if learned is not None and "entropy" in metrics:
             learned.update(metrics["entropy"])
-            memory.numbers |= {f"entropy/{name}": value for name, value in learned.state().items()}
+            memory.inner |= {f"entropy/{name}": value for name, value in learned.state().items()}
+            memory.numbers["entropy_weight"] = learned.coefficient
 
     # --- pieces ------------------------------------------------------------------------------------------------
 
@@ -292,7 +298,7 @@ class Luffy(Algorithm):
         from lemma.objectives.controllers import LearnedEntropy
 
         control = LearnedEntropy(self.entropy, target=options.target, limit=options.limit, lr=options.lr)
-        kept = {name[8:]: value for name, value in memory.numbers.items() if name.startswith("entropy/")}
+        kept = {name[8:]: value for name, value in memory.inner.items() if name.startswith("entropy/")}
         if kept:
             control.load(kept)
         return control

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from lemma.algorithms.base import Algorithm, KlEstimator, Memory
+from lemma.algorithms.base import K1_IN_LOSS, Algorithm, KlEstimator, Memory
 from lemma.algorithms.unused import refuse_unused
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ class PolicyGradient(Algorithm):
                 f"{self.name} does not correct for samples of an older policy, so a batch is used once; "
                 "write `epochs: 1` and `mini_batches: 1`, or use grpo"
             )
+        if self.kl and self.kl_estimator == "k1" and not self.kl_is_weighted():
+            raise ValueError(K1_IN_LOSS)
         if self.mismatch_cap is not None and (self.mismatch_floor or 0.0) >= self.mismatch_cap:
             raise ValueError("mismatch_floor is not below mismatch_cap; lower it")
         if self.group_size == 1 and self.compared_with() != "none":
@@ -106,6 +108,10 @@ class PolicyGradient(Algorithm):
     @property
     def needs_dead_groups(self) -> bool:
         return self.kl > 0 or self.entropy > 0 or self.entropy_target is not None
+
+    def kl_is_weighted(self) -> bool:
+        """Whether the KL is more than a plain term of the loss: weighted by the ratio, or a part of the reward."""
+        return False
 
     def compared_with(self) -> Baseline:
         """What a reward is compared with: nothing, the mean of its group, or the mean of the others there."""
@@ -177,6 +183,9 @@ class RatioPolicyGradient(PolicyGradient):
     """Leave out unwanted samples whose log-probability per token has fallen by more than this."""
 
     kl_options: ClassVar[tuple[str, ...]] = ("kl_estimator", "kl_by_ratio")
+
+    def kl_is_weighted(self) -> bool:
+        return self.kl_by_ratio
 
     @property
     def needs_dead_groups(self) -> bool:

@@ -59,7 +59,7 @@ class Ppo(ClippedPolicyGradient):
     kl_in: Literal["reward", "loss"] = "reward"
     """Whether the KL is taken off the reward of each token, or added to the loss."""
     kl_estimator: KlEstimator = "k1"
-    """How the KL of a token is estimated."""
+    """How the KL of a token is estimated; in the loss k2 or k3, since k1 has no gradient on average."""
     adaptive_kl: AdaptiveKlOptions | None = None
     """Let the weight of the KL follow the KL."""
     missing_eos_penalty: float | None = Field(None, gt=0)
@@ -85,6 +85,9 @@ class Ppo(ClippedPolicyGradient):
         if self.kl_by_ratio and self.kl_in == "reward":
             raise ValueError("kl_by_ratio is of a KL in the loss; write `kl_in: loss`, or remove it")
         return self
+
+    def kl_is_weighted(self) -> bool:
+        return self.kl_in == "reward" or self.kl_by_ratio
 
     def compared_with(self) -> Baseline:
         return "none"
@@ -129,7 +132,7 @@ class Ppo(ClippedPolicyGradient):
         write_tokens("advantage", samples, found.advantages)
         write_tokens("return", samples, found.returns)
         if self._kl_in_reward:
-            self._follow(kl.sum(-1), memory)
+            self._follow(kl.sum(-1)[chosen.any(-1)], memory)
 
     def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
         loss = super().objective(max_tokens, memory)
@@ -164,7 +167,7 @@ class Ppo(ClippedPolicyGradient):
         )
 
     def _follow(self, kl_B: np.ndarray, memory: Memory) -> None:
-        """Remember the KL of all ranks' samples, and adapt its weight for the next batch."""
+        """Remember the KL of all ranks' samples that are learnt from, and adapt its weight for the next batch."""
         total, count = add_over_ranks(float(kl_B.sum()), len(kl_B))
         if not count:
             return

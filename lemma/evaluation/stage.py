@@ -13,6 +13,7 @@ from lemma.engines.base import Engine
 from lemma.evaluation.benchmarks import Loaded
 from lemma.evaluation.metrics import mean_over_benchmarks
 from lemma.evaluation.options import EvalOptions
+from lemma.evaluation.prepare import prepare
 from lemma.evaluation.results import Report
 from lemma.evaluation.runner import EvalSettings, evaluate, load_all
 from lemma.formats import Format
@@ -60,6 +61,13 @@ class StageEvaluator:
     @property
     def is_asked(self) -> bool:
         return bool(self._benchmarks)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt and its answer together: what the cache of an engine must hold at least."""
+        asked = [prepare(one, self.policy, self.settings) for one in self._benchmarks]
+        needed = [len(ask.prompt) + one.sampling.max_tokens for one in asked for ask in one.asks]
+        return min(max(needed, default=0), self.policy.context)
 
     def is_due(self, step: int, total: int) -> bool:
         """Before the first step, every so many steps, and after the last."""

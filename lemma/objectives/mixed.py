@@ -125,7 +125,7 @@ class MixedPolicyLoss:
     def _reduce(self, terms: Terms, losses_N: torch.Tensor, counted_N: torch.Tensor) -> torch.Tensor:
         if self.compat is None:
             return (losses_N * token_weights(terms, self.normalise, self.constant)).sum()
-        return losses_N.sum() / (self.constant if self.normalise == "constant" else counted_N.sum())
+        return losses_N.sum() / (self.constant if self.normalise == "constant" else counted_N.sum().clamp(min=1))
 
     def _supervised(self, terms: Terms, sft_N: torch.Tensor) -> torch.Tensor:
         losses_N = -terms.logprobs_N * sft_N

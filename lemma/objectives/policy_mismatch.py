@@ -37,9 +37,15 @@ class MismatchWeight:
         return weight_N.clamp(floor, self.cap)
 
 
+def spoken(terms: Terms, old_N: torch.Tensor) -> torch.Tensor:
+    """The engine's log-probability of each token among the whole vocabulary, as the learner's are: where it drew from a
+    part of it, the log of the mass it kept is taken out again. The old policy's where no engine is known."""
+    if "behaviour" not in terms.tokens:
+        return old_N
+    return terms.tokens["behaviour"] + terms.tokens.get("kept", 0.0)
+
+
 def mismatch(terms: Terms, old_N: torch.Tensor) -> torch.Tensor:
-    """Difference between what the engine and the learner say about each token that was sampled, both of the whole
-    vocabulary: where the engine drew from a part of it, the log of the mass it kept is taken out again."""
-    spoken_N = terms.tokens["behaviour"] + terms.tokens.get("kept", 0.0)
-    gap_N = (old_N - spoken_N).detach().abs()
+    """Difference between what the engine and the learner say about each token that was sampled."""
+    gap_N = (old_N - spoken(terms, old_N)).detach().abs()
     return gap_N * (1.0 - terms.tokens["off"]) if "off" in terms.tokens else gap_N

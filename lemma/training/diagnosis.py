@@ -76,6 +76,17 @@ def _dead(seen: Seen) -> str | None:
             "nearly no group has a right completion, so rewards do not vary; choose easier problems in `data`, raise "
             f"`algorithm.group_size`, or put a supervised stage in front{luffy}"
         )
+    if seen.options.truncated == "mask" and seen("truncated") > 0.5:
+        return (
+            f"{seen('truncated'):.0%} of the completions are cut off and `truncated: mask` leaves them out; raise "
+            "`rollout.max_tokens`, or write `truncated: keep`"
+        )
+    algorithm = seen.options.algorithm
+    if isinstance(algorithm, ExpertIteration) and seen("reward/commonest") <= 0.99:
+        return (
+            f"almost no completion is worth `algorithm.threshold` ({algorithm.threshold:g}), so nothing is imitated; "
+            "lower it, or raise the weights in `rewards`"
+        )
     return (
         "the rewards of nearly all groups do not vary; raise `algorithm.group_size` or `rollout.temperature`, or "
         "reward something else in `rewards`"

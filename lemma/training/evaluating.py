@@ -51,6 +51,11 @@ class StageBenchmarks:
         """Whether the best checkpoint is chosen by benchmarks and not by a validation loss."""
         return self._evaluator.is_asked
 
+    @property
+    def longest(self) -> int:
+        """Tokens that the cache of an engine must hold at least."""
+        return self._evaluator.longest
+
     def begin(self, step: int, total: int) -> None:
         """Forget what a killed run measured after this step; measure the untrained policy where that is asked for."""
         self._evaluator.begin(step)

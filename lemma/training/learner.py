@@ -166,6 +166,11 @@ class Learner:
             metrics=results,
         )
 
+    @property
+    def last_rate(self) -> float:
+        """The learning rate of the last step, also where it had nothing to learn from."""
+        return learning_rate(self.optim, max(0, self.step_count - 1), self.total_steps)
+
     def pass_over(self, steps: int) -> None:
         """Count optimisation steps that had nothing to learn from, so that the schedule goes on."""
         self.step_count += steps

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from lemma.algorithms import Algorithm, Memory
+from lemma.core.errors import UserError
 from lemma.core.faults import fault_point
 from lemma.core.random import permutation
 from lemma.core.ranks import gather_over_ranks, join_over_ranks
@@ -60,7 +61,8 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
         if part is not None:
             stage.keep(name, part)
     done = stage.resume(learner, total)
-    engine = make_rollout_engine(stage, options, policy, max(len(task.prompt) for task in tasks) + max_tokens)
+    longest = max(len(task.prompt) for task in tasks) + max_tokens
+    engine = make_rollout_engine(stage, options, policy, longest, benchmarks.longest)
     engine.update_weights(done)
     sampling = sampling_of(options, fmt, max_tokens)
     roller = make_roller(stage, options, Judge(fmt, options.rewards, policy.tokenizer), engine, order, sampling)
@@ -84,18 +86,19 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             fault_point("rl.before_update")
             with stage.clock.measure("update"):
                 reports = update(stage, step, algorithm, memory, learner, critic, batch, worth, max_tokens)
+            count_tokens(stage, reports, rollouts)
             engine.update_weights(step)
             values = (
                 rollout_metrics(rollouts, batch, by_verdict=by_verdict)
+                | {"lr": learner.last_rate, "epoch": order.epoch}
                 | update_metrics(reports)
-                | {"epoch": order.epoch}
             )
             algorithm.observe(values, memory)
             check_engine(stage, policy, engine, reports)
             is_best = benchmarks.after(step, total)
             held_by = diagnosis.look(step, values | memory.numbers, stage.clock.spent)
             if stage.is_due(options.log_every, step, total):
-                measure(stage, step, values | memory.numbers, policy, reports, rollouts, held_by)
+                measure(stage, step, values | memory.numbers, policy, held_by)
             stage.progress(step, total, f"{note_of(values)}, held back by {held_by}")
             stage.save_if_due(learner, step, total, is_best)
     finally:
@@ -161,13 +164,27 @@ class Reference:
                 yield self.policy
 
 
-def make_rollout_engine(stage: Stage, options: ReinforcementOptions, policy: Policy, longest: int) -> Engine:
-    """The engine, its cache as large as the step's samples need; less where that much is not free."""
+def make_rollout_engine(
+    stage: Stage, options: ReinforcementOptions, policy: Policy, longest: int, evaluated: int
+) -> Engine:
+    """The engine, its cache as large as the step's samples need; less where that much is not free.
+
+    `longest` and `evaluated` are the longest prompts with their answers, of the step and of the benchmarks.
+    """
     wanted: EngineOptions = options.rollout.engine
     if isinstance(wanted, NativeOptions) and wanted.cache_gib is None and wanted.cache_tokens is None:
         rows = min(options.batch.problems * options.algorithm.group_size, wanted.sequences)
-        wanted = wanted.model_copy(update={"cache_tokens": cache_tokens(stage, options, policy, rows * longest)})
-    return make_engine(wanted, policy, stage.seed, stage.emit)
+        needed = max(rows * longest, evaluated)
+        wanted = wanted.model_copy(update={"cache_tokens": cache_tokens(stage, options, policy, needed)})
+    engine = make_engine(wanted, policy, stage.seed, stage.emit)
+    room = getattr(engine, "room", evaluated)
+    if evaluated > room:
+        engine.close()
+        raise UserError(
+            f"stage {stage.name}: a benchmark needs {evaluated} tokens of the engine's cache, which holds {room}",
+            fix="lower `eval.max_tokens`, or raise `rollout.engine.cache_tokens`",
+        )
+    return engine
 
 
 def cache_tokens(stage: Stage, options: ReinforcementOptions, policy: Policy, needed: int) -> int:
@@ -301,7 +318,6 @@ def update_metrics(reports: Sequence[StepReport]) -> dict[str, float]:
         "updates": float(len(reports)),
         "loss": _mean([r.loss for r in reports]),
         "grad_norm": _mean([r.grad_norm for r in reports]),
-        "lr": reports[-1].lr if reports else 0.0,
         "trained_tokens": float(sum(r.trained_tokens for r in reports)),
         "packs": float(sum(r.packs for r in reports)),
         "updated": _mean([float(r.updated) for r in reports]),
@@ -325,22 +341,20 @@ def check_engine(stage: Stage, policy: Policy, engine: Engine, reports: Sequence
         check_mismatch(found, pick_precision(stage.model.precision, policy.device), engine.name)
 
 
-def measure(
-    stage: Stage,
-    step: int,
-    values: dict[str, float],
-    policy: Policy,
-    reports: Sequence[StepReport],
-    rollouts: Rollouts,
-    held_by: str,
-) -> None:
-    """Write the numbers of a step, and what held it back."""
+def count_tokens(stage: Stage, reports: Sequence[StepReport], rollouts: Rollouts) -> None:
+    """Add a step's tokens to the clock; those of a journal were sampled in another process's time."""
+    stage.clock.tokens += sum(report.tokens for report in reports)
+    if not rollouts.from_journal:
+        stage.clock.sampled += sum(len(sample.ids) - sample.given for sample in rollouts.samples)
+
+
+def measure(stage: Stage, step: int, values: dict[str, float], policy: Policy, held_by: str) -> None:
+    """Write the numbers of a step, what held it back, and the rates since the last row."""
+    tokens, sampled = stage.clock.tokens, stage.clock.sampled
     timings = stage.clock.read()
-    tokens = sum(report.tokens for report in reports)
     timings |= throughput(policy, tokens, timings.get("update_seconds", 0.0))
-    generated = sum(len(sample.ids) - sample.given for sample in rollouts.samples)
-    if not rollouts.from_journal and timings.get("generate_seconds"):
-        timings["generated_per_second"] = generated / timings["generate_seconds"]
+    if sampled and timings.get("generate_seconds"):
+        timings["generated_per_second"] = sampled / timings["generate_seconds"]
     stage.measure(step, "train", values, timings, held_by)
 
 

@@ -86,7 +86,7 @@ class ReinforcementOptions(StageOptions):
     steps: int | None = Field(None, ge=1)
     """Batches of rollouts. Give this or epochs; default one epoch."""
     epochs: float | None = Field(None, gt=0)
-    """Passes over the problems."""
+    """Passes over the problems; problems that replace dead groups are drawn beside them."""
     truncated: Literal["keep", "mask"] = "keep"
     """What becomes of responses that were cut off at max_tokens: learnt from like others, or counted in their group's
     statistics only. To make length cost something, add the reward soft_overlong."""
@@ -116,6 +116,11 @@ class ReinforcementOptions(StageOptions):
                     f"algorithm.{name} is of samples that `truncated: mask` leaves out; "
                     f"write `truncated: keep`, or remove {name}"
                 )
+        if self.truncated == "mask" and getattr(self.algorithm, "reward_kl", None):
+            raise ValueError(
+                "algorithm.reward_kl is of all tokens of a sample, and `truncated: mask` takes some samples' away; "
+                "write `truncated: keep`, or `algorithm.kl` in its place"
+            )
         return self
 
     @model_validator(mode="after")

@@ -294,6 +294,8 @@ def test_a_learned_entropy_weight_goes_on_from_what_is_remembered() -> None:
         ({"on_policy": {"reshape": "logp", "weight": 0.2}}, "weight has no effect with `reshape: logp`"),
         ({"adaptive_entropy": {"kind": "proportional", "lr": 0.1, "limit": 2}}, "limit and lr have no effect"),
         ({"kl_estimator": "k1"}, "kl_estimator has no effect with `kl: 0`"),
+        ({"kl": 0.1, "kl_estimator": "k1"}, "the gradient of k1 in a loss is 0 on average"),
+        ({"clip": 0.2, "on_policy": {"reshape": "logp"}}, "remove clip"),
         ({"group_size": 1}, "write for example `group_size: 8`"),
     ],
 )
@@ -314,7 +316,7 @@ def test_what_cannot_work_is_refused_with_what_to_write(options: dict[str, Any],
         {"off_policy": {"behaviour": "given", "max": 2.0, "factor": 0.5}},
         {"sft_weight": 1.0, "on_policy": {"reshape": "pow", "power": 2.0}},
         {"group_size": 1, "sft_weight": 1.0},
-        {"kl": 0.1, "kl_estimator": "k1"},
+        {"kl": 0.1, "kl_estimator": "k2"},
     ],
 )
 def test_what_has_an_effect_is_taken_also_as_it_resolves(options: dict[str, Any]) -> None:

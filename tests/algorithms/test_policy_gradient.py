@@ -226,6 +226,7 @@ def test_the_entropy_bonus_follows_its_target() -> None:
             r"kl_estimator and kl_by_ratio have no effect with `kl: 0`",
         ),
         ("reinforce", {"kl_estimator": "k1"}, r"remove it, or write for example `kl: 0.04`"),
+        ("grpo", {"kl": 0.1, "kl_estimator": "k1"}, r"the gradient of k1 in a loss is 0 on average"),
         ("rloo", {"reward_kl": 0.1, "kl_estimator": "k2"}, r"kl_estimator has no effect"),
         ("dapo", {"entropy": 0.1, "entropy_step": 0.1}, r"entropy_step has no effect without entropy_target"),
         ("grpo", {"entropy_max": 2}, r"write for example `entropy_target: 0.5`"),

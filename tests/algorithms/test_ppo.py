@@ -42,7 +42,7 @@ def test_the_kl_is_taken_off_the_reward() -> None:
     assert returns == pytest.approx([1 - 0.5 * 0.6, 1 - 0.5 * 0.5, 1 - 0.5 * 0.3])
     _, returns = assigned(sample(), kl=0.5, lam=1.0, whiten=False, kl_estimator="k2")
     assert returns[2] == pytest.approx(1 - 0.5 * 0.3**2 / 2)
-    _, returns = assigned(sample(), kl=0.5, kl_in="loss", lam=1.0, whiten=False)
+    _, returns = assigned(sample(), kl=0.5, kl_in="loss", kl_estimator="k3", lam=1.0, whiten=False)
     assert returns == pytest.approx([1.0, 1.0, 1.0])
 
 
@@ -100,11 +100,22 @@ def test_an_adaptive_weight_follows_the_kl() -> None:
     assert resumed.numbers["kl_weight"] == pytest.approx(0.5 * 1.02**2)
 
 
+def test_samples_without_tokens_have_no_kl() -> None:
+    """Masked ones would pull the KL that is seen, and with it its weight, towards 0."""
+    options, memory = {"kl": 0.5, "adaptive_kl": {"target": 0.6, "horizon": 10}}, Memory()
+    masked = sample()
+    masked.chosen_T = np.zeros_like(masked.chosen_T)
+    ppo(**options).assign([group(sample()), group(masked)], memory)
+    assert memory.numbers["kl_seen"] == pytest.approx(0.6)
+    ppo(**options).assign([group(masked)], memory)
+    assert memory.numbers == pytest.approx({"kl_seen": 0.6, "kl_weight": 0.5})
+
+
 def test_objectives() -> None:
     policy = ppo(clip=0.1).objective(9, Memory())
     assert (policy.surrogate.low, policy.surrogate.high) == (0.9, 1.1)  # type: ignore[attr-defined]
     assert policy.normalise == "token" and policy.kl is None, "the KL is in the reward"
-    in_loss = ppo(kl_in="loss", kl=0.3).objective(9, Memory())
+    in_loss = ppo(kl_in="loss", kl=0.3, kl_estimator="k2").objective(9, Memory())
     assert in_loss.kl is not None and in_loss.kl.weight == 0.3
     value = ppo(value_clip=None, value_weight=0.5, value_lr=1e-5).value_objective()
     assert (value.clip, value.weight) == (None, 0.5)
@@ -124,10 +135,11 @@ def test_what_the_loop_is_asked_for() -> None:
     [
         ({"missing_eos_penalty": 1.0, "missing_eos_score": -1.0}, "remove one of them"),
         ({"kl": 0.0, "adaptive_kl": {}}, "kl: 0.05"),
-        ({"kl_in": "loss", "adaptive_kl": {}}, "kl_in: reward"),
+        ({"kl_in": "loss", "kl_estimator": "k3", "adaptive_kl": {}}, "kl_in: reward"),
         ({"kl_by_ratio": True}, "kl_in: loss"),
         ({"scale": "group"}, "remove scale"),
         ({"epsilon": 1e-4}, "epsilon has no effect with `scale: none`; remove it"),
+        ({"kl_in": "loss"}, "the gradient of k1 in a loss is 0 on average"),
         ({"kl": 0.0, "kl_in": "loss"}, "kl_in has no effect with `kl: 0`"),
         ({"kl": 0.0, "kl_estimator": "k3"}, "kl_estimator has no effect with `kl: 0`"),
         ({"gamma": 0.0}, "greater than 0"),

@@ -39,6 +39,15 @@ def test_used_once_the_ratio_is_one_and_the_gradient_that_of_reinforce() -> None
     assert "ratio/mean" not in loss.metrics and not loss.maxima
 
 
+def test_a_cut_support_is_not_a_fall() -> None:
+    """The sampler drew from half of the mass, so each token was twice as likely to it; the policy has not moved."""
+    half = math.log(0.5)
+    behaviour = [-1.0 - half, -2.0 - half, -3.0 - half]
+    whole = PolicyLoss(off_policy_limit=0.1)
+    assert whole(terms(behaviour=behaviour, kept=[half] * 3)).value.item() == pytest.approx((-2 + 1) / 3)
+    assert whole(terms(behaviour=behaviour)).value.item() == pytest.approx(-2 / 3), "a fall by log 2 is left out"
+
+
 def test_metrics_and_maxima() -> None:
     given = terms(old=[-1.5, -2.0, -2.5], behaviour=[-1.5, -2.25, -2.0])
     loss = PolicyLoss(Clip.around(0.2))(given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,13 @@ def test_rewards_that_do_not_vary_are_named_though_every_group_is_alive(algorith
     assert "do not vary" in (dead(seen(numbers | {"groups/live": 1.0}, algorithm)) or "")
     assert bottleneck(seen(numbers | {"groups/live": 1.0}, algorithm), {}) == "dead groups"
     assert dead(seen({"groups/live": 1.0}, algorithm)) is None
+
+
+def test_what_keeps_groups_dead_though_rewards_vary_is_named() -> None:
+    dead, numbers = CHECKS["dead groups"], {"groups/live": 0.0, "groups/varied": 1.0, "truncated": 0.8}
+    assert "`algorithm.threshold` (2)" in (dead(seen(numbers, {"name": "expert_iteration", "threshold": 2.0})) or "")
+    masked = replace(seen(numbers), options=options().model_copy(update={"truncated": "mask"}))
+    assert "`truncated: mask` leaves them out" in (dead(masked) or "")
 
 
 def test_groups_that_differ_from_each_other_only_teach_whoever_compares_with_the_batch() -> None:
@@ -234,6 +242,19 @@ def test_steps_between_two_rows_are_looked_at_too(tmp_path: Path) -> None:
     world = run(tmp_path, {"name": "grpo", "group_size": 4}, rewards=[toy.NOTHING], steps=2, log_every=2)
     assert len(world.rows()) == 1
     assert any(text.startswith("step 1: ") for text in world.warnings())
+
+
+def test_rates_are_of_all_steps_since_the_last_row(tmp_path: Path) -> None:
+    world = run(tmp_path, {"name": "grpo", "group_size": 4}, steps=4, log_every=4)
+    (row,) = [json.loads(line) for line in (world.run / "metrics.jsonl").read_text().splitlines()]
+    sampled = row["timings"]["generated_per_second"] * row["timings"]["generate_seconds"]
+    assert 3 * 96 < sampled <= 4 * 96, "four steps of four groups of four samples of at most six tokens"
+
+
+def test_a_step_without_an_update_keeps_the_rate_of_the_schedule(tmp_path: Path) -> None:
+    world = run(tmp_path, {"name": "grpo", "group_size": 4}, rewards=[toy.NOTHING], optim={"lr": 0.01, "warmup": 3})
+    assert [row["lr"] for row in world.rows()] == pytest.approx([0.01 / 3, 0.02 / 3, 0.01])
+    assert all(row["updates"] == 0 for row in world.rows())
 
 
 def untrained_ppo(folder: Path, rewards: list[Any]) -> list[str]:

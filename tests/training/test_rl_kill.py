@@ -167,4 +167,4 @@ def assert_is_what_it_says(name: str, rows: list[dict[str, Any]], samples: dict[
         given = {(line["given"] > 0) + (line["given"] > 0 and line["finish"] == "given")
                  for lines in samples.values() for line in lines}  # fmt: skip
         assert given == {0, 1, 2}, "own samples, samples that a teacher began, and whole traces"
-        assert len({row["entropy/log_alpha"] for row in train}) == STEPS
+        assert len({row["entropy_weight"] for row in train}) == STEPS

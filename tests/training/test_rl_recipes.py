@@ -64,6 +64,11 @@ STAGES: dict[str, tuple[str, str]] = {
         "algorithm: {name: ppo, missing_eos_score: -1}, truncated: mask",
         "stages.rl: algorithm.missing_eos_score is of samples that `truncated: mask` leaves out; ",
     ),
+    "a KL of tokens that are gone": (
+        "algorithm: {name: rloo, reward_kl: 0.1}, truncated: mask",
+        "stages.rl: algorithm.reward_kl is of all tokens of a sample, and `truncated: mask` takes some samples' away; "
+        "write `truncated: keep`, or `algorithm.kl` in its place",
+    ),
     "an option without effect": (
         "algorithm: {name: grpo, kl_estimator: k1}",
         "stages.rl.algorithm: kl_estimator has no effect with `kl: 0`; remove it, or write for example `kl: 0.04`",

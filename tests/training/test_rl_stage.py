@@ -132,6 +132,24 @@ def test_grading_has_its_own_time(tmp_path: Path) -> None:
 # --- what stops a run ------------------------------------------------------------------------------------------------
 
 
+WIDE = {"tiny": SMALL["tiny"] | {"context": 1024}}
+LONG_EVALUATION = {"benchmarks": ["arithmetic"], "limit": 2, "max_tokens": 900, "at_start": False}
+
+
+def test_the_cache_holds_what_the_benchmarks_need(tmp_path: Path) -> None:
+    """A small batch of short samples, and an evaluation with much longer ones on the same engine."""
+    batch = {"problems": 1, "token_budget": 256}
+    world = run(tmp_path, {"name": "grpo", "group_size": 2}, batch=batch, eval=LONG_EVALUATION, steps=1, model=WIDE)
+    assert "evaluation/arithmetic/answer_accuracy" in world.rows()[-1] | world.rows()[0]
+
+
+def test_a_cache_that_no_benchmark_fits_into_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    rollout = {"max_tokens": 6, "engine": {"name": "native", "cache_tokens": 512}}
+    with pytest.raises(UserError, match=r"needs 9\d\d tokens of the engine's cache, which holds \d+; lower `eval.max_"):
+        run(tmp_path, eval=LONG_EVALUATION, rollout=rollout, model=WIDE)
+    assert not journal(toy.Toy(tmp_path), 1).exists()
+
+
 def test_a_mismatch_above_the_limit_stops_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step's journal says of one token something else than the learner finds."""
     world = toy.Toy(tmp_path)

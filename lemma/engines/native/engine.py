@@ -81,6 +81,11 @@ class NativeEngine:
         # Entered for as long as the engine waits for the device: when another thread may use the interpreter.
         self.meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext
 
+    @property
+    def room(self) -> int:
+        """Tokens that the cache holds; no prompt and answer together may be longer."""
+        return self.pool.count * self.pool.size
+
     # --- the protocol ------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
@@ -170,11 +175,10 @@ class NativeEngine:
         if int(prompt.min()) < 0 or int(prompt.max()) >= vocabulary:
             wrong = int(prompt[(prompt < 0) | (prompt >= vocabulary)][0])
             raise EngineError(f"request {name} holds {wrong}, which is not a token of the model")
-        room = self.pool.count * self.pool.size
-        if min(len(prompt) + sampling.max_tokens, self.policy.context) > room:
+        if min(len(prompt) + sampling.max_tokens, self.policy.context) > self.room:
             raise EngineError(
                 f"the {len(prompt)} tokens of request {name} and max_tokens {sampling.max_tokens} do not fit into a "
-                f"cache of {room} tokens",
+                f"cache of {self.room} tokens",
                 fix="give the engine a larger cache or lower max_tokens",
             )
 
