@@ -69,11 +69,12 @@ class Kept(Protocol):
 
 @dataclass
 class Clock:
-    """Where the time went since the last reading, by name, and how many tokens were learnt from in it."""
+    """Where the time went since the last reading, by name, and how many tokens were learnt from and sampled in it."""
 
     spent: dict[str, float] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
     tokens: int = 0
+    sampled: int = 0
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
@@ -90,7 +91,7 @@ class Clock:
         """Seconds of each part and of the whole since the last reading; starts again at zero."""
         now = time.perf_counter()
         result = {"seconds": now - self.started, **{f"{name}_seconds": value for name, value in self.spent.items()}}
-        self.spent, self.started, self.tokens = {}, now, 0
+        self.spent, self.started, self.tokens, self.sampled = {}, now, 0, 0
         return result
 
 
