@@ -21,6 +21,7 @@ from lemma.data.load import (
     load_preferences,
     row_of,
     split_share,
+    take,
 )
 from lemma.data.options import DataOptions
 from lemma.data.sources import ARITHMETIC
@@ -28,7 +29,7 @@ from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration
 from lemma.rollouts.journal import read_samples
 from lemma.rollouts.sample import Sample
-from lemma.training.preference_options import JournalOptions, PreferenceOptions, journal_place
+from lemma.training.preference_options import JOURNAL, JournalOptions, PreferenceOptions, journal_place
 from lemma.training.stage import Stage
 
 
@@ -106,9 +107,10 @@ def digest(examples: Sequence[Example]) -> str:
 def _load(stage: Stage, options: PreferenceOptions, data: DataOptions, fmt: Format, tokenizer: Any) -> list[Example]:
     paired, seed, place = options.algorithm.paired, stage.seed, journal_place(data.source)
     if place is not None and not data.mix:
-        pairs = journal_pairs(
+        found = journal_pairs(
             Path(place).expanduser() if place else stage.folder.path, options.journal, None if place else stage.earlier
         )
+        pairs = take(found, data, seed, JOURNAL)
     elif data.source == ARITHMETIC and not data.mix:
         pairs = [built_in(fmt, item, tokenizer) for item in load_demonstrations(data, seed)]
     elif paired:

@@ -7,12 +7,15 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from lemma.algorithms.preference import PREFERENCE_ALGORITHMS, Dpo, PreferenceAlgorithm
+from lemma.algorithms.unused import refuse_unused
 from lemma.config import Options
 from lemma.config.shape import Choice
 from lemma.data.options import DataOptions, ValidationOptions
 from lemma.training.options import BudgetOptions, StageOptions
 
 JOURNAL = "journal"
+# Options of files and datasets; a journal holds samples and no rows to choose among.
+OF_ROWS = ("config", "split", "revision", "reader", "keep_if", "drop_if", "answers", "arithmetic")
 
 
 def journal_place(source: str) -> str | None:
@@ -74,12 +77,18 @@ class PreferenceOptions(StageOptions):
             raise ValueError(
                 "kto compares each response with those to other prompts of the step; write `examples: 2` or more"
             )
-        for place, data in self._sources():
+        for key, data in self._sources():
             if any(journal_place(part.source) is not None for part in data.mix):
-                raise ValueError(f"a journal cannot be mixed with other sources; name it as {place}.source alone")
+                raise ValueError(f"a journal cannot be mixed with other sources; name it as {key}.source alone")
         if self.reference != "precomputed" and not self.algorithm.needs_reference:
             raise ValueError(f"{self.algorithm.name} holds no reference here; remove `reference: {self.reference}`")
-        journals = [data for _, data in self._sources() if not data.mix and journal_place(data.source) is not None]
+        journals = {
+            key: data for key, data in self._sources() if not data.mix and journal_place(data.source) is not None
+        }
+        for key, data in journals.items():
+            refuse_unused(data, OF_ROWS, f"on the journal that {key} names")
+            if data.count == 0:
+                raise ValueError(f"`count: 0` takes no pair of the journal that {key} names; raise or remove it")
         if self.journal != JournalOptions() and not journals:
             raise ValueError("the options of journal have no effect without `source: journal`; remove them")
         return self

@@ -217,6 +217,26 @@ def test_mismatched_pairs_come_from_the_step() -> None:
             {"validation": {"data": {"mix": [{"source": "journal:x"}]}}},
             "a journal cannot be mixed .* as validation.data.source alone",
         ),
+        (
+            "dpo",
+            {"data": {"source": "journal:x", "split": "test", "keep_if": "right"}},
+            "split and keep_if have no effect on the journal that data names; remove them",
+        ),
+        (
+            "dpo",
+            {"validation": {"data": {"source": "journal:x", "reader": "chat"}}},
+            "reader has no effect on the journal that validation.data names; remove it",
+        ),
+        (
+            "dpo",
+            {"data": {"source": "journal:x", "arithmetic": {"count": 3}}},
+            "arithmetic has no effect on the journal",
+        ),
+        (
+            "dpo",
+            {"data": {"source": "journal:x", "count": 0}},
+            "`count: 0` takes no pair of the journal that data names",
+        ),
         ({"name": "orpo", "gamma": 1}, {}, r"unknown key"),
         ({"name": "dpo", "tau": 0.1}, {}, "tau has no effect on sigmoid; remove it, or write `loss: discopop`"),
         ({"name": "dpo", "shift": False}, {}, "shift has no effect on sigmoid; remove it, or write `loss: bco`"),

@@ -209,6 +209,21 @@ def test_a_journal_is_a_source(world: World, journal: Path) -> None:
         assert done["examples"] == count
 
 
+@pytest.mark.parametrize(
+    ("amount", "learnt"), [({}, 6), ({"count": 2}, 2), ({"fraction": 0.5}, 3), ({"count": 8}, 8)], ids=str
+)
+def test_count_and_fraction_are_of_the_pairs_of_a_journal(
+    world: World, tmp_path: Path, amount: Row, learnt: int
+) -> None:
+    book = Journal(tmp_path / "six.jsonl")
+    for key in range(6):
+        for number, reward in enumerate((1.0, 0.0)):
+            book.append(sample(key, number, reward, [20 + number, 1]))
+    book.close()
+    world.train("dpo", {"steps": 1, "data": {"source": f"journal:{book.path}", **amount}, "validation": {}})
+    assert json.loads((world.run / "stages" / "prefer" / "done.json").read_text())["examples"] == learnt
+
+
 @pytest.mark.parametrize("place", ["data", "validation.data"])
 def test_samples_of_the_run_need_a_stage_that_samples(place: str, tmp_path: Path) -> None:
     stages = yaml.safe_load((RECIPES / "own_samples_dpo.yaml").read_text())["stages"]
