@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError, nearest
-from lemma.core.files import write_whole
+from lemma.evaluation.folder import alone_in, claim, write_settings
 from lemma.evaluation.results import Report, Row, make_report, read_report, read_settings, write_report
 from lemma.formats import make_format
 from lemma.grading import GradingService, Rules
@@ -136,20 +135,29 @@ def rescore(
     if target.resolve() == folder.resolve():
         raise UserError("the rescored results would replace the evaluation", fix="write --out and another folder")
     changed = copy.deepcopy(settings)
-    rows: dict[str, list[Row]] = {}
-    total, done = sum(map(len, before.rows.values())), 0
-    with nullcontext(service) if service is not None else GradingService() as used:
-        for name, own in before.rows.items():
-            start = done
-
-            def tell(count: int, _: int, start: int = start) -> None:
-                if told is not None:
-                    told(start + count, total)
-
-            rows[name] = regrade(own, settings["benchmarks"][name], graders, used, tell)
-            changed["benchmarks"][name] |= {"grader": f"{graders} {grader_version()}"}
-            done += len(own)
-    after = make_report(changed["model"], changed["benchmarks"], rows)
-    write_whole(target / "settings.json", json.dumps(changed, indent=1, ensure_ascii=False) + "\n")
-    write_report(target, after)
+    for own in changed["benchmarks"].values():
+        own["grader"] = f"{graders} {grader_version()}"
+    claim(target, changed, any_grader=True)
+    with alone_in(target):
+        with nullcontext(service) if service is not None else GradingService() as used:
+            after = make_report(changed["model"], changed["benchmarks"], _regrade_all(before, graders, used, told))
+        # Without this file, a kill between the others leaves an evaluation that is not complete.
+        (target / "results.json").unlink(missing_ok=True)
+        write_settings(target, changed)
+        write_report(target, after)
     return before, after, target
+
+
+def _regrade_all(report: Report, graders: str, service: GradingService, told: Told | None) -> dict[str, list[Row]]:
+    rows: dict[str, list[Row]] = {}
+    total, done = sum(map(len, report.rows.values())), 0
+    for name, own in report.rows.items():
+        start = done
+
+        def tell(count: int, _: int, start: int = start) -> None:
+            if told is not None:
+                told(start + count, total)
+
+        rows[name] = regrade(own, report.settings[name], graders, service, tell)
+        done += len(own)
+    return rows

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from lemma.core.errors import UserError
 from lemma.evaluation.prepare import _fitted
-from lemma.evaluation.rescore import regrade
-from lemma.evaluation.results import Row
+from lemma.evaluation.rescore import regrade, rescore
+from lemma.evaluation.results import VERSION, Row, make_report, read_report, write_report
 from lemma.formats import FORMATS, make_format
 from lemma.grading import GradingService
 from lemma.grading.compat import COMPAT
@@ -28,6 +32,46 @@ def row(completion: str, gold: list[str], verdict: str = "wrong") -> Row:
         gold=gold, verdict=verdict, reason="", format_ok=False, faults=[], finish="stop", tokens=9, reasoning=None,
         reward=0.5,
     )  # fmt: skip
+
+
+def made(folder: Path, model: str = "m") -> Path:
+    """A finished evaluation of one problem."""
+    settings = {
+        "n": 1, "k": 1, "ties": "average", "seed": 0, "temperature": 0.0, "top_p": 1.0, "max_tokens": 9,
+        "format": {"name": "boxed"}, "format_hash": "f", "grader": "lemma 0", "engine": "native", "metric": "avg",
+        "rules": {},
+    }  # fmt: skip
+    whole = {"version": VERSION, "model": {"name": model}, "benchmarks": {"made": settings}}
+    folder.mkdir()
+    (folder / "settings.json").write_text(json.dumps(whole))
+    rows = {"made": [row(SAYS_SEVEN, ["7"], "right")]}
+    write_report(folder, make_report(whole["model"], whole["benchmarks"], rows))  # type: ignore[arg-type]
+    return folder
+
+
+def test_rescoring_replaces_no_other_evaluation(tmp_path: Path, service: GradingService) -> None:
+    mine, other = made(tmp_path / "mine"), made(tmp_path / "other", "another model")
+    before = {path.name: path.read_bytes() for path in other.iterdir()}
+    with pytest.raises(UserError, match=r"holds another evaluation \(model.name was another model, is m\)"):
+        rescore(mine, "lemma", other, service=service)
+    assert {path.name: path.read_bytes() for path in other.iterdir()} == before
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "samples.jsonl").write_text("dear")
+    with pytest.raises(UserError, match="holds something else than an evaluation"):
+        rescore(mine, "lemma", tmp_path / "letters", service=service)
+    assert (tmp_path / "letters" / "samples.jsonl").read_text() == "dear"
+
+
+def test_rescoring_again_into_its_own_folder(tmp_path: Path, service: GradingService) -> None:
+    mine, out = made(tmp_path / "mine"), tmp_path / "out"
+    for grader in ("lemma", "boxed_fast", "boxed_fast"):
+        rescore(mine, grader, out, service=service)
+        assert read_report(out).settings["made"]["grader"].startswith(f"{grader} ")
+    assert read_report(mine).settings["made"]["grader"] == "lemma 0"
+    with open(out / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another process is working in"):
+            rescore(mine, "lemma", out, service=service)
 
 
 SAYS_SEVEN = r"I think so.</think> The answer is $\boxed{7}$"
