@@ -13,6 +13,7 @@ from lemma.core.errors import UserError
 from lemma.core.random import permutation
 from lemma.core.types import Demonstration, Trajectory
 from lemma.data.load import filter_by_length, load_demonstrations, split_share
+from lemma.data.options import DataOptions
 from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration, encode_document
 from lemma.models.load import build_policy
@@ -154,8 +155,7 @@ def prepare(
 ) -> tuple[TrainingData, list[Trajectory]]:
     """Demonstrations as token ids: what is learnt and what is held out."""
     limit = min(options.max_length or policy.context, policy.context)
-    train, held_out = _demonstrations(options, stage.seed, stage.name)
-    train = _short_prompts(train, fmt, policy.tokenizer, options)
+    train, held_out = _demonstrations(stage, options, fmt, policy.tokenizer)
     stream = options.packing == "stream"
     if stream and options.max_length is not None and options.max_length > policy.context:
         raise UserError(
@@ -179,25 +179,23 @@ def prepare(
 
 
 def _demonstrations(
-    options: SupervisedOptions, seed: int, name: str
+    stage: Stage, options: SupervisedOptions, fmt: Format, tokenizer: Any
 ) -> tuple[list[Demonstration], list[Demonstration]]:
     """What is learnt and what is held out."""
-    items = load_demonstrations(options.data, seed)
+    items = _short_prompts(options.data, stage.seed, fmt, tokenizer)
     held_out: list[Demonstration] = []
     if options.validation.data is not None:
-        held_out = load_demonstrations(options.validation.data, seed)
+        held_out = _short_prompts(options.validation.data, stage.seed, fmt, tokenizer)
     elif options.validation.share:
-        items, held_out = split_share(items, options.validation.share, seed, name)
+        items, held_out = split_share(items, options.validation.share, stage.seed, stage.name)
     if options.unique_examples != "all":
         items = items[: options.unique_examples]
     return items, held_out[: options.validation.count]
 
 
-def _short_prompts(
-    items: list[Demonstration], fmt: Format, tokenizer: Any, options: SupervisedOptions
-) -> list[Demonstration]:
-    """Those whose prompt is within the limits of data.prompt_length."""
-    limits = options.data.prompt_length
+def _short_prompts(data: DataOptions, seed: int, fmt: Format, tokenizer: Any) -> list[Demonstration]:
+    """The demonstrations whose prompt is within the limits of prompt_length."""
+    items, limits = load_demonstrations(data, seed), data.prompt_length
     if limits.percentile is None and limits.max_tokens is None:
         return items
     lengths = [int(encode_demonstration(fmt, item, tokenizer).chosen_T.argmax()) for item in items]

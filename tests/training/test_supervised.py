@@ -247,7 +247,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no prompt short enough": (
         {"data": STAGE["data"] | {"prompt_length": {"max_tokens": 2}}},
-        "all 48 prompts are longer than 2 tokens; the shortest has 15; raise prompt_length.max_tokens",
+        "all 60 prompts are longer than 2 tokens; the shortest has 15; raise prompt_length.max_tokens",
     ),
 }
 
@@ -268,6 +268,21 @@ def test_prompts_are_measured_as_they_will_be_read(world: World) -> None:
     changes = {"data": {"source": str(data), "prompt_length": {"max_tokens": 10}}, "validation": {}, "steps": 1}
     assert world.train(world.recipe(changes)) == 0
     assert json.loads((world.run / "stages" / "sft" / "done.json").read_text())["examples"] == 1
+
+
+@pytest.mark.parametrize("how", ["share", "data"])
+def test_held_out_prompts_are_measured_too(world: World, how: str) -> None:
+    """Long prompts among the rows change nothing, neither what is learnt nor what is held out."""
+    results = []
+    for name, lengths in (("short", [1, 2, 3, 4]), ("mixed", [1, 30, 2, 31, 3, 32, 4, 33])):
+        path = world.folder / f"{name}.jsonl"
+        rows = [{"prompt": "eva has " * length, "response": "13 pens ."} for length in lengths]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        data = {"source": str(path), "prompt_length": {"max_tokens": 10}}
+        changes = {"data": data, "validation": {"share": 0.5}} if how == "share" else {"validation": {"data": data}}
+        assert world.train(world.recipe({"steps": 1, **changes}), fresh=True) == 0
+        results.append(world.numbers())
+    assert results[0] == results[1] and "validation/loss" in results[0][0]
 
 
 def test_rows_between_are_counted_in_the_rate(world: World) -> None:
