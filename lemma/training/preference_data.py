@@ -84,10 +84,10 @@ def prepare(
     stage: Stage, options: PreferenceOptions, fmt: Format, tokenizer: Any, limit: int
 ) -> tuple[list[Example], list[Example]]:
     """Examples as token ids of at most `limit` tokens: what is learnt and what is held out."""
-    found = _short_prompts(_load(stage, options, options.data, fmt, tokenizer), options.data)
+    found = _short_prompts(stage, options, options.data, fmt, tokenizer)
     held_out: list[Example] = []
     if options.validation.data is not None:
-        held_out = _load(stage, options, options.validation.data, fmt, tokenizer)
+        held_out = _short_prompts(stage, options, options.validation.data, fmt, tokenizer)
     elif options.validation.share:
         found, held_out = split_share(
             found, options.validation.share, stage.seed, stage.name, identity=lambda example: example.prompt.tobytes()
@@ -102,6 +102,14 @@ def digest(examples: Sequence[Example]) -> str:
         for ids, sign in zip((example.prompt, *example.responses), (0, *example.signs), strict=True):
             whole.update(len(ids).to_bytes(8, "little") + ids.tobytes() + bytes([sign + 1]))
     return whole.hexdigest()
+
+
+def _short_prompts(
+    stage: Stage, options: PreferenceOptions, data: DataOptions, fmt: Format, tokenizer: Any
+) -> list[Example]:
+    """The examples of one source whose prompt is within the limits of its prompt_length."""
+    found = _load(stage, options, data, fmt, tokenizer)
+    return filter_by_length(found, [len(example.prompt) for example in found], data.prompt_length)[0]
 
 
 def _load(stage: Stage, options: PreferenceOptions, data: DataOptions, fmt: Format, tokenizer: Any) -> list[Example]:
@@ -148,10 +156,6 @@ def _example(fmt: Format, tokenizer: Any, said: Sequence[Demonstration], signs: 
 def built_in(fmt: Format, item: Demonstration, tokenizer: Any) -> Example:
     """The right solution of a problem against one with a slip."""
     return _example(fmt, tokenizer, [item, mistaken(item)])
-
-
-def _short_prompts(examples: list[Example], data: DataOptions) -> list[Example]:
-    return filter_by_length(examples, [len(example.prompt) for example in examples], data.prompt_length)[0]
 
 
 def _within(limit: int, examples: list[Example], stage: Stage) -> list[Example]:

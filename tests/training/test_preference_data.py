@@ -104,6 +104,17 @@ def test_a_pair_that_prefers_nothing_is_left_out(world: World) -> None:
         world.train("dpo", run="same")
 
 
+@pytest.mark.parametrize("how", ["share", "data"])
+def test_held_out_prompts_are_measured_too(world: World, how: str) -> None:
+    """Long prompts among the rows change nothing, neither what is learnt nor what is held out."""
+    results = []
+    for name, more in (("short", []), ("mixed", [row | {"prompt": "pens " * 30} for row in toy_rows(4)])):
+        data = {"source": str(world.write(f"{name}.jsonl", [*toy_rows(8), *more])), "prompt_length": {"max_tokens": 25}}
+        changes = {"data": data, "validation": {"share": 0.5}} if how == "share" else {"validation": {"data": data}}
+        results.append(world.train("dpo", {"steps": 1, **changes}, name))
+    assert results[0] == results[1] and "validation/loss" in results[0][0]
+
+
 # --- pairs from a journal --------------------------------------------------------------------------------------------
 
 
