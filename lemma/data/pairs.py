@@ -79,11 +79,19 @@ def _from_text(values: Values, chosen: str, rejected: str) -> Split:
     turns = [match for match in TURN.finditer(shared) if match[1] == "Assistant"]
     if turns:
         end = turns[-1].end()
+        _check_turns(chosen[end:], rejected[end:])
         return _turns(shared[: turns[-1].start()]), chosen[end:].strip(), rejected[end:].strip()
     prompt = shared[: _last_border(shared)].rstrip()
     if not prompt:
         raise RowError("'chosen' and 'rejected' begin differently and there is no column 'prompt'")
+    _check_turns(chosen[len(prompt) :], rejected[len(prompt) :])
     return (Message("user", prompt),), chosen[len(prompt) :].lstrip(), rejected[len(prompt) :].lstrip()
+
+
+def _check_turns(*responses: str) -> None:
+    """A response is one turn; where another follows, the conversations parted before their end."""
+    if any(TURN.search(response) for response in responses):
+        raise RowError("'chosen' and 'rejected' differ before their last turn")
 
 
 def _common(one: str, other: str) -> str:

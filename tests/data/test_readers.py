@@ -268,6 +268,16 @@ WRONG = [
     ({"question": "q", "choices": ["a"], "labels": ["A", "B"], "answer": "A"}, "multiple_choice", "1 choices but 2"),
     ({"prompt": "p", "chosen": "a", "rejected": None}, "preference", "the column 'rejected' is null"),
     ({"chosen": "yes", "rejected": "no"}, "preference", "begin differently and there is no column 'prompt'"),
+    (
+        {"chosen": f"{CONVERSATION} 4\n\nHuman: Sure?\n\nAssistant: Yes", "rejected": f"{CONVERSATION} 5"},
+        "preference",
+        "'chosen' and 'rejected' differ before their last turn",
+    ),
+    (
+        {"chosen": "\n\nHuman: a b\n\nAssistant: 4", "rejected": "\n\nHuman: a c\n\nAssistant: 5"},
+        "preference",
+        "'chosen' and 'rejected' differ before their last turn",
+    ),
     ({"chosen": "a b", "rejected": ASSISTANT}, "preference", "one of 'chosen' and 'rejected' is text"),
     (
         {"chosen": ASSISTANT, "rejected": [{"role": "user", "content": "x"}, ASSISTANT[1]]},
