@@ -123,8 +123,11 @@ def _blame(source: SourceOptions, convert: Callable[[Item], T | None], wanted: s
     raise AssertionError("a row was lost on the way")
 
 
-def row_of(options: DataOptions, problem: Problem) -> Row | None:
-    """The row that gave a problem, to name it in a sentence. Reads the sources again; generated problems have none."""
+def row_of(options: DataOptions, problem: Problem, responses: Sequence[str] = ()) -> Row | None:
+    """The row that gave a problem, to name it in a sentence. Reads the sources again; generated problems have none.
+
+    Of several rows with the same problem, it is the one that compares or judges these responses.
+    """
 
     def identity(one: Problem) -> Any:
         return one.id, one.traces, one.extra.get("trace_probs")
@@ -132,7 +135,8 @@ def row_of(options: DataOptions, problem: Problem) -> Row | None:
     for source in options.mix or [options]:
         if source.source != ARITHMETIC and source.count != 0:
             for row, item in _read(source):
-                if identity(problem_of(item)) == identity(problem):
+                held = {one.response for one in _as_judgements(item) or ()}
+                if identity(problem_of(item)) == identity(problem) and held.issuperset(responses):
                     return row
     return None
 

@@ -24,7 +24,7 @@ def preference(values: Values) -> Preference:
         asked, liked, disliked = _from_messages(values, chosen, rejected)
     if not liked.strip() or not disliked.strip():
         raise RowError("'chosen' or 'rejected' is empty once the prompt they share is taken off")
-    return Preference(Problem(asked), liked, disliked)
+    return Preference(_problem(asked), liked, disliked)
 
 
 def judged(values: Values) -> Judged:
@@ -35,7 +35,13 @@ def judged(values: Values) -> Judged:
     asked, completion = messages(values, "prompt"), _conversation(values, "completion")
     if not isinstance(completion, str):
         asked, completion = _asked(asked, completion[:-1], "completion"), last_said(completion, "completion")
-    return Judged(Problem(asked), completion, WANTED[label])
+    return Judged(_problem(asked), completion, WANTED[label])
+
+
+def _problem(asked: tuple[Message, ...]) -> Problem:
+    if not any(one.role == "user" for one in asked):
+        raise RowError("the prompt has no message of the user")
+    return Problem(asked)
 
 
 def _conversation(values: Values, name: str) -> str | tuple[Message, ...]:

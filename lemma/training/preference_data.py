@@ -12,7 +12,7 @@ import numpy as np
 
 from lemma.core.errors import UserError
 from lemma.core.random import permutation
-from lemma.core.types import Demonstration, Preference, Trajectory
+from lemma.core.types import Demonstration, Message, Preference, Problem, Trajectory
 from lemma.data.arithmetic import mistaken
 from lemma.data.load import (
     filter_by_length,
@@ -123,12 +123,12 @@ def _load(stage: Stage, options: PreferenceOptions, data: DataOptions, fmt: Form
         pairs = [built_in(fmt, item, tokenizer) for item in load_demonstrations(data, seed)]
     elif paired:
         pairs = [
-            _example(fmt, tokenizer, [Demonstration(item.problem, text) for text in (item.chosen, item.rejected)])
+            of_row(fmt, tokenizer, data, item.problem, (item.chosen, item.rejected), (1, -1))
             for item in _different(load_preferences(data, seed), data, stage)
         ]
     else:
         return [
-            _example(fmt, tokenizer, [Demonstration(item.problem, item.response)], (1 if item.wanted else -1,))
+            of_row(fmt, tokenizer, data, item.problem, (item.response,), (1 if item.wanted else -1,))
             for item in load_judged(data, seed)
         ]
     return pairs if paired else [one for pair in pairs for one in pair.single()]
@@ -144,6 +144,19 @@ def _different(found: list[Preference], data: DataOptions, stage: Stage) -> list
         lost = len(found) - len(kept)
         stage.warn(f"{lost} of {len(found)} pairs have the same text as 'chosen' and 'rejected' and were left out")
     return kept
+
+
+def of_row(
+    fmt: Format, tokenizer: Any, data: DataOptions, problem: Problem, responses: tuple[str, ...], signs: tuple[int, ...]
+) -> Example:
+    """The example that a row gave; what format and tokenizer refuse is said of that row."""
+    try:
+        return _example(fmt, tokenizer, [Demonstration(problem, text) for text in responses], signs)
+    except UserError as error:
+        plain = Demonstration(Problem((Message("user", "?"),)), "!")
+        _example(fmt, tokenizer, [plain], (1,))  # where this is refused as well, it is not for the row
+        row = row_of(data, problem, responses)
+        raise error if row is None else row.error(error.problem, error.fix) from None
 
 
 def _example(fmt: Format, tokenizer: Any, said: Sequence[Demonstration], signs: tuple[int, ...] = (1, -1)) -> Example:

@@ -278,6 +278,8 @@ WRONG = [
         "preference",
         "'chosen' and 'rejected' differ before their last turn",
     ),
+    ({"prompt": [SYSTEM], "chosen": [FOUR], "rejected": [FIVE]}, "preference", "the prompt has no message of the user"),
+    ({"prompt": [HELLO], "completion": "4", "label": 1}, "judged", "the prompt has no message of the user"),
     ({"chosen": "a b", "rejected": ASSISTANT}, "preference", "one of 'chosen' and 'rejected' is text"),
     (
         {"chosen": ASSISTANT, "rejected": [{"role": "user", "content": "x"}, ASSISTANT[1]]},

@@ -13,10 +13,14 @@ import yaml
 
 from lemma.cli.plan import describe
 from lemma.core.errors import UserError
+from lemma.data.load import load_preferences
+from lemma.data.options import DataOptions
+from lemma.formats.boxed import Boxed
+from lemma.models.tiny import tiny_tokenizer
 from lemma.recipe import load_recipe
 from lemma.rollouts.journal import Journal
 from lemma.rollouts.sample import Sample
-from lemma.training.preference_data import journal_pairs
+from lemma.training.preference_data import journal_pairs, of_row
 from lemma.training.preference_options import JournalOptions
 from tests.training.preference_world import RECIPES, Row, World, toy_rows
 
@@ -72,12 +76,35 @@ def test_pairs_are_judged_responses_too(world: World) -> None:
         ("dpo", {"chosen": "3 pens", "rejected": "4 pens"}, r"pairs.jsonl:3: .*begin differently"),
         ("orpo", {"prompt": "eva ?", "chosen": 3, "rejected": "4"}, r"pairs.jsonl:3: .*'chosen'"),
         ("kto", {"prompt": "eva ?", "chosen": "3"}, r"pairs.jsonl:3: .*'rejected' is missing"),
+        (
+            "dpo",
+            {"prompt": [{"role": "system", "content": "be nice"}], "chosen": "3", "rejected": "4"},
+            r"pairs.jsonl:3: the prompt has no message of the user",
+        ),
+        ("dpo", toy_rows(1)[0] | {"rejected": "<eos>"}, r"pairs.jsonl:3: .*an empty response .*; remove the row"),
+        ("kto", toy_rows(1)[0] | {"rejected": "<eos>"}, r"pairs.jsonl:3: .*an empty response .*; remove the row"),
     ],
 )
 def test_a_wrong_row_gets_one_sentence(world: World, algorithm: str, row: Row, sentence: str) -> None:
     world.data = world.write("pairs.jsonl", [*toy_rows(2), row])
     with pytest.raises(UserError, match=sentence):
         world.train(algorithm)
+
+
+def test_a_row_that_the_chat_template_refuses_gets_one_sentence(world: World) -> None:
+    data = DataOptions(source=str(world.write("pairs.jsonl", toy_rows(4))))
+    tokenizer, fmt = tiny_tokenizer(), Boxed(system="", template="tokenizer")
+    third = load_preferences(data, 0)[2]
+    for refused, sentence in (
+        (
+            f"'{third.problem.question}' in messages[0]['content']",
+            r"pairs\.jsonl:3: the tokenizer's chat template refuses",
+        ),
+        ("true", "^the tokenizer's chat template refuses problem .*: not this one"),
+    ):
+        tokenizer.chat_template = f"{{% if {refused} %}}{{{{ raise_exception('not this one') }}}}{{% endif %}}"
+        with pytest.raises(UserError, match=sentence):
+            of_row(fmt, tokenizer, data, third.problem, (third.chosen, third.rejected), (1, -1))
 
 
 def test_rows_of_another_kind_get_one_sentence(world: World) -> None:
