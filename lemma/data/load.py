@@ -48,10 +48,18 @@ def load_preferences(options: DataOptions, seed: int) -> list[Preference]:
     return _mixed(options, seed, _as_preference, "a chosen and a rejected response")
 
 
-def load_judged(options: DataOptions, seed: int) -> list[Judged]:
-    """Single responses with a label; a preference pair gives one of each kind."""
-    found = _mixed(options, seed, _as_judgements, "a labelled response")
-    return [one for several in found for one in several]
+def load_judged(options: DataOptions, seed: int) -> list[list[Judged]]:
+    """The labelled responses of each row: one, or the two of a pair, the chosen one first."""
+    return _mixed(options, seed, lambda item: judgements(item) or None, "a labelled response")
+
+
+def judgements(item: Item) -> list[Judged]:
+    """The labelled responses of a row: one, or the two of a pair, the chosen one first; none of any other kind."""
+    if isinstance(item, Judged):
+        return [item]
+    if isinstance(item, Preference):
+        return [Judged(item.problem, item.chosen, True), Judged(item.problem, item.rejected, False)]
+    return []
 
 
 def _as_problem(item: Item) -> Problem | None:
@@ -69,14 +77,6 @@ def _as_demonstration(item: Item) -> Demonstration | None:
 
 def _as_preference(item: Item) -> Preference | None:
     return item if isinstance(item, Preference) else None
-
-
-def _as_judgements(item: Item) -> list[Judged] | None:
-    if isinstance(item, Judged):
-        return [item]
-    if isinstance(item, Preference):
-        return [Judged(item.problem, item.chosen, True), Judged(item.problem, item.rejected, False)]
-    return None
 
 
 def _mixed(
@@ -135,7 +135,7 @@ def row_of(options: DataOptions, problem: Problem, responses: Sequence[str] = ()
     for source in options.mix or [options]:
         if source.source != ARITHMETIC and source.count != 0:
             for row, item in _read(source):
-                held = {one.response for one in _as_judgements(item) or ()}
+                held = {one.response for one in judgements(item)}
                 if identity(problem_of(item)) == identity(problem) and held.issuperset(responses):
                     return row
     return None

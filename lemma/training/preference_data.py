@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ import numpy as np
 
 from lemma.core.errors import UserError
 from lemma.core.random import permutation
-from lemma.core.types import Demonstration, Message, Preference, Problem, Trajectory
+from lemma.core.types import Demonstration, Judged, Message, Problem, Trajectory
 from lemma.data.arithmetic import mistaken
 from lemma.data.load import (
     filter_by_length,
+    judgements,
     load_demonstrations,
     load_judged,
     load_preferences,
@@ -24,6 +25,7 @@ from lemma.data.load import (
     take,
 )
 from lemma.data.options import DataOptions
+from lemma.data.rows import Row
 from lemma.data.sources import ARITHMETIC
 from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration
@@ -113,43 +115,57 @@ def _short_prompts(
 
 
 def _load(stage: Stage, options: PreferenceOptions, data: DataOptions, fmt: Format, tokenizer: Any) -> list[Example]:
-    paired, seed, place = options.algorithm.paired, stage.seed, journal_place(data.source)
+    place = journal_place(data.source)
     if place is not None and not data.mix:
-        found = journal_pairs(
-            Path(place).expanduser() if place else stage.folder.path, options.journal, None if place else stage.earlier
-        )
-        pairs = take(found, data, seed, JOURNAL)
+        found = _from_journal(stage, options, data, place)
     elif data.source == ARITHMETIC and not data.mix:
-        pairs = [built_in(fmt, item, tokenizer) for item in load_demonstrations(data, seed)]
-    elif paired:
-        pairs = [
-            of_row(fmt, tokenizer, data, item.problem, (item.chosen, item.rejected), (1, -1))
-            for item in _different(load_preferences(data, seed), data, stage)
-        ]
+        found = [built_in(fmt, item, tokenizer) for item in load_demonstrations(data, stage.seed)]
     else:
-        return [
-            of_row(fmt, tokenizer, data, item.problem, (item.response,), (1 if item.wanted else -1,))
-            for item in load_judged(data, seed)
-        ]
-    return pairs if paired else [one for pair in pairs for one in pair.single()]
+        found = _from_rows(stage, options, data, fmt, tokenizer)
+    return found if options.algorithm.paired else [one for example in found for one in example.single()]
 
 
-def _different(found: list[Preference], data: DataOptions, stage: Stage) -> list[Preference]:
-    """The pairs whose responses differ; the others prefer nothing and are counted and left out."""
-    kept = [item for item in found if item.chosen.strip() != item.rejected.strip()]
+def _from_journal(stage: Stage, options: PreferenceOptions, data: DataOptions, place: str) -> list[Example]:
+    """Pairs of samples: of the stages before, where no place is given."""
+    if place:
+        found = journal_pairs(Path(place).expanduser(), options.journal)
+    else:
+        found = journal_pairs(stage.folder.path, options.journal, stage.earlier)
+    kept = [pair for pair in found if not np.array_equal(pair.responses[0], pair.responses[1])]
+    _tell_equal(len(found), len(kept), stage, None)
+    return take(kept, data, stage.seed, JOURNAL)
+
+
+def _from_rows(
+    stage: Stage, options: PreferenceOptions, data: DataOptions, fmt: Format, tokenizer: Any
+) -> list[Example]:
+    """What rows compare or judge: each gives two responses, or one."""
+    if options.algorithm.paired:
+        found = [judgements(item) for item in load_preferences(data, stage.seed)]
+    else:
+        found = load_judged(data, stage.seed)
+    kept = [row for row in found if len(row) == 1 or row[0].response.strip() != row[1].response.strip()]
+    _tell_equal(len(found), len(kept), stage, lambda: row_of(data, found[0][0].problem))
+    return [of_row(fmt, tokenizer, data, row) for row in kept]
+
+
+def _tell_equal(found: int, kept: int, stage: Stage, first: Callable[[], Row | None] | None) -> None:
+    """Say how many pairs prefer nothing and were left out; refuse where none other is there."""
     if not kept:
-        problem, row = "'chosen' and 'rejected' are the same in every row", row_of(data, found[0].problem)
-        raise UserError(problem) if row is None else row.error(problem, "name the columns as they are meant")
-    if len(kept) < len(found):
-        lost = len(found) - len(kept)
-        stage.warn(f"{lost} of {len(found)} pairs have the same text as 'chosen' and 'rejected' and were left out")
-    return kept
+        problem, row = "the two responses of every pair are the same", None if first is None else first()
+        raise (
+            UserError(f"stage {stage.name}: {problem}")
+            if row is None
+            else row.error(problem, "name the columns as they are meant")
+        )
+    if kept < found:
+        stage.warn(f"{found - kept} of {found} examples hold the same response twice and were left out")
 
 
-def of_row(
-    fmt: Format, tokenizer: Any, data: DataOptions, problem: Problem, responses: tuple[str, ...], signs: tuple[int, ...]
-) -> Example:
+def of_row(fmt: Format, tokenizer: Any, data: DataOptions, said: Sequence[Judged]) -> Example:
     """The example that a row gave; what format and tokenizer refuse is said of that row."""
+    problem, responses = said[0].problem, [one.response for one in said]
+    signs = tuple(1 if one.wanted else -1 for one in said)
     try:
         return _example(fmt, tokenizer, [Demonstration(problem, text) for text in responses], signs)
     except UserError as error:

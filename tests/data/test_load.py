@@ -141,9 +141,9 @@ def test_preferences_and_judgements(tmp_path):
     options = DataOptions(source=write(tmp_path / "a.jsonl", rows))
     assert [one.problem.question for one in load_preferences(options, seed=0)] == ["0?", "1?", "2?"]
     judged = load_judged(options, seed=0)
-    assert [(one.response, one.wanted) for one in judged[:2]] == [("yes", True), ("no", False)] and len(judged) == 6
+    assert [[(one.response, one.wanted) for one in row] for row in judged] == [[("yes", True), ("no", False)]] * 3
     labelled = write(tmp_path / "b.jsonl", [{"prompt": "p", "completion": "c", "label": False}])
-    assert [one.wanted for one in load_judged(DataOptions(source=labelled), seed=0)] == [False]
+    assert [[one.wanted for one in row] for row in load_judged(DataOptions(source=labelled), seed=0)] == [[False]]
 
 
 @given(st.integers(0, 60), st.floats(0, 0.99), st.integers(0, 3))

@@ -13,7 +13,7 @@ import yaml
 
 from lemma.cli.plan import describe
 from lemma.core.errors import UserError
-from lemma.data.load import load_preferences
+from lemma.data.load import judgements, load_preferences
 from lemma.data.options import DataOptions
 from lemma.formats.boxed import Boxed
 from lemma.models.tiny import tiny_tokenizer
@@ -104,7 +104,7 @@ def test_a_row_that_the_chat_template_refuses_gets_one_sentence(world: World) ->
     ):
         tokenizer.chat_template = f"{{% if {refused} %}}{{{{ raise_exception('not this one') }}}}{{% endif %}}"
         with pytest.raises(UserError, match=sentence):
-            of_row(fmt, tokenizer, data, third.problem, (third.chosen, third.rejected), (1, -1))
+            of_row(fmt, tokenizer, data, judgements(third))
 
 
 def test_rows_of_another_kind_get_one_sentence(world: World) -> None:
@@ -121,14 +121,17 @@ def test_a_pair_that_is_too_long_is_left_out_whole(world: World) -> None:
     assert "1 of 9 examples have a sequence longer than 96 tokens and were left out" in world.said()
 
 
-def test_a_pair_that_prefers_nothing_is_left_out(world: World) -> None:
+@pytest.mark.parametrize("algorithm", ["dpo", "kto"])
+def test_a_pair_that_prefers_nothing_is_left_out(world: World, algorithm: str) -> None:
     same = toy_rows(1)[0] | {"rejected": "many coins "}
     world.data = world.write("pairs.jsonl", [*toy_rows(8), same])
-    world.train("dpo", {"validation": {}})
-    assert "1 of 9 pairs have the same text as 'chosen' and 'rejected' and were left out" in world.said()
+    world.train(algorithm, {"validation": {}})
+    assert "1 of 9 examples hold the same response twice and were left out" in world.said()
+    done = json.loads((world.run / "stages" / "prefer" / "done.json").read_text())
+    assert done["examples"] == {"dpo": 8, "kto": 16}[algorithm]
     world.data = world.write("pairs.jsonl", [same, same])
-    with pytest.raises(UserError, match=r"pairs\.jsonl:1: 'chosen' and 'rejected' are the same in every row"):
-        world.train("dpo", run="same")
+    with pytest.raises(UserError, match=r"pairs\.jsonl:1: the two responses of every pair are the same"):
+        world.train(algorithm, run="same")
 
 
 @pytest.mark.parametrize("how", ["share", "data"])
@@ -260,6 +263,22 @@ def test_count_and_fraction_are_of_the_pairs_of_a_journal(
     book.close()
     world.train("dpo", {"steps": 1, "data": {"source": f"journal:{book.path}", **amount}, "validation": {}})
     assert json.loads((world.run / "stages" / "prefer" / "done.json").read_text())["examples"] == learnt
+
+
+def test_equal_samples_are_no_pair(world: World, tmp_path: Path) -> None:
+    """Such as where the same text was graded twice, and once in vain."""
+    for name, others in (("one", [[21, 1], [20, 1]]), ("all", [[20, 1], [20, 1]])):
+        book = Journal(tmp_path / f"{name}.jsonl")
+        for key, ids in enumerate(others):
+            book.append(sample(key, 0, 1.0, [20, 1]))
+            book.append(sample(key, 1, 0.0, ids))
+        book.close()
+    for algorithm, count in (("dpo", 1), ("kto", 2)):
+        world.train(algorithm, {"data": {"source": f"journal:{tmp_path / 'one.jsonl'}"}, "validation": {}}, algorithm)
+        assert "1 of 2 examples hold the same response twice and were left out" in world.said()
+        assert json.loads((world.run / "stages" / "prefer" / "done.json").read_text())["examples"] == count
+    with pytest.raises(UserError, match="the two responses of every pair are the same"):
+        world.train("dpo", {"data": {"source": f"journal:{tmp_path / 'all.jsonl'}"}, "validation": {}}, "all")
 
 
 @pytest.mark.parametrize("place", ["data", "validation.data"])
