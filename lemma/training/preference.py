@@ -35,7 +35,9 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
     train, held_out = prepare(stage, options, fmt, policy.tokenizer, limit)
     check_ids([*train, *held_out], len(policy.head.weight), stage)
     stage.data = digest([*train, *held_out])
-    order = Order(len(train), options.batch.examples, stage.seed, stage.name, options.shuffle)
+    # One response alone has no other prompt to estimate KTO's reference point from.
+    fewest = 2 if options.algorithm.needs_baseline else 1
+    order = Order(len(train), options.batch.examples, stage.seed, stage.name, options.shuffle, fewest)
     total = order.total_steps(options)
     learner = Learner(
         policy,

@@ -56,17 +56,22 @@ class Example:
 
 @dataclass(frozen=True)
 class Order:
-    """Which examples make up which step: a function of the step alone."""
+    """Which examples make up which step: a function of the step alone.
+
+    The last step of an epoch takes what is left; where that is less than `fewest`, it joins the step before.
+    """
 
     count: int
     per_step: int
     seed: int
     name: str
     shuffle: bool
+    fewest: int = 1
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-self.count // self.per_step)
+        whole, left = divmod(self.count, self.per_step)
+        return max(1, whole + (left >= self.fewest))
 
     def total_steps(self, options: PreferenceOptions) -> int:
         if options.steps is not None:
@@ -74,12 +79,13 @@ class Order:
         return max(1, round((options.epochs or 1.0) * self.steps_per_epoch))
 
     def batch(self, index: int) -> list[int]:
-        """The examples of step number `index`, counted from 0; the last step of an epoch takes what is left."""
+        """The examples of step number `index`, counted from 0."""
         epoch, place = divmod(index, self.steps_per_epoch)
         order = np.arange(self.count)
         if self.shuffle:
             order = permutation(self.count, self.seed, self.name, "order", epoch)
-        return order[place * self.per_step : (place + 1) * self.per_step].tolist()
+        end = self.count if place == self.steps_per_epoch - 1 else (place + 1) * self.per_step
+        return order[place * self.per_step : end].tolist()
 
 
 def prepare(

@@ -17,7 +17,7 @@ from lemma.models.packing import TokenBatch
 from lemma.recipe import load_recipe
 from lemma.training.learner import Learner
 from lemma.training.options import OptimOptions
-from lemma.training.preference_data import Example
+from lemma.training.preference_data import Example, Order
 from lemma.training.preference_scores import SquaredMass, mismatched, precompute
 from tests.models.small import CPU, in_float64, tiny_policy, trajectories
 from tests.training.preference_world import ALGORITHMS, Row, World, toy_rows
@@ -194,6 +194,27 @@ def test_mismatched_pairs_come_from_the_step() -> None:
     assert all(one.chosen_T.tolist() == [False, False, True, True] for one in found)
     assert mismatched([example(10, 20), example(10, 21)], 90) == []
     assert [len(one) for one in mismatched([example(10, 20), example(11, 21)], 3)] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("count", "fewest", "sizes"),
+    [(18, 2, [18]), (35, 2, [17, 18]), (36, 2, [17, 17, 2]), (34, 2, [17, 17]), (1, 2, [1]), (18, 1, [17, 1])],
+)
+def test_what_is_left_of_an_epoch(count: int, fewest: int, sizes: list[int]) -> None:
+    order = Order(count, 17, seed=1, name="prefer", shuffle=True, fewest=fewest)
+    for epoch in range(2):
+        steps = [order.batch(epoch * order.steps_per_epoch + place) for place in range(order.steps_per_epoch)]
+        assert [len(step) for step in steps] == sizes
+        assert sorted(number for step in steps for number in step) == list(range(count))
+
+
+def test_no_response_is_alone_in_a_step_of_kto(tmp_path: Path) -> None:
+    world = World(tmp_path, toy_rows(9))
+    many = {"steps": None, "epochs": 2, "batch": {"examples": 17, "token_budget": 512}, "validation": {}}
+    first, second = world.train("kto", many | {"optim": {"lr": 1e-2}})
+    assert (second["epoch"], second["packs"]) == (2.0, first["packs"])
+    assert second["reference_point"] > 0
+    assert len(world.train({"name": "kto", "loss": "apo_zero_unpaired"}, many, "apo")) == 4, "it estimates nothing"
 
 
 # --- options ---------------------------------------------------------------------------------------------------------
