@@ -20,7 +20,7 @@ from lemma.training.options import OptimOptions
 from lemma.training.preference_data import Example, Order
 from lemma.training.preference_scores import SquaredMass, mismatched, precompute
 from tests.models.small import CPU, in_float64, tiny_policy, trajectories
-from tests.training.preference_world import ALGORITHMS, Row, World, toy_rows
+from tests.training.preference_world import ALGORITHMS, RECIPES, Row, World, toy_rows
 
 
 @pytest.fixture
@@ -59,9 +59,12 @@ def test_a_toy_preference_is_learnt(world: World, algorithm: Any) -> None:
 def test_rows_of_metrics_and_the_best_checkpoint(world: World) -> None:
     rows = world.train("dpo", {"steps": 6, "validation": {"share": 0.25, "every": 2}})
     names = {f"{kind}/{side}" for kind in ("rewards", "logps") for side in ("chosen", "rejected")}
-    names |= {"loss", "rewards/margins", "rewards/accuracies", "kl"}
+    names |= {"loss", "rewards/margins", "rewards/accuracies", "rewards/mean", "kl"}
     assert all(names <= row.keys() for row in of(rows, "train"))
     assert all({f"validation/{name}" for name in names} <= row.keys() for row in of(rows, "eval"))
+    documented = (RECIPES.parents[1] / "docs" / "preference.md").read_text()
+    own = {name for name in of(rows, "train")[0] if "/" in name}
+    assert own and not [name for name in own if f"`{name}`" not in documented]
     first = of(rows, "train")[0]
     assert first["loss"] == pytest.approx(np.log(2), rel=1e-5), "policy and reference begin alike"
     assert (first["rewards/margins"], first["kl"]) == pytest.approx((0.0, 0.0), abs=1e-6)
