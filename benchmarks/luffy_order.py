@@ -347,10 +347,10 @@ def _line(name: str, rows: Sequence[Row], seeds: Sequence[int]) -> str:
     cells = [name]
     for seed in seeds:
         own = [row["greedy"] for row in rows if row["seed"] == seed]
-        cells.append(f"{own[0]['accuracy']:.1%} {_within(_scores(own, 1), name, seed)}" if own else "")
+        cells.append(f"{own[0]['accuracy']:.1%} {_within(_scores(own, 1))}" if own else "")
     for kind, samples in (("greedy", 1), ("sampled", SAMPLES)):
         own = [row[kind] for row in rows]
-        cells += [f"{_mean_of(rows, kind):.1%}", _within(_scores(own, samples), name, kind), over_seeds(own)]
+        cells += [f"{_mean_of(rows, kind):.1%}", _within(_scores(own, samples)), over_seeds(own)]
     cells.append(f"{np.mean([row['sampled']['written'] for row in rows]):.0%}")
     return f"| {' | '.join(cells)} |"
 
@@ -364,8 +364,8 @@ def _scores(measured: Sequence[Row], samples: int) -> np.ndarray:
     return np.mean([[int(digit) / samples for digit in one["right"]] for one in measured], axis=0)
 
 
-def _within(scores: np.ndarray, *name: str | int) -> str:
-    low, high, _ = mean_interval(scores, 0, "luffy_order", *name)
+def _within(scores: np.ndarray) -> str:
+    low, high, _ = mean_interval(scores)
     return f"[{low:.1%}, {high:.1%}]"
 
 

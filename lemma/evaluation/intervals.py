@@ -1,50 +1,54 @@
 """How sure a number is: 95% intervals for means over problems, which are the unit that is drawn at random.
 
 Where every problem scores 0 or 1, as with one sample each, the interval is the exact binomial one of Clopper and
-Pearson. Otherwise it is the bootstrap over problems, corrected for bias and skewness (BCa: Efron 1987) and widened as
-Student's t is for few problems. The plain percentile bootstrap covers 89% instead of 95% on 30 problems that are mostly
-never solved; this one stays between 93% and 97% (tests/evaluation/test_intervals.py).
+Pearson. Otherwise it is the Bayesian bootstrap over problems (Rubin 1981), whose weights are Dirichlet(1, ..., 1), with
+half a problem more that is always solved for the upper end, or never solved for the lower one. A whole one would make
+it the bound of Learned-Miller and Thomas (2019), which for scores of 0 and 1 is Clopper and Pearson's, and cover up to
+99%; half a one is as in Jeffreys' prior. Two rules join it to the exact interval: the upper end is never below that of
+the always solved problems alone, the lower never above that of all problems solved at all; and where one end can miss
+nothing, because it never comes so near to 0 or 1, the other spends the whole 5%. Nothing is drawn, and one right answer
+more never lowers an end.
+
+By simulation it covers 93% to 97%, and 96% to 98% where right answers are rare: 30 problems with means of 1% to 10%. A
+bootstrap corrected for bias and skewness (BCa) covers 86% to 94% there, because a resample of few problems that were
+ever solved knows nothing of those that were not (tests/evaluation/test_intervals.py).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
-from lemma.core.random import stream
-from lemma.evaluation.paired import t_quantile
-
 LEVEL = 0.95
-RESAMPLES = 2000
-# Standard errors that an interval may reach; below it the correction for skewness, at most 1/6, cannot turn around.
-MOST_REACH = 4.0
+UNSEEN = 0.5
+"""Problems beside those seen that may score as high, or as low, as a problem can."""
+STEP = 0.08
 _NORMAL = NormalDist()
 
 
 class Interval(NamedTuple):
-    """`method` is exact (binomial), bootstrap, or sum (of the intervals of several benchmarks)."""
+    """`method` is exact (binomial), bootstrap (Bayesian), or sum (of the intervals of several benchmarks)."""
 
     low: float
     high: float
     method: str
 
 
-def mean_interval(values: Sequence[float] | np.ndarray, seed: int, *name: str | int) -> Interval:
-    """The interval of the mean of one value (0 to 1) per problem; `name` is that of the random stream."""
+def mean_interval(values: Sequence[float] | np.ndarray) -> Interval:
+    """The interval of the mean of one value (0 to 1) per problem."""
     scores_N = np.asarray(values, dtype=np.float64)
     assert scores_N.size > 0 and scores_N.min() >= 0 and scores_N.max() <= 1, "one score from 0 to 1 for each problem"
-    levels, counts = np.unique(scores_N, return_counts=True)
-    if len(levels) == 1 or np.isin(levels, (0.0, 1.0)).all():
-        total = float(scores_N.sum())
-        low, high = exact_binomial(math.floor(total), scores_N.size), exact_binomial(math.ceil(total), scores_N.size)
-        return Interval(low.low, high.high, "exact")
-    return _bootstrap(levels, counts, seed, name)
+    if np.isin(scores_N, (0.0, 1.0)).all():
+        return exact_binomial(int(scores_N.sum()), scores_N.size)
+    return Interval(1 - _upper_end(1 - scores_N), _upper_end(scores_N), "bootstrap")
 
 
+@cache
 def exact_binomial(right: int, total: int) -> Interval:
     """Clopper and Pearson: the shares under which neither this count nor a more extreme one is rarer than 2.5%."""
     tail = (1 - LEVEL) / 2
@@ -67,23 +71,61 @@ def _solve(total: int, least: int, tail: float) -> float:
     return (low + high) / 2
 
 
-def _bootstrap(levels: np.ndarray, counts: np.ndarray, seed: int, name: tuple[str | int, ...]) -> Interval:
-    """Problems with the same score are interchangeable, so a resample is one multinomial draw over the scores."""
-    count = int(counts.sum())
-    share = counts / count
-    mean = float(levels @ share)
-    draws = stream(seed, *name, "bootstrap").multinomial(count, share, size=RESAMPLES)
-    means = np.sort(draws @ levels / count)
-    tiny = 1e-12
-    below = (np.searchsorted(means, mean - tiny) + np.searchsorted(means, mean + tiny)) / (2 * RESAMPLES)
-    bias = _NORMAL.inv_cdf(float(np.clip(below, 0.2, 0.8)))
-    deviation = levels - mean
-    skew = float(counts @ deviation**3) / (6 * float(counts @ deviation**2) ** 1.5)
-    reach = min(t_quantile((1 + LEVEL) / 2, count - 1) * math.sqrt(count / (count - 1)), MOST_REACH)
-    low, high = (
-        float(np.quantile(means, _NORMAL.cdf(bias + (bias + z) / (1 - skew * (bias + z))))) for z in (-reach, reach)
-    )
-    return Interval(min(low, mean), max(high, mean), "bootstrap")
+def _upper_end(scores_N: np.ndarray) -> float:
+    """Also where the scores count as wrong answers, and the end is 1 less the lower one.
+
+    Shares within `edge` of 1 can be missed from below only, because no lower end lies there: all 5% are spent above.
+    """
+    count = scores_N.size
+    levels, counts = np.unique(np.append(scores_N, 1.0), return_counts=True)
+    weights = counts.astype(np.float64)
+    weights[-1] -= 1 - UNSEEN
+    edge = exact_binomial(count, count).low
+    end = _quantile(levels, weights, (1 - LEVEL) / 2)
+    if end > edge:
+        end = max(_quantile(levels, weights, 1 - LEVEL), edge)
+    return max(end, exact_binomial(int((scores_N == 1).sum()), count).high)
+
+
+def _quantile(levels: np.ndarray, weights: np.ndarray, tail: float) -> float:
+    """The value that a mean of the levels exceeds with the probability `tail`, its shares being Dirichlet(weights)."""
+    goal, total = _NORMAL.inv_cdf(1 - tail), float(weights.sum())
+    mean = float(levels @ weights) / total
+    deviation = math.sqrt(float(weights @ (levels - mean) ** 2) / (total * (total + 1)))
+    low, high = float(levels[0]), float(levels[-1])
+    value, slope, before = mean + goal * deviation, 1 / deviation, (mean, 0.0)
+    for turn in range(100):
+        # In normal quantiles the curve is nearly straight, so that a line leads to the next point; else by halves.
+        if turn > 10 or not low < value < high:
+            value = (low + high) / 2
+        found = _NORMAL.inv_cdf(1 - _exceeds(levels, weights, value))
+        if abs(found - goal) < 1e-9 or high - low < 1e-9:
+            break
+        if (found - before[1]) * (value - before[0]) > 0:
+            slope = (found - before[1]) / (value - before[0])
+        before = value, found
+        low, high = (value, high) if found < goal else (low, value)
+        value += (goal - found) / slope
+    return value
+
+
+def _exceeds(levels: np.ndarray, weights: np.ndarray, value: float) -> float:
+    """P(mean of the levels > value), which is P(sum of (level - value) * Gamma(weight) > 0): a Laplace transform turned
+    back. The path of integration crosses the real axis where the integrand is least, so that it does not oscillate.
+    """
+    away = levels - value
+    low, high = 0.0, 1 / float(away.max())
+    for _ in range(20):
+        cross = (low + high) / 2
+        low, high = (low, cross) if float(weights @ (away / (1 - away * cross))) * cross > 1 else (cross, high)
+    scale = 1 / math.sqrt(float(weights @ (away / (1 - away * cross)) ** 2) + cross**-2)
+    total = float(weights.sum())
+    steps = np.arange(0.0, 4 + math.log(total + 1) / 2 + 30 / total, STEP)
+    path = cross + 1j * scale * np.sinh(steps)
+    logs = -np.log(1 - np.outer(path, away)) @ weights - np.log(path)
+    parts = np.exp(logs).real * np.cosh(steps)
+    share = scale * STEP / math.pi * float(parts.sum() - parts[0] / 2)
+    return min(max(share, 1e-15), 1 - 1e-15)
 
 
 def mean_of_intervals(values: Sequence[float], intervals: Sequence[Interval]) -> Interval:

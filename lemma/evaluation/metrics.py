@@ -107,35 +107,33 @@ def summarise(
     problems: Sequence[Kind],
     marks: Sequence[Sequence[Mark]],
     *,
-    seed: int = 0,
-    name: str = "",
     ties: Ties = "average",
 ) -> Summary:
     """All numbers of one benchmark. Every problem has the same number of samples."""
     assert len(problems) == len(marks) > 0 and len({len(own) for own in marks}) == 1, "K samples of each problem"
     k = len(marks[0])
 
-    def score(what: str, values: Sequence[float]) -> Score:
-        return Score(_mean(values), *mean_interval(np.clip(values, 0.0, 1.0), seed, "evaluation", name, what))
+    def score(values: Sequence[float]) -> Score:
+        return Score(_mean(values), *mean_interval(np.clip(values, 0.0, 1.0)))
 
     right_N = [sum(mark.right for mark in own) for own in marks]
     averages = [right / k for right in right_N]
-    scores = {f"avg@{k}": score("avg", averages)}
+    scores = {f"avg@{k}": score(averages)}
     for size in sizes_up_to(k)[1:]:
-        scores[f"pass@{size}"] = score(f"pass@{size}", [pass_at_k(k, right, size) for right in right_N])
+        scores[f"pass@{size}"] = score([pass_at_k(k, right, size) for right in right_N])
     for size in sizes_up_to(k)[1:]:
         won = [majority([m.vote for m in own[:size]], [float(m.right) for m in own[:size]], ties) for own in marks]
-        scores[f"maj@{size}"] = score(f"maj@{size}", won)
-    scores["format"] = score("format", [_mean([mark.formatted for mark in own]) for own in marks])
-    scores["truncated"] = score("truncated", [_mean([mark.truncated for mark in own]) for own in marks])
-    scores["reasoning"] = score("reasoning", [_mean([bool(mark.reasoning) for mark in own]) for own in marks])
+        scores[f"maj@{size}"] = score(won)
+    scores["format"] = score([_mean([mark.formatted for mark in own]) for own in marks])
+    scores["truncated"] = score([_mean([mark.truncated for mark in own]) for own in marks])
+    scores["reasoning"] = score([_mean([bool(mark.reasoning) for mark in own]) for own in marks])
 
     def breakdown(of: Callable[[Kind], str | None]) -> dict[str, tuple[int, Score]]:
         names = [of(problem) for problem in problems]
         found = {}
         for group in sorted({one for one in names if one is not None}, key=_natural):
             values = [value for one, value in zip(names, averages, strict=True) if one == group]
-            found[group] = (len(values), score(f"in {group}", values))
+            found[group] = (len(values), score(values))
         return found
 
     flat = [mark for own in marks for mark in own]

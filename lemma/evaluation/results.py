@@ -110,8 +110,6 @@ def make_report(
         summaries[name] = summarise(
             [group[0] for group in members],
             [[row.mark for row in group] for group in members],
-            seed=settings[name]["seed"],
-            name=name,
             ties=ties,
         )
     return Report(
