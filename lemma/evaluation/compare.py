@@ -23,11 +23,12 @@ Scores = dict[str, list[float]]
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The samples of an evaluation: for each benchmark, the scores and the gold of each problem."""
+    """The samples of an evaluation: for each benchmark, the scores, the gold and the question of each problem."""
 
     name: str
     scores: dict[str, Scores]
     golds: dict[str, dict[str, tuple[str, ...]]]
+    questions: dict[str, dict[str, str]]
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -84,11 +85,13 @@ def read_evaluation(folder: Path, metric: str = "accuracy") -> Evaluation:
     report = read_report(folder)
     scores: dict[str, Scores] = {}
     golds: dict[str, dict[str, tuple[str, ...]]] = {}
+    questions: dict[str, dict[str, str]] = {}
     for name, rows in report.rows.items():
         for row in rows:
             scores.setdefault(name, {}).setdefault(row.problem, []).append(METRICS[metric](row))
             golds.setdefault(name, {})[row.problem] = tuple(row.gold)
-    return Evaluation(str(folder), scores, golds, report.settings)
+            questions.setdefault(name, {})[row.problem] = row.question
+    return Evaluation(str(folder), scores, golds, questions, report.settings)
 
 
 def compare(first: Evaluation, second: Evaluation, benchmarks: Sequence[str] | None = None) -> Compared:
@@ -130,15 +133,18 @@ def compare(first: Evaluation, second: Evaluation, benchmarks: Sequence[str] | N
 
 
 def _shared(first: Evaluation, second: Evaluation, name: str) -> tuple[list[str], list[str]]:
-    """The problems that both have with the same gold, and a sentence where that is not all of them."""
+    """The problems that both have with the same question and gold, and a sentence where that is not all of them."""
     mine, theirs = first.scores[name], second.scores[name]
     both = [one for one in mine if one in theirs]
-    same = [one for one in both if first.golds[name][one] == second.golds[name][one]]
+    asked = [one for one in both if first.questions[name][one] == second.questions[name][one]]
+    same = [one for one in asked if first.golds[name][one] == second.golds[name][one]]
     said = []
     if len(both) < max(len(mine), len(theirs)):
         said.append(f"{name}: only {len(both)} problems are in both (A has {len(mine)}, B has {len(theirs)})")
-    if len(same) < len(both):
-        said.append(f"{name}: {len(both) - len(same)} problems have another gold answer in B and are left out")
+    if len(asked) < len(both):
+        said.append(f"{name}: {len(both) - len(asked)} problems have another question in B and are left out")
+    if len(same) < len(asked):
+        said.append(f"{name}: {len(asked) - len(same)} problems have another gold answer in B and are left out")
     return same, said
 
 

@@ -131,6 +131,7 @@ def evaluation(scores: dict[str, list[list[float]]], golds: str = "7", **setting
         "folder",
         named,
         {name: dict.fromkeys(parts, (golds,)) for name, parts in named.items()},
+        {name: {one: f"Q{one}?" for one in parts} for name, parts in named.items()},
         {name: {"format": {"name": "boxed"}, "max_tokens": 512, "seed": 0, **settings} for name in named},
     )
 
@@ -168,6 +169,18 @@ def test_other_problems_are_refused() -> None:
         compare(evaluation({"m": [[1.0]]}), evaluation({"m": [[1.0]]}, golds="8"))
     with pytest.raises(UserError, match="no evaluation has a benchmark 'mm'; did you mean 'm'"):
         compare(evaluation({"m": [[1.0]]}), evaluation({"m": [[1.0]]}), ["mm"])
+
+
+def test_problems_with_another_question_are_left_out() -> None:
+    """The same ids and golds under other questions, as in two versions of a file."""
+    first, second = evaluation({"m": [[1.0]] * 5}), evaluation({"m": [[1.0]] * 5})
+    second.questions["m"]["p1"] = second.questions["m"]["p4"] = "Another?"
+    found = compare(first, second)
+    assert found.rows[0].test.problems == 3
+    assert found.doubts == ("m: 2 problems have another question in B and are left out",)
+    second.questions["m"] = dict.fromkeys(second.questions["m"], "Another?")
+    with pytest.raises(UserError, match="share no problem"):
+        compare(first, second)
 
 
 def test_doubts_are_said() -> None:
