@@ -63,7 +63,7 @@ class Row:
             right=right,
             known=self.verdict != "unknown",
             # Right answers are one answer, however they are written.
-            vote="right" if right else vote and f"not {vote}",
+            vote="right" if right else f"not {vote}" if vote else None,
             formatted=self.format_ok,
             truncated=self.finish == "length",
             reasoning=None if self.reasoning is None else len(self.reasoning),

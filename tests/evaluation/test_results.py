@@ -62,3 +62,12 @@ def test_the_spreadsheet_has_every_number(report: Report, tmp_path: Path) -> Non
         for kind, groups in (("subject", own["subjects"]), ("level", own["levels"])):
             wanted |= {(name, f"{kind} {one}", f"avg@{own['k']}"): score["value"] for one, score in groups.items()}
     assert found == wanted and found["two", "", "unknown"] == 1
+
+
+@pytest.mark.parametrize("said", [None, "", " ", "$", "\\text{}"])
+def test_an_answer_that_says_nothing_does_not_vote(said: str | None) -> None:
+    (empty,) = rows("one", [["wrong"]])
+    empty.extracted = said
+    assert empty.mark.vote is None
+    empty.extracted = "8"
+    assert empty.mark.vote == "not 8"
