@@ -84,12 +84,12 @@ def read(path: str | Path, what: str = "recipe") -> Document:
     loader = _Builder(str(path))
     data = loader.build(text)
     if data is None:
-        raise UserError(f"the {what} is empty", file=path, fix="`lemma train --help` lists what can be written in it")
+        fix = "`lemma train --help` lists what can be written in it" if what == "recipe" else "write `key: value` lines"
+        raise UserError(f"the {what} is empty", file=path, fix=fix)
     if not isinstance(data, dict):
         kind = "a list" if isinstance(data, list) else "a single value"
-        raise UserError(
-            f"the {what} is {kind}, not `key: value` lines", file=path, line=1, fix="write for example `run:`"
-        )
+        fix = "write for example `run:`" if what == "recipe" else "write for example `source: problems.jsonl`"
+        raise UserError(f"the {what} is {kind}, not `key: value` lines", file=path, line=1, fix=fix)
     return Document(str(path), data, loader.places)
 
 

@@ -17,9 +17,9 @@ from lemma.config.overrides import apply
 Kind = TypeVar("Kind", bound=Options)
 
 
-def load(kind: type[Kind], path: str | Path, overrides: Sequence[str] = ()) -> Kind:
+def load(kind: type[Kind], path: str | Path, overrides: Sequence[str] = (), what: str = "recipe") -> Kind:
     """Read a YAML file, apply the overrides and validate; every mistake is a `UserError` of one sentence."""
-    document = read(path)
+    document = read(path, what)
     written = copy.deepcopy(document.data)
     apply(document, overrides, kind)
     try:

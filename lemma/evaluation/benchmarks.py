@@ -109,7 +109,7 @@ def find_benchmark(spec: str | Mapping[str, Any] | Benchmark) -> Benchmark:
 
         if not Path(spec).is_file():
             raise UserError(f"there is no file {spec}", fix="write the path of a YAML entry, or a benchmark's name")
-        entry = load(Benchmark, spec)
+        entry = load(Benchmark, spec, what="benchmark")
         beside = Path(spec).parent / entry.source
         update = {"name": entry.name or Path(spec).stem}
         if beside.exists() and not Path(entry.source).exists():

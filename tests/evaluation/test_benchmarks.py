@@ -160,6 +160,12 @@ def test_a_wrong_benchmark_gets_one_sentence(spec: Any, sentence: str) -> None:
     assert str(caught.value).startswith(sentence)
 
 
+def test_an_entry_that_is_no_mapping_is_called_a_benchmark(tmp_path: Path) -> None:
+    (tmp_path / "list.yaml").write_text("- source: rows.jsonl\n")
+    with pytest.raises(UserError, match="the benchmark is a list, not `key: value` lines"):
+        find_benchmark(str(tmp_path / "list.yaml"))
+
+
 def test_a_folder_without_the_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no file of benchmark amc; put it there as amc_aimo83\.jsonl"):
         load_benchmark(BENCHMARKS["amc"], data_dir=tmp_path)
