@@ -166,7 +166,7 @@ class _Judge(Judge):
     """Each benchmark with its own format, each problem with its own rules."""
 
     def __init__(self, asked: Sequence[Asked], rewards: Sequence[Reward], tokenizer: Any, service: GradingService):
-        super().__init__(asked[0].fmt, rewards, tokenizer, service=service)
+        super().__init__(asked[0].fmt, rewards, tokenizer, service=service, ends=asked[0].sampling.stop_ids)
         self._asked = {one.name: one for one in asked}
 
     def begin(self, problem: Problem, sample: Sample) -> Pending:

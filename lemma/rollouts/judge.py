@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +28,8 @@ class Pending:
 class Judge:
     """Reads completions by one format and scores them by some rewards.
 
-    `grade` asks the grader even where no reward needs a verdict, as an evaluation does.
+    `grade` asks the grader even where no reward needs a verdict, as an evaluation does. `ends` are the tokens that end
+    a completion beside the tokenizer's end-of-sequence token.
     """
 
     def __init__(
@@ -40,9 +41,10 @@ class Judge:
         service: GradingService | None = None,
         rules: Rules = DEFAULT,
         grade: bool = True,
+        ends: Collection[int] = (),
     ):
         self.fmt, self.rewards, self.tokenizer = fmt, list(rewards), tokenizer
-        self.service, self.rules = service, rules
+        self.service, self.rules, self.ends = service, rules, frozenset(ends)
         self.needs_verdict = grade or any(reward.needs_verdict for reward in rewards)
         self.seconds = 0.0
         """Time that reading, waiting for verdicts and scoring took so far."""
@@ -53,7 +55,7 @@ class Judge:
             return self._begin(problem, sample)
 
     def _begin(self, problem: Problem, sample: Sample) -> Pending:
-        sample.text = text_of(sample.ids, sample.finish, self.tokenizer)
+        sample.text = text_of(sample.ids, sample.finish, self.tokenizer, self.ends)
         parsed = self.fmt.parse(sample.text)
         sample.reasoning, sample.answer, sample.faults = parsed.reasoning, parsed.answer, parsed.faults
         sample.format_ok = parsed.ok
@@ -82,8 +84,9 @@ class Judge:
         self.seconds += time.perf_counter() - begin
 
 
-def text_of(ids: np.ndarray, finish: str, tokenizer: Any) -> str:
-    """The text of a response; the end-of-sequence token that ended it is not part of it."""
-    if finish in ("stop", "given") and len(ids) and ids[-1] == tokenizer.eos_token_id:
+def text_of(ids: np.ndarray, finish: str, tokenizer: Any, ends: Collection[int] = ()) -> str:
+    """The text of a response; the end token that ended it, the tokenizer's or one of `ends`, is not part of it."""
+    last = int(ids[-1]) if len(ids) else None
+    if finish in ("stop", "given") and last is not None and (last == tokenizer.eos_token_id or last in ends):
         ids = ids[:-1]
     return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

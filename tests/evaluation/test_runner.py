@@ -10,9 +10,12 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -20,6 +23,7 @@ from lemma.cli import main
 from lemma.core.errors import UserError
 from lemma.core.events import Event, Progressed
 from lemma.engines import open_engine
+from lemma.engines.base import Completion
 from lemma.engines.options import NativeOptions
 from lemma.evaluation.folder import claim
 from lemma.evaluation.options import EvalOptions
@@ -28,6 +32,7 @@ from lemma.evaluation.results import VERSION, read_report
 from lemma.evaluation.runner import EvalSettings, evaluate
 from lemma.grading import GradingService, grade
 from tests.evaluation.conftest import ENTRY
+from tests.rollouts.scripted import Scripted
 
 FORMAT = {"name": "r1_zero", "preamble": False}
 PRELOAD = [
@@ -271,6 +276,27 @@ def test_prompts_that_do_not_fit_still_count(trained: Path, tmp_path: Path) -> N
         2,
     )
     assert any("1 prompts do not fit into the model's context and count as wrong" in str(event) for event in heard)
+
+
+def test_every_end_token_of_the_model_is_taken_off_the_text(trained: Path, tmp_path: Path) -> None:
+    """The model's settings name a second token that ends a turn, as those of chat models do."""
+    policy, _ = open_engine(str(trained), "cpu")
+    tokenizer = policy.tokenizer
+    second = tokenizer.convert_tokens_to_ids("####")
+    policy.causal.generation_config.eos_token_id = [tokenizer.eos_token_id, second]
+
+    class Ended(Scripted):
+        def completions(self) -> Iterator[Completion]:
+            for one in super().completions():
+                yield replace(one, ids=np.array([*one.ids[:-1], second], dtype=np.int32))
+
+    (tmp_path / "rows.jsonl").write_text('{"question": "3 + 2 ?", "answer": "5"}\n')
+    settings = EvalSettings(max_tokens=24, format=FORMAT)
+    engine = Ended(tokenizer, lambda request, sample: "3 + 2 = 5 </think> <answer> 5 </answer>")
+    report = evaluate(engine, policy, [str(tmp_path / "rows.jsonl")], settings, tmp_path / "out")
+    (row,) = report.rows["rows"]
+    assert row.completion == "3 + 2 = 5 </think> <answer> 5 </answer>"
+    assert (row.verdict, row.faults, row.format_ok) == ("right", [], True)
 
 
 def test_thoughts_that_never_end_count_only_on_request(trained: Path, tmp_path: Path) -> None:
