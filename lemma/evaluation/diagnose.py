@@ -44,6 +44,8 @@ class Situation:
     context: int | None = None
     model_ends: tuple[int, ...] = ()
     """Tokens that end a turn according to the model's own settings."""
+    compares: bool = True
+    """Whether the algorithm compares the samples of a problem: a group with one reward for all then teaches nothing."""
 
 
 @dataclass(slots=True)
@@ -74,7 +76,10 @@ def sample_groups(
 
 
 def diagnose(groups: Sequence[Sequence[Sample]], situation: Situation) -> Diagnosis:
-    """Look at groups of samples, each of one problem; every number is a mean over samples or over groups."""
+    """Look at groups of samples, each of one problem; every number is a mean over samples or over groups.
+
+    What only several samples of a problem can show has no number where there is one of each.
+    """
     assert groups and all(groups), "at least one sample of at least one problem"
     numbers = measure(groups, situation)
     findings = [
@@ -98,9 +103,6 @@ def measure(groups: Sequence[Sequence[Sample]], situation: Situation) -> dict[st
     numbers = {
         "groups": float(len(groups)),
         "samples": float(len(samples)),
-        "distinct": fmean(len({tuple(s.ids.tolist()) for s in group}) / len(group) for group in groups),
-        "distinct_answers": fmean(len({s.answer for s in group if s.answer is not None}) for group in groups),
-        "similarity": fmean(similarity(group) for group in groups),
         "format": fmean(sample.format_ok for sample in samples),
         "answered": fmean(sample.answer is not None for sample in samples),
         "truncated": fmean(sample.truncated for sample in samples),
@@ -111,19 +113,26 @@ def measure(groups: Sequence[Sequence[Sample]], situation: Situation) -> dict[st
         "right": fmean(sample.right for sample in samples),
         "unknown": fmean(sample.verdict == "unknown" for sample in samples),
         "reward": fmean(value for values in known for value in values) if known else 0.0,
-        "spread": fmean(float(np.std(values)) for values in known) if known else 0.0,
-        "dead": fmean(max(values) == min(values) if values else True for values in rewards),
+        "spread_of_all": float(np.std([value for values in known for value in values])) if known else 0.0,
         "logprob": float(logprobs.mean()) if len(logprobs) else 0.0,
     }
+    if min(map(len, groups)) > 1:
+        numbers |= {
+            "distinct": fmean(len({tuple(s.ids.tolist()) for s in group}) / len(group) for group in groups),
+            "distinct_answers": fmean(len({s.answer for s in group if s.answer is not None}) for group in groups),
+            "similarity": fmean(similarity(group) for group in groups),
+            "spread": fmean(float(np.std(values)) for values in known) if known else 0.0,
+        }
+        if situation.compares:
+            numbers["dead"] = fmean(max(values) == min(values) if values else True for values in rewards)
     return numbers | _round_trip(samples, situation.tokenizer)
 
 
 def similarity(group: Sequence[Sample]) -> float:
     """Mean over pairs of the share of 4-token pieces that two completions have in common (Jaccard); 1: all alike."""
+    assert len(group) > 1, "two completions to compare"
     pieces = [_pieces(sample.ids.tolist()) for sample in group]
     pairs = list(combinations(range(len(group)), 2))
-    if not pairs:
-        return 1.0
     chosen = pairs[:: max(1, len(pairs) // PAIRS)]
     return fmean(len(pieces[a] & pieces[b]) / len(pieces[a] | pieces[b]) for a, b in chosen)
 
@@ -151,13 +160,26 @@ def _round_trip(samples: Sequence[Sample], tokenizer: Any) -> dict[str, float]:
     }
 
 
+def _is_alike(n: Mapping[str, float]) -> bool:
+    return "distinct" in n and (n["distinct"] < 0.5 or n["similarity"] > 0.9)
+
+
+def _is_random(n: Mapping[str, float], s: Situation) -> bool:
+    """Whether tokens are drawn nearly at random; at temperature 0 none is drawn, and completions that are alike show
+    that something else decides."""
+    return -n["logprob"] > 2.5 and s.sampling.temperature > 0 and not _is_alike(n)
+
+
 def _diversity(n: Mapping[str, float], s: Situation) -> Iterable[Finding]:
+    if "distinct" not in n:
+        yield Finding("diversity", "one sample of each problem cannot show it (--group-size 4 would)")
+        return
     text = (
         f"{n['distinct']:.0%} of a group's completions differ, with {n['distinct_answers']:.1f} different answers; "
         f"two of them share {n['similarity']:.0%} of their 4-token pieces"
     )
     key = f"{s.prefix}.rollout.temperature"
-    if n["distinct"] < 0.5 or n["similarity"] > 0.9:
+    if _is_alike(n):
         advice = f"raise {key} (now {s.sampling.temperature:g}): completions that are alike teach nothing"
         if s.sampling.cuts_support:
             advice = f"loosen top_p, top_k and min_p under {s.prefix}.rollout, or {advice}"
@@ -228,13 +250,15 @@ def _ends(groups: Sequence[Sequence[Sample]], n: Mapping[str, float], s: Situati
 
 
 def _rewards(groups: Sequence[Sequence[Sample]], n: Mapping[str, float], s: Situation) -> Iterable[Finding]:
-    text = (
-        f"mean {n['reward']:.3g}, spread within a group {n['spread']:.3g}, {n['right']:.0%} of the answers are right; "
-    )
-    text += f"{n['dead']:.0%} of the groups have one reward for all and teach nothing"
+    spread = f"within a group {n['spread']:.3g}" if "dead" in n else f"over all samples {n['spread_of_all']:.3g}"
+    text = f"mean {n['reward']:.3g}, spread {spread}, {n['right']:.0%} of the answers are right"
+    if "dead" in n:
+        text += f"; {n['dead']:.0%} of the groups have one reward for all and teach nothing"
+    elif n["spread_of_all"] == 0:
+        text += "; all samples have the same reward"
     if n["unknown"] > 0.05:
         text += f"; {n['unknown']:.0%} could not be graded"
-    if n["dead"] > 0.5:
+    if n["dead"] > 0.5 if "dead" in n else n["spread_of_all"] == 0:
         yield Finding("rewards", text, "problem", _dead_advice(groups, n, s))
     else:
         yield Finding("rewards", text, "note" if n["unknown"] > 0.05 else "fine",
@@ -242,8 +266,8 @@ def _rewards(groups: Sequence[Sequence[Sample]], n: Mapping[str, float], s: Situ
 
 
 def _dead_advice(groups: Sequence[Sequence[Sample]], n: Mapping[str, float], s: Situation) -> str:
-    size = len(groups[0])
-    bigger = f"raise {s.prefix}.algorithm.group_size (now {size})"
+    bigger = f"raise {s.prefix}.algorithm.group_size (now {len(groups[0])})" if "dead" in n else ""
+    hotter = "" if _is_random(n, s) else f"raise {s.prefix}.rollout.temperature"
     if n["unknown"] > 0.5:
         return f"most answers cannot be graded: check that {s.prefix}.data has gold answers"
     if n["right"] > 0.9:
@@ -251,22 +275,27 @@ def _dead_advice(groups: Sequence[Sequence[Sample]], n: Mapping[str, float], s: 
     if n["format"] == 0:
         return "no completion keeps the format, so none is rewarded: put a supervised stage in front"
     if n["right"] < 0.1:
-        return f"take easier problems in {s.prefix}.data or {bigger}: nearly all answers are wrong"
-    return f"{bigger}, or raise {s.prefix}.rollout.temperature: groups agree with themselves"
+        easier = f"take easier problems in {s.prefix}.data"
+        return f"{' or '.join(filter(None, (easier, bigger)))}: nearly all answers are wrong"
+    if not bigger:
+        return f"check {s.prefix}.rewards: right and wrong answers are worth the same"
+    return f"{', or '.join(filter(None, (bigger, hotter)))}: groups agree with themselves"
 
 
 def _certainty(n: Mapping[str, float], s: Situation) -> Iterable[Finding]:
     """Sampled from the model's own distribution, the mean negative log-probability estimates the entropy of a token."""
-    entropy = -n["logprob"]
+    entropy, temperature = -n["logprob"], s.sampling.temperature
     text = f"about {entropy:.2f} nats of entropy a token (mean log-probability {n['logprob']:.2f})"
-    key = f"{s.prefix}.rollout.temperature"
-    if entropy > 2.5:
-        advice = (
-            f"lower {key} (now {s.sampling.temperature:g}), or set min_p beside it: tokens are drawn nearly at random"
+    if temperature == 0:
+        text = (
+            f"nothing is drawn at temperature 0; the likeliest tokens have a mean log-probability of {n['logprob']:.2f}"
         )
+    key = f"{s.prefix}.rollout.temperature"
+    if _is_random(n, s):
+        advice = f"lower {key} (now {temperature:g}), or set min_p beside it: tokens are drawn nearly at random"
         yield Finding("entropy", text, "problem", advice)
     elif entropy < 0.02:
-        yield Finding("entropy", text, "note", f"raise {key} (now {s.sampling.temperature:g}): nothing is explored")
+        yield Finding("entropy", text, "note", f"raise {key} (now {temperature:g}): nothing is explored")
     else:
         yield Finding("entropy", text)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lemma.cli import main
+from lemma.cli.debug import _compares
 from lemma.engines.base import Sampling
 from lemma.evaluation.diagnose import Diagnosis, Situation, diagnose, similarity
 from lemma.formats.r1_zero import R1Zero
@@ -65,8 +66,8 @@ def good_groups() -> list[list[Sample]]:
     return groups
 
 
-def situation(max_tokens: int = 40, **more: object) -> Situation:
-    return Situation(R1Zero(), Sampling(max_tokens), TOKENIZER, "stages.grpo", 512, **more)  # type: ignore[arg-type]
+def situation(max_tokens: int = 40, temperature: float = 1.0, **more: object) -> Situation:
+    return Situation(R1Zero(), Sampling(max_tokens, temperature=temperature), TOKENIZER, "stages.grpo", 512, **more)  # type: ignore[arg-type]
 
 
 def topic(diagnosis: Diagnosis, name: str) -> tuple[str, str, str]:
@@ -87,7 +88,7 @@ def test_similarity_by_hand() -> None:
     """1 2 3 4 5 and 1 2 3 4 6 have the pieces 1234, 2345 and 1234, 2346: one of three in common."""
     one, two = sample("1 2 3 4 5", finish="length"), sample("1 2 3 4 6", finish="length")
     assert similarity([one, two]) == pytest.approx(1 / 3)
-    assert similarity([one, one]) == 1.0 and similarity([one]) == 1.0
+    assert similarity([one, one]) == 1.0
 
 
 def test_completions_that_are_alike() -> None:
@@ -139,6 +140,55 @@ def test_entropy(logprob: float, level: str, words: str) -> None:
     assert found == level and words in advice
 
 
+@pytest.mark.parametrize("compares", [False, True])
+def test_one_sample_of_each_problem(compares: bool) -> None:
+    """Eight problems with one sample each, half of them right: nothing is wrong, and no group can be judged."""
+    groups = [[one] for group in good_groups() for one in group]
+    diagnosis = diagnose(groups, situation(compares=compares))
+    assert [finding.level for finding in diagnosis.findings] == ["fine"] * 7 and diagnosis.advice == []
+    assert "one sample of each problem cannot show it" in topic(diagnosis, "diversity")[1]
+    assert "spread over all samples 0.5" in topic(diagnosis, "rewards")[1]
+    assert not {"distinct", "similarity", "dead", "spread"} & set(diagnosis.numbers)
+    for (one,) in groups:
+        one.reward = 0.0
+    level, text, advice = topic(diagnose(groups, situation(compares=compares)), "rewards")
+    assert level == "problem" and "all samples have the same reward" in text and "rewards" in advice
+    for (one,) in groups:
+        one.verdict = "wrong"
+    advice = topic(diagnose(groups, situation(compares=compares)), "rewards")[2]
+    assert advice == "take easier problems in stages.grpo.data: nearly all answers are wrong"
+
+
+def test_groups_that_no_algorithm_compares_are_never_dead() -> None:
+    """Each problem has one reward for all of its samples; with a critic the difference between problems teaches."""
+    groups = good_groups()
+    for number, group in enumerate(groups):
+        for one in group:
+            one.reward = float(number)
+    level, text, _ = topic(diagnose(groups, situation()), "rewards")
+    assert level == "problem" and "100% of the groups have one reward for all" in text
+    level, text, _ = topic(diagnose(groups, situation(compares=False)), "rewards")
+    assert level == "fine" and "spread over all samples 0.5" in text and "groups" not in text
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("size", [1, 4])
+def test_advice_never_contradicts_itself(temperature: float, alike: bool, size: int) -> None:
+    """Unlikely tokens, equal rewards, and completions that are alike or not: the temperature goes one way."""
+    groups = good_groups()
+    for group in groups:
+        for one in group:
+            one.reward = 0.5
+            one.logprobs[:] = -4.0
+    groups = [[group[0]] * 4 if alike else group for group in groups]
+    diagnosis = diagnose([group[:size] for group in groups], situation(temperature=temperature))
+    raised = any("raise stages.grpo.rollout.temperature" in advice for advice in diagnosis.advice)
+    lowered = any("lower stages.grpo.rollout.temperature" in advice for advice in diagnosis.advice)
+    assert not (raised and lowered) and lowered == (temperature > 0 and not (alike and size > 1))
+    assert raised == (size > 1 and (alike or temperature == 0))
+
+
 def test_words_that_the_tokenizer_does_not_know() -> None:
     group = [sample(answer(str(n), n), n, prompt="User: Natalia sold clips . Assistant: <think>") for n in range(3)]
     diagnosis = diagnose([group], situation())
@@ -179,6 +229,42 @@ def test_the_command_on_an_untrained_model(tmp_path: Path, capsys: pytest.Captur
     assert "BAD  format" in said and "kept by 0%" in said and "--- arithmetic/" in said
     assert any("supervised stage" in advice for advice in found["advice"])  # type: ignore[attr-defined]
     assert found["numbers"]["samples"] == 12  # type: ignore[index]
+
+
+PPO = RECIPE.replace("algorithm: {name: grpo, group_size: 4}", "algorithm: {name: ppo}")
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.9"])
+def test_the_command_on_a_critic_s_recipe(temperature: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """PPO takes one sample of a problem by default, and compares none."""
+    found = debug(PPO, tmp_path, "--groups", "3", "--show", "0", "--temperature", temperature)
+    said = capsys.readouterr().out
+    assert f"3 problems x 1 samples at temperature {temperature}" in said
+    assert "ok   diversity  one sample of each problem cannot show it" in said
+    assert "of the groups" not in said and "group_size" not in said
+    advice = " ".join(found["advice"])  # type: ignore[arg-type]
+    assert "raise stages.grpo.rollout.temperature" not in advice
+    assert ("lower stages.grpo.rollout.temperature" in advice) == (temperature != "0")
+    debug(PPO, tmp_path, "--groups", "2", "--group-size", "2", "--show", "0")
+    said = capsys.readouterr().out
+    assert "of a group's completions differ" in said and "spread over all samples" in said
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "compares"),
+    [
+        ("grpo", True),
+        ("rloo", True),
+        ("luffy", True),
+        ("ppo", False),
+        ("reinforce", False),
+        ("expert_iteration", False),
+    ],
+)
+def test_which_algorithms_compare(algorithm: str, compares: bool) -> None:
+    from lemma.algorithms import ALGORITHMS
+
+    assert _compares(ALGORITHMS[algorithm]()) == compares
 
 
 def test_the_command_on_a_recipe_without_reinforcement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
