@@ -33,9 +33,9 @@ STAGES: dict[str, type[StageOptions]] = {
 
 StageName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$")]
 # A stage that is called like an algorithm is one of that kind with that algorithm.
-_IMPLIED = {"sft": {"kind": "supervised"}}
-_IMPLIED |= {name: {"kind": "rl", "algorithm": name} for name in ALGORITHMS}
-_IMPLIED |= {name: {"kind": "preference", "algorithm": name} for name in PREFERENCE_ALGORITHMS}
+_IMPLIED: dict[str, dict[str, Any]] = {"sft": {"kind": "supervised"}}
+_IMPLIED |= {name: {"kind": "rl", "algorithm": {"name": name}} for name in ALGORITHMS}
+_IMPLIED |= {name: {"kind": "preference", "algorithm": {"name": name}} for name in PREFERENCE_ALGORITHMS}
 _stage = Choice(STAGES, by="kind", implied=_IMPLIED)
 
 # What a run may change without changing its results: `*` stands for any name.

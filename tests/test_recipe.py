@@ -204,6 +204,16 @@ def test_a_stage_called_like_an_algorithm_is_that_algorithm(name: str, says_kind
     assert (stage.kind, stage.algorithm.name) == (kind, name)
 
 
+def test_options_beside_the_algorithm_that_a_name_tells() -> None:
+    recipe = Recipe.model_validate(
+        {"stages": {"ppo": {"algorithm": {"epochs": 2}}, "dpo": {"algorithm": {"beta": 0.5}}}}
+    )
+    ppo, dpo = recipe.stages["ppo"].algorithm, recipe.stages["dpo"].algorithm  # type: ignore[attr-defined]
+    assert (ppo.name, ppo.epochs, dpo.name, dpo.beta) == ("ppo", 2, "dpo", 0.5)
+    other = Recipe.model_validate({"stages": {"ppo": {"algorithm": {"name": "grpo"}}}}).stages["ppo"]
+    assert other.algorithm.name == "grpo"  # type: ignore[attr-defined]
+
+
 def test_what_a_stage_says_counts_more_than_its_name() -> None:
     stages = {"ppo": {"kind": "supervised"}, "luffy": {"algorithm": "rloo"}}
     recipe = Recipe.model_validate({"stages": stages})

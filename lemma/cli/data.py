@@ -137,6 +137,12 @@ def run_correct(args: argparse.Namespace) -> int:
     items = load_demonstrations(_options(args), args.seed)
     kept = correct_only(items, _gives_answer if args.format is None else _in_format_and_right(args.format))
     if not kept:
+        right = len(correct_only(items, _gives_answer)) if args.format is not None else 0
+        if right:
+            raise UserError(
+                f"{right:,} of the {len(items):,} responses are right, but none keeps the format {args.format}",
+                fix="leave --format out, or name the format they are written in",
+            )
         raise UserError(f"none of the {len(items):,} responses gives the right answer", fix="check the source")
     write_rows(args.to, item_rows(kept))
     print(f"{args.to}: {len(kept):,} of {len(items):,} rows, those whose response gives the right answer")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lemma.cli.parser import Parser, add_recipe, named
+from lemma.core.errors import UserError
 
 if TYPE_CHECKING:
     from lemma.data.options import DataOptions, SourceOptions
@@ -37,10 +38,22 @@ def run(args: argparse.Namespace) -> int:
 
     recipe = load_recipe(args.recipe, args.overrides)
     print(describe(recipe))
+    print_missing(recipe)
     against = named(args.against) if args.against else None
     for line in plan_lines(recipe, against, args.data_dir, is_asked=args.check_data or against is not None):
         print(line)
     return 0
+
+
+def print_missing(recipe: Recipe) -> None:
+    """Say which file of a stage is not there, as the run would refuse it."""
+    from lemma.training.inputs import check_inputs
+
+    for name in recipe.stages:
+        try:
+            check_inputs(recipe.stages, [name])
+        except UserError as error:
+            print(f"\nwarning: {error}")
 
 
 def describe(recipe: Recipe, *, skip: Sequence[str] = (), only: Sequence[str] = ()) -> str:

@@ -74,7 +74,7 @@ def _check_stages(recipe: Recipe, skip: list[str], only: list[str]) -> None:
 
 
 def _dry_run(recipe: Recipe, skip: list[str], only: list[str]) -> int:
-    from lemma.cli.plan import describe
+    from lemma.cli.plan import describe, print_missing
     from lemma.core.files import write_whole
 
     path = Path(recipe.run.dir) / "recipe.resolved.yaml"
@@ -85,5 +85,6 @@ def _dry_run(recipe: Recipe, skip: list[str], only: list[str]) -> int:
             f"cannot write the resolved recipe: {error.strerror}", file=path, fix="name another folder as `run.dir`"
         ) from None
     print(describe(recipe, skip=skip, only=only))
+    print_missing(recipe)
     print(f"\nThe resolved recipe is in {path}. Nothing was loaded.")
     return 0

@@ -117,10 +117,11 @@ def unknown(name: str, path: KeyPath, options: type[Options], root: type[Options
         return f"did you mean '{close[0]}'?"
     inside = next((spot for spot, _ in _spots(options, meant)), ())
     everywhere = list(_spots(root, meant)) if path else []
-    others = [_called(other) for spot, other in everywhere if _is_place(path, spot[:-1])]
+    here = [other for spot, other in everywhere if _is_place(path, spot[:-1])]
+    others = sorted(filter(None, map(_called, here)))
     if others:
-        return f"remove it: it is an option of {', '.join(sorted(others))}"
-    outside = everywhere[0][0] if everywhere else ()
+        return f"remove it: it is an option of {', '.join(others)}"
+    outside = everywhere[0][0] if everywhere and not here else ()
     if inside and (not outside or len(inside) <= len(outside)):
         return f"write it as '{dotted((*path, *inside))}'"
     if outside:
@@ -134,10 +135,10 @@ def _is_place(path: KeyPath, spot: KeyPath) -> bool:
     return len(path) == len(spot) and all(b in ("NAME", "N", a) for a, b in zip(path, spot, strict=True))
 
 
-def _called(options: type[Options]) -> str:
-    """The name by which a recipe chooses these options among others."""
+def _called(options: type[Options]) -> str | None:
+    """The name by which a recipe chooses these options among others; None for those that it does not choose."""
     field = options.model_fields.get("name") or options.model_fields.get("kind")
-    return str(field.default) if field is not None else options.__name__
+    return None if field is None else str(field.default)
 
 
 def _spots(root: type[Options], name: str) -> Iterator[tuple[KeyPath, type[Options]]]:

@@ -22,7 +22,7 @@ class Choice:
     """
 
     def __init__(
-        self, registry: Mapping[str, type[Options]], by: str, implied: Mapping[str, Mapping[str, str]] | None = None
+        self, registry: Mapping[str, type[Options]], by: str, implied: Mapping[str, Mapping[str, Any]] | None = None
     ):
         self.registry, self.by, self.implied = registry, by, dict(implied or {})
 
@@ -32,7 +32,7 @@ class Choice:
             return {self.by: value}
         told = {self.by: key} if key in self.registry else self.implied.get(str(key), {})
         if isinstance(value, dict) and told and value.get(self.by, told[self.by]) == told[self.by]:
-            return {**told, **value}
+            return {**told, **{name: _merged(told.get(name), given) for name, given in value.items()}}
         return value
 
     def pick(self, value: Any, key: Any = None) -> type[Options] | None:
@@ -44,6 +44,11 @@ class Choice:
         classes = {tag: handler.generate_schema(option) for tag, option in self.registry.items()}
         union = core_schema.tagged_union_schema(classes, discriminator=self.by)
         return core_schema.no_info_before_validator_function(self.expand, union)
+
+
+def _merged(told: Any, given: Any) -> Any:
+    """What is told is the beginning of a mapping that says more."""
+    return {**told, **given} if isinstance(told, dict) and isinstance(given, dict) else given
 
 
 def annotation_of(field: FieldInfo) -> Any:

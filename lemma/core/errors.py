@@ -45,10 +45,17 @@ def warnings_said(say: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
+# What people write who know other programs.
+MEANT = {"gpu": "cuda", "reinforcement": "rl", "reinforcement_learning": "rl", "sft": "supervised"}
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """A phrase that offers the valid name closest to a wrong one, or lists them all."""
     names = sorted(valid)
-    close = get_close_matches(name, names, n=1, cutoff=0.5)
+    if MEANT.get(name) in names:
+        return f"write '{MEANT[name]}'"
+    close = get_close_matches(name, names, n=5, cutoff=0.6)
+    close.sort(key=lambda one: sorted(one) != sorted(name))  # letters that changed places come first
     if close:
         return f"did you mean '{close[0]}'?"
     return "write one of: " + ", ".join(names) if names else "check the spelling"

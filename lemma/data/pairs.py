@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from lemma.core.types import Judged, Message, Preference, Problem
-from lemma.data.rows import RowError, Values, as_messages, has, last_said, messages, text
+from lemma.data.rows import LeftOut, RowError, Values, as_messages, has, last_said, messages, text
 
 TURN = re.compile(r"\n\n(Human|Assistant):")
 WANTED = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
@@ -57,7 +57,7 @@ def _from_messages(values: Values, chosen: tuple[Message, ...], rejected: tuple[
     liked, disliked = last_said(chosen, "chosen"), last_said(rejected, "rejected")
     earlier = chosen[:-1]
     if earlier != rejected[:-1]:
-        raise RowError("'chosen' and 'rejected' differ before their last message")
+        raise LeftOut("'chosen' and 'rejected' differ before their last message")
     if earlier and not has(values, "prompt"):
         return earlier, liked, disliked
     return _asked(messages(values, "prompt"), earlier, "chosen"), liked, disliked
@@ -97,7 +97,7 @@ def _from_text(values: Values, chosen: str, rejected: str) -> Split:
 def _check_turns(*responses: str) -> None:
     """A response is one turn; where another follows, the conversations parted before their end."""
     if any(TURN.search(response) for response in responses):
-        raise RowError("'chosen' and 'rejected' differ before their last turn")
+        raise LeftOut("'chosen' and 'rejected' differ before their last turn")
 
 
 def _common(one: str, other: str) -> str:

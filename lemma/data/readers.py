@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import string
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from lemma.core.errors import UserError, nearest
+from lemma.core.errors import LemmaWarning, UserError, nearest
 from lemma.core.random import permutation
 from lemma.core.types import Demonstration, Judged, Message, Preference, Problem
 from lemma.data import pairs
 from lemma.data.rows import (
+    LeftOut,
     Row,
     RowError,
     Values,
@@ -360,12 +362,20 @@ def read(rows: Iterable[Row], name: str = "auto") -> list[tuple[Row, Item]]:
     """All rows through one reader, each beside the row that it came from."""
     reader: Reader | None = None
     items: list[tuple[Row, Item]] = []
+    left_out: list[UserError] = []
     for row in rows:
         reader = reader or choose(name, row)
         try:
             items.append((row, reader.read(row.values)))
+        except LeftOut as error:
+            left_out.append(row.error(str(error)))
         except RowError as error:
             raise row.error(str(error)) from error
+    if left_out and not items:
+        raise left_out[0]
+    if left_out:
+        message = f"{len(left_out)} of {len(left_out) + len(items)} rows were left out, such as this one: {left_out[0]}"
+        warnings.warn(message, LemmaWarning, stacklevel=3)
     return items
 
 

@@ -23,6 +23,10 @@ class RowError(Exception):
     """What one row lacks, in a few words."""
 
 
+class LeftOut(RowError):
+    """A row that is well written but of no use; known datasets have some, so they are counted and left out."""
+
+
 class Row(NamedTuple):
     """The values of one row and its place: a line of a text file, or only its number, counted from 1."""
 

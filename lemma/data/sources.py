@@ -78,6 +78,12 @@ def files_of(options: SourceOptions) -> list[Path]:
     return []
 
 
+def check_files(options: SourceOptions) -> None:
+    """Refuse a source on this disk that is not there; what is made up or lies on the hub is not looked for."""
+    if options.source != ARITHMETIC:
+        files_of(options)
+
+
 def _suffix(path: Path) -> str | None:
     return next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), None)
 

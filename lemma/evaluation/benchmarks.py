@@ -150,14 +150,26 @@ def load_benchmark(benchmark: Benchmark, *, limit: int | None = None, data_dir: 
     """
     from lemma.data.load import load_problems
 
-    source = {name: getattr(benchmark, name) for name in SourceOptions.model_fields}
-    if data_dir is not None and benchmark.source != "arithmetic" and not Path(benchmark.source).exists():
-        source |= {"source": str(_file_in(Path(data_dir).expanduser(), benchmark)), "config": None}
-    problems = load_problems(DataOptions(**source), 0)
+    problems = load_problems(_source_of(benchmark, data_dir), 0)
     if limit is not None and limit < len(problems):
         kept = sorted(permutation(len(problems), 0, "benchmark", benchmark.name, "limit")[:limit].tolist())
         problems = [problems[place] for place in kept]
     return Loaded(benchmark, tuple(_unique([shown(problem, benchmark.name) for problem in problems])))
+
+
+def check_benchmark(spec: str | Mapping[str, Any] | Benchmark, *, data_dir: str | Path | None = None) -> None:
+    """Refuse a benchmark whose files are not there, without reading them; the hub is not asked."""
+    from lemma.data.sources import check_files
+
+    check_files(_source_of(find_benchmark(spec), data_dir))
+
+
+def _source_of(benchmark: Benchmark, data_dir: str | Path | None) -> DataOptions:
+    """Where its problems are: in the folder that stands in for the hub, where one is given."""
+    source = {name: getattr(benchmark, name) for name in SourceOptions.model_fields}
+    if data_dir is not None and benchmark.source != "arithmetic" and not Path(benchmark.source).exists():
+        source |= {"source": str(_file_in(Path(data_dir).expanduser(), benchmark)), "config": None}
+    return DataOptions(**source)
 
 
 def _file_in(folder: Path, benchmark: Benchmark) -> Path:

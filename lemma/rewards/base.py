@@ -32,6 +32,8 @@ class RewardInput:
     rules: Rules = DEFAULT
     _asked: list[Future[Verdict]] = field(default_factory=list, repr=False)
     _verdict: Verdict | None = field(default=None, repr=False)
+    looked: bool = field(default=False, repr=False)
+    """Whether anybody looked at the verdict."""
 
     def ask(self) -> None:
         """Begin grading without waiting for the verdict."""
@@ -54,6 +56,7 @@ class RewardInput:
     @property
     def verdict(self) -> Verdict:
         """The grader's word: right if any gold is met, unknown only if no gold could decide."""
+        self.looked = True
         if self._verdict is None:
             self.ask()
             if self._verdict is None:
@@ -77,6 +80,11 @@ class Reward(Options):
     def label(self) -> str:
         """The name under which its distribution is logged."""
         return self.name
+
+    @property
+    def place(self) -> tuple[str, int | None] | None:
+        """File and line of a function that its user wrote."""
+        return None
 
     def check(self) -> None:
         """Refuse, before anything is loaded, what could never score, such as a function that is not there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from traceback import extract_tb
 
 from lemma.core.errors import UserError
@@ -16,14 +17,17 @@ SHOWN = 2_000
 class RewardFailed(UserError):
     """A reward raised an exception; `reward` and `completion` say which one and on what."""
 
-    def __init__(self, reward: str, completion: str, error: BaseException):
-        self.reward, self.completion = reward, completion
-        where = extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
+    def __init__(self, reward: Reward, name: str, completion: str, error: BaseException):
+        self.reward, self.completion = name, completion
+        frames = extract_tb(error.__traceback__)
+        file, line = (frames[-1].filename, frames[-1].lineno) if frames else (None, None)
+        if reward.place is not None and file is not None and Path(file).parent == Path(__file__).parent:
+            file, line = reward.place
         shown = completion if len(completion) <= SHOWN else completion[:SHOWN] + "..."
         super().__init__(
-            f"reward '{reward}' failed with {type(error).__name__}: {error} on the completion {shown!r}",
-            file=where.filename if where else None,
-            line=where.lineno if where else None,
+            f"reward '{name}' failed with {type(error).__name__}: {error} on the completion {shown!r}",
+            file=file,
+            line=line,
         )
 
 
@@ -31,8 +35,8 @@ class RewardFailed(UserError):
 class Scored:
     """The rewards of one completion: each by name before its weight, and their weighted sum.
 
-    `total` is None where no reward applies, or where a reward needs a verdict and it is unknown: such a completion is
-    left out, because an error never becomes a reward.
+    `total` is None where no reward applies, or where a reward needs or looks at a verdict and it is unknown: such a
+    completion is left out, because an error never becomes a reward.
     """
 
     total: float | None
@@ -51,8 +55,9 @@ def combine(rewards: Sequence[Reward], items: Sequence[RewardInput]) -> list[Sco
     for place, item in enumerate(items):
         values = [column[place] for column in columns]
         known = [value * reward.weight for value, reward in zip(values, rewards, strict=True) if value is not None]
-        unknown = any(reward.needs_verdict and value is None for value, reward in zip(values, rewards, strict=True))
-        total = None if not known or (unknown and not item.verdict.known) else math.fsum(known)
+        needed = any(reward.needs_verdict and value is None for value, reward in zip(values, rewards, strict=True))
+        unknown = (needed or item.looked) and not item.verdict.known
+        total = None if not known or unknown else math.fsum(known)
         out.append(Scored(total, dict(zip(names, values, strict=True))))
     return out
 
@@ -77,7 +82,7 @@ def _column(reward: Reward, name: str, items: Sequence[RewardInput]) -> list[flo
         except UserError:
             raise
         except (Exception, SystemExit) as error:
-            raise RewardFailed(name, item.completion, error) from error
+            raise RewardFailed(reward, name, item.completion, error) from error
     return values
 
 

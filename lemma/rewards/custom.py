@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from numbers import Real
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
@@ -41,15 +44,33 @@ class Custom(Reward):
         return function
 
     def check(self) -> None:
-        load_function(self.function)
+        function = load_function(self.function)
+        try:
+            inspect.signature(function).bind(None, **self.options)
+        except TypeError as error:
+            file, line = self.place
+            raise UserError(
+                f"reward '{self.label}' cannot be called with a RewardInput and its options: {error}",
+                file=file,
+                line=line,
+                fix="let it take the input, and each of the reward's `options` by name",
+            ) from error
+        except ValueError:
+            pass  # what is not written in Python may not say what it takes
 
     def score(self, item: RewardInput) -> float | None:
         value = load_function(self.function)(item, **self.options)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise TypeError(f"it returned {value!r}, which is not a finite number")
-        return float(value)
+        if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+        instead = f"write {float(value)}" if isinstance(value, bool) else "write a number, or None for no reward"
+        raise TypeError(f"it returned {value!r}, which is not a finite number; {instead}")
+
+    @property
+    def place(self) -> tuple[str, int | None]:
+        code = getattr(load_function(self.function), "__code__", None)
+        return self.function.rpartition(":")[0], None if code is None else code.co_firstlineno
 
 
 @lru_cache(maxsize=64)
@@ -67,6 +88,13 @@ def load_function(spec: str) -> Function:
         module_spec.loader.exec_module(module)
     except SyntaxError as error:
         raise UserError(f"this is not Python: {error.msg}", file=file, line=error.lineno) from error
+    except (Exception, SystemExit) as error:
+        inside = [frame.lineno for frame in extract_tb(error.__traceback__) if Path(frame.filename) == file.resolve()]
+        raise UserError(
+            f"this file cannot be imported: {type(error).__name__}: {error}",
+            file=file,
+            line=inside[-1] if inside else None,
+        ) from error
     function = getattr(module, name, None)
     if not callable(function):
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]

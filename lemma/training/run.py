@@ -16,6 +16,7 @@ from lemma.formats import Format
 from lemma.models.load import TINY, pick_device, resolve
 from lemma.models.options import ModelOptions
 from lemma.training.folder import RunFolder
+from lemma.training.inputs import check_inputs
 from lemma.training.options import RunOptions, StageOptions, SupervisedOptions, stage_before
 from lemma.training.preference import run_preference
 from lemma.training.preference_options import PreferenceOptions
@@ -46,13 +47,12 @@ def train(
 ) -> int:
     """Run every stage that is not done yet. The exit code: 0 when finished or stopped in good order."""
     skipped = stages_to_skip(recipe, skip, only)
-    for name, options in recipe.stages.items():
-        for reward in () if name in skipped else getattr(options, "rewards", ()):
-            reward.check()
+    there = RunFolder(Path(recipe.run.dir), only_read=True)
+    check_inputs(recipe.stages, [n for n in recipe.stages if n not in skipped and (fresh or not there.is_done(n))])
     device = pick_device(recipe.run.device)
     if recipe.model.path != TINY:
         resolve(recipe.model.path)
-    folder = RunFolder(Path(recipe.run.dir))
+    folder = RunFolder(there.path)
     try:
         threads = recipe.run.threads or torch.get_num_threads()
         anew = [name for name in recipe.stages if name not in skipped] if fresh else []

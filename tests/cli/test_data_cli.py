@@ -89,6 +89,8 @@ def test_only_correct_responses_are_kept(run, tmp_path):
         "lemma: error: none of the 1 responses gives the right answer"
     )
     assert not (tmp_path / "none.jsonl").exists()
+    other = run("data", "prepare", "correct", source, "--to", "none.jsonl", "--format", "xml")[2]
+    assert "3 of the 4 responses are right, but none keeps the format xml" in other
 
 
 def test_the_published_traces_keep_most_of_their_rows(run):

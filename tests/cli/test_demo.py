@@ -84,7 +84,9 @@ def die(run: Path, fault: str) -> None:
 
 def what_counts(run: Path) -> dict[str, bytes | str]:
     """Everything that must not depend on how often a demo was stopped: all but timings and where the run stands."""
-    page = re.sub(r"\+? *(\d+ h )?(\d+ min )?\d+ s +\|", "|", (run / "results.md").read_text())
+    page = " ".join(
+        re.sub(r"\+?\s*(\d+\s+h\s+)?(\d+\s+min\s+)?\d+\s+s\b", "", (run / "results.md").read_text()).split()
+    )
     files = [*run.glob("stages/*/final/model.safetensors"), *run.glob("evaluations/*/samples.jsonl")]
     assert len(files) == 3 + 6
     return {"page": page} | {str(path.relative_to(run)): path.read_bytes() for path in sorted(files)}

@@ -121,6 +121,20 @@ RECIPES: dict[str, tuple[str, str]] = {
         swap("steps: 10", "steps: 10\n    steps: 20"),
         "recipe.yaml:9: 'stages.sft.steps' is written twice, first on line 8; keep one of the two",
     ),
+    # words of other programs, and letters that changed places
+    "gpu": (swap("seed:", "device: gpu, seed:"), "recipe.yaml:1: 'run.device' cannot be 'gpu'; write 'cuda'"),
+    "reinforcement": (
+        GOOD + "  next: {kind: reinforcement}\n",
+        "recipe.yaml:11: 'stages.next.kind' cannot be 'reinforcement'; write 'rl'",
+    ),
+    "gpro": (
+        GOOD + "  next: {kind: rl, algorithm: gpro}\n",
+        "recipe.yaml:11: 'stages.next.algorithm' cannot be 'gpro'; did you mean 'grpo'?",
+    ),
+    "an option of other batches": (
+        GOOD + "  next: {kind: preference, batch: {sequences: 4}}\n",
+        "recipe.yaml:11: unknown key 'stages.next.batch.sequences'; write one of: examples, token_budget",
+    ),
     # unknown keys
     "unknown at the top": (swap("model:", "modle:"), "recipe.yaml:2: unknown key 'modle'; did you mean 'model'?"),
     "unknown in a section": (swap("seed:", "sead:"), "recipe.yaml:1: unknown key 'run.sead'; did you mean 'seed'?"),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lemma.core.errors import UserError
+from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.types import Demonstration, Judged, Message, Preference, Problem
 from lemma.data.readers import READERS, choose, problem_of, read
 from lemma.data.rows import Row, boxed
@@ -233,6 +233,25 @@ def test_turns_between_prompt_and_response_are_kept(prompt, earlier, asked):
     assert single == Judged(pair.problem, "It is 4", True)
 
 
+PARTED = [
+    {"chosen": f"{CONVERSATION} 4\n\nHuman: Sure?\n\nAssistant: Yes", "rejected": f"{CONVERSATION} 5"},
+    {"chosen": "\n\nHuman: a b\n\nAssistant: 4", "rejected": "\n\nHuman: a c\n\nAssistant: 5"},
+    {"chosen": ASSISTANT, "rejected": [{"role": "user", "content": "x"}, ASSISTANT[1]]},
+]
+
+
+@pytest.mark.parametrize("values", PARTED)
+def test_pairs_that_part_too_early_are_counted_and_left_out(values):
+    """Known datasets hold some; a file of nothing else is refused."""
+    bad = Row(values, "hh.jsonl", 2, 2)
+    rows = [Row(ROWS["preference"], "hh.jsonl", 1, 1), bad, Row(ROWS["preference"], "hh.jsonl", 3, 3)]
+    with pytest.warns(LemmaWarning, match=r"1 of 3 rows were left out, such as this one: hh.jsonl:2: .* their last"):
+        found = read(rows, "preference")
+    assert [row.number for row, _ in found] == [1, 3]
+    with pytest.raises(UserError, match=r"^hh.jsonl:2: 'chosen' and 'rejected' differ before their last"):
+        read([bad], "preference")
+
+
 def test_preferences_in_one_text():
     item = one({"chosen": f"{CONVERSATION} It is 4", "rejected": f"{CONVERSATION} It is 5"})
     assert (item.chosen, item.rejected) == ("It is 4", "It is 5")
@@ -268,24 +287,9 @@ WRONG = [
     ({"question": "q", "choices": ["a"], "labels": ["A", "B"], "answer": "A"}, "multiple_choice", "1 choices but 2"),
     ({"prompt": "p", "chosen": "a", "rejected": None}, "preference", "the column 'rejected' is null"),
     ({"chosen": "yes", "rejected": "no"}, "preference", "begin differently and there is no column 'prompt'"),
-    (
-        {"chosen": f"{CONVERSATION} 4\n\nHuman: Sure?\n\nAssistant: Yes", "rejected": f"{CONVERSATION} 5"},
-        "preference",
-        "'chosen' and 'rejected' differ before their last turn",
-    ),
-    (
-        {"chosen": "\n\nHuman: a b\n\nAssistant: 4", "rejected": "\n\nHuman: a c\n\nAssistant: 5"},
-        "preference",
-        "'chosen' and 'rejected' differ before their last turn",
-    ),
     ({"prompt": [SYSTEM], "chosen": [FOUR], "rejected": [FIVE]}, "preference", "the prompt has no message of the user"),
     ({"prompt": [HELLO], "completion": "4", "label": 1}, "judged", "the prompt has no message of the user"),
     ({"chosen": "a b", "rejected": ASSISTANT}, "preference", "one of 'chosen' and 'rejected' is text"),
-    (
-        {"chosen": ASSISTANT, "rejected": [{"role": "user", "content": "x"}, ASSISTANT[1]]},
-        "preference",
-        "differ before",
-    ),
     ({"prompt": "p", "chosen": ASSISTANT, "rejected": ASSISTANT}, "preference", "neither repeat nor continue"),
     (
         {"prompt": "p", "completion": [ASSISTANT[1], ASSISTANT[1]], "label": 1},

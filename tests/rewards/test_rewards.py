@@ -160,8 +160,42 @@ def test_a_reward_cannot_end_the_program(tmp_path: Path) -> None:
 @pytest.mark.parametrize("returned", ["'1'", "True", "float('nan')", "float('inf')", "[1]"])
 def test_a_reward_that_is_no_number_is_a_crash(tmp_path: Path, returned: str) -> None:
     path = _write(tmp_path, f"def odd(item):\n    return {returned}\n")
-    with pytest.raises(RewardFailed, match="which is not a finite number"):
+    with pytest.raises(RewardFailed, match="which is not a finite number") as caught:
         combine([make_reward(f"{path}:odd")], [item("x")])
+    assert str(caught.value).startswith(f"{path}:1: reward 'odd' failed"), "the place of the function, not Lemma's"
+
+
+def test_a_number_of_numpy_is_a_number(tmp_path: Path) -> None:
+    path = _write(tmp_path, "import numpy as np\n\ndef half(item):\n    return np.float32(0.5)\n")
+    assert combine([make_reward(f"{path}:half")], [item("x")])[0].total == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("x = 1\nimport no_such_module_at_all\n", "mine.py:2: this file cannot be imported: ModuleNotFoundError"),
+        ("raise SystemExit(3)\n", "mine.py:1: this file cannot be imported: SystemExit"),
+        ("def mine(item, needed):\n    return 1.0\n", "mine.py:1: reward 'mine' cannot be called .* 'needed'"),
+        ("def mine():\n    return 1.0\n", "mine.py:1: reward 'mine' cannot be called"),
+    ],
+)
+def test_a_file_that_cannot_score_is_told_before_anything_is_loaded(tmp_path: Path, text: str, sentence: str) -> None:
+    path = _write(tmp_path, text)
+    with pytest.raises(UserError, match=sentence):
+        make_reward(f"{path}:mine").check()
+
+
+@pytest.mark.parametrize("gold", [None, "x" * 100_000], ids=["none", "too long"])
+def test_a_function_that_looks_at_an_unknown_verdict_gives_no_reward(tmp_path: Path, gold: str | None) -> None:
+    """An error never becomes a reward; a function that does not ask for the verdict is not concerned."""
+    path = _write(
+        tmp_path, "def right(item):\n    return float(item.verdict.right)\n\ndef other(item):\n    return 0.25\n"
+    )
+    right, other = make_reward(f"{path}:right"), make_reward(f"{path}:other")
+    assert combine([right], [item("5", gold)])[0].total is None
+    assert combine([other, right], [item("5", gold)])[0].total is None
+    assert combine([other], [item("5", gold)])[0].total == 0.25
+    assert combine([other, right], [item("5", "5")])[0].total == 1.25
 
 
 @pytest.mark.parametrize(

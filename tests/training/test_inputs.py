@@ -1,4 +1,4 @@
-"""A reward of one's own that is not there, or a benchmark without a file, stops a run before anything is lost."""
+"""What a run reads and is not there (data, benchmarks, a reward of one's own) stops it before anything is lost."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lemma.cli import main
 from lemma.core.errors import UserError
 from lemma.core.events import silent
 from lemma.recipe import Recipe
@@ -33,6 +34,41 @@ def test_a_function_that_is_not_there_is_told_before_anything_is_made(tmp_path: 
             recipe(tmp_path / "run", rewards=[{"name": "custom", "function": f"{tmp_path}/mine.py:polit"}]), sink=silent
         )
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"data": {"source": "nothere.jsonl"}}, r"stage late: the file or folder 'nothere.jsonl' does not exist"),
+        ({"data": {"mix": [{"source": "arithmetic"}, {"source": "x/nothere.csv"}]}}, r"'x/nothere.csv' does not exist"),
+        ({"eval": {"benchmarks": ["nothere.jsonl"]}}, r"stage late: the file or folder 'nothere.jsonl' does not exist"),
+        ({"eval": {"benchmarks": ["gsm8k"], "data_dir": "."}}, r"stage late: . has no file of benchmark gsm8k"),
+        ({"rewards": ["nothere.py:mine"]}, r"stage late: there is no file 'nothere.py'"),
+    ],
+    ids=str,
+)
+def test_what_a_later_stage_lacks_is_told_before_an_earlier_one_is_trained(
+    changes: dict[str, Any], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stages = recipe(tmp_path / "run").model_dump(mode="json")
+    stages["stages"]["late"] = stages["stages"]["rl"] | changes
+    wrong = Recipe.model_validate(stages)
+    with pytest.raises(UserError, match=sentence):
+        train(wrong, sink=silent)
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "recipe.yaml").write_text(wrong.to_yaml())
+    assert main(["plan", "recipe.yaml"]) == 0
+    assert train(wrong, skip=["late"], sink=silent) == 0
+
+
+def test_data_of_a_finished_stage_may_be_gone(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "2+2?", "answer": "4"}\n' * 4)
+    data = {"source": str(rows)}
+    assert train(recipe(tmp_path / "run", data=data), sink=silent) == 0
+    rows.unlink()
+    assert train(recipe(tmp_path / "run", data=data), sink=silent) == 0
 
 
 def test_a_fresh_start_without_its_benchmark_puts_the_earlier_run_back(tmp_path: Path) -> None:
