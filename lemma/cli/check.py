@@ -26,7 +26,7 @@ SMALL = 64 << 20
 def load_benchmarks(names: Sequence[str], data_dir: str | Path | None) -> list[Loaded]:
     from lemma.evaluation.benchmarks import find_benchmark, load_benchmark
 
-    return [load_benchmark(find_benchmark(name), data_dir=data_dir) for name in names]
+    return [load_benchmark(find_benchmark(name), data_dir=data_dir, to_grade=False) for name in names]
 
 
 def check_source(options: DataOptions, args: argparse.Namespace) -> int:
@@ -83,7 +83,7 @@ class Checked:
         from lemma.evaluation.contamination import check_rows
 
         items = load_rows(self.data, seed)
-        loaded = [load_benchmark(one, data_dir=self.data_dir) for one in self.benchmarks]
+        loaded = [load_benchmark(one, data_dir=self.data_dir, to_grade=False) for one in self.benchmarks]
         return items, check_rows([problem_of(item) for item in items], loaded)
 
     @property

@@ -142,15 +142,19 @@ def _name_of(source: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "_-." else "_" for letter in last)
 
 
-def load_benchmark(benchmark: Benchmark, *, limit: int | None = None, data_dir: str | Path | None = None) -> Loaded:
-    """Its problems, at most `limit` of them.
+def load_benchmark(
+    benchmark: Benchmark, *, limit: int | None = None, data_dir: str | Path | None = None, to_grade: bool = True
+) -> Loaded:
+    """Its problems, at most `limit` of them; to be graded, each needs an answer.
 
     Which problems a limit keeps, and in what order options stand, depends on the benchmark only: evaluations of two
     models, or with two seeds, meet the same questions.
     """
-    from lemma.data.load import load_problems
+    from lemma.data.load import load_problems, load_rows
+    from lemma.data.readers import problem_of
 
-    problems = load_problems(_source_of(benchmark, data_dir), 0)
+    source = _source_of(benchmark, data_dir)
+    problems = load_problems(source, 0) if to_grade else [problem_of(item) for item in load_rows(source, 0)]
     if limit is not None and limit < len(problems):
         kept = sorted(permutation(len(problems), 0, "benchmark", benchmark.name, "limit")[:limit].tolist())
         problems = [problems[place] for place in kept]

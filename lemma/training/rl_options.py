@@ -23,7 +23,7 @@ class RewardChoice(Choice):
     """A reward by name, or a function of one's own as `path.py:function`."""
 
     def expand(self, value: Any, key: Any = None) -> Any:
-        if isinstance(value, str) and ".py:" in value:
+        if isinstance(value, str) and (".py:" in value or value.endswith(".py")):
             return {"name": "custom", "function": value}
         return super().expand(value, key)
 

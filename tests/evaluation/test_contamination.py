@@ -141,6 +141,14 @@ def test_the_command_names_the_rows_and_writes_the_others(tmp_path: Path, capsys
     assert "nothing to compare with" in capsys.readouterr().err
 
 
+def test_problems_to_compare_with_need_no_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_rows(tmp_path / "train.jsonl", [LONG])
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text(json.dumps({"prompt": LONG, "chosen": "yes", "rejected": "no"}) + "\n")
+    assert main(["data", "check", str(source), "--against", str(pairs)]) == 0
+    assert "pairs: 1 of its 1 problems (100.0%) found in the data" in capsys.readouterr().out
+
+
 def test_options_count_where_the_question_says_little() -> None:
     """Benchmarks show options in a drawn order; a question that stands alone is enough where it is long."""
 

@@ -64,6 +64,10 @@ STAGES: dict[str, tuple[str, str]] = {
         "algorithm: {name: ppo, missing_eos_score: -1}, truncated: mask",
         "stages.rl: algorithm.missing_eos_score is of samples that `truncated: mask` leaves out; ",
     ),
+    "a file without a function": (
+        "rewards: [right.py]",
+        "stages.rl.rewards.0: 'right.py' does not name a function; write `path/to/file.py:function`",
+    ),
     "a KL of tokens that are gone": (
         "algorithm: {name: rloo, reward_kl: 0.1}, truncated: mask",
         "stages.rl: algorithm.reward_kl is of all tokens of a sample, and `truncated: mask` takes some samples' away; "
