@@ -92,7 +92,6 @@ def _stage(recipe: Recipe, wanted: str | None) -> tuple[str, ReinforcementOption
 
 
 def _debug(args: argparse.Namespace, fmt: Format, name: str, options: ReinforcementOptions) -> int:
-    from lemma.cli.stream import ends_of
     from lemma.data.load import load_problems
     from lemma.engines import open_engine
     from lemma.engines.options import NativeOptions
@@ -104,12 +103,11 @@ def _debug(args: argparse.Namespace, fmt: Format, name: str, options: Reinforcem
     together = NativeOptions(sequences=min(1024, size * min(args.groups, len(problems))))
     policy, engine = open_engine(args.model, args.device, args.seed, _say, together)
     fmt.install(policy.tokenizer)
-    judge = Judge(fmt, options.rewards, policy.tokenizer)
     problems, sampling = _chosen(args, options, fmt, policy, problems)
+    judge = Judge(fmt, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
     groups = sample_groups(engine, policy.tokenizer, judge, sampling, problems, size)
-    ends = tuple(sorted(ends_of(policy)))
     compares = _compares(options.algorithm)
-    situation = Situation(fmt, sampling, policy.tokenizer, f"stages.{name}", policy.context, ends, compares)
+    situation = Situation(fmt, sampling, policy.tokenizer, f"stages.{name}", policy.context, compares)
     diagnosis = diagnose(groups, situation)
     _print(diagnosis, groups, sampling, args.show)
     if args.json is not None:
@@ -157,7 +155,7 @@ def _chosen(
             f"rollout.min_tokens is {options.rollout.min_tokens}, above the {asked} tokens of the longest completion",
             fix="lower rollout.min_tokens or raise --max-tokens",
         )
-    sampling = sampling_of(options, fmt, asked)
+    sampling = sampling_of(options, fmt, asked, policy)
     if args.temperature is not None:
         sampling = replace(sampling, temperature=args.temperature)
     order = permutation(len(kept), args.seed, "debug", "problems")[: args.groups]

@@ -42,8 +42,6 @@ class Situation:
     tokenizer: Any
     prefix: str = "stages.rl"
     context: int | None = None
-    model_ends: tuple[int, ...] = ()
-    """Tokens that end a turn according to the model's own settings."""
     compares: bool = True
     """Whether the algorithm compares the samples of a problem: a group with one reward for all then teaches nothing."""
 
@@ -235,14 +233,9 @@ def _ends(groups: Sequence[Sequence[Sample]], n: Mapping[str, float], s: Situati
     by_token = fmean(len(x.ids) > 0 and int(x.ids[-1]) in own for x in samples)
     by_text = fmean(x.finish == "stop" and (len(x.ids) == 0 or int(x.ids[-1]) not in own) for x in samples)
     stops = ", ".join(map(repr, s.sampling.stop)) or "none"
-    text = f"{by_token:.0%} end with an end token ({s.tokenizer.eos_token!r}), {by_text:.0%} at a stop string ({stops})"
-    missed = [token for token in s.model_ends if token not in own]
-    passed = [token for token in missed if any(token in x.ids for x in samples)]
-    if passed:
-        names = [s.tokenizer.decode([token]) for token in passed]
-        advice = f"add {names} to {s.prefix}.rollout.stop: the model ends its turn there, and the engine goes on"
-        yield Finding("ends", text, "problem", advice)
-    elif fmean("text_after_answer" in x.faults for x in samples) > 0.2:
+    names = ", ".join(repr(s.tokenizer.decode([token])) for token in sorted(own))
+    text = f"{by_token:.0%} end with an end token ({names}), {by_text:.0%} at a stop string ({stops})"
+    if fmean("text_after_answer" in x.faults for x in samples) > 0.2:
         advice = f"add the closing tag of the answer to {s.prefix}.rollout.stop: the model goes on after its answer"
         yield Finding("ends", text, "note", advice)
     else:

@@ -25,6 +25,7 @@ from lemma.engines import make_engine
 from lemma.engines.base import Engine, Sampling
 from lemma.engines.mismatch import Mismatch, check_mismatch
 from lemma.engines.options import EngineOptions, NativeOptions
+from lemma.engines.text import ends_of
 from lemma.formats import Format
 from lemma.models.critic import build_critic
 from lemma.models.load import build_policy, pick_precision
@@ -64,8 +65,9 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
     longest = max(len(task.prompt) for task in tasks) + max_tokens
     engine = make_rollout_engine(stage, options, policy, longest, benchmarks.longest)
     engine.update_weights(done)
-    sampling = sampling_of(options, fmt, max_tokens)
-    roller = make_roller(stage, options, Judge(fmt, options.rewards, policy.tokenizer), engine, order, sampling)
+    sampling = sampling_of(options, fmt, max_tokens, policy)
+    judge = Judge(fmt, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
+    roller = make_roller(stage, options, judge, engine, order, sampling)
     benchmarks.engine = engine
     by_verdict = any(reward.needs_verdict for reward in options.rewards)
     try:
@@ -224,7 +226,8 @@ def make_roller(
     )
 
 
-def sampling_of(options: ReinforcementOptions, fmt: Format, max_tokens: int) -> Sampling:
+def sampling_of(options: ReinforcementOptions, fmt: Format, max_tokens: int, policy: Policy) -> Sampling:
+    """How completions are drawn; they end at every token that ends a turn of this model."""
     rollout = options.rollout
     return Sampling(
         max_tokens=max_tokens,
@@ -234,6 +237,7 @@ def sampling_of(options: ReinforcementOptions, fmt: Format, max_tokens: int) -> 
         min_p=rollout.min_p,
         min_tokens=rollout.min_tokens,
         stop=(*fmt.stop, *rollout.stop),
+        stop_ids=tuple(sorted(ends_of(policy))),
     )
 
 

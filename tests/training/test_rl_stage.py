@@ -132,6 +132,25 @@ def test_grading_has_its_own_time(tmp_path: Path) -> None:
 # --- what stops a run ------------------------------------------------------------------------------------------------
 
 
+def test_samples_end_where_the_model_says_that_turns_end(tmp_path: Path) -> None:
+    """Not only at the tokenizer's end of sequence; and that token is no part of the text."""
+    (tmp_path / "first").mkdir()
+    first = run(tmp_path / "first", steps=1)
+    settings = first.final / "generation_config.json"
+    common = [int(token) for sample in read_samples(journal(first, 1)) for token in sample.ids]
+    other = max(set(common), key=common.count)
+    ends = json.loads(settings.read_text())["eos_token_id"]
+    settings.write_text(json.dumps({"eos_token_id": [ends, other]}))
+    world = toy.Toy(tmp_path, first.final)
+    world.train(small_stage(tmp_path, steps=1))
+    samples = list(read_samples(journal(world, 1)))
+    assert not any(other in sample.ids[:-1] for sample in samples)
+    ended = [sample for sample in samples if sample.ids[-1] == other]
+    assert ended and all(sample.finish == "stop" for sample in ended)
+    word = build_policy(ModelOptions(path=str(first.final)), CPU, 0).tokenizer.decode([other])
+    assert not any(sample.text.endswith(word) and len(sample.ids) == 1 for sample in ended)
+
+
 WIDE = {"tiny": SMALL["tiny"] | {"context": 1024}}
 LONG_EVALUATION = {"benchmarks": ["arithmetic"], "limit": 2, "max_tokens": 900, "at_start": False}
 
