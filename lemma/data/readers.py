@@ -260,10 +260,11 @@ def lemma(values: Values) -> Problem | Demonstration:
     )
     if has(values, "response"):
         return Demonstration(problem, response=text(values, "response"), prompt=optional_text(values, "prompt"))
-    reasoning = _reasoning(values)
+    stated = optional_text(values, "expected_answer")
+    reasoning = _reasoning(values, right if stated is None else (*right, stated))
     if reasoning is None:
         return problem
-    answer = optional_text(values, "expected_answer") or (right[0] if right else None)
+    answer = stated or (right[0] if right else None)
     return Demonstration(problem, reasoning=reasoning, answer=answer)
 
 
@@ -285,10 +286,27 @@ def _traces(values: Values) -> tuple[str, ...]:
     return (target,) if isinstance(target, str) else tuple(listed(values, "target"))
 
 
-def _reasoning(values: Values) -> str | None:
-    """The working of a row of Lemma's schema; GSM8K's repeats the answer after `####`, which is taken off."""
-    found = optional_text(values, "generated_solution", "reasoning", "solution")
-    return None if found is None else found.partition("\n####")[0].strip() or None
+def _reasoning(values: Values, answers: tuple[str, ...]) -> str | None:
+    """The working of a row of Lemma's schema; GSM8K's repeats the answer in a last line `#### N`, which is taken off.
+
+    Markdown has headings of the same look: what is not the answer stays. So does the column `reasoning`, whole.
+    """
+    found = (optional_text(values, "generated_solution", "reasoning", "solution") or "").rstrip()
+    if found and not optional_text(values, "generated_solution") and optional_text(values, "reasoning"):
+        return found.strip()
+    working, mark, last = found.rpartition("\n####")
+    if mark and any(_same_number(last, answer) for answer in answers):
+        found = working
+    return found.strip() or None
+
+
+def _same_number(one: str, other: str) -> bool:
+    """Whether two spellings are equal, as text or as numbers, commas aside."""
+    one, other = _plain_number(one), _plain_number(other)
+    try:
+        return one == other or float(one) == float(other)
+    except ValueError:
+        return False
 
 
 def has_any(values: Values, *names: str) -> bool:

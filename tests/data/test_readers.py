@@ -187,6 +187,36 @@ def test_lemma_schema_keeps_everything():
     assert choice.choices == ("3", "4") and choice.golds == ("B",)
 
 
+@pytest.mark.parametrize(
+    ("solution", "reasoning"),
+    [
+        ("2+2\n#### 4", "2+2"),
+        ("2+2\n#### 4\n", "2+2"),
+        ("2+2\n####4.0", "2+2"),
+        ("a\n#### Step 1\nb\n#### Step 2\nc", "a\n#### Step 1\nb\n#### Step 2\nc"),
+        ("a\n#### Step 1\nb\n#### 4", "a\n#### Step 1\nb"),
+        ("a\n#### 4\nso it is", "a\n#### 4\nso it is"),
+        ("a\n#### 5", "a\n#### 5"),
+        ("a\n#### The end", "a\n#### The end"),
+        ("#### 4", "#### 4"),
+        ("#### Step 1\na", "#### Step 1\na"),
+    ],
+)
+def test_only_a_last_line_that_repeats_the_answer_is_taken_off_the_working(solution, reasoning):
+    for column in ("solution", "generated_solution"):
+        assert one({**ROWS["lemma"], column: solution}).reasoning == reasoning
+    assert one({**ROWS["lemma"], "reasoning": solution}).reasoning == solution.strip()
+
+
+def test_working_that_is_empty_but_for_the_answer_is_none():
+    assert isinstance(one({**ROWS["lemma"], "solution": "\n#### 4"}), Problem)
+    assert isinstance(one({**ROWS["lemma"], "solution": " "}), Problem)
+    thousand = one({**ROWS["lemma"], "answer": "1,004", "solution": "w\n#### 1004"})
+    assert (thousand.reasoning, thousand.answer) == ("w", "1,004")
+    stated = one({**ROWS["lemma"], "generated_solution": "w\n#### 5", "expected_answer": "5"})
+    assert (stated.reasoning, stated.answer) == ("w", "5")
+
+
 CONVERSATION = "\n\nHuman: Hello\n\nAssistant: Hi\n\nHuman: 2+2?\n\nAssistant:"
 
 

@@ -99,3 +99,12 @@ def test_rows_without_solutions_are_refused_and_others_mixed():
         load_demonstrations(DataOptions(source=str(shared("data", "aime25.jsonl"))), seed=0)
     mixed = [SourceOptions(source=str(shared("data", name))) for name in ("aime24.jsonl", "minerva_math.jsonl")]
     assert len(load_demonstrations(DataOptions(mix=mixed), seed=0)) == 302
+
+
+def test_long_traces_keep_their_headings(cache):
+    """Markdown has headings that look like GSM8K's mark of the answer."""
+    path = shared("data", "traces", "long_traces.jsonl.gz")
+    items = load_items(SourceOptions(source=str(path)), cache=cache)
+    rows = rows_of(SourceOptions(source=str(path)))
+    assert [item.reasoning for item in items] == [row.values["generated_solution"].strip() for row in rows]
+    assert sum("\n####" in item.reasoning for item in items) > 30
