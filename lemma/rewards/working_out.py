@@ -13,15 +13,61 @@ from lemma.rewards.correctness import need_gold
 
 Variant = Literal["lemma", "notebook", "repository"]
 START, END, OPEN, CLOSE = "<start_working_out>", "<end_working_out>", "<SOLUTION>", "</SOLUTION>"
-_BLOCK = re.compile(re.escape(OPEN) + r"(.*?)" + re.escape(CLOSE), re.DOTALL)
-_WHOLE = re.compile(rf"{START}.*?{END}{OPEN}.*?{CLOSE}", re.DOTALL)
+_SPACE = re.compile(r"\s*")
+_NUMBER = re.compile(r"-?[\d.,]+")
+
+
+def _block(text: str) -> str | None:
+    """What stands between the first opening tag of a solution and the next closing tag."""
+    _, opened, rest = text.partition(OPEN)
+    block, closed, _ = rest.partition(CLOSE)
+    return block if opened and closed else None
+
+
+def _whole(text: str) -> bool:
+    """Working out between its tags, at once a solution between its own: the repository's search, in linear time."""
+    for tag in (START, END + OPEN, CLOSE):
+        _, found, text = text.partition(tag)
+        if not found:
+            return False
+    return True
 
 
 def _notebook(text: str, eos: str) -> str | None:
-    """The solution as the notebook's pattern finds it, at the end of a line."""
-    end = rf"{re.escape(CLOSE)}[\s]{{0,}}(?:{re.escape(eos)})?" if eos else rf"{re.escape(CLOSE)}[\s]{{0,}}"
-    found = re.search(rf"{END}.*?{OPEN}(.+?){end}[\s]{{0,}}$", text, re.MULTILINE | re.DOTALL)
-    return found[1] if found else None
+    """The solution as the notebook's pattern finds it, at the end of a line, in linear time.
+
+    The pattern is END.*?OPEN(.+?)CLOSE, white space, perhaps EOS, white space, end of a line. Whatever later tags would
+    do for it the first END and the first OPEN after it do too, so that only the closing tag has to be looked for.
+    """
+    end = text.find(END)
+    start = text.find(OPEN, end + len(END)) if end >= 0 else -1
+    if start < 0:
+        return None
+    start += len(OPEN)
+    close = text.find(CLOSE, start + 1)
+    while close >= 0:
+        if _ends_line(text, close + len(CLOSE), eos):
+            return text[start:close]
+        close = text.find(CLOSE, close + 1)
+    return None
+
+
+def _ends_line(text: str, place: int, eos: str) -> bool:
+    """Whether nothing but white space and perhaps one EOS stands between that place and the end of a line."""
+    rest = _after_space(text, place)
+    if rest is None:
+        return True
+    begin = rest - (len(eos) - len(eos.lstrip()))
+    if not eos.strip() or begin < place or not text.startswith(eos, begin):
+        return False
+    return _after_space(text, begin + len(eos)) is None
+
+
+def _after_space(text: str, place: int) -> int | None:
+    """Where the white space that begins there stops; None where a line ends before it does."""
+    found = _SPACE.match(text, place)
+    assert found is not None
+    return None if found.end() == len(text) or "\n" in found[0] else found.end()
 
 
 def _lemma(text: str, eos: str) -> bool:
@@ -64,7 +110,7 @@ class ExactFormat(WorkingOutReward):
         if self.variant == "notebook":
             return 3.0 * (_notebook(item.completion, self.eos) is not None)
         if self.variant == "repository":
-            return 3.0 * (_WHOLE.search(item.completion) is not None)
+            return 3.0 * _whole(item.completion)
         return 3.0 * _lemma(item.completion, self.eos)
 
 
@@ -89,16 +135,16 @@ class Answer(WorkingOutReward):
     def score(self, item: RewardInput) -> float | None:
         if self.variant == "notebook":
             return self._notebook(item.completion, need_gold(item, self.name))
-        block = _BLOCK.search(item.completion)
+        block = _block(item.completion)
         if self.variant == "repository":
-            return self._repository(block[1].strip() if block else None, need_gold(item, self.name))
+            return self._repository(None if block is None else block.strip(), need_gold(item, self.name))
         if not item.verdict.known:
             return None
-        if block is None or not block[1].strip():
+        if block is None or not block.strip():
             return -2.0
         if item.verdict.right:
             return 5.0
-        given, wanted = _number(block[1].strip()), _number(item.problem.gold or "")
+        given, wanted = _number(block.strip()), _number(item.problem.gold or "")
         near = _near(given, wanted, 2.0, 1.5) if given is not None and wanted else None
         return -1.5 if near is None else near
 
@@ -142,8 +188,7 @@ class Numbers(WorkingOutReward):
         gold = need_gold(item, self.name)
         if self.variant == "notebook":
             return self._notebook(item.completion, gold)
-        block = _BLOCK.search(item.completion)
-        text = block[1] if block else ""
+        text = _block(item.completion) or ""
         found = re.search(r"-?\d+\.?\d*", text if self.variant == "repository" else text.replace(",", ""))
         wanted = _number(gold.strip()) if self.variant == "repository" else _number(gold.strip().replace(",", ""))
         if found is None or wanted is None:
@@ -156,11 +201,11 @@ class Numbers(WorkingOutReward):
         return wrong if near is None else near
 
     def _notebook(self, text: str, gold: str) -> float:
-        found = re.search(rf"{OPEN}.*?([-]?[\d\.\,]{{1,}})", text, re.MULTILINE | re.DOTALL)
+        found = _NUMBER.search(text.partition(OPEN)[2])
         if found is None:
             return -2.5
         wanted = _number(gold.strip())
-        given = _number(found[1].strip().replace(",", ""))
+        given = _number(found[0].replace(",", ""))
         if wanted is None or given is None:
             return 0.0
         return 3.5 if given == wanted else -1.5
