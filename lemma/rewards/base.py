@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from lemma.config import Options
 from lemma.core.types import Finish, Problem
-from lemma.formats import Parsed
+from lemma.formats import Format, Parsed
 from lemma.grading import DEFAULT, GradingService, Rules, Verdict, default_service
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ class RewardInput:
     finish: Finish = "stop"
     service: GradingService | None = None
     rules: Rules = DEFAULT
+    format: Format | None = None
+    """What the completion was asked to look like; rewards that look for tags take its."""
     _asked: list[Future[Verdict]] = field(default_factory=list, repr=False)
     _verdict: Verdict | None = field(default=None, repr=False)
     looked: bool = field(default=False, repr=False)

@@ -1,5 +1,6 @@
 """The four rewards of the pipeline with working-out tags. `variant` picks Lemma's scores or one of two originals.
 
+The tags are those of the recipe's format where it is working_out, with whatever tags it was given.
 lemma: exact +3; approximate -3 to +1.5; answer -2 to +5; numbers -1.5 to +3; all four -6.5 to +12.5.
 """
 
@@ -8,47 +9,53 @@ from __future__ import annotations
 import re
 from typing import ClassVar, Literal
 
+from lemma.formats.working_out import WorkingOut
 from lemma.rewards.base import Reward, RewardInput
 from lemma.rewards.correctness import need_gold
 
 Variant = Literal["lemma", "notebook", "repository"]
-START, END, OPEN, CLOSE = "<start_working_out>", "<end_working_out>", "<SOLUTION>", "</SOLUTION>"
+_USUAL = WorkingOut()
 _SPACE = re.compile(r"\s*")
 _NUMBER = re.compile(r"-?[\d.,]+")
 
 
-def _block(text: str) -> str | None:
+def _tags(item: RewardInput) -> WorkingOut:
+    return item.format if isinstance(item.format, WorkingOut) else _USUAL
+
+
+def _block(text: str, tags: WorkingOut) -> str | None:
     """What stands between the first opening tag of a solution and the next closing tag."""
-    _, opened, rest = text.partition(OPEN)
-    block, closed, _ = rest.partition(CLOSE)
+    _, opened, rest = text.partition(tags.solution_start)
+    block, closed, _ = rest.partition(tags.solution_end)
     return block if opened and closed else None
 
 
-def _whole(text: str) -> bool:
+def _whole(text: str, tags: WorkingOut) -> bool:
     """Working out between its tags, at once a solution between its own: the repository's search, in linear time."""
-    for tag in (START, END + OPEN, CLOSE):
+    for tag in (tags.start, tags.end + tags.solution_start, tags.solution_end):
         _, found, text = text.partition(tag)
         if not found:
             return False
     return True
 
 
-def _notebook(text: str, eos: str) -> str | None:
+def _notebook(text: str, eos: str, tags: WorkingOut) -> str | None:
     """The solution as the notebook's pattern finds it, at the end of a line, in linear time.
 
     The pattern is END.*?OPEN(.+?)CLOSE, white space, perhaps EOS, white space, end of a line. Whatever later tags would
     do for it the first END and the first OPEN after it do too, so that only the closing tag has to be looked for.
     """
-    end = text.find(END)
-    start = text.find(OPEN, end + len(END)) if end >= 0 else -1
+    opening, closing = tags.solution_start, tags.solution_end
+    end = text.find(tags.end)
+    start = text.find(opening, end + len(tags.end)) if end >= 0 else -1
     if start < 0:
         return None
-    start += len(OPEN)
-    close = text.find(CLOSE, start + 1)
+    start += len(opening)
+    close = text.find(closing, start + 1)
     while close >= 0:
-        if _ends_line(text, close + len(CLOSE), eos):
+        if _ends_line(text, close + len(closing), eos):
             return text[start:close]
-        close = text.find(CLOSE, close + 1)
+        close = text.find(closing, close + 1)
     return None
 
 
@@ -70,10 +77,11 @@ def _after_space(text: str, place: int) -> int | None:
     return None if found.end() == len(text) or "\n" in found[0] else found.end()
 
 
-def _lemma(text: str, eos: str) -> bool:
+def _lemma(text: str, eos: str, tags: WorkingOut) -> bool:
     """Working out ends, then comes one solution, then nothing but white space."""
     text = text.removesuffix(eos) if eos else text
-    return re.fullmatch(rf"(?:\s*{START})?.*?{END}\s*{OPEN}.+?{CLOSE}\s*", text, re.DOTALL) is not None
+    start, end, opening, closing = map(re.escape, (tags.start, tags.end, tags.solution_start, tags.solution_end))
+    return re.fullmatch(rf"(?:\s*{start})?.*?{end}\s*{opening}.+?{closing}\s*", text, re.DOTALL) is not None
 
 
 def _number(text: str) -> float | None:
@@ -107,11 +115,10 @@ class ExactFormat(WorkingOutReward):
     """Which reward."""
 
     def score(self, item: RewardInput) -> float | None:
+        text, tags = item.completion, _tags(item)
         if self.variant == "notebook":
-            return 3.0 * (_notebook(item.completion, self.eos) is not None)
-        if self.variant == "repository":
-            return 3.0 * _whole(item.completion)
-        return 3.0 * _lemma(item.completion, self.eos)
+            return 3.0 * (_notebook(text, self.eos, tags) is not None)
+        return 3.0 * (_whole(text, tags) if self.variant == "repository" else _lemma(text, self.eos, tags))
 
 
 class ApproximateFormat(WorkingOutReward):
@@ -121,7 +128,9 @@ class ApproximateFormat(WorkingOutReward):
     """Which reward."""
 
     def score(self, item: RewardInput) -> float | None:
-        return sum(0.5 if item.completion.count(tag) == 1 else -1.0 for tag in (END, OPEN, CLOSE))
+        tags = _tags(item)
+        wanted = (tags.end, tags.solution_start, tags.solution_end)
+        return sum(0.5 if item.completion.count(tag) == 1 else -1.0 for tag in wanted)
 
 
 class Answer(WorkingOutReward):
@@ -134,8 +143,9 @@ class Answer(WorkingOutReward):
 
     def score(self, item: RewardInput) -> float | None:
         if self.variant == "notebook":
-            return self._notebook(item.completion, need_gold(item, self.name))
-        block = _block(item.completion)
+            found = _notebook(item.completion, self.eos, _tags(item))
+            return self._notebook(found, need_gold(item, self.name))
+        block = _block(item.completion, _tags(item))
         if self.variant == "repository":
             return self._repository(None if block is None else block.strip(), need_gold(item, self.name))
         if not item.verdict.known:
@@ -148,8 +158,7 @@ class Answer(WorkingOutReward):
         near = _near(given, wanted, 2.0, 1.5) if given is not None and wanted else None
         return -1.5 if near is None else near
 
-    def _notebook(self, text: str, gold: str) -> float:
-        given = _notebook(text, self.eos)
+    def _notebook(self, given: str | None, gold: str) -> float:
         if given is None:
             return -2.0
         if given == gold:
@@ -185,10 +194,10 @@ class Numbers(WorkingOutReward):
     """Which reward."""
 
     def score(self, item: RewardInput) -> float | None:
-        gold = need_gold(item, self.name)
+        gold, tags = need_gold(item, self.name), _tags(item)
         if self.variant == "notebook":
-            return self._notebook(item.completion, gold)
-        text = _block(item.completion) or ""
+            return self._notebook(item.completion.partition(tags.solution_start)[2], gold)
+        text = _block(item.completion, tags) or ""
         found = re.search(r"-?\d+\.?\d*", text if self.variant == "repository" else text.replace(",", ""))
         wanted = _number(gold.strip()) if self.variant == "repository" else _number(gold.strip().replace(",", ""))
         if found is None or wanted is None:
@@ -201,7 +210,7 @@ class Numbers(WorkingOutReward):
         return wrong if near is None else near
 
     def _notebook(self, text: str, gold: str) -> float:
-        found = _NUMBER.search(text.partition(OPEN)[2])
+        found = _NUMBER.search(text)
         if found is None:
             return -2.5
         wanted = _number(gold.strip())

@@ -60,7 +60,14 @@ class Judge:
         sample.reasoning, sample.answer, sample.faults = parsed.reasoning, parsed.answer, parsed.faults
         sample.format_ok = parsed.ok
         item = RewardInput(
-            sample.text, problem, parsed, sample.ids.tolist(), sample.finish, service=self.service, rules=self.rules
+            sample.text,
+            problem,
+            parsed,
+            sample.ids.tolist(),
+            sample.finish,
+            service=self.service,
+            rules=self.rules,
+            format=self.fmt,
         )
         if self.needs_verdict:
             item.ask()

@@ -1,18 +1,27 @@
-"""The rewards of the pipeline with working-out tags: the originals' patterns in linear time."""
+"""The rewards of the pipeline with working-out tags: whose tags, which solution, and in linear time."""
 
 from __future__ import annotations
 
 import random
 import re
 import time
+from typing import Any
 
+import numpy as np
 import pytest
 
 from lemma.core.types import Message, Problem
+from lemma.formats import make_format
+from lemma.formats.working_out import WorkingOut
 from lemma.rewards import RewardInput, make_reward
 from lemma.rewards import working_out as rewards
+from lemma.rollouts.judge import Judge
+from lemma.rollouts.sample import Sample
+from tests.formats.tokenizers_made_here import make_tokenizer
 
 START, END, OPEN, CLOSE = "<start_working_out>", "<end_working_out>", "<SOLUTION>", "</SOLUTION>"
+USUAL = WorkingOut()
+OTHER = {"name": "working_out", "start": "(work", "end": "work)", "solution_start": "[.*", "solution_end": "*.]"}
 NAMES = ["exact_format", "approximate_format", "answer", "numbers"]
 
 
@@ -38,7 +47,8 @@ def test_tags_are_found_as_by_the_patterns_of_the_originals(eos: str) -> None:
     for _ in range(8000):
         text = "".join(draw.choices(pieces, k=draw.randrange(13)))
         number = rewards._NUMBER.search(text.partition(OPEN)[2])
-        got = rewards._notebook(text, eos), rewards._whole(text), rewards._block(text), number and number[0]
+        notebook, tags = rewards._notebook(text, eos, USUAL), (text, USUAL)
+        got = notebook, rewards._whole(*tags), rewards._block(*tags), number and number[0]
         assert got == by_pattern(text, eos), text
         found += got[0] is not None
     assert found > 100
@@ -59,3 +69,27 @@ def test_scoring_takes_time_in_proportion_to_the_text(variant: str, text: str) -
     for name in NAMES:
         make_reward({"name": name, "variant": variant}).score(item(text))
     assert time.perf_counter() - begin < 2
+
+
+def judged(format: dict[str, Any] | str, text: str, variant: str) -> list[float | None]:
+    """The four rewards of a sampled text, as a run scores it."""
+    tokenizer, none = make_tokenizer(), np.zeros(0)
+    chosen = [make_reward({"name": name, "variant": variant}) for name in NAMES]
+    judge = Judge(make_format(format), chosen, tokenizer)
+    sample = Sample(("p",), 0, "p", none, np.array(tokenizer.encode(text)), none, none, "stop")
+    scored = judge.finish([judge.begin(item(text).problem, sample)])[0]
+    return [scored.rewards[name] for name in NAMES]
+
+
+@pytest.mark.parametrize("variant", ["lemma", "notebook", "repository"])
+def test_the_tags_are_those_of_the_format(variant: str) -> None:
+    """What is right and what is wrong has the same worth whatever the tags are called."""
+    tags = [OTHER[key] for key in ("start", "end", "solution_start", "solution_end")]
+    for text in (f"{START}2+3{END}{OPEN}5{CLOSE}", f"{START}2+3{END}{OPEN}5.2{CLOSE}", f"2+3{OPEN}5{CLOSE}", "5"):
+        other = text
+        for usual, tag in zip((START, END, OPEN, CLOSE), tags, strict=True):
+            other = other.replace(usual, tag)
+        assert judged(OTHER, other, variant) == judged("working_out", text, variant), text
+    best = {"lemma": 12.5, "notebook": 13.0, "repository": 13.5}[variant]
+    assert sum(value or 0 for value in judged(OTHER, "(work 2+3work)[.*5*.]", variant)) == best
+    assert sum(value or 0 for value in judged(OTHER, f"{START}2+3{END}{OPEN}5{CLOSE}", variant)) < -6
