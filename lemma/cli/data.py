@@ -174,6 +174,7 @@ def _format(name: str) -> Format:
 
 
 def run_luffy(args: argparse.Namespace) -> int:
+    from lemma.data.choices import as_asked
     from lemma.data.load import load_rows, split_share
     from lemma.data.prepare import luffy_rows, write_luffy
     from lemma.formats.think_boxed import ThinkBoxed
@@ -190,7 +191,7 @@ def run_luffy(args: argparse.Namespace) -> int:
     fmt = ThinkBoxed()
 
     def rows(items: Sequence[Any]) -> list[dict[str, Any]]:
-        return luffy_rows(items, fmt.default_system, _think_target, args.split or "train")
+        return luffy_rows([as_asked(item) for item in items], fmt.default_system, _think_target, args.split or "train")
 
     counts = write_luffy(args.to, rows(training), rows(others))
     for name, count in counts.items():
@@ -211,6 +212,7 @@ def _think_target(item: Demonstration) -> str:
 
 
 def run_show(args: argparse.Namespace) -> int:
+    from lemma.data.choices import as_asked
     from lemma.data.load import load_rows
 
     if args.n < 1:
@@ -220,7 +222,8 @@ def run_show(args: argparse.Namespace) -> int:
         options = options.model_copy(update={"count": args.n, "fraction": None})
     items = load_rows(options, args.seed)
     view = _as_written if args.format is None else _in_format(args.format, args.model)
-    for number, item in enumerate(items[: args.n], start=1):
+    for number, row in enumerate(items[: args.n], start=1):
+        item = row if args.format is None else as_asked(row)
         problem = problem_of(item)
         known = {"subject": problem.subject, "level": problem.level, "gold": " or ".join(problem.golds)}
         about = [f"{name} {value}" for name, value in known.items() if value]

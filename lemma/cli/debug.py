@@ -92,13 +92,14 @@ def _stage(recipe: Recipe, wanted: str | None) -> tuple[str, ReinforcementOption
 
 
 def _debug(args: argparse.Namespace, fmt: Format, name: str, options: ReinforcementOptions) -> int:
+    from lemma.data.choices import as_asked
     from lemma.data.load import load_problems
     from lemma.engines import open_engine
     from lemma.engines.options import NativeOptions
     from lemma.evaluation.diagnose import Situation, diagnose, sample_groups
     from lemma.rollouts import Judge
 
-    problems = load_problems(options.data, args.seed)
+    problems = [as_asked(problem) for problem in load_problems(options.data, args.seed)]
     size = args.group_size or options.algorithm.group_size
     together = NativeOptions(sequences=min(1024, size * min(args.groups, len(problems))))
     policy, engine = open_engine(args.model, args.device, args.seed, _say, together)

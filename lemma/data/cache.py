@@ -21,7 +21,7 @@ from lemma.core import types
 from lemma.core.errors import LemmaWarning
 from lemma.core.files import write_whole
 from lemma.core.types import Demonstration, Judged, Message, Preference, Problem, content_id
-from lemma.data import pairs, readers, rows
+from lemma.data import choices, pairs, readers, rows
 from lemma.data.readers import Item
 
 KINDS: dict[str, type] = {kind.__name__: kind for kind in (Problem, Demonstration, Preference, Judged)}
@@ -40,7 +40,7 @@ def file_digest(path: Path) -> str:
 @lru_cache(maxsize=1)
 def _code_digest() -> str:
     """Changes whenever the code that turns rows into items does."""
-    return content_id([inspect.getsource(module) for module in (types, rows, pairs, readers)])
+    return content_id([inspect.getsource(module) for module in (types, rows, pairs, choices, readers)])
 
 
 def cached(folder: Path, key: dict[str, Any], build: Callable[[], list[Item]]) -> list[Item]:

@@ -7,15 +7,14 @@ takes the first one, from top to bottom, that `fits` the columns of the first ro
 from __future__ import annotations
 
 import json
-import string
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from lemma.core.errors import LemmaWarning, UserError, nearest
-from lemma.core.random import permutation
 from lemma.core.types import Demonstration, Judged, Message, Preference, Problem
 from lemma.data import pairs
+from lemma.data.choices import gpqa, multiple_choice, options_of
 from lemma.data.rows import (
     LeftOut,
     Row,
@@ -32,7 +31,6 @@ from lemma.data.rows import (
     probabilities,
     table,
     text,
-    written,
 )
 
 Item = Problem | Demonstration | Preference | Judged
@@ -166,57 +164,6 @@ def chat(values: Values) -> Demonstration:
     return Demonstration(Problem(said[:-1]), response=response)
 
 
-def multiple_choice(values: Values) -> Problem:
-    """`question`, `choices` (or `options`, or columns A to D), and the right one by letter, label or index."""
-    choices, labels = _choices(values)
-    return Problem(
-        _user(text(values, "question", "problem")),
-        (_letter(values, labels),),
-        id=optional_text(values, "id", "question_id") or "",
-        subject=optional_text(values, "subject", "category"),
-        choices=tuple(choices),
-    )
-
-
-def _choices(values: Values) -> tuple[list[str], list[str]]:
-    """The texts of the choices, and the labels that the row gives them."""
-    if has(values, "A", "B"):
-        labels = [letter for letter in string.ascii_uppercase if values.get(letter) is not None]
-        return [written(values[letter]) for letter in labels], labels
-    name = "choices" if has(values, "choices") else "options"
-    if isinstance(values.get(name), dict):
-        inner = table(values, name)
-        return [written(one) for one in listed(inner, "text")], [written(one) for one in listed(inner, "label")]
-    found = [written(one) for one in listed(values, name)]
-    labels = [written(one) for one in values.get("labels") or string.ascii_uppercase[: len(found)]]
-    if len(labels) != len(found):
-        raise RowError(f"there are {len(found)} choices but {len(labels)} labels")
-    return found, labels
-
-
-def _letter(values: Values, labels: list[str]) -> str:
-    for name in ("answer", "answerKey", "answer_index", "label"):
-        value = values.get(name)
-        if isinstance(value, str) and value.strip() in labels:
-            return string.ascii_uppercase[labels.index(value.strip())]
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < len(labels):
-            return string.ascii_uppercase[int(value)]
-    raise RowError(f"no answer among the labels {', '.join(labels)}")
-
-
-def gpqa(values: Values) -> Problem:
-    """GPQA's own columns; its right answer always comes first, so the choices are put in an order of their own."""
-    names = ["Correct Answer", *(f"Incorrect Answer {number}" for number in (1, 2, 3))]
-    question = text(values, "Question")
-    order = permutation(len(names), 0, "gpqa", question).tolist()
-    return Problem(
-        _user(question),
-        (string.ascii_uppercase[order.index(0)],),
-        subject=optional_text(values, "Subdomain"),
-        choices=tuple(text(values, names[place]).strip() for place in order),
-    )
-
-
 def olympiadbench(values: Values) -> Problem:
     """OlympiadBench's own columns; several answers are one list, and the row's tolerance stays in `extra`."""
     context = optional_text(values, "context")
@@ -239,11 +186,13 @@ SCHEMA = {
 
 def lemma(values: Values) -> Problem | Demonstration:
     """Lemma's own schema: `dataset`, `problem`, `answer` and what else is known; other columns are kept in `extra`."""
-    choices, labels = _choices(values) if has(values, "choices") else ([], [])
-    if choices:
-        right: tuple[str, ...] = (_letter(values, labels),)
-    else:
-        right = golds(values, "golds", "answer") if has_any(values, "golds", "answer") else ()
+    choices: tuple[str, ...] = ()
+    right: tuple[str, ...] = ()
+    if has(values, "choices"):
+        choices, letter = options_of(values)
+        right = (letter,)
+    elif has_any(values, "golds", "answer"):
+        right = golds(values, "golds", "answer")
     more = {name: value for name, value in values.items() if name not in SCHEMA and value is not None}
     more |= _extra(values)
     probs = probabilities(more, "trace_probs")
@@ -254,7 +203,7 @@ def lemma(values: Values) -> Problem | Demonstration:
         source=text(values, "dataset"),
         subject=optional_text(values, "subject"),
         level=level_of(values),
-        choices=tuple(choices),
+        choices=choices,
         traces=_traces(values),
         extra=more | ({"trace_probs": probs} if probs else {}),
     )

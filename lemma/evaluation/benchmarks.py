@@ -5,7 +5,6 @@ Adding one is an entry in `BENCHMARKS`, or, without touching the code, a YAML fi
 
 from __future__ import annotations
 
-import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +14,12 @@ from pydantic import Field, ValidationError
 
 from lemma.core.errors import UserError, nearest
 from lemma.core.random import permutation
-from lemma.core.types import Message, Problem
+from lemma.core.types import Problem
+from lemma.data.choices import shown
 from lemma.data.options import ArithmeticOptions, DataOptions, SourceOptions
 from lemma.grading.rules import Rules
 
 DATA_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet", ".json", ".json.gz", ".csv", ".csv.gz")
-ASK_FOR_LETTER = "Give the letter of the right option as the final answer."
 
 
 class Benchmark(SourceOptions):
@@ -189,21 +188,6 @@ def _file_in(folder: Path, benchmark: Benchmark) -> Path:
         f"{folder} has no file of benchmark {benchmark.name}",
         fix=f"put it there as {stems[0]}.jsonl, or leave --data-dir out to take it from the hub",
     )
-
-
-def shown(problem: Problem, name: str) -> Problem:
-    """The problem as it is asked: its options in a drawn order, under letters, and the gold letter moved along."""
-    if not problem.choices:
-        return problem
-    order = permutation(len(problem.choices), 0, "benchmark", name, "options", problem.id).tolist()
-    letters = string.ascii_uppercase
-    choices = tuple(problem.choices[place] for place in order)
-    golds = tuple(letters[order.index(letters.index(gold))] for gold in problem.golds)
-    lines = "\n".join(f"{letter}) {choice}" for letter, choice in zip(letters, choices, strict=False))
-    asked = f"{problem.question}\n\n{lines}\n\n{ASK_FOR_LETTER}"
-    last = max(place for place, message in enumerate(problem.messages) if message.role == "user")
-    messages = (*problem.messages[:last], Message("user", asked), *problem.messages[last + 1 :])
-    return replace(problem, messages=messages, choices=choices, golds=golds)
 
 
 def _unique(problems: Sequence[Problem]) -> list[Problem]:

@@ -12,7 +12,9 @@ import numpy as np
 from lemma.algorithms.luffy import Luffy
 from lemma.core.errors import UserError
 from lemma.core.types import Demonstration, Problem
+from lemma.data.choices import as_asked
 from lemma.data.load import filter_by_length, load_problems, load_rows, row_of
+from lemma.data.readers import problem_of
 from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration, encode_prompt
 from lemma.models.policy import Policy
@@ -26,7 +28,7 @@ def prepare_tasks(stage: Stage, options: ReinforcementOptions, fmt: Format, poli
     if options.algorithm.uses_traces:
         tasks = _with_traces(stage, options, fmt, policy.tokenizer)
     else:
-        problems = load_problems(options.data, stage.seed)
+        problems = [as_asked(problem) for problem in load_problems(options.data, stage.seed)]
         tasks = [Task(problem, encode_prompt(fmt, problem, policy.tokenizer)) for problem in problems]
     tasks, limit = filter_by_length(tasks, [len(task.prompt) for task in tasks], options.data.prompt_length)
     longest = max(len(task.prompt) for task in tasks) if limit is None else limit
@@ -61,14 +63,15 @@ def _with_traces(stage: Stage, options: ReinforcementOptions, fmt: Format, token
     given = isinstance(algorithm, Luffy) and algorithm.off_policy.behaviour == "given"
     tasks: list[Task] = []
     items = load_rows(options.data, stage.seed)
-    for item in items:
-        problem = item if isinstance(item, Problem) else item.problem
+    for row in items:
+        if isinstance(row, Problem) and row.traces:
+            row = Demonstration(row, response=row.traces[0])
+        item = as_asked(row)
+        problem = problem_of(item)
         if not problem.golds:
             continue
         # The trace continues the format's own prompt, whatever prompt its row was made with.
         shown = replace(item, prompt=None) if isinstance(item, Demonstration) else None
-        if shown is None and problem.traces:
-            shown = Demonstration(problem, response=problem.traces[0])
         prompt = encode_prompt(fmt, problem, tokenizer)
         trace = None
         if shown is not None:

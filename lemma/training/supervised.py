@@ -12,6 +12,7 @@ import numpy as np
 from lemma.core.errors import UserError
 from lemma.core.random import permutation
 from lemma.core.types import Demonstration, Trajectory
+from lemma.data.choices import as_asked
 from lemma.data.load import filter_by_length, load_demonstrations, split_share
 from lemma.data.options import DataOptions
 from lemma.formats import Format
@@ -175,7 +176,7 @@ def prepare(
             fix="lower max_length or use more data",
         )
     encoded = [encode_demonstration(fmt, d, policy.tokenizer, options.train_on) for d in held_out]
-    return data, _within(limit, encoded, stage)
+    return data, _within(policy.context if stream else limit, encoded, stage)
 
 
 def _demonstrations(
@@ -195,7 +196,7 @@ def _demonstrations(
 
 def _short_prompts(data: DataOptions, seed: int, fmt: Format, tokenizer: Any) -> list[Demonstration]:
     """The demonstrations whose prompt is within the limits of prompt_length."""
-    items, limits = load_demonstrations(data, seed), data.prompt_length
+    items, limits = [as_asked(item) for item in load_demonstrations(data, seed)], data.prompt_length
     if limits.percentile is None and limits.max_tokens is None:
         return items
     lengths = [int(encode_demonstration(fmt, item, tokenizer).chosen_T.argmax()) for item in items]

@@ -13,6 +13,7 @@ from lemma.data.arithmetic import generate
 from lemma.data.load import load_items, load_problems
 from lemma.data.options import ArithmeticOptions, DataOptions, SourceOptions
 from tests.cli.test_download import lemma
+from tests.formats.tokenizers_made_here import make_tokenizer
 from tests.hub import Hub, serve
 from tests.shared import shared
 
@@ -183,6 +184,20 @@ def test_show_as_written_and_as_the_model_sees_it(run, tmp_path):
     assert "wanted: True" in run("data", "show", label)[1]
     choice = write(tmp_path / "choice.jsonl", [CHOICE])
     assert "choice A: 3\nchoice B: 4" in run("data", "show", choice)[1]
+
+
+def test_rows_in_a_format_have_their_options_and_the_letter_of_those(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("lemma.models.load.load_tokenizer", lambda model: make_tokenizer())
+    rows = [{**CHOICE, "question": f"{n}+2?", "id": str(n)} for n in range(12)]
+    source = write(tmp_path / "a.jsonl", rows)
+    out = run("data", "show", source, "--format", "question_only", "-n", 12)[1].split("--- row")[1:]
+    golds = [said.split("gold ")[1][0] for said in out]
+    assert all(f"\n{gold}) 4\n" in said for gold, said in zip(golds, out, strict=True)) and set(golds) == {"A", "B"}
+    more = {"dataset": "d", "solution": "B of course"}
+    solved = write(tmp_path / "b.jsonl", [{**row, **more, "problem": row["question"]} for row in rows])
+    assert run("data", "prepare", "luffy", solved, "--to", "luffy")[0] == 0
+    prompts = [one.problem.question for one in items("luffy/openr1.parquet")]
+    assert all("\n\nA) 3\nB) 4\n\n" in prompt for prompt in prompts)
 
 
 @pytest.mark.parametrize(

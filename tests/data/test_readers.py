@@ -152,6 +152,8 @@ def test_chat_takes_the_last_assistant_message():
         {"options": ["3", "4"], "answer_index": 1},
         {"A": "3", "B": "4", "answer": "B"},
         {"choices": ["3", "4"], "labels": ["x", "y"], "answer": "y"},
+        {"choices": {"text": ["3", "4"], "label": ["1", "2"]}, "answerKey": 2},
+        {"choices": {"text": ["3", "4"], "label": ["0", "1"]}, "answerKey": 1.0},
     ],
 )
 def test_multiple_choice_gold_is_a_letter(values):
@@ -315,6 +317,12 @@ WRONG = [
     ({"messages": ASSISTANT[1:]}, "chat", "holds an answer and no question"),
     ({"question": "q", "choices": ["a", "b"], "answer": "C"}, "multiple_choice", "no answer among the labels A, B"),
     ({"question": "q", "choices": ["a"], "labels": ["A", "B"], "answer": "A"}, "multiple_choice", "1 choices but 2"),
+    (
+        {"question": "q", "choices": ["a"], "labels": 3, "answer": "A"},
+        "multiple_choice",
+        "'labels' holds a number, not",
+    ),
+    ({"question": "q", "choices": ["a"] * 27, "answer": 26}, "multiple_choice", "27 choices but only 26 letters"),
     ({"prompt": "p", "chosen": "a", "rejected": None}, "preference", "the column 'rejected' is null"),
     ({"chosen": "yes", "rejected": "no"}, "preference", "begin differently and there is no column 'prompt'"),
     ({"prompt": [SYSTEM], "chosen": [FOUR], "rejected": [FIVE]}, "preference", "the prompt has no message of the user"),

@@ -15,8 +15,9 @@ import yaml
 
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Problem
+from lemma.data.choices import ASK_FOR_LETTER, shown
 from lemma.data.options import SourceOptions
-from lemma.evaluation.benchmarks import ASK_FOR_LETTER, BENCHMARKS, Benchmark, find_benchmark, load_benchmark, shown
+from lemma.evaluation.benchmarks import BENCHMARKS, Benchmark, find_benchmark, load_benchmark
 from lemma.formats import FORMATS
 from lemma.grading import GradingService
 from tests.shared import SHARED, shared

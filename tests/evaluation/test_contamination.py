@@ -13,8 +13,8 @@ import pytest
 from lemma.cli import main
 from lemma.core.random import stream
 from lemma.core.types import Message, Problem
+from lemma.data.choices import shown
 from lemma.data.contamination import find_matches, normalised
-from lemma.evaluation.benchmarks import shown
 from lemma.evaluation.contamination import asked
 from tests.shared import shared
 
