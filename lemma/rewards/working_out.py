@@ -78,10 +78,21 @@ def _after_space(text: str, place: int) -> int | None:
 
 
 def _lemma(text: str, eos: str, tags: WorkingOut) -> bool:
-    """Working out ends, then comes one solution, then nothing but white space."""
+    """Working out ends once, then comes one solution, then nothing but white space."""
     text = text.removesuffix(eos) if eos else text
-    start, end, opening, closing = map(re.escape, (tags.start, tags.end, tags.solution_start, tags.solution_end))
-    return re.fullmatch(rf"(?:\s*{start})?.*?{end}\s*{opening}.+?{closing}\s*", text, re.DOTALL) is not None
+    if any(text.count(tag) != 1 for tag in (tags.end, tags.solution_start, tags.solution_end)):
+        return False
+    ended = text.index(tags.end) + len(tags.end)
+    start, close = text.index(tags.solution_start), text.index(tags.solution_end)
+    solution = text[start + len(tags.solution_start) : close]
+    around = text[ended:start] + text[close + len(tags.solution_end) :]
+    return ended <= start and bool(solution.strip()) and not around.strip()
+
+
+def _answer(item: RewardInput) -> str | None:
+    """The solution that is graded."""
+    parsed = _tags(item).parse(item.completion) if item.parsed is None else item.parsed
+    return parsed.answer
 
 
 def _number(text: str) -> float | None:
@@ -134,7 +145,7 @@ class ApproximateFormat(WorkingOutReward):
 
 
 class Answer(WorkingOutReward):
-    """How near the solution is: 5 points for the right one, part of them near by."""
+    """How near the solution that is graded is: 5 points for the right one, part of them near by."""
 
     name: Literal["answer"] = "answer"
     """Which reward."""
@@ -145,16 +156,17 @@ class Answer(WorkingOutReward):
         if self.variant == "notebook":
             found = _notebook(item.completion, self.eos, _tags(item))
             return self._notebook(found, need_gold(item, self.name))
-        block = _block(item.completion, _tags(item))
         if self.variant == "repository":
+            block = _block(item.completion, _tags(item))
             return self._repository(None if block is None else block.strip(), need_gold(item, self.name))
         if not item.verdict.known:
             return None
-        if block is None or not block.strip():
+        answer = _answer(item)
+        if answer is None:
             return -2.0
         if item.verdict.right:
             return 5.0
-        given, wanted = _number(block.strip()), _number(item.problem.gold or "")
+        given, wanted = _number(answer), _number(item.problem.gold or "")
         near = _near(given, wanted, 2.0, 1.5) if given is not None and wanted else None
         return -1.5 if near is None else near
 
@@ -197,9 +209,11 @@ class Numbers(WorkingOutReward):
         gold, tags = need_gold(item, self.name), _tags(item)
         if self.variant == "notebook":
             return self._notebook(item.completion.partition(tags.solution_start)[2], gold)
-        text = _block(item.completion, tags) or ""
-        found = re.search(r"-?\d+\.?\d*", text if self.variant == "repository" else text.replace(",", ""))
-        wanted = _number(gold.strip()) if self.variant == "repository" else _number(gold.strip().replace(",", ""))
+        if self.variant == "repository":
+            text, wanted = _block(item.completion, tags) or "", _number(gold.strip())
+        else:
+            text, wanted = (_answer(item) or "").replace(",", ""), _number(gold.strip().replace(",", ""))
+        found = re.search(r"-?\d+\.?\d*", text)
         if found is None or wanted is None:
             return -1.5
         given = float(found[0])

@@ -54,21 +54,21 @@ def test_tags_are_found_as_by_the_patterns_of_the_originals(eos: str) -> None:
     assert found > 100
 
 
-@pytest.mark.parametrize("variant", ["notebook", "repository"])
+@pytest.mark.parametrize("variant", ["lemma", "notebook", "repository"])
 @pytest.mark.parametrize(
     "text",
     [
-        START + (END + OPEN) * 4000,
+        START + (END + OPEN) * 1000,
         END + OPEN + ("a" + CLOSE + " ") * 8000 + "b",
         END + OPEN + "5" + CLOSE + " " * 60000 + "b",
     ],
     ids=["never closed", "never at the end", "spaces"],
 )
 def test_scoring_takes_time_in_proportion_to_the_text(variant: str, text: str) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     for name in NAMES:
         make_reward({"name": name, "variant": variant}).score(item(text))
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
 
 
 def judged(format: dict[str, Any] | str, text: str, variant: str) -> list[float | None]:
@@ -93,3 +93,27 @@ def test_the_tags_are_those_of_the_format(variant: str) -> None:
     best = {"lemma": 12.5, "notebook": 13.0, "repository": 13.5}[variant]
     assert sum(value or 0 for value in judged(OTHER, "(work 2+3work)[.*5*.]", variant)) == best
     assert sum(value or 0 for value in judged(OTHER, f"{START}2+3{END}{OPEN}5{CLOSE}", variant)) < -6
+
+
+@pytest.mark.parametrize(
+    ("text", "worth"),
+    [
+        (f"maybe {OPEN}5{CLOSE} no{END}{OPEN}6{CLOSE}", [0.0, -1.5, 1.5, 0.5]),
+        (f"maybe {OPEN}6{CLOSE} no{END}{OPEN}5{CLOSE}", [0.0, -1.5, 5.0, 3.0]),
+        (f"a{END}{OPEN}5{CLOSE}{OPEN}9{CLOSE}", [0.0, -1.5, -1.5, -1.0]),
+        (f"a{END}{OPEN}9{CLOSE} or {OPEN}5{CLOSE}", [0.0, -1.5, 5.0, 3.0]),
+        (f"a{OPEN}5{CLOSE}", [0.0, 0.0, -2.0, -1.5]),
+        (f"a{OPEN}5{CLOSE}{END}", [0.0, 1.5, -2.0, -1.5]),
+        (f"a{END}{CLOSE}5{OPEN}", [0.0, 1.5, -2.0, -1.5]),
+        (f"a{END}b{END}{OPEN}5{CLOSE}", [0.0, 0.0, 5.0, 3.0]),
+        (f"a{END}b{OPEN}5{CLOSE}", [0.0, 1.5, 5.0, 3.0]),
+        (f"a{END}{OPEN} {CLOSE}", [0.0, 1.5, -2.0, -1.5]),
+        (f" {START}a{END}\n{OPEN}\n5 {CLOSE}\n<|endoftext|>", [3.0, 1.5, 5.0, 3.0]),
+    ],
+)
+def test_all_four_score_the_solution_that_is_graded(text: str, worth: list[float]) -> None:
+    """By hand: exact, approximate, answer, numbers; the last solution after the working out is the one that counts."""
+    assert judged("working_out", text, "lemma") == worth
+    direct = RewardInput(text, item("").problem, USUAL.parse(text))
+    assert [make_reward(name).score(direct) for name in NAMES] == worth
+    assert [make_reward(name).score(item(text)) for name in (NAMES[0], NAMES[1], NAMES[3])] == [*worth[:2], worth[3]]
