@@ -80,6 +80,14 @@ class DataOptions(SourceOptions):
     cache: str | None = None
     """Folder of the content-addressed cache of prepared data; default `~/.cache/lemma` or $LEMMA_CACHE."""
 
+    @model_validator(mode="after")
+    def _mix_or_source(self) -> DataOptions:
+        fields = SourceOptions.model_fields
+        beside = [name for name in fields if getattr(self, name) != fields[name].get_default()] if self.mix else []
+        if beside:
+            raise ValueError(f"{beside[0]} says nothing beside mix: write it inside each source of the mix")
+        return self
+
 
 class ValidationOptions(Options):
     """Held-out rows of a stage."""

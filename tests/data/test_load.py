@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.types import Demonstration, Message, Problem
@@ -85,6 +86,20 @@ def test_an_empty_mixture_is_refused(tmp_path):
     mix = [SourceOptions(source=gsm8k(tmp_path / "a.jsonl"), count=0)]
     with pytest.raises(UserError, match="the mixture holds no rows"):
         load_problems(DataOptions(mix=mix), seed=0)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [{"source": "b.jsonl"}, {"drop_if": "in_eval_sets"}, {"count": 5}, {"answers": "number"}, {"split": "test"},
+     {"arithmetic": {"operations": 3}}],
+)  # fmt: skip
+def test_options_of_one_source_beside_a_mixture_are_refused(beside):
+    mix = [{"source": "a.jsonl"}]
+    with pytest.raises(ValidationError, match=f"{next(iter(beside))} says nothing beside mix: write it inside each"):
+        DataOptions.model_validate({"mix": mix, **beside})
+    kept = {"source": "arithmetic", "cache": "c", "prompt_length": {"max_tokens": 9}}
+    assert DataOptions.model_validate({"mix": mix, **kept}).mix[0].source == "a.jsonl"
+    assert DataOptions.model_validate({"mix": [], **beside})
 
 
 def test_filters_by_column_and_by_answer(tmp_path):
