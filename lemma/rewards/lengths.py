@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from lemma.rewards.base import Reward, RewardInput
 
@@ -16,14 +16,30 @@ class SoftOverlong(Reward):
     """Which reward."""
     max_tokens: int = Field(16384, ge=1)
     """Length from which on the punishment is whole."""
-    margin: int = Field(4096, ge=0)
-    """How long before that it begins; 0 makes it a step."""
+    margin: int | None = Field(None, ge=0)
+    """How long before that it begins; 0 makes it a step. Default: a quarter of max_tokens."""
+
+    @field_validator("margin")
+    @classmethod
+    def _spares_the_short(cls, margin: int | None, given: ValidationInfo) -> int | None:
+        longest = given.data.get("max_tokens")
+        if margin is not None and longest is not None and margin > longest:
+            raise ValueError(
+                f"a margin of {margin} tokens punishes even an empty response, because max_tokens is {longest}; "
+                f"write a margin of at most {longest}, or leave it out"
+            )
+        return margin
+
+    @property
+    def begins(self) -> int:
+        """The longest response that costs nothing."""
+        return self.max_tokens - (self.max_tokens // 4 if self.margin is None else self.margin)
 
     def score(self, item: RewardInput) -> float | None:
-        length, start = len(item.ids), self.max_tokens - self.margin
-        if length <= start:
+        length = len(item.ids)
+        if length <= self.begins:
             return 0.0
-        return (start - length) / self.margin if length <= self.max_tokens else -1.0
+        return (self.begins - length) / (self.max_tokens - self.begins) if length <= self.max_tokens else -1.0
 
 
 class Repetition(Reward):

@@ -149,14 +149,10 @@ class ReinforcementOptions(StageOptions):
     def _length_costs_something(self) -> ReinforcementOptions:
         longest = self.rollout.max_tokens
         for reward in self.rewards:
-            if (
-                isinstance(reward, SoftOverlong)
-                and longest is not None
-                and reward.max_tokens - reward.margin >= longest
-            ):
+            if isinstance(reward, SoftOverlong) and longest is not None and reward.begins >= longest:
                 raise ValueError(
-                    f"soft_overlong begins after {reward.max_tokens - reward.margin} tokens, which no response has; "
-                    f"give it `max_tokens: {longest}` and a `margin`"
+                    f"soft_overlong begins after {reward.begins} tokens, which no response has; "
+                    f"give it `max_tokens: {longest}` and perhaps a `margin`"
                 )
         return self
 

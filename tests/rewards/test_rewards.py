@@ -73,6 +73,21 @@ def test_exact_format_does_not_ask_for_what_the_prompt_already_said(text: str) -
     assert value("exact_format", text + "and more") == 0.0
 
 
+@pytest.mark.parametrize("longest", [1, 3, 4, 1024, 16384])
+def test_a_short_response_is_never_overlong(longest: int) -> None:
+    """By default the last quarter costs something: 4096 of 16384 tokens, as published."""
+    reward = make_reward({"name": "soft_overlong", "max_tokens": longest})
+    begins = longest - longest // 4
+    assert [reward.score(item("", ids=range(n))) for n in (0, begins, longest + 1)] == [0.0, 0.0, -1.0]
+    if longest >= 4:
+        assert reward.score(item("", ids=range(begins + 1))) == -1 / (longest // 4)
+        assert reward.score(item("", ids=range(longest))) == -1.0
+    usual = make_reward("soft_overlong")
+    assert [usual.score(item("", ids=range(n))) for n in (12288, 14336, 16384)] == [0.0, -0.5, -1.0]
+    whole = make_reward({"name": "soft_overlong", "max_tokens": 8, "margin": 8})
+    assert [whole.score(item("", ids=range(n))) for n in (0, 2, 8)] == [0.0, -0.25, -1.0]
+
+
 def test_r1_zero() -> None:
     right = "so </think>\n<answer> 5 </answer>"
     assert value("r1_zero", right) == 1.0
@@ -206,6 +221,11 @@ def test_a_function_that_looks_at_an_unknown_verdict_gives_no_reward(tmp_path: P
         ({"name": "graded", "grader": "luffy_v9"}, "there is no grader 'luffy_v9'"),
         ({"name": "custom", "function": "mine"}, "write `path/to/file.py:function`"),
         ({"name": "soft_overlong", "max_tokens": 0}, "option 'max_tokens' of reward soft_overlong"),
+        (
+            {"name": "soft_overlong", "max_tokens": 8, "margin": 9},
+            "option 'margin' of reward soft_overlong: a margin of 9",
+        ),
+        ({"name": "soft_overlong", "margin": 16385}, "write a margin of at most 16384, or leave it out"),
     ],
 )
 def test_wrong_specifications_get_one_sentence(spec: Any, sentence: str) -> None:
