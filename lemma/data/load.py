@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 SMALL = 1 << 20
 """Files of fewer bytes are read faster than a cache entry."""
+FALSE = {"", "false", "0", "0.0", "no", "none", "null", "nan", "[]"}
+"""Texts that mean no in a column to filter by."""
 
 
 def load_rows(options: DataOptions, seed: int) -> list[Item]:
@@ -190,9 +192,16 @@ def _passes(row: Row, source: SourceOptions) -> bool:
             continue
         if column not in row.values:
             raise row.error(f"there is no column '{column}' to filter by")
-        if bool(row.values[column]) != wanted:
+        if _is_true(row.values[column]) != wanted:
             return False
     return True
+
+
+def _is_true(value: Any) -> bool:
+    """Whether a cell says something. Tables of text write out what is false or absent."""
+    if isinstance(value, str):
+        return value.strip().lower() not in FALSE
+    return bool(value) and value == value  # a cell that is no number differs from itself
 
 
 def _is_number(answer: str | None) -> bool:

@@ -42,7 +42,7 @@ class SourceOptions(Options):
     reader: str = "auto"
     """How rows are read; auto decides by their columns."""
     keep_if: str | None = None
-    """Only rows whose column of this name is true, or not empty."""
+    """Only rows whose column of this name is true, or not empty; false, 0, no and nan as text are not true."""
     drop_if: str | None = None
     """No rows whose column of this name is true, or not empty, such as `in_eval_sets`."""
     answers: Literal["any", "number"] = "any"

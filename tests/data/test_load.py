@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 
 import numpy as np
@@ -22,6 +23,7 @@ from lemma.data.load import (
     take,
 )
 from lemma.data.options import ArithmeticOptions, DataOptions, LengthOptions, SourceOptions
+from lemma.data.prepare import write_rows
 
 
 def write(path, rows):
@@ -121,6 +123,20 @@ def test_filters_by_column_and_by_answer(tmp_path):
         questions(drop_if="sen")
     with pytest.raises(UserError, match=r"no row of .* is left; loosen keep_if"):
         questions(keep_if="seen", drop_if="ok")
+
+
+@pytest.mark.parametrize("no", ["False", "false", "0", "0.0", "No", '""', '" "', "NaN", "None", "[]"])
+def test_text_that_means_no_is_not_true(no, tmp_path):
+    (tmp_path / "a.csv").write_text(f"problem,answer,seen\np0,1,{no}\np1,2,True\np2,3,1\n")
+    for column, left in (("drop_if", ["p0"]), ("keep_if", ["p1", "p2"])):
+        options = DataOptions(source=str(tmp_path / "a.csv"), **{column: "seen"})
+        assert [one.question for one in load_problems(options, seed=0)] == left
+
+
+def test_a_cell_that_is_no_number_is_not_true(tmp_path):
+    write_rows(tmp_path / "a.parquet", [{"problem": str(n), "answer": "1", "seen": n} for n in (0.0, 1.0, math.nan)])
+    options = DataOptions(source=str(tmp_path / "a.parquet"), keep_if="seen")
+    assert [one.question for one in load_problems(options, seed=0)] == ["1.0"]
 
 
 def test_a_row_without_an_answer_is_named(tmp_path):
