@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,18 +38,18 @@ def run(args: argparse.Namespace) -> int:
 
     recipe = load_recipe(args.recipe, args.overrides)
     print(describe(recipe))
-    print_missing(recipe)
+    print_missing(recipe, recipe.stages)
     against = named(args.against) if args.against else None
     for line in plan_lines(recipe, against, args.data_dir, is_asked=args.check_data or against is not None):
         print(line)
     return 0
 
 
-def print_missing(recipe: Recipe) -> None:
-    """Say which file of a stage is not there, as the run would refuse it."""
+def print_missing(recipe: Recipe, names: Iterable[str]) -> None:
+    """Say which files of these stages are not there, as the run would refuse them."""
     from lemma.training.inputs import check_inputs
 
-    for name in recipe.stages:
+    for name in names:
         try:
             check_inputs(recipe.stages, [name])
         except UserError as error:

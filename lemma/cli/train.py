@@ -85,6 +85,6 @@ def _dry_run(recipe: Recipe, skip: list[str], only: list[str]) -> int:
             f"cannot write the resolved recipe: {error.strerror}", file=path, fix="name another folder as `run.dir`"
         ) from None
     print(describe(recipe, skip=skip, only=only))
-    print_missing(recipe)
+    print_missing(recipe, [name for name in recipe.stages if name not in skip and (not only or name in only)])
     print(f"\nThe resolved recipe is in {path}. Nothing was loaded.")
     return 0

@@ -48,13 +48,16 @@ def warnings_said(say: Callable[[str], None]) -> Iterator[None]:
 # What people write who know other programs.
 MEANT = {"gpu": "cuda", "reinforcement": "rl", "reinforcement_learning": "rl", "sft": "supervised"}
 
+MANY = 20
+
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """A phrase that offers the valid name closest to a wrong one, or lists them all."""
     names = sorted(valid)
     if MEANT.get(name) in names:
         return f"write '{MEANT[name]}'"
-    close = get_close_matches(name, names, n=5, cutoff=0.6)
+    cutoff = 0.6 if len(names) <= MANY else 0.5  # a long list helps less than a poor guess
+    close = get_close_matches(name, names, n=5, cutoff=cutoff)
     close.sort(key=lambda one: sorted(one) != sorted(name))  # letters that changed places come first
     if close:
         return f"did you mean '{close[0]}'?"

@@ -170,7 +170,7 @@ def _merged(model: Any, adapter: str) -> Any:
 
 
 def _from_pretrained(path: str, options: ModelOptions, arguments: dict[str, Any]) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     hub = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
     verbosity = transformers_logging.get_verbosity()
@@ -186,7 +186,24 @@ def _from_pretrained(path: str, options: ModelOptions, arguments: dict[str, Any]
     finally:
         transformers_logging.set_verbosity(verbosity)
     _check_weights(path, options, found)
+    if not _is_sound(model.generation_config):
+        model.generation_config.do_sample = True
+    if not _is_sound(model.generation_config):
+        ends = {
+            name: getattr(model.generation_config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+        }
+        model.generation_config = GenerationConfig(**ends)
     return model
+
+
+def _is_sound(settings: Any) -> bool:
+    """Whether transformers would save these settings for generation: it refuses a whole model for contradictory ones,
+    such as a temperature without `do_sample`, which published folders hold."""
+    try:
+        settings.validate(strict=True)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_weights(path: str, options: ModelOptions, found: Any) -> None:
@@ -258,8 +275,16 @@ def _with_lora(causal: Any, options: LoraOptions, source: str, seed: int) -> Any
         if hasattr(layer, "get_delta_weight") and not hasattr(layer.get_base_layer(), "weight"):
             fix = "name the attention layers, such as `targets: [q_proj, k_proj, v_proj, o_proj]`"
             raise UserError(f"model.lora.targets adapts {name}, which could not be merged again", fix=fix)
-    module.peft_config["default"].base_model_name_or_path = source if source == TINY else resolve(source)
+    module.peft_config["default"].base_model_name_or_path = _lasting(source)
     return module
+
+
+def _lasting(source: str) -> str:
+    """The name of a base model as an adapter remembers it, which is read from any folder: paths are absolute."""
+    if source == TINY:
+        return source
+    found = resolve(source)
+    return str(Path(found).resolve()) if Path(found).is_dir() else found
 
 
 def _base_of_adapter(folder: str) -> str | None:

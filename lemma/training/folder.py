@@ -66,7 +66,7 @@ class RunFolder:
         `fresh` names the stages to start anew; all of them mean a new run.
         """
         self.put_back()
-        if fresh:
+        if fresh and (self.path / "run.json").exists():
             self._set_aside(fresh)
         facts = self.facts()
         if facts is not None and facts["digest"] != digest and not self._has_begun():
@@ -75,7 +75,8 @@ class RunFolder:
         if facts is not None and facts["digest"] != digest:
             raise UserError(
                 f"{self.path} holds a run of another recipe{self._difference(recipe_yaml)}",
-                fix="change run.dir, restore the recipe, or start anew with --fresh",
+                fix="change run.dir, restore the recipe, or start anew with --fresh"
+                + (" and all of its stages" if fresh else ""),
             )
         if facts is None and (self.path / "recipe.yaml").exists():
             raise UserError(
@@ -94,9 +95,16 @@ class RunFolder:
         if not path.is_file():
             return None
         try:
-            return json.loads(path.read_text())
-        except ValueError as error:
-            raise UserError(f"{path} is broken", fix="start anew with --fresh, or change run.dir") from error
+            facts = json.loads(path.read_text())
+        except ValueError:
+            facts = None
+        if not isinstance(facts, dict) or not {"digest", "threads"} <= facts.keys():
+            raise UserError(f"{path} is broken", fix="start anew with --fresh, or change run.dir")
+        return facts
+
+    def has_work(self, name: str) -> bool:
+        """Whether this stage has learnt anything yet."""
+        return any((self.stage(name) / "checkpoints").glob("step-*")) or self.is_done(name)
 
     def _has_begun(self) -> bool:
         """Whether anything was learnt here that a start under another recipe would lose."""
@@ -146,14 +154,16 @@ class RunFolder:
     def forget_after(self, stage: str, step: int) -> None:
         """Drop the rows of a stage's later steps, which a run that was killed wrote and this one will write again."""
         assert self.metrics is not None
-        size = 0
-        with open(self.metrics.path, "rb") as handle:
-            for line in handle:
-                row = json.loads(line)
-                if row["stage"] == stage and row["step"] > step:
-                    break
-                size += len(line)
-        self.metrics.truncate(size)
+        lines = self.metrics.path.read_bytes().splitlines(keepends=True)
+        rows = [json.loads(line) for line in lines]
+        void = [row["stage"] == stage and row["step"] > step for row in rows]
+        first = void.index(True) if True in void else len(void)
+        if all(void[first:]):
+            self.metrics.truncate(sum(map(len, lines[:first])))
+        else:  # another stage wrote in between
+            self.metrics.close()
+            write_whole(self.metrics.path, b"".join(line for line, gone in zip(lines, void, strict=True) if not gone))
+            self.metrics = JsonLines(self.metrics.path)
 
     def finish_stage(self, name: str, partial: Path, summary: Mapping[str, Any]) -> None:
         """Make a finished model visible under its final name, then mark the stage as done."""

@@ -23,7 +23,7 @@ class RunOptions(Options):
     """Seed of every named random stream."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto takes a GPU where there is one."""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(None, ge=1, le=1024)
     """CPU threads. Recorded at the first start and kept when the run goes on, because results depend on it."""
     deterministic: bool = False
     """On a GPU: bit-equal results at some cost in speed. A CPU run is always bit-equal."""

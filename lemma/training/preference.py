@@ -18,6 +18,7 @@ from lemma.models.load import build_policy
 from lemma.models.policy import Policy
 from lemma.objectives import Objective
 from lemma.objectives.preference import reference_point
+from lemma.training.dropout import switch_dropout_off
 from lemma.training.evaluating import StageBenchmarks
 from lemma.training.learner import Learner, StepReport
 from lemma.training.preference_data import Example, Order, check_ids, digest, prepare, trajectory
@@ -30,7 +31,7 @@ from lemma.training.supervised import measure_step
 def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> None:
     policy = build_policy(stage.model, stage.device, stage.seed, stage.start_from)
     fmt.install(policy.tokenizer)
-    switch_dropout_off(policy, stage)
+    switch_dropout_off(policy.module, stage)
     limit = min(options.max_length or policy.context, policy.context)
     train, held_out = prepare(stage, options, fmt, policy.tokenizer, limit)
     check_ids([*train, *held_out], len(policy.head.weight), stage)
@@ -78,15 +79,6 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
         stage.progress(step, total, f"loss {report.loss:.3f}, right {report.metrics['rewards/accuracies']:.2f}{note}")
         stage.save_if_due(learner, step, total, is_best)
     stage.finish(policy, total, {"examples": len(train), "steps": total})
-
-
-def switch_dropout_off(policy: Policy, stage: Stage) -> None:
-    """Two responses are compared, so chance in the network would only blur what sets them apart."""
-    dropouts = [module for module in policy.module.modules() if isinstance(module, torch.nn.Dropout) and module.p > 0]
-    for module in dropouts:
-        module.p = 0.0
-    if dropouts:
-        stage.say(f"{stage.name}: dropout is off in preference optimisation")
 
 
 def open_reference(

@@ -117,7 +117,7 @@ def _short_prompts(
 ) -> list[Example]:
     """The examples of one source whose prompt is within the limits of its prompt_length."""
     found = _load(stage, options, data, fmt, tokenizer)
-    return filter_by_length(found, [len(example.prompt) for example in found], data.prompt_length)[0]
+    return filter_by_length(found, [len(example.prompt) for example in found], data.prompt_length, stage.say)[0]
 
 
 def _load(stage: Stage, options: PreferenceOptions, data: DataOptions, fmt: Format, tokenizer: Any) -> list[Example]:

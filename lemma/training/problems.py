@@ -30,7 +30,8 @@ def prepare_tasks(stage: Stage, options: ReinforcementOptions, fmt: Format, poli
     else:
         problems = [as_asked(problem) for problem in load_problems(options.data, stage.seed)]
         tasks = [Task(problem, encode_prompt(fmt, problem, policy.tokenizer)) for problem in problems]
-    tasks, limit = filter_by_length(tasks, [len(task.prompt) for task in tasks], options.data.prompt_length)
+    lengths = [len(task.prompt) for task in tasks]
+    tasks, limit = filter_by_length(tasks, lengths, options.data.prompt_length, stage.say)
     longest = max(len(task.prompt) for task in tasks) if limit is None else limit
     max_tokens = options.rollout.max_tokens or policy.context - longest
     if max_tokens < 1:

@@ -35,6 +35,7 @@ from lemma.models.throughput import throughput
 from lemma.objectives import Totals
 from lemma.rollouts import Judge, ProblemOrder, Roller, Rollouts
 from lemma.training.diagnosis import Diagnosis
+from lemma.training.dropout import switch_dropout_off
 from lemma.training.evaluating import StageBenchmarks
 from lemma.training.learner import Learner, StepReport
 from lemma.training.problems import prepare_tasks
@@ -50,6 +51,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
     algorithm, memory = options.algorithm, Memory()
     policy = build_policy(stage.model, stage.device, stage.seed, stage.start_from)
     fmt.install(policy.tokenizer)
+    switch_dropout_off(policy.module, stage)
     tasks, max_tokens = prepare_tasks(stage, options, fmt, policy)
     order = ProblemOrder(tasks, stage.seed, stage.name)
     total = total_steps(options, len(tasks))
@@ -133,8 +135,10 @@ def make_learner(stage: Stage, options: ReinforcementOptions, policy: Policy, to
 def make_critic(stage: Stage, options: ReinforcementOptions, total: int) -> Learner:
     """A learner of its own for the value model, which begins as a copy of the policy's body."""
     rate = options.algorithm.critic_lr
+    critic = build_critic(stage.model, stage.device, stage.seed, stage.start_from)
+    switch_dropout_off(critic.module, stage)
     return Learner(
-        build_critic(stage.model, stage.device, stage.seed, stage.start_from),
+        critic,
         options.optim if rate is None else options.optim.model_copy(update={"lr": rate}),
         token_budget=options.batch.token_budget,
         total_steps=total * options.algorithm.updates,

@@ -56,6 +56,7 @@ def train(
     try:
         threads = recipe.run.threads or torch.get_num_threads()
         anew = [name for name in recipe.stages if name not in skipped] if fresh else []
+        _check_heirs(recipe.stages, anew, folder)
         torch.set_num_threads(folder.begin(recipe.to_yaml(), recipe.digest(), threads, fresh=anew))
         _determinism(recipe.run, device, sink)
         with StopSignal().listening() as stop:
@@ -72,6 +73,18 @@ def stages_to_skip(recipe: RecipeLike, skip: Sequence[str], only: Sequence[str])
         if name not in recipe.stages:
             raise UserError(f"the recipe has no stage '{name}'", fix=nearest(name, recipe.stages))
     return {name for name in recipe.stages if name in skip or (only and name not in only)}
+
+
+def _check_heirs(stages: Mapping[str, StageOptions], anew: Sequence[str], folder: RunFolder) -> None:
+    """Refuse to start a stage anew and keep one that went on from it: its model would come from nowhere."""
+    lost = set(anew)
+    for name in stages:
+        before = stage_before(stages, name)
+        if before in lost and name not in lost and folder.has_work(name):
+            raise UserError(
+                f"stage {name} went on from {before}, which --fresh would start anew",
+                fix=f"start {name} anew as well: --only {before} --only {name}",
+            )
 
 
 def _run_stages(

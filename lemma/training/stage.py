@@ -124,6 +124,8 @@ class Stage:
         # A digest of what the stage learns from; a run that goes on must find the same.
         self.data = ""
         self._kept: dict[str, Kept] = {}
+        # The step after which rows of metrics are void; None once they are forgotten.
+        self._forget_after: int | None = None
 
     # --- telling -----------------------------------------------------------------------------------------------
 
@@ -144,6 +146,7 @@ class Stage:
     ) -> None:
         """Write a row of metrics and tell everybody. Timings stand apart: only they, and the name of what held the step
         back, differ between repetitions."""
+        self._begin()
         assert self.folder.metrics is not None
         apart = {**timings, "held_by": held_by} if held_by else dict(timings)
         self.folder.metrics.append({"stage": self.name, "step": step, "axis": axis, **values, "timings": apart})
@@ -170,11 +173,18 @@ class Stage:
             best = checkpoint.state["best"]
             self.best_score = math.inf if best is None else best["score"]
         step = 0 if checkpoint is None else checkpoint.step
-        self.folder.forget_after(self.name, -1 if checkpoint is None else step)
-        self.folder.stage_began()
+        self._forget_after = -1 if checkpoint is None else step
         self.emit(StageStarted(self.name, step, total, resumed=checkpoint is not None, recipe=self._recipe))
         self.clock = Clock()
         return step
+
+    def _begin(self) -> None:
+        """Now that there is something to show, forget what was written after the checkpoint, and an earlier run that a
+        fresh start set aside: a start that fails before has changed nothing."""
+        if self._forget_after is not None:
+            self.folder.forget_after(self.name, self._forget_after)
+            self.folder.stage_began()
+            self._forget_after = None
 
     def is_due(self, every: int, step: int, total: int) -> bool:
         """Every so many steps, and always at the last one."""
@@ -182,6 +192,7 @@ class Stage:
 
     def save_if_due(self, learner: Learner, step: int, total: int, is_best: bool = False) -> None:
         """Save on schedule, at the end and when the score is the best so far; stop where that was asked for."""
+        self._begin()
         self.store.check()
         asked = self._stop.asked
         if is_best or asked or self.is_due(self.options.checkpoint.every, step, total):
@@ -212,6 +223,7 @@ class Stage:
 
     def finish(self, policy: Policy, step: int, summary: Mapping[str, Any]) -> None:
         """Write the final model, whole, and mark the stage as done."""
+        self._begin()
         self.store.wait()
         partial = self.folder.stage(self.name) / ".final.partial"
         shutil.rmtree(partial, ignore_errors=True)

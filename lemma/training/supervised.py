@@ -183,10 +183,10 @@ def _demonstrations(
     stage: Stage, options: SupervisedOptions, fmt: Format, tokenizer: Any
 ) -> tuple[list[Demonstration], list[Demonstration]]:
     """What is learnt and what is held out."""
-    items = _short_prompts(options.data, stage.seed, fmt, tokenizer)
+    items = _short_prompts(stage, options.data, fmt, tokenizer)
     held_out: list[Demonstration] = []
     if options.validation.data is not None:
-        held_out = _short_prompts(options.validation.data, stage.seed, fmt, tokenizer)
+        held_out = _short_prompts(stage, options.validation.data, fmt, tokenizer)
     elif options.validation.share:
         items, held_out = split_share(items, options.validation.share, stage.seed, stage.name)
     if options.unique_examples != "all":
@@ -194,13 +194,13 @@ def _demonstrations(
     return items, held_out[: options.validation.count]
 
 
-def _short_prompts(data: DataOptions, seed: int, fmt: Format, tokenizer: Any) -> list[Demonstration]:
+def _short_prompts(stage: Stage, data: DataOptions, fmt: Format, tokenizer: Any) -> list[Demonstration]:
     """The demonstrations whose prompt is within the limits of prompt_length."""
-    items, limits = [as_asked(item) for item in load_demonstrations(data, seed)], data.prompt_length
+    items, limits = [as_asked(item) for item in load_demonstrations(data, stage.seed)], data.prompt_length
     if limits.percentile is None and limits.max_tokens is None:
         return items
     lengths = [int(encode_demonstration(fmt, item, tokenizer).chosen_T.argmax()) for item in items]
-    return filter_by_length(items, lengths, limits)[0]
+    return filter_by_length(items, lengths, limits, stage.say)[0]
 
 
 def _document(fmt: Format, item: Demonstration, tokenizer: Any) -> Trajectory:

@@ -222,6 +222,23 @@ def test_an_adapter_folder_is_a_model(llama: Path, tmp_path: Path) -> None:
     assert len(load_tokenizer(str(tmp_path / "adapter"))) == len(policy.tokenizer)
 
 
+def test_an_adapter_finds_its_base_from_any_folder(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(llama.parent)
+    stirred(load(f"./{llama.name}", lora=LoraOptions(r=2))).save(tmp_path / "saved")
+    monkeypatch.chdir(tmp_path)
+    assert not load("./saved/adapter").is_adapter
+
+
+def test_a_temperature_without_sampling_does_not_keep_a_model_from_being_saved(copied: Path, tmp_path: Path) -> None:
+    """transformers loads such settings for generation, which published folders hold, and refuses to save them."""
+    settings = {"eos_token_id": 5, "temperature": 0.6, "do_sample": False}
+    (copied / "generation_config.json").write_text(json.dumps(settings))
+    load(copied).save(tmp_path / "saved")
+    assert load(tmp_path / "saved").causal.generation_config.eos_token_id == 5
+
+
 def test_an_adapter_upon_an_adapter_names_what_it_stands_on(llama: Path, tmp_path: Path) -> None:
     stirred(load(llama, lora=LoraOptions(r=2))).save(tmp_path / "first")
     policy = stirred(load(tmp_path / "first" / "adapter", lora=LoraOptions(r=3)))

@@ -17,7 +17,7 @@ import transformers
 
 from lemma.core import faults
 from lemma.core.errors import UserError
-from lemma.core.events import Event, Progressed, Said, StageStarted
+from lemma.core.events import Event, Progressed, Said, Sink, StageStarted
 from lemma.models.load import build_policy
 from lemma.models.options import ModelOptions, TinyOptions
 from lemma.recipe import Recipe
@@ -140,12 +140,54 @@ def test_a_fresh_start_of_one_stage_keeps_the_others(world: World) -> None:
     assert (world.weights("first"), world.weights("second"), world.numbers()) == (first, second, rows)
 
 
-def test_a_recipe_that_lies_in_the_run_folder_is_not_overwritten(world: World) -> None:
-    world.run.mkdir()
+@pytest.mark.parametrize("second_has_begun", [True, False])
+def test_a_fresh_start_below_a_stage_that_went_on_is_refused(world: World, second_has_begun: bool) -> None:
+    recipe = world.recipe(stages=TWO)
+    assert world.train(recipe, only=["first"]) == 0
+    if not second_has_begun:
+        assert world.train(recipe, only=["first"], fresh=True) == 0
+        return
+    assert world.train(recipe) == 0
+    before = world.weights("first"), world.weights("second"), world.numbers()
+    with pytest.raises(UserError, match=r"second went on from first, .*: --only first --only second"):
+        world.train(recipe, only=["first"], fresh=True)
+    assert (world.weights("first"), world.weights("second"), world.numbers()) == before
+
+
+def test_rows_of_another_stage_survive_going_on(world: World) -> None:
+    """Two stages go on from one; the first falls over, the second is finished, then the first goes on."""
+    both = {"start_from": "first", "validation": {}, "checkpoint": {"every": 2}}
+    recipe = world.recipe(stages={"first": {"steps": 2}, "second": {"steps": 5, **both}, "third": {"steps": 3, **both}})
+    assert world.train(recipe, only=["first"]) == 0
+    with pytest.raises(Stop):
+        train(recipe, only=["second"], sink=_falling(3))
+    assert world.train(recipe, only=["third"]) == 0
+    assert world.train(recipe) == 0
+    steps = {(row["stage"], row["step"]) for row in world.rows() if row["axis"] == "train"}
+    assert len([row for row in world.rows() if row["axis"] == "train"]) == len(steps) == 2 + 5 + 3
+
+
+def test_a_fresh_start_that_fails_late_puts_the_run_back(world: World) -> None:
+    """As W&B or an engine may, after the stage was announced."""
+    assert world.train(world.recipe({"steps": 2})) == 0
+    before = world.weights(), world.numbers()
+
+    def refuse(event: Event) -> None:
+        if isinstance(event, StageStarted):
+            raise UserError("no key")
+
+    with pytest.raises(UserError, match="no key"):
+        train(world.recipe({"steps": 3}), fresh=True, sink=refuse)
+    assert (world.weights(), world.numbers()) == before
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_recipe_that_lies_in_the_run_folder_is_not_overwritten(world: World, fresh: bool) -> None:
+    (world.run / "evaluations").mkdir(parents=True)
     (world.run / "recipe.yaml").write_text("# mine\n")
     with pytest.raises(UserError, match=r"recipe\.yaml would be overwritten .*; set run\.dir to another folder"):
-        world.train(world.recipe())
-    assert (world.run / "recipe.yaml").read_text() == "# mine\n"
+        world.train(world.recipe(), fresh=fresh)
+    assert (world.run / "recipe.yaml").read_text() == "# mine\n" and (world.run / "evaluations").is_dir()
 
 
 def test_data_that_changed_are_noticed(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -164,9 +206,10 @@ def test_data_that_changed_are_noticed(world: World, monkeypatch: pytest.MonkeyP
         world.train(recipe)
 
 
-def test_a_folder_whose_record_is_broken(world: World) -> None:
+@pytest.mark.parametrize("record", ['{"digest": ', "{}", "[]"])
+def test_a_folder_whose_record_is_broken(world: World, record: str) -> None:
     world.run.mkdir()
-    (world.run / "run.json").write_text('{"digest": ')
+    (world.run / "run.json").write_text(record)
     with pytest.raises(UserError, match=r"run\.json is broken; start anew with --fresh"):
         world.train(world.recipe())
     assert world.train(world.recipe({"steps": 1}), fresh=True) == 0
@@ -202,15 +245,18 @@ class Stop(Exception):
     pass
 
 
-def stop_after(step: int, recipe: Recipe) -> None:
-    """Train until the row of a step is written, then fall over as a crash would, without saving."""
-
+def _falling(step: int) -> Sink:
     def sink(event: Event) -> None:
         if isinstance(event, Progressed) and event.done == step:
             raise Stop
 
+    return sink
+
+
+def stop_after(step: int, recipe: Recipe) -> None:
+    """Train until the row of a step is written, then fall over as a crash would, without saving."""
     with pytest.raises(Stop):
-        train(recipe, sink=sink)
+        train(recipe, sink=_falling(step))
 
 
 def test_a_run_that_fell_over_ends_as_if_it_had_not(finished: World, world: World) -> None:

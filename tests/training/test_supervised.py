@@ -179,6 +179,15 @@ def test_masks_and_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> Non
         assert "</think> <answer>" in tokenizer.decode(item.ids_T[start:])
 
 
+def test_a_stream_is_validated_on_whole_demonstrations(world: World) -> None:
+    """Which may be longer than its pieces."""
+    assert (
+        world.train(world.recipe({"packing": "stream", "max_length": 12, "steps": 2, "validation": {"share": 0.2}}))
+        == 0
+    )
+    assert any(row["axis"] == "eval" for row in world.rows())
+
+
 def test_stream_packing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of the stream, each with one token more, the label of its last: as `pack_documents` cuts it."""
     changes = {"packing": "stream", "max_length": 40, "steps": None, "shuffle": False, "validation": {}}
