@@ -77,6 +77,8 @@ class Reward(Options):
 
     needs_verdict: ClassVar[bool] = False
     """Whether it asks the grader; a completion whose verdict is unknown is then left out altogether."""
+    leaves_out: ClassVar[bool] = False
+    """Whether its None means that another system's grader cannot tell, which leaves the completion out as well."""
 
     @property
     def label(self) -> str:

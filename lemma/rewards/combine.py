@@ -35,8 +35,8 @@ class RewardFailed(UserError):
 class Scored:
     """The rewards of one completion: each by name before its weight, and their weighted sum.
 
-    `total` is None where no reward applies, or where a reward needs or looks at a verdict and it is unknown: such a
-    completion is left out, because an error never becomes a reward.
+    `total` is None where no reward applies, or where a reward needs or looks at a verdict, of ours or of another
+    system's grader, and it is unknown: such a completion is left out, because an error never becomes a reward.
     """
 
     total: float | None
@@ -55,8 +55,9 @@ def combine(rewards: Sequence[Reward], items: Sequence[RewardInput]) -> list[Sco
     for place, item in enumerate(items):
         values = [column[place] for column in columns]
         known = [value * reward.weight for value, reward in zip(values, rewards, strict=True) if value is not None]
-        needed = any(reward.needs_verdict and value is None for value, reward in zip(values, rewards, strict=True))
-        unknown = (needed or item.looked) and not item.verdict.known
+        silent = [reward for value, reward in zip(values, rewards, strict=True) if value is None]
+        needed = item.looked or any(reward.needs_verdict for reward in silent)
+        unknown = any(reward.leaves_out for reward in silent) or (needed and not item.verdict.known)
         total = None if not known or unknown else math.fsum(known)
         out.append(Scored(total, dict(zip(names, values, strict=True))))
     return out

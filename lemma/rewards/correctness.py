@@ -55,6 +55,8 @@ class Graded(Reward):
     compat: bool = True
     """Keep what is known to be a defect of the original."""
 
+    leaves_out: ClassVar[bool] = True
+
     @property
     def label(self) -> str:
         return self.grader

@@ -25,10 +25,13 @@ class R1ZeroReward(Reward):
     """The original to the letter: one space between the tags, text after `</answer>` graded, its own fast grader."""
 
     needs_verdict: ClassVar[bool] = True
+    leaves_out: ClassVar[bool] = True
 
     def score(self, item: RewardInput) -> float | None:
         if self.compat:
             golds = list(item.problem.golds)
+            if not golds:
+                return None
             service = item.service or default_service()
             score = service.compat("r1_zero_fast", item.completion, golds, True)
             return None if score is None else float(score["reward"] or self.format_value * score["format_reward"])
