@@ -1,7 +1,8 @@
 """The cache of prepared data: read rows, kept under the hash of what they were made from.
 
 An entry is one file of JSON lines. The first line holds the digest of the rest, so that a damaged entry is found and
-made again. Nothing ever becomes stale: other content, other options or other code of the readers have another name.
+made again; the second, what is to be said whenever the rows are used, such as how many were left out. Nothing ever
+becomes stale: other content, other options or other code that reads or filters rows have another name.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from lemma.core import types
 from lemma.core.errors import LemmaWarning
 from lemma.core.files import write_whole
 from lemma.core.types import Demonstration, Judged, Message, Preference, Problem, content_id
-from lemma.data import choices, pairs, readers, rows
+from lemma.data import choices, pairs, readers, rows, sources
 from lemma.data.readers import Item
+
+Built = tuple[list[Item], list[str]]
+"""Items, and sentences about the rows they came from."""
 
 KINDS: dict[str, type] = {kind.__name__: kind for kind in (Problem, Demonstration, Preference, Judged)}
 
@@ -39,21 +43,28 @@ def file_digest(path: Path) -> str:
 
 @lru_cache(maxsize=1)
 def _code_digest() -> str:
-    """Changes whenever the code that turns rows into items does."""
-    return content_id([inspect.getsource(module) for module in (types, rows, pairs, choices, readers)])
+    """Changes whenever the code that turns files into items does."""
+    from lemma.data import load
+
+    modules = (types, rows, sources, pairs, choices, readers, load)
+    return content_id([inspect.getsource(module) for module in modules])
 
 
-def cached(folder: Path, key: dict[str, Any], build: Callable[[], list[Item]]) -> list[Item]:
-    """The items of that key: from the cache where a whole entry is there, otherwise built and kept.
+def cached(folder: Path, key: dict[str, Any], build: Callable[[], Built]) -> Built:
+    """The items of that key and what is to be said of them: from the cache where a whole entry is there, otherwise
+    built and kept.
 
     Built items take the way through JSON too, so that the first run and the next see the same.
     """
     path = folder / f"{content_id(_code_digest(), key)}.jsonl"
     body = _load(path)
     if body is None:
-        body = "".join(json.dumps(_encode(item), ensure_ascii=False, default=str) + "\n" for item in build()).encode()
+        items, notes = build()
+        lines = [notes, *map(_encode, items)]
+        body = "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines).encode()
         _store(path, key, body)
-    return [_decode(json.loads(line)) for line in body.splitlines()]
+    first, *others = body.splitlines()
+    return [_decode(json.loads(line)) for line in others], json.loads(first)
 
 
 def _store(path: Path, key: dict[str, Any], body: bytes) -> None:

@@ -14,7 +14,7 @@ from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.random import permutation
 from lemma.core.types import Demonstration, Judged, Preference, Problem
 from lemma.data import arithmetic
-from lemma.data.cache import cache_folder, cached, file_digest
+from lemma.data.cache import Built, cache_folder, cached, file_digest
 from lemma.data.options import DataOptions, LengthOptions, SourceOptions
 from lemma.data.readers import Item, problem_of, read
 from lemma.data.rows import Row
@@ -149,10 +149,14 @@ def load_items(source: SourceOptions, cache: str | None = None) -> list[Item]:
         return list(arithmetic.generate(source.arithmetic, source.split, count=_generated(source)))
     key = _cache_key(source)
 
-    def build() -> list[Item]:
-        return [item for _, item in _read(source)]
+    def build() -> Built:
+        notes: list[str] = []
+        return [item for _, item in _read(source, notes.append)], notes
 
-    return build() if key is None else cached(cache_folder(cache), key, build)
+    items, notes = build() if key is None else cached(cache_folder(cache), key, build)
+    for note in notes:
+        warnings.warn(note, LemmaWarning, stacklevel=2)
+    return items
 
 
 def _generated(source: SourceOptions) -> int:
@@ -176,9 +180,9 @@ def _cache_key(source: SourceOptions) -> dict[str, Any] | None:
     return {**chosen, "source": hub_name(source), "revision": source.revision}
 
 
-def _read(source: SourceOptions) -> list[tuple[Row, Item]]:
+def _read(source: SourceOptions, say: Callable[[str], None] = lambda note: None) -> list[tuple[Row, Item]]:
     rows = [row for row in rows_of(source) if _passes(row, source)]
-    found = [(row, _named(item, row)) for row, item in read(rows, source.reader)]
+    found = [(row, _named(item, row)) for row, item in read(rows, source.reader, say)]
     if source.answers == "number":
         found = [(row, item) for row, item in found if _is_number(problem_of(item).gold)]
     if not found:
@@ -272,8 +276,13 @@ def _identity(item: Any, place: int) -> Any:
     return problem.messages, problem.choices
 
 
-def filter_by_length(items: Sequence[T], lengths: Sequence[int], options: LengthOptions) -> tuple[list[T], int | None]:
-    """The items whose length is within the limit, and the limit: a quantile of all lengths, a number, or the lesser."""
+def filter_by_length(
+    items: Sequence[T], lengths: Sequence[int], options: LengthOptions, say: Callable[[str], None] = lambda note: None
+) -> tuple[list[T], int | None]:
+    """The items whose length is within the limit, and the limit: a quantile of all lengths, a number, or the lesser.
+
+    Says how many were left out.
+    """
     assert len(items) == len(lengths), "one length per item"
     limits = []
     if options.percentile is not None and len(lengths):
@@ -289,4 +298,7 @@ def filter_by_length(items: Sequence[T], lengths: Sequence[int], options: Length
             f"all {len(items)} prompts are longer than {limit} tokens; the shortest has {min(lengths)}",
             fix="raise prompt_length.max_tokens",
         )
+    if len(kept) < len(items):
+        lost = len(items) - len(kept)
+        say(f"{lost} of {len(items)} prompts are longer than the {limit} tokens of prompt_length and were left out")
     return kept, limit

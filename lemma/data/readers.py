@@ -7,11 +7,10 @@ takes the first one, from top to bottom, that `fits` the columns of the first ro
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from lemma.core.errors import LemmaWarning, UserError, nearest
+from lemma.core.errors import UserError, nearest
 from lemma.core.types import Demonstration, Judged, Message, Preference, Problem
 from lemma.data import pairs
 from lemma.data.choices import gpqa, multiple_choice, options_of
@@ -325,8 +324,8 @@ def choose(name: str, row: Row) -> Reader:
     )
 
 
-def read(rows: Iterable[Row], name: str = "auto") -> list[tuple[Row, Item]]:
-    """All rows through one reader, each beside the row that it came from."""
+def read(rows: Iterable[Row], name: str, say: Callable[[str], None]) -> list[tuple[Row, Item]]:
+    """All rows through one reader, each beside the row that it came from; says how many were left out."""
     reader: Reader | None = None
     items: list[tuple[Row, Item]] = []
     left_out: list[UserError] = []
@@ -341,8 +340,7 @@ def read(rows: Iterable[Row], name: str = "auto") -> list[tuple[Row, Item]]:
     if left_out and not items:
         raise left_out[0]
     if left_out:
-        message = f"{len(left_out)} of {len(left_out) + len(items)} rows were left out, such as this one: {left_out[0]}"
-        warnings.warn(message, LemmaWarning, stacklevel=3)
+        say(f"{len(left_out)} of {len(left_out) + len(items)} rows were left out, such as this one: {left_out[0]}")
     return items
 
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.types import Demonstration, Message, Problem
-from lemma.data import load
+from lemma.data import cache, choices, load, pairs, readers, sources
 from lemma.data.load import (
     filter_by_length,
     load_demonstrations,
@@ -212,6 +212,10 @@ def test_lengths_by_percentile_by_number_and_by_both():
     assert filter_by_length(items, lengths, LengthOptions(max_tokens=30)) == (["a", "b", "c"], 30)
     assert filter_by_length(items, lengths, LengthOptions(max_tokens=25, percentile=0.9)) == (["a", "b"], 25)
     assert filter_by_length([], [], LengthOptions(percentile=0.9)) == ([], None)
+    said = []
+    filter_by_length(items, lengths, LengthOptions(max_tokens=25), said.append)
+    filter_by_length(items, lengths, LengthOptions(max_tokens=101), said.append)
+    assert said == ["3 of 5 prompts are longer than the 25 tokens of prompt_length and were left out"]
     with pytest.raises(UserError, match="all 5 prompts are longer than 5 tokens; the shortest has 10; raise"):
         filter_by_length(items, lengths, LengthOptions(max_tokens=5))
 
@@ -239,6 +243,27 @@ def test_the_cache_gives_back_the_same_items(tmp_path, kept):
     with pytest.warns(LemmaWarning, match="1 of 2"):
         assert load_demonstrations(options, seed=0)[0].reasoning == "s"
     assert len(reads) == 1
+
+
+def test_rows_left_out_are_told_whenever_the_rest_is_used(tmp_path, kept):
+    folder, reads = kept
+    parted = {"chosen": "\n\nHuman: a\n\nAssistant: 4", "rejected": "\n\nHuman: b\n\nAssistant: 5"}
+    alike = {"chosen": "\n\nHuman: a\n\nAssistant: 4", "rejected": "\n\nHuman: a\n\nAssistant: 5"}
+    options = DataOptions(source=write(tmp_path / "a.jsonl", [alike, parted, alike]), cache=str(folder))
+    for _ in range(2):
+        with pytest.warns(LemmaWarning, match=r"1 of 3 rows were left out, such as this one: .*a.jsonl:2: ") as told:
+            assert len(load_preferences(options, seed=0)) == 2
+        assert len(told) == 1
+    assert len(reads) == 1
+
+
+def test_code_that_reads_and_filters_rows_names_the_entries(monkeypatch):
+    before = cache._code_digest.__wrapped__()
+    really = cache.inspect.getsource
+    for module in (load, sources, choices, readers, pairs):
+        other = lambda one, module=module: really(one) + ("# other" if one is module else "")  # noqa: E731
+        monkeypatch.setattr(cache.inspect, "getsource", other)
+        assert cache._code_digest.__wrapped__() != before, module.__name__
 
 
 def test_other_content_or_other_options_are_another_entry(tmp_path, kept):

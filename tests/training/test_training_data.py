@@ -35,8 +35,10 @@ class Around:
     said: list[str] = field(default_factory=list)
     tokenizer: Any = field(default_factory=make_tokenizer)
 
-    def warn(self, text: str) -> None:
+    def say(self, text: str) -> None:
         self.said.append(text)
+
+    warn = say
 
     def tasks(self, **options: Any) -> list[Any]:
         found = ReinforcementOptions.model_validate({"rollout": {"max_tokens": 8}, **options})
@@ -82,3 +84,13 @@ def test_a_response_to_imitate_meets_the_options_in_the_order_it_speaks_of(more:
     tasks = around.tasks(data={"source": source}, algorithm="luffy")
     assert all(listed in around.text(task.prompt) and task.problem.gold == "C" for task in tasks)
     assert all("It burns: C" in around.text(task.trace) for task in tasks)
+
+
+def test_prompts_that_are_too_long_are_counted(tmp_path: Path) -> None:
+    rows = [{"question": "1+1? " * n, "answer": "easy\n#### 2"} for n in (1, 1, 9, 1)]
+    data = {"source": write(tmp_path / "a.jsonl", rows), "prompt_length": {"max_tokens": 20}}
+    sentence = "1 of 4 prompts are longer than the 20 tokens of prompt_length and were left out"
+    around = Around()
+    assert len(around.tasks(data=data)) == 3 and around.said == [sentence]
+    around = Around()
+    assert len(around.learnt(data=data)) == 3 and around.said == [sentence]
