@@ -83,21 +83,21 @@ class PrimeSft(BoxedChat):
 
 
 def _one_line(preamble: str, bos: bool, suffix: str) -> str:
-    """`preamble User: question suffix. Assistant: ` on one line, as far as the question is on one."""
+    """`preamble User: question suffix. Assistant:` on one line, as far as the question is on one."""
     return (
         opening_lines(preamble, bos)
         + r"""{%- if system %}{{- system + ' ' }}{%- endif %}
 {%- for turn in turns %}
 {%- if turn['role'] == 'user' %}{{- 'User: ' + turn['content'] + """
         + quote(suffix)
-        + r""" + '. Assistant: ' }}
+        + r""" + '. Assistant:' }}
 {%- else %}{{- turn['content'] + (eos_token or '') + '\n' }}{%- endif %}
 {%- endfor %}"""
     )
 
 
 class Prime(Format):
-    r"""One line that describes think and answer tags, `User: ... Assistant: `; `\boxed{answer}` in the end."""
+    r"""One line that describes think and answer tags, `User: ... Assistant:`; `\boxed{answer}` in the end."""
 
     name: Literal["prime"] = "prime"
     """prime."""
@@ -113,7 +113,7 @@ class Prime(Format):
         return _one_line(self.own_system, self.bos, BOX)
 
     def compose(self, reasoning: str, answer: str) -> str:
-        return f"<think> {reasoning} </think> <answer> {compose_boxed('', answer)} </answer>"
+        return f" <think> {reasoning} </think> <answer> {compose_boxed('', answer)} </answer>"
 
     def parse(self, completion: str) -> Parsed:
         return parse_perhaps_thinking(completion, grade_unfinished=self.grade_unfinished)
@@ -138,7 +138,7 @@ class PrimeCode(Format):
 
     def compose(self, reasoning: str, answer: str) -> str:
         block = f"```python\n{answer}\n```"
-        return f"{reasoning}\n\n{block}" if reasoning else block
+        return f" {reasoning}\n\n{block}" if reasoning else f"\n{block}"
 
     def parse(self, completion: str) -> Parsed:
         starts = list(_BLOCK.finditer(completion))

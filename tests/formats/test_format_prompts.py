@@ -55,8 +55,9 @@ def test_the_prompts_of_all_formats(tokenizers: dict[str, PreTrainedTokenizerFas
     assert prompt("own", system=None).startswith("<|im_start|>user\n" + QUESTION + "<|im_end|>")
     assert prompt("simplerl") == turns.replace(QUESTION, f"{QUESTION}\n{step}")
     assert prompt("prime_sft") == turns.replace(QUESTION, QUESTION + box)
-    assert prompt("prime") == f"Sys User: {QUESTION}{box}. Assistant: "
+    assert prompt("prime") == f"Sys User: {QUESTION}{box}. Assistant:"
     assert prompt("prime_code").startswith(f"Sys User: {QUESTION}\n\nWrite Python code")
+    assert prompt("prime_code").endswith("```\nat the end.. Assistant:")
     assert prompt("no", system=None) == QUESTION
 
 
