@@ -55,6 +55,8 @@ class Format(Options):
 
     stop: ClassVar[tuple[str, ...]] = ()
     """Generation ends after one of these strings, which stays in the completion."""
+    takes_system: ClassVar[bool] = True
+    """Whether a problem's own system message takes the place of the format's; otherwise it is dropped."""
 
     @property
     def default_system(self) -> str:
@@ -95,7 +97,8 @@ class Format(Options):
         turns = [message.as_dict() for message in problem.messages if message.role != "system"]
         if not any(turn["role"] == "user" for turn in turns):
             raise UserError(f"problem {problem.id} asks nothing", fix="give it a message with the role 'user'")
-        system = self.own_system if self.system is not None else problem.system or self.own_system
+        theirs = problem.system if self.takes_system and self.system is None else None
+        system = theirs or self.own_system
         return [{"role": "system", "content": system}, *turns] if system else turns
 
     @property

@@ -7,7 +7,15 @@ from typing import Any, ClassVar, Literal
 from lemma.core.errors import UserError
 from lemma.core.types import Problem
 from lemma.formats.base import Format
-from lemma.formats.templates import chatml, render, with_default_system, with_suffix, without_clock
+from lemma.formats.templates import (
+    SILENCE,
+    chatml,
+    render,
+    with_default_system,
+    with_suffix,
+    without_clock,
+    without_system,
+)
 
 
 class ChatFormat(Format):
@@ -21,7 +29,8 @@ class ChatFormat(Format):
 
     @property
     def chat_template(self) -> str:
-        return with_suffix(chatml(self.own_system, self.bos), self.suffix)
+        template = with_suffix(chatml(self.own_system, self.bos), self.suffix)
+        return template if self.takes_system else without_system(template)
 
     def prompt(self, problem: Problem, tokenizer: Any) -> str:
         messages = self.messages(problem)
@@ -45,7 +54,8 @@ class ChatFormat(Format):
     def install(self, tokenizer: Any) -> None:
         """Save our template, or the tokenizer's with this format's system message as its default."""
         theirs = self._tokenizer_template(tokenizer)
-        tokenizer.chat_template = self.chat_template if theirs is None else with_default_system(theirs, self.own_system)
+        template = self.chat_template if theirs is None else with_default_system(theirs, self.own_system)
+        tokenizer.chat_template = template if self.takes_system else without_system(template)
 
     def _tokenizer_template(self, tokenizer: Any) -> str | None:
         """The template of the tokenizer that is to be used, None for ours."""
@@ -56,4 +66,4 @@ class ChatFormat(Format):
             theirs = theirs.get("default")
         if theirs is None and self.template == "tokenizer":
             raise UserError("the tokenizer has no chat template", fix="write `template: own` under format")
-        return None if theirs is None else with_suffix(without_clock(theirs), self.suffix)
+        return None if theirs is None else with_suffix(without_clock(theirs.removeprefix(SILENCE)), self.suffix)

@@ -2,6 +2,7 @@ r"""Prompts that published models are evaluated with, by the names that LUFFY's 
 
 All but `prime_code` look for the answer in the last \boxed{}. Where a completion thinks (it opens `<think>` or closes
 it), only what follows the thoughts counts; thoughts that never end have no answer, unless `grade_unfinished` is set.
+All but `own` drop a problem's own system message, as LUFFY's evaluation does.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from lemma.formats.boxed import INSTRUCTION, BoxedChat, parse_perhaps_thinking
 from lemma.formats.boxes import compose_boxed
 from lemma.formats.question_only import QuestionOnly
 from lemma.formats.r1_zero import PREAMBLE
-from lemma.formats.templates import chatml, opening_lines, quote, with_suffix
+from lemma.formats.templates import chatml, opening_lines, quote, with_suffix, without_system
 
 BOX = "\n\nPresent the answer in LaTex format: \\boxed{Your answer}"
 CODE = "\n\nWrite Python code to solve the problem. Present the code in \n```python\nYour code\n```\nat the end."
@@ -35,13 +36,15 @@ class Qwen(Format):
     grade_unfinished: bool = False
     """Look for an answer in the whole text where the thinking never ends, instead of counting none."""
 
+    takes_system: ClassVar[bool] = False
+
     @property
     def default_system(self) -> str:
         return INSTRUCTION
 
     @property
     def chat_template(self) -> str:
-        return chatml(self.own_system, self.bos)
+        return without_system(chatml(self.own_system, self.bos))
 
     def compose(self, reasoning: str, answer: str) -> str:
         return compose_boxed(reasoning, answer)
@@ -58,13 +61,15 @@ class SimpleRl(Format):
     grade_unfinished: bool = False
     """Look for an answer in the whole text where the thinking never ends, instead of counting none."""
 
+    takes_system: ClassVar[bool] = False
+
     @property
     def default_system(self) -> str:
         return "You are a helpful assistant."
 
     @property
     def chat_template(self) -> str:
-        return with_suffix(chatml(self.own_system, self.bos), f"\n{INSTRUCTION}")
+        return without_system(with_suffix(chatml(self.own_system, self.bos), f"\n{INSTRUCTION}"))
 
     def compose(self, reasoning: str, answer: str) -> str:
         return compose_boxed(reasoning, answer)
@@ -80,11 +85,12 @@ class PrimeSft(BoxedChat):
     """prime_sft."""
 
     suffix: ClassVar[str] = BOX
+    takes_system: ClassVar[bool] = False
 
 
 def _one_line(preamble: str, bos: bool, suffix: str) -> str:
     """`preamble User: question suffix. Assistant:` on one line, as far as the question is on one."""
-    return (
+    return without_system(
         opening_lines(preamble, bos)
         + r"""{%- if system %}{{- system + ' ' }}{%- endif %}
 {%- for turn in turns %}
@@ -103,6 +109,8 @@ class Prime(Format):
     """prime."""
     grade_unfinished: bool = False
     """Look for an answer in the whole text where the thinking never ends, instead of counting none."""
+
+    takes_system: ClassVar[bool] = False
 
     @property
     def default_system(self) -> str:
@@ -127,6 +135,8 @@ class PrimeCode(Format):
 
     name: Literal["prime_code"] = "prime_code"
     """prime_code."""
+
+    takes_system: ClassVar[bool] = False
 
     @property
     def default_system(self) -> str:

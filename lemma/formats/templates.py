@@ -42,6 +42,14 @@ def with_default_system(template: str, system: str) -> str:
     return template if template.startswith(front) else front + template
 
 
+SILENCE = "{%- if messages[0]['role'] == 'system' %}{%- set messages = messages[1:] %}{%- endif %}"
+
+
+def without_system(template: str) -> str:
+    """Another's template, which then takes no notice of a conversation's own system message."""
+    return SILENCE + template.removeprefix(SILENCE)
+
+
 def with_suffix(template: str, suffix: str) -> str:
     """Another's template, with that text at the end of everything the user says."""
     if not suffix:

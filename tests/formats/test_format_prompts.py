@@ -100,6 +100,27 @@ def test_whose_system_message_counts() -> None:
     assert system(PROBLEM, system="") is None
 
 
+@pytest.mark.parametrize("name", ["qwen", "simplerl", "prime", "prime_sft", "prime_code", "no", "question_only"])
+@pytest.mark.parametrize("kind", ["plain", "with_template"])
+def test_published_prompts_drop_the_system_message_of_a_row(
+    name: str, kind: str, tokenizers: dict[str, PreTrainedTokenizerFast], tmp_path: Path
+) -> None:
+    """Rows of LUFFY's files bring one, and its evaluation drops it; also once the template is saved."""
+    for number, system in enumerate([None, "Mine", ""]):
+        fmt, tokenizer = make_format({"name": name, "system": system}), reloaded(tokenizers[kind], tmp_path / "fresh")
+        expected = fmt.prompt(PROBLEM, tokenizer)
+        assert fmt.prompt(INSTRUCTED, tokenizer) == expected
+        assert ("Mine" in expected) == (system == "Mine")
+        fmt.install(tokenizer)
+        fmt.install(tokenizer)
+        again = reloaded(tokenizer, tmp_path / str(number))
+        text = again.apply_chat_template(as_messages(INSTRUCTED), tokenize=False, add_generation_prompt=True)
+        assert text == expected == fmt.prompt(INSTRUCTED, again)
+        assert "Theirs" in make_format("own").prompt(INSTRUCTED, tokenizers[kind])
+        if name == "prime_sft":
+            assert "Theirs" in make_format("boxed").prompt(INSTRUCTED, again)
+
+
 def test_an_empty_system_leaves_no_trace(tokenizers: dict[str, PreTrainedTokenizerFast]) -> None:
     for name, start in {"r1_zero": "User: ", "xml": "<|im_start|>user", "working_out": "What", "alpaca": "###"}.items():
         assert make_format({"name": name, "system": ""}).prompt(INSTRUCTED, tokenizers["plain"]).startswith(start)
