@@ -16,7 +16,7 @@ from typing import Any
 
 from lemma.core.errors import UserError
 from lemma.core.files import write_whole
-from lemma.core.types import Demonstration, Message, Preference, Problem
+from lemma.core.types import Demonstration, Judged, Message, Preference, Problem
 from lemma.data.readers import LUFFY_PROBS, Item
 from lemma.data.rows import boxed
 from lemma.data.sources import SUFFIXES
@@ -36,7 +36,7 @@ def write_rows(path: Path, rows: Table) -> None:
     if suffix is None:
         raise UserError("this kind of file cannot be written", file=path, fix=f"end the name in {', '.join(SUFFIXES)}")
     if suffix == ".parquet":
-        write_whole(path, _parquet(rows))
+        write_whole(path, _parquet(path, rows))
         return
     if suffix.startswith(".csv"):
         content = _csv(path, rows)
@@ -47,12 +47,16 @@ def write_rows(path: Path, rows: Table) -> None:
     write_whole(path, gzip.compress(content.encode(), mtime=0) if suffix.endswith(".gz") else content)
 
 
-def _parquet(rows: Table) -> bytes:
+def _parquet(path: Path, rows: Table) -> bytes:
     import pyarrow
     import pyarrow.parquet
 
     buffer = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), buffer)
+    try:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), buffer)
+    except pyarrow.ArrowException as error:
+        said = str(error).splitlines()[0].rstrip(".")
+        raise UserError(f"the rows do not fit one table: {said}", file=path, fix="write .jsonl") from error
     return buffer.getvalue()
 
 
@@ -73,34 +77,38 @@ def _csv(path: Path, rows: Table) -> str:
 
 def item_rows(items: Sequence[Item]) -> Table:
     """Items as rows that our readers turn into the same items; columns that no row needs are left out."""
-    rows = [_item_row(item) for item in items]
+    plain = all(_is_plain(item.problem) for item in items if isinstance(item, Preference | Judged))
+    rows = [_item_row(item, plain) for item in items]
     names = list(dict.fromkeys(name for row in rows for name in row))
     kept = [name for name in names if name in ALWAYS or any(row.get(name) is not None for row in rows)]
     return [{name: row.get(name) for name in kept} for row in rows]
 
 
-def _item_row(item: Item) -> dict[str, Any]:
+def _item_row(item: Item, plain: bool) -> dict[str, Any]:
+    """One item. The prompts of pairs and labels share a column, and so a type: text where all are `plain`."""
     if isinstance(item, Problem):
         return _problem_row(item)
-    if isinstance(item, Preference):
-        return {"prompt": _prompt(item.problem), "chosen": item.chosen, "rejected": item.rejected}
     if not isinstance(item, Demonstration):
-        return {"prompt": _prompt(item.problem), "completion": item.response, "label": item.wanted}
+        prompt = item.problem.question if plain else _messages(item.problem)
+        if isinstance(item, Preference):
+            return {"prompt": prompt, "chosen": item.chosen, "rejected": item.rejected}
+        return {"prompt": prompt, "completion": item.response, "label": item.wanted}
     row = _problem_row(item.problem)
     if item.response is not None:
         return {**row, "prompt": item.prompt, "response": item.response}
     return {**row, "reasoning": item.reasoning, "expected_answer": item.answer}
 
 
-def _prompt(problem: Problem) -> str | list[dict[str, str]]:
-    """The text of a single question, or the messages."""
-    if [message.role for message in problem.messages] == ["user"]:
-        return problem.question
+def _is_plain(problem: Problem) -> bool:
+    """Whether it is a single question."""
+    return [message.role for message in problem.messages] == ["user"]
+
+
+def _messages(problem: Problem) -> list[dict[str, str]]:
     return [message.as_dict() for message in problem.messages]
 
 
 def _problem_row(problem: Problem) -> dict[str, Any]:
-    prompt = _prompt(problem)
     return {
         "id": problem.id,
         "dataset": problem.source or "unnamed",
@@ -110,7 +118,7 @@ def _problem_row(problem: Problem) -> dict[str, Any]:
         "subject": problem.subject,
         "level": problem.level,
         "golds": list(problem.golds) if len(problem.golds) > 1 else None,
-        "messages": None if isinstance(prompt, str) else prompt,
+        "messages": None if _is_plain(problem) else _messages(problem),
         "choices": list(problem.choices) or None,
         "labels": list(string.ascii_uppercase[: len(problem.choices)]) or None,
         "target": list(problem.traces) or None,

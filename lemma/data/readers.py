@@ -6,7 +6,6 @@ takes the first one, from top to bottom, that `fits` the columns of the first ro
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from lemma.core.types import Demonstration, Judged, Message, Preference, Problem
 from lemma.data import pairs
 from lemma.data.choices import gpqa, multiple_choice, options_of
 from lemma.data.rows import (
+    JsonError,
     LeftOut,
     Row,
     RowError,
@@ -27,6 +27,7 @@ from lemma.data.rows import (
     listed,
     messages,
     optional_text,
+    parsed,
     probabilities,
     table,
     text,
@@ -221,17 +222,25 @@ def _extra(values: Values) -> Values:
     if not values.get("extra"):
         return {}
     try:
-        found = json.loads(text(values, "extra"))
-    except json.JSONDecodeError as error:
-        raise RowError("the column 'extra' is not JSON text") from error
+        found = parsed(text(values, "extra"))
+    except JsonError as error:
+        raise RowError(f"the column 'extra' is not JSON text: {error}") from error
     return table({"extra": found}, "extra")
 
 
 def _traces(values: Values) -> tuple[str, ...]:
+    """A teacher's texts: one, several, or the messages of which the last is the teacher's."""
     target = values.get("target")
     if not target:
         return ()
-    return (target,) if isinstance(target, str) else tuple(listed(values, "target"))
+    if isinstance(target, str):
+        return (target,)
+    found = listed(values, "target")
+    return (
+        tuple(found)
+        if all(isinstance(one, str) for one in found)
+        else (last_said(messages(values, "target"), "target"),)
+    )
 
 
 def _reasoning(values: Values, answers: tuple[str, ...]) -> str | None:

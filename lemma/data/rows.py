@@ -6,6 +6,7 @@ its name, the line, and the columns that are there.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -25,6 +26,31 @@ class RowError(Exception):
 
 class LeftOut(RowError):
     """A row that is well written but of no use; known datasets have some, so they are counted and left out."""
+
+
+class JsonError(Exception):
+    """Why a text is not JSON that can be used, in a few words, and its line where that is known."""
+
+    def __init__(self, problem: str, line: int | None = None):
+        super().__init__(problem)
+        self.line = line
+
+
+def parsed(content: str) -> Any:
+    """The value of a JSON text. NaN, which is not JSON but how some tables write what is absent, becomes null."""
+    try:
+        found = json.loads(content, parse_constant=lambda name: None if name == "NaN" else float(name))
+        if "\\ud" in content or "\\uD" in content:
+            json.dumps(found, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        raise JsonError(f"{error.msg} at column {error.colno}", error.lineno) from error
+    except UnicodeEncodeError as error:
+        raise JsonError("it holds half of a surrogate pair, which is no character") from error
+    except RecursionError as error:
+        raise JsonError("it is nested too deeply") from error
+    except ValueError as error:
+        raise JsonError("it holds a whole number of too many digits") from error
+    return found
 
 
 class Row(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
+import math
 import re
 import sys
 import zlib
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from lemma.core.errors import UserError, nearest
 from lemma.data.options import SourceOptions
-from lemma.data.rows import Row
+from lemma.data.rows import JsonError, Row, parsed
 
 ARITHMETIC = "arithmetic"
 
@@ -158,10 +158,10 @@ def _line_rows(path: Path, content: str) -> Iterator[Row]:
         if not one.strip():
             continue
         try:
-            values = json.loads(one)
-        except json.JSONDecodeError as error:
+            values = parsed(one)
+        except JsonError as error:
             raise UserError(
-                f"this line is not JSON: {error.msg} at column {error.colno}",
+                f"this line is not JSON: {error}",
                 file=path,
                 line=line,
                 fix="each line must be one whole JSON object",
@@ -172,10 +172,10 @@ def _line_rows(path: Path, content: str) -> Iterator[Row]:
 
 def _json_rows(path: Path, content: str) -> Iterator[Row]:
     try:
-        found = json.loads(content)
-    except json.JSONDecodeError as error:
+        found = parsed(content)
+    except JsonError as error:
         raise UserError(
-            f"this file is not JSON: {error.msg}", file=path, line=error.lineno, fix="write a list of objects"
+            f"this file is not JSON: {error}", file=path, line=error.line, fix="write a list of objects"
         ) from error
     for number, values in enumerate(found, start=1):
         yield _row(values, path, number, None)
@@ -229,12 +229,24 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
     try:
         found = pyarrow.parquet.read_table(path).to_pylist()
-    except pyarrow.ArrowInvalid as error:
-        pointer = path.read_bytes()[:40].startswith(b"version https://git-lfs")
+    except PermissionError:
+        raise
+    except (pyarrow.ArrowException, OSError) as error:
+        with open(path, "rb") as handle:
+            start = handle.read(40)
+        pointer = start.startswith(b"version https://git-lfs")
         fix = "it is a Git LFS pointer: run `git lfs pull`" if pointer else "write or download it again"
-        raise UserError("this is not a parquet file", file=path, fix=fix) from error
+        what = (
+            "this is not a parquet file" if isinstance(error, pyarrow.ArrowInvalid) else "this parquet file is damaged"
+        )
+        raise UserError(what, file=path, fix=fix) from error
     for number, values in enumerate(found, start=1):
-        yield Row(values, str(path), number)
+        yield Row(_without_nan(values), str(path), number)
+
+
+def _without_nan(values: dict[str, Any]) -> dict[str, Any]:
+    """The cells of a row; a float that is no number is how tables keep what is absent."""
+    return {name: None if isinstance(cell, float) and math.isnan(cell) else cell for name, cell in values.items()}
 
 
 def hub_name(options: SourceOptions) -> HubName:
@@ -247,7 +259,7 @@ def _hub_rows(options: SourceOptions) -> Iterator[Row]:
     name, config = hub_name(options)
     dataset = _load_from_hub(name, config, options)
     for number, values in enumerate(dataset, start=1):
-        yield Row(values, name, number)
+        yield Row(_without_nan(values), name, number)
 
 
 def _load_from_hub(name: str, config: str | None, options: SourceOptions) -> Any:

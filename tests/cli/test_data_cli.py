@@ -58,6 +58,30 @@ def test_prepared_rows_read_back_as_the_same_items(run, tmp_path, suffix, row):
     assert items(to) == items(source)
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+@pytest.mark.parametrize("rows", [[{**PAIR, "prompt": "2+2?"}, PAIR], [LABEL, {**LABEL, "prompt": CHAT[:2]}]])
+def test_short_and_long_conversations_fit_one_file(run, tmp_path, suffix, rows):
+    source = write(tmp_path / "same.jsonl", rows)
+    to = tmp_path / "out" / f"same{suffix}"
+    assert run("data", "prepare", "rows", source, "--to", to)[0] == 0
+    assert items(to) == items(source)
+
+
+def test_plain_pairs_fit_a_csv_file_and_others_are_told_what_does(run, tmp_path):
+    pairs = [
+        write(tmp_path / f"{n}.jsonl", [{**PAIR, "prompt": prompt}]) for n, prompt in enumerate(("2+2?", CHAT[:2]))
+    ]
+    assert run("data", "prepare", "rows", pairs[0], "--to", "0.csv")[0] == 0
+    assert items("0.csv") == items(pairs[0])
+    assert "a cell cannot hold the list in 'prompt'" in run("data", "prepare", "rows", pairs[1], "--to", "b.csv")[2]
+    odd = [
+        {**luffy_row(n, "<think>\na</think>\nb"), "extra_info": {"index": index}} for n, index in enumerate((1, "x"))
+    ]
+    source = write(tmp_path / "odd.jsonl", odd)
+    said = run("data", "prepare", "luffy", source, "--complement", source, "--to", "luffy")[2]
+    assert "openr1.parquet: the rows do not fit one table: " in said and said.endswith("; write .jsonl\n")
+
+
 def test_arithmetic_as_csv_reads_back(run, tmp_path):
     to = tmp_path / "sums.csv"
     code, _, _ = run("data", "prepare", "rows", "arithmetic", "--to", to, "--split", "test", "--set", "count=20",

@@ -190,6 +190,8 @@ def test_lemma_schema_keeps_everything():
     )
     assert (item.reasoning, item.answer, item.problem.traces) == ("2+2", "4", ("trace",))
     assert (item.problem.level, item.problem.source, item.problem.extra["original"]) == ("3", "a", {"unit": "cm"})
+    for target, traces in ((["a", "b"], ("a", "b")), (ASSISTANT, ("4",)), (ASSISTANT[1:], ("4",))):
+        assert problem_of(one({**ROWS["lemma"], "target": target})).traces == traces
     verbatim = one({**ROWS["lemma"], "prompt": "P", "response": "R", "generated_solution": "G"})
     assert (verbatim.prompt, verbatim.response, verbatim.reasoning) == ("P", "R", None)
     choice = one({**ROWS["lemma"], "choices": ["3", "4"], "labels": ["A", "B"], "answer": "B"})
@@ -349,6 +351,9 @@ WRONG = [
     ),
     ({"prompt": "p", "completion": "c", "label": "maybe"}, "judged", "holds 'maybe', not true or false"),
     ({**ROWS["lemma"], "extra": "{"}, "lemma", "the column 'extra' is not JSON text"),
+    ({**ROWS["lemma"], "extra": '{"a": "\\ud800"}'}, "lemma", "'extra' is not JSON text: it holds half of a surrogate"),
+    ({**ROWS["lemma"], "target": ASSISTANT[:1]}, "lemma", "'target' does not end with a message of the assistant"),
+    ({**ROWS["lemma"], "target": ["4", 4]}, "lemma", "a message of the column 'target' is text"),
 ]
 
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import math
 
 import pyarrow
 import pyarrow.parquet
@@ -96,6 +98,26 @@ def test_hub_names_and_aliases(tmp_path, monkeypatch):
     assert all(files_of(SourceOptions(source=name)) == [] for name in ALIASES)
 
 
+def damaged_page():
+    """A parquet file whose footer is whole and whose first page is not."""
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS * 50), buffer)
+    content = bytearray(buffer.getvalue())
+    content[4:60] = b"\xff" * 56
+    return bytes(content)
+
+
+def test_characters_outside_the_basic_plane_may_be_escaped(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"question": "\\ud83d\\ude00", "answer": "1"}\n')
+    assert rows(tmp_path / "a.jsonl")[0]["question"] == "\U0001f600"
+
+
+def test_what_is_no_number_is_absent(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"answer": NaN, "level": [NaN, Infinity]}\n')
+    assert rows(tmp_path / "a.jsonl") == [{"answer": None, "level": [None, math.inf]}]
+    assert rows(write(tmp_path / "a.parquet", [{"answer": 1.0}, {"answer": math.nan}]))[1] == {"answer": None}
+
+
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
@@ -110,6 +132,12 @@ def test_hub_names_and_aliases(tmp_path, monkeypatch):
         ("cut.jsonl.gz", gzip.compress(lines(ROWS).encode())[:-9], "cut.jsonl.gz: this gzip file is damaged"),
         ("bad.parquet", b"PAR1 no", "bad.parquet: this is not a parquet file; write or download it again"),
         ("lfs.parquet", b"version https://git-lfs.github.com/spec/v1\n", "parquet file; it is a Git LFS pointer"),
+        ("half.jsonl", b'{"a": 1}\n{"a": "\\ud83d x"}\n', "half.jsonl:2: this line is not JSON: it holds half of"),
+        ("half.json", b'[{"a": "\\uDE00"}]', "half.json: this file is not JSON: it holds half of a surrogate pair"),
+        ("long.jsonl", b'{"a": 1}\n{"a": ' + b"1" * 5000 + b"}\n", "long.jsonl:2: this line is not JSON: it holds a"),
+        ("deep.jsonl", b'{"a": ' + b"[" * 10**5 + b"]" * 10**5 + b"}\n", "deep.jsonl:1: this line is not JSON: it is"),
+        ("deep.json", b"[" * 10**5 + b"]" * 10**5, "deep.json: this file is not JSON: it is nested too deeply"),
+        ("page.parquet", damaged_page(), "page.parquet: this parquet file is damaged; write or download it again"),
         ("empty.jsonl", b"\n", "empty.jsonl: there are no rows here"),
         ("empty.csv", b"a,b\n", "empty.csv: there are no rows here"),
         ("data.txt", b"hello", "data.txt: this kind of file cannot be read; give one of .parquet, .jsonl"),
