@@ -82,7 +82,8 @@ class TransformersEngine:
     name = "transformers"
 
     def __init__(self, policy: Policy, seed: int, *, batch: int = 64):
-        self._policy, self._seed, self._batch = policy, seed, batch
+        self._policy, self._seed = policy, seed
+        self._batch = batch if policy.is_independent else 1
         self._version = 0
         self._waiting: deque[_Row] = deque()
         self._running: list[_Row] = []

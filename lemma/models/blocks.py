@@ -107,8 +107,9 @@ def _attention_core(
     if hasattr(self, "q_norm"):
         query, key = self.q_norm(query), self.k_norm(key)
     cos, sin = position_embeddings[0][0], position_embeddings[1][0]
-    # Mistral's window is in its configuration, Qwen's in the layer, and Llama has none.
-    window = self.sliding_window if hasattr(self, "sliding_window") else getattr(self.config, "sliding_window", None)
+    # Mistral's window is in its configuration, Qwen's in the layer; Llama has none, whatever its configuration says.
+    holder = self.config if type(self).__name__ == "MistralAttention" else self
+    window = getattr(holder, "sliding_window", None)
     if cached is not None:
         return cached(self.layer_idx, query, key, value, cos, sin, self.scaling, window)
     query, key = rotate(query, key, cos, sin, self.lemma_fused and query.is_cuda)
@@ -231,6 +232,14 @@ def _are_joint(products: Sequence[Product | None], weight: torch.Tensor, bias: t
                 return False
             bias_place += product.bias.nbytes
     return True
+
+
+def knows(model: nn.Module) -> bool:
+    """Whether all attention layers are of classes whose windows are known here."""
+    kinds = {
+        type(module).__name__ for module in model.modules() if hasattr(module, "q_proj") or hasattr(module, "o_proj")
+    }
+    return kinds <= set(ATTENTIONS)
 
 
 def install(model: nn.Module, fused: bool = True) -> int:

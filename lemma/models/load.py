@@ -292,7 +292,13 @@ def _base_of_adapter(folder: str) -> str | None:
     settings = Path(folder) / "adapter_config.json"
     if not settings.is_file() or (Path(folder) / "config.json").is_file():
         return None
-    base = json.loads(settings.read_text())["base_model_name_or_path"]
+    try:
+        base = json.loads(settings.read_text())["base_model_name_or_path"]
+    except (ValueError, KeyError, TypeError):
+        base = None
+    if not isinstance(base, str):
+        raise UserError("this file does not name the base model of the adapter", file=settings,
+                        fix="write it as base_model_name_or_path")  # fmt: skip
     if base == TINY:
         raise UserError(f"{folder} is an adapter of the built-in model", fix="load the merged model beside it")
     return str(base)

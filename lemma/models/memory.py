@@ -23,6 +23,11 @@ ALLOCATOR_SHARE = 0.03
 TINY_WORDS = 157
 
 
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# Families whose embedding and head are one where config.json does not say.
+TIED_FAMILIES = ("gemma", "cohere")
+
+
 @dataclass(frozen=True)
 class Shape:
     """The numbers of a decoder that memory depends on."""
@@ -50,6 +55,9 @@ class Shape:
     def of_config(cls, values: Mapping[str, Any]) -> Shape:
         """From the values of a config.json; raises KeyError where it is no decoder of the usual kind."""
         values = values.get("text_config", values)
+        if any((values.get(name) or 1) > 1 for name in EXPERTS):
+            raise KeyError("a mixture of experts")
+        ties = str(values.get("model_type", "")).startswith(TIED_FAMILIES)
         heads = values["num_attention_heads"]
         head_dim = values.get("head_dim") or values["hidden_size"] // heads
         return cls(
@@ -59,7 +67,7 @@ class Shape:
             kv_width=(values.get("num_key_value_heads") or heads) * head_dim,
             feed_forward=values["intermediate_size"],
             vocabulary=values["vocab_size"],
-            tied=bool(values.get("tie_word_embeddings", False)),
+            tied=bool(values.get("tie_word_embeddings", ties)),
         )
 
     @classmethod

@@ -21,6 +21,17 @@ UNLIMITED = 2**20
 # Values of a configuration with which a model's logits are its head's output, neither capped nor scaled.
 PLAIN_LOGITS = {"final_logit_softcapping": None, "logits_scaling": 1, "logit_scale": 1}
 
+# Rotations whose angles depend on the largest position of the whole call.
+NOT_ALONE = {"dynamic", "longrope"}
+
+
+def _rotations(parameters: Any) -> set[str]:
+    """The kinds of rotary positions in a configuration; some families have one for each kind of layer."""
+    if not isinstance(parameters, dict):
+        return set()
+    nested = [_rotations(part) for part in parameters.values() if isinstance(part, dict)]
+    return {str(parameters.get("rope_type"))}.union(*nested)
+
 
 class Policy:
     """A causal language model with its tokenizer; `module` is what peft or transformers made.
@@ -53,6 +64,11 @@ class Policy:
     def context(self) -> int:
         """The longest sequence the model was made for."""
         return int(getattr(self.causal.config.get_text_config(), "max_position_embeddings", None) or UNLIMITED)
+
+    @property
+    def is_independent(self) -> bool:
+        """Whether what the model says about a sequence does not depend on others beside it."""
+        return not _rotations(getattr(self.causal.config.get_text_config(), "rope_parameters", None)) & NOT_ALONE
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that are trained, by name, in a fixed order."""
@@ -95,15 +111,44 @@ class Policy:
         )
 
     @torch.no_grad()
+    def strangeness(self) -> str | None:
+        """What about this model neither the learner nor the native engine computes, and a few tokens would not show."""
+        config = self.causal.config.get_text_config()
+        for name, harmless in PLAIN_LOGITS.items():
+            value = getattr(config, name, harmless)
+            if value != harmless:
+                return f"its configuration has {name}: {value}"
+        if not self.is_independent:
+            return "the angles of its rotary positions depend on the longest sequence beside it (dynamic or longrope)"
+        window = getattr(config, "sliding_window", None)
+        if isinstance(window, int) and window < self.context and not blocks.knows(self.causal):
+            worst = self._beyond(window)
+            if not worst <= 0.3:
+                return f"beyond its window of {window} tokens it differs by {worst:.2g} from the model's own"
+        return None
+
+    def _beyond(self, window: int) -> float:
+        """The largest difference of a log-probability from the model's own, for some tokens beyond the window."""
+        count = min(self.context, window + PROBE_TOKENS)
+        ids = (torch.arange(count, device=self.device) * 7919 + 13) % self.head.weight.shape[0]
+        training = self.module.training
+        self.module.eval()
+        with blocks.originals(self.causal):
+            theirs = self.causal(input_ids=ids[None], use_cache=False, logits_to_keep=PROBE_TOKENS // 2).logits[0]
+        hidden = self.hidden(ids, torch.arange(count, device=self.device), Segments((count,), self.device))
+        self.module.train(training)
+        mine = self.head(hidden[-(PROBE_TOKENS // 2) :])
+        return float((mine.double().log_softmax(-1) - theirs.double().log_softmax(-1)).abs().max())
+
+    @torch.no_grad()
     def probe(self) -> None:
         """Compare packed, chunked log-probabilities with the model's own plain forward; refuse a model that differs.
 
         This catches what the learner does not compute: soft-capped or scaled logits, attention of another kind.
         """
-        for name, harmless in PLAIN_LOGITS.items():
-            value = getattr(self.causal.config.get_text_config(), name, harmless)
-            if value != harmless:
-                raise self._untrainable(f"its configuration has {name}: {value}")
+        strange = self.strangeness()
+        if strange is not None:
+            raise self._untrainable(strange)
         vocabulary = self.head.weight.shape[0]
         ids = (torch.arange(PROBE_TOKENS, device=self.device) * 7919 + 13) % vocabulary
         lengths = (PROBE_TOKENS // 4, PROBE_TOKENS - PROBE_TOKENS // 4)

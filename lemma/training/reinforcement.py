@@ -200,7 +200,11 @@ def cache_tokens(stage: Stage, options: ReinforcementOptions, policy: Policy, ne
     needed += BLOCK * options.batch.problems * options.algorithm.group_size
     if policy.device.type != "cuda":
         return needed
-    shape = Shape.of_config(policy.causal.config.to_dict())
+    try:
+        shape = Shape.of_config(policy.causal.config.to_dict())
+    except KeyError:  # nothing is known about the update's needs: leave it half of what is free
+        free, _ = torch.cuda.mem_get_info(policy.device)
+        return max(BLOCK, min(needed, int(free / 2 // bytes_per_token(policy))))
     precision = pick_precision(stage.model.precision, policy.device)
     eight_bit = options.optim.name == "adamw_8bit"
     plan = plan_training(shape, stage.model, precision, options.batch.token_budget, eight_bit_moments=eight_bit)

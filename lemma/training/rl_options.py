@@ -49,7 +49,7 @@ class RolloutOptions(Options):
     """Longest response. Default: what the longest prompt leaves of the model's context."""
     min_tokens: int = Field(0, ge=0)
     """No response ends before this many tokens."""
-    stop: list[str] = Field(default_factory=list)
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     """Strings after which a response ends, beside those of the format and the tokens that end a turn of the model."""
     repetition_penalty: float = 1.0
     """For inference only: a training recipe leaves it at 1, because what is learnt must be what was sampled."""

@@ -239,6 +239,12 @@ def test_a_temperature_without_sampling_does_not_keep_a_model_from_being_saved(c
     assert load(tmp_path / "saved").causal.generation_config.eos_token_id == 5
 
 
+@pytest.mark.parametrize("content", ["{", "{}", '{"base_model_name_or_path": null}', "[]"])
+def test_an_adapter_that_names_no_base(content: str, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(content)
+    assert "adapter_config.json: this file does not name the base model of the adapter" in refusal(tmp_path)
+
+
 def test_an_adapter_upon_an_adapter_names_what_it_stands_on(llama: Path, tmp_path: Path) -> None:
     stirred(load(llama, lora=LoraOptions(r=2))).save(tmp_path / "first")
     policy = stirred(load(tmp_path / "first" / "adapter", lora=LoraOptions(r=3)))

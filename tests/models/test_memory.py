@@ -26,6 +26,27 @@ def test_the_built_in_model_has_the_parameters_that_are_counted(shape: TinyOptio
     assert Shape.of_tiny(shape).parameters == real - norms_of_heads
 
 
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 500,
+}
+
+
+def test_a_mixture_of_experts_is_not_counted_as_one_of_them() -> None:
+    with pytest.raises(KeyError):
+        Shape.of_config({**SIZES, "num_experts": 8})
+    assert Shape.of_config({**SIZES, "num_experts": None}).parameters
+
+
+def test_families_that_tie_without_saying_so() -> None:
+    assert Shape.of_config({**SIZES, "model_type": "gemma3_text"}).tied
+    assert not Shape.of_config({**SIZES, "model_type": "gemma3_text", "tie_word_embeddings": False}).tied
+    assert not Shape.of_config({**SIZES, "model_type": "llama"}).tied
+
+
 @pytest.mark.parametrize(
     ("kind", "values"),
     [

@@ -21,6 +21,9 @@ ROUNDED_LIMIT = 0.3
 def probe(policy: Policy) -> None:
     """Refuse a model whose cached decoding or chunked prompts differ from its own forward: attention or logits of a
     kind that the engine does not know."""
+    strange = policy.strangeness()
+    if strange is not None:
+        raise _refusal(policy, strange)
     try:
         worst = _difference(policy)
     except (ArithmeticError, AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
