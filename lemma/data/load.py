@@ -18,7 +18,7 @@ from lemma.data.cache import Built, cache_folder, cached, file_digest
 from lemma.data.options import DataOptions, LengthOptions, SourceOptions
 from lemma.data.readers import Item, problem_of, read
 from lemma.data.rows import Row
-from lemma.data.sources import ARITHMETIC, files_of, hub_name, rows_of
+from lemma.data.sources import ARITHMETIC, files_of, files_of_no_split, hub_name, rows_of
 
 T = TypeVar("T")
 
@@ -154,9 +154,17 @@ def load_items(source: SourceOptions, cache: str | None = None) -> list[Item]:
         return [item for _, item in _read(source, notes.append)], notes
 
     items, notes = build() if key is None else cached(cache_folder(cache), key, build)
-    for note in notes:
+    for note in [*_of_no_split(source), *notes]:
         warnings.warn(note, LemmaWarning, stacklevel=2)
     return items
+
+
+def _of_no_split(source: SourceOptions) -> list[str]:
+    lost = files_of_no_split(source)
+    if not lost:
+        return []
+    names = ", ".join(path.name for path in lost[:3]) + (", ..." if len(lost) > 3 else "")
+    return [f"{source.source}: left out of split '{source.split}', because their names tell no split: {names}"]
 
 
 def _generated(source: SourceOptions) -> int:

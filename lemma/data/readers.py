@@ -64,8 +64,10 @@ def _plain_number(number: str) -> str:
     return number.strip().replace(",", "").replace("$", "")
 
 
-def question_answer(values: Values) -> Problem:
-    """`question` and a bare `answer`."""
+def question_answer(values: Values) -> Problem | Demonstration:
+    """`question` and a bare `answer`; a row of GSM8K among them is read as such."""
+    if _fits_gsm8k(values):
+        return gsm8k(values)
     return Problem(_user(text(values, "question")), golds(values, "answer"), id=optional_text(values, "id") or "")
 
 

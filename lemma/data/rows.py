@@ -188,16 +188,23 @@ def last_said(said: tuple[Message, ...], name: str) -> str:
     return said[-1].content
 
 
+BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*(\{)|\s+([^\s${}][^\n$]*))")
+"""A box with braces, or `\\boxed 2`, which ends with its formula or line."""
+
+
 def boxed(solution: str) -> str | None:
     r"""What the last `\boxed{...}` of a solution holds, braces balanced."""
-    start = max(solution.rfind(r"\boxed{"), solution.rfind(r"\fbox{"))
-    if start < 0:
+    found = list(BOX.finditer(solution))
+    if not found:
         return None
-    depth = 0
-    for place in range(solution.index("{", start), len(solution)):
+    if found[-1][2] is not None:
+        return found[-1][2].strip().rstrip(".") or None
+    start = found[-1].end(1)
+    depth = 1
+    for place in range(start, len(solution)):
         depth += {"{": 1, "}": -1}.get(solution[place], 0)
         if depth == 0:
-            return solution[solution.index("{", start) + 1 : place].strip() or None
+            return solution[start:place].strip() or None
     return None
 
 

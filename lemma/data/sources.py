@@ -103,16 +103,9 @@ def _neighbour(path: Path) -> str:
 
 def _files_in(folder: Path, options: SourceOptions) -> list[Path]:
     """The data files of a folder, in order; only those of the split and configuration where names tell them apart."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and _is_data(path.relative_to(folder)))
-    if not found:
-        raise UserError("this folder holds no data files", file=folder, fix=f"it needs one of {', '.join(SUFFIXES)}")
-    if options.config is not None:
-        found = [path for path in found if options.config in path.relative_to(folder).parts]
-        if not found:
-            raise UserError(f"no data file of this folder is in a folder '{options.config}'", file=folder)
-    named = {path: _words(path.relative_to(folder)) & set(SPLITS) for path in found}
+    named = _splits_in(folder, options)
     if not any(named.values()):
-        return found
+        return list(named)
     chosen = [path for path, words in named.items() if options.split in words]
     if not chosen:
         splits = sorted(set().union(*named.values()))
@@ -120,6 +113,25 @@ def _files_in(folder: Path, options: SourceOptions) -> list[Path]:
             f"no data file of split '{options.split}'", file=folder, fix=f"splits here: {', '.join(splits)}"
         )
     return chosen
+
+
+def _splits_in(folder: Path, options: SourceOptions) -> dict[Path, set[str]]:
+    """The data files of a folder, or of one configuration, in order, and the splits that their names tell."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and _is_data(path.relative_to(folder)))
+    if not found:
+        raise UserError("this folder holds no data files", file=folder, fix=f"it needs one of {', '.join(SUFFIXES)}")
+    if options.config is not None:
+        found = [path for path in found if options.config in path.relative_to(folder).parts]
+        if not found:
+            raise UserError(f"no data file of this folder is in a folder '{options.config}'", file=folder)
+    return {path: _words(path.relative_to(folder)) & set(SPLITS) for path in found}
+
+
+def files_of_no_split(options: SourceOptions) -> list[Path]:
+    """Data files of a folder that are left out because other names tell a split and theirs tell none."""
+    folder = Path(options.source).expanduser()
+    named = _splits_in(folder, options) if folder.is_dir() else {}
+    return [path for path, words in named.items() if not words] if any(named.values()) else []
 
 
 def _is_data(path: Path) -> bool:
@@ -144,9 +156,10 @@ def read_file(path: Path) -> Iterator[Row]:
         raise UserError("this gzip file is damaged", file=path, fix="write or download it again") from error
     except PermissionError as error:
         raise UserError("this file may not be read", file=path, fix="change its permissions") from error
-    if ".csv" in path.suffixes:
+    kind = (_suffix(path) or "").removesuffix(".gz")
+    if kind == ".csv":
         yield from _csv_rows(path, content)
-    elif ".json" in path.suffixes and content.lstrip().startswith("["):
+    elif kind == ".json" and content.lstrip().startswith("["):
         yield from _json_rows(path, content)
     else:
         yield from _line_rows(path, content)
@@ -203,6 +216,7 @@ def _csv_rows(path: Path, content: str) -> Iterator[Row]:
         for cells in reader:
             if not names and not (len(cells) == len(MMLU_COLUMNS) and cells[-1] in {"A", "B", "C", "D"}):
                 names = cells
+                _check_header(path, names, reader.line_num)
                 continue
             names = names or MMLU_COLUMNS
             if not cells:
@@ -221,6 +235,15 @@ def _csv_rows(path: Path, content: str) -> Iterator[Row]:
         raise UserError(
             f"this is not CSV: {error}", file=path, line=reader.line_num, fix="repair the quotes"
         ) from error
+
+
+def _check_header(path: Path, names: list[str], line: int) -> None:
+    """Refuse a name that stands over two columns: one of them would be lost."""
+    twice = [name for name in dict.fromkeys(names) if name and names.count(name) > 1]
+    if twice:
+        raise UserError(
+            f"{names.count(twice[0])} columns are called '{twice[0]}'", file=path, line=line, fix="rename all but one"
+        )
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:

@@ -167,6 +167,16 @@ def test_rows_without_a_teacher_are_left_out_with_a_warning(tmp_path):
         assert len(load_demonstrations(options, seed=0)) == 2
 
 
+def test_files_left_out_of_a_folder_are_named(tmp_path, recwarn):
+    for name in ("a", "b"):
+        gsm8k(tmp_path / f"{name}.jsonl")
+    assert len(load_problems(DataOptions(source=str(tmp_path)), seed=0)) == 20 and not recwarn.list
+    gsm8k(tmp_path / "train.jsonl")
+    gsm8k(tmp_path / "test.jsonl")
+    with pytest.warns(LemmaWarning, match=r"left out of split 'train', because their names tell no split: a.jsonl, b"):
+        assert len(load_problems(DataOptions(source=str(tmp_path)), seed=0)) == 10
+
+
 def test_preferences_and_judgements(tmp_path):
     rows = [{"prompt": f"{n}?", "chosen": "yes", "rejected": "no"} for n in range(3)]
     options = DataOptions(source=write(tmp_path / "a.jsonl", rows))

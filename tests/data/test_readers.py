@@ -82,6 +82,12 @@ def test_gsm8k():
     assert (item.reasoning, item.answer) == ("2+2=<<2+2=4>>4", "1004")
 
 
+def test_a_row_of_gsm8k_among_bare_answers_keeps_its_answer_apart():
+    rows = [Row(values, "a.jsonl", 1, 1) for values in (ROWS["question_answer"], ROWS["gsm8k"])]
+    bare, worked = (item for _, item in read(rows, "auto"))
+    assert bare.golds == ("4",) and worked == one(ROWS["gsm8k"])
+
+
 def test_math_levels_subjects_and_boxes():
     item = one(ROWS["math"])
     assert (item.problem.gold, item.problem.level, item.problem.subject) == ("4", "3", "Algebra")
@@ -98,6 +104,11 @@ def test_math_levels_subjects_and_boxes():
     [
         (r"\boxed{1} then \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         (r"\fbox{3}", "3"),
+        (r"so $\boxed 2$.", "2"),
+        (r"\boxed{1}, no: $\boxed \frac12$", r"\frac12"),
+        ("it is \\boxed 7.\nDone", "7"),
+        (r"\boxed {5}", "5"),
+        (r"\boxed", None),
         (r"\boxed{ }", None),
         (r"\boxed{1", None),
         ("no box", None),

@@ -51,6 +51,13 @@ def test_json_lines_under_another_name_blank_lines_and_a_byte_order_mark(tmp_pat
     assert [row.line for row in rows_of(SourceOptions(source=str(path)))] == [1, 4, 5]
 
 
+def test_the_last_ending_decides(tmp_path):
+    for name in ("a.csv.jsonl", "b.json.csv"):
+        content = lines(ROWS) if name.endswith("jsonl") else 'question,answer\n"0+1?","#### 1"\n'
+        (tmp_path / name).write_text(content)
+        assert rows(tmp_path / name)[0] == ROWS[0]
+
+
 def test_csv_cells_may_hold_commas_lines_and_nothing(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('problem,answer,level\n"one, two\nthree",4,\n')
@@ -126,6 +133,7 @@ def test_what_is_no_number_is_absent(tmp_path):
         ("bad.json", b'[{"a": 1},\n {"a" 2}]', "bad.json:2: this file is not JSON"),
         ("numbers.json", b"[1, 2]", "numbers.json: row 1 is int where an object was expected"),
         ("bad.csv", b"a,b\n1,2\n3\n", "bad.csv:3: 1 cells under a header of 2; quote cells"),
+        ("twice.csv", b"a,b,a\n1,2,3\n", "twice.csv:1: 2 columns are called 'a'; rename all but one"),
         ("quote.csv", b'a,b\n1,"2" x\n', "quote.csv:2: this is not CSV"),
         ("latin.jsonl", '{"a": "é"}'.encode("latin-1"), "latin.jsonl: this file is not UTF-8 text; save it as UTF-8"),
         ("bad.jsonl.gz", b"not gzip", "bad.jsonl.gz: this gzip file is damaged"),
