@@ -220,12 +220,28 @@ def _check_weights(path: str, options: ModelOptions, found: Any) -> None:
         raise UserError(f"the weights of {path} do not fit its configuration: {name} {what}{others}", fix=fix)
 
 
+# Options of rotary positions, which newer configurations keep together.
+ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
+# Options that other ones are computed from, once.
+UNREAD = ("use_sliding_window", "max_window_layers")
+
+
 def _apply_override(config: Any, override: dict[str, Any]) -> None:
     """Replace values of a configuration; rope_theta also where newer configurations keep it, in rope_parameters."""
     for name, value in override.items():
         rope = getattr(config, "rope_parameters", None)
+        by_layer = isinstance(rope, dict) and any(isinstance(part, dict) for part in rope.values())
+        if name in ROPE[:2] and by_layer:
+            raise UserError(f"model.override cannot set {name}: {type(config).__name__} has one for each of "
+                            + ", ".join(rope or ()),
+                            fix="write all of them as `rope_parameters`")  # fmt: skip
+        if name in UNREAD:
+            raise UserError(f"model.override sets {name}, which is read when a configuration is made and has no effect "
+                            "afterwards", fix="write `sliding_window` and `layer_types`")  # fmt: skip
         if name == "rope_theta" and isinstance(rope, dict):
             rope[name] = value
+        elif name in ROPE and isinstance(rope, dict) and isinstance(value, dict):
+            config.rope_parameters = {**rope, **value}
         elif hasattr(config, name):
             setattr(config, name, value)
         else:

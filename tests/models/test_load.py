@@ -95,6 +95,21 @@ def test_an_override_of_nothing(llama: Path) -> None:
     assert sentence.startswith("model.override names 'rope_thetta', which LlamaConfig does not have; did you mean")
 
 
+def test_overrides_of_rotary_positions_keep_what_they_do_not_name(llama: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+    before = load(llama).causal.config.rope_parameters["rope_theta"]
+    found = load(llama, override={"rope_scaling": yarn}).causal.config.rope_parameters
+    assert found == {"rope_theta": before, **yarn}
+    assert load(llama, override={"rope_theta": 5e4}).causal.config.rope_parameters["rope_theta"] == 5e4
+
+
+def test_overrides_without_effect_are_refused(llama: Path, save_model: Saver) -> None:
+    assert "has no effect afterwards" in refusal(llama, override={"use_sliding_window": True})
+    gemma = save_model("Gemma3TextConfig")
+    sentence = refusal(gemma, override={"rope_theta": 1e5})
+    assert "has one for each of" in sentence and "sliding_attention" in sentence and "rope_parameters" in sentence
+
+
 def test_a_tokenizer_without_an_end(copied: Path) -> None:
     settings = json.loads((copied / "tokenizer_config.json").read_text())
     del settings["eos_token"]
