@@ -106,6 +106,7 @@ def _memory(recipe: Recipe, stage: StageOptions) -> str:
     import json
 
     from lemma.models.memory import Shape, plan_training
+    from lemma.training.rl_options import ReinforcementOptions
 
     model = recipe.model
     config = Path(model.path).expanduser() / "config.json"
@@ -120,7 +121,12 @@ def _memory(recipe: Recipe, stage: StageOptions) -> str:
         return "unknown until the model is there"
     precision = model.precision or ("fp32" if recipe.run.device == "cpu" or model.path == "tiny" else "bf16")
     eight_bit = stage.optim.name == "adamw_8bit"
-    return str(plan_training(shape, model, precision, stage.batch.token_budget, eight_bit_moments=eight_bit))
+    plan = plan_training(shape, model, precision, stage.batch.token_budget, eight_bit_moments=eight_bit)
+    if not isinstance(stage, ReinforcementOptions):
+        return str(plan)
+    algorithm = stage.algorithm
+    plan = plan.beside(critic=algorithm.needs_critic, reference=algorithm.needs_reference and model.lora is None)
+    return f"{plan}; and the engine's cache, {plan.cache_per_token / 1024:.0f} KiB a token"
 
 
 def _stage(stage: StageOptions) -> list[str]:

@@ -8,7 +8,7 @@ numbers only, no torch. `benchmarks/sft_step.py` prints it beside the measured p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lemma.models.options import ModelOptions, Precision, TinyOptions
@@ -87,13 +87,20 @@ class MemoryPlan:
     head: float
     reserve: float
     cache_per_token: float
+    critic: float = 0.0
+    reference: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.weights + self.optimiser + self.activations + self.head + self.reserve
+        own = self.weights + self.optimiser + self.activations + self.head + self.reserve
+        return own + self.critic + self.reference
+
+    def beside(self, *, critic: bool, reference: bool) -> MemoryPlan:
+        """The same with a critic, which is trained as the policy is, and a second, frozen copy as the reference."""
+        return replace(self, critic=self.total if critic else 0.0, reference=self.weights if reference else 0.0)
 
     def __str__(self) -> str:
-        parts = {name: value for name, value in asdict(self).items() if name != "cache_per_token"}
+        parts = {name: value for name, value in asdict(self).items() if name != "cache_per_token" and value}
         return f"{_size(self.total)}: " + ", ".join(f"{name} {_size(value)}" for name, value in parts.items())
 
 

@@ -208,10 +208,9 @@ def cache_tokens(stage: Stage, options: ReinforcementOptions, policy: Policy, ne
     precision = pick_precision(stage.model.precision, policy.device)
     eight_bit = options.optim.name == "adamw_8bit"
     plan = plan_training(shape, stage.model, precision, options.batch.token_budget, eight_bit_moments=eight_bit)
-    taken = plan.total * (2 if options.algorithm.needs_critic else 1)
-    if options.algorithm.needs_reference and not policy.is_adapter:
-        taken += plan.weights
-    room = torch.cuda.get_device_properties(policy.device).total_memory * MEMORY_SHARE - taken
+    algorithm = options.algorithm
+    plan = plan.beside(critic=algorithm.needs_critic, reference=algorithm.needs_reference and not policy.is_adapter)
+    room = torch.cuda.get_device_properties(policy.device).total_memory * MEMORY_SHARE - plan.total
     return max(BLOCK, min(needed, int(room // bytes_per_token(policy))))
 
 

@@ -41,6 +41,13 @@ def test_a_mixture_of_experts_is_not_counted_as_one_of_them() -> None:
     assert Shape.of_config({**SIZES, "num_experts": None}).parameters
 
 
+def test_a_critic_and_a_reference_stand_beside_the_policy() -> None:
+    plan = plan_training(LARGE, ModelOptions(), "bf16", 8192)
+    with_both = plan.beside(critic=True, reference=True)
+    assert with_both.total == pytest.approx(2 * plan.total + plan.weights)
+    assert "critic" in str(with_both) and "critic" not in str(plan)
+
+
 def test_families_that_tie_without_saying_so() -> None:
     assert Shape.of_config({**SIZES, "model_type": "gemma3_text"}).tied
     assert not Shape.of_config({**SIZES, "model_type": "gemma3_text", "tie_word_embeddings": False}).tied
