@@ -125,7 +125,10 @@ class MixedPolicyLoss:
     def _reduce(self, terms: Terms, losses_N: torch.Tensor, counted_N: torch.Tensor) -> torch.Tensor:
         if self.compat is None:
             return (losses_N * token_weights(terms, self.normalise, self.constant)).sum()
-        return losses_N.sum() / (self.constant if self.normalise == "constant" else counted_N.sum().clamp(min=1))
+        if self.normalise == "constant":
+            return losses_N.sum() / self.constant
+        # A pack in which no token counts is worth 0; without any token, which no step has, the original says NaN.
+        return losses_N.sum() / (counted_N.sum().clamp(min=1) if len(losses_N) else counted_N.sum())
 
     def _supervised(self, terms: Terms, sft_N: torch.Tensor) -> torch.Tensor:
         losses_N = -terms.logprobs_N * sft_N
