@@ -28,15 +28,26 @@ class Own(BoxedChat):
     """own."""
 
 
-class Qwen(Format):
-    r"""<|im_start|> turns under an instruction to reason step by step, then `reasoning ... \boxed{answer}`."""
+class _Boxed(Format):
+    r"""What the prompts of their own have in common: `reasoning ... \boxed{answer}`, perhaps with thoughts."""
 
-    name: Literal["qwen"] = "qwen"
-    """qwen."""
     grade_unfinished: bool = False
     """Look for an answer in the whole text where the thinking never ends, instead of counting none."""
 
     takes_system: ClassVar[bool] = False
+
+    def compose(self, reasoning: str, answer: str) -> str:
+        return compose_boxed(reasoning, answer)
+
+    def parse(self, completion: str) -> Parsed:
+        return parse_perhaps_thinking(completion, grade_unfinished=self.grade_unfinished)
+
+
+class Qwen(_Boxed):
+    r"""<|im_start|> turns under an instruction to reason step by step, then `reasoning ... \boxed{answer}`."""
+
+    name: Literal["qwen"] = "qwen"
+    """qwen."""
 
     @property
     def default_system(self) -> str:
@@ -46,22 +57,12 @@ class Qwen(Format):
     def chat_template(self) -> str:
         return without_system(chatml(self.own_system, self.bos))
 
-    def compose(self, reasoning: str, answer: str) -> str:
-        return compose_boxed(reasoning, answer)
 
-    def parse(self, completion: str) -> Parsed:
-        return parse_perhaps_thinking(completion, grade_unfinished=self.grade_unfinished)
-
-
-class SimpleRl(Format):
+class SimpleRl(_Boxed):
     r"""<|im_start|> turns of a helpful assistant; the instruction follows the question; `\boxed{answer}`."""
 
     name: Literal["simplerl"] = "simplerl"
     """simplerl."""
-    grade_unfinished: bool = False
-    """Look for an answer in the whole text where the thinking never ends, instead of counting none."""
-
-    takes_system: ClassVar[bool] = False
 
     @property
     def default_system(self) -> str:
@@ -70,12 +71,6 @@ class SimpleRl(Format):
     @property
     def chat_template(self) -> str:
         return without_system(with_suffix(chatml(self.own_system, self.bos), f"\n{INSTRUCTION}"))
-
-    def compose(self, reasoning: str, answer: str) -> str:
-        return compose_boxed(reasoning, answer)
-
-    def parse(self, completion: str) -> Parsed:
-        return parse_perhaps_thinking(completion, grade_unfinished=self.grade_unfinished)
 
 
 class PrimeSft(BoxedChat):
@@ -102,15 +97,11 @@ def _one_line(preamble: str, bos: bool, suffix: str) -> str:
     )
 
 
-class Prime(Format):
+class Prime(_Boxed):
     r"""One line that describes think and answer tags, `User: ... Assistant:`; `\boxed{answer}` in the end."""
 
     name: Literal["prime"] = "prime"
     """prime."""
-    grade_unfinished: bool = False
-    """Look for an answer in the whole text where the thinking never ends, instead of counting none."""
-
-    takes_system: ClassVar[bool] = False
 
     @property
     def default_system(self) -> str:
@@ -122,9 +113,6 @@ class Prime(Format):
 
     def compose(self, reasoning: str, answer: str) -> str:
         return f" <think> {reasoning} </think> <answer> {compose_boxed('', answer)} </answer>"
-
-    def parse(self, completion: str) -> Parsed:
-        return parse_perhaps_thinking(completion, grade_unfinished=self.grade_unfinished)
 
 
 _BLOCK = re.compile(r"```python[ \t]*\r?\n")
