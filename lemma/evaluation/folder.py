@@ -11,6 +11,7 @@ from typing import Any
 
 from lemma.core.errors import UserError
 from lemma.core.files import write_whole
+from lemma.core.leaves import leaves
 from lemma.evaluation.results import read_settings
 
 
@@ -26,7 +27,7 @@ def claim(folder: Path, identity: dict[str, Any], *, any_grader: bool = False) -
             raise UserError(f"{folder} holds something else than an evaluation", fix="write --out and another folder")
         write_settings(folder, identity)
         return
-    was, now = _leaves(there), _leaves(json.loads(json.dumps(identity)))
+    was, now = leaves(there), leaves(json.loads(json.dumps(identity)))
     for key in [*now, *was]:
         if any_grader and key.startswith("benchmarks.") and key.endswith(".grader"):
             continue
@@ -52,13 +53,3 @@ def alone_in(folder: Path) -> Iterator[None]:
                 f"another process is working in {folder}", fix="wait for it, or write --out and another folder"
             ) from error
         yield
-
-
-def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """A nested mapping as `a.b.c: value`."""
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    found: dict[str, Any] = {}
-    for name, part in tree.items():
-        found |= _leaves(part, f"{prefix}.{name}" if prefix else name)
-    return found

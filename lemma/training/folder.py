@@ -24,6 +24,7 @@ import yaml
 
 from lemma.core.errors import UserError
 from lemma.core.files import JsonLines, write_whole
+from lemma.core.leaves import leaves
 
 OWN_FILES = ("recipe.yaml", "run.json", "run.log", "metrics.jsonl", "results.md", "wandb_run_id")
 OWN_FOLDERS = ("stages", "tensorboard", "wandb", "journal", "evaluations")
@@ -142,7 +143,7 @@ class RunFolder:
             before = yaml.safe_load((self.path / "recipe.yaml").read_text())
         except (OSError, yaml.YAMLError):
             return ""
-        was, now = _leaves(before), _leaves(yaml.safe_load(recipe_yaml))
+        was, now = leaves(before), leaves(yaml.safe_load(recipe_yaml))
         for key in [*now, *was]:
             if key != "run.dir" and was.get(key) != now.get(key):
                 return f" ({key} was {was.get(key, 'not there')}, is {now.get(key, 'not there')})"
@@ -193,16 +194,6 @@ class RunFolder:
             self.metrics.close()
         if self._lock is not None:
             self._lock.close()
-
-
-def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """A nested mapping as `a.b.c: value`."""
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    leaves: dict[str, Any] = {}
-    for name, part in tree.items():
-        leaves |= _leaves(part, f"{prefix}.{name}" if prefix else name)
-    return leaves
 
 
 def _versions() -> dict[str, str]:

@@ -1,0 +1,15 @@
+"""Nested settings, laid flat so that two of them can be compared key by key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """A nested mapping as `a.b.c: value`."""
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    found: dict[str, Any] = {}
+    for name, part in tree.items():
+        found |= leaves(part, f"{prefix}.{name}" if prefix else name)
+    return found
