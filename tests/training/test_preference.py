@@ -164,7 +164,7 @@ def test_adapters_cannot_be_switched_off_where_there_are_none(world: World) -> N
 def test_dropout_is_off(world: World) -> None:
     plain = world.train("dpo", run="plain", lora={"r": 4})
     dropped = world.train("dpo", run="dropped", lora={"r": 4, "dropout": 0.5})
-    assert "prefer: dropout is off in preference optimisation" in world.said()
+    assert "prefer: the model's dropout is off in stages of kind preference" in world.said()
     assert dropped == plain
 
 

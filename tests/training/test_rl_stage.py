@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from lemma.algorithms import ALGORITHMS
 from lemma.core import faults
 from lemma.core.errors import UserError
+from lemma.core.events import Said
 from lemma.core.types import Trajectory
 from lemma.formats import make_format
 from lemma.models.load import build_policy
@@ -149,6 +150,24 @@ def test_samples_end_where_the_model_says_that_turns_end(tmp_path: Path) -> None
     assert ended and all(sample.finish == "stop" for sample in ended)
     word = build_policy(ModelOptions(path=str(first.final)), CPU, 0).tokenizer.decode([other])
     assert not any(sample.text.endswith(word) and len(sample.ids) == 1 for sample in ended)
+
+
+def test_a_models_dropout_is_off(tmp_path: Path) -> None:
+    """Otherwise the learner would not find the probabilities that its samples were drawn with."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokenizer = build_policy(ModelOptions(tiny=TinyOptions(**SMALL["tiny"])), CPU, 0).tokenizer
+    shape = {"vocab_size": len(tokenizer), "n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    config = GPT2Config(**shape, resid_pdrop=0.3, eos_token_id=tokenizer.eos_token_id)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    world = toy.Toy(tmp_path, tmp_path / "model")
+    rollout = {"max_tokens": 6, "engine": "transformers"}
+    (row, *_) = world.train(small_stage(tmp_path, steps=1, rollout=rollout))
+    assert row["mismatch/max"] < 1e-3
+    assert "toy: the model's dropout is off in stages of kind rl" in [
+        e.text for e in world.events if isinstance(e, Said)
+    ]
 
 
 WIDE = {"tiny": SMALL["tiny"] | {"context": 1024}}
