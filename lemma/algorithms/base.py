@@ -66,6 +66,11 @@ class Algorithm(Options):
         return False
 
     @property
+    def compares(self) -> bool:
+        """Whether the samples of a problem are compared with each other, so that one reward for all teaches nothing."""
+        return True
+
+    @property
     def needs_old(self) -> bool:
         """Whether the batch is scored before its first update; used once, current and old are the same."""
         return self.updates > 1

@@ -44,6 +44,10 @@ class ExpertIteration(Algorithm):
         return self
 
     @property
+    def compares(self) -> bool:
+        return False
+
+    @property
     def needs_old(self) -> bool:
         return False
 

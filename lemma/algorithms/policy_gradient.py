@@ -109,6 +109,10 @@ class PolicyGradient(Algorithm):
     def needs_dead_groups(self) -> bool:
         return self.kl > 0 or self.entropy > 0 or self.entropy_target is not None
 
+    @property
+    def compares(self) -> bool:
+        return self.compared_with() != "none"
+
     def kl_is_weighted(self) -> bool:
         """Whether the KL is more than a plain term of the loss: weighted by the ratio, or a part of the reward."""
         return False

@@ -14,7 +14,6 @@ from lemma.core.errors import UserError, nearest
 from lemma.core.events import Event, Said
 
 if TYPE_CHECKING:
-    from lemma.algorithms import Algorithm
     from lemma.core.types import Problem
     from lemma.engines.base import Sampling
     from lemma.evaluation.diagnose import Diagnosis
@@ -107,23 +106,13 @@ def _debug(args: argparse.Namespace, fmt: Format, name: str, options: Reinforcem
     problems, sampling = _chosen(args, options, fmt, policy, problems)
     judge = Judge(fmt, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
     groups = sample_groups(engine, policy.tokenizer, judge, sampling, problems, size)
-    compares = _compares(options.algorithm)
-    situation = Situation(fmt, sampling, policy.tokenizer, f"stages.{name}", policy.context, compares)
+    algorithm = options.algorithm
+    situation = Situation(fmt, sampling, policy.tokenizer, f"stages.{name}", policy.context, algorithm.compares)
     diagnosis = diagnose(groups, situation)
     _print(diagnosis, groups, sampling, args.show)
     if args.json is not None:
         _write(args.json, diagnosis)
     return 0
-
-
-def _compares(algorithm: Algorithm) -> bool:
-    """Whether the samples of a problem are compared with each other."""
-    from lemma.algorithms.expert_iteration import ExpertIteration
-    from lemma.algorithms.policy_gradient import PolicyGradient
-
-    if isinstance(algorithm, PolicyGradient):
-        return algorithm.compared_with() != "none"
-    return not isinstance(algorithm, ExpertIteration)
 
 
 def _chosen(

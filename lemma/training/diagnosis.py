@@ -54,9 +54,7 @@ def _taught(seen: Seen) -> float:
     """The share of groups whose rewards say which sample is better; all or none where an algorithm looks at the whole
     batch. A group may be alive for other reasons: it is imitated, or a critic says what was to be expected."""
     algorithm, live = seen.options.algorithm, seen("groups/live", 1.0)
-    if isinstance(algorithm, ExpertIteration) or (
-        isinstance(algorithm, PolicyGradient) and algorithm.compared_with() == "none"
-    ):
+    if not algorithm.compares:
         return 0.0 if seen("reward/commonest") > 0.99 else live
     if isinstance(algorithm, Luffy) and algorithm.sft_weight is None:
         return live  # a teacher's right sample beside wrong ones is enough

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from lemma.cli import main
-from lemma.cli.debug import _compares
 from lemma.engines.base import Sampling
 from lemma.evaluation.diagnose import Diagnosis, Situation, diagnose, similarity
 from lemma.formats.r1_zero import R1Zero
@@ -260,7 +259,7 @@ def test_the_command_on_a_critic_s_recipe(temperature: str, tmp_path: Path, caps
 def test_which_algorithms_compare(algorithm: str, compares: bool) -> None:
     from lemma.algorithms import ALGORITHMS
 
-    assert _compares(ALGORITHMS[algorithm]()) == compares
+    assert ALGORITHMS[algorithm]().compares == compares
 
 
 def test_the_command_on_a_recipe_without_reinforcement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

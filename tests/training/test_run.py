@@ -24,20 +24,6 @@ from lemma.recipe import Recipe
 from lemma.training.run import train
 from tests.training.sft_world import World
 
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A run of six steps that nothing disturbed."""
-    world = World(tmp_path_factory.mktemp("finished"))
-    assert world.train(world.recipe()) == 0
-    return world
-
-
 # --- stages ----------------------------------------------------------------------------------------------------------
 
 TWO = {"first": {"steps": 3}, "second": {"steps": 2, "optim": {"lr": 1e-3}, "validation": {}}}

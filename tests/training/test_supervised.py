@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,20 +25,6 @@ from lemma.recipe import Recipe
 from lemma.training import supervised
 from lemma.training.supervised import TrainingData
 from tests.training.sft_world import STAGE, World
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A run of six steps that nothing disturbed."""
-    world = World(tmp_path_factory.mktemp("finished"))
-    assert world.train(world.recipe()) == 0
-    return world
-
 
 # --- what a run leaves behind ----------------------------------------------------------------------------------------
 
