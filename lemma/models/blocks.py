@@ -103,7 +103,8 @@ def _attention_core(
     """Projections, rotation and attention; what the output projection gets, (T, H, D)."""
     shape = (hidden_states.shape[1], -1, self.head_dim)
     projections = (self.q_proj, self.k_proj, self.v_proj)
-    query, key, value = (part.view(shape) for part in _projected(self, projections, hidden_states))
+    project = _separate if cached is None else _projected
+    query, key, value = (part.view(shape) for part in project(self, projections, hidden_states))
     if hasattr(self, "q_norm"):
         query, key = self.q_norm(query), self.k_norm(key)
     cos, sin = position_embeddings[0][0], position_embeddings[1][0]
@@ -203,13 +204,22 @@ def join_weights(module: nn.Module, layers: Sequence[nn.Module]) -> None:
     module.lemma_joint = tuple(joint)
 
 
+def _separate(module: nn.Module, layers: Sequence[nn.Module], x: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The outputs of several layers on the same input, a product each.
+
+    The learner computes so with and without a gradient: what it scores before an update is then what the update finds
+    in the same packs, to the last bit. A wider product may add in another order.
+    """
+    return [layer(x) for layer in layers]
+
+
 def _projected(module: nn.Module, layers: Sequence[nn.Module], x: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The outputs of several layers on the same input: in one product where nothing is learnt and weights are joint."""
+    """The same for an engine: in one product where nothing is learnt and weights are joint."""
     weight, bias = getattr(module, "lemma_joint", (None, None))
     speaks = weight is not None and not torch.is_grad_enabled() and not module.training
     products = [as_product(layer) for layer in layers] if speaks else []
     if not products or not _are_joint(products, weight, bias):
-        return [layer(x) for layer in layers]
+        return _separate(module, layers, x)
     outputs = F.linear(x, weight, bias).split([len(p.weight) for p in products if p is not None], dim=-1)
     for product, output in zip(products, outputs, strict=True):
         assert product is not None

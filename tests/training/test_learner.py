@@ -194,6 +194,18 @@ def test_scores_belong_to_their_trajectories() -> None:
         assert (scores < 0).all()
 
 
+@pytest.mark.parametrize("lora", [False, True])
+def test_what_is_scored_before_an_update_is_what_the_update_finds_to_the_last_bit(lora: bool) -> None:
+    """So that the ratio of a first update is 1 and its KL 0, whatever order a CPU adds in."""
+    learner = learner_of(tiny_policy(lora))
+    items = trajectories(LENGTHS)
+    for item, scores in zip(items, learner.score(items), strict=True):
+        item.token_fields["behaviour"] = np.zeros(len(item))
+        item.token_fields["behaviour"][item.chosen_T] = scores
+    report = learner.step(items, NegativeLogLikelihood())
+    assert report.packs > 1 and report.metrics["mismatch/max"] == 0.0
+
+
 def test_evaluating_nothing() -> None:
     learner = learner_of(tiny_policy())
     assert learner.evaluate([], NegativeLogLikelihood()) == {"loss": 0.0}
