@@ -225,7 +225,8 @@ def run_show(args: argparse.Namespace) -> int:
     for number, row in enumerate(items[: args.n], start=1):
         item = row if args.format is None else as_asked(row)
         problem = problem_of(item)
-        known = {"subject": problem.subject, "level": problem.level, "gold": " or ".join(problem.golds)}
+        known: dict[str, Any] = {"subject": problem.subject, "level": problem.level, "gold": " or ".join(problem.golds)}
+        known["varied from"] = problem.extra.get("varied_from")
         about = [f"{name} {value}" for name, value in known.items() if value]
         print(f"--- row {number}: {' | '.join([problem.source, problem.id, *about])}\n{view(item)}\n")
     return 0

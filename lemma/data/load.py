@@ -15,10 +15,11 @@ from lemma.core.random import permutation
 from lemma.core.types import Demonstration, Judged, Preference, Problem
 from lemma.data import arithmetic
 from lemma.data.cache import Built, cache_folder, cached, file_digest
-from lemma.data.options import DataOptions, LengthOptions, SourceOptions
+from lemma.data.options import DataOptions, LengthOptions, SourceOptions, names_held_out
 from lemma.data.readers import Item, problem_of, read
 from lemma.data.rows import Row
 from lemma.data.sources import ARITHMETIC, files_of, files_of_no_split, hub_name, rows_of
+from lemma.data.vary import ORIGIN, unmarked, vary
 
 T = TypeVar("T")
 
@@ -90,7 +91,7 @@ def _mixed(
     for number, source in enumerate(sources):
         if source.count == 0:
             continue
-        items = _converted(source, options.cache, convert, wanted, some_may_lack)
+        items = _converted(source, options.cache, seed, convert, wanted, some_may_lack)
         found += items if source.source == ARITHMETIC else take(items, source, seed, str(number))
     if not found:
         raise UserError("the mixture holds no rows", fix="raise the count of at least one source")
@@ -100,10 +101,15 @@ def _mixed(
 
 
 def _converted(
-    source: SourceOptions, cache: str | None, convert: Callable[[Item], T | None], wanted: str, some_may_lack: bool
+    source: SourceOptions,
+    cache: str | None,
+    seed: int,
+    convert: Callable[[Item], T | None],
+    wanted: str,
+    some_may_lack: bool,
 ) -> list[T]:
     """The rows of one source as what a stage needs."""
-    items = load_items(source, cache)
+    items = load_items(source, cache, seed)
     found = [one for one in map(convert, items) if one is not None]
     lost = len(items) - len(found)
     if lost and not (some_may_lack and found):
@@ -128,11 +134,12 @@ def _blame(source: SourceOptions, convert: Callable[[Item], T | None], wanted: s
 def row_of(options: DataOptions, problem: Problem, responses: Sequence[str] = ()) -> Row | None:
     """The row that gave a problem, to name it in a sentence. Reads the sources again; generated problems have none.
 
-    Of several rows with the same problem, it is the one that compares or judges these responses.
+    Of several rows with the same problem, it is the one that compares or judges these responses. A varied problem came
+    from the row of its original.
     """
 
     def identity(one: Problem) -> Any:
-        return one.id, one.traces, one.extra.get("trace_probs")
+        return one.extra.get(ORIGIN, one.id), one.traces, one.extra.get("trace_probs")
 
     for source in options.mix or [options]:
         if source.source != ARITHMETIC and source.count != 0:
@@ -143,15 +150,17 @@ def row_of(options: DataOptions, problem: Problem, responses: Sequence[str] = ()
     return None
 
 
-def load_items(source: SourceOptions, cache: str | None = None) -> list[Item]:
-    """Everything that one source holds, before mixing: its rows read and filtered, from the cache where it has them."""
+def load_items(source: SourceOptions, cache: str | None = None, seed: int = 0) -> list[Item]:
+    """Everything that one source holds, before mixing: its rows read, filtered and varied, from the cache where it has
+    them."""
     if source.source == ARITHMETIC:
         return list(arithmetic.generate(source.arithmetic, source.split, count=_generated(source)))
-    key = _cache_key(source)
+    key = _cache_key(source, seed)
 
     def build() -> Built:
         notes: list[str] = []
-        return [item for _, item in _read(source, notes.append)], notes
+        found = [item for _, item in _read(source, notes.append)]
+        return _varied(found, source, seed, notes.append), notes
 
     items, notes = build() if key is None else cached(cache_folder(cache), key, build)
     for note in [*_of_no_split(source), *notes]:
@@ -174,10 +183,20 @@ def _generated(source: SourceOptions) -> int:
     return max(1, round(source.arithmetic.count * (source.fraction or 1)))
 
 
-def _cache_key(source: SourceOptions) -> dict[str, Any] | None:
+def _varied(items: list[Item], source: SourceOptions, seed: int, say: Callable[[str], None]) -> list[Item]:
+    """Each item followed by its variations, and all without calculator marks where the source drops them."""
+    if source.variations:
+        found = [(item, vary(item, source.variations, seed)) for item in items]
+        if not any(new for _, new in found):
+            say(f"variations: no row of '{source.source}' has a solution with calculator marks that could be varied")
+        items = [one for item, new in found for one in (item, *new)]
+    return [unmarked(item) for item in items] if source.marks == "drop" else items
+
+
+def _cache_key(source: SourceOptions, seed: int) -> dict[str, Any] | None:
     """What the items of a source depend on; None where keeping them would not pay or could go stale."""
-    names = {"config", "split", "reader", "keep_if", "drop_if", "answers"}
-    chosen = source.model_dump(include=names)
+    names = {"config", "split", "reader", "keep_if", "drop_if", "answers", "marks", "variations"}
+    chosen = {**source.model_dump(include=names), "seed": seed if source.variations else None}
     files = files_of(source)
     if files:
         if sum(path.stat().st_size for path in files) < SMALL:
@@ -191,11 +210,19 @@ def _cache_key(source: SourceOptions) -> dict[str, Any] | None:
 def _read(source: SourceOptions, say: Callable[[str], None] = lambda note: None) -> list[tuple[Row, Item]]:
     rows = [row for row in rows_of(source) if _passes(row, source)]
     found = [(row, _named(item, row)) for row, item in read(rows, source.reader, say)]
+    if source.variations:
+        _refuse_held_out([row for row, _ in found])
     if source.answers == "number":
         found = [(row, item) for row, item in found if _is_number(problem_of(item).gold)]
     if not found:
         raise UserError(f"no row of '{source.source}' is left", fix="loosen keep_if, drop_if or answers")
     return found
+
+
+def _refuse_held_out(rows: list[Row]) -> None:
+    for row in rows:
+        if names_held_out(f"{row.values.get('split')} {row.file.rsplit('/', 1)[-1]}"):
+            raise row.error("this row is held out, and variations are for training", fix="leave variations out")
 
 
 def _passes(row: Row, source: SourceOptions) -> bool:
@@ -255,14 +282,15 @@ def split_share(
 ) -> tuple[list[T], list[T]]:
     """What stays and what is held out: about `share` of the items, at least one on each side where there are two.
 
-    Items that ask the same stay together, so that repeated rows never end up on both sides; `identity` says what an
-    item asks, where it is not one of those that are known here.
+    Items that ask the same stay together, so that repeated rows never end up on both sides, nor a problem and its
+    variations; `identity` says what an item asks, where it is not one of those that are known here.
     """
     if share <= 0 or len(items) < 2:
         return list(items), []
     groups: dict[Any, list[int]] = {}
+    known = {problem.id: _asked(problem) for problem in map(_problem, items) if problem is not None}
     for place, item in enumerate(items):
-        groups.setdefault(_identity(item, place) if identity is None else identity(item), []).append(place)
+        groups.setdefault(_identity(item, place, known) if identity is None else identity(item), []).append(place)
     if len(groups) < 2:
         groups = {place: [place] for place in range(len(items))}
     wanted = max(1, round(share * len(items)))
@@ -276,11 +304,20 @@ def split_share(
     return stays, [items[place] for place in sorted(held)]
 
 
-def _identity(item: Any, place: int) -> Any:
-    """What an item asks, whatever its id; anything else is one of a kind."""
-    if not isinstance(item, Problem | Demonstration | Preference | Judged):
+def _identity(item: Any, place: int, known: dict[str, Any]) -> Any:
+    """What an item asks, whatever its id, and for a variation what its original asks; others are one of a kind."""
+    problem = _problem(item)
+    if problem is None:
         return place
-    problem = problem_of(item)
+    origin = problem.extra.get(ORIGIN)
+    return _asked(problem) if origin is None else known.get(origin, origin)
+
+
+def _problem(item: Any) -> Problem | None:
+    return problem_of(item) if isinstance(item, Problem | Demonstration | Preference | Judged) else None
+
+
+def _asked(problem: Problem) -> Any:
     return problem.messages, problem.choices
 
 

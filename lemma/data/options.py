@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from lemma.config import Options
+
+HELD_OUT = {"test", "validation", "valid", "val", "dev", "eval"}
+
+
+def names_held_out(name: str) -> bool:
+    """Whether the name of a split or of a file says that it is not for training, such as `gsm8k/test.jsonl`."""
+    return not HELD_OUT.isdisjoint(re.split(r"[^a-z]+", name.lower()))
 
 
 class ArithmeticOptions(Options):
@@ -47,6 +55,10 @@ class SourceOptions(Options):
     """No rows whose column of this name is true, or not empty, such as `in_eval_sets`."""
     answers: Literal["any", "number"] = "any"
     """Rows with any answer, or only those whose answer is a number."""
+    marks: Literal["keep", "drop"] = "keep"
+    """Calculator marks in solutions, such as GSM8K's `<<48/2=24>>`: kept as they are, or taken out."""
+    variations: int = Field(0, ge=0, le=1000)
+    """Up to this many problems more from each solution with calculator marks: the same with other numbers."""
     fraction: float | None = Field(None, gt=0)
     """Use this share of the rows; above 1 repeats rows."""
     count: int | None = Field(None, ge=0)
@@ -58,6 +70,14 @@ class SourceOptions(Options):
     def _one_amount(self) -> SourceOptions:
         if self.fraction is not None and self.count is not None:
             raise ValueError("give fraction or count, not both")
+        return self
+
+    @model_validator(mode="after")
+    def _variations_to_train_on(self) -> SourceOptions:
+        if self.variations and self.source == "arithmetic":
+            raise ValueError("variations says nothing of the built-in arithmetic: raise arithmetic.count")
+        if self.variations and names_held_out(self.split):
+            raise ValueError(f"variations are for training, and split '{self.split}' is not: leave variations out")
         return self
 
 

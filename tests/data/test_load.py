@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.types import Demonstration, Message, Problem
-from lemma.data import cache, choices, load, pairs, readers, sources
+from lemma.data import cache, choices, load, marks, pairs, quantities, readers, roles, sources, vary
 from lemma.data.load import (
     filter_by_length,
     load_demonstrations,
@@ -270,7 +270,7 @@ def test_rows_left_out_are_told_whenever_the_rest_is_used(tmp_path, kept):
 def test_code_that_reads_and_filters_rows_names_the_entries(monkeypatch):
     before = cache._code_digest.__wrapped__()
     really = cache.inspect.getsource
-    for module in (load, sources, choices, readers, pairs):
+    for module in (load, sources, choices, readers, pairs, marks, quantities, roles, vary):
         other = lambda one, module=module: really(one) + ("# other" if one is module else "")  # noqa: E731
         monkeypatch.setattr(cache.inspect, "getsource", other)
         assert cache._code_digest.__wrapped__() != before, module.__name__

@@ -1,0 +1,250 @@
+"""The same problem with other numbers: question, working and answer of a row with calculator marks, kept consistent.
+
+New numbers are drawn for the question, every result is computed again, and a draw is kept where all that held of the
+old numbers holds of the new. Many draws are looked at together in floating point; those that pass are computed again in
+fractions, written, and checked from their own text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from lemma.core.random import stream
+from lemma.core.types import Demonstration, Message, Problem
+from lemma.data.marks import Exact, holds, quotient, value_of, without_marks
+from lemma.data.readers import Item
+from lemma.data.roles import Place, Plan, Symbol, Template, Unclear, decimals_of, plan_of
+
+ORIGIN = "varied_from"
+"""Where a varied problem keeps the id of the one it was made from."""
+DRAWS = (256, 4096, 16384)
+"""How many draws are looked at together; more where fewer gave too few."""
+FEW = 2048
+"""Where there are no more combinations than this, all are looked at."""
+ENOUGH = 10
+"""With so many numbers of as many digits as the old one, only those are drawn."""
+NEAR = 1e-6
+
+
+def vary(item: Item, count: int, seed: int) -> list[Demonstration]:
+    """Up to `count` different problems like this one, with other numbers and their solutions; none of a row that has no
+    calculator marks, or where it is not certain what each number stands for.
+
+    They depend on the row's content and on the seed, and a smaller count gives the first of a larger one.
+    """
+    if not isinstance(item, Demonstration) or item.answer is None or item.problem.golds != (item.answer,):
+        return []
+    problem, working = item.problem, item.reasoning or ""
+    if "<<" not in working or len(problem.messages) != 1 or problem.choices or problem.traces:
+        return []
+    asked = problem.messages[0]
+    try:
+        plan = plan_of(asked.content, working, item.answer)
+    except Unclear:
+        return []
+    found: dict[str, Demonstration] = {}
+    for values in _draws(plan, seed, asked.content):
+        question = _written(plan.question, values)
+        if question in found or question == asked.content:
+            continue
+        new, gold = _written(plan.working, values), _written(plan.answer, values)
+        if not holds(new, gold):
+            continue
+        varied = replace(
+            problem,
+            messages=(Message(asked.role, question),),
+            golds=(gold,),
+            id=f"{problem.id}~{len(found) + 1}",
+            extra={ORIGIN: problem.id},
+        )
+        found[question] = replace(item, problem=varied, reasoning=new, answer=gold)
+        if len(found) == count:
+            break
+    return list(found.values())
+
+
+def unmarked(item: Item) -> Item:
+    """The item without calculator marks, in what it shows to imitate and in a teacher's traces."""
+    problem = item if isinstance(item, Problem) else item.problem
+    problem = replace(problem, traces=tuple(map(without_marks, problem.traces))) if problem.traces else problem
+    if isinstance(item, Problem):
+        return problem
+    texts = {name: getattr(item, name, None) for name in ("reasoning", "response", "chosen", "rejected")}
+    changed: dict[str, Any] = {name: without_marks(text) for name, text in texts.items() if text}
+    return replace(item, problem=problem, **changed)
+
+
+def _draws(plan: Plan, seed: int, name: str) -> Iterator[list[Exact]]:
+    """Values of all symbols, one list per draw that passes; exact."""
+    domains = [_domain(symbol) for symbol in plan.symbols[: plan.given]]
+    units = [unit for _, unit in domains]
+    seen: set[tuple[int, ...]] = set()
+    for places in _places([len(steps) for steps, _ in domains], seed, name):
+        columns = [steps[place] for (steps, _), place in zip(domains, places, strict=True)]
+        for row in _passing(plan, columns, units):
+            drawn = tuple(int(column[row]) for column in columns)
+            if drawn in seen:
+                continue
+            seen.add(drawn)
+            values = _computed(plan, [quotient(step * unit, 1) for step, unit in zip(drawn, units, strict=True)])
+            if values is not None and _fits(plan, values):
+                yield values
+
+
+def _places(sizes: list[int], seed: int, name: str) -> Iterator[list[np.ndarray]]:
+    """Places in domains of these sizes, many draws together: all there are, in a drawn order, or more and more."""
+    room = math.prod(sizes)
+    if room < 2:
+        return
+    if room <= FEW:
+        yield list(np.unravel_index(stream(seed, "vary", name).permutation(room), sizes))
+        return
+    for attempt, size in enumerate(DRAWS):
+        random = stream(seed, "vary", name, attempt)
+        yield [random.integers(0, one, size) for one in sizes]
+
+
+def _domain(symbol: Symbol) -> tuple[np.ndarray, Fraction]:
+    """The values that a number of the question may take, as whole multiples of a unit."""
+    value, places = symbol.value, decimals_of(symbol.value)
+    if symbol.fixed:
+        return np.array([value.numerator]), Fraction(1, value.denominator)
+    unit = _unit(symbol, places)
+    low, high = max(value / 2, unit), max(value * 2, value + 2 * unit)
+    if places == 0:
+        low, high = max(low, Fraction(2)), max(high, value + 2)
+    elif value < 1:
+        high = min(high, Fraction(1))
+    elif value > 1:
+        low = max(low, Fraction(1))
+    if symbol.cap is not None:
+        high = min(high, Fraction(symbol.cap))
+    steps = np.arange(-(-low // unit), high // unit + 1, dtype=np.int64)
+    if places:
+        needed = np.array([decimals_of(unit * int(step)) for step in steps])
+        steps = steps[needed == places]
+    if symbol.article:
+        steps = steps[np.array([_sounds_open(unit * int(step)) == _sounds_open(value) for step in steps], dtype=bool)]
+    alike = steps[np.array([len(str(unit * int(step) // 1)) == len(str(value // 1)) for step in steps], dtype=bool)]
+    return (alike if len(alike) >= ENOUGH else steps), unit
+
+
+def _unit(symbol: Symbol, places: int) -> Fraction:
+    """Round numbers stay round: the step between the values that may be drawn."""
+    value = symbol.value
+    if symbol.percent and places == 0:
+        return Fraction(5) if value % 5 == 0 else Fraction(1)
+    smallest = Fraction(1, 10**places)
+    if places:
+        return smallest * 5 if places > 1 and value % (smallest * 5) == 0 else smallest
+    step = 1
+    while value % (step * 10) == 0 and value >= step * 100:
+        step *= 10
+    if value >= 20 and value % 5 == 0 and step == 1:
+        step = 5 if value >= 100 else 1
+    return Fraction(step)
+
+
+def _sounds_open(value: Exact) -> bool:
+    """Whether `an` stands before a number."""
+    text = str(int(value))
+    return text[0] == "8" or (text[:2] in ("11", "18") and len(text) % 3 == 2)
+
+
+def _computed(plan: Plan, given: list[Any]) -> list[Any] | None:
+    """The values of all symbols from those of the question."""
+    values = list(given)
+    for symbol in plan.symbols[plan.given :]:
+        value = symbol.value if symbol.tree is None else value_of(symbol.tree, values)
+        if value is None:
+            return None
+        values.append(value)
+    return values
+
+
+def _passing(plan: Plan, columns: list[np.ndarray], units: list[Fraction]) -> list[int]:
+    """The draws that keep, in floating point, what `_fits` asks for in fractions; in their order."""
+    rows = np.arange(len(columns[0]))
+    values: list[Any] = [column * float(unit) for column, unit in zip(columns, units, strict=True)]
+    rows, values = _kept(rows, values, _in_order(plan, values, range(plan.given)))
+    with np.errstate(all="ignore"):
+        for place, symbol in enumerate(plan.symbols[plan.given :], start=plan.given):
+            if not len(rows):
+                return []
+            if symbol.tree is None:
+                values.append(np.full(len(rows), float(symbol.value)))
+                continue
+            values.append(value_of(symbol.tree, values))
+            keep = _allowed(symbol, values[-1])
+            for one, other in plan.equal:
+                if max(one, other) == place:
+                    keep &= np.abs(values[one] - values[other]) < NEAR
+            rows, values = _kept(rows, values, keep)
+        for one, other in plan.equal:
+            rows, values = _kept(rows, values, np.abs(values[one] - values[other]) < NEAR)
+        rows, values = _kept(rows, values, _in_order(plan, values, plan.results))
+    return rows.tolist()
+
+
+def _kept(rows: np.ndarray, values: list[Any], keep: Any) -> tuple[np.ndarray, list[Any]]:
+    if keep is True or keep.all():
+        return rows, values
+    return rows[keep], [value[keep] for value in values]
+
+
+def _allowed(symbol: Symbol, found: np.ndarray) -> np.ndarray:
+    """Whether a computed value is of the kind that it was: whole, none, one, several, below 1, within its limit."""
+    old = float(symbol.value)
+    scaled = found * 10 ** decimals_of(symbol.value)
+    keep = np.abs(scaled - np.round(scaled)) < NEAR
+    if old in (0, 1):
+        keep &= np.abs(found - old) < NEAR
+    elif old < 1:
+        keep &= (found > 0) & (found < 1)
+    else:
+        keep &= found > (2 - NEAR if symbol.value.denominator == 1 else 1)
+    if symbol.cap is not None:
+        keep &= found <= symbol.cap + NEAR
+    return keep
+
+
+def _in_order(plan: Plan, values: list[Any], places: Any) -> Any:
+    """Whether what was smaller is smaller still; percents are compared with percents only."""
+    keep: Any = True
+    for percent in (False, True):
+        chosen = [place for place in places if plan.symbols[place].percent == percent]
+        chosen.sort(key=lambda place: plan.symbols[place].value)
+        for low, high in pairwise(chosen):
+            if plan.symbols[low].value < plan.symbols[high].value:
+                keep = keep & (values[low] < values[high] - NEAR)
+    return keep
+
+
+def _fits(plan: Plan, values: list[Exact]) -> bool:
+    """The same in fractions, for one draw, of which floating point may have been mistaken."""
+    for symbol, value in zip(plan.symbols, values, strict=True):
+        if value < 0 or 10 ** decimals_of(symbol.value) % value.denominator:
+            return False
+    return all(values[one] == values[other] for one, other in plan.equal)
+
+
+def _written(template: Template, values: list[Exact]) -> str:
+    return "".join(piece if isinstance(piece, str) else _number(values[piece.symbol], piece) for piece in template)
+
+
+def _number(value: Exact, place: Place) -> str:
+    decimals = decimals_of(value) if place.decimals < 0 else place.decimals
+    digits, beyond = divmod(value.numerator * 10**decimals, value.denominator)
+    assert not beyond, "a value has no more decimals than its place"
+    whole, rest = divmod(digits, 10**decimals)
+    text = f"{whole:,}" if place.commas else str(whole)
+    if decimals:
+        text += f".{rest:0{decimals}d}"
+    return text.removeprefix("0") if place.bare and decimals else text
