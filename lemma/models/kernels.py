@@ -166,7 +166,14 @@ class FusedRotation(torch.autograd.Function):
 
 
 @triton.jit
-def _softmax_stats(Z, TARGET, LOGPROB, LSE, ENTROPY, columns, inverse_temperature, BLOCK: tl.constexpr):
+def tanh(x):
+    return 2.0 * tl.sigmoid(2.0 * x) - 1.0
+
+
+@triton.jit
+def _softmax_stats(
+    Z, TARGET, LOGPROB, LSE, ENTROPY, columns, inverse_divisor, inner, CAPPED: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     base = Z + row * columns
     top = tl.full([], -float("inf"), tl.float32)
@@ -175,7 +182,10 @@ def _softmax_stats(Z, TARGET, LOGPROB, LSE, ENTROPY, columns, inverse_temperatur
     for start in range(0, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)
         inside = column < columns
-        z = tl.load(base + column, mask=inside, other=-float("inf")).to(tl.float32) * inverse_temperature
+        z = tl.load(base + column, mask=inside, other=-float("inf")).to(tl.float32)
+        if CAPPED:
+            z = tl.where(inside, tanh(z * inner), -float("inf"))
+        z *= inverse_divisor
         higher = tl.maximum(top, tl.max(z, 0))
         shrink = tl.exp(top - higher)
         e = tl.exp(z - higher)
@@ -183,46 +193,58 @@ def _softmax_stats(Z, TARGET, LOGPROB, LSE, ENTROPY, columns, inverse_temperatur
         weighted = weighted * shrink + tl.sum(e * tl.where(inside, z, 0.0), 0)
         top = higher
     lse = top + tl.log(total)
-    picked = tl.load(base + tl.load(TARGET + row)).to(tl.float32) * inverse_temperature
-    tl.store(LOGPROB + row, picked - lse)
+    picked = tl.load(base + tl.load(TARGET + row)).to(tl.float32)
+    if CAPPED:
+        picked = tanh(picked * inner)
+    tl.store(LOGPROB + row, picked * inverse_divisor - lse)
     tl.store(LSE + row, lse)
     tl.store(ENTROPY + row, lse - weighted / total)
 
 
 def softmax_stats(
-    logits_NV: torch.Tensor, targets_N: torch.Tensor, temperature: float
+    logits_NV: torch.Tensor, targets_N: torch.Tensor, divisor: float, inner: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Log-probability of the target, log-sum-exp and entropy of each row, in one pass over the logits."""
+    """Log-probability of the target, log-sum-exp and entropy of each row, in one pass over the logits.
+
+    `divisor` and `inner` are those of `lemma.models.logprobs.Curve`.
+    """
     rows, columns = logits_NV.shape
     logprobs, lse, entropies = (torch.empty(rows, dtype=torch.float32, device=logits_NV.device) for _ in range(3))
     _softmax_stats[(rows,)](
-        logits_NV, targets_N, logprobs, lse, entropies, columns, 1.0 / temperature, BLOCK=SOFTMAX_BLOCK
-    )
+        logits_NV, targets_N, logprobs, lse, entropies, columns, 1.0 / divisor, inner or 0.0,
+        CAPPED=inner is not None, BLOCK=SOFTMAX_BLOCK,
+    )  # fmt: skip
     return logprobs, lse, entropies
 
 
 @triton.jit
 def _softmax_grad(
-    Z, TARGET, LSE, ENTROPY, G_LOGPROB, G_ENTROPY, columns, inverse_temperature, HAS_ENTROPY: tl.constexpr,
-    BLOCK: tl.constexpr,
+    Z, TARGET, LSE, ENTROPY, G_LOGPROB, G_ENTROPY, columns, inverse_divisor, inner, HAS_ENTROPY: tl.constexpr,
+    CAPPED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
     place = Z + row * columns + column
-    logp = tl.load(place, mask=inside, other=0.0).to(tl.float32) * inverse_temperature - tl.load(LSE + row)
+    z = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    if CAPPED:
+        z = tanh(z * inner)
+    logp = z * inverse_divisor - tl.load(LSE + row)
     p = tl.exp(logp)
     g = tl.load(G_LOGPROB + row)
     d = g * (tl.where(column == tl.load(TARGET + row), 1.0, 0.0) - p)
     if HAS_ENTROPY:
         d -= tl.load(G_ENTROPY + row) * p * (logp + tl.load(ENTROPY + row))
-    tl.store(place, (d * inverse_temperature).to(Z.dtype.element_ty), mask=inside)
+    if CAPPED:
+        d *= inner * (1.0 - z * z)
+    tl.store(place, (d * inverse_divisor).to(Z.dtype.element_ty), mask=inside)
 
 
 def softmax_grad_(
     logits_NV: torch.Tensor,
     targets_N: torch.Tensor,
-    temperature: float,
+    divisor: float,
+    inner: float | None,
     lse_N: torch.Tensor,
     entropies_N: torch.Tensor,
     g_logprobs_N: torch.Tensor,
@@ -234,6 +256,6 @@ def softmax_grad_(
     g_entropy = g_logprobs if g_entropy_N is None else g_entropy_N.float().contiguous()
     _softmax_grad[(rows, triton.cdiv(columns, SOFTMAX_BLOCK))](
         logits_NV, targets_N, lse_N.contiguous(), entropies_N.contiguous(), g_logprobs, g_entropy, columns,
-        1.0 / temperature, HAS_ENTROPY=g_entropy_N is not None, BLOCK=SOFTMAX_BLOCK,
+        1.0 / divisor, inner or 0.0, HAS_ENTROPY=g_entropy_N is not None, CAPPED=inner is not None, BLOCK=SOFTMAX_BLOCK,
     )  # fmt: skip
     return logits_NV

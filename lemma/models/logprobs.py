@@ -4,16 +4,37 @@ The one function for learner, engine and reference. Logits exist for one chunk o
 and again in the backward pass. `fused` kernels (lemma.models.kernels) do the row work on a GPU; they are tested
 against the plain code here.
 
+Some families scale or cap what their head puts out: x becomes scale * x, or cap * tanh(scale * x / cap).
+
 Shapes: N rows, H hidden, V vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from lemma.models.memory import CHUNK_BYTES
+
+
+class Curve(NamedTuple):
+    """From the head's output to the exponents of the softmax: x / divisor, or tanh(inner * x) / divisor."""
+
+    divisor: float
+    inner: float | None = None
+
+    @classmethod
+    def of(cls, temperature: float, scale: float, cap: float | None) -> Curve:
+        return cls(temperature / scale) if cap is None else cls(temperature / cap, scale / cap)
+
+
+def map_logits(logits: torch.Tensor, scale: float = 1.0, cap: float | None = None) -> torch.Tensor:
+    """What a model means by its head's output, in at least float32. A plain model's logits are passed through."""
+    if scale == 1.0 and cap is None:
+        return logits
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return wide * scale if cap is None else torch.tanh(wide * (scale / cap)) * cap
 
 
 def token_logprobs(
@@ -23,18 +44,21 @@ def token_logprobs(
     *,
     temperature: float = 1.0,
     bias_V: torch.Tensor | None = None,
+    scale: float = 1.0,
+    cap: float | None = None,
     entropy: bool = False,
     chunk: int | None = None,
     fused: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probability of each target under softmax(hidden @ weight.T / temperature), and the entropy if asked.
 
+    With `scale` and `cap` the logits are those of `map_logits`, before the temperature divides them.
     Both come in float32 (float64 where the hidden states are) and are differentiable in hidden and weight.
     """
     rows = chunk or max(1, CHUNK_BYTES // (4 * weight_VH.shape[0]))
     use_fused = hidden_NH.is_cuda and hidden_NH.dtype != torch.float64 if fused is None else fused
     logprobs, entropies = _ChunkedLogprobs.apply(
-        hidden_NH, weight_VH, bias_V, targets_N, float(temperature), rows, entropy, use_fused
+        hidden_NH, weight_VH, bias_V, targets_N, Curve.of(float(temperature), scale, cap), rows, entropy, use_fused
     )
     return logprobs, entropies if entropy else None
 
@@ -47,7 +71,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         weight_VH: torch.Tensor,
         bias_V: torch.Tensor | None,
         targets_N: torch.Tensor,
-        temperature: float,
+        curve: Curve,
         rows: int,
         entropy: bool,
         fused: bool,
@@ -59,15 +83,15 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for start in range(0, count, rows):
             part = slice(start, start + rows)
             logits = _logits(hidden_NH[part], weight_VH, bias_V)
-            logprobs[part], lse[part], entropies[part] = stats(logits, targets_N[part], temperature, entropy, exact)
+            logprobs[part], lse[part], entropies[part] = stats(logits, targets_N[part], curve, entropy, exact)
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, lse, entropies)
-        ctx.settings = (temperature, rows, entropy, fused, exact)
+        ctx.settings = (curve, rows, entropy, fused, exact)
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         hidden_NH, weight_VH, bias_V, targets_N, lse, entropies = ctx.saved_tensors
-        temperature, rows, entropy, fused, exact = ctx.settings
+        curve, rows, entropy, fused, exact = ctx.settings
         g_logprobs, g_entropy = grads
         grad_hidden = torch.empty_like(hidden_NH) if ctx.needs_input_grad[0] else None
         wants_weight, wants_bias = ctx.needs_input_grad[1], bias_V is not None and ctx.needs_input_grad[2]
@@ -79,7 +103,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             logits = _logits(hidden_NH[part], weight_VH, bias_V)
             g_ent = g_entropy[part] if entropy else None
             d_logits = to_grad(
-                logits, targets_N[part], temperature, lse[part], entropies[part], g_logprobs[part], g_ent, exact
+                logits, targets_N[part], curve, lse[part], entropies[part], g_logprobs[part], g_ent, exact
             )
             if grad_hidden is not None:
                 grad_hidden[part] = d_logits @ weight_VH
@@ -96,11 +120,15 @@ def _logits(hidden: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor 
     return logits if bias_V is None else logits + bias_V
 
 
+def _exponents(logits: torch.Tensor, curve: Curve) -> torch.Tensor:
+    return (logits if curve.inner is None else torch.tanh(logits * curve.inner)) / curve.divisor
+
+
 def _plain_stats(
-    logits: torch.Tensor, targets: torch.Tensor, temperature: float, entropy: bool, exact: torch.dtype
+    logits: torch.Tensor, targets: torch.Tensor, curve: Curve, entropy: bool, exact: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Log-probability of the target, log-sum-exp and entropy of each row."""
-    z = logits.to(exact) / temperature
+    z = _exponents(logits.to(exact), curve)
     lse = z.logsumexp(-1)
     picked = z.gather(-1, targets[:, None])[:, 0]
     entropies = lse - (torch.exp(z - lse[:, None]) * z).sum(-1) if entropy else torch.zeros_like(lse)
@@ -110,7 +138,7 @@ def _plain_stats(
 def _plain_grad(
     logits: torch.Tensor,
     targets: torch.Tensor,
-    temperature: float,
+    curve: Curve,
     lse: torch.Tensor,
     entropies: torch.Tensor,
     g_logprobs: torch.Tensor,
@@ -118,27 +146,30 @@ def _plain_grad(
     exact: torch.dtype,
 ) -> torch.Tensor:
     """d loss / d logits: g (onehot - p) for the log-probability, -g p (log p + entropy) for the entropy."""
-    logp = logits.to(exact) / temperature - lse[:, None]
+    z = _exponents(logits.to(exact), curve)
+    logp = z - lse[:, None]
     p = logp.exp()
     d = -g_logprobs[:, None] * p
     if g_entropy is not None:
         d -= g_entropy[:, None] * p * (logp + entropies[:, None])
     d.scatter_add_(1, targets[:, None], g_logprobs[:, None].to(exact))
-    return (d / temperature).to(logits.dtype)
+    if curve.inner is not None:
+        d *= curve.inner * (1 - (z * curve.divisor).square())
+    return (d / curve.divisor).to(logits.dtype)
 
 
 def _fused_stats(
-    logits: torch.Tensor, targets: torch.Tensor, temperature: float, entropy: bool, exact: torch.dtype
+    logits: torch.Tensor, targets: torch.Tensor, curve: Curve, entropy: bool, exact: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     from lemma.models.kernels import softmax_stats
 
-    return softmax_stats(logits, targets, temperature)
+    return softmax_stats(logits, targets, curve.divisor, curve.inner)
 
 
 def _fused_grad(
     logits: torch.Tensor,
     targets: torch.Tensor,
-    temperature: float,
+    curve: Curve,
     lse: torch.Tensor,
     entropies: torch.Tensor,
     g_logprobs: torch.Tensor,
@@ -147,4 +178,4 @@ def _fused_grad(
 ) -> torch.Tensor:
     from lemma.models.kernels import softmax_grad_
 
-    return softmax_grad_(logits, targets, temperature, lse, entropies, g_logprobs, g_entropy)
+    return softmax_grad_(logits, targets, curve.divisor, curve.inner, lse, entropies, g_logprobs, g_entropy)

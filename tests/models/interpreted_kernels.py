@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -48,19 +49,21 @@ def gate(dtype: torch.dtype) -> None:
 
 
 def softmax(dtype: torch.dtype) -> None:
-    """A vocabulary of several blocks, the last one not full; a bias; both gradients, and one of them alone."""
+    """A vocabulary of several blocks, the last one not full; a bias; both gradients, and one of them alone; logits that
+    are plain, scaled, capped."""
     kernels.SOFTMAX_BLOCK = 16
     hidden = torch.randn(6, 8, dtype=dtype, requires_grad=True)
     weight = torch.randn(53, 8, dtype=dtype, requires_grad=True)
     bias = torch.randn(53, dtype=dtype, requires_grad=True)
     targets = torch.tensor([0, 15, 16, 52, 31, 7])
-    for entropy in (False, True):
+    maps: list[dict[str, float]] = [{}, {"scale": 0.3}, {"scale": 1.5, "cap": 4.0}]
+    for entropy, values in itertools.product((False, True), maps):
         results = []
         for fused in (False, True):
-            values, entropies = token_logprobs(
-                hidden, weight, targets, temperature=0.7, bias_V=bias, entropy=entropy, chunk=4, fused=fused
+            logprobs, entropies = token_logprobs(
+                hidden, weight, targets, temperature=0.7, bias_V=bias, entropy=entropy, chunk=4, fused=fused, **values
             )
-            parts = [values] if entropies is None else [values, entropies]
+            parts = [logprobs] if entropies is None else [logprobs, entropies]
             loss = sum(((i + 1) * part.sin()).sum() for i, part in enumerate(parts))
             results.append([*parts, *torch.autograd.grad(loss, (hidden, weight, bias))])
         compare(results, dtype)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lemma.models import logprobs
-from lemma.models.logprobs import token_logprobs
+from lemma.models.logprobs import map_logits, token_logprobs
 from lemma.objectives import entropy as plain_entropy
 
 ROWS, HIDDEN, WORDS = 7, 5, 11
@@ -20,16 +20,26 @@ def inputs() -> dict[str, torch.Tensor]:
     return made | {"targets": torch.randint(0, WORDS, (ROWS,))}
 
 
-def plain(x: dict[str, torch.Tensor], temperature: float, bias: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = (x["hidden"] @ x["weight"].T + (x["bias"] if bias else 0.0)) / temperature
+# How families make logits of their head's output: plainly, Cohere or Granite, Gemma, and both at once.
+MAPS: list[dict[str, float]] = [{}, {"scale": 0.3}, {"cap": 1.5}, {"scale": 2.5, "cap": 2.0}]
+
+
+def plain(
+    x: dict[str, torch.Tensor], temperature: float, bias: bool, scale: float = 1.0, cap: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = (x["hidden"] @ x["weight"].T + (x["bias"] if bias else 0.0)) * scale
+    if cap is not None:
+        logits = torch.tanh(logits / cap) * cap
+    logits = logits / temperature
     return logits.log_softmax(-1).gather(-1, x["targets"][:, None])[:, 0], plain_entropy(logits)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, ROWS, 100, None])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("values", MAPS, ids=str)
 def test_chunked_equals_plain(
-    inputs: dict[str, torch.Tensor], chunk: int | None, temperature: float, bias: bool
+    inputs: dict[str, torch.Tensor], chunk: int | None, temperature: float, bias: bool, values: dict[str, float]
 ) -> None:
     names = ["hidden", "weight", *(["bias"] if bias else [])]
     pull = torch.randn(2, ROWS, dtype=torch.float64)
@@ -41,8 +51,9 @@ def test_chunked_equals_plain(
         bias_V=inputs["bias"] if bias else None,
         entropy=True,
         chunk=chunk,
+        **values,
     )
-    theirs = plain(inputs, temperature, bias)
+    theirs = plain(inputs, temperature, bias, **values)
     for a, b in zip(mine, theirs, strict=True):
         assert a is not None
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
@@ -52,15 +63,32 @@ def test_chunked_equals_plain(
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-def test_gradients_are_those_of_the_function(inputs: dict[str, torch.Tensor]) -> None:
+@pytest.mark.parametrize("values", MAPS, ids=str)
+def test_gradients_are_those_of_the_function(inputs: dict[str, torch.Tensor], values: dict[str, float]) -> None:
     def function(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         both = token_logprobs(
-            hidden, weight, inputs["targets"], temperature=1.7, bias_V=bias, entropy=True, chunk=3, fused=False
+            hidden,
+            weight,
+            inputs["targets"],
+            temperature=1.7,
+            bias_V=bias,
+            entropy=True,
+            chunk=3,
+            fused=False,
+            **values,
         )
         assert both[1] is not None
         return both[0], both[1]
 
     assert torch.autograd.gradcheck(function, (inputs["hidden"], inputs["weight"], inputs["bias"]))
+
+
+def test_capped_and_scaled_logits_are_bounded_and_plain_ones_untouched() -> None:
+    raw = torch.tensor([-1e4, -1.0, 0.0, 0.5, 1e4]).bfloat16()
+    assert map_logits(raw) is raw
+    assert map_logits(raw, 0.0625).tolist() == pytest.approx([-624, -0.0625, 0.0, 0.03125, 624], rel=1e-6)
+    assert map_logits(raw, cap=30.0).tolist() == pytest.approx([-30, -0.99963, 0.0, 0.49995, 30], abs=1e-5)
+    assert map_logits(raw, 2.0, 4.0).tolist() == pytest.approx([-4, -1.84847, 0.0, 0.97967, 4], abs=1e-5)
 
 
 def test_only_what_is_trained_gets_a_gradient(inputs: dict[str, torch.Tensor]) -> None:
