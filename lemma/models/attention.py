@@ -3,7 +3,8 @@
 What it does depends on the arguments of the forward call only: with `segments` it attends within each sequence of a
 pack; with `cached` it is an engine's attention over its cache; without either it is transformers' own scaled
 dot-product attention, so that `generate` and plain forwards work on the same module. It is pure in the learner:
-activation checkpointing may call it twice.
+activation checkpointing may call it twice. With `softcap` (Gemma 2) a score s is cap * tanh(s / cap), in each of these
+modes; transformers itself does so in its eager attention only.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch._compile import _disable_dynamo
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -25,10 +27,10 @@ from lemma.models.packing import Segments
 
 NAME = "lemma"
 # An engine's attention over its cache: layer, query, key, value (T, H, D), cos and sin (T, D) where query and key are
-# not rotated yet, scale, window; gives (T, H, D).
+# not rotated yet, scale, window, cap of the scores; gives (T, H, D).
 CachedAttention = Callable[..., torch.Tensor]
-# Arguments of transformers' attention functions that change the result: soft-capped scores, sinks.
-UNKNOWN_KINDS = ("softcap", "s_aux")
+# Arguments of transformers' attention functions that change the result: sinks.
+UNKNOWN_KINDS = ("s_aux",)
 
 
 def attend(
@@ -41,6 +43,7 @@ def attend(
     sliding_window: int | None = None,
     segments: Segments | None = None,
     cached: CachedAttention | None = None,
+    softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention output in the layout (1, T, Hq, D) that transformers expects."""
@@ -53,17 +56,24 @@ def attend(
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if cached is not None:
         query_THD, key_THD, value_THD = (x[0].transpose(0, 1) for x in (query, key, value))
-        out_THD = cached(module.layer_idx, query_THD, key_THD, value_THD, None, None, scale, sliding_window)
+        out_THD = cached(module.layer_idx, query_THD, key_THD, value_THD, None, None, scale, sliding_window, softcap)
         return out_THD[None], None
+    if segments is None and softcap is not None:
+        return _plain_capped(query, key, value, attention_mask, scale, softcap), None
     if segments is None:
         if sliding_window is not None:
             kwargs["sliding_window"] = sliding_window
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+    if has_varlen(query, softcap):
         out_THD = varlen(query[0], key[0], value[0], segments, scale, sliding_window)
     else:
-        out_THD = _bucketed(query[0], key[0], value[0], segments, scale, sliding_window)
+        out_THD = _bucketed(query[0], key[0], value[0], segments, scale, sliding_window, softcap)
     return out_THD[None], None
+
+
+def has_varlen(query: torch.Tensor, softcap: float | None) -> bool:
+    """Whether torch's variable-length kernel computes it: on a GPU in half precision, without a cap."""
+    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and softcap is None
 
 
 def varlen(
@@ -115,6 +125,7 @@ def _bucketed(
     segments: Segments,
     scale: float,
     window: int | None,
+    softcap: float | None,
 ) -> torch.Tensor:
     """Exact attention on any device: sequences of similar length as padded blocks."""
     heads, tokens, _ = query_HTD.shape
@@ -126,10 +137,46 @@ def _bucketed(
         if groups > 1:
             key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
         mask = None if window is None else window_mask(query.shape[2], window, query.device)
-        block_BHLD = F.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None, scale=scale)
+        if softcap is None:
+            block_BHLD = F.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None, scale=scale)
+        else:
+            block_BHLD = _plain_capped(query, key, value, mask, scale, softcap).transpose(1, 2)
         pieces.append(block_BHLD.transpose(1, 2).flatten(0, 1)[bucket.take_M])
         places.append(bucket.into_M)
     return out_THD.index_copy(0, torch.cat(places), torch.cat(pieces))
+
+
+def _plain_capped(
+    query_BHLD: torch.Tensor,
+    key_BHLD: torch.Tensor,
+    value_BHLD: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float,
+) -> torch.Tensor:
+    """Attention with soft-capped scores in the layout (B, L, H, D). Without a mask it is causal, and the queries are
+    the last of the tokens. The scores are not kept for the backward pass but computed again."""
+    groups = query_BHLD.shape[1] // key_BHLD.shape[1]
+    if groups > 1:
+        key_BHLD, value_BHLD = (x.repeat_interleave(groups, dim=1) for x in (key_BHLD, value_BHLD))
+    if mask is None:
+        count = key_BHLD.shape[2]
+        mask = window_mask(count, count, key_BHLD.device)[-query_BHLD.shape[2] :]
+    arguments = (query_BHLD, key_BHLD, value_BHLD, mask, scale, softcap)
+    out_BHLD = checkpoint(capped, *arguments, use_reentrant=False) if torch.is_grad_enabled() else capped(*arguments)
+    return out_BHLD.transpose(1, 2)
+
+
+def capped(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float
+) -> torch.Tensor:
+    """softmax(cap * tanh(scale * q k / cap)) v over (..., L, D) in at least float32; `mask` is True where a query sees
+    a key."""
+    wide = query.dtype if query.dtype == torch.float64 else torch.float32
+    scores = query.to(wide) @ key.to(wide).transpose(-1, -2)
+    scores = torch.tanh(scores * (scale / softcap)) * softcap
+    weights = scores.masked_fill(~mask, torch.finfo(wide).min).softmax(-1)
+    return (weights @ value.to(wide)).to(query.dtype)
 
 
 def window_mask(length: int, window: int, device: torch.device) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""Attention over the paged cache, as the model calls it: `cached(layer, query, key, value, cos, sin, scale, window)`.
+"""Attention over the paged cache, as the model calls it: `cached(layer, query, key, value, cos, sin, scale, window,
+softcap)`.
 
 A context is made for one forward pass and handed to the model as an argument. Queries, keys and values come before
 rotation where `cos` is given, after it otherwise. Shapes: T tokens of the pass, B rows, H heads, D head size.
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from lemma.models.attention import varlen, window_mask
+from lemma.models.attention import capped, has_varlen, varlen, window_mask
 from lemma.models.blocks import rotate
 from lemma.models.packing import Segments, to_device
 
@@ -90,6 +91,7 @@ class PrefillContext:
         sin_TD: torch.Tensor | None,
         scale: float,
         window: int | None,
+        softcap: float | None = None,
     ) -> torch.Tensor:
         if cos_TD is not None and sin_TD is not None:
             query_THD, key_THD = rotate(query_THD, key_THD, cos_TD, sin_TD, self.fused)
@@ -97,13 +99,19 @@ class PrefillContext:
         keys[self.slots_T], values[self.slots_T] = key_THD, value_THD
         if self.sources is not None:
             key_THD, value_THD = keys[self.sources], values[self.sources]
-        if query_THD.is_cuda and query_THD.dtype in (torch.bfloat16, torch.float16):
+        if has_varlen(query_THD, softcap):
             query, key, value = (x.transpose(0, 1) for x in (query_THD, key_THD, value_THD))
             return varlen(query, key, value, self.new, scale, window, self.all)
-        return self._each(query_THD, key_THD, value_THD, scale, window)
+        return self._each(query_THD, key_THD, value_THD, scale, window, softcap)
 
     def _each(
-        self, query_THD: torch.Tensor, key_THD: torch.Tensor, value_THD: torch.Tensor, scale: float, window: int | None
+        self,
+        query_THD: torch.Tensor,
+        key_THD: torch.Tensor,
+        value_THD: torch.Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
     ) -> torch.Tensor:
         """Exact attention, one sequence after the other; new tokens are the last of all."""
         pieces = []
@@ -115,7 +123,7 @@ class PrefillContext:
         ):
             new, old = len(query), len(key) - len(query)
             mask = window_mask(len(key), window or len(key), query.device)[old:]
-            piece = _grouped(query[None], key[None], value[None], mask[None, None], scale)
+            piece = _grouped(query[None], key[None], value[None], mask[None, None], scale, softcap)
             pieces.append(piece.reshape(new, *query.shape[1:]))
         return torch.cat(pieces)
 
@@ -140,20 +148,21 @@ class DecodeContext:
         sin_BD: torch.Tensor | None,
         scale: float,
         window: int | None,
+        softcap: float | None = None,
     ) -> torch.Tensor:
         if self.fused:
             from lemma.engines.native import kernels
 
             places_2 = self.cache.places_L2[layer]
             query = kernels.rotate_and_write(query_BHD, key_BHD, value_BHD, cos_BD, sin_BD, self.slots_B, places_2)
-            return kernels.decode_attention(
-                query, places_2, key_BHD.shape[1], self.table_BM, self.lengths_B, self.cache.block, scale, window
-            )
+            seen = (self.table_BM, self.lengths_B, self.cache.block)
+            return kernels.decode_attention(query, places_2, key_BHD.shape[1], *seen, scale, window, softcap)
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         if cos_BD is not None and sin_BD is not None:
             query_BHD, key_BHD = rotate(query_BHD, key_BHD, cos_BD, sin_BD, False)
         keys[self.slots_B], values[self.slots_B] = key_BHD, value_BHD
-        return decode_reference(query_BHD, keys, values, self.table_BM, self.lengths_B, self.cache.block, scale, window)
+        seen = (self.table_BM, self.lengths_B, self.cache.block)
+        return decode_reference(query_BHD, keys, values, *seen, scale, window, softcap)
 
 
 def decode_reference(
@@ -165,6 +174,7 @@ def decode_reference(
     block: int,
     scale: float,
     window: int | None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Attention of one new token per row over its blocks, in plain torch: what the kernel is compared with."""
     longest = int(lengths_B.max())
@@ -173,16 +183,23 @@ def decode_reference(
     visible_BL = token_L[None, :] < lengths_B[:, None]
     if window is not None:
         visible_BL &= token_L[None, :] >= lengths_B[:, None] - window
-    out = _grouped(query_BHD[:, None], keys[slots_BL], values[slots_BL], visible_BL[:, None, None, :], scale)
+    out = _grouped(query_BHD[:, None], keys[slots_BL], values[slots_BL], visible_BL[:, None, None, :], scale, softcap)
     return out[:, 0]
 
 
 def _grouped(
-    query_BQHD: torch.Tensor, key_BLHD: torch.Tensor, value_BLHD: torch.Tensor, mask: torch.Tensor, scale: float
+    query_BQHD: torch.Tensor,
+    key_BLHD: torch.Tensor,
+    value_BLHD: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    softcap: float | None,
 ) -> torch.Tensor:
     """Scaled dot-product attention where several query heads share a key head; (B, Q, H, D)."""
     groups = query_BQHD.shape[2] // key_BLHD.shape[2]
     query, key, value = (x.transpose(1, 2) for x in (query_BQHD, key_BLHD, value_BLHD))
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    if softcap is not None:
+        return capped(query, key, value, mask, scale, softcap).transpose(1, 2)
     return F.scaled_dot_product_attention(query, key, value, mask, scale=scale).transpose(1, 2)

@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
+from lemma.models.kernels import tanh
+
 SAMPLE_BLOCK = 4096
 SAMPLE_SPLITS = 8
 # Enough programs to fill a large GPU; long contexts are split when the batch alone does not give as many.
@@ -78,8 +80,9 @@ def rotate_and_write(
 
 @triton.jit
 def _decode_attention(
-    Q, PLACES, TABLE, LENGTH, OUT, PART, STATS, scale, table_stride, window, splits, HK: tl.constexpr, G: tl.constexpr,
-    GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr,
+    Q, PLACES, TABLE, LENGTH, OUT, PART, STATS, scale, cap, table_stride, window, splits, HK: tl.constexpr,
+    G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr,
+    CAPPED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -107,6 +110,8 @@ def _decode_attention(
         visible = (token < length) & (token >= first_token)
         k = tl.load(K + place[None, :] + d[:, None], mask=visible[None, :] & (d[:, None] < D), other=0.0)
         scores = tl.dot(q, k, input_precision="ieee") * scale
+        if CAPPED:
+            scores = cap * tanh(scores / cap)
         scores = tl.where(visible[None, :], scores, -1e30)
         higher = tl.maximum(top, tl.max(scores, 1))
         p = tl.exp(scores - higher[:, None])
@@ -162,6 +167,7 @@ def decode_attention(
     block: int,
     scale: float,
     window: int | None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Attention of one new token per row over the first `lengths` tokens of its blocks, in a cache of its own type."""
     rows, heads, dim = query_BHD.shape
@@ -173,9 +179,9 @@ def decode_attention(
     parts = torch.empty(places * wide, dtype=torch.float32, device=query_BHD.device)
     stats = torch.empty(places * 2, dtype=torch.float32, device=query_BHD.device)
     _decode_attention[(rows, kv_heads, splits)](
-        query_BHD, places_2, table_BM, lengths_B, out, parts, stats, scale, table_BM.stride(0),
+        query_BHD, places_2, table_BM, lengths_B, out, parts, stats, scale, softcap or 0.0, table_BM.stride(0),
         2**30 if window is None else window, splits, HK=kv_heads, G=group, GP=padded, D=dim, DP=wide, BLOCK=block,
-        SPLIT=splits > 1, num_warps=4, num_stages=2,
+        SPLIT=splits > 1, CAPPED=softcap is not None, num_warps=4, num_stages=2,
     )  # fmt: skip
     if splits > 1:
         _combine_splits[(rows * kv_heads,)](parts, stats, out, splits, G=group, GP=padded, D=dim, DP=wide)
@@ -190,10 +196,13 @@ def _mix(x):
 
 
 @triton.jit
-def _sample(Z, KEYS, POSITION, INVERSE_T, NOISY, BEST, PICK, STATS, columns, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+def _sample(
+    Z, KEYS, POSITION, INVERSE_T, NOISY, BEST, PICK, STATS, columns, factor, inner, CAPPED: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
-    inverse = tl.load(INVERSE_T + row)
+    inverse = tl.load(INVERSE_T + row) * factor
     noisy = tl.load(NOISY + row)
     low = _mix(tl.load(KEYS + 2 * row).to(tl.uint32) + tl.load(POSITION + row).to(tl.uint32) * 0x9E3779B1)
     high = _mix(tl.load(KEYS + 2 * row + 1).to(tl.uint32) ^ low)
@@ -206,7 +215,10 @@ def _sample(Z, KEYS, POSITION, INVERSE_T, NOISY, BEST, PICK, STATS, columns, SPL
     for start in range(begin, tl.minimum(begin + per_split, columns), BLOCK):
         column = start + tl.arange(0, BLOCK)
         inside = column < columns
-        z = tl.load(Z + row * columns + column, mask=inside, other=-1e30).to(tl.float32) * inverse
+        z = tl.load(Z + row * columns + column, mask=inside, other=-1e30).to(tl.float32)
+        if CAPPED:
+            z = tl.where(inside, tanh(z * inner), -1e30)
+        z *= inverse
         higher = tl.maximum(top, tl.max(z, 0))
         total = total * tl.exp(top - higher) + tl.sum(tl.exp(z - higher), 0)
         top = higher
@@ -227,7 +239,9 @@ def _sample(Z, KEYS, POSITION, INVERSE_T, NOISY, BEST, PICK, STATS, columns, SPL
 
 
 @triton.jit
-def _choose(Z, INVERSE_T, BEST, PICK, STATS, TOKEN, LOGPROB, columns, SPLITS: tl.constexpr):
+def _choose(
+    Z, INVERSE_T, BEST, PICK, STATS, TOKEN, LOGPROB, columns, factor, inner, CAPPED: tl.constexpr, SPLITS: tl.constexpr
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, SPLITS)
     token = tl.load(PICK + row * SPLITS + tl.argmax(tl.load(BEST + row * SPLITS + s), 0))
@@ -235,9 +249,11 @@ def _choose(Z, INVERSE_T, BEST, PICK, STATS, TOKEN, LOGPROB, columns, SPLITS: tl
     totals = tl.load(STATS + 2 * (row * SPLITS + s) + 1)
     top = tl.max(tops, 0)
     lse = top + tl.log(tl.sum(totals * tl.exp(tops - top), 0))
-    z = tl.load(Z + row * columns + token).to(tl.float32) * tl.load(INVERSE_T + row)
+    z = tl.load(Z + row * columns + token).to(tl.float32)
+    if CAPPED:
+        z = tanh(z * inner)
     tl.store(TOKEN + row, token.to(tl.int64))
-    tl.store(LOGPROB + row, z - lse)
+    tl.store(LOGPROB + row, z * (tl.load(INVERSE_T + row) * factor) - lse)
 
 
 def sample(
@@ -246,9 +262,15 @@ def sample(
     positions_B: torch.Tensor,
     inverse_B: torch.Tensor,
     noisy_B: torch.Tensor,
+    scale: float = 1.0,
+    cap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token per row, argmax of logits / temperature + noise, and its log-probability without the noise."""
+    """One token per row, argmax of logits / temperature + noise, and its log-probability without the noise.
+
+    `scale` and `cap` are what the model does with its head's output (see `lemma.models.logprobs.map_logits`).
+    """
     rows, columns = logits_BV.shape
+    curve = (scale, 0.0, False) if cap is None else (cap, scale / cap, True)
     device = logits_BV.device
     best = torch.empty(rows, SAMPLE_SPLITS, dtype=torch.float32, device=device)
     pick = torch.empty(rows, SAMPLE_SPLITS, dtype=torch.int32, device=device)
@@ -256,8 +278,8 @@ def sample(
     token = torch.empty(rows, dtype=torch.int64, device=device)
     logprob = torch.empty(rows, dtype=torch.float32, device=device)
     _sample[(rows, SAMPLE_SPLITS)](
-        logits_BV, keys_B2, positions_B, inverse_B, noisy_B, best, pick, stats, columns,
+        logits_BV, keys_B2, positions_B, inverse_B, noisy_B, best, pick, stats, columns, *curve,
         SPLITS=SAMPLE_SPLITS, BLOCK=SAMPLE_BLOCK,
     )  # fmt: skip
-    _choose[(rows,)](logits_BV, inverse_B, best, pick, stats, token, logprob, columns, SPLITS=SAMPLE_SPLITS)
+    _choose[(rows,)](logits_BV, inverse_B, best, pick, stats, token, logprob, columns, *curve, SPLITS=SAMPLE_SPLITS)
     return token, logprob

@@ -13,6 +13,10 @@ from lemma.engines.base import Sampling
 from lemma.engines.native.noise import gumbel, row_seeds
 from lemma.engines.native.scheduler import Sequence
 from lemma.engines.sampling import cut, end_ids, logprobs, penalise, scale
+from lemma.models.families import LogitMap
+from lemma.models.logprobs import map_logits
+
+PLAIN = LogitMap()
 
 
 def draw(
@@ -22,17 +26,18 @@ def draw(
     inverse_B: torch.Tensor,
     noisy_B: torch.Tensor,
     fused: bool,
+    means: LogitMap = PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A token from the whole vocabulary for each row, and its log-probability at the sampling temperature.
 
     `inverse_B` is 1 / temperature (1 where that is 0), `noisy_B` 0 where the likeliest token is taken. `positions_B`
-    is the place the token will have.
+    is the place the token will have. `means` is what the model makes of its head's output, which `logits_BV` are.
     """
     if fused:
         from lemma.engines.native.kernels import sample
 
-        return sample(logits_BV, keys_B2, positions_B, inverse_B, noisy_B)
-    z_BV = _exact(logits_BV) * inverse_B[:, None]
+        return sample(logits_BV, keys_B2, positions_B, inverse_B, noisy_B, *means)
+    z_BV = _exact(map_logits(logits_BV, *means)) * inverse_B[:, None]
     noise_BV = gumbel(row_seeds(keys_B2, positions_B), logits_BV.shape[-1]).to(z_BV.dtype)
     tokens_B = (z_BV + noise_BV * noisy_B[:, None]).argmax(-1)
     return tokens_B, z_BV.gather(-1, tokens_B[:, None])[:, 0] - z_BV.logsumexp(-1)
@@ -45,9 +50,11 @@ def draw_cut(
     positions_B: torch.Tensor,
     drawn: int,
     eos: int,
+    means: LogitMap = PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As `draw`, for rows some of which cut the support, forbid an early end or punish repetition; also the log of the
     kept mass. `drawn` tokens were drawn since the host last saw the sequences."""
+    logits_BV = map_logits(logits_BV, *means)
     noise_BV = gumbel(row_seeds(keys_B2, positions_B), logits_BV.shape[-1])
     tokens = torch.empty(len(sequences), dtype=torch.int64, device=logits_BV.device)
     chosen, kept = (torch.empty(len(sequences), dtype=torch.float32, device=logits_BV.device) for _ in range(2))
