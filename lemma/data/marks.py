@@ -17,7 +17,8 @@ TOKEN = re.compile(rf"\s*(?:({NUMBER.pattern})|([-+*/()%]))")
 SPELLINGS = str.maketrans({"×": "*", "÷": "/", "−": "-", "–": "-", "x": "*", "X": "*", "$": " ", "[": "(", "]": ")"})
 EQUATION = re.compile(r"(?<![\w.,$])[\d.,$%()+\-*/x×÷−– ]*=[\d.,$%()+\-*/x×÷−–= ]*(?![\w])")
 ALONE = re.compile(rf"[ $]*({NUMBER.pattern})[ .,$(–-]*")
-DEEPEST = 20
+DEEPEST, LONGEST = 20, 60
+"""Brackets within brackets, and numbers of one expression; what has more is not read."""
 
 Exact = int | Fraction
 """A number without rounding: whole numbers are plain ones, which are ten times as fast."""
@@ -73,6 +74,8 @@ def without_marks(text: str) -> str:
 
 
 def quotient(over: Exact, under: Exact) -> Exact:
+    if isinstance(over, int) and isinstance(under, int) and under and over % under == 0:
+        return over // under
     found = Fraction(over, under)
     return found.numerator if found.denominator == 1 else found
 
@@ -83,6 +86,8 @@ def numbers_in(text: str) -> list[Number]:
 
 def _number(match: re.Match[str], group: int = 0) -> Number:
     text = match[group]
+    if text.isdecimal():
+        return Number(match.start(group), match.end(group), int(text), 0, False)
     decimals = len(text.partition(".")[2])
     plain = text.replace(",", "")
     value = quotient(int(plain.replace(".", "")), 10**decimals) if decimals else int(plain)
@@ -107,6 +112,8 @@ class _Parser:
             else:
                 self.tokens.append(match[2])
             at = match.end()
+        if len(self.numbers) > LONGEST:
+            raise ValueError("too long")
 
     def whole(self) -> Tree:
         found = self.sum(0)

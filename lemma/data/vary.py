@@ -8,6 +8,7 @@ fractions, written, and checked from their own text.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -30,7 +31,11 @@ FEW = 2048
 """Where there are no more combinations than this, all are looked at."""
 ENOUGH = 10
 """With so many numbers of as many digits as the old one, only those are drawn."""
+STEPS = 10_000
+"""The most values that a number may take."""
 NEAR = 1e-6
+TOO_LONG = re.compile(r"\d(?:,?\d){11}")
+"""Numbers beyond what floating point tells apart."""
 
 
 def vary(item: Item, count: int, seed: int) -> list[Demonstration]:
@@ -45,16 +50,18 @@ def vary(item: Item, count: int, seed: int) -> list[Demonstration]:
     if "<<" not in working or len(problem.messages) != 1 or problem.choices or problem.traces:
         return []
     asked = problem.messages[0]
+    if TOO_LONG.search(f"{asked.content} {working} {item.answer}"):
+        return []
     try:
         plan = plan_of(asked.content, working, item.answer)
     except Unclear:
         return []
     found: dict[str, Demonstration] = {}
     for values in _draws(plan, seed, asked.content):
-        question = _written(plan.question, values)
+        question = written(plan.question, values)
         if question in found or question == asked.content:
             continue
-        new, gold = _written(plan.working, values), _written(plan.answer, values)
+        new, gold = written(plan.working, values), written(plan.answer, values)
         if not holds(new, gold):
             continue
         varied = replace(
@@ -93,7 +100,10 @@ def _draws(plan: Plan, seed: int, name: str) -> Iterator[list[Exact]]:
             if drawn in seen:
                 continue
             seen.add(drawn)
-            values = _computed(plan, [quotient(step * unit, 1) for step, unit in zip(drawn, units, strict=True)])
+            values = _computed(
+                plan,
+                [quotient(step * unit.numerator, unit.denominator) for step, unit in zip(drawn, units, strict=True)],
+            )
             if values is not None and _fits(plan, values):
                 yield values
 
@@ -126,13 +136,16 @@ def _domain(symbol: Symbol) -> tuple[np.ndarray, Fraction]:
         low = max(low, Fraction(1))
     if symbol.cap is not None:
         high = min(high, Fraction(symbol.cap))
+    low, high = max(low, value - STEPS // 2 * unit), min(high, value + STEPS // 2 * unit)
     steps = np.arange(-(-low // unit), high // unit + 1, dtype=np.int64)
     if places:
         needed = np.array([decimals_of(unit * int(step)) for step in steps])
         steps = steps[needed == places]
     if symbol.article:
         steps = steps[np.array([_sounds_open(unit * int(step)) == _sounds_open(value) for step in steps], dtype=bool)]
-    alike = steps[np.array([len(str(unit * int(step) // 1)) == len(str(value // 1)) for step in steps], dtype=bool)]
+    digits = 10 ** len(str(value // 1))
+    whole = steps * unit.numerator // unit.denominator
+    alike = steps[(whole < digits) & ((whole >= digits // 10) | (digits == 10))]
     return (alike if len(alike) >= ENOUGH else steps), unit
 
 
@@ -235,7 +248,8 @@ def _fits(plan: Plan, values: list[Exact]) -> bool:
     return all(values[one] == values[other] for one, other in plan.equal)
 
 
-def _written(template: Template, values: list[Exact]) -> str:
+def written(template: Template, values: list[Exact]) -> str:
+    """A text with these values of its symbols."""
     return "".join(piece if isinstance(piece, str) else _number(values[piece.symbol], piece) for piece in template)
 
 

@@ -16,7 +16,8 @@ from lemma.core.types import Demonstration, Message, Preference, Problem
 from lemma.data.load import load_demonstrations, load_items, load_problems, row_of, split_share
 from lemma.data.marks import holds, numbers_in
 from lemma.data.options import DataOptions, SourceOptions
-from lemma.data.vary import ORIGIN, unmarked, vary
+from lemma.data.roles import Unclear, plan_of
+from lemma.data.vary import ORIGIN, unmarked, vary, written
 from tests.shared import shared
 
 
@@ -135,6 +136,17 @@ def test_equal_numbers_that_could_be_either_stay_equal():
         assert first == 2 * second and int(one.answer) == second - third
 
 
+def test_large_numbers_are_varied_too():
+    item = row(
+        "A firm has $98,765,431 and spends $1,234,567. Left?", "<<98765431-1234567=97530864>>97,530,864.", "97530864"
+    )
+    found = vary(item, 5, 0)
+    assert len(found) == 5
+    for one in found:
+        has, spends = figures(one.problem.question)
+        assert int(one.answer) == has - spends and f"{has - spends:,}." in one.reasoning
+
+
 def test_words_and_what_they_say_stay():
     item = row(
         "Three friends share 36 nuts, and each eats half of hers. How many does each have left?",
@@ -159,6 +171,9 @@ def test_words_and_what_they_say_stay():
         ("Jo has 14 nuts, eats 5. Left?", "14 - 5 = <<14-5=8>>8.", "8"),
         ("Jo has 14 nuts, eats 5. Left?", "14 - 5 = <<14-5=9>>9.", "10"),
         ("Jo has 14 nuts, eats 5. Left?", "14 - 5 = 9.", "9"),
+        ("Jo has 14 nuts, eats 5. Left?", f"14 - 5 = <<14-5{'+0' * 9000}=9>>9.", "9"),
+        (f"Jo has 1{'0' * 5000} nuts, gets 5 times 3.", "5 * 3 = <<5*3=15>>15.", "15"),
+        ("Jo has 14 nuts, eats 5. Left?", f"14 - 5 = <<{'(' * 9000}14-5=9>>9.", "9"),
     ],
 )
 def test_what_is_not_certain_is_left_alone(question, working, answer):
@@ -269,6 +284,23 @@ def test_gsm8k_is_varied_widely_and_in_time(tmp_path):
     assert sum(len(new) == 20 for new in found) > 0.4 * len(items)
     assert all(holds(one.reasoning, one.answer) for new in found for one in new[:2])
     assert spent < 10, "a few ms for each row"
+
+
+def test_a_plan_filled_with_its_own_numbers_gives_the_row_back(tmp_path):
+    source = SourceOptions(source=str(shared("data", "gsm8k", "train.jsonl.gz")))
+    items = load_items(source, cache=str(tmp_path))[::16]
+    plans = 0
+    for item in items:
+        try:
+            plan = plan_of(item.problem.question, item.reasoning, item.answer)
+        except Unclear:
+            continue
+        plans += 1
+        values = [symbol.value for symbol in plan.symbols]
+        assert written(plan.question, values) == item.problem.question
+        assert written(plan.working, values) == item.reasoning
+        assert written(plan.answer, values) == item.answer
+    assert plans > 0.6 * len(items)
 
 
 def test_gsm8ks_test_rows_are_refused():
