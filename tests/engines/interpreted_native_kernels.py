@@ -14,6 +14,7 @@ from lemma.engines.native.attention import Cache, decode_reference, places
 from lemma.engines.native.noise import gumbel, row_seeds, split_key
 from lemma.engines.native.sampler import draw
 from lemma.models.blocks import rotate
+from lemma.models.families import LogitMap
 from tests.engines.native_checks import FREE, check_same, engine_of, run
 from tests.engines.small_policies import small_policy
 
@@ -45,14 +46,16 @@ def rotation() -> None:
 
 
 def attention() -> None:
-    """Head sizes and groups, windows, contexts from one token to several blocks, and splits, some of them empty.
+    """Head sizes and groups, windows, contexts from one token to several blocks, splits, some of them empty, and capped
+    scores.
 
     The interpreter cannot multiply bfloat16 matrices; float16 stands for it.
     """
     shapes = [(16, 1, 2), (64, 2, 1), (80, 3, 1), (96, 7, 1), (128, 8, 1), (64, 16, 1), (32, 5, 2)]
     ways = ((None, 1), (5, 4), (20, 3), (None, 4))
-    cases = [(shape, *ways[i % 4], torch.float32) for i, shape in enumerate([*shapes, *shapes[:5]])]
-    for (dim, group, kv), window, splits, dtype in [*cases, (shapes[1], 20, 3, torch.float16)]:
+    cases = [(shape, *ways[i % 4], torch.float32, None) for i, shape in enumerate([*shapes, *shapes[:5]])]
+    cases += [(shapes[1], 20, 3, torch.float16, None), (shapes[2], 20, 3, torch.float32, 0.5)]
+    for (dim, group, kv), window, splits, dtype, softcap in cases:
         block = 16
         lengths = torch.tensor([1, 16, 17, 41])
         rows = len(lengths)
@@ -64,7 +67,7 @@ def attention() -> None:
         table = table[:, :5]
         keys, values = (torch.randn(16 * block, kv, dim, dtype=dtype) for _ in range(2))
         query = torch.randn(rows, group * kv, dim, dtype=dtype)
-        arguments = (table, lengths, block, dim**-0.5, window)
+        arguments = (table, lengths, block, dim**-0.5, window, softcap)
         wanted = decode_reference(query, keys, values, *arguments)
         used = (table.long() * block)[:, :, None] + torch.arange(block)
         seen = torch.zeros(16 * block, dtype=torch.bool)
@@ -73,22 +76,26 @@ def attention() -> None:
         keys[~seen], values[~seen] = float("nan"), float("nan")
         found = kernels.decode_attention(query, places(keys[None], values[None])[0], kv, *arguments)
         difference = relative(found, wanted.contiguous())
-        assert difference < LIMITS[dtype], (difference, dim, group, window, splits, dtype)
+        assert difference < LIMITS[dtype], (difference, dim, group, window, splits, dtype, softcap)
 
 
 def sampling() -> None:
-    """Several blocks a split and splits with nothing; the likeliest token; several temperatures."""
+    """Several blocks a split and splits with nothing; the likeliest token; several temperatures; logits that are plain,
+    scaled, capped."""
     kernels.SAMPLE_BLOCK = 64
-    for columns, dtype in ((37, torch.float32), (1000, torch.float32), (1500, torch.bfloat16)):
+    plain, scaled, capped = LogitMap(), LogitMap(0.25), LogitMap(1.5, 4.0)
+    cases = ((37, plain), (1000, plain), (1000, scaled), (37, capped), (1000, capped), (1500, plain))
+    for columns, means in cases:
+        dtype = torch.bfloat16 if columns == 1500 else torch.float32
         rows = 6
         logits = 3 * torch.randn(rows, columns).to(dtype)
         keys = split_key([3, 2**64 - 1, 2**40 + 17, 9, 10, 11])
         positions = torch.tensor([0, 1, 31999, 5, 5, 5])
         inverse = torch.tensor([1.0, 1.0, 1 / 0.7, 2.0, 0.5, 1.0])
         noisy = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0])
-        wanted, wanted_logprobs = draw(logits, keys, positions, inverse, noisy, fused=False)
-        tokens, logprobs = kernels.sample(logits, keys, positions, inverse, noisy)
-        assert tokens.tolist() == wanted.tolist(), (columns, dtype)
+        wanted, wanted_logprobs = draw(logits, keys, positions, inverse, noisy, fused=False, means=means)
+        tokens, logprobs = kernels.sample(logits, keys, positions, inverse, noisy, *means)
+        assert tokens.tolist() == wanted.tolist(), (columns, dtype, means)
         assert (logprobs - wanted_logprobs).abs().max() < 1e-5
         assert tokens[5] == logits[5].argmax()
 
@@ -108,9 +115,14 @@ def sampled_often() -> None:
 
 
 def engine() -> None:
-    """The whole engine on the kernels: prompts, groups, windows, chunks, bursts."""
+    """The whole engine on the kernels: prompts, groups, windows, chunks, bursts; and a model that caps."""
     kernels.WANTED_PROGRAMS = 4
     kernels.SAMPLE_BLOCK = 64
+    capping = small_policy("gemma2", sharp=2.0, attn_logit_softcapping=0.5, final_logit_softcapping=2.0)
+    few = [Request(("a",), np.arange(1, 21), replace(FREE, max_tokens=2))]
+    fused = engine_of(capping, prefill_tokens=16)
+    fused.runner.fused = True
+    check_same(generate(fused, few), run(capping, few))
     policy = small_policy("mistral", sharp=2.0)
     requests: list[Request] = [
         Request(("group",), np.arange(1, 21), replace(FREE, max_tokens=3), n=2),

@@ -41,6 +41,7 @@ def small_policy(
     dtype: torch.dtype = torch.float32,
     context: int = 256,
     sharp: float = 4.0,
+    **more: Any,
 ) -> Policy:
     """`sharp` scales the head, so that likely and unlikely tokens differ as in a trained model."""
     tokenizer = small_tokenizer()
@@ -58,7 +59,8 @@ def small_policy(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
-        **({"sliding_window": 16} if kind in ("mistral", "gemma3_text") else {}),
+        **({"sliding_window": 16} if kind in ("mistral", "gemma2", "gemma3_text") else {}),
+        **more,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
