@@ -1,9 +1,9 @@
 """Which kind of CPU this is, as far as floating-point sums can tell.
 
-The same program gives other last bits where torch takes other kernels. ATen and oneDNN choose theirs by instruction set,
-MKL by instruction set and maker (on an AMD CPU with AVX-512 it does not run what it runs on an Intel one), and all of
-them split sums by the number of threads. No list of names says all of that, so a kind is known by what it computes: the
-hash of the bits of the operations that a training step is made of, by torch alone, on one thread.
+The same program gives other last bits where torch takes other kernels. ATen and oneDNN choose theirs by instruction
+set, MKL by instruction set and maker (on an AMD CPU with AVX-512 it does not run what it runs on an Intel one), and all
+of them split sums by the number of threads. No list of names says all of that, so a kind is known by what it computes:
+the hash of the bits of the operations that a training step is made of, by torch alone, on one thread.
 """
 
 from __future__ import annotations

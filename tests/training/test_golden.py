@@ -1,9 +1,8 @@
 """Twenty steps of training, to the last bit, against stored losses.
 
-Bits are compared where a stored kind of CPU is really this one: the same torch, and the same bits from the operations that
-a step is made of (tests/cpu_kind.py). Elsewhere losses agree to `CLOSE`. The command that stores the losses of your
-machine is `python -m tests.training.test_golden`, from the root of the repository; a kind that is stored already is
-written anew, others stay.
+Bits are compared where a stored kind of CPU is really this one: the same torch, and the same bits from the operations
+that a step is made of (tests/cpu_kind.py). Elsewhere losses agree to `CLOSE`. `python -m tests.training.test_golden`, in
+the root of the repository, stores the losses of your machine; those of other kinds stay.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from lemma.training.run import train
 from tests.cpu_kind import facts, kind
 
 STORE = Path(__file__).parents[1] / "reference" / "golden_losses.json"
-# Over twelve kinds of kernels losses differ by at most 1.2e-7, a unit in the last place of float32. A rate that is wrong by
-# one part in ten thousand moves them by 2e-5, an epsilon of 1e-7 instead of 1e-8 by 6e-6.
+# Over twelve kinds of kernels losses differ by at most 1.2e-7, a unit in the last place of float32. A rate that is
+# wrong by one part in ten thousand moves them by 2e-5, an epsilon of 1e-7 instead of 1e-8 by 6e-6.
 CLOSE = 1e-6
 SUPERVISED = """
 run: {{dir: {dir}, seed: 11, threads: 1, device: cpu, tensorboard: false}}
