@@ -1,8 +1,8 @@
 """Twenty steps of training, to the last bit, against stored losses.
 
 Bits are compared where a stored kind of CPU is really this one: the same torch, and the same bits from the operations
-that a step is made of (tests/cpu_kind.py). Elsewhere losses agree to `CLOSE`. `python -m tests.training.test_golden`, in
-the root of the repository, stores the losses of your machine; those of other kinds stay.
+that a step is made of (tests/cpu_kind.py). Elsewhere losses agree to `CLOSE`. `python -m tests.training.test_golden` in
+the root of the repository stores the losses of your machine; those of other kinds stay.
 """
 
 from __future__ import annotations
