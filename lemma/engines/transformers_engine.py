@@ -77,12 +77,16 @@ class _Row:
 
 
 class TransformersEngine:
-    """`batch` sequences run together; the next ones begin when all of them have ended."""
+    """`batch` sequences run together; the next ones begin when all of them have ended.
+
+    `in_place_of` names the engine that was asked for and does not serve this model.
+    """
 
     name = "transformers"
 
-    def __init__(self, policy: Policy, seed: int, *, batch: int = 64):
+    def __init__(self, policy: Policy, seed: int, *, batch: int = 64, in_place_of: str | None = None):
         self._policy, self._seed = policy, seed
+        self.in_place_of = in_place_of
         self._batch = batch if policy.is_independent else 1
         self._version = 0
         self._waiting: deque[_Row] = deque()

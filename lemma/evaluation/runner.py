@@ -131,7 +131,7 @@ def _identity(
             "format_hash": content_id(form, one.fmt.prompt(EXAMPLE, policy.tokenizer)),
             "grader": f"{settings.grader} {grader_version()}",
             "rules": benchmark.rules.model_dump(mode="json"),
-            "engine": f"{engine.name} {_engine_version(engine.name)}",
+            "engine": _engine_in_words(engine),
             "device": f"{policy.device.type}, {str(policy.head.weight.dtype).removeprefix('torch.')}",
             "seed": settings.seed,
             "ties": settings.ties,
@@ -140,6 +140,11 @@ def _identity(
         problems[one.name] = content_id([(p.id, p.question, p.golds) for p in one.loaded.problems])
     named = {"name": model or "a policy in training", "weights": _weights(model)}
     return {"version": VERSION, "model": named, "benchmarks": benchmarks, "problems": problems}
+
+
+def _engine_in_words(engine: Engine) -> str:
+    wanted = getattr(engine, "in_place_of", None)
+    return f"{engine.name} {_engine_version(engine.name)}" + (f", in place of {wanted}" if wanted else "")
 
 
 def _engine_version(name: str) -> str:
@@ -151,11 +156,11 @@ def _engine_version(name: str) -> str:
 
 
 def _weights(model: str) -> str | None:
-    """A name for the weight files in a folder, by their sizes and times; None for a model of the hub."""
-    folder = Path(model).expanduser()
-    if not model or not folder.is_dir():
+    """A name for the weights in a folder or a file, by their sizes and times; None for a model of the hub."""
+    place = Path(model).expanduser()
+    if not model or not place.exists():
         return None
-    files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+    files = [place] if place.is_file() else sorted(path for path in place.glob("*.safetensors") if path.is_file())
     return content_id([(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files])
 
 

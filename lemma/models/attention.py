@@ -51,7 +51,7 @@ def attend(
         if kwargs.get(name) is not None:
             raise UserError(
                 f"the attention of {type(module).__name__} is of a kind ({name}) that the learner does not compute",
-                fix="take a Qwen2, Qwen3, Llama, Mistral or Gemma 3 model",
+                fix="take a family that docs/engines.md lists",
             )
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if cached is not None:

@@ -11,16 +11,13 @@ import torch
 from torch import nn
 
 from lemma.core.errors import UserError
-from lemma.models import blocks
+from lemma.models import probe as probing
+from lemma.models.families import LogitMap, logit_map, unknown_layers
 from lemma.models.logprobs import token_logprobs
 from lemma.models.packing import Segments, TokenBatch
 
-PROBE_TOKENS = 32
 # The context of models that name none.
 UNLIMITED = 2**20
-# Values of a configuration with which a model's logits are its head's output, neither capped nor scaled.
-PLAIN_LOGITS = {"final_logit_softcapping": None, "logits_scaling": 1, "logit_scale": 1}
-
 # Rotations whose angles depend on the largest position of the whole call.
 NOT_ALONE = {"dynamic", "longrope"}
 
@@ -45,8 +42,11 @@ class Policy:
         self.tokenizer = tokenizer
         self.is_adapter = hasattr(module, "peft_config")
         self.causal: Any = module.get_base_model() if self.is_adapter else module
-        self.backbone: nn.Module = getattr(self.causal, self.causal.base_model_prefix)
+        # Llama 4 names a part that its text model does not have.
+        self.backbone: nn.Module = getattr(self.causal, self.causal.base_model_prefix, None) or self.causal.model
         self.head: nn.Module = self.causal.get_output_embeddings()
+        # Whether a probe has widened the weights to float32.
+        self.is_wide = False
         # A mask that is ready made is passed through untouched: the pack's borders take its place.
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=self.device)
 
@@ -60,10 +60,25 @@ class Policy:
     def device(self) -> torch.device:
         return self.head.weight.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What hidden states and caches are in."""
+        return torch.float32 if self.is_wide else self.head.weight.dtype
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it computes in half precision."""
+        return self.dtype in (torch.bfloat16, torch.float16)
+
     @cached_property
     def context(self) -> int:
         """The longest sequence the model was made for."""
         return int(getattr(self.causal.config.get_text_config(), "max_position_embeddings", None) or UNLIMITED)
+
+    @cached_property
+    def logit_map(self) -> LogitMap:
+        """What the model makes of its head's output: plain, scaled or capped logits."""
+        return logit_map(self.causal.config.get_text_config())
 
     @property
     def is_independent(self) -> bool:
@@ -101,79 +116,44 @@ class Policy:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probability (N,) of each trained token of a pack given what comes before it, and the entropy if asked."""
         hidden_TH = self.hidden(batch.ids_T, batch.positions_T, batch.segments)
-        return token_logprobs(
-            hidden_TH[batch.targets_N - 1],
-            self.head.weight,
-            batch.ids_T[batch.targets_N],
-            temperature=temperature,
-            bias_V=getattr(self.head, "bias", None),
-            entropy=entropy,
+        return self.score(
+            hidden_TH[batch.targets_N - 1], batch.ids_T[batch.targets_N], temperature=temperature, entropy=entropy
         )
 
-    @torch.no_grad()
+    def score(
+        self, hidden_NH: torch.Tensor, targets_N: torch.Tensor, *, temperature: float = 1.0, entropy: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probability (N,) of each target after the last hidden state before it, and the entropy if asked."""
+        bias = getattr(self.head, "bias", None)
+        return token_logprobs(
+            hidden_NH,
+            self.head.weight.to(hidden_NH.dtype),
+            targets_N,
+            temperature=temperature,
+            bias_V=None if bias is None else bias.to(hidden_NH.dtype),
+            entropy=entropy,
+            **self.logit_map._asdict(),
+        )
+
     def strangeness(self) -> str | None:
-        """What about this model neither the learner nor the native engine computes, and a few tokens would not show."""
+        """What about this model neither the learner nor the native engine computes, by its configuration."""
         config = self.causal.config.get_text_config()
-        for name, harmless in PLAIN_LOGITS.items():
-            value = getattr(config, name, harmless)
-            if value != harmless:
-                return f"its configuration has {name}: {value}"
         if not self.is_independent:
             return "the angles of its rotary positions depend on the longest sequence beside it (dynamic or longrope)"
-        window = getattr(config, "sliding_window", None)
-        if isinstance(window, int) and window < self.context and not blocks.knows(self.causal):
-            worst = self._beyond(window)
-            if not worst <= 0.3:
-                return f"beyond its window of {window} tokens it differs by {worst:.2g} from the model's own"
-        return None
+        return unknown_layers(self.backbone, config)
 
-    def _beyond(self, window: int) -> float:
-        """The largest difference of a log-probability from the model's own, for some tokens beyond the window."""
-        count = min(self.context, window + PROBE_TOKENS)
-        ids = (torch.arange(count, device=self.device) * 7919 + 13) % self.head.weight.shape[0]
-        training = self.module.training
-        self.module.eval()
-        with blocks.originals(self.causal):
-            theirs = self.causal(input_ids=ids[None], use_cache=False, logits_to_keep=PROBE_TOKENS // 2).logits[0]
-        hidden = self.hidden(ids, torch.arange(count, device=self.device), Segments((count,), self.device))
-        self.module.train(training)
-        mine = self.head(hidden[-(PROBE_TOKENS // 2) :])
-        return float((mine.double().log_softmax(-1) - theirs.double().log_softmax(-1)).abs().max())
+    @cached_property
+    def findings(self) -> probing.Findings:
+        """What a probe found out, once."""
+        return probing.examine(self)
 
-    @torch.no_grad()
     def probe(self) -> None:
-        """Compare packed, chunked log-probabilities with the model's own plain forward; refuse a model that differs.
-
-        This catches what the learner does not compute: soft-capped or scaled logits, attention of another kind.
-        """
-        strange = self.strangeness()
-        if strange is not None:
-            raise self._untrainable(strange)
-        vocabulary = self.head.weight.shape[0]
-        ids = (torch.arange(PROBE_TOKENS, device=self.device) * 7919 + 13) % vocabulary
-        lengths = (PROBE_TOKENS // 4, PROBE_TOKENS - PROBE_TOKENS // 4)
-        positions = torch.cat([torch.arange(n, device=self.device) for n in lengths])
-        training = self.module.training
-        self.module.eval()
-        with blocks.originals(self.causal):
-            plain = torch.cat([self.causal(input_ids=part[None]).logits[0] for part in ids.split(list(lengths))])
-        try:
-            hidden = self.hidden(ids, positions, Segments(lengths, self.device))
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            raise self._untrainable(f"it does not take packed sequences ({type(error).__name__}: {error})") from error
-        self.module.train(training)
-        mine, _ = token_logprobs(hidden, self.head.weight, ids, bias_V=getattr(self.head, "bias", None))
-        theirs = plain.double().log_softmax(-1).gather(-1, ids[:, None])[:, 0]
-        worst = (mine.double() - theirs).abs().max().item()
-        limit = 1e-3 if self.head.weight.dtype in (torch.float32, torch.float64) else 0.3
-        if not worst <= limit:
-            raise self._untrainable(f"its log-probabilities differ by {worst:.2g} from the model's own")
-
-    def _untrainable(self, why: str) -> UserError:
-        kind = type(self.causal).__name__
-        return UserError(
-            f"the learner cannot train {kind}: {why}", fix="take a Qwen2, Qwen3, Llama, Mistral or Gemma 3 model"
-        )
+        """Refuse a model that the learner would not compute as transformers does."""
+        if self.findings.reason is not None:
+            raise UserError(
+                f"the learner cannot train {type(self.causal).__name__}: {self.findings.reason}",
+                fix="take a family that docs/engines.md lists",
+            )
 
     def save(self, folder: Path) -> None:
         """The model in the Hugging Face format: in `folder`, or for LoRA in `folder/adapter` and `folder/merged`."""

@@ -9,7 +9,7 @@ from typing import Any
 from lemma.algorithms.expert_iteration import ExpertIteration
 from lemma.algorithms.luffy import Luffy
 from lemma.algorithms.policy_gradient import PolicyGradient
-from lemma.engines.mismatch import WARNING_MEAN
+from lemma.engines.mismatch import warning_mean
 from lemma.training.rl_options import ReinforcementOptions
 
 # Steps between two warnings of the same kind.
@@ -150,15 +150,17 @@ def _ratio(seen: Seen) -> str | None:
 
 
 def _mismatch(seen: Seen) -> str | None:
-    if seen("mismatch/mean") <= WARNING_MEAN:
+    limit = warning_mean(seen("mismatch/rounding"))
+    if seen("mismatch/mean") <= limit:
         return None
     engine = seen.options.rollout.engine.name
     repairs = [f"weigh tokens by it with {cap} (2 is usual)"] if (cap := seen.settings("mismatch_cap")) else []
     if engine != "transformers":
         repairs.append("set `rollout.engine` to transformers to see whether the engine is at fault")
     return (
-        f"the log-probabilities of the {engine} engine and of the learner differ by {seen('mismatch/mean'):.2g} on "
-        f"average, more than {WARNING_MEAN:g}; {', or '.join(repairs) or 'compute in fp32'}"
+        f"the {engine} engine and the learner disagree about the tokens that were sampled: their log-probabilities "
+        f"differ by {seen('mismatch/mean'):.2g} on average, and rounding explains {limit:.2g}; "
+        f"{', or '.join(repairs) or 'compute in fp32'}"
     )
 
 

@@ -96,6 +96,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
                 rollout_metrics(rollouts, batch, by_verdict=by_verdict)
                 | {"lr": learner.last_rate, "epoch": order.epoch}
                 | update_metrics(reports)
+                | {"mismatch/rounding": policy.findings.rounding}
             )
             algorithm.observe(values, memory)
             check_engine(stage, policy, engine, reports)
@@ -349,7 +350,8 @@ def check_engine(stage: Stage, policy: Policy, engine: Engine, reports: Sequence
     metrics = reports[0].metrics if reports else {}
     if "mismatch/mean" in metrics:
         found = Mismatch(metrics["mismatch/mean"], metrics["mismatch/max"], reports[0].trained_tokens)
-        check_mismatch(found, pick_precision(stage.model.precision, policy.device), engine.name)
+        precision = pick_precision(stage.model.precision, policy.device)
+        check_mismatch(found, precision, engine.name, policy.findings.rounding)
 
 
 def count_tokens(stage: Stage, reports: Sequence[StepReport], rollouts: Rollouts) -> None:

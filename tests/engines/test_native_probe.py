@@ -16,7 +16,7 @@ from lemma.core.errors import UserError
 from lemma.core.events import Event, Said
 from lemma.engines import ENGINES, make_engine, open_engine
 from lemma.engines.base import Completion, EngineError, Request, Sampling, generate
-from lemma.engines.mismatch import Mismatch, check_mismatch, mismatch
+from lemma.engines.mismatch import Mismatch, check_mismatch, mismatch, warning_mean
 from lemma.engines.native.engine import bytes_per_token
 from lemma.engines.native.probe import probe
 from lemma.engines.options import NativeOptions, TransformersOptions
@@ -85,8 +85,9 @@ SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "nu
     ("kind", "values", "name"),
     [
         ("qwen3", SMALL, "native"),
-        ("gemma2", {**SMALL, "final_logit_softcapping": 5.0, "attn_logit_softcapping": 2.0}, "transformers"),
-        ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}, "transformers"),
+        ("gemma2", {**SMALL, "final_logit_softcapping": 5.0, "attn_logit_softcapping": 2.0}, "native"),
+        ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}, "native"),
+        ("gpt_oss", {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}, "transformers"),
     ],
 )
 def test_every_model_speaks_through_the_engine_that_serves_it(
@@ -96,6 +97,10 @@ def test_every_model_speaks_through_the_engine_that_serves_it(
     said: list[Event] = []
     policy, engine = open_engine(path, "cpu", 3, said.append, NO_STORE)
     assert engine.name == name and len(said) == (name != "native")
+    if name != "native":
+        (event,) = said
+        assert isinstance(event, Said) and "15 times slower" in event.text
+        assert getattr(engine, "in_place_of", None) == "native"
     prompt = np.arange(1, 20)
     sampling = Sampling(max_tokens=8, temperature=0.0, ignore_eos=True)
     (found,) = generate(engine, [Request(("a",), prompt, sampling)])
@@ -161,10 +166,20 @@ def test_the_mismatch_is_mean_and_largest_over_tokens() -> None:
 )
 def test_limits_of_the_mismatch(found: Mismatch, precision: Any, outcome: str) -> None:
     if outcome == "stops":
-        with pytest.raises(UserError, match="native engine and of the learner differ by"):
+        with pytest.raises(UserError, match="the native engine and the learner disagree about the tokens"):
             check_mismatch(found, precision)
     else:
         check_mismatch(found, precision)
+
+
+def test_a_model_that_rounds_more_may_differ_more() -> None:
+    """Limits are multiples of a model's own rounding where that is more than the least ones."""
+    check_mismatch(Mismatch(0.24, 2.0, 5), "bf16", rounding=0.05)
+    with pytest.raises(UserError, match=r"differ by 0.26 on average, and rounding in bf16 explains 0.25"):
+        check_mismatch(Mismatch(0.26, 2.0, 5), "bf16", rounding=0.05)
+    with pytest.raises(UserError, match=r"differ by 0.0002 at most, and rounding in fp32 explains 0.0001"):
+        check_mismatch(Mismatch(1e-6, 2e-4, 5), "fp32", rounding=0.05)
+    assert (warning_mean(0.001), warning_mean(0.05)) == (0.03, 0.1)
 
 
 def test_the_mismatch_of_the_engine_itself_is_rounding_and_of_other_weights_it_stops() -> None:

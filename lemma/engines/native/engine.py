@@ -351,7 +351,7 @@ class NativeEngine:
         layers, heads, dim = _layout(self.policy)
         # One block more than sequences can own: rows that are not in use write to it.
         blocks = math.ceil(self.cache_tokens / self._block) + 1
-        return Cache(layers, blocks, self._block, heads, dim, self.policy.head.weight.dtype, self.policy.device)
+        return Cache(layers, blocks, self._block, heads, dim, self.policy.dtype, self.policy.device)
 
 
 def bytes_per_token(policy: Policy) -> int:
@@ -363,7 +363,8 @@ def bytes_per_token(policy: Policy) -> int:
 def default_prefill(policy: Policy) -> int:
     """Tokens of prompts in one pass: enough to keep a GPU busy, few enough that a block's widest tensors stay small."""
     config = policy.causal.config.get_text_config()
-    widest = (3 * config.intermediate_size + 6 * config.hidden_size) * policy.head.weight.element_size()
+    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    widest = (3 * inner + 6 * config.hidden_size) * policy.head.weight.element_size()
     return max(LEAST_PREFILL, min(MOST_PREFILL, PREFILL_BYTES // widest))
 
 
@@ -371,7 +372,7 @@ def _layout(policy: Policy) -> tuple[int, int, int]:
     """Layers, key heads and head size."""
     config = policy.causal.config.get_text_config()
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return config.num_hidden_layers, config.num_key_value_heads, dim
+    return config.num_hidden_layers, getattr(config, "num_key_value_heads", None) or config.num_attention_heads, dim
 
 
 def _device_trouble(error: RuntimeError) -> EngineError:

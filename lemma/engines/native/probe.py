@@ -1,73 +1,82 @@
-"""Does the native engine compute what the model means? A few tokens, generated through the cache, are scored again by
-the model's own plain forward."""
+"""Does the native engine compute what the model means? What it draws through its cache is scored again by the model's
+own forward; see `lemma.models.probe` for the yardstick."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from lemma.engines.base import EngineError, Request, Sampling, generate
+from lemma.engines.base import Completion, EngineError, Request, Sampling, generate
 from lemma.engines.native.engine import NativeEngine
-from lemma.models import blocks
 from lemma.models.policy import Policy
+from lemma.models.probe import TROUBLE, Comparison, plain_logits, probe_ids, widened
 
-TOKENS = 32
+# The longest prompt crosses a border between blocks of the cache, and its parts are computed one after the other.
+PROMPTS = (90, 70, 50, 31, 15, 7)
 NEW_TOKENS = 12
-CHUNK = 8
-LIMITS = {torch.float32: 1e-3, torch.float64: 1e-3}
-ROUNDED_LIMIT = 0.3
+CHUNK = 24
 
 
 def probe(policy: Policy) -> None:
-    """Refuse a model whose cached decoding or chunked prompts differ from its own forward: attention or logits of a
-    kind that the engine does not know."""
-    strange = policy.strangeness()
-    if strange is not None:
-        raise _refusal(policy, strange)
+    """Refuse a model whose packed forward, chunked prompts or cached decoding differ from its own forward."""
+    reason = policy.findings.reason or _fault(policy)
+    if reason is not None:
+        raise EngineError(
+            f"the native engine cannot run {type(policy.causal).__name__}: {reason}", fix="write `engine: transformers`"
+        )
+
+
+def _fault(policy: Policy) -> str | None:
     try:
-        worst = _difference(policy)
-    except (ArithmeticError, AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        reason = _drawn(policy).fault
+    except TROUBLE as error:
         first = (str(error).strip().splitlines() or [""])[0]
-        raise _refusal(policy, f"it does not take an engine's cache ({type(error).__name__}: {first})") from error
-    limit = LIMITS.get(policy.head.weight.dtype, ROUNDED_LIMIT)
-    if not worst <= limit:
-        raise _refusal(policy, f"its log-probabilities differ by {worst:.2g} from the model's own")
+        return f"it does not take an engine's cache ({type(error).__name__}: {first})"
+    return None if reason is None else f"through an engine's cache, {reason}"
 
 
-def _refusal(policy: Policy, why: str) -> EngineError:
-    return EngineError(
-        f"the native engine cannot run {type(policy.causal).__name__}: {why}", fix="write `engine: transformers`"
-    )
+def _drawn(policy: Policy) -> Comparison:
+    """Tokens that the engine draws in float32, and other ones as it is; what the model says about both."""
+    mine, exact, own = _against_own(policy)
+    if not policy.is_narrow:
+        return Comparison(exact, own, mine, mine)
+    with widened(policy):
+        wide, wide_exact, _ = _against_own(policy)
+    # Both draw as many tokens, though not the same ones: what is compared is the distance from the exact numbers.
+    return Comparison(exact, own, exact + (wide - wide_exact), mine)
 
 
-def _difference(policy: Policy) -> float:
-    """The largest difference of any log-probability: two prompts side by side, in chunks, then decoded together."""
-    vocabulary = policy.head.weight.shape[0]
-    longest = min(TOKENS, policy.context)
-    prompt = (np.arange(max(1, longest - NEW_TOKENS)) * 7919 + 13) % vocabulary
-    sampling = Sampling(max_tokens=min(NEW_TOKENS, longest - len(prompt)), ignore_eos=True)
-    requests = [
-        Request(("probe", 0), prompt, sampling),
-        Request(("probe", 1), prompt[: len(prompt) // 2 + 1], sampling),
-    ]
+def _against_own(policy: Policy) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probabilities of what the engine draws: its own words, and the model's in float32 and as it is."""
+    requests = _requests(policy)
+    sides: list[list[torch.Tensor]] = [[], [], []]
+    for request, completion in zip(requests, _complete(policy, requests), strict=True):
+        sides[0].append(torch.from_numpy(completion.logprobs).double())
+        whole = torch.from_numpy(np.concatenate([request.prompt, completion.ids])).to(policy.device)
+        for side, logits in zip(sides[1:], plain_logits(policy, whole), strict=True):
+            drawn = logits[len(request.prompt) - 1 : -1].double().log_softmax(-1)
+            side.append(drawn.gather(-1, whole[len(request.prompt) :, None])[:, 0].cpu())
+    mine, exact, own = (torch.cat(side) for side in sides)
+    return mine, exact, own
+
+
+def _requests(policy: Policy) -> list[Request]:
+    new = max(1, min(NEW_TOKENS, policy.context // 4))
+    prompt = probe_ids(policy, max(1, min(PROMPTS[0], policy.context - new))).cpu().numpy()
+    sampling = Sampling(max_tokens=new, ignore_eos=True)
+    return [Request(("probe", i), prompt[:count], sampling) for i, count in enumerate(PROMPTS)]
+
+
+def _complete(policy: Policy, requests: list[Request]) -> list[Completion]:
     engine = NativeEngine(
-        policy, cache_tokens=4 * TOKENS, max_sequences=2, prefill_tokens=CHUNK, share_prefixes=False, use_graphs=False
+        policy,
+        cache_tokens=len(requests) * 2 * (PROMPTS[0] + NEW_TOKENS),
+        max_sequences=len(requests),
+        prefill_tokens=CHUNK,
+        share_prefixes=False,
+        use_graphs=False,
     )
-    worst = 0.0
-    for request, completion in zip(requests, generate(engine, requests), strict=True):
-        plain = _plain_logprobs(policy, request.prompt, completion.ids)
-        worst = float(np.fmax(worst, np.abs(plain - completion.logprobs).max()))
-    engine.close()
-    return worst
-
-
-@torch.no_grad()
-def _plain_logprobs(policy: Policy, prompt: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    whole = torch.from_numpy(np.concatenate([prompt, ids])).to(policy.device)
-    training = policy.module.training
-    policy.module.eval()
-    with blocks.originals(policy.causal):
-        logits = policy.causal(input_ids=whole[None], use_cache=False).logits[0]
-    policy.module.train(training)
-    chosen = logits[len(prompt) - 1 : -1].double().log_softmax(-1).gather(-1, whole[len(prompt) :, None])
-    return chosen[:, 0].cpu().numpy()
+    try:
+        return generate(engine, requests)
+    finally:
+        engine.close()

@@ -151,10 +151,10 @@ class Runner:
         plain = all(is_plain(s) for s in sequences)
         if plain:
             inverse, noisy = (self._put(x) for x in _temperatures(sequences))
-            tokens, logprobs = draw(logits_BV, keys, positions, inverse, noisy, self.fused)
+            tokens, logprobs = draw(logits_BV, keys, positions, inverse, noisy, self.fused, self.policy.logit_map)
             kept = np.zeros((1, len(sequences)), dtype=np.float32)
         else:
-            tokens, logprobs, mass = draw_cut(logits_BV, sequences, keys, positions, 0, eos)
+            tokens, logprobs, mass = draw_cut(logits_BV, sequences, keys, positions, 0, eos, self.policy.logit_map)
             kept = mass.cpu().numpy()[None]
         return self._under_way(sequences, 1, plain, tokens[None], logprobs[None], kept)
 
@@ -171,9 +171,8 @@ class Runner:
         for number in range(steps):
             logits_BV = self._step(batch, plain)
             if not plain:
-                drawn = draw_cut(
-                    logits_BV[:rows], sequences, batch.keys_B2[:rows], batch.positions_B[:rows] + 1, number, eos
-                )
+                keys, positions = batch.keys_B2[:rows], batch.positions_B[:rows] + 1
+                drawn = draw_cut(logits_BV[:rows], sequences, keys, positions, number, eos, self.policy.logit_map)
                 tokens, logprobs, mass = drawn
                 kept[number] = mass.cpu().numpy()
                 batch.tokens_KB[number, :rows], batch.logprobs_KB[number, :rows] = tokens, logprobs
@@ -281,7 +280,8 @@ class Runner:
         )
         logits_BV = self._head(self._hidden(batch.ids_B, positions, context))
         if plain:
-            tokens, logprobs = draw(logits_BV, batch.keys_B2, positions + 1, batch.inverse_B, batch.noisy_B, self.fused)
+            settings = (batch.inverse_B, batch.noisy_B, self.fused, self.policy.logit_map)
+            tokens, logprobs = draw(logits_BV, batch.keys_B2, positions + 1, *settings)
             batch.tokens_KB.index_copy_(0, batch.step, tokens[None])
             batch.logprobs_KB.index_copy_(0, batch.step, logprobs.float()[None])
             batch.ids_B.copy_(tokens)
@@ -320,7 +320,8 @@ class Runner:
         return self.policy.hidden_cached(ids_T, positions_T, cached)
 
     def _head(self, hidden_BH: torch.Tensor) -> torch.Tensor:
-        logits = hidden_BH @ self.policy.head.weight.T
+        """What the head puts out; whoever draws from it knows what the model makes of it (`Policy.logit_map`)."""
+        logits = hidden_BH @ self.policy.head.weight.to(hidden_BH.dtype).T
         bias = getattr(self.policy.head, "bias", None)
         return logits if bias is None else logits + bias
 
