@@ -22,7 +22,6 @@ from lemma.core.errors import LemmaWarning
 from lemma.core.files import write_whole
 from lemma.core.types import Trajectory, content_id
 from lemma.core.version import lemma_version
-from lemma.models.logprobs import token_logprobs
 from lemma.models.packing import TokenBatch
 from lemma.models.policy import Policy
 from lemma.training.learner import Learner
@@ -169,9 +168,6 @@ class SquaredMass(Policy):
         self, batch: TokenBatch, *, temperature: float = 1.0, entropy: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         hidden = self.hidden(batch.ids_T, batch.positions_T, batch.segments)[batch.targets_N - 1]
-        targets, bias = batch.ids_T[batch.targets_N], getattr(self.head, "bias", None)
-        plain, sharp = (
-            token_logprobs(hidden, self.head.weight, targets, temperature=scale * temperature, bias_V=bias)[0]
-            for scale in (1.0, 0.5)
-        )
+        targets = batch.ids_T[batch.targets_N]
+        plain, sharp = (self.score(hidden, targets, temperature=share * temperature)[0] for share in (1.0, 0.5))
         return 2 * plain - sharp, None

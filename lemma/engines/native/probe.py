@@ -8,6 +8,7 @@ import torch
 
 from lemma.engines.base import Completion, EngineError, Request, Sampling, generate
 from lemma.engines.native.engine import NativeEngine
+from lemma.models.families import uncached_layers
 from lemma.models.policy import Policy
 from lemma.models.probe import TROUBLE, Comparison, plain_logits, probe_ids, widened
 
@@ -19,7 +20,8 @@ CHUNK = 24
 
 def probe(policy: Policy) -> None:
     """Refuse a model whose packed forward, chunked prompts or cached decoding differ from its own forward."""
-    reason = policy.findings.reason or _fault(policy)
+    uncached = uncached_layers(policy.backbone, policy.causal.config.get_text_config())
+    reason = policy.findings.reason or uncached or _fault(policy)
     if reason is not None:
         raise EngineError(
             f"the native engine cannot run {type(policy.causal).__name__}: {reason}", fix="write `engine: transformers`"
