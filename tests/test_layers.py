@@ -30,7 +30,7 @@ FLOORS = [
 NEIGHBOURS = {("cli", "reporting")}
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 
-OPTIONAL = {"wandb", "bitsandbytes", "ray", "deepspeed", "vllm", "liger_kernel", "triton", "flash_attn"}
+OPTIONAL = {"wandb", "bitsandbytes", "gguf", "ray", "deepspeed", "vllm", "liger_kernel", "triton", "flash_attn"}
 # Modules that may import an optional dependency when they are imported; nobody imports these at module level.
 OWN_MODULES = {
     "triton": {"lemma.models.kernels", "lemma.engines.native.kernels"},

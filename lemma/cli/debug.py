@@ -27,14 +27,16 @@ DESCRIPTION = """\
 Generate a few groups as the reinforcement stage of a recipe would, and say in words what is good and what is not:
 diversity, format, truncation, how completions end, rewards, entropy, tokenisation, and what to change. A recipe without
 such a stage is tried with that stage's defaults on the data of its last stage. MODEL is a run, a model folder, an
-adapter folder or a hub name; a run brings its own recipe."""
+adapter folder, a GGUF file or a hub name; a run brings its own recipe."""
 ROOM = 1024
 SHOWN = 600
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser("debug", help="look into what a model generates", description=DESCRIPTION)
-    parser.add_argument("model", metavar="MODEL", help="a run, a model folder, an adapter folder or a hub name")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a run, a model folder, an adapter folder, a GGUF file or a hub name"
+    )
     parser.add_argument("--recipe", metavar="RECIPE", help="whose format, data, rewards and sampling to use")
     parser.add_argument("--stage", metavar="NAME", help="which stage of the recipe (default: the last of kind rl)")
     parser.add_argument("--groups", metavar="N", type=int, default=8, help="how many problems (default: 8)")

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Measure a model on benchmarks. MODEL is a run folder, an exported model, an adapter folder, any folder in the Hugging
-Face format, or a hub name. The same command given again goes on where it stopped. The format is the one named here,
-else that of the model's run, else the one whose chat template was saved with the tokenizer, else the benchmark's."""
+Face format, a GGUF file, or a hub name. The same command given again goes on where it stopped. The format is the one
+named here, else that of the model's run, else the one whose chat template was saved with the tokenizer, else the
+benchmark's."""
 
 DEFAULTS = {"top_p": 1.0, "max_tokens": 4096, "thinking": "after", "seed": 0, "device": "auto", "engine": "native"}
 RESCORE_USES = {"rescore", "grader", "out", "command", "version", "run"}
@@ -30,7 +31,9 @@ RESCORE_USES = {"rescore", "grader", "out", "command", "version", "run"}
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser("eval", help="measure a model on benchmarks", description=DESCRIPTION)
     add_option = parser.add_argument
-    add_option("model", metavar="MODEL", nargs="?", help="a run, a model folder, an adapter folder or a hub name")
+    add_option(
+        "model", metavar="MODEL", nargs="?", help="a run, a model folder, an adapter folder, a GGUF file or a hub name"
+    )
     add_option("--benchmarks", metavar="A,B", help="names (see below), data files, hub datasets, YAML entries")
     add_option("--samples", metavar="K", type=int, help="samples of each problem (default: the benchmark's own)")
     add_option("--temperature", metavar="T", type=float, help="default: 0 for one sample, 0.6 for several")

@@ -22,16 +22,18 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Ask a model a question, a file of questions, or, on a terminal and without a question, talk with it. MODEL is a run
-folder, an exported model, an adapter folder, any folder in the Hugging Face format, or a hub name. The format is the
-run's own; without a run it is the one whose chat template was saved with the tokenizer, else boxed for a tokenizer that
-has a chat template and r1_zero for one that has none."""
+folder, an exported model, an adapter folder, any folder in the Hugging Face format, a GGUF file, or a hub name. The
+format is the run's own; without a run it is the one whose chat template was saved with the tokenizer, else boxed for a
+tokenizer that has a chat template and r1_zero for one that has none."""
 FORGET = "/new"
 MOST_TOGETHER = 1024
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser("generate", help="ask a model a question", description=DESCRIPTION)
-    parser.add_argument("model", metavar="MODEL", help="a run, a model folder, an adapter folder or a hub name")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a run, a model folder, an adapter folder, a GGUF file or a hub name"
+    )
     parser.add_argument("question", metavar="QUESTION", nargs="?", help="what to ask; - reads it from standard input")
     parser.add_argument(
         "--file", metavar="FILE", help="questions: .txt, one a line, or .jsonl with question or messages"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lemma.cli.parser import Parser, add_recipe, named
 from lemma.core.errors import UserError
@@ -103,22 +103,23 @@ def _model(model: ModelOptions, device: str) -> str:
 
 def _memory(recipe: Recipe, stage: StageOptions) -> str:
     """The peak of an optimisation step, where the model's shape can be known without fetching anything."""
-    import json
-
     from lemma.models.memory import Shape, plan_training
     from lemma.training.rl_options import ReinforcementOptions
 
     model = recipe.model
-    config = Path(model.path).expanduser() / "config.json"
     if model.path == "tiny":
         shape = Shape.of_tiny(model.tiny)
-    elif config.is_file():
-        try:
-            shape = Shape.of_config({**json.loads(config.read_text(encoding="utf-8")), **model.override})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return f"unknown: {config} does not tell the shape of the model"
     else:
-        return "unknown until the model is there"
+        file = None
+        try:
+            file = _config_file(model.path)
+            if file is None:
+                return "unknown until the model is there"
+            shape = Shape.of_config({**_config(file), **model.override})
+        except UserError as error:
+            return f"unknown: {error.problem}"
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return f"unknown: {file} does not tell the shape of the model"
     precision = model.precision or ("fp32" if recipe.run.device == "cpu" or model.path == "tiny" else "bf16")
     eight_bit = stage.optim.name == "adamw_8bit"
     plan = plan_training(shape, model, precision, stage.batch.token_budget, eight_bit_moments=eight_bit)
@@ -127,6 +128,24 @@ def _memory(recipe: Recipe, stage: StageOptions) -> str:
     algorithm = stage.algorithm
     plan = plan.beside(critic=algorithm.needs_critic, reference=algorithm.needs_reference and model.lora is None)
     return f"{plan}; and the engine's cache, {plan.cache_per_token / 1024:.0f} KiB a token"
+
+
+def _config_file(path: str) -> Path | None:
+    """The file of a model on this machine that tells its shape."""
+    from lemma.models.gguf_file import find_gguf
+
+    file = Path(path).expanduser() / "config.json"
+    return file if file.is_file() else find_gguf(path)
+
+
+def _config(file: Path) -> dict[str, Any]:
+    import json
+
+    from lemma.models.gguf_file import read_header
+
+    if file.name == "config.json":
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    return read_header(file).config()
 
 
 def _stage(stage: StageOptions) -> list[str]:

@@ -1,10 +1,12 @@
-"""Models and tokenizers by folder, hub name, run folder or adapter folder."""
+"""Models and tokenizers by folder, hub name, run folder, adapter folder or GGUF file."""
 
 from __future__ import annotations
 
 import json
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 from lemma.core.errors import UserError, nearest
 from lemma.core.random import key
 from lemma.models.attention import NAME
+from lemma.models.gguf_file import find_gguf
 from lemma.models.options import LoraOptions, ModelOptions, Precision
 from lemma.models.policy import Policy
 
@@ -37,7 +40,8 @@ def pick_precision(wanted: Precision | None, device: torch.device) -> Precision:
 
 
 def resolve(path: str) -> str:
-    """The folder to load from: a run folder stands for the newest model it made; anything else for itself."""
+    """What to load from: a run folder stands for the newest model it made, a folder for the GGUF file in it, anything
+    else for itself."""
     folder = Path(path).expanduser()
     if (folder / "recipe.yaml").is_file() and (folder / "stages").is_dir():
         done = [p for p in (folder / "stages").glob("*/final") if _model_in(p)]
@@ -49,9 +53,12 @@ def resolve(path: str) -> str:
     inner = _model_in(folder)
     if inner is not None:
         return str(inner)
+    file = find_gguf(folder)
+    if file is not None:
+        return str(file)
     if folder.is_dir():
-        raise UserError(f"the folder {path} holds no model", fix="give a folder with a config.json")
-    if path.startswith((".", "/", "~")) or path.count("/") > 1:
+        raise UserError(f"the folder {path} holds no model", fix="give a folder with a config.json or a .gguf file")
+    if path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith(".gguf"):
         siblings = [p.name for p in folder.parent.glob("*")] if folder.parent.is_dir() else []
         raise UserError(f"there is no model folder {path}", fix=nearest(folder.name, siblings))
     return path
@@ -78,7 +85,12 @@ def load_tokenizer(path: str, revision: str | None = None, trust_remote_code: bo
     if base is not None and not (Path(folder) / "tokenizer_config.json").is_file():
         return load_tokenizer(base, revision, trust_remote_code)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=trust_remote_code)
+        if Path(folder).is_file():
+            from lemma.models import gguf
+
+            tokenizer = gguf.load_tokenizer(Path(folder))
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise _cannot_load("tokenizer", path, error) from error
     if tokenizer.eos_token_id is None:
@@ -137,7 +149,12 @@ def _causal(
     arguments: dict[str, Any] = {"attn_implementation": attention, "dtype": DTYPES[precision]}
     if options.quantize:
         arguments |= _four_bit(DTYPES[precision], device)
-    model = _from_pretrained(folder, options, arguments)
+    if Path(folder).is_file():
+        model = _from_gguf(Path(folder), options, arguments, tokenizer)
+    else:
+        model = _from_pretrained(folder, options, arguments)
+    if attention is None and getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
+        model.set_attn_implementation("eager")  # what transformers picks by itself leaves the cap out
     return model if options.quantize else model.to(device)
 
 
@@ -173,18 +190,15 @@ def _from_pretrained(path: str, options: ModelOptions, arguments: dict[str, Any]
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     hub = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # what does not fit is an error here, not a table
-    try:
-        config = AutoConfig.from_pretrained(path, **hub)
-        _apply_override(config, options.override)
-        model, found = AutoModelForCausalLM.from_pretrained(
-            path, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **hub, **arguments
-        )
-    except (OSError, ValueError, KeyError, IndexError, RuntimeError, SafetensorError) as error:
-        raise _cannot_load("model", path, error) from error
-    finally:
-        transformers_logging.set_verbosity(verbosity)
+    with _without_tables():
+        try:
+            config = AutoConfig.from_pretrained(path, **hub)
+            _apply_override(config, options.override)
+            model, found = AutoModelForCausalLM.from_pretrained(
+                path, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **hub, **arguments
+            )
+        except (OSError, ValueError, KeyError, IndexError, RuntimeError, SafetensorError) as error:
+            raise _cannot_load("model", path, error) from error
     _check_weights(path, options, found)
     if not _is_sound(model.generation_config):
         model.generation_config.do_sample = True
@@ -193,6 +207,37 @@ def _from_pretrained(path: str, options: ModelOptions, arguments: dict[str, Any]
             name: getattr(model.generation_config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
         }
         model.generation_config = GenerationConfig(**ends)
+    return model
+
+
+@contextmanager
+def _without_tables() -> Iterator[None]:
+    """Within `with`, transformers prints no table of what does not fit: here that is an error."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+
+
+def _from_gguf(file: Path, options: ModelOptions, arguments: dict[str, Any], tokenizer: Any) -> Any:
+    """A model of the kind that its folder in the Hugging Face format would give: dense, and saved as such a folder."""
+    from transformers import AutoModelForCausalLM
+
+    from lemma.models import gguf
+
+    config, tensors = gguf.load_weights(file, arguments["dtype"])
+    _apply_override(config, options.override)
+    kind = AutoModelForCausalLM._model_mapping[type(config)]
+    with _without_tables():
+        try:
+            model, found = kind.from_pretrained(None, config=config, state_dict=tensors, output_loading_info=True,
+                                                ignore_mismatched_sizes=True, **arguments)  # fmt: skip
+        except (ValueError, KeyError, IndexError, RuntimeError) as error:
+            raise _cannot_load("model", str(file), error) from error
+    _check_weights(str(file), options, found)
+    gguf.set_ends(model, tokenizer, file)
     return model
 
 
@@ -300,7 +345,7 @@ def _lasting(source: str) -> str:
     if source == TINY:
         return source
     found = resolve(source)
-    return str(Path(found).resolve()) if Path(found).is_dir() else found
+    return str(Path(found).resolve()) if Path(found).exists() else found
 
 
 def _base_of_adapter(folder: str) -> str | None:
@@ -323,6 +368,11 @@ def _base_of_adapter(folder: str) -> str | None:
 def _cannot_load(what: str, path: str, error: Exception) -> UserError:
     offline = os.environ.get("HF_HUB_OFFLINE") == "1" or os.environ.get("TRANSFORMERS_OFFLINE") == "1"
     first = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+    if error.args == (NAME,):
+        return UserError(
+            f"the attention of {path} is built into its class (as in GPT-J and Falcon); Lemma cannot replace it",
+            fix="take a family that docs/engines.md lists",
+        )
     if isinstance(error, OSError) and not Path(path).exists():
         where = "and the hub is switched off (HF_HUB_OFFLINE=1)" if offline else "nor can it be had from the hub"
         return UserError(

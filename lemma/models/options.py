@@ -53,11 +53,11 @@ class ModelOptions(Options):
     """Which model is trained, and how it is held in memory."""
 
     path: str = Field("tiny", min_length=1)
-    """A folder, a hub name, or `tiny` for the built-in model, which is created from nothing."""
+    """A folder, a hub name, a GGUF file, or `tiny` for the built-in model, which is created from nothing."""
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
     tokenizer: str | None = None
-    """Folder or hub name of the tokenizer where it is not the model's own."""
+    """Folder, hub name or GGUF file of the tokenizer where it is not the model's own."""
     override: dict[str, Any] = Field(default_factory=dict)
     """Values of the model's configuration to replace, such as rope_theta or max_position_embeddings."""
     lora: LoraOptions | None = None

@@ -64,6 +64,7 @@ PARTS: tuple[Part, ...] = (
     _part("packed attention", "torch", "varlen", "comes with torch 2.11 or newer on an NVIDIA GPU"),
     _part("triton", "triton", "triton", "fused kernels on a GPU; comes with the CUDA build of torch"),
     _part("bitsandbytes", "bitsandbytes", "bitsandbytes", _extra("quant", "4-bit weights and 8-bit optimisers")),
+    _part("gguf", "gguf", "gguf", _extra("gguf", "models in GGUF files")),
     _part("wandb", "wandb", "wandb", _extra("wandb", "logging to Weights & Biases")),
     _part("vllm", "vllm", "vllm", _extra("vllm", "another engine (docs/install.md for CPUs)"), limit_s=300.0),
     _part("ray", "ray", "ray", _extra("ray", "several machines")),

@@ -127,6 +127,19 @@ def tensorboard() -> Answer:
     return Answer(version("tensorboard"))
 
 
+def gguf() -> Answer:
+    """Four bits are made of numbers and numbers of them again."""
+    import numpy as np
+    from gguf import GGMLQuantizationType, dequantize, quantize
+
+    numbers = np.linspace(-1, 1, 64, dtype=np.float32).reshape(2, 32)
+    worst = float(
+        np.abs(dequantize(quantize(numbers, GGMLQuantizationType.Q4_1), GGMLQuantizationType.Q4_1) - numbers).max()
+    )
+    _check(worst < 0.1, f"numbers come back from 4 bits with an error of {worst:.2g}")
+    return Answer(f"{version('gguf')}, 4-bit weights become numbers")
+
+
 def bitsandbytes() -> Answer:
     import torch
     from bitsandbytes.nn import Linear4bit

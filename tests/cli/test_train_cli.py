@@ -16,6 +16,7 @@ import pytest
 import lemma.cli as cli
 from lemma.cli import COMMANDS, main
 from lemma.recipe import load_recipe
+from tests.models.gguf_made_here import made_model, write_gguf
 
 RECIPE = """\
 run: {dir: out}
@@ -64,6 +65,20 @@ def test_a_plan_of_a_model_of_unknown_shape(config: str, capsys: pytest.CaptureF
     Path("model/config.json").write_text(config)
     assert main(["plan", "recipe.yaml", "--set", "model.path=model"]) == 0
     assert "memory       unknown: model/config.json does not tell the shape of the model" in capsys.readouterr().out
+
+
+def test_a_plan_of_a_gguf_file(capsys: pytest.CaptureFixture[str]) -> None:
+    model = made_model()
+    model.save_pretrained("folder")
+    file = write_gguf(Path("small.gguf"), model)
+    told = []
+    for path in ("folder", str(file)):
+        assert main(["plan", "recipe.yaml", "--set", f"model.path={path}"]) == 0
+        told.append([line for line in capsys.readouterr().out.splitlines() if line.startswith("  memory")])
+    assert told[0] == told[1] and "weights" in told[0][0]
+    file.write_bytes(file.read_bytes()[:100])
+    assert main(["plan", "recipe.yaml", "--set", f"model.path={file}"]) == 0
+    assert "memory       unknown: the file small.gguf is damaged or was cut short" in capsys.readouterr().out
 
 
 ROWS = """\

@@ -62,7 +62,9 @@ def test_a_folder_that_is_not_there(copied: Path) -> None:
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
-    assert refusal(tmp_path) == f"the folder {tmp_path} holds no model; give a folder with a config.json"
+    assert (
+        refusal(tmp_path) == f"the folder {tmp_path} holds no model; give a folder with a config.json or a .gguf file"
+    )
 
 
 def test_a_hub_name_while_the_hub_is_switched_off() -> None:
