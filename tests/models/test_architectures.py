@@ -13,6 +13,7 @@ from lemma.core.errors import UserError
 from lemma.core.types import Trajectory
 from lemma.models import blocks
 from lemma.models.load import build_policy, load_for_inference
+from lemma.models.logprobs import map_logits
 from lemma.models.options import ModelOptions
 from lemma.models.packing import Segments, TokenBatch
 from lemma.models.policy import Policy
@@ -35,6 +36,12 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3TextConfig",
         {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     ),
+    "gemma 2 with windows, capped scores and logits": (
+        "Gemma2Config",
+        {"sliding_window": 6, "attn_logit_softcapping": 0.1, "final_logit_softcapping": 2.0},
+    ),
+    "granite, divided logits": ("GraniteConfig", {"logits_scaling": 2.0}),
+    "cohere, multiplied logits": ("CohereConfig", {"logit_scale": 0.5}),
 }
 LENGTHS = (1, 30, 12, 25, 13)
 
@@ -51,10 +58,10 @@ def test_a_packed_forward_equals_separate_ones(name: str, save_model: Saver) -> 
     ids = torch.from_numpy(np.random.default_rng(0).integers(0, 150, sum(LENGTHS)))
     positions = torch.cat([torch.arange(length) for length in LENGTHS])
     with torch.no_grad():
-        packed = policy.head(policy.hidden(ids, positions, Segments(LENGTHS, CPU)))
+        packed = map_logits(policy.head(policy.hidden(ids, positions, Segments(LENGTHS, CPU))), *policy.logit_map)
         parts = [policy.causal(input_ids=part[None]).logits[0] for part in ids.split(list(LENGTHS))]
-    # Gemma's own norms work in float32, whatever the model is in.
-    limit = 1e-5 if "gemma" in name else 1e-12
+    # The norms of these work in float32, whatever the model is in.
+    limit = 1e-5 if name.startswith(("gemma", "cohere")) else 1e-12
     assert (packed - torch.cat(parts)).abs().max().item() < limit
     assert packed.std().item() > 0.1
 
@@ -67,7 +74,9 @@ def test_the_loss_is_that_of_transformers(name: str, save_model: Saver) -> None:
     items = [Trajectory(t.ids_T, np.arange(len(t)) > 0) for t in trajectories(LENGTHS[1:])]
     learner = Learner(load(folder), OptimOptions(), token_budget=60, total_steps=1)
     mine = learner.evaluate(items, NegativeLogLikelihood("sequence"))["loss"]
-    plain = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    plain = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     with torch.no_grad():
         rows = [torch.from_numpy(item.ids_T)[None] for item in items]
         theirs = [plain(input_ids=ids, labels=ids).loss.item() for ids in rows]
@@ -100,16 +109,17 @@ def test_padded_loss_and_gradient_of_transformers() -> None:
 
 
 REFUSED = {
-    "soft-capped logits": ("Gemma2Config", {"attn_logit_softcapping": None}, "final_logit_softcapping: 30.0"),
-    "soft-capped attention": ("Gemma2Config", {"final_logit_softcapping": None}, "softcap"),
-    "scaled logits": ("GraniteConfig", {"logits_scaling": 8.0}, "logits_scaling: 8.0"),
-    "multiplied logits": ("CohereConfig", {}, "logit_scale: 0.0625"),
-    "attention sinks": ("GptOssConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}, "s_aux"),
-    "no attention": ("MambaConfig", {"hidden_size": 32, "vocab_size": 160, "num_hidden_layers": 1}, "packed sequences"),
+    "attention sinks": ("GptOssConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}, "its attention has sinks"),
+    "no attention": ("MambaConfig", {"hidden_size": 32, "vocab_size": 160, "num_hidden_layers": 1}, "carry a state"),
+    "attention of its own": (
+        "GPTJConfig",
+        {"hidden_size": 32, "vocab_size": 160, "n_layer": 1, "n_head": 4, "rotary_dim": 4},
+        "is built into its class",
+    ),
     "attention both ways": (
         "BertConfig",
         {"hidden_size": 32, "vocab_size": 160, "num_hidden_layers": 1, "num_attention_heads": 4},
-        "differ by",
+        "log-probabilities are off by",
     ),
 }
 
@@ -120,7 +130,7 @@ def test_a_model_that_the_learner_does_not_compute_is_refused(name: str, precisi
     config, values, why = REFUSED[name]
     with pytest.raises(UserError, match=why) as caught:
         load(save_model(config, **values), precision=precision)
-    assert "take a Qwen2, Qwen3, Llama, Mistral or Gemma 3 model" in str(caught.value)
+    assert "take a family that docs/engines.md lists" in str(caught.value)
 
 
 def test_generation_uses_the_attention_that_transformers_picks(save_model: Saver) -> None:
@@ -133,10 +143,26 @@ def test_generation_uses_the_attention_that_transformers_picks(save_model: Saver
         torch.testing.assert_close(model(input_ids=ids).logits, plain(input_ids=ids).logits)
 
 
+def test_generation_keeps_a_cap_that_transformers_leaves_out(save_model: Saver) -> None:
+    """What transformers picks for Gemma 2 passes over the cap of its scores; the learner would train another model."""
+    folder = save_model("Gemma2Config", attn_logit_softcapping=0.1, final_logit_softcapping=2.0, sliding_window=6)
+    model, _ = load_for_inference(str(folder), "cpu")
+    ids = torch.arange(5, 25)[None]
+    logits = {}
+    with torch.no_grad():
+        for attention in ("eager", "sdpa"):
+            plain = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, attn_implementation=attention
+            ).eval()
+            logits[attention] = plain(input_ids=ids).logits
+        torch.testing.assert_close(model(input_ids=ids).logits, logits["eager"])
+    assert (logits["eager"] - logits["sdpa"]).abs().max() > 0.01
+
+
 def test_the_probe_looks_at_the_model_as_it_came(save_model: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
     """A forward that Lemma installs wrongly shows up, because the other side of the comparison does not use it."""
     monkeypatch.setattr(blocks, "gated", lambda gate, up, fused=False: gate * up)
-    with pytest.raises(UserError, match="log-probabilities differ"):
+    with pytest.raises(UserError, match=r"log-probabilities are off by .* it begins in layers\.0\.mlp"):
         load(save_model("LlamaConfig"))
 
 
