@@ -18,6 +18,9 @@ from lemma.models.packing import TokenBatch
 from lemma.models.policy import Policy
 
 ARCHITECTURES = ("qwen2", "qwen3", "llama", "mistral", "gemma3_text")
+# What engine and learner may differ by in float32, as in a run. On these models rounding makes up to 2e-5, eight units
+# in the last place of the largest logit, over seeds and kinds of CPU; old weights or an old cache make more than 1e-2.
+FLOAT32 = 1e-4
 CORPUS = ["<think> so 6 times 7 is 42 </think><answer>42</answer> and 数学 é"] * 4
 
 
@@ -80,6 +83,14 @@ def small_policy(
             module = get_peft_model(model, wanted, autocast_adapter_dtype=False)
             shake(Policy(module, tokenizer), seed)
     return Policy(module, tokenizer)
+
+
+def exact_policy(kind: str = "qwen2", **options: Any) -> Policy:
+    """In float64, where the same tokens come out whatever the order of a sum is.
+
+    In float32 a draw, or a likeliest token, that lies between two roundings depends on the batch and on the CPU.
+    """
+    return small_policy(kind, dtype=torch.float64, **options)
 
 
 @torch.no_grad()

@@ -12,6 +12,8 @@ from lemma.engines.base import Request, generate
 from tests.engines.native_checks import FREE, GREEDY, check_same, engine_of, ids_of, requests_of, run
 from tests.engines.small_policies import (
     ARCHITECTURES,
+    FLOAT32,
+    exact_policy,
     learner_logprobs,
     random_prompts,
     shake,
@@ -24,7 +26,7 @@ from tests.engines.small_policies import (
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_greedy_tokens_equal_generate_and_logprobs_equal_the_learner(kind: str, lora: int) -> None:
     """The window of Mistral and Gemma, 16 tokens, is shorter than the sequences."""
-    policy = small_policy(kind, lora=lora)
+    policy = exact_policy(kind, lora=lora)
     requests = requests_of(random_prompts(5), replace(GREEDY, max_tokens=20))
     found = run(policy, requests)
     assert worst_difference(policy, requests, found) < 1e-5
@@ -42,12 +44,12 @@ def test_sampled_logprobs_equal_the_learner_at_the_temperature(kind: str, lora: 
     policy = small_policy(kind, lora=lora, seed=2)
     requests = requests_of(random_prompts(4, seed=1, longest=60), replace(FREE, temperature=0.7, max_tokens=19))
     found = run(policy, requests, prefill_tokens=13, burst=5)
-    assert worst_difference(policy, requests, found, temperature=0.7) < 1e-5
+    assert worst_difference(policy, requests, found, temperature=0.7) < FLOAT32
 
 
 def test_tied_weights_and_a_head_with_a_bias() -> None:
-    tied = small_policy(tied=True)
-    biased = small_policy()
+    tied = exact_policy(tied=True)
+    biased = exact_policy()
     biased.head.bias = torch.nn.Parameter(torch.randn(biased.head.weight.shape[0]))
     for policy in (tied, biased):
         requests = requests_of(random_prompts(3), FREE)
@@ -69,13 +71,13 @@ def test_an_optimiser_step_between_two_calls_is_seen() -> None:
     engine.update_weights(7)
     after = generate(engine, requests)
     assert ids_of(before) != ids_of(after)
-    assert worst_difference(policy, requests, after) < 1e-5
+    assert worst_difference(policy, requests, after) < FLOAT32
     assert {c.policy_version for c in before} == {0}
     assert {c.policy_version for c in after} == {7}
 
 
 def test_a_step_that_is_not_announced_gives_old_blocks_so_the_test_above_can_fail() -> None:
-    policy = small_policy()
+    policy = exact_policy()
     prompt = np.arange(1, 41)
     requests = requests_of([prompt], FREE)
     engine = engine_of(policy)
@@ -89,7 +91,7 @@ def test_a_step_that_is_not_announced_gives_old_blocks_so_the_test_above_can_fai
 @pytest.mark.parametrize("lora", [0, 4])
 def test_new_weights_in_the_middle_use_no_old_cache(lora: int) -> None:
     """What is unfinished goes on with the new weights, as in the other engines; its version is the oldest it has."""
-    policy = small_policy(lora=lora)
+    policy = exact_policy(lora=lora)
     prompt = np.arange(1, 41)
     engine = engine_of(policy, burst=1, max_sequences=2)
     engine.submit(Request(("a",), prompt, replace(GREEDY, max_tokens=4)))
@@ -110,7 +112,7 @@ def test_new_weights_in_the_middle_use_no_old_cache(lora: int) -> None:
 
 def test_weights_that_moved_in_memory_are_found() -> None:
     """As after an offload: every parameter has a new place; joint projections read the new one as well."""
-    policy = small_policy()
+    policy = exact_policy()
     requests = requests_of(random_prompts(3, longest=60), FREE)
     engine = engine_of(policy)
     before = generate(engine, requests)
@@ -124,7 +126,7 @@ def test_weights_that_moved_in_memory_are_found() -> None:
 
 def test_a_single_weight_that_moved_is_found() -> None:
     """Joint projections read all their weights where these are now, not only the first."""
-    policy = small_policy()
+    policy = exact_policy()
     request = Request(("a",), np.arange(1, 41), GREEDY)
     engine = engine_of(policy)
     before = generate(engine, [request])
@@ -139,7 +141,7 @@ def test_a_single_weight_that_moved_is_found() -> None:
 
 
 def test_the_policy_keeps_its_mode_also_between_completions() -> None:
-    policy = small_policy()
+    policy = exact_policy()
     policy.module.train()
     engine = engine_of(policy, burst=1)
     prompts = random_prompts(2)
@@ -153,7 +155,7 @@ def test_the_policy_keeps_its_mode_also_between_completions() -> None:
 
 
 def test_dropout_does_not_speak() -> None:
-    policy = small_policy(lora=4)
+    policy = exact_policy(lora=4)
     for module in policy.module.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.9

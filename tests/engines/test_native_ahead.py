@@ -13,7 +13,7 @@ from lemma.engines.native import engine as native
 from lemma.engines.native.engine import NativeEngine
 from lemma.models.policy import Policy
 from tests.engines.native_checks import FREE, check_at_rest, check_same, engine_of, requests_of, run
-from tests.engines.small_policies import random_prompts, shake, small_policy, small_tokenizer, worst_difference
+from tests.engines.small_policies import exact_policy, random_prompts, shake, small_tokenizer, worst_difference
 
 
 def ragged(count: int, **change: object) -> list[Request]:
@@ -41,7 +41,7 @@ def count_steps(policy: Policy) -> list[int]:
 @pytest.mark.parametrize("burst", [1, 3, 16])
 def test_lengths_that_are_foreseen_cost_nothing(burst: int) -> None:
     """The same completions in the same order from the same forward passes, row by row."""
-    policy = small_policy()
+    policy = exact_policy()
     streams, passes = [], []
     for ahead in (False, True):
         engine = engine_of(policy, ahead=ahead, burst=burst)
@@ -58,7 +58,7 @@ def test_lengths_that_are_foreseen_cost_nothing(burst: int) -> None:
 @pytest.mark.parametrize(("burst", "max_sequences"), [(1, 64), (4, 64), (16, 64), (4, 5)])
 def test_ends_that_are_not_foreseen_change_nothing(burst: int, max_sequences: int) -> None:
     """End tokens and stop strings; the rows that ended are computed for one burst more and dropped then."""
-    policy = small_policy(sharp=0.5)
+    policy = exact_policy(sharp=0.5)
     free = run(policy, ragged(16))
     texts = [small_tokenizer().decode(c.ids[len(c.ids) // 2 :][:2]) for c in free]
     stops = tuple(sorted({text for text in texts if text and "\ufffd" not in text}))
@@ -72,7 +72,7 @@ def test_ends_that_are_not_foreseen_change_nothing(burst: int, max_sequences: in
 
 
 def test_preemption_ends_it_for_a_while_and_changes_nothing() -> None:
-    policy = small_policy("mistral")
+    policy = exact_policy("mistral")
     requests = ragged(16, ignore_eos=False)
     longest = max(len(r.prompt) + r.sampling.max_tokens for r in requests)
     wanted = run(policy, requests)
@@ -84,7 +84,7 @@ def test_preemption_ends_it_for_a_while_and_changes_nothing() -> None:
 
 def test_nobody_gives_way_for_a_burst_that_is_launched_ahead() -> None:
     """Two rows that fill the cache to the last block."""
-    policy = small_policy()
+    policy = exact_policy()
     requests = requests_of([np.arange(1, 17), np.arange(2, 18)], replace(FREE, max_tokens=32))
     found, engine = run_ahead(policy, requests, cache_tokens=96, burst=4)
     check_same(found, run(policy, requests))
@@ -93,7 +93,7 @@ def test_nobody_gives_way_for_a_burst_that_is_launched_ahead() -> None:
 
 def test_rows_that_need_the_host_are_never_launched_ahead() -> None:
     """`min_tokens` needs the host only at first, cuts and penalties always."""
-    policy = small_policy()
+    policy = exact_policy()
     changes: list[dict[str, float]] = [{}, {"min_tokens": 9}, {"top_k": 5}, {"repetition_penalty": 1.3}]
     prompts = random_prompts(4)
     requests = [
@@ -108,7 +108,7 @@ def test_rows_that_need_the_host_are_never_launched_ahead() -> None:
 
 
 def test_many_rows_that_end_unforeseen_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = small_policy(sharp=0.0)
+    policy = exact_policy(sharp=0.0)
     requests = requests_of(random_prompts(4), Sampling(max_tokens=60), n=8)
     with torch.no_grad():
         policy.head.weight.zero_()
@@ -138,7 +138,7 @@ def flying(policy: Policy, requests: list[Request], **settings: object) -> tuple
 
 def test_cancel_while_a_burst_flies() -> None:
     """The tokens that were read stay, those that fly are dropped; then the same for all that is left."""
-    policy = small_policy()
+    policy = exact_policy()
     requests = requests_of(random_prompts(5), replace(FREE, max_tokens=40))
     requests[0] = replace(requests[0], sampling=replace(FREE, max_tokens=7))
     wanted = run(policy, requests)
@@ -158,7 +158,7 @@ def test_cancel_while_a_burst_flies() -> None:
 
 def test_new_weights_while_a_burst_flies() -> None:
     """What was read was drawn with the old weights, all the rest with the new ones."""
-    policy = small_policy()
+    policy = exact_policy()
     sampling = replace(FREE, max_tokens=40, temperature=0.0)
     requests = requests_of(random_prompts(3), sampling)
     requests[0] = replace(requests[0], sampling=replace(sampling, max_tokens=7))
@@ -178,7 +178,7 @@ def test_new_weights_while_a_burst_flies() -> None:
 
 @pytest.mark.parametrize("act", ["release_cache", "invalidate", "leave"])
 def test_a_burst_that_flies_when_others_use_the_device(act: str) -> None:
-    policy = small_policy()
+    policy = exact_policy()
     requests = requests_of(random_prompts(5), replace(FREE, max_tokens=40), n=2)
     requests[0] = replace(requests[0], sampling=replace(FREE, max_tokens=7))
     engine, first = flying(policy, requests)
@@ -191,7 +191,7 @@ def test_a_burst_that_flies_when_others_use_the_device(act: str) -> None:
 
 @pytest.mark.parametrize("call", [2, 3, 5, 8])
 def test_trouble_while_a_burst_flies(call: int) -> None:
-    policy = small_policy()
+    policy = exact_policy()
     requests = requests_of(random_prompts(4), replace(FREE, max_tokens=9))
     wanted = run(policy, requests)
     engine = engine_of(policy, ahead=True, burst=2)
@@ -217,7 +217,7 @@ def test_requests_that_come_and_go_at_any_time_change_nothing(seed: int, monkeyp
     """Groups, second turns that find the blocks of the first, cancellations, few rows or a small cache: each completion
     is that of the request alone. Batches have the sizes that graphs have, so that some rows are in nobody's use."""
     monkeypatch.setattr(native, "ROWS_PER_SURPRISE", 0)
-    policy = small_policy(sharp=1.0)
+    policy = exact_policy(sharp=1.0)
     rng = np.random.default_rng(seed)
     sampling = Sampling(max_tokens=24, stop_ids=tuple(range(20)))
     settings = {"burst": int(rng.integers(1, 6)), "max_sequences": int(rng.integers(3, 30))}

@@ -10,13 +10,13 @@ import torch
 
 from lemma.engines.base import EngineError, Request, Sampling, generate
 from tests.engines.native_checks import FREE, GREEDY, check_at_rest, check_same, engine_of, ids_of, requests_of, run
-from tests.engines.small_policies import random_prompts, small_policy, small_tokenizer
+from tests.engines.small_policies import exact_policy, random_prompts, small_tokenizer
 
 
 @pytest.mark.parametrize("burst", [1, 16])
 def test_ends(burst: int) -> None:
     """End of sequence, stop ids, stop strings over several tokens, none within min_tokens, and the longest length."""
-    policy = small_policy(sharp=1.0)
+    policy = exact_policy(sharp=1.0)
     tokenizer = small_tokenizer()
     (prompt,) = random_prompts(1)
     free = replace(FREE, max_tokens=60)
@@ -48,7 +48,7 @@ def test_ends(burst: int) -> None:
 
 
 def test_a_stop_string_survives_preemption() -> None:
-    policy = small_policy(sharp=1.0)
+    policy = exact_policy(sharp=1.0)
     prompts = random_prompts(8, longest=50)
     free = replace(FREE, max_tokens=40)
     texts = [small_tokenizer().decode(c.ids[24:27]) for c in run(policy, requests_of(prompts, free))]
@@ -62,7 +62,7 @@ def test_a_stop_string_survives_preemption() -> None:
 
 
 def test_the_end_of_sequence_token_ends() -> None:
-    policy = small_policy(sharp=0.0)
+    policy = exact_policy(sharp=0.0)
     requests = requests_of(random_prompts(4), Sampling(max_tokens=100), n=16)
     with torch.no_grad():
         policy.head.weight[policy.tokenizer.eos_token_id] *= 0
@@ -75,7 +75,7 @@ def test_the_end_of_sequence_token_ends() -> None:
 
 
 def test_the_context_is_the_longest_length() -> None:
-    policy = small_policy(context=32)
+    policy = exact_policy(context=32)
     prompt = np.arange(1, 29)
     (completion,) = run(policy, [Request(("a",), prompt, replace(FREE, max_tokens=99))])
     assert len(completion.ids) == 4 and completion.finish == "length"
@@ -84,7 +84,7 @@ def test_the_context_is_the_longest_length() -> None:
 
 
 def test_what_cannot_be_generated_is_refused_at_once_and_nothing_is_lost() -> None:
-    policy = small_policy(context=64)
+    policy = exact_policy(context=64)
     engine = engine_of(policy, cache_tokens=48)
     engine.submit(Request(("good",), np.arange(1, 9), FREE))
     wrong = {
@@ -106,7 +106,7 @@ def test_what_cannot_be_generated_is_refused_at_once_and_nothing_is_lost() -> No
 
 
 def test_cancel_while_waiting_filling_and_running() -> None:
-    policy = small_policy()
+    policy = exact_policy()
     engine = engine_of(policy, burst=1, max_sequences=4, prefill_tokens=8)
     prompts = random_prompts(4, longest=30)
     for i, tokens in enumerate((3, 40, 40, 5)):
@@ -127,7 +127,7 @@ def test_cancel_while_waiting_filling_and_running() -> None:
 
 
 def test_cancel_in_the_middle_of_a_chunked_prompt() -> None:
-    policy = small_policy()
+    policy = exact_policy()
     engine = engine_of(policy, prefill_tokens=8)
     engine.submit(Request(("a",), np.arange(1, 41), FREE, n=3))
     engine.submit(Request(("b",), np.arange(1, 41), FREE, n=3))
@@ -146,7 +146,7 @@ def test_logits_that_are_not_numbers_are_one_sentence_and_the_engine_goes_on(
     fails_at: str, share_prefixes: bool
 ) -> None:
     """After the weights are repaired nothing that was computed with the broken ones may be left in the cache."""
-    policy = small_policy()
+    policy = exact_policy()
     requests = requests_of(random_prompts(6, seed=1, longest=60), FREE)
     wanted = run(policy, requests)
     engine = engine_of(policy, cache_tokens=512, share_prefixes=share_prefixes)
@@ -171,7 +171,7 @@ def test_logits_that_are_not_numbers_are_one_sentence_and_the_engine_goes_on(
 @pytest.mark.parametrize("call", [2, 5])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), torch.OutOfMemoryError("CUDA out of memory.\nTried to")])
 def test_ctrl_c_and_a_full_device_leave_the_engine_usable(call: int, error: BaseException) -> None:
-    policy = small_policy()
+    policy = exact_policy()
     policy.module.train()
     requests = requests_of(random_prompts(4, longest=60), FREE, n=2)
     wanted = run(policy, requests)
@@ -201,7 +201,7 @@ def test_ctrl_c_and_a_full_device_leave_the_engine_usable(call: int, error: Base
 
 def test_a_tokenizer_less_policy_has_no_end() -> None:
     """Benchmarks have none; min_tokens then forbids nothing, least of all the last token of the vocabulary."""
-    policy = small_policy()
+    policy = exact_policy()
     request = Request(("a",), np.arange(1, 9), replace(FREE, ignore_eos=False, min_tokens=5), n=8)
     wanted = run(policy, [Request(("a",), np.arange(1, 9), FREE, n=8)])
     policy.tokenizer = None
@@ -211,7 +211,7 @@ def test_a_tokenizer_less_policy_has_no_end() -> None:
 
 
 def test_close_forgets_what_is_unfinished() -> None:
-    policy = small_policy()
+    policy = exact_policy()
     engine = engine_of(policy, burst=1)
     for request in requests_of(random_prompts(4), GREEDY):
         engine.submit(request)
@@ -222,7 +222,7 @@ def test_close_forgets_what_is_unfinished() -> None:
 
 
 def test_a_cache_that_finds_no_memory_leaves_the_engine_usable() -> None:
-    policy = small_policy()
+    policy = exact_policy()
     requests = requests_of(random_prompts(3), FREE)
     engine = engine_of(policy)
     engine.release_cache()

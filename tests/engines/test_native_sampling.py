@@ -14,7 +14,7 @@ from lemma.engines.native.noise import FIRST, MASK, SECOND, gumbel, mix, row_see
 from lemma.engines.sampling import cut
 from lemma.models.policy import Policy
 from tests.engines.native_checks import engine_of, run
-from tests.engines.small_policies import learner_logprobs, small_policy
+from tests.engines.small_policies import exact_policy, learner_logprobs
 
 CHANGES: list[dict[str, float]] = [
     {},
@@ -49,7 +49,7 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> None:
 
 def forgetful_policy() -> tuple[Policy, torch.Tensor]:
     """A model that says the same about every next token, whatever came before; and its logits."""
-    policy = small_policy()
+    policy = exact_policy()
     generator = torch.Generator().manual_seed(5)
     logits = 2.0 * torch.randn(policy.head.weight.shape[0], generator=generator)
     logits[policy.tokenizer.eos_token_id] = logits.max() - 1
@@ -104,7 +104,7 @@ def test_consecutive_tokens_and_samples_are_independent() -> None:
 
 def test_kept_mass_and_logprobs_beside_the_learner_with_cuts() -> None:
     """Cut or not, `logprobs` are the learner's."""
-    policy = small_policy()
+    policy = exact_policy()
     prompt = np.arange(1, 30)
     sampling = Sampling(max_tokens=10, temperature=0.7, top_p=0.7, top_k=12, min_p=0.01, ignore_eos=True)
     found = run(policy, [Request(("x",), prompt, sampling, n=4)])
@@ -116,7 +116,7 @@ def test_kept_mass_and_logprobs_beside_the_learner_with_cuts() -> None:
 
 
 def test_a_repetition_penalty_equals_that_of_generate() -> None:
-    policy = small_policy(tied=True)
+    policy = exact_policy(tied=True)
     prompt = np.arange(1, 30)
     sampling = Sampling(max_tokens=12, temperature=0.0, ignore_eos=True, repetition_penalty=2.0)
     (found,) = run(policy, [Request(("a",), prompt, sampling)])

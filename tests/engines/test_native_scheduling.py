@@ -9,7 +9,7 @@ import pytest
 
 from lemma.engines.base import Completion, Request, Sampling, generate
 from tests.engines.native_checks import FREE, check_at_rest, check_same, engine_of, ids_of, requests_of, run
-from tests.engines.small_policies import random_prompts, small_policy, worst_difference
+from tests.engines.small_policies import exact_policy, random_prompts, worst_difference
 
 RAGGED = Sampling(max_tokens=24, temperature=0.8)
 
@@ -21,7 +21,7 @@ def ragged_requests(count: int) -> list[Request]:
 
 
 def test_a_ragged_batch_of_64_gives_the_tokens_of_64_single_runs() -> None:
-    policy = small_policy("qwen3", sharp=1.0)
+    policy = exact_policy("qwen3", sharp=1.0)
     requests = ragged_requests(64)
     together = run(policy, requests, seed=3)
     assert {c.finish for c in together} == {"stop", "length"}
@@ -34,7 +34,7 @@ def test_a_ragged_batch_of_64_gives_the_tokens_of_64_single_runs() -> None:
 @pytest.mark.parametrize("kind", ["qwen2", "mistral"])
 def test_preemption_changes_nothing(kind: str) -> None:
     """A cache for about three sequences, and one that holds the longest sequence and nothing else."""
-    policy = small_policy(kind)
+    policy = exact_policy(kind)
     requests = ragged_requests(16)
     longest = max(len(r.prompt) + r.sampling.max_tokens for r in requests)
     wanted = run(policy, requests)
@@ -46,7 +46,7 @@ def test_preemption_changes_nothing(kind: str) -> None:
 
 
 def test_preemption_of_samples_of_one_prompt_changes_nothing() -> None:
-    policy = small_policy()
+    policy = exact_policy()
     prompt = random_prompts(1, seed=1, longest=60)[0]
     requests = [Request(("g",), prompt, replace(FREE, max_tokens=40), n=8)]
     engine = engine_of(policy, cache_tokens=len(prompt) + 160)
@@ -58,7 +58,7 @@ def test_preemption_of_samples_of_one_prompt_changes_nothing() -> None:
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 32])
 def test_samples_of_a_shared_prompt_equal_separate_ones(length: int) -> None:
     """Prompts that end before, at and after the border of a block (16 tokens)."""
-    policy = small_policy()
+    policy = exact_policy()
     prompt = random_prompts(1, seed=7, longest=60)[0][:length]
     assert len(prompt) == length
     request = Request(("g",), prompt, replace(FREE, max_tokens=20), n=5)
@@ -70,7 +70,7 @@ def test_samples_of_a_shared_prompt_equal_separate_ones(length: int) -> None:
 
 
 def test_the_prompt_of_a_group_is_computed_once() -> None:
-    policy = small_policy()
+    policy = exact_policy()
     engine = engine_of(policy)
     seen: list[int] = []
     hidden = policy.hidden_cached
@@ -85,7 +85,7 @@ def test_the_prompt_of_a_group_is_computed_once() -> None:
 
 def test_known_beginnings_change_nothing() -> None:
     """A second turn: the first prompt, its completion and more; then the same again, found as far as blocks go."""
-    policy = small_policy()
+    policy = exact_policy()
     first = random_prompts(1, seed=1, longest=60)[0]
     engine = engine_of(policy)
     (answer,) = generate(engine, [Request(("a",), first, replace(FREE, max_tokens=30))])
@@ -100,27 +100,27 @@ def test_known_beginnings_change_nothing() -> None:
 
 @pytest.mark.parametrize("prefill_tokens", [1, 7, 16, 40])
 def test_chunks_of_prompts_change_nothing(prefill_tokens: int) -> None:
-    policy = small_policy("gemma3_text")
+    policy = exact_policy("gemma3_text")
     requests = requests_of(random_prompts(6, longest=60), FREE, n=2)
     check_same(run(policy, requests, prefill_tokens=prefill_tokens), run(policy, requests))
 
 
 @pytest.mark.parametrize("burst", [1, 3, 16])
 def test_bursts_and_few_sequences_change_nothing(burst: int) -> None:
-    policy = small_policy(sharp=1.0)
+    policy = exact_policy(sharp=1.0)
     requests = ragged_requests(12)
     check_same(run(policy, requests, burst=burst, max_sequences=3), run(policy, requests))
 
 
 def test_the_order_of_requests_changes_nothing() -> None:
-    policy = small_policy()
+    policy = exact_policy()
     requests = ragged_requests(12)
     check_same(run(policy, requests[::-1]), run(policy, requests))
 
 
 def test_neighbours_that_cut_the_support_change_nothing() -> None:
     """Rows that need the host at every step run beside rows that do not."""
-    policy = small_policy()
+    policy = exact_policy()
     prompts = random_prompts(6)
     changes: list[dict[str, float]] = [
         {}, {"top_k": 5}, {"top_p": 0.5}, {"min_tokens": 4}, {"temperature": 0.0}, {"repetition_penalty": 1.3}
@@ -139,7 +139,7 @@ def test_neighbours_that_cut_the_support_change_nothing() -> None:
 
 
 def test_samples_depend_on_seed_key_and_sample_only() -> None:
-    policy = small_policy()
+    policy = exact_policy()
     (prompt,) = random_prompts(1)
     ids = lambda seed, key, n: [  # noqa: E731
         tuple(c.ids) for c in run(policy, [Request(key, prompt, FREE, n)], seed=seed)
@@ -149,7 +149,7 @@ def test_samples_depend_on_seed_key_and_sample_only() -> None:
 
 
 def test_requests_may_come_while_others_run() -> None:
-    policy = small_policy()
+    policy = exact_policy()
     requests = ragged_requests(6)
     engine = engine_of(policy, burst=1)
     for request in requests[:3]:
@@ -165,7 +165,7 @@ def test_requests_may_come_while_others_run() -> None:
 
 
 def test_an_iterator_that_is_left_half_way_leaves_the_rest_for_the_next() -> None:
-    policy = small_policy()
+    policy = exact_policy()
     requests = ragged_requests(6)
     engine = engine_of(policy, burst=1, max_sequences=2)
     for request in requests:
@@ -181,7 +181,7 @@ def test_an_iterator_that_is_left_half_way_leaves_the_rest_for_the_next() -> Non
 
 
 def test_the_cache_can_be_given_back_and_taken_again() -> None:
-    policy = small_policy()
+    policy = exact_policy()
     requests = ragged_requests(6)
     engine = engine_of(policy, burst=1)
     wanted = run(policy, requests)
@@ -199,6 +199,6 @@ def test_the_cache_can_be_given_back_and_taken_again() -> None:
 
 
 def test_seconds_are_counted_from_submission() -> None:
-    policy = small_policy()
+    policy = exact_policy()
     (completion,) = run(policy, [Request(("a",), np.arange(1, 5), FREE)])
     assert 0 < completion.first_seconds <= completion.seconds < 60

@@ -13,6 +13,8 @@ from lemma.engines.sampling import cut
 from lemma.engines.transformers_engine import TransformersEngine, inverse_cdf
 from tests.engines.small_policies import (
     ARCHITECTURES,
+    FLOAT32,
+    exact_policy,
     random_prompts,
     shake,
     small_policy,
@@ -31,7 +33,7 @@ def requests_of(prompts: list[np.ndarray], sampling: Sampling, n: int = 1) -> li
 @pytest.mark.parametrize("lora", [0, 4])
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_greedy_tokens_equal_generate_and_logprobs_equal_the_learner(kind: str, lora: int) -> None:
-    policy = small_policy(kind, lora=lora)
+    policy = exact_policy(kind, lora=lora)
     requests = requests_of(random_prompts(5), GREEDY)
     found = generate(TransformersEngine(policy, seed=0), requests)
     assert worst_difference(policy, requests, found) < 1e-5
@@ -43,7 +45,7 @@ def test_greedy_tokens_equal_generate_and_logprobs_equal_the_learner(kind: str, 
 
 
 def test_a_ragged_batch_of_64_gives_the_tokens_of_64_single_runs() -> None:
-    policy = small_policy()
+    policy = exact_policy()
     requests = requests_of(random_prompts(64), replace(FREE, temperature=0.8))
     together = generate(TransformersEngine(policy, seed=3), requests)
     for request, completion in zip(sorted(requests, key=lambda r: repr(r.key)), together, strict=True):
@@ -54,7 +56,7 @@ def test_a_ragged_batch_of_64_gives_the_tokens_of_64_single_runs() -> None:
 
 
 def test_samples_differ_and_depend_on_seed_key_and_sample_only() -> None:
-    policy = small_policy()
+    policy = exact_policy()
     (prompt,) = random_prompts(1)
     ids = lambda seed, key, n: [  # noqa: E731
         tuple(c.ids) for c in generate(TransformersEngine(policy, seed), [Request(key, prompt, FREE, n)])
@@ -68,7 +70,7 @@ def test_samples_differ_and_depend_on_seed_key_and_sample_only() -> None:
 )
 def test_frequencies_match_exact_probabilities(change: dict[str, float]) -> None:
     """Chi-square over the likelier tokens, at a level that one seed in a thousand would miss."""
-    policy = small_policy(sharp=2.0)
+    policy = exact_policy(sharp=2.0)
     prompt = random_prompts(1)[0]
     draws = 3000
     sampling = replace(Sampling(max_tokens=1), **change)
@@ -105,13 +107,13 @@ def test_an_optimiser_step_between_two_calls_is_seen() -> None:
     engine.update_weights(7)
     after = generate(engine, requests)
     assert [tuple(c.ids) for c in before] != [tuple(c.ids) for c in after]
-    assert worst_difference(policy, requests, after) < 1e-5
+    assert worst_difference(policy, requests, after) < FLOAT32
     assert {c.policy_version for c in before} == {0}
     assert {c.policy_version for c in after} == {7}
 
 
 def test_new_weights_in_the_middle_use_no_old_cache() -> None:
-    policy = small_policy()
+    policy = exact_policy()
     (prompt,) = random_prompts(1)
     engine = TransformersEngine(policy, seed=0)
     short, long = replace(GREEDY, max_tokens=4), replace(GREEDY, max_tokens=9)
@@ -130,7 +132,7 @@ def test_new_weights_in_the_middle_use_no_old_cache() -> None:
 
 def test_ends() -> None:
     """End of sequence, stop ids, stop strings, none of them within min_tokens, and the longest length."""
-    policy = small_policy(sharp=1.0)
+    policy = exact_policy(sharp=1.0)
     tokenizer = small_tokenizer()
     (prompt,) = random_prompts(1)
     free = replace(FREE, max_tokens=60)
@@ -157,7 +159,7 @@ def test_ends() -> None:
 
 
 def test_the_context_is_the_longest_length() -> None:
-    policy = small_policy(context=32)
+    policy = exact_policy(context=32)
     prompt = np.arange(1, 29)
     (completion,) = generate(TransformersEngine(policy, 0), [Request(("a",), prompt, replace(FREE, max_tokens=99))])
     assert len(completion.ids) == 4 and completion.finish == "length"
@@ -166,7 +168,7 @@ def test_the_context_is_the_longest_length() -> None:
 
 
 def test_cancel_while_waiting_and_while_running() -> None:
-    policy = small_policy()
+    policy = exact_policy()
     engine = TransformersEngine(policy, seed=0, batch=2)
     prompts = random_prompts(4)
     for i, tokens in enumerate((3, 40, 40, 5)):
@@ -183,7 +185,7 @@ def test_cancel_while_waiting_and_while_running() -> None:
 
 
 def test_requests_may_come_while_others_run() -> None:
-    policy = small_policy()
+    policy = exact_policy()
     engine = TransformersEngine(policy, seed=0)
     prompts = random_prompts(2)
     engine.submit(Request((0,), prompts[0], FREE))
@@ -194,7 +196,7 @@ def test_requests_may_come_while_others_run() -> None:
 
 
 def test_logits_that_are_not_finite_are_one_sentence_and_the_engine_goes_on() -> None:
-    policy = small_policy()
+    policy = exact_policy()
     engine = TransformersEngine(policy, seed=0)
     weight = policy.backbone.embed_tokens.weight.data
     weight[5] = float("nan")
@@ -207,7 +209,7 @@ def test_logits_that_are_not_finite_are_one_sentence_and_the_engine_goes_on() ->
 
 
 def test_a_repetition_penalty_makes_repetition_rarer() -> None:
-    policy = small_policy(tied=True)
+    policy = exact_policy(tied=True)
     prompt = random_prompts(1)[0]
     plain, penalised = (
         generate(TransformersEngine(policy, 0), [Request(("a",), prompt, replace(GREEDY, repetition_penalty=p))])[0]
@@ -220,7 +222,7 @@ def test_a_repetition_penalty_makes_repetition_rarer() -> None:
 
 
 def test_the_policy_keeps_its_mode() -> None:
-    policy = small_policy()
+    policy = exact_policy()
     policy.module.train()
     generate(TransformersEngine(policy, 0), requests_of(random_prompts(1), GREEDY))
     assert policy.module.training
