@@ -64,16 +64,18 @@ def attend(
         if sliding_window is not None:
             kwargs["sliding_window"] = sliding_window
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    if has_varlen(query, softcap):
+    if has_varlen(query, value, softcap):
         out_THD = varlen(query[0], key[0], value[0], segments, scale, sliding_window)
     else:
         out_THD = _bucketed(query[0], key[0], value[0], segments, scale, sliding_window, softcap)
     return out_THD[None], None
 
 
-def has_varlen(query: torch.Tensor, softcap: float | None) -> bool:
-    """Whether torch's variable-length kernel computes it: on a GPU in half precision, without a cap."""
-    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and softcap is None
+def has_varlen(query: torch.Tensor, value: torch.Tensor, softcap: float | None) -> bool:
+    """Whether torch's variable-length kernel computes it: on a GPU in half precision, heads of a usual size, no cap."""
+    is_half = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
+    size = query.shape[-1]
+    return is_half and softcap is None and size == value.shape[-1] and size <= 256 and size % 8 == 0
 
 
 def varlen(

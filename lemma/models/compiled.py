@@ -12,7 +12,9 @@ class CompiledBlocks:
     """Within `with`, each block's forward is its compiled twin; whoever else uses the modules never sees it."""
 
     def __init__(self, backbone: nn.Module):
-        self._layers = list(backbone.layers)
+        stacks = [module for module in backbone.modules() if isinstance(module, nn.ModuleList)]
+        sizes = [sum(p.numel() for p in stack.parameters()) for stack in stacks]
+        self._layers = list(stacks[sizes.index(max(sizes))])
         self._own = [layer.__dict__.get("forward") for layer in self._layers]
         self._twins = [torch.compile(layer.forward, dynamic=True) for layer in self._layers]
 

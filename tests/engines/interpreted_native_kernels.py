@@ -27,12 +27,14 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def rotation() -> None:
-    """Rows of one joint projection; caches with gaps; with and without rotation."""
+    """Rows of one joint projection, without rotation laid out by heads; caches with gaps."""
     for dim, dtype, is_rotated in itertools.product((16, 80, 96), (torch.float32, torch.bfloat16), (True, False)):
         rows, heads, kv = 3, 4, 2
         joint = torch.randn(rows, (heads + 2 * kv) * dim, dtype=dtype)
         parts = joint.split([heads * dim, kv * dim, kv * dim], dim=-1)
         query, key, value = (part.view(rows, -1, dim) for part in parts)
+        if not is_rotated:
+            query, key, value = (part.transpose(0, 1).contiguous().transpose(0, 1) for part in (query, key, value))
         cos, sin = (torch.randn(rows, dim // 2, dtype=dtype).repeat(1, 2) for _ in range(2))
         slots = torch.tensor([7, 0, 12])
         keys, values = (torch.randn(20, kv, dim, dtype=dtype) for _ in range(2))

@@ -99,7 +99,7 @@ class PrefillContext:
         keys[self.slots_T], values[self.slots_T] = key_THD, value_THD
         if self.sources is not None:
             key_THD, value_THD = keys[self.sources], values[self.sources]
-        if has_varlen(query_THD, softcap):
+        if has_varlen(query_THD, value_THD, softcap):
             query, key, value = (x.transpose(0, 1) for x in (query_THD, key_THD, value_THD))
             return varlen(query, key, value, self.new, scale, window, self.all)
         return self._each(query_THD, key_THD, value_THD, scale, window, softcap)

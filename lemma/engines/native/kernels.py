@@ -65,8 +65,9 @@ def rotate_and_write(
     slots_B: torch.Tensor,
     places_2: torch.Tensor,
 ) -> torch.Tensor:
-    """Rotate queries and keys, put keys and values into their slots; the rotated queries. Rows are contiguous, and all
-    tensors and the cache have the same type."""
+    """Rotate queries and keys, put keys and values into their slots; the rotated queries. All tensors and the cache
+    have the same type."""
+    query_BHD, key_BHD, value_BHD = (_side_by_side(x) for x in (query_BHD, key_BHD, value_BHD))
     rows, heads, dim = query_BHD.shape
     kv_heads = key_BHD.shape[1]
     out = torch.empty(rows, heads, dim, dtype=query_BHD.dtype, device=query_BHD.device)
@@ -76,6 +77,12 @@ def rotate_and_write(
         ROTATE=cos_BD is not None, HQ=heads, HK=kv_heads, D=dim, HALF=triton.next_power_of_2(dim // 2), num_warps=1,
     )  # fmt: skip
     return out
+
+
+def _side_by_side(x_BHD: torch.Tensor) -> torch.Tensor:
+    """The heads of a row side by side, as the kernel reads them; families that rotate a part of a head lay them out
+    otherwise."""
+    return x_BHD if x_BHD.stride()[1:] == (x_BHD.shape[-1], 1) else x_BHD.contiguous()
 
 
 @triton.jit
