@@ -16,5 +16,8 @@ def format_of_model(model: str, tokenizer: Any) -> dict[str, Any] | None:
         if (folder / "recipe.yaml").is_file() and (folder / "stages").is_dir():
             return load_recipe(folder / "recipe.yaml").format.model_dump(mode="json")
     template = getattr(tokenizer, "chat_template", None)
-    saved = [name for name in FORMATS if template and make_format(name).chat_template == template]
-    return {"name": saved[0]} if saved else None
+    for name in FORMATS if template else ():
+        for options in ({"name": name}, {"name": name, "bos": True}, {"name": name, "bos": False}):
+            if make_format(options).template_for(tokenizer) == template:
+                return options
+    return None

@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     recipe = load_recipe(args.recipe, args.overrides)
     print(describe(recipe))
     print_missing(recipe, recipe.stages)
+    _try_prompt(recipe)
     against = named(args.against) if args.against else None
     for line in plan_lines(recipe, against, args.data_dir, is_asked=args.check_data or against is not None):
         print(line)
@@ -54,6 +55,25 @@ def print_missing(recipe: Recipe, names: Iterable[str]) -> None:
             check_inputs(recipe.stages, [name])
         except UserError as error:
             print(f"\nwarning: {error}")
+
+
+def _try_prompt(recipe: Recipe) -> None:
+    """Encode one prompt where the tokenizer is on this machine; what is odd about it is then said."""
+    from lemma.models.gguf_file import find_gguf
+
+    path = recipe.model.tokenizer or recipe.model.path
+    if path == "tiny":
+        return
+    try:
+        if not (Path(path).expanduser() / "tokenizer_config.json").is_file() and find_gguf(path) is None:
+            return
+        from lemma.core.types import Message, Problem
+        from lemma.formats.encode import encode_prompt
+        from lemma.models.load import load_tokenizer
+
+        encode_prompt(recipe.format, Problem((Message("user", "?"),)), load_tokenizer(path))
+    except UserError as error:
+        print(f"\nwarning: {error}")
 
 
 def describe(recipe: Recipe, *, skip: Sequence[str] = (), only: Sequence[str] = ()) -> str:

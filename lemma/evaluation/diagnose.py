@@ -304,7 +304,7 @@ def _tokens(n: Mapping[str, float]) -> Iterable[Finding]:
         advice = "use `model.tokenizer` of this model, or a format and data in words that it knows"
     elif n["doubled_bos"] > 0:
         level, text = "problem", f"{text}; prompts begin with two beginning-of-sequence tokens"
-        advice = "write `bos: false` under format: the template already has one"
+        advice = "remove one from the tokenizer's chat template: formats do not write it twice"
     elif n["prompt_round_trip"] < 1:
         level, advice = "note", "check that `model.tokenizer` belongs to the model"
     elif n["round_trip"] < 0.5:

@@ -50,8 +50,8 @@ class Format(Options):
     """Which format."""
     system: str | None = None
     """Instruction at the top of the prompt, in place of the format's own and of the problem's. Empty: none."""
-    bos: bool = True
-    """Begin the prompt with the tokenizer's beginning-of-sequence token, where it has one."""
+    bos: bool | None = None
+    """Begin the prompt with the beginning-of-sequence token, never twice. Default: where the tokenizer does so."""
 
     stop: ClassVar[tuple[str, ...]] = ()
     """Generation ends after one of these strings, which stays in the completion."""
@@ -71,7 +71,7 @@ class Format(Options):
     @property
     @abstractmethod
     def chat_template(self) -> str | None:
-        """Jinja text to save with the tokenizer: plain transformers then renders the same prompt."""
+        """Jinja text of the prompt; with the beginning-of-sequence token in front where `bos` is true."""
 
     @abstractmethod
     def parse(self, completion: str) -> Parsed:
@@ -83,14 +83,29 @@ class Format(Options):
 
     def prompt(self, problem: Problem, tokenizer: Any) -> str:
         """The prompt as text, special tokens included; tokenise it without adding any."""
-        template = self.chat_template
+        template = self.template_for(tokenizer)
         assert template is not None, "a format without a template renders its own prompts"
         return render(template, self.messages(problem), tokenizer)
 
     def install(self, tokenizer: Any) -> None:
-        """Give the tokenizer the template that renders this format's prompts."""
-        if self.chat_template is not None:
-            tokenizer.chat_template = self.chat_template
+        """Give the tokenizer the template that renders this format's prompts: plain transformers then does so too."""
+        template = self.template_for(tokenizer)
+        if template is not None:
+            tokenizer.chat_template = template
+
+    def template_for(self, tokenizer: Any) -> str | None:
+        """The chat template, with the beginning-of-sequence token in front where it belongs there."""
+        bare = self.model_copy(update={"bos": False}).chat_template
+        if bare is None or not self.wants_bos(tokenizer):
+            return bare
+        example = render(bare, [{"role": "user", "content": "?"}], tokenizer)
+        return bare if example.startswith(tokenizer.bos_token) else self.model_copy(update={"bos": True}).chat_template
+
+    def wants_bos(self, tokenizer: Any) -> bool:
+        """Whether a prompt begins with the beginning-of-sequence token, be it written by a template or not."""
+        if getattr(tokenizer, "bos_token", None) is None:
+            return False
+        return adds_bos(tokenizer) if self.bos is None else self.bos
 
     def messages(self, problem: Problem) -> list[dict[str, str]]:
         """The turns of the prompt; the one system message at the front, if any, is the one that counts."""
@@ -130,6 +145,11 @@ class Format(Options):
         if prompt is not None and not prompt.endswith(self.opening):
             return response
         return response.removeprefix(self.opening)
+
+
+def adds_bos(tokenizer: Any) -> bool:
+    """Whether the tokenizer, asked for the ids of a text, puts the beginning-of-sequence token in front."""
+    return bool(tokenizer.encode("a")[:1] == [tokenizer.bos_token_id])
 
 
 def without_think_tags(text: str) -> str:

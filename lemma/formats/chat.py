@@ -10,7 +10,6 @@ from lemma.formats.base import Format
 from lemma.formats.templates import (
     SILENCE,
     chatml,
-    render,
     with_default_system,
     with_suffix,
     without_clock,
@@ -33,16 +32,15 @@ class ChatFormat(Format):
         return template if self.takes_system else without_system(template)
 
     def prompt(self, problem: Problem, tokenizer: Any) -> str:
-        messages = self.messages(problem)
         theirs = self._tokenizer_template(tokenizer)
         if theirs is None:
-            return render(self.chat_template, messages, tokenizer)
+            return super().prompt(problem, tokenizer)
         from jinja2 import TemplateError
 
         try:
             return str(
                 tokenizer.apply_chat_template(
-                    messages, chat_template=theirs, tokenize=False, add_generation_prompt=True
+                    self.messages(problem), chat_template=theirs, tokenize=False, add_generation_prompt=True
                 )
             )
         except TemplateError as error:
@@ -54,7 +52,10 @@ class ChatFormat(Format):
     def install(self, tokenizer: Any) -> None:
         """Save our template, or the tokenizer's with this format's system message as its default."""
         theirs = self._tokenizer_template(tokenizer)
-        template = self.chat_template if theirs is None else with_default_system(theirs, self.own_system)
+        if theirs is None:
+            super().install(tokenizer)
+            return
+        template = with_default_system(theirs, self.own_system)
         tokenizer.chat_template = template if self.takes_system else without_system(template)
 
     def _tokenizer_template(self, tokenizer: Any) -> str | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from lemma.core.errors import UserError
+from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.types import Demonstration, Problem, Trajectory
 from lemma.formats.base import Format
 
@@ -20,17 +21,41 @@ def encode_text(text: str, tokenizer: Any) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False)) if text else []
 
 
+def encode_continuation(text: str, before: str, tokenizer: Any) -> list[int]:
+    """The ids of a text that goes on from another one, so that the ids of both are those of the two texts together.
+
+    A tokenizer that puts a space in front of whatever it is given (Llama 2, Phi-3) would put one between the two.
+    Other tokenizers get the text by itself.
+    """
+    if not _adds_space(tokenizer):
+        return encode_text(text, tokenizer)
+    for front in (before, "\n"):
+        known, whole = encode_text(front, tokenizer), encode_text(front + text, tokenizer)
+        if whole[: len(known)] == known:
+            return whole[len(known) :]
+    return encode_text(text, tokenizer)
+
+
+def _adds_space(tokenizer: Any) -> bool:
+    tokens = tokenizer.convert_ids_to_tokens(encode_text("a", tokenizer))
+    return str(tokens[0]).startswith(("▁", "Ġ"))  # as SentencePiece and byte-level vocabularies write a space
+
+
 def encode_prompt(fmt: Format, problem: Problem, tokenizer: Any) -> np.ndarray:
     """The ids that an engine continues."""
-    return np.asarray(encode_text(fmt.prompt(problem, tokenizer), tokenizer), dtype=np.int64)
+    ids = encode_text(fmt.prompt(problem, tokenizer), tokenizer)
+    _check_beginning(ids, tokenizer)
+    return np.asarray(ids, dtype=np.int64)
 
 
 def encode_demonstration(
     fmt: Format, demonstration: Demonstration, tokenizer: Any, train_on: Literal["response", "all"] = "response"
 ) -> Trajectory:
-    """Prompt and target, tokenised separately, then the end-of-sequence token, which is learnt as well."""
-    prompt = encode_text(_prompt_text(fmt, demonstration, tokenizer), tokenizer)
-    target = encode_text(_target_text(fmt, demonstration, tokenizer), tokenizer)
+    """Prompt and target, each with its own tokens, then the end-of-sequence token, which is learnt as well."""
+    asked = _prompt_text(fmt, demonstration, tokenizer)
+    prompt = encode_text(asked, tokenizer)
+    target = encode_continuation(_target_text(fmt, demonstration, tokenizer), asked, tokenizer)
+    _check_beginning(prompt, tokenizer)
     ids_T = np.asarray([*prompt, *target, _end(tokenizer)], dtype=np.int64)
     chosen_T = np.arange(len(ids_T)) >= (len(prompt) if train_on == "response" else 0)
     chosen_T[0] = False
@@ -42,7 +67,9 @@ def encode_demonstration(
 def encode_document(fmt: Format, demonstration: Demonstration, tokenizer: Any) -> np.ndarray:
     """Prompt and response tokenised as one text, then the end-of-sequence token: one document of a stream."""
     text = _prompt_text(fmt, demonstration, tokenizer) + _target_text(fmt, demonstration, tokenizer)
-    return np.asarray([*encode_text(text, tokenizer), _end(tokenizer)], dtype=np.int64)
+    ids = encode_text(text, tokenizer)
+    _check_beginning(ids, tokenizer)
+    return np.asarray([*ids, _end(tokenizer)], dtype=np.int64)
 
 
 def pack_documents(documents: Sequence[Sequence[int] | np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -81,13 +108,24 @@ def tokenize_prompt_and_output(
     return {"input_ids": ids_BT[:, :-1], "labels": ids_BT[:, 1:], "response_mask": mask_BT[:, 1:]}
 
 
+def _check_beginning(ids: Sequence[int], tokenizer: Any) -> None:
+    """Warn of a prompt that begins twice; formats do not write that, but data and chat templates may."""
+    begin = getattr(tokenizer, "bos_token_id", None)
+    if begin is not None and list(ids[:2]) == [begin, begin]:
+        warnings.warn(
+            f"prompts begin with {tokenizer.bos_token} twice, which the model has never seen; remove one from the "
+            "data's own prompts, or from the tokenizer's chat template",
+            LemmaWarning,
+            stacklevel=3,
+        )
+
+
 def _prompt_text(fmt: Format, demonstration: Demonstration, tokenizer: Any) -> str:
     """The data set's own prompt where it has one, with BOS in front as in the format's."""
     if demonstration.prompt is None:
         return fmt.prompt(demonstration.problem, tokenizer)
-    bos = getattr(tokenizer, "bos_token", None)
-    if fmt.bos and bos and not demonstration.prompt.startswith(bos):
-        return bos + demonstration.prompt
+    if fmt.wants_bos(tokenizer) and not demonstration.prompt.startswith(tokenizer.bos_token):
+        return str(tokenizer.bos_token) + demonstration.prompt
     return demonstration.prompt
 
 

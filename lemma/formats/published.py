@@ -83,7 +83,7 @@ class PrimeSft(BoxedChat):
     takes_system: ClassVar[bool] = False
 
 
-def _one_line(preamble: str, bos: bool, suffix: str) -> str:
+def _one_line(preamble: str, bos: bool | None, suffix: str) -> str:
     """`preamble User: question suffix. Assistant:` on one line, as far as the question is on one."""
     return without_system(
         opening_lines(preamble, bos)

@@ -19,7 +19,7 @@ def quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def opening_lines(default_system: str, bos: bool) -> str:
+def opening_lines(default_system: str, bos: bool | None) -> str:
     """The start of every template of ours: sets `system` (the message's or the default) and `turns`, then BOS."""
     return (
         "{%- if messages[0]['role'] == 'system' %}"
@@ -70,7 +70,7 @@ def without_clock(template: str) -> str:
     return CLOCK + template if "strftime_now" in template and CLOCK not in template else template
 
 
-def chatml(default_system: str, bos: bool, generation: str = "") -> str:
+def chatml(default_system: str, bos: bool | None, generation: str = "") -> str:
     """Turns between <|im_start|> and <|im_end|>; the assistant's end in EOS, which is what it learns to say."""
     return (
         opening_lines(default_system, bos)

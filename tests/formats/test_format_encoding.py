@@ -9,16 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from lemma.core.errors import UserError
+from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.types import Demonstration, Message, Problem
 from lemma.formats import FORMATS, make_format
 from lemma.formats.encode import (
+    encode_continuation,
     encode_demonstration,
     encode_document,
     encode_prompt,
     pack_documents,
     tokenize_prompt_and_output,
 )
+from tests.formats.tokenizers_made_here import KINDS, make_spacing_tokenizer, make_tokenizer
 
 PROBLEM = Problem((Message("user", "What is 2 + 2?"),), id="row-7")
 WORKED = Demonstration(PROBLEM, reasoning="two and two", answer="4")
@@ -47,7 +49,7 @@ class WordTokenizer:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("kind", ["plain", "with_bos", "pad_is_eos", "with_template"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_demonstration_is_prompt_target_and_eos(name: str, kind: str, tokenizers: Tokenizers) -> None:
     fmt, tokenizer = make_format(name), tokenizers[kind]
     prompt = encode_prompt(fmt, PROBLEM, tokenizer)
@@ -66,6 +68,33 @@ def test_bos_is_one_token_in_front(kind: str, tokenizers: Tokenizers) -> None:
     for name in FORMATS:
         ids = encode_prompt(make_format(name), PROBLEM, tokenizers[kind])
         assert (ids == tokenizers[kind].bos_token_id).nonzero()[0].tolist() == [0]
+
+
+@pytest.mark.parametrize("response", [" so", "so", "\nso", "so in a b"])
+@pytest.mark.parametrize("before", ["a b", "a:", "a\n", "b <th", "a</s>"])
+def test_no_space_comes_between_prompt_and_response(before: str, response: str) -> None:
+    tokenizer = make_spacing_tokenizer()
+    demonstration = Demonstration(PROBLEM, prompt=before, response=response)
+    ids = encode_demonstration(make_format("question_only"), demonstration, tokenizer).ids_T
+    whole = tokenizer.encode(before + response, add_special_tokens=False)
+    assert tokenizer.decode(ids[:-1]) == tokenizer.decode(whole)
+    if not (before == "b <th" and response.startswith("in")):
+        assert ids[:-1].tolist() == whole
+
+
+def test_tokens_of_the_prompt_stay_where_the_response_could_join_them() -> None:
+    """`so` is a token, and so is `▁so`; a prompt that ends in `s` keeps its own."""
+    tokenizer = make_spacing_tokenizer()
+    assert tokenizer.convert_ids_to_tokens(encode_continuation("o b", "a s", tokenizer)) == ["o", "▁b"]
+
+
+def test_a_prompt_that_begins_twice_is_told(tokenizers: Tokenizers) -> None:
+    twice = Demonstration(PROBLEM, prompt="<s><s>Q", response="so")
+    with pytest.warns(LemmaWarning, match="prompts begin with <s> twice"):
+        encode_demonstration(make_format("r1_zero"), twice, tokenizers["with_bos"])
+    doubling = make_tokenizer(bos=True, template="<s>{{ bos_token }}{{ messages[0]['content'] }}")
+    with pytest.warns(LemmaWarning, match="or from the tokenizer's chat template"):
+        encode_prompt(make_format("own"), PROBLEM, doubling)
 
 
 def test_masks_do_not_look_at_values(tokenizers: Tokenizers) -> None:
@@ -110,8 +139,6 @@ def test_an_empty_response_is_named(response: str, tokenizers: Tokenizers) -> No
 
 
 def test_a_tokenizer_without_eos_is_named() -> None:
-    from tests.formats.tokenizers_made_here import make_tokenizer
-
     tokenizer = make_tokenizer()
     tokenizer.eos_token = None
     with pytest.raises(UserError, match="no end-of-sequence token; set eos_token"):

@@ -12,7 +12,7 @@ from lemma.core.errors import UserError
 from lemma.core.types import Message, Problem
 from lemma.formats import FORMATS, Format, make_format
 from lemma.formats.templates import quote, render
-from tests.formats.tokenizers_made_here import THEIR_TEMPLATE, make_tokenizer
+from tests.formats.tokenizers_made_here import KINDS, THEIR_TEMPLATE, make_tokenizer
 
 QUESTION = "What is {x} in {{ x }} {% if %} {# 2 #} \\n '\"` 🙂?"
 NASTY = 'It\'s "quoted" {{ braces }} {% raw %} {# hash #} }} %} \\n \\u0041 \\\n\ttab\r\n ½ 数 🙂\u2028</s> \x01 end \\'
@@ -142,7 +142,25 @@ def test_bos_stands_in_front_once_and_only_if_wanted(name: str, tokenizers: dict
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("kind", ["plain", "with_bos", "pad_is_eos", "with_template"])
+def test_bos_that_the_tokenizer_does_not_add_is_not_added(
+    name: str, tokenizers: dict[str, PreTrainedTokenizerFast]
+) -> None:
+    without = make_format(name).prompt(PROBLEM, tokenizers["plain"])
+    assert make_format(name).prompt(PROBLEM, tokenizers["with_unused_bos"]) == without
+    assert make_format({"name": name, "bos": True}).prompt(PROBLEM, tokenizers["with_unused_bos"]) == "<s>" + without
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_bos_that_the_template_writes_is_not_doubled(name: str, tokenizers: dict[str, PreTrainedTokenizerFast]) -> None:
+    without = make_format(name).prompt(PROBLEM, tokenizers["plain"])
+    front = "" if without.startswith("<|im_start|>") else "<|im_start|>"
+    for bos in (None, True):
+        spec = {"name": name, "bos": bos}
+        assert make_format(spec).prompt(PROBLEM, tokenizers["with_bos_of_turns"]) == front + without
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_reloaded_tokenizer_renders_the_same_prompt(
     name: str, kind: str, tokenizers: dict[str, PreTrainedTokenizerFast], tmp_path: Path
 ) -> None:
