@@ -31,7 +31,8 @@ NEIGHBOURS = {("cli", "reporting")}
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 
 OPTIONAL = {"wandb", "bitsandbytes", "gguf", "ray", "deepspeed", "vllm", "liger_kernel", "triton", "flash_attn"}
-# Modules that may import an optional dependency when they are imported; nobody imports these at module level.
+# Modules that may import an optional dependency when they are imported; at module level only those that have the same
+# one import these.
 OWN_MODULES = {
     "triton": {"lemma.models.kernels", "lemma.engines.native.kernels"},
     "vllm": {"lemma.engines.vllm.worker"},
@@ -84,7 +85,7 @@ def optional_faults(module: str, source: str) -> list[str]:
         package = imported.split(".")[0]
         if package in OPTIONAL and module not in OWN_MODULES.get(package, set()):
             faults.append(f"{module}, line {line}: import {package} inside the function that needs it")
-        if any(imported in own for own in OWN_MODULES.values()):
+        if any(imported in own and module not in own for own in OWN_MODULES.values()):
             faults.append(f"{module}, line {line}: import {imported} inside the function that needs it")
     return faults
 
@@ -136,4 +137,5 @@ def test_optional_imports_are_found() -> None:
     assert optional_faults("lemma.models.load", "try:\n    import bitsandbytes.nn\nexcept ImportError:\n    pass")
     assert optional_faults("lemma.models.load", "class A:\n    from vllm import LLM")
     assert optional_faults("lemma.models.load", "from lemma.models import kernels")
+    assert not optional_faults("lemma.engines.native.kernels", "from lemma.models.kernels import tanh")
     assert not optional_faults("lemma.models.load", "def f():\n    import wandb\n    from lemma.models import kernels")
