@@ -127,7 +127,7 @@ def _bucketed(
     segments: Segments,
     scale: float,
     window: int | None,
-    softcap: float | None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Exact attention on any device: sequences of similar length as padded blocks."""
     heads, tokens, _ = query_HTD.shape

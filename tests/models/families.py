@@ -127,9 +127,9 @@ def plain_model(kind: str, values: dict[str, Any], attention: str = "eager") -> 
     return model
 
 
-def family_policy(kind: str, values: dict[str, Any], dtype: torch.dtype = torch.float32) -> Policy:
+def family_policy(kind: str, values: dict[str, Any], dtype: torch.dtype = torch.float32, device: str = "cpu") -> Policy:
     """The same model as Lemma loads it."""
-    model = plain_model(kind, values, NAME)
+    model = plain_model(kind, values, NAME).to(device)
     for parameter in model.parameters():  # weights only: the frequencies of the rotary embedding stay in float32
         parameter.data = parameter.data.to(dtype)
     blocks.install(model)
