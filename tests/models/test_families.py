@@ -13,9 +13,11 @@ from lemma.core.errors import UserError
 from lemma.core.types import Trajectory
 from lemma.engines.base import EngineError, Sampling, generate
 from lemma.engines.native.probe import probe
+from lemma.engines.transformers_engine import TransformersEngine
 from lemma.models.packing import TokenBatch
 from lemma.models.policy import Policy
 from tests.engines.native_checks import engine_of, requests_of
+from tests.engines.small_policies import worst_difference
 from tests.models.families import LEARNER_ONLY, REFUSED, TAKEN, family_policy, plain_model
 
 LENGTHS = (1, 30, 12, 25, 2)
@@ -92,6 +94,15 @@ def check_gradients(mine: Policy, theirs: Any) -> None:
             continue
         assert grad is not None, name
         assert (grad - wanted).norm() < 1e-3 * wanted.norm() + 1e-4, name
+
+
+@pytest.mark.parametrize("kind", LEARNER_ONLY)
+def test_the_engine_that_serves_the_others_says_what_the_learner_says(kind: str) -> None:
+    """Prompts of unequal lengths in one padded batch."""
+    policy = family_policy(kind, LEARNER_ONLY[kind][0])
+    requests = requests_of([np.arange(5, 25) * 7 % 320, np.arange(1, 4)], Sampling(max_tokens=6, ignore_eos=True))
+    found = generate(TransformersEngine(policy, 0), requests)
+    assert worst_difference(policy, requests, found) < 1e-4
 
 
 @pytest.mark.parametrize("kind", TAKEN)
