@@ -62,13 +62,18 @@ def load_weights(file: Path, dtype: torch.dtype) -> tuple[Any, dict[str, torch.T
     return config, _tensors(header, model, dtype)
 
 
-def set_ends(model: Any, tokenizer: Any, file: Path) -> None:
-    """Let generation end at every token that the file or its chat template ends a turn with."""
-    ends = [number for number in ends_of_turns(read_header(file).metadata) if number < len(tokenizer)]
+def find_ends(tokenizer: Any, file: Path) -> list[int]:
+    """Every token that the file or the chat template ends a turn with; the tokenizer's own end comes first."""
+    named = [number for number in ends_of_turns(read_header(file).metadata) if number < len(tokenizer)]
     turn = _end_of_turn(tokenizer)
-    ends = list(dict.fromkeys([*ends, *([] if turn is None else [turn])]))
+    return list(dict.fromkeys([tokenizer.eos_token_id, *named, *([] if turn is None else [turn])]))
+
+
+def set_ends(model: Any, tokenizer: Any, file: Path) -> None:
+    """Let generation end where the model ends its turns."""
+    ends = find_ends(tokenizer, file)
     settings = model.generation_config
-    settings.eos_token_id = ends if len(ends) > 1 else tokenizer.eos_token_id
+    settings.eos_token_id = ends if len(ends) > 1 else ends[0]
     settings.bos_token_id, settings.pad_token_id = tokenizer.bos_token_id, tokenizer.pad_token_id
     model.config.eos_token_id, model.config.bos_token_id = tokenizer.eos_token_id, tokenizer.bos_token_id
     model.config.pad_token_id = tokenizer.pad_token_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 import transformers
 
+from lemma.cli import main
 from lemma.core.errors import UserError
 from lemma.models.gguf_file import read_header
 from lemma.models.load import build_policy, load_for_inference, load_policy, load_tokenizer, resolve
@@ -19,6 +21,7 @@ from lemma.models.memory import Shape
 from lemma.models.options import LoraOptions, ModelOptions
 from tests.models.gguf_made_here import SIZES, made_model, write_gguf
 from tests.models.small import CPU
+from tests.training.sft_world import World
 
 IDS = torch.arange(5, 65)[None]
 
@@ -130,6 +133,22 @@ def test_the_shape_is_told_without_loading(file: Path, model: Any) -> None:
     shape = Shape.of_config(read_header(file).config())
     assert shape == Shape.of_config(model.config.to_dict())
     assert shape.parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_a_run_trains_it_and_writes_a_plain_folder(file: Path, tmp_path: Path) -> None:
+    world = World(tmp_path)
+    recipe = world.recipe({"steps": 1}, path=str(file))
+    assert world.train(recipe) == 0
+    final = world.final()
+    assert json.loads((final / "config.json").read_text())["model_type"] == "llama"
+    trained = transformers.AutoModelForCausalLM.from_pretrained(final, dtype=torch.float32)
+    assert not torch.equal(logits(trained), logits(load_for_inference(str(file), "cpu")[0]))
+    assert load_tokenizer(str(final)).encode("12 + 3") == load_tokenizer(str(file)).encode("12 + 3")
+
+
+def test_it_speaks(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(file), "12 + 3?", "--max-tokens", "4", "--device", "cpu"]) == 0
+    assert "transformers engine" not in capsys.readouterr().err
 
 
 # --- what is wrong ---------------------------------------------------------------------------------------------------

@@ -5,11 +5,44 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lemma.models.load import load_tokenizer
+
 REAL = Path(sys.prefix) / "real"
 SEPARATOR = "\n__ggml_vocab_test__\n"
+VOCABULARIES = (
+    "command-r",
+    "deepseek-coder",
+    "deepseek-llm",
+    "falcon",
+    "gpt-2",
+    "llama-bpe",
+    "llama-spm",
+    "mpt",
+    "phi-3",
+    "qwen2",
+    "refact",
+    "starcoder",
+)
+# A vocabulary and the name of a chat template: None for the one in its own file, empty for none.
+SPEAKERS: tuple[tuple[str, str | None], ...] = (
+    ("smollm2", None),
+    ("smollm2", ""),
+    ("qwen2", None),
+    ("qwen2", "Qwen-Qwen2.5-7B-Instruct"),
+    ("llama-bpe", ""),
+    ("llama-bpe", "meta-llama-Llama-3.1-8B-Instruct"),
+    ("llama-bpe", "meta-llama-Llama-3.2-3B-Instruct"),
+    ("phi-3", ""),
+    ("phi-3", "microsoft-Phi-3.5-mini-instruct"),
+    ("deepseek-llm", ""),
+    ("deepseek-llm", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B"),
+    ("gpt-2", ""),
+    ("llama-spm", ""),
+)
 
 
 @dataclass(frozen=True)
@@ -19,6 +52,15 @@ class Vocabulary:
     name: str
     gguf: Path
     samples: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """A tokenizer of a real model, with the chat template that it is tried with."""
+
+    name: str
+    gguf: Path
+    tokenizer: Any
 
 
 @pytest.fixture(scope="session")
@@ -51,3 +93,22 @@ def read_vocabulary(gguf: Path) -> Vocabulary:
     lines = Path(f"{gguf}.out").read_text(encoding="utf-8").split("\n")
     ids = [tuple(int(number) for number in line.split()) for line in lines]
     return Vocabulary(gguf.stem, gguf, tuple(zip(texts, ids[: len(texts)], strict=True)))
+
+
+@pytest.fixture(scope="session", params=VOCABULARIES)
+def vocabulary(request: pytest.FixtureRequest, real: Path) -> Vocabulary:
+    """Each published vocabulary in turn."""
+    return read_vocabulary(real / "vocabularies" / f"{request.param}.gguf")
+
+
+@pytest.fixture(scope="session", params=SPEAKERS, ids=[" ".join(filter(None, pair)) for pair in SPEAKERS])
+def speaker(request: pytest.FixtureRequest, real: Path, templates: dict[str, str]) -> Speaker:
+    """Tokenizers as models have them: each vocabulary alone, and with a chat template made for it."""
+    name, template = request.param
+    file = real / "smollm2.gguf" if name == "smollm2" else real / "vocabularies" / f"{name}.gguf"
+    tokenizer = load_tokenizer(str(file))
+    if template == "":
+        tokenizer.chat_template = None
+    elif template is not None:
+        tokenizer.chat_template = templates[template]
+    return Speaker(name, file, tokenizer)
