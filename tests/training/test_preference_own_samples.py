@@ -6,80 +6,65 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 import yaml
 
-from lemma.data.arithmetic import generate
-from lemma.data.options import ArithmeticOptions
+from lemma.core.types import Message, Problem
 from lemma.engines import make_engine
 from lemma.engines.base import Sampling
 from lemma.engines.options import NativeOptions
 from lemma.formats.encode import encode_prompt
-from lemma.formats.r1_zero import R1Zero
+from lemma.formats.question_only import QuestionOnly
 from lemma.models.load import load_policy
 from lemma.recipe import load_recipe
 from lemma.rewards import make_reward
 from lemma.rollouts import Ask, Journal, Judge, Sample, collect
 from lemma.training.run import train
+from tests.algorithms import toy
 from tests.training.preference_world import RECIPES
 
-RECIPE = """
-run: {{dir: {folder}, seed: 1, threads: 1, device: cpu, tensorboard: false}}
-model: {{path: {model}, tiny: {{hidden: 64, layers: 2, feed_forward: 128, context: 96}}}}
-format: {{name: r1_zero, preamble: false}}
-stages:
-"""
-SFT = """
-  sft:
-    steps: 300
-    data: {arithmetic: {count: 4000, operations: 2, largest: 10, style: stepwise}}
-    optim: {lr: 5e-3, schedule: linear, warmup: 20}
-"""
-DPO = """
-  dpo:
-    kind: preference
-    algorithm: {{name: dpo, nll: 1.0}}
-    data: {{source: "journal:{journal}", cache: {cache}}}
-    journal: {{per_group: 2}}
-    epochs: 2
-    optim: {{lr: 1e-4, schedule: linear, warmup: 2}}
-"""
-FORMAT = R1Zero(preamble=False)
-PROBLEMS = ArithmeticOptions(operations=2, largest=10)
+FORMAT = QuestionOnly()
 
 
-def finished(folder: Path, name: str, recipe: str) -> Path:
-    path = folder / f"{name}.yaml"
-    path.write_text(recipe)
-    assert train(load_recipe(path), sink=lambda event: None) == 0
-    return folder / name / "stages" / name / "final"
-
-
-def samples(model: Path, split: str, count: int, journal: Journal | None = None) -> list[Sample]:
-    """Four graded samples for each of some problems."""
+def samples(model: Path, seed: int, journal: Journal | None = None) -> list[Sample]:
+    """Graded samples, 32 for each question of the toy task."""
     policy = load_policy(str(model), "cpu")
-    judge = Judge(FORMAT, [make_reward("accuracy")], policy.tokenizer)
+    FORMAT.install(policy.tokenizer)
+    judge = Judge(FORMAT, [make_reward(toy.REWARD)], policy.tokenizer)
+    problems = [Problem((Message("user", asked),), (gold,)) for asked, gold in toy.QUESTIONS.items()]
     asks = [
-        Ask((split, number), item.problem, encode_prompt(FORMAT, item.problem, policy.tokenizer), 4)
-        for number, item in enumerate(generate(PROBLEMS, split, count=count))
+        Ask(("own", number), problem, encode_prompt(FORMAT, problem, policy.tokenizer), 32)
+        for number, problem in enumerate(problems)
     ]
-    engine = make_engine(NativeOptions(), policy, 0)
-    found = list(collect(engine, asks, Sampling(max_tokens=40, stop=FORMAT.stop), judge, journal=journal))
+    engine = make_engine(NativeOptions(), policy, seed)
+    found = list(collect(engine, asks, Sampling(max_tokens=toy.MAX_TOKENS), judge, journal=journal))
     engine.close()
     return found
 
 
-@pytest.mark.slow
+def share_right(model: Path) -> float:
+    return float(np.mean([sample.reward for sample in samples(model, seed=1)]))
+
+
 def test_dpo_on_its_own_samples_makes_a_model_better(tmp_path: Path) -> None:
-    start = finished(tmp_path, "sft", RECIPE.format(folder=tmp_path / "sft", model="tiny") + SFT)
+    """From chance to nearly all. Over ten seeds the worst ended at 0.99; with the sign of the loss turned, at 0.09."""
+    start = toy.base_model(tmp_path)
     journal = Journal(tmp_path / "journal.jsonl")
-    samples(start, "validation", 1000, journal)
+    samples(start, seed=0, journal=journal)
     journal.close()
-    recipe = RECIPE.format(folder=tmp_path / "dpo", model=start)
-    end = finished(tmp_path, "dpo", recipe + DPO.format(journal=journal.path, cache=tmp_path / "cache"))
-    before, after = (np.mean([one.right for one in samples(model, "test", 300)]) for model in (start, end))
-    assert 0.4 < before < 0.9, "neither hopeless nor perfect"
-    assert after > before + 0.02, (before, after)
+    (tmp_path / "dpo").mkdir()
+    world = toy.Toy(tmp_path / "dpo", start)
+    stage = {
+        "kind": "preference",
+        "algorithm": {"name": "dpo", "nll": 0.1},
+        "data": {"source": f"journal:{journal.path}", "cache": str(tmp_path / "cache")},
+        "journal": {"per_group": 8},
+        "epochs": 30,
+        "optim": {"lr": 5e-3, "schedule": "linear"},
+        "checkpoint": {"every": 0},
+    }
+    world.train(stage)
+    assert 0.15 < share_right(start) < 0.35
+    assert share_right(world.final) > 0.9
 
 
 def test_only_samples_of_the_stages_before_are_learnt_from(tmp_path: Path) -> None:
