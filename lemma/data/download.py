@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +15,8 @@ from lemma.data.sources import ALIASES, HubName
 Kind = Literal["model", "dataset"]
 LARGE = 8 << 20
 """Files of at least so many bytes are fetched in parts."""
+SHOWN = 20
+"""So many names of files are told."""
 PARTS = Path(".cache") / "lemma"
 FOLDERS: dict[Kind, str] = {"model": "model", "dataset": "data"}
 
@@ -22,8 +26,10 @@ def default_folder(kind: Kind, name: str) -> Path:
     return Path(FOLDERS[kind]) / name
 
 
-def download(kind: Kind, name: str, to: Path | None = None, revision: str | None = None) -> Path:
-    """Fetch a whole repository at one commit; files that are there already are not fetched again."""
+def download(
+    kind: Kind, name: str, to: Path | None = None, revision: str | None = None, only: str | None = None
+) -> Path:
+    """Fetch a repository at one commit, or the files of it that a pattern names; what is there is not fetched again."""
     import httpx
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -33,11 +39,12 @@ def download(kind: Kind, name: str, to: Path | None = None, revision: str | None
     try:
         # Without this question first, an unreachable hub would pass for a finished download where a folder exists.
         info = HfApi().repo_info(repository, repo_type=kind, revision=revision, files_metadata=True)
-        _fetch_large(kind, repository, info, folder)
-        snapshot_download(repository, repo_type=kind, revision=info.sha, local_dir=folder)
+        wanted = _wanted(info, repository, only)
+        _fetch_large(kind, repository, info.sha, wanted, folder)
+        snapshot_download(repository, repo_type=kind, revision=info.sha, local_dir=folder, allow_patterns=only)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, httpx.TransportError, ConnectionError) as error:
         raise _sentence(kind, repository, revision, error) from error
-    missing = [one.rfilename for one in info.siblings or [] if not _is_whole(folder / one.rfilename, one.size)]
+    missing = [one.rfilename for one in wanted if not _is_whole(folder / one.rfilename, one.size)]
     if missing:
         raise UserError(
             f"the download of '{repository}' ended without {missing[0]}", fix="give the same command again to go on"
@@ -46,7 +53,18 @@ def download(kind: Kind, name: str, to: Path | None = None, revision: str | None
     return folder
 
 
-def _fetch_large(kind: Kind, repository: str, info: Any, folder: Path) -> None:
+def _wanted(info: Any, repository: str, only: str | None) -> list[Any]:
+    """The files of a repository that are fetched."""
+    files = list(info.siblings or [])
+    wanted = [one for one in files if only is None or fnmatchcase(one.rfilename, only)]
+    if files and not wanted:
+        names = sorted(one.rfilename for one in files)
+        more = ", ..." if len(names) > SHOWN else ""
+        raise UserError(f"no file of '{repository}' is called '{only}'", fix=f"it has {', '.join(names[:SHOWN])}{more}")
+    return wanted
+
+
+def _fetch_large(kind: Kind, repository: str, commit: str, files: Sequence[Any], folder: Path) -> None:
     """Fetch large files into parts that a later run goes on with; the client itself would begin each file again.
 
     What arrives is not trusted here: the client compares the digest of every large file that it finds in the folder.
@@ -55,14 +73,14 @@ def _fetch_large(kind: Kind, repository: str, info: Any, folder: Path) -> None:
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
 
-    for one in info.siblings or []:
+    for one in files:
         path = folder / one.rfilename
         if one.lfs is None or path.exists() or not LARGE <= one.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
             continue
         part = folder / PARTS / one.lfs.sha256
         part.parent.mkdir(parents=True, exist_ok=True)
         with open(part, "ab") as handle:
-            url = hf_hub_url(repository, one.rfilename, repo_type=kind, revision=info.sha)
+            url = hf_hub_url(repository, one.rfilename, repo_type=kind, revision=commit)
             http_get(
                 url,
                 handle,

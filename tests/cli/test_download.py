@@ -65,6 +65,15 @@ def test_a_dataset_by_its_short_name_into_a_folder_of_ones_own(hub, tmp_path):
     assert (tmp_path / "here" / "main" / "train-00000-of-00001.parquet").read_bytes() == b"PAR1"
 
 
+def test_one_file_of_many(hub, tmp_path):
+    done = lemma(tmp_path, hub.url, "download", "model", "someone/small", "--only", "*.safetensors")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "someone/small: 1 files, 0.1 MB in model/someone/small"
+    none = lemma(tmp_path, hub.url, "download", "model", "someone/small", "--only", "*.gguf")
+    assert none.returncode == 2
+    assert "no file of 'someone/small' is called '*.gguf'; it has config.json, weights/model.safetensors" in none.stderr
+
+
 def test_a_killed_download_goes_on_where_it_stopped(hub, tmp_path):
     hub.stop_after = 15 * MEGABYTE
     command = [sys.executable, "-m", "lemma", "download", "model", "someone/big"]
