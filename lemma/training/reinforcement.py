@@ -99,7 +99,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
                 | {"mismatch/rounding": policy.findings.rounding}
             )
             algorithm.observe(values, memory)
-            check_engine(stage, policy, engine, reports)
+            check_engine(stage, policy, engine, reports, sampling.temperature)
             is_best = benchmarks.after(step, total)
             held_by = diagnosis.look(step, values | memory.numbers, stage.clock.spent)
             if stage.is_due(options.log_every, step, total):
@@ -345,13 +345,15 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def check_engine(stage: Stage, policy: Policy, engine: Engine, reports: Sequence[StepReport]) -> None:
+def check_engine(
+    stage: Stage, policy: Policy, engine: Engine, reports: Sequence[StepReport], temperature: float
+) -> None:
     """What the engine said about its tokens against what the learner found before it changed anything."""
     metrics = reports[0].metrics if reports else {}
     if "mismatch/mean" in metrics:
         found = Mismatch(metrics["mismatch/mean"], metrics["mismatch/max"], reports[0].trained_tokens)
         precision = pick_precision(stage.model.precision, policy.device)
-        check_mismatch(found, precision, engine.name, policy.findings.rounding)
+        check_mismatch(found, precision, engine.name, policy.findings.rounding, temperature)
 
 
 def count_tokens(stage: Stage, reports: Sequence[StepReport], rollouts: Rollouts) -> None:

@@ -182,6 +182,13 @@ def test_a_model_that_rounds_more_may_differ_more() -> None:
     assert (warning_mean(0.001), warning_mean(0.05)) == (0.03, 0.1)
 
 
+def test_a_low_temperature_multiplies_the_rounding_of_a_token() -> None:
+    check_mismatch(Mismatch(1e-6, 3.9e-4, 5), "fp32", temperature=0.25)
+    for temperature in (0.3, 1.0, 4.0):
+        with pytest.raises(UserError, match=r"differ by 0\.00039 at most"):
+            check_mismatch(Mismatch(1e-6, 3.9e-4, 5), "fp32", temperature=temperature)
+
+
 def test_the_mismatch_of_the_engine_itself_is_rounding_and_of_other_weights_it_stops() -> None:
     policy = small_policy()
     requests = requests_of(random_prompts(4), FREE)
