@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -50,7 +52,12 @@ def test_graphs_say_what_the_learner_says(kind: str) -> None:
     prompts = [np.arange(5, 25) * 7 % 320, np.arange(1, 4), np.arange(9, 90)]
     requests = requests_of(prompts, Sampling(max_tokens=20, ignore_eos=True), n=2)
     engine = NativeEngine(policy, cache_tokens=4096, max_sequences=8, prefill_tokens=24)
-    found = generate(engine, requests)
-    assert engine.runner.captures
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = generate(engine, requests)
+    # In float32 the experts of mixtures are counted on the host.
+    graphless = [str(one.message) for one in said if "cannot be decoded through CUDA graphs" in str(one.message)]
+    assert bool(engine.runner.captures) != bool(graphless)
+    assert not graphless or "moe" in kind or kind == "mixtral"
     assert worst_difference(policy, requests, found) < 1e-3
     engine.close()

@@ -14,8 +14,8 @@ from lemma.training.run import train
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 NAMES = ("luffy_sft", "math_sft", "openmath_sft")
-OWN = {"arithmetic_63m", "demo"}
-"""Recipes on the built-in problems, which follow no other system."""
+OWN = {"arithmetic_63m", "demo", "smollm2_gsm8k"}
+"""Recipes of our own, which follow no other system."""
 
 
 def test_every_published_recipe_has_a_twin() -> None:

@@ -39,18 +39,18 @@ def _fault(policy: Policy) -> str | None:
 
 def _drawn(policy: Policy) -> Comparison:
     """Tokens that the engine draws in float32, and other ones as it is; what the model says about both."""
-    mine, exact, own = _against_own(policy)
+    requests = _requests(policy)
+    mine, exact, own = _against_own(policy, requests)
     if not policy.is_narrow:
         return Comparison(exact, own, mine, mine)
     with widened(policy):
-        wide, wide_exact, _ = _against_own(policy)
+        wide, wide_exact, _ = _against_own(policy, requests)
     # Both draw as many tokens, though not the same ones: what is compared is the distance from the exact numbers.
     return Comparison(exact, own, exact + (wide - wide_exact), mine)
 
 
-def _against_own(policy: Policy) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _against_own(policy: Policy, requests: list[Request]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Log-probabilities of what the engine draws: its own words, and the model's in float32 and as it is."""
-    requests = _requests(policy)
     sides: list[list[torch.Tensor]] = [[], [], []]
     for request, completion in zip(requests, _complete(policy, requests), strict=True):
         sides[0].append(torch.from_numpy(completion.logprobs).double())
@@ -66,7 +66,9 @@ def _requests(policy: Policy) -> list[Request]:
     new = max(1, min(NEW_TOKENS, policy.context // 4))
     prompt = probe_ids(policy, max(1, min(PROMPTS[0], policy.context - new))).cpu().numpy()
     sampling = Sampling(max_tokens=new, ignore_eos=True)
-    return [Request(("probe", i), prompt[:count], sampling) for i, count in enumerate(PROMPTS)]
+    # Where nothing is rounded a few tokens tell as much as many.
+    lengths = PROMPTS if policy.is_narrow else PROMPTS[::3]
+    return [Request(("probe", i), prompt[:count], sampling) for i, count in enumerate(lengths)]
 
 
 def _complete(policy: Policy, requests: list[Request]) -> list[Completion]:

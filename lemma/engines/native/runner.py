@@ -7,6 +7,7 @@ Shapes: B rows, M blocks of the longest row, K steps of a burst.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lemma.core.errors import LemmaWarning
 from lemma.engines.native.attention import Cache, DecodeContext, PrefillContext
 from lemma.engines.native.noise import split_key
 from lemma.engines.native.sampler import draw, draw_cut, inverse_temperature, is_plain
@@ -267,7 +269,9 @@ class Runner:
         size = len(batch.ids_B)
         name = size if plain else -size
         if name not in self._graphs:
-            self._capture(name, batch, plain)
+            self._try_to_capture(name, batch, plain)
+        if not self.use_graphs:
+            return self._compute(batch, plain)
         self._graphs[name].replay()
         return self._logits.get(name, self._nothing)
 
@@ -289,9 +293,25 @@ class Runner:
             batch.step.add_(1)
         return logits_BV
 
-    def _capture(self, name: int, batch: Batch, plain: bool) -> None:
-        """Record a step as a graph. Running it to warm up moves the batch on, so the batch is put back afterwards."""
+    def _try_to_capture(self, name: int, batch: Batch, plain: bool) -> None:
+        """Capture, or do without graphs from now on: some layers ask the device how much there is to do (a mixture's
+        experts in float32), which no graph can hold."""
         before = [x.clone() for x in (batch.ids_B, batch.positions_B, batch.step)]
+        try:
+            self._capture(name, batch, plain, before)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            first = (str(error).strip().splitlines() or [""])[0]
+            kind = type(self.policy.causal).__name__
+            message = f"{kind} cannot be decoded through CUDA graphs ({first}); the engine does without, and is slower"
+            warnings.warn(message, LemmaWarning, stacklevel=2)
+            self.use_graphs = False
+            self.forget_graphs()
+            self._restore(batch, before)
+
+    def _capture(self, name: int, batch: Batch, plain: bool, before: list[torch.Tensor]) -> None:
+        """Record a step as a graph. Running it to warm up moves the batch on, so the batch is put back afterwards."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
