@@ -53,7 +53,7 @@ def stages_of(method: str, steps: int, lr: float, data: Path) -> dict[str, Any]:
     """The stages of a method; SFT, then RL gives half of the steps to each."""
     source = {"source": str(data / "gsm8k" / "train.jsonl")}
     optim = {"lr": lr, "warmup": 5}
-    own: dict[str, Any] = {"name": "luffy", "group_size": GROUP, "scale": "none", "entropy": 0.001}
+    own: dict[str, Any] = {"name": "luffy", "group_size": GROUP, "scale": "none", "entropy": 0.0}
     differences: dict[str, dict[str, Any]] = {
         "on_policy": {"prefix": {"samples": 0}},
         "sft_then_rl": {"prefix": {"samples": 0}},

@@ -121,6 +121,19 @@ def _entropy(seen: Seen) -> str | None:
     )
 
 
+def _noise(seen: Seen) -> str | None:
+    """A policy on its way to noise. The optimiser scales whatever gradient there is to full steps: where rewards do not
+    vary, a bonus for entropy is all there is."""
+    now = seen("entropy/sampled")
+    if seen.first_entropy is None or now <= max(2.0 * seen.first_entropy, seen.first_entropy + 2.0):
+        return None
+    bonus = getattr(seen.options.algorithm, "entropy", 0.0)
+    return (
+        f"the entropy rose from {seen.first_entropy:.2g} to {now:.2g}: the policy forgets its language; "
+        f"{'lower `algorithm.entropy`, or ' if bonus else ''}lower `optim.lr`"
+    )
+
+
 def _kl(seen: Seen) -> str | None:
     """The KL of a token; as a part of the reward it is known of whole samples."""
     found = seen("kl", seen("kl_seen") / max(seen("length/mean"), 1.0))
@@ -194,6 +207,7 @@ CHECKS: dict[str, Callable[[Seen], str | None]] = {
     "format": _format,
     "missing groups": _missing,
     "entropy": _entropy,
+    "noise": _noise,
     "kl": _kl,
     "moved": _moved,
     "ratio": _ratio,

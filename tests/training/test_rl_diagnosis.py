@@ -58,6 +58,7 @@ DESERVED: dict[str, list[tuple[dict[str, float], str]]] = {
     "format": [({"format": 0.0}, "almost never met")],
     "missing groups": [({"missing_groups": 3.0, "rounds": 6.0}, "3 of 32 groups are missing after 6 rounds")],
     "entropy": [({"entropy/sampled": 0.05}, "fell from 1 to 0.05")],
+    "noise": [({"entropy/sampled": 3.1}, "rose from 1 to 3.1")],
     "kl": [({"kl": 4.0}, "4 nats a token"), ({"kl_seen": 60.0}, "3 nats a token")],
     "moved": [({"kl/old": 0.8}, "0.8 nats a token from the one that sampled its batch")],
     "ratio": [({"ratio/max": 1e4}, "largest ratio is 1e+04")],
