@@ -30,6 +30,13 @@ _SCALARS = [
 ]
 
 
+# A recipe is written by hand. Beyond these limits it is a mistake, or an attempt to fill the memory through aliases.
+MOST_BYTES = 1 << 20
+MOST_VALUES = 20_000
+DEEPEST = 64
+TOO_DEEP, FLATTER = f"values are nested more than {DEEPEST} deep", "write them flatter"
+
+
 class _Loader(yaml.SafeLoader):
     """Knows the scalars above and no others."""
 
@@ -100,6 +107,8 @@ def _read_text(path: Path, what: str) -> str:
         raise UserError(f"there is no {what} {path}", fix=_neighbour(path))
     if path.suffix.lower() not in (".yaml", ".yml"):
         raise UserError(f"a {what} is a YAML file, and {path} is not", fix="name a file that ends in .yaml or .yml")
+    if path.is_file() and path.stat().st_size > MOST_BYTES:
+        raise UserError(f"a {what} has at most {MOST_BYTES:,} bytes, and {path} has more", fix="check the path")
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -152,12 +161,15 @@ class _Builder:
         self.file = file
         self.places: dict[KeyPath, Place] = {}
         self._open: list[yaml.Node] = []
+        self._count = 0
 
     def build(self, text: str) -> Any:
         try:
             node = yaml.compose(text, Loader=_Loader)
         except yaml.MarkedYAMLError as error:
             raise _broken(self.file, text, error) from None
+        except RecursionError:
+            raise UserError(TOO_DEEP, file=self.file, fix=FLATTER) from None
         except yaml.reader.ReaderError as error:
             line = text[: error.position].count("\n") + 1
             raise UserError(
@@ -171,6 +183,12 @@ class _Builder:
     def _value(self, node: yaml.Node, path: KeyPath) -> Any:
         if any(node is other for other in self._open):
             raise self._error(node, "this value contains itself", "write it out without the *alias")
+        self._count += 1
+        if len(self._open) > DEEPEST:
+            raise self._error(node, TOO_DEEP, FLATTER)
+        if self._count > MOST_VALUES:
+            raise self._error(node, f"there are more than {MOST_VALUES:,} values, aliases counted as often as they are "
+                              "used", "write fewer")  # fmt: skip
         self.places.setdefault(path, Place(self.file, node.start_mark.line + 1))
         self._open.append(node)
         try:
@@ -200,8 +218,9 @@ class _Builder:
                     key_node, f"'{where}' is written twice, first on line {lines[key]}", "keep one of the two"
                 )
             lines[key] = key_node.start_mark.line + 1
-            for old in [p for p in self.places if p[: len(path) + 1] == (*path, key)]:
-                del self.places[old]
+            if key in merged:
+                for old in [p for p in self.places if p[: len(path) + 1] == (*path, key)]:
+                    del self.places[old]
             self.places[(*path, key)] = Place(self.file, lines[key])
             result[key] = self._value(value_node, (*path, key))
         return merged | result
