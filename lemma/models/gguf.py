@@ -43,6 +43,9 @@ ROPE_FACTORS = "rope_freqs.weight"
 NOT_WEIGHTS = (ROPE_FACTORS, "attn_rot_embd.weight")
 # How Llama 3.1 and its successors scale rotations: all but the factor is the same for all of them.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+# The largest Gemmas scale attention by their width over their heads, the others by the size of a head. No file says so;
+# llama.cpp tells them by their layers too.
+LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
 
 
 def load_tokenizer(file: Path) -> Any:
@@ -115,6 +118,15 @@ def _config(header: Header) -> Any:
             setattr(config, theirs, value)
     if "blk.0.attn_q.bias" in header.tensors and hasattr(config, "attention_bias"):
         config.attention_bias = True
+    if header.architecture in LARGEST_GEMMAS:
+        is_largest = config.num_hidden_layers == LARGEST_GEMMAS[header.architecture]
+        heads = config.num_attention_heads
+        config.query_pre_attn_scalar = config.hidden_size // heads if is_largest else config.head_dim
+    theta = header.about("rope.freq_base")
+    if theta and "rope.freq_base" not in row and getattr(config, "rope_parameters", None):
+        config.rope_parameters = {**config.rope_parameters, "rope_theta": float(theta)}
+    if kind is not None:
+        _check_rotated(config, header)
     _scale_rotations(config, header)
     return config
 
@@ -124,6 +136,14 @@ def _unknown_kind(header: Header) -> UserError:
         f"{header.path} holds a model of the kind '{header.architecture}', which cannot be read from GGUF",
         fix="take its folder in the Hugging Face format",
     )
+
+
+def _check_rotated(config: Any, header: Header) -> None:
+    """Refuse heads of which another part is rotated than the configuration says."""
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rotated = header.about("rope.dimension_count", size)
+    if rotated != int(size * config.rope_parameters.get("partial_rotary_factor", 1.0)):
+        raise _unknown_rotation(header, f"{rotated} of the {size} numbers of a head")
 
 
 def _scale_rotations(config: Any, header: Header) -> None:
@@ -138,7 +158,10 @@ def _scale_rotations(config: Any, header: Header) -> None:
         scaled = {"rope_type": kind, "factor": float(factor)}
         if kind == "yarn":
             scaled["original_max_position_embeddings"] = header.about("rope.scaling.original_context_length")
-        config.rope_parameters = {**config.rope_parameters, **scaled}
+        # Where each kind of layer has rotations of its own (Gemma 3), those of full attention are scaled.
+        full = config.rope_parameters.get("full_attention")
+        changed = scaled if full is None else {"full_attention": {**full, **scaled}}
+        config.rope_parameters = {**config.rope_parameters, **changed}
     else:
         raise _unknown_rotation(header, str(kind))
 

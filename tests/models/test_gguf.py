@@ -15,7 +15,8 @@ import transformers
 
 from lemma.cli import main
 from lemma.core.errors import UserError
-from lemma.models.gguf_file import read_header
+from lemma.models import gguf
+from lemma.models.gguf_file import Header, read_header
 from lemma.models.load import build_policy, load_for_inference, load_policy, load_tokenizer, resolve
 from lemma.models.memory import Shape
 from lemma.models.options import LoraOptions, ModelOptions
@@ -127,6 +128,44 @@ def test_scaled_rotations_of_llama_3_are_told_by_their_factors(tmp_path: Path) -
     assert torch.allclose(logits(loaded), logits(model), atol=1e-5)
     wrong = write_gguf(tmp_path / "wrong.gguf", model, extra={"rope_freqs.weight": factors[::-1]})
     assert "scales its rotary positions" in refusal(wrong)
+
+
+def config_of(architecture: str, layers: int = 4, **about: Any) -> Any:
+    """The configuration from a file's metadata, as of a model 64 wide with 4 heads."""
+    shape = {"block_count": layers, "embedding_length": 64, "feed_forward_length": 96, "context_length": 256,
+             "attention.head_count": 4, "attention.head_count_kv": 2, "rope.freq_base": 7e4}  # fmt: skip
+    named = {name.replace("__", "."): value for name, value in about.items()}
+    metadata = {f"{architecture}.{name}": value for name, value in (shape | named).items()}
+    header = Header(
+        Path("m.gguf"),
+        {"general.architecture": architecture, "tokenizer.ggml.tokens": ["a"] * 9, **metadata},
+        {"blk.0.attn_q.weight": ((64, 64), 0, 0)},
+    )
+    return gguf._config(header)
+
+
+def test_scaled_rotations_of_gemma_3_are_those_of_full_attention() -> None:
+    config = config_of("gemma3", 6, attention__key_length=32, rope__scaling__type="linear", rope__scaling__factor=8.0)
+    rotations = transformers.models.gemma3.modeling_gemma3.Gemma3RotaryEmbedding(config)
+    plain = 1 / 7e4 ** (torch.arange(0, 32, 2) / 32)
+    assert torch.allclose(rotations.full_attention_inv_freq, plain / 8)
+    assert torch.allclose(rotations.sliding_attention_inv_freq, 1 / 1e4 ** (torch.arange(0, 32, 2) / 32))
+
+
+@pytest.mark.parametrize(("architecture", "largest"), [("gemma2", 46), ("gemma3", 62)])
+def test_the_largest_gemmas_scale_attention_by_their_width(architecture: str, largest: int) -> None:
+    assert config_of(architecture, attention__key_length=32).query_pre_attn_scalar == 32
+    assert config_of(architecture, largest, attention__key_length=32).query_pre_attn_scalar == 16
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "phi3", "gemma2", "starcoder2"])
+def test_every_kind_takes_the_base_of_its_rotations_from_the_file(architecture: str) -> None:
+    assert config_of(architecture, attention__key_length=16).rope_parameters["rope_theta"] == 7e4
+
+
+def test_heads_that_are_rotated_in_part_are_refused() -> None:
+    with pytest.raises(UserError, match="12 of the 16 numbers of a head"):
+        config_of("phi3", rope__dimension_count=12)
 
 
 def test_the_shape_is_told_without_loading(file: Path, model: Any) -> None:
