@@ -9,6 +9,7 @@ model's own are: that finds a kernel that loses precision.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,10 +95,8 @@ def compare(
 ) -> Comparison:
     """Compare at the last places of some sequences (all of them, unless `last` says how many); `compute` gives Lemma's
     log-probability of each candidate, (M, K), from the candidates."""
-    sides = [plain_logits(policy, ids) for ids in texts]
-    exact, own = (
-        torch.cat([side[which][-last if last else 0 :].double().log_softmax(-1) for side in sides]) for which in (0, 1)
-    )
+    sides = [plain_logits(policy, ids, last) for ids in texts]
+    exact, own = (torch.cat([side[which].double().log_softmax(-1) for side in sides]) for which in (0, 1))
     best = exact.topk(min(CANDIDATES, exact.shape[-1]), dim=-1).indices
     mine = wide = compute(best).double()
     if policy.is_narrow:
@@ -261,6 +260,9 @@ def widened(policy: Policy) -> Iterator[None]:
             module.compute_dtype = dtype
         for handle in handles:
             handle.remove()
+        # Torch calls no hook where a layer is interrupted from the keyboard.
+        for parameter, data in kept.items():
+            parameter.data = data
 
 
 def _units(model: nn.Module) -> list[nn.Module]:
@@ -273,11 +275,20 @@ def _units(model: nn.Module) -> list[nn.Module]:
     return layers + around
 
 
-def plain_logits(policy: Policy, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The model's own logits of one sequence: in float32, and as it is."""
+def plain_logits(policy: Policy, ids: torch.Tensor, last: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The model's own logits at the last places of one sequence (all of them, unless `last` says how many): in float32,
+    and as it is."""
+    takes_last = last is not None and "logits_to_keep" in inspect.signature(policy.causal.forward).parameters
+    # Of all places of a long sequence, the logits of a large vocabulary would need more memory than the model.
+    fewer = {"logits_to_keep": last} if takes_last else {}
+
+    def logits() -> torch.Tensor:
+        found = policy.causal(input_ids=ids[None], use_cache=False, **fewer).logits[0]
+        return found if last is None else found[-last:]
+
     with as_it_came(policy):
-        own = policy.causal(input_ids=ids[None], use_cache=False).logits[0]
+        own = logits()
         if not policy.is_narrow:
             return own, own
         with widened(policy):
-            return policy.causal(input_ids=ids[None], use_cache=False).logits[0], own
+            return logits(), own

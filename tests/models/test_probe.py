@@ -1,0 +1,41 @@
+"""What a probe leaves behind, and what it needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from lemma.models.policy import Policy
+from lemma.models.probe import TOKENS, widened
+from tests.engines.small_policies import small_policy
+from tests.models.test_strange import WINDOW, policy
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("part", ["layers.1.mlp", "embed_tokens"])
+def test_weights_are_narrow_again_whatever_ends_a_probe(error: type[BaseException], part: str) -> None:
+    mine = small_policy(dtype=torch.bfloat16)
+    before = {name: (p.data_ptr(), p.dtype) for name, p in mine.module.named_parameters()}
+
+    def fail(*_: Any) -> None:
+        assert any(p.dtype == torch.float32 for p in mine.module.parameters())
+        raise error
+
+    mine.backbone.get_submodule(part).register_forward_hook(fail)
+    with pytest.raises(error), torch.no_grad(), widened(mine):
+        mine.causal(input_ids=torch.arange(5)[None])
+    assert {name: (p.data_ptr(), p.dtype) for name, p in mine.module.named_parameters()} == before
+    assert mine.dtype == torch.bfloat16
+
+
+def test_beyond_a_window_only_the_last_logits_are_computed() -> None:
+    """4,096 places of a vocabulary of 256,000 would be 4 GB."""
+    mine: Policy = policy("gemma3_text", sliding_window=WINDOW)
+    seen: list[tuple[int, int]] = []
+    mine.backbone.register_forward_hook(lambda module, args, out: seen.append((0, out.last_hidden_state.shape[1])))
+    mine.head.register_forward_hook(lambda module, args, out: seen.append((1, out.shape[1])))
+    mine.probe()
+    assert max(length for kind, length in seen if kind == 0) > WINDOW
+    assert 0 < max(length for kind, length in seen if kind == 1) <= TOKENS
