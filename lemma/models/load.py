@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
+from lemma.config.document import read as read_document
 from lemma.core.errors import UserError, nearest
 from lemma.core.random import key
 from lemma.models.attention import NAME
@@ -24,6 +25,8 @@ from lemma.models.policy import Policy
 transformers_logging.disable_progress_bar()  # a run has a bar of its own
 
 TINY = "tiny"
+# Fewer tokens than the digits: transformers makes a tokenizer without a vocabulary where a folder holds none.
+LEAST_TOKENS = 10
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -40,8 +43,8 @@ def pick_precision(wanted: Precision | None, device: torch.device) -> Precision:
 
 
 def resolve(path: str) -> str:
-    """What to load from: a run folder stands for the newest model it made, a folder for the GGUF file in it, anything
-    else for itself."""
+    """What to load from: a run folder stands for the model of the last stage that is finished, a folder for the GGUF
+    file in it, anything else for itself."""
     folder = Path(path).expanduser()
     if (folder / "recipe.yaml").is_file() and (folder / "stages").is_dir():
         done = [p for p in (folder / "stages").glob("*/final") if _model_in(p)]
@@ -49,7 +52,7 @@ def resolve(path: str) -> str:
             raise UserError(
                 f"the run {path} has no finished model yet", fix=f"finish it, or make one with `lemma export {path}`"
             )
-        folder = max(done, key=lambda p: p.stat().st_mtime)
+        folder = max(done, key=lambda p: (_place_in_run(folder, p.parent.name), p.stat().st_mtime))
     inner = _model_in(folder)
     if inner is not None:
         return str(inner)
@@ -62,6 +65,15 @@ def resolve(path: str) -> str:
         siblings = [p.name for p in folder.parent.glob("*")] if folder.parent.is_dir() else []
         raise UserError(f"there is no model folder {path}", fix=nearest(folder.name, siblings))
     return path
+
+
+def _place_in_run(folder: Path, stage: str) -> int:
+    """Where a stage stands in its recipe: copying a folder changes the times of its files, not their order."""
+    try:
+        stages = list(read_document(folder / "recipe.yaml").data.get("stages") or {})
+    except UserError:
+        return -1
+    return stages.index(stage) if stage in stages else -1
 
 
 def _model_in(folder: Path) -> Path | None:
@@ -99,6 +111,11 @@ def load_tokenizer(path: str, revision: str | None = None, trust_remote_code: bo
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    if len(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)) < LEAST_TOKENS:
+        raise UserError(
+            f"the tokenizer of {path} knows hardly a token: its files are missing",
+            fix="copy tokenizer.json and tokenizer_config.json beside the weights, or name a folder in model.tokenizer",
+        )
     return tokenizer
 
 
@@ -153,6 +170,7 @@ def _causal(
         model = _from_gguf(Path(folder), options, arguments, tokenizer)
     else:
         model = _from_pretrained(folder, options, arguments)
+    _check_vocabulary(source, model, tokenizer)
     if attention is None and getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
         model.set_attn_implementation("eager")  # what transformers picks by itself leaves the cap out
     return model if options.quantize else model.to(device)
@@ -263,6 +281,14 @@ def _check_weights(path: str, options: ModelOptions, found: Any) -> None:
         others = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         fix = "check model.override" if options.override else "fetch or export the model again"
         raise UserError(f"the weights of {path} do not fit its configuration: {name} {what}{others}", fix=fix)
+
+
+def _check_vocabulary(source: str, model: Any, tokenizer: Any) -> None:
+    """Refuse a tokenizer that writes tokens which the model has no embedding for."""
+    rows, tokens = model.get_input_embeddings().weight.shape[0], max(tokenizer.get_vocab().values()) + 1
+    if tokens > rows:
+        raise UserError(f"the tokenizer of {source} has {tokens} tokens, and the model knows {rows}",
+                        fix="take the tokenizer that the model was trained with")  # fmt: skip
 
 
 # Options of rotary positions, which newer configurations keep together.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,30 @@ def test_a_run_folder_stands_for_its_newest_model(llama: Path, tmp_path: Path) -
     model, tokenizer = load_for_inference(str(tmp_path), "cpu")
     torch.testing.assert_close(logits(model), plain(llama), rtol=1e-5, atol=1e-5)
     assert tokenizer.eos_token == "<eos>"
+
+
+def test_the_last_stage_of_the_recipe_counts_whatever_the_times_of_its_files(llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("stages: {warm: {steps: 1}, rl: {steps: 1}, never: {steps: 1}}\n")
+    for stage in ("rl", "warm"):  # the first stage is copied last
+        shutil.copytree(llama, tmp_path / "stages" / stage / "final")
+        os.utime(tmp_path / "stages" / stage / "final", (1, 1 + (stage == "warm")))
+    assert resolve(str(tmp_path)) == str(tmp_path / "stages" / "rl" / "final")
+
+
+def test_a_folder_without_tokenizer_files_is_refused(llama: Path, tmp_path: Path) -> None:
+    """transformers makes a tokenizer of no tokens there, to which every text is one unknown."""
+    folder = shutil.copytree(llama, tmp_path / "model")
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    assert "tokenizer" in refusal(folder)
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused(llama: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(llama))
+    tokenizer.add_tokens([f"more{i}" for i in range(200)])
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"has \d+ tokens, and the model knows 160"):
+        load(llama, tokenizer=str(tmp_path))
 
 
 def test_the_shape_of_the_built_in_model() -> None:
