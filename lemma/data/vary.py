@@ -34,6 +34,8 @@ ENOUGH = 10
 STEPS = 10_000
 """The most values that a number may take."""
 NEAR = 1e-6
+VARIED = re.compile(r"~\d+$")
+"""How the id of a varied problem ends."""
 TOO_LONG = re.compile(r"\d(?:,?\d){11}")
 """Numbers beyond what floating point tells apart."""
 
@@ -75,6 +77,11 @@ def vary(item: Item, count: int, seed: int) -> list[Demonstration]:
         if len(found) == count:
             break
     return list(found.values())
+
+
+def origin_of(problem_id: str) -> str:
+    """The id of the problem that one was made from, by its id alone; of any other problem its own."""
+    return VARIED.sub("", problem_id)
 
 
 def unmarked(item: Item) -> Item:

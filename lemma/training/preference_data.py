@@ -27,6 +27,7 @@ from lemma.data.load import (
 from lemma.data.options import DataOptions
 from lemma.data.rows import Row
 from lemma.data.sources import ARITHMETIC
+from lemma.data.vary import origin_of
 from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration
 from lemma.rollouts.journal import read_samples
@@ -97,10 +98,20 @@ def prepare(
     if options.validation.data is not None:
         held_out = _short_prompts(stage, options, options.validation.data, fmt, tokenizer)
     elif options.validation.share:
-        found, held_out = split_share(
-            found, options.validation.share, stage.seed, stage.name, identity=lambda example: example.prompt.tobytes()
-        )
+        found, held_out = split_share(found, options.validation.share, stage.seed, stage.name, identity=_asked(found))
     return _within(limit, found, stage), _within(limit, held_out[: options.validation.count], stage)
+
+
+def _asked(examples: Sequence[Example]) -> Callable[[Example], bytes | str]:
+    """What an example asks: its prompt; for a variation, of which a journal knows the id only, what its original asks,
+    or the original's id where it is not there."""
+    prompts = {example.problem_id: example.prompt.tobytes() for example in examples}
+
+    def identity(example: Example) -> bytes | str:
+        origin = origin_of(example.problem_id)
+        return example.prompt.tobytes() if origin == example.problem_id else prompts.get(origin, origin)
+
+    return identity
 
 
 def digest(examples: Sequence[Example]) -> str:

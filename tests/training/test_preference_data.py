@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,8 @@ from lemma.models.tiny import tiny_tokenizer
 from lemma.recipe import load_recipe
 from lemma.rollouts.journal import Journal
 from lemma.rollouts.sample import Sample
-from lemma.training.preference_data import journal_pairs, of_row
-from lemma.training.preference_options import JournalOptions
+from lemma.training.preference_data import journal_pairs, of_row, prepare
+from lemma.training.preference_options import JournalOptions, PreferenceOptions
 from tests.training.preference_world import RECIPES, Row, World, toy_rows
 
 
@@ -194,6 +196,26 @@ def test_best_against_worst_with_the_ids_that_were_sampled(journal: Path, tmp_pa
     pairs = journal_pairs(journal, JournalOptions(per_group=4))
     assert [[ids.tolist() for ids in pair.responses] for pair in pairs] == [[[21, 22, 1], [23, 1]], [[25, 1], [20, 1]]]
     assert len(journal_pairs(journal, JournalOptions(per_group=4, gap=0.5))) == 1
+
+
+def test_a_problem_and_its_variations_are_held_out_together(tmp_path: Path) -> None:
+    """Also where the journal has no pair of the original, as of the second problem."""
+    book = Journal(tmp_path / "samples.jsonl")
+    names = ["p0", "p0~1", "p0~2", "p1~1", "p1~2", "p1~10", "p2", "p3"]
+    for place, name in enumerate(names):
+        for number in (0, 1):
+            book.append(replace(sample(place, number, float(number), [20 + number, 1]), problem_id=name))
+    book.finish()
+    book.close()
+    options = PreferenceOptions.model_validate(
+        {"kind": "preference", "data": {"source": f"journal:{book.path}"}, "validation": {"share": 0.4}}
+    )
+    for seed in range(6):
+        stage: Any = SimpleNamespace(seed=seed, name="prefer", say=print, warn=print)
+        learnt, held = prepare(stage, options, Boxed(), tiny_tokenizer(), limit=96)
+        sides = [{example.problem_id.partition("~")[0] for example in side} for side in (learnt, held)]
+        assert len(learnt) + len(held) == len(names) and sides[0] and sides[1]
+        assert sides[0].isdisjoint(sides[1]), seed
 
 
 def test_a_journal_without_pairs_gets_one_sentence(journal: Path, tmp_path: Path) -> None:
