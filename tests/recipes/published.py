@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+# Recipes of our own, which follow no other system.
+OWN = {"arithmetic_63m", "demo", "smollm2_gsm8k"}
+
 SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 # Defaults of TRL 0.18 that its users left alone: beta, epsilon, loss_type bnpo, scale_rewards, 1e-4 beside the

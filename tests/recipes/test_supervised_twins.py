@@ -11,11 +11,10 @@ from lemma.core.events import silent
 from lemma.recipe import load_recipe
 from lemma.training.options import SupervisedOptions
 from lemma.training.run import train
+from tests.recipes.published import OWN
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 NAMES = ("luffy_sft", "math_sft", "openmath_sft")
-OWN = {"arithmetic_63m", "demo", "smollm2_gsm8k"}
-"""Recipes of our own, which follow no other system."""
 
 
 def test_every_published_recipe_has_a_twin() -> None:
