@@ -6,11 +6,14 @@ run.log, tensorboard/      what was said and measured, for people
 metrics.jsonl              one row per step and axis
 stages/NAME/checkpoints/   whole states to go on from
 stages/NAME/final/         the finished model; stages/NAME/done.json is written after it
+.earlier/                  what a fresh start set aside, until a stage has begun
+.doomed-N                  what is being deleted
 """
 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import platform
@@ -23,18 +26,22 @@ from typing import IO, Any
 import yaml
 
 from lemma.core.errors import UserError
-from lemma.core.files import JsonLines, write_whole
+from lemma.core.faults import fault_point
+from lemma.core.files import JsonLines, sync_folder, write_whole
 from lemma.core.leaves import leaves
 
 OWN_FILES = ("recipe.yaml", "run.json", "run.log", "metrics.jsonl", "results.md", "wandb_run_id")
 OWN_FOLDERS = ("stages", "tensorboard", "wandb", "journal", "evaluations")
+# In `.earlier`: the names that were set aside, written before the first of them moves.
+NAMES = "names.json"
+DOOMED = ".doomed-"
 
 
 class RunFolder:
     """Opens or creates the folder; holds a lock so that two processes never write to one run.
 
     A fresh start sets the earlier run aside and removes it only when a stage has really begun: a start that fails
-    (wrong path, missing model) puts it back.
+    (wrong path, missing model) puts it back, and opening the folder does where a process died before that.
     """
 
     def __init__(self, path: Path, *, only_read: bool = False):
@@ -44,6 +51,8 @@ class RunFolder:
         self._aside = path / ".earlier"
         if not only_read:
             self._take_lock()
+            self._remove_doomed()
+            self.put_back()
 
     def _take_lock(self) -> None:
         path = self.path
@@ -66,11 +75,11 @@ class RunFolder:
 
         `fresh` names the stages to start anew; all of them mean a new run.
         """
-        self.put_back()
         if fresh and (self.path / "run.json").exists():
             self._set_aside(fresh)
         facts = self.facts()
         if facts is not None and facts["digest"] != digest and not self._has_begun():
+            self.put_back()
             self._set_aside(())
             facts = None
         if facts is not None and facts["digest"] != digest:
@@ -79,17 +88,22 @@ class RunFolder:
                 fix="change run.dir, restore the recipe, or start anew with --fresh"
                 + (" and all of its stages" if fresh else ""),
             )
-        if facts is None and (self.path / "recipe.yaml").exists():
-            raise UserError(
-                f"{self.path / 'recipe.yaml'} would be overwritten by the run's own copy",
-                fix="set run.dir to another folder",
-            )
         if facts is None:
+            self._check_own_recipe(recipe_yaml)
             facts = {"digest": digest, "threads": threads, "created": time.strftime("%Y-%m-%dT%H:%M:%S"), **_versions()}
-            write_whole(self.path / "recipe.yaml", recipe_yaml)
+            fault_point("folder.before_identity")
             write_whole(self.path / "run.json", json.dumps(facts, indent=1))
+        fault_point("folder.before_recipe")
+        if not (self.path / "recipe.yaml").exists():
+            write_whole(self.path / "recipe.yaml", recipe_yaml)
         self.metrics = JsonLines(self.path / "metrics.jsonl")
         return int(facts["threads"])
+
+    def _check_own_recipe(self, recipe_yaml: str) -> None:
+        """Refuse to overwrite somebody's recipe in a folder that is no run yet."""
+        path = self.path / "recipe.yaml"
+        if path.exists() and not (path.is_file() and path.read_bytes() == recipe_yaml.encode()):
+            raise UserError(f"{path} would be overwritten by the run's own copy", fix="set run.dir to another folder")
 
     def facts(self) -> dict[str, Any] | None:
         path = self.path / "run.json"
@@ -117,25 +131,49 @@ class RunFolder:
         stages = self.path / "stages"
         others = {p.name for p in stages.glob("*")} - set(fresh) if fresh else set()
         names = [f"stages/{name}" for name in fresh] if others else [*OWN_FILES, *OWN_FOLDERS]
-        for name in names:
-            if (self.path / name).exists():
-                (self._aside / name).parent.mkdir(parents=True, exist_ok=True)
-                os.replace(self.path / name, self._aside / name)
+        there = [name for name in names if (self.path / name).exists()]
+        write_whole(self._aside / NAMES, json.dumps({"whole": not others, "names": there}))
+        for name in there:
+            (self._aside / name).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(self.path / name, self._aside / name)
+            fault_point("folder.set_aside")
 
     def put_back(self) -> None:
-        """Undo a fresh start that came to nothing."""
-        stages = [f"stages/{path.name}" for path in (self._aside / "stages").glob("*")]
-        for name in [*OWN_FILES, *(name for name in OWN_FOLDERS if name != "stages"), *stages]:
+        """Undo a fresh start that came to nothing. Dying in the middle of this leaves something to do it again from."""
+        if not (self._aside / NAMES).is_file():  # nothing was moved yet
+            self._doom(self._aside)
+            return
+        aside = json.loads((self._aside / NAMES).read_text())
+        new = [*OWN_FILES, *OWN_FOLDERS] if aside["whole"] else []
+        for name in [*new, *aside["names"]]:
             kept, target = self._aside / name, self.path / name
+            if kept.exists() or name not in aside["names"]:
+                self._doom(target)
             if kept.exists():
-                shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
                 target.parent.mkdir(exist_ok=True)
                 os.replace(kept, target)
-        shutil.rmtree(self._aside, ignore_errors=True)
+                fault_point("folder.put_back")
+        self._doom(self._aside)
 
     def stage_began(self) -> None:
         """From now on there is something to lose here, and what was set aside is gone."""
-        shutil.rmtree(self._aside, ignore_errors=True)
+        self._doom(self._aside)
+
+    def _doom(self, path: Path) -> None:
+        """Delete a file or a folder; dying in the middle never leaves a part of it under its name."""
+        if path.exists():
+            numbers = itertools.count()
+            os.replace(path, next(free for n in numbers if not (free := self.path / f"{DOOMED}{n}").exists()))
+            sync_folder(self.path)
+            fault_point("folder.doomed")
+            self._remove_doomed()
+
+    def _remove_doomed(self) -> None:
+        """What some file systems keep while it is open stays until a later start."""
+        for doomed in self.path.glob(f"{DOOMED}*"):
+            for path in [*sorted(doomed.iterdir()), doomed] if _is_folder(doomed) else [doomed]:
+                shutil.rmtree(path, ignore_errors=True) if _is_folder(path) else path.unlink()
+                fault_point("folder.deleting")
 
     def _difference(self, recipe_yaml: str) -> str:
         """Which key differs first from the recipe of the run, as `: key was X, is Y`."""
@@ -194,6 +232,10 @@ class RunFolder:
             self.metrics.close()
         if self._lock is not None:
             self._lock.close()
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _versions() -> dict[str, str]:

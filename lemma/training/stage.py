@@ -182,8 +182,8 @@ class Stage:
         """Now that there is something to show, forget what was written after the checkpoint, and an earlier run that a
         fresh start set aside: a start that fails before has changed nothing."""
         if self._forget_after is not None:
+            self.folder.stage_began()  # first: until then an earlier run, with all of its rows, may be put back
             self.folder.forget_after(self.name, self._forget_after)
-            self.folder.stage_began()
             self._forget_after = None
 
     def is_due(self, every: int, step: int, total: int) -> bool:
