@@ -31,6 +31,7 @@ STAGES: dict[str, type[StageOptions]] = {
     "rl": ReinforcementOptions,
 }
 
+LONGEST_STAGE = 64
 StageName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$")]
 # A stage that is called like an algorithm is one of that kind with that algorithm.
 _IMPLIED: dict[str, dict[str, Any]] = {"sft": {"kind": "supervised"}}
@@ -67,6 +68,8 @@ class Recipe(Options):
         """A stage whose name tells its kind need not repeat it."""
         if not isinstance(stages, dict):
             raise ValueError("every stage has a name; write for example `stages: {sft: {steps: 100}}`")
+        if any(len(str(name)) > LONGEST_STAGE for name in stages):
+            raise ValueError(f"the name of a stage has at most {LONGEST_STAGE} letters")
         if not stages:
             raise ValueError("a recipe needs at least one stage; write for example `stages: {sft: {steps: 100}}`")
         return {name: _stage.expand(stage, name) for name, stage in stages.items()}

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from lemma.config import Options
 from lemma.data.options import DataOptions, ValidationOptions
 from lemma.evaluation.options import EvalOptions
 
 Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+# Of a file or folder, on every file system in use, with room for what is written beside it.
+LONGEST_NAME = 200
 
 
 class RunOptions(Options):
@@ -31,6 +36,16 @@ class RunOptions(Options):
     """Write TensorBoard event files."""
     wandb: str | None = None
     """Name of a Weights & Biases project to log to; honours WANDB_MODE=offline."""
+
+    @field_validator("dir")
+    @classmethod
+    def _is_a_path(cls, path: str) -> str:
+        """`~` is the home folder, as in a shell."""
+        if "\0" in path:
+            raise ValueError("a path cannot hold a character of value 0")
+        if any(len(part.encode()) > LONGEST_NAME for part in Path(path).parts):
+            raise ValueError(f"a folder's name has at most {LONGEST_NAME} bytes")
+        return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
 class OptimOptions(Options):

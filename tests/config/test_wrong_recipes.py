@@ -470,6 +470,26 @@ def test_wrong_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert complaint(arguments, capsys) == sentence
 
 
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ("run.dir=a\0b", "a path cannot hold a character of value 0"),
+        ("run.dir=" + "a" * 201, "a folder's name has at most 200 bytes"),
+        ("stages={" + "s" * 65 + ": {kind: supervised, steps: 1}}", "the name of a stage has at most 64 letters"),
+    ],
+    ids=["zero byte", "long folder", "long stage"],
+)
+def test_names_that_no_file_can_have(value: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sentence in complaint(["train", "recipe.yaml", "--dry-run", "--set", value], capsys)
+
+
+def test_a_tilde_is_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    assert main(["train", "recipe.yaml", "--dry-run", "--set", "run.dir=~/run"]) == 0
+    assert (folder / "home" / "run" / "recipe.resolved.yaml").is_file()
+    assert not (folder / "~").exists()
+
+
 def test_a_mistake_of_the_file_is_not_blamed_on_an_override(capsys: pytest.CaptureFixture[str]) -> None:
     Path("recipe.yaml").write_text(swap("steps: 10", "steps: 10\n    epochs: 2"), encoding="utf-8")
     arguments = ["train", "recipe.yaml", "--set", "stages.sft.log_every=5"]
