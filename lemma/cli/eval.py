@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     from lemma.evaluation.rescore import check_graders
     from lemma.evaluation.runner import EvalSettings, evaluate, load_all
     from lemma.formats import make_format
-    from lemma.models.load import TINY, resolve
+    from lemma.models.places import TINY, resolve
     from lemma.reporting.console import Console
 
     names = ("samples", "temperature", "top_p", "max_tokens", "seed", "limit", "thinking", "data_dir")

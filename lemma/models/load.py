@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Iterator
@@ -14,17 +13,15 @@ import torch
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
-from lemma.config.document import read as read_document
 from lemma.core.errors import UserError, nearest
 from lemma.core.random import key
 from lemma.models.attention import NAME
-from lemma.models.gguf_file import find_gguf
 from lemma.models.options import LoraOptions, ModelOptions, Precision
+from lemma.models.places import TINY, base_of_adapter, lasting, resolve
 from lemma.models.policy import Policy
 
 transformers_logging.disable_progress_bar()  # a run has a bar of its own
 
-TINY = "tiny"
 # Fewer tokens than the digits: transformers makes a tokenizer without a vocabulary where a folder holds none.
 LEAST_TOKENS = 10
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -42,47 +39,6 @@ def pick_precision(wanted: Precision | None, device: torch.device) -> Precision:
     return wanted or ("bf16" if device.type == "cuda" else "fp32")
 
 
-def resolve(path: str) -> str:
-    """What to load from: a run folder stands for the model of the last stage that is finished, a folder for the GGUF
-    file in it, anything else for itself."""
-    folder = Path(path).expanduser()
-    if (folder / "recipe.yaml").is_file() and (folder / "stages").is_dir():
-        done = [p for p in (folder / "stages").glob("*/final") if _model_in(p)]
-        if not done:
-            raise UserError(
-                f"the run {path} has no finished model yet", fix=f"finish it, or make one with `lemma export {path}`"
-            )
-        folder = max(done, key=lambda p: (_place_in_run(folder, p.parent.name), p.stat().st_mtime))
-    inner = _model_in(folder)
-    if inner is not None:
-        return str(inner)
-    file = find_gguf(folder)
-    if file is not None:
-        return str(file)
-    if folder.is_dir():
-        raise UserError(f"the folder {path} holds no model", fix="give a folder with a config.json or a .gguf file")
-    if path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith(".gguf"):
-        siblings = [p.name for p in folder.parent.glob("*")] if folder.parent.is_dir() else []
-        raise UserError(f"there is no model folder {path}", fix=nearest(folder.name, siblings))
-    return path
-
-
-def _place_in_run(folder: Path, stage: str) -> int:
-    """Where a stage stands in its recipe: copying a folder changes the times of its files, not their order."""
-    try:
-        stages = list(read_document(folder / "recipe.yaml").data.get("stages") or {})
-    except UserError:
-        return -1
-    return stages.index(stage) if stage in stages else -1
-
-
-def _model_in(folder: Path) -> Path | None:
-    for place in (folder, folder / "merged", folder / "adapter"):
-        if (place / "config.json").is_file() or (place / "adapter_config.json").is_file():
-            return place
-    return None
-
-
 def load_tokenizer(path: str, revision: str | None = None, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a model, with a pad token (the end-of-sequence token where it has none of its own)."""
     if path == TINY:
@@ -93,7 +49,7 @@ def load_tokenizer(path: str, revision: str | None = None, trust_remote_code: bo
 
     is_bare = (Path(path).expanduser() / "tokenizer_config.json").is_file()
     folder = str(Path(path).expanduser()) if is_bare else resolve(path)
-    base = _base_of_adapter(folder)
+    base = base_of_adapter(folder)
     if base is not None and not (Path(folder) / "tokenizer_config.json").is_file():
         return load_tokenizer(base, revision, trust_remote_code)
     try:
@@ -159,7 +115,7 @@ def _causal(
     if source == TINY:
         return _tiny(options, tokenizer, precision, device, seed, attention)
     folder = resolve(source)
-    base = _base_of_adapter(folder)
+    base = base_of_adapter(folder)
     if base is not None:
         model = _causal(options, base, tokenizer, precision, device, seed, attention)
         return _merged(model, folder)
@@ -362,33 +318,8 @@ def _with_lora(causal: Any, options: LoraOptions, source: str, seed: int) -> Any
         if hasattr(layer, "get_delta_weight") and not hasattr(layer.get_base_layer(), "weight"):
             fix = "name the attention layers, such as `targets: [q_proj, k_proj, v_proj, o_proj]`"
             raise UserError(f"model.lora.targets adapts {name}, which could not be merged again", fix=fix)
-    module.peft_config["default"].base_model_name_or_path = _lasting(source)
+    module.peft_config["default"].base_model_name_or_path = lasting(source)
     return module
-
-
-def _lasting(source: str) -> str:
-    """The name of a base model as an adapter remembers it, which is read from any folder: paths are absolute."""
-    if source == TINY:
-        return source
-    found = resolve(source)
-    return str(Path(found).resolve()) if Path(found).exists() else found
-
-
-def _base_of_adapter(folder: str) -> str | None:
-    """The base model that an adapter folder names, or None where the folder holds a whole model."""
-    settings = Path(folder) / "adapter_config.json"
-    if not settings.is_file() or (Path(folder) / "config.json").is_file():
-        return None
-    try:
-        base = json.loads(settings.read_text())["base_model_name_or_path"]
-    except (ValueError, KeyError, TypeError):
-        base = None
-    if not isinstance(base, str):
-        raise UserError("this file does not name the base model of the adapter", file=settings,
-                        fix="write it as base_model_name_or_path")  # fmt: skip
-    if base == TINY:
-        raise UserError(f"{folder} is an adapter of the built-in model", fix="load the merged model beside it")
-    return str(base)
 
 
 def _cannot_load(what: str, path: str, error: Exception) -> UserError:

@@ -1,0 +1,78 @@
+"""Where a model is: a folder, a run, an adapter, a GGUF file, or a name of the hub."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from lemma.config.document import read as read_document
+from lemma.core.errors import UserError, nearest
+from lemma.models.gguf_file import find_gguf
+
+TINY = "tiny"
+
+
+def resolve(path: str) -> str:
+    """What to load from: a run folder stands for the model of the last stage that is finished, a folder for the GGUF
+    file in it, anything else for itself."""
+    folder = Path(path).expanduser()
+    if (folder / "recipe.yaml").is_file() and (folder / "stages").is_dir():
+        done = [p for p in (folder / "stages").glob("*/final") if _model_in(p)]
+        if not done:
+            raise UserError(
+                f"the run {path} has no finished model yet", fix=f"finish it, or make one with `lemma export {path}`"
+            )
+        folder = max(done, key=lambda p: (_place_in_run(folder, p.parent.name), p.stat().st_mtime))
+    inner = _model_in(folder)
+    if inner is not None:
+        return str(inner)
+    file = find_gguf(folder)
+    if file is not None:
+        return str(file)
+    if folder.is_dir():
+        raise UserError(f"the folder {path} holds no model", fix="give a folder with a config.json or a .gguf file")
+    if path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith(".gguf"):
+        siblings = [p.name for p in folder.parent.glob("*")] if folder.parent.is_dir() else []
+        raise UserError(f"there is no model folder {path}", fix=nearest(folder.name, siblings))
+    return path
+
+
+def _place_in_run(folder: Path, stage: str) -> int:
+    """Where a stage stands in its recipe: copying a folder changes the times of its files, not their order."""
+    try:
+        stages = list(read_document(folder / "recipe.yaml").data.get("stages") or {})
+    except UserError:
+        return -1
+    return stages.index(stage) if stage in stages else -1
+
+
+def _model_in(folder: Path) -> Path | None:
+    for place in (folder, folder / "merged", folder / "adapter"):
+        if (place / "config.json").is_file() or (place / "adapter_config.json").is_file():
+            return place
+    return None
+
+
+def lasting(source: str) -> str:
+    """The name of a base model as an adapter remembers it, which is read from any folder: paths are absolute."""
+    if source == TINY:
+        return source
+    found = resolve(source)
+    return str(Path(found).resolve()) if Path(found).exists() else found
+
+
+def base_of_adapter(folder: str) -> str | None:
+    """The base model that an adapter folder names, or None where the folder holds a whole model."""
+    settings = Path(folder) / "adapter_config.json"
+    if not settings.is_file() or (Path(folder) / "config.json").is_file():
+        return None
+    try:
+        base = json.loads(settings.read_text())["base_model_name_or_path"]
+    except (ValueError, KeyError, TypeError):
+        base = None
+    if not isinstance(base, str):
+        raise UserError("this file does not name the base model of the adapter", file=settings,
+                        fix="write it as base_model_name_or_path")  # fmt: skip
+    if base == TINY:
+        raise UserError(f"{folder} is an adapter of the built-in model", fix="load the merged model beside it")
+    return str(base)
