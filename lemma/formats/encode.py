@@ -38,7 +38,8 @@ def encode_continuation(text: str, before: str, tokenizer: Any) -> list[int]:
 
 def _adds_space(tokenizer: Any) -> bool:
     tokens = tokenizer.convert_ids_to_tokens(encode_text("a", tokenizer))
-    return str(tokens[0]).startswith(("▁", "Ġ"))  # as SentencePiece and byte-level vocabularies write a space
+    # As SentencePiece and byte-level vocabularies write a space. A vocabulary of figures may not know the letter.
+    return "".join(tokens[:1]).startswith(("▁", "Ġ"))
 
 
 def encode_prompt(fmt: Format, problem: Problem, tokenizer: Any) -> np.ndarray:

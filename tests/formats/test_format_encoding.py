@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from lemma.core.errors import LemmaWarning, UserError
@@ -86,6 +87,13 @@ def test_tokens_of_the_prompt_stay_where_the_response_could_join_them() -> None:
     """`so` is a token, and so is `▁so`; a prompt that ends in `s` keeps its own."""
     tokenizer = make_spacing_tokenizer()
     assert tokenizer.convert_ids_to_tokens(encode_continuation("o b", "a s", tokenizer)) == ["o", "▁b"]
+
+
+def test_a_vocabulary_without_letters_goes_on_too() -> None:
+    figures = Tokenizer(models.BPE({character: number for number, character in enumerate("0123456789+=.")}, []))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=figures, eos_token=".", pad_token=".")
+    assert tokenizer.encode("a") == []
+    assert encode_continuation("12", "7+5=", tokenizer) == [1, 2]
 
 
 def test_a_prompt_that_begins_twice_is_told(tokenizers: Tokenizers) -> None:
