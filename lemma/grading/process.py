@@ -1,10 +1,11 @@
-"""The parent's side of one worker process: start it, send tasks, read answers with a deadline, kill it."""
+"""The parent's side of one worker process: start it, send tasks, read answers with patience, kill it."""
 
 from __future__ import annotations
 
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -15,11 +16,11 @@ START_SECONDS = 120.0
 
 
 class Stopped(Exception):
-    """The worker died, or was killed because it overran."""
+    """The worker died, or was silent for too long without using its processor."""
 
 
 class Worker:
-    """One worker process and the pipe to it. Owned by one thread at a time."""
+    """One worker process and the pipes to it. Owned by one thread at a time."""
 
     def __init__(self, cpu_seconds: float, megabytes: int):
         self.process = subprocess.Popen(
@@ -28,45 +29,88 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                "PYTHONHASHSEED": "0",
+            },
         )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        os.set_blocking(self.process.stdin.fileno(), False)
         self.buffer = b""
+        self.cpu_limit = cpu_seconds
+        """The CPU seconds that the worker allows a task: more than was asked for on a slow machine."""
         self.is_ready = False
+        self._seen = 0.0
 
     def wait_until_ready(self) -> None:
         """A worker says one line when it has everything imported."""
         if self.is_ready:
             return
         try:
-            self.receive(START_SECONDS)
+            self.cpu_limit = float(self.receive(START_SECONDS)["cpu_seconds"])
         except Stopped:
             self.kill()
             raise
         self.is_ready = True
 
-    def send(self, messages: list[dict[str, Any]]) -> None:
+    def send(self, messages: list[dict[str, Any]], seconds: float) -> None:
         assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(b"".join(json.dumps(m).encode() + b"\n" for m in messages))
-            self.process.stdin.flush()
-        except (BrokenPipeError, OSError) as error:
-            raise Stopped from error
+        handle = self.process.stdin.fileno()
+        data = memoryview(b"".join(json.dumps(m).encode() + b"\n" for m in messages))
+        while data:
+            self._wait(handle, seconds, writing=True)
+            try:
+                data = data[os.write(handle, data) :]
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise Stopped("worker gone") from error
 
     def receive(self, seconds: float) -> dict[str, Any]:
-        """The next answer; raises where none comes in time or the worker is gone."""
+        """The next answer; raises where the worker is gone, or idle for so many seconds."""
         assert self.process.stdout is not None
-        handle, deadline = self.process.stdout.fileno(), monotonic() + seconds
+        handle = self.process.stdout.fileno()
         while b"\n" not in self.buffer:
-            left = deadline - monotonic()
-            if left <= 0 or not select.select([handle], [], [], left)[0]:
-                raise Stopped("wall clock")
+            self._wait(handle, seconds)
             data = os.read(handle, 65536)
             if not data:
                 raise Stopped("worker gone")
             self.buffer += data
         line, self.buffer = self.buffer.split(b"\n", 1)
+        self._seen = self._cpu_time() or 0.0
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def _wait(self, handle: int, seconds: float, writing: bool = False) -> None:
+        """Until the pipe is ready. Patience ends after that many seconds in which the worker used no CPU time.
+
+        A worker that uses some is slow, not stuck; its own limit of CPU time ends it.
+        """
+        used, deadline = self._cpu_time(), monotonic() + seconds
+        pipes: tuple[list[int], list[int]] = ([], [handle]) if writing else ([handle], [])
+        while not any(select.select(*pipes, [], max(0.0, deadline - monotonic()))):
+            now = self._cpu_time()
+            if now is None or now == used:
+                raise Stopped("worker idle")
+            used, deadline = now, monotonic() + seconds
+
+    def _cpu_time(self) -> float | None:
+        """CPU seconds of the process so far, also after its death until it is reaped; None where nobody says."""
+        try:
+            with open(f"/proc/{self.process.pid}/stat", "rb") as handle:
+                fields = handle.read().rpartition(b")")[2].split()
+        except OSError:
+            return None
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def spent_its_time(self) -> bool:
+        """Whether the process, which is gone, died of the CPU time that its last task used; ends the process."""
+        used = self._cpu_time()
+        self.kill()
+        if self.process.returncode != -signal.SIGXCPU:
+            return False
+        return used is None or used - self._seen >= self.cpu_limit
 
     def kill(self) -> None:
         self.process.kill()

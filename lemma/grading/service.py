@@ -1,8 +1,9 @@
 """A pool of grading workers that can be killed: usable from any thread and from forked processes.
 
 The exact path runs in the caller, where it is bounded and takes microseconds; what needs sympy goes to a worker process
-with limits of CPU time and memory, which is killed and replaced when it overruns. Results are cached by (gold, answer,
-rules) and handed back in the order of the questions, whatever the timing.
+with limits of CPU time and memory, which is killed and replaced when it overruns. What happens to a worker from outside
+is never held against an answer. Results are cached by (gold, answer, rules) and handed back in the order of the
+questions, whatever the timing.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import atexit
 import os
 import queue
-import signal
 import threading
 import weakref
 from collections import Counter, OrderedDict, deque
@@ -28,6 +28,8 @@ from lemma.grading.verdict import Kind, Verdict
 
 Outcome = tuple[Kind, str]
 _BATCH = 32
+_TRIES = 3
+"""Workers that may be lost over one task, or while they start, before its verdict is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,12 @@ class _Task:
     question: Pending | _Compat
     future: Future[Any] = field(default_factory=Future)
     lost: int = 0
-    """How many workers went away while they had this task, for no reason that they gave."""
+    """How many workers went away while they had this task, for a reason that was not its own."""
+
+    @property
+    def unknown(self) -> Any:
+        """The outcome where the grader is at fault; it is never cached."""
+        return ("unknown", "grader") if isinstance(self.question, Pending) else None
 
 
 def _key(question: Pending | _Compat) -> Hashable:
@@ -65,8 +72,8 @@ _services: weakref.WeakSet[GradingService] = weakref.WeakSet()
 class GradingService:
     """Grades completions; see the module's text. Workers start with the first question that needs one, or with `start`.
 
-    `cpu_seconds` and `megabytes` limit each comparison by sympy; `wall_seconds` is the backstop for a worker that does
-    not even notice its CPU limit.
+    `cpu_seconds` and `megabytes` limit each comparison by sympy, the seconds on a machine of ordinary speed, more of
+    them on a slower one; a worker that uses no CPU time at all for `wall_seconds` is stuck and replaced.
     """
 
     def __init__(
@@ -86,7 +93,7 @@ class GradingService:
         )
         self.cache_size = cache
         self.counts: Counter[str] = Counter()
-        """Events since the start: asked, cached, sent, killed, started, failed."""
+        """Events since the start: asked, cached, started, killed (overruns), lost (for no fault of a task), failed."""
         self._cache: OrderedDict[Hashable, Any] = OrderedDict()
         self._begin()
         _services.add(self)
@@ -97,7 +104,7 @@ class GradingService:
         self._threads: list[threading.Thread] = []
         self._live: dict[int, Worker] = {}
         self._waiting: dict[Hashable, _Task] = {}
-        self._closed = False
+        self._closed = self._ended = False
 
     # Asking
 
@@ -217,35 +224,42 @@ class GradingService:
 
     def _work(self, place: int, tasks: list[_Task]) -> list[_Task]:
         """Do a batch; returns what is still to do after a worker was lost or left."""
+        done = 0
         try:
             worker = self._worker(place)
         except (Stopped, OSError):
             for task in tasks:
-                self._finish(task, ("unknown", "grader") if isinstance(task.question, Pending) else None, keep=False)
+                self._finish(task, task.unknown, keep=False)
             return []
-        done = 0
         try:
-            worker.send([_message(task.question) for task in tasks])
+            worker.send([_message(task.question) for task in tasks], self.wall_seconds)
             for task in tasks:
                 answer = worker.receive(self.wall_seconds)
                 done += 1
-                if "overrun" in answer or "error" in answer:
+                if "trouble" in answer:
+                    self._finish(task, task.unknown, keep=False)
+                elif "overrun" in answer or "error" in answer:
                     self._blame(place, task, answer)
                     break
-                self._finish(task, answer["score"] if "score" in answer else (answer["kind"], answer["reason"]))
-        except Stopped as stopped:
-            self._drop(place)
-            tasks[done].lost += 1
-            if str(stopped) == "worker gone" and self._may_try_again(worker, tasks[done]):
-                return tasks[done:]
-            self._blame(place, tasks[done], {"overrun": "killed"})
-            done += 1
+                else:
+                    self._finish(task, answer["score"] if "score" in answer else (answer["kind"], answer["reason"]))
+        except (Stopped, OSError):
+            task = tasks[done]
+            task.lost += 1
+            if self._lose(place, worker):
+                self._blame(place, task, {"overrun": "cpu"})
+                done += 1
+            elif task.lost >= _TRIES or self._ended:
+                self._finish(task, task.unknown, keep=False)
+                done += 1
         return tasks[done:]
 
-    @staticmethod
-    def _may_try_again(worker: Worker, task: _Task) -> bool:
-        """A worker that leaves by itself, or is killed by somebody else, says nothing about the task it had."""
-        return task.lost < 3 and worker.process.returncode != -signal.SIGXCPU
+    def _lose(self, place: int, worker: Worker) -> bool:
+        """Let go of a worker that died or is stuck; whether its task had spent its CPU time, which nobody else does."""
+        own = worker.spent_its_time()
+        self._drop(place)
+        self.counts["lost"] += not own
+        return own
 
     def _blame(self, place: int, task: _Task, answer: dict[str, Any]) -> None:
         """Whose fault an overrun is: the gold's if reading it alone overruns as well, otherwise the answer's."""
@@ -254,17 +268,28 @@ class GradingService:
         if isinstance(task.question, _Compat):
             self._blame_compat(task, task.question, answer)
             return
-        try:
-            worker = self._worker(place)
-            worker.send([{"op": "probe", "gold": task.question.gold}])
-            gold_is_fine = "kind" in worker.receive(self.wall_seconds)
-        except (Stopped, OSError):
-            gold_is_fine = False
-            self._drop(place)
-        if not gold_is_fine:
+        alone = self._alone(place, {"op": "probe", "gold": task.question.gold})
+        if alone is None or "trouble" in alone:
+            self._finish(task, task.unknown, keep=False)
+        elif "kind" not in alone:
             self._finish(task, ("unknown", "gold_limit"))
         else:
             self._finish(task, ("wrong", "limit" if "overrun" in answer else "unreadable"))
+
+    def _alone(self, place: int, message: dict[str, Any]) -> dict[str, Any] | None:
+        """A worker's answer to one message; None where workers are lost over it for no fault of their own."""
+        for _ in range(_TRIES):
+            try:
+                worker = self._worker(place)
+            except (Stopped, OSError):
+                break
+            try:
+                worker.send([message], self.wall_seconds)
+                return worker.receive(self.wall_seconds)
+            except (Stopped, OSError):
+                if self._lose(place, worker):
+                    return {"overrun": "cpu"}
+        return None
 
     def _blame_compat(self, task: _Task, question: _Compat, answer: dict[str, Any]) -> None:
         from lemma.grading.compat import COMPAT
@@ -277,6 +302,13 @@ class GradingService:
         self._finish(task, COMPAT[question.name]("", question.gold, compat=question.compat))
 
     def _worker(self, place: int) -> Worker:
+        """A worker that is ready; raises where none gets there."""
+        for _ in range(_TRIES - 1):
+            with suppress(Stopped):
+                return self._ready_worker(place)
+        return self._ready_worker(place)
+
+    def _ready_worker(self, place: int) -> Worker:
         worker = self._live.get(place)
         if worker is None or worker.process.poll() is not None:
             self._drop(place)
@@ -285,6 +317,8 @@ class GradingService:
         return worker
 
     def _new_worker(self) -> Worker:
+        if self._ended:
+            raise Stopped("the service has ended")
         self.counts["started"] += 1
         return Worker(self.cpu_seconds, self.megabytes)
 
@@ -316,6 +350,7 @@ class GradingService:
             self._queue.put(None)
         for thread in threads:
             thread.join(self.wall_seconds)
+        self._ended = True
         for place in list(self._live):
             self._drop(place)
 

@@ -19,7 +19,7 @@ REASONS = {
     "limit": "the answer exceeds a limit of length, digits, nesting, exponent, time or memory",
     "no_gold": "there is no gold answer",
     "gold_limit": "the gold exceeds a limit",
-    "grader": "no worker could be started",
+    "grader": "no worker could be started, or workers were lost from outside",
 }
 
 

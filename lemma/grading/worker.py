@@ -2,8 +2,9 @@
 
 Messages are JSON lines in both directions, so nothing that a model wrote is ever unpickled or evaluated. A task is
 `{"op": "settle", "gold", "answer", "rules"}` , answered `{"kind", "reason"}`, or `{"overrun": why}` where a limit of
-CPU time, memory or recursion was hit, or `{"error": text}`. The graders of other systems are asked by
-`{"op": "compat", "name", "response", "gold", "compat"}` and answer `{"score"}`.
+CPU time, memory or recursion was hit, `{"error": text}` where the text cannot be handled, or `{"trouble": text}` where
+the machine failed. The graders of other systems are asked by `{"op": "compat", "name", "response", "gold", "compat"}`
+and answer `{"score"}`.
 Run as `python -m lemma.grading.worker CPU_SECONDS MEGABYTES`.
 """
 
@@ -15,6 +16,7 @@ import os
 import resource
 import signal
 import sys
+from time import process_time
 from types import FrameType
 from typing import Any, BinaryIO
 
@@ -22,35 +24,74 @@ RECYCLE_AFTER = 5_000
 """Tasks after which a worker leaves, so that caches inside sympy cannot grow for ever."""
 
 
+PACE_STEPS = 200_000
+PACE_SECONDS = 0.012
+"""CPU seconds of `_pace` on the machine that limits are given for; a slower machine gets more seconds."""
+
+_deadline = float("inf")
+
+
 class Overrun(BaseException):
     """The CPU time of a task is spent. Not an Exception, so that no library swallows it."""
 
 
 def _on_alarm(signum: int, frame: FrameType | None) -> None:
-    raise Overrun
+    """A signal from anybody else comes before the time is spent, and says nothing."""
+    if process_time() >= _deadline:
+        raise Overrun
 
 
-def _limit_memory(megabytes: int) -> None:
-    """Allow so much beyond what is mapped now; a task that wants more gets a MemoryError."""
-    pages = int(open("/proc/self/statm").read().split()[0]) if os.path.exists("/proc/self/statm") else 0
-    limit = pages * resource.getpagesize() + megabytes * 2**20
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    if hard != resource.RLIM_INFINITY:
-        limit = min(limit, hard)
-    if pages:
-        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+def _pace() -> float:
+    """CPU seconds of a fixed piece of work."""
+    start, value = process_time(), 1
+    for step in range(PACE_STEPS):
+        value = (value * 31 + step) % 1_000_003
+    return process_time() - start
+
+
+def allowed_seconds(cpu_seconds: float, pace: float) -> float:
+    """The limit on this machine: the same work, not the same time; at most eight times as long."""
+    return cpu_seconds * min(8.0, max(1.0, pace / PACE_SECONDS))
+
+
+def _mapped() -> int:
+    """Bytes of address space in use, 0 where nobody says."""
+    try:
+        with open("/proc/self/statm") as handle:
+            return int(handle.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+def _within_hard(limit: int, kind: int) -> int:
+    hard = resource.getrlimit(kind)[1]
+    return limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+
+
+def _limit_memory(megabytes: int) -> bool:
+    """Allow so much beyond what is mapped now; a task that wants more gets a MemoryError. False where less is left."""
+    mapped = _mapped()
+    if not mapped:
+        return True
+    wanted = mapped + megabytes * 2**20
+    limit = _within_hard(wanted, resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    return limit == wanted
 
 
 def _start_clock(cpu_seconds: float) -> None:
     """An exception after that much CPU time, again every half second, and death by SIGXCPU a little later."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    spent = usage.ru_utime + usage.ru_stime
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    resource.setrlimit(resource.RLIMIT_CPU, (int(spent + cpu_seconds) + 2, hard))
+    global _deadline
+    spent = process_time()
+    limit = _within_hard(int(spent + cpu_seconds) + 2, resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    _deadline = spent + cpu_seconds
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds, 0.5)
 
 
 def _stop_clock() -> None:
+    global _deadline
+    _deadline = float("inf")
     signal.setitimer(signal.ITIMER_PROF, 0)
 
 
@@ -71,7 +112,8 @@ def _perform(task: dict[str, Any]) -> dict[str, Any]:
     return {"kind": kind, "reason": reason}
 
 
-def _answer(task: dict[str, Any], cpu_seconds: float) -> dict[str, Any]:
+def _answer(task: dict[str, Any], cpu_seconds: float, megabytes: int) -> dict[str, Any]:
+    whole = _limit_memory(megabytes)
     try:
         _start_clock(cpu_seconds)
         try:
@@ -81,27 +123,30 @@ def _answer(task: dict[str, Any], cpu_seconds: float) -> dict[str, Any]:
     except Overrun:
         return {"overrun": "cpu"}
     except MemoryError:
-        return {"overrun": "memory"}
+        return {"overrun": "memory"} if whole else {"trouble": "the address space of this process is limited"}
     except RecursionError:
         return {"overrun": "recursion"}
+    except (OSError, ImportError) as error:
+        return {"trouble": f"{type(error).__name__}: {error}"[:500]}
     except Exception as error:  # noqa: BLE001  (reported to the service, which decides)
         return {"error": f"{type(error).__name__}: {error}"[:500]}
 
 
 def serve(tasks: BinaryIO, answers: BinaryIO, cpu_seconds: float, megabytes: int) -> None:
-    """Answer tasks until the input ends."""
+    """Answer tasks until the input ends, or until memory or caches have grown enough to begin anew."""
     import lemma.grading.symbolic
 
     lemma.grading.symbolic.warm_up()
     signal.signal(signal.SIGPROF, _on_alarm)
-    _limit_memory(megabytes)
-    answers.write(b'{"ready": true}\n')
+    cpu_seconds = allowed_seconds(cpu_seconds, min(_pace() for _ in range(3)))
+    most = _mapped() + megabytes * 2**20
+    answers.write(json.dumps({"cpu_seconds": cpu_seconds}).encode() + b"\n")
     answers.flush()
     for count, line in enumerate(tasks, start=1):
-        answer = _answer(json.loads(line), cpu_seconds)
+        answer = _answer(json.loads(line), cpu_seconds, megabytes)
         answers.write(json.dumps(answer).encode() + b"\n")
         answers.flush()
-        if "overrun" in answer or count >= RECYCLE_AFTER:
+        if "overrun" in answer or count >= RECYCLE_AFTER or _mapped() > most:
             return
 
 

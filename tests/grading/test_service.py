@@ -37,13 +37,12 @@ def test_a_killed_worker_is_replaced(service: GradingService) -> None:
     assert service.grade(SUM % 9, "45").right
 
 
-def test_a_worker_that_hangs_is_killed_by_the_wall_clock() -> None:
+def test_a_worker_that_hangs_is_replaced() -> None:
     with GradingService(cpu_seconds=1.0, wall_seconds=2.0) as service:
         service.grade(SUM % 3, "6")
         os.kill(pid(service), signal.SIGSTOP)
-        assert service.grade(SUM % 4, "10")[:2] == ("wrong", "limit")
-        assert service.counts["killed"] == 1
-        assert service.grade(SUM % 5, "15").right
+        assert service.grade(SUM % 4, "10").right, "another worker does it"
+        assert (service.counts["killed"], service.counts["lost"]) == (0, 1)
 
 
 def test_a_gold_that_overruns_is_unknown(service: GradingService) -> None:
