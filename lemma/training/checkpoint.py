@@ -53,12 +53,14 @@ class CheckpointStore:
 
     # --- writing -----------------------------------------------------------------------------------------------
 
-    def save(self, step: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+    def save(
+        self, step: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any], *, prune: bool = True
+    ) -> None:
         """Take a snapshot now and write it in the background; waits for an earlier write to end first."""
         self.wait()
         snapshot = {name: _to_host(tensor) for name, tensor in tensors.items()}
         text = json.dumps({"step": step, "best": self._best, **state}, indent=1, sort_keys=True)
-        arguments = (step, snapshot, text, self._best)
+        arguments = (step, snapshot, text, self._best, prune)
         self._writer = threading.Thread(target=self._write_guarded, args=arguments, name="checkpoint")
         self._writer.start()
 
@@ -89,11 +91,13 @@ class CheckpointStore:
         ) from failure
 
     def _write_guarded(
-        self, step: int, snapshot: dict[str, torch.Tensor], text: str, best: dict[str, Any] | None
+        self, step: int, snapshot: dict[str, torch.Tensor], text: str, best: dict[str, Any] | None, prune: bool
     ) -> None:
         partial = self.folder / f".partial-{step:08d}"
         try:
             self._write(step, partial, snapshot, text, best)
+            if prune:
+                self._prune()
         except Exception as error:  # noqa: BLE001 (raised again by `check`, in the thread that trains)
             shutil.rmtree(partial, ignore_errors=True)
             self._failure = error
@@ -119,7 +123,6 @@ class CheckpointStore:
         sync_folder(self.folder)
         if best is not None:
             write_whole(self.folder / BEST, json.dumps(best))
-        self._prune()
 
     def _prune(self) -> None:
         """Remove all but the newest `keep` and the best."""

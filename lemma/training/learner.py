@@ -7,6 +7,7 @@ memory halves the budget and repeats the step with the same loss.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from lemma.models.critic import Critic
 from lemma.models.packing import TokenBatch, plan_packs
 from lemma.models.policy import Policy
 from lemma.objectives.base import Loss, Objective, Terms, Totals
+from lemma.training.divergence import SKIPS_IN_A_ROW, Diverged, are_finite
 from lemma.training.optimiser import Optimiser, learning_rate
 from lemma.training.options import OptimOptions
 
@@ -43,7 +45,8 @@ class StepReport:
 
 
 class Learner:
-    """Owns the weights, the optimiser and the token budget. `step_count` counts optimisation steps taken."""
+    """Owns the weights, the optimiser and the token budget. `step_count` counts optimisation steps taken, `skipped` how
+    many of the last ones were left out because their gradient was not finite."""
 
     def __init__(
         self,
@@ -64,6 +67,7 @@ class Learner:
         self.temperature = temperature
         self.is_compiled = compile_blocks
         self.step_count = 0
+        self.skipped = 0
         self.optimiser = Optimiser(policy.parameters(), optim)
         self._seed = seed
         self._say = say
@@ -155,6 +159,7 @@ class Learner:
         norm, updated = self._update(rate)
         self.step_count += 1
         results = work.summed.result()
+        self._check_health(updated, rate, results["loss"])
         return StepReport(
             loss=results.pop("loss"),
             grad_norm=norm,
@@ -186,6 +191,19 @@ class Learner:
         if not updated and not self.optimiser.scaler.enabled:
             self._say(f"step {self.step_count + 1}: the gradient is not finite; the weights stay as they were")
         return norm, updated
+
+    def _check_health(self, updated: bool, rate: float, loss: float) -> None:
+        """Stop where the weights are not finite any more, or gradients in a row are not."""
+        whose = "critic" if isinstance(self.policy, Critic) else "model"
+        if updated and not are_finite(self.optimiser.parameters.values()):
+            raise Diverged(
+                f"update {self.step_count}, at a rate of {rate:g}, made weights of the {whose} infinite or NaN"
+            )
+        scaler = self.optimiser.scaler
+        searching = scaler.enabled and scaler.scale > 1.0 and math.isfinite(loss)  # fp16 looks for its scale
+        self.skipped = 0 if updated else self.skipped + (not searching)
+        if self.skipped >= SKIPS_IN_A_ROW:
+            raise Diverged(f"{self.skipped} updates of the {whose} in a row had a gradient that is not finite")
 
     def _accumulate(self, work: _Work) -> None:
         """Forward and backward of every pack; gradients add up in the optimiser."""
@@ -275,11 +293,13 @@ class Learner:
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Everything that training changes: tensors by name, and the rest as JSON."""
         tensors, extra = self.optimiser.state()
-        return tensors, {"optimiser": extra, "step": self.step_count, "token_budget": self.token_budget}
+        counts = {"step": self.step_count, "skipped": self.skipped, "token_budget": self.token_budget}
+        return tensors, {"optimiser": extra, **counts}
 
     def load(self, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any]) -> None:
         self.optimiser.load(tensors, extra["optimiser"])
         self.step_count, self.token_budget = int(extra["step"]), int(extra["token_budget"])
+        self.skipped = int(extra.get("skipped", 0))
 
 
 @dataclass

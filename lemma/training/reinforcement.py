@@ -22,7 +22,7 @@ from lemma.core.random import permutation
 from lemma.core.ranks import gather_over_ranks, join_over_ranks
 from lemma.core.types import Group, Trajectory
 from lemma.engines import make_engine
-from lemma.engines.base import Engine, Sampling
+from lemma.engines.base import Engine, EngineError, Sampling
 from lemma.engines.mismatch import Mismatch, check_mismatch
 from lemma.engines.options import EngineOptions, NativeOptions
 from lemma.engines.text import ends_of
@@ -35,6 +35,7 @@ from lemma.models.throughput import throughput
 from lemma.objectives import Totals
 from lemma.rollouts import Judge, ProblemOrder, Roller, Rollouts
 from lemma.training.diagnosis import Diagnosis
+from lemma.training.divergence import check_speaks
 from lemma.training.dropout import switch_dropout_off
 from lemma.training.evaluating import StageBenchmarks
 from lemma.training.learner import Learner, StepReport
@@ -76,7 +77,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
         benchmarks.begin(done, total)
         for step in range(done + 1, total + 1):
             with stage.clock.measure("generate"):
-                rollouts = roller.step(step)
+                rollouts = sample(roller, step, policy)
             stage.clock.move("generate", "grade", rollouts.grade_seconds)
             batch = [group for group in rollouts.groups if group.trajectories]
             if algorithm.scores_first:
@@ -274,6 +275,15 @@ def _attach(name: str, trajectories: Sequence[Trajectory], scores: Sequence[np.n
         values = np.zeros(len(trajectory), dtype=np.float64)
         values[trajectory.chosen_T] = found
         trajectory.token_fields[name] = values
+
+
+def sample(roller: Roller, step: int, policy: Policy) -> Rollouts:
+    """What is sampled for a step. An engine that fails because the policy has diverged is not what is to blame."""
+    try:
+        return roller.step(step)
+    except EngineError:
+        check_speaks(policy)
+        raise
 
 
 def has_advantage(group: Group) -> bool:

@@ -13,8 +13,10 @@ import torch
 from lemma.core.errors import UserError, nearest
 from lemma.core.events import Said, Sink
 from lemma.formats import Format
-from lemma.models.load import TINY, pick_device, resolve
+from lemma.models.load import pick_device
 from lemma.models.options import ModelOptions
+from lemma.models.places import TINY, resolve
+from lemma.training.divergence import Diverged
 from lemma.training.folder import RunFolder
 from lemma.training.inputs import check_inputs
 from lemma.training.options import RunOptions, StageOptions, SupervisedOptions, stage_before
@@ -118,6 +120,8 @@ def _run_stages(
             except Stopped:
                 sink(Said(f"{name}: stopped after saving; the same command goes on from here"))
                 return 0
+            except Diverged as error:
+                raise stage.explain(error) from error
             finally:
                 stage.store.settle()
             _hand_memory_back(device)

@@ -23,6 +23,7 @@ from lemma.core.faults import fault_point
 from lemma.models.options import ModelOptions
 from lemma.models.policy import Policy
 from lemma.training.checkpoint import CheckpointStore
+from lemma.training.divergence import Diverged, check_speaks, check_written
 from lemma.training.folder import RunFolder
 from lemma.training.learner import Learner
 from lemma.training.options import StageOptions
@@ -126,6 +127,8 @@ class Stage:
         self._kept: dict[str, Kept] = {}
         # The step after which rows of metrics are void; None once they are forgotten.
         self._forget_after: int | None = None
+        # A checkpoint was due while updates were skipped.
+        self._is_owed = False
 
     # --- telling -----------------------------------------------------------------------------------------------
 
@@ -191,19 +194,26 @@ class Stage:
         return step == total or (every > 0 and step % every == 0)
 
     def save_if_due(self, learner: Learner, step: int, total: int, is_best: bool = False) -> None:
-        """Save on schedule, at the end and when the score is the best so far; stop where that was asked for."""
+        """Save on schedule, at the end and when the score is the best so far; stop where that was asked for.
+
+        While updates are skipped the weights may be spoilt: the schedule waits, and no earlier checkpoint is removed.
+        """
         self._begin()
         self.store.check()
         asked = self._stop.asked
-        if is_best or asked or self.is_due(self.options.checkpoint.every, step, total):
+        due = self._is_owed or self.is_due(self.options.checkpoint.every, step, total)
+        learners = [learner, *(part for part in self._kept.values() if isinstance(part, Learner))]
+        healthy = not any(one.skipped for one in learners)
+        self._is_owed = due and not healthy
+        if is_best or asked or (due and healthy):
             with self.clock.measure("checkpoint"):
-                self.save(learner, step)
+                self.save(learner, step, prune=healthy)
         fault_point("stage.step_end")
         if asked and step < total:
             self.store.wait()
             raise Stopped
 
-    def save(self, learner: Learner, step: int) -> None:
+    def save(self, learner: Learner, step: int, *, prune: bool = True) -> None:
         assert self.folder.metrics is not None
         self.folder.metrics.sync()
         tensors, state = learner.state()
@@ -211,7 +221,7 @@ class Stage:
         for name, part in self._kept.items():
             own, kept[name] = part.state()
             tensors |= {f"{name}{PART}{key}": tensor for key, tensor in own.items()}
-        self.store.save(step, tensors, {"learner": state, "data": self.data, "kept": kept})
+        self.store.save(step, tensors, {"learner": state, "data": self.data, "kept": kept}, prune=prune)
 
     def note_score(self, step: int, score: float) -> bool:
         """Remember a validation score (lower is better); whether it is the best so far."""
@@ -227,8 +237,10 @@ class Stage:
         self.store.wait()
         partial = self.folder.stage(self.name) / ".final.partial"
         shutil.rmtree(partial, ignore_errors=True)
+        check_speaks(policy)
         try:
             policy.save(partial)
+            check_written(partial)
         except (OSError, SafetensorError) as error:
             raise UserError(
                 f"the model of stage {self.name} could not be written ({error}); its checkpoints are intact",
@@ -237,6 +249,18 @@ class Stage:
         fault_point("stage.before_final_rename")
         self.folder.finish_stage(self.name, partial, {"step": step, **summary})
         self.emit(StageEnded(self.name, step, summary))
+
+    def explain(self, error: Diverged) -> UserError:
+        """What to do about a divergence, and what is left of the stage."""
+        self.store.settle()
+        last = max(self.store.steps(), default=None)
+        left = "there is no checkpoint" if last is None else f"the last checkpoint before that is of step {last}"
+        critic = f" and stages.{self.name}.algorithm.value_lr" if "critic" in self._kept else ""
+        return UserError(
+            f"stage {self.name} diverged: {error.problem}; {left}",
+            fix=f"lower stages.{self.name}.optim.lr (it is {self.options.optim.lr:g}){critic}, or warm up longer, "
+            "and start anew with --fresh",
+        )
 
 
 def _of_part(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
