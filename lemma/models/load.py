@@ -129,7 +129,21 @@ def _causal(
     _check_vocabulary(source, model, tokenizer)
     if attention is None and getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
         model.set_attn_implementation("eager")  # what transformers picks by itself leaves the cap out
-    return model if options.quantize else model.to(device)
+    if options.quantize:
+        _without_packing(model)
+        return model
+    return model.to(device)
+
+
+def _without_packing(model: Any) -> None:
+    """Let 4-bit layers on a CPU compute in one way.
+
+    On some kinds of CPU bitsandbytes packs weights anew wherever nothing is learnt, for a kernel that rounds to bf16
+    whatever it is asked for: an engine would differ from the learner.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def _tiny(

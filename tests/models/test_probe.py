@@ -7,9 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from lemma.engines.native.probe import probe as engine_probe
+from lemma.models.load import build_policy
+from lemma.models.options import LoraOptions, ModelOptions
 from lemma.models.policy import Policy
 from lemma.models.probe import TOKENS, widened
 from tests.engines.small_policies import small_policy
+from tests.models.conftest import Saver
+from tests.models.small import CPU
 from tests.models.test_strange import WINDOW, policy
 
 
@@ -39,3 +44,15 @@ def test_beyond_a_window_only_the_last_logits_are_computed() -> None:
     mine.probe()
     assert max(length for kind, length in seen if kind == 0) > WINDOW
     assert 0 < max(length for kind, length in seen if kind == 1) <= TOKENS
+
+
+@torch.no_grad()
+def test_four_bits_are_computed_alike_by_engine_and_learner(save_model: Saver) -> None:
+    """On CPUs with AVX512-BF16 bitsandbytes has a kernel of its own for layers that do not train."""
+    folder = save_model("LlamaConfig")
+    options = ModelOptions(path=str(folder), quantize="4bit", precision="fp32", lora=LoraOptions(r=4))
+    mine = build_policy(options, CPU, 0)
+    ids = torch.arange(5, 45)[None]
+    speaking, learning = (mine.module.train(mode)(input_ids=ids).logits for mode in (False, True))
+    assert torch.equal(speaking, learning)
+    engine_probe(build_policy(options.model_copy(update={"precision": "bf16"}), CPU, 0))
