@@ -42,6 +42,7 @@ _REPAIRS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code: 0 well, 2 a mistake of the user, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_closed_outputs()
     try:
         with warnings_said(lambda text: print(f"lemma: warning: {text}", file=sys.stderr)):
             code = _run(arguments)
@@ -61,6 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         where = f" ({error.filename})" if error.filename else ""
         return _complain(f"{error.strerror}{where}; {_REPAIRS[error.errno]}")
+
+
+def _open_closed_outputs() -> None:
+    """Where the command was started with `>&-`, what it says goes nowhere, not into a file of that number."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stderr = sys.stderr or open(os.devnull, "w")
 
 
 def _complain(sentence: str) -> int:

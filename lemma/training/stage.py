@@ -6,9 +6,10 @@ import math
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -58,7 +59,9 @@ class StopSignal:
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.asked = True
-        os.write(2, b"\nlemma: finishing this step, then saving; Ctrl-C again stops at once\n")
+        if sys.__stderr__ is not None:  # otherwise 2 may be the number of any file
+            with suppress(OSError):  # nobody reads it any more
+                os.write(2, b"\nlemma: finishing this step, then saving; Ctrl-C again stops at once\n")
 
 
 class Kept(Protocol):
