@@ -124,13 +124,23 @@ def examine(policy: Policy) -> Findings:
     parts = [part for part in ids.split(lengths) if len(part)]
     try:
         found = compare(policy, parts, lambda best: _packed(policy, parts, best))
+        reason = found.fault
+        if reason is not None:
+            return Findings(f"{reason}{_first_difference(policy, parts)}", found.rounding)
+        return Findings(_beyond_window(policy), found.rounding)
     except TROUBLE as error:
+        refuse_without_room(error)
         first = (str(error).strip().splitlines() or [""])[0]
         return Findings(f"it does not take packed sequences ({type(error).__name__}: {first})")
-    reason = found.fault
-    if reason is not None:
-        return Findings(f"{reason}{_first_difference(policy, parts)}", found.rounding)
-    return Findings(_beyond_window(policy), found.rounding)
+
+
+def refuse_without_room(error: Exception) -> None:
+    """Where memory ran out, say so: nothing was found out about the model."""
+    if isinstance(error, torch.OutOfMemoryError) or isinstance(error.__cause__, torch.OutOfMemoryError):
+        raise UserError(
+            "beside the model there is too little memory left on the device to try it on a few tokens",
+            fix="end what else runs there, or take a smaller model or 4-bit weights (model.quantize)",
+        ) from error
 
 
 def _packed(policy: Policy, parts: list[torch.Tensor], best: torch.Tensor, last: int | None = None) -> torch.Tensor:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+from lemma.core.errors import UserError
 from lemma.engines.native.probe import probe as engine_probe
 from lemma.models.load import build_policy
 from lemma.models.options import LoraOptions, ModelOptions
@@ -33,6 +35,24 @@ def test_weights_are_narrow_again_whatever_ends_a_probe(error: type[BaseExceptio
         mine.causal(input_ids=torch.arange(5)[None])
     assert {name: (p.data_ptr(), p.dtype) for name, p in mine.module.named_parameters()} == before
     assert mine.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("ask", [Policy.probe, engine_probe], ids=["learner", "engine"])
+def test_too_little_memory_is_no_fault_of_the_model(ask: Callable[[Policy], None]) -> None:
+    """Nothing is remembered of it either: with more room the model is tried again."""
+    mine = small_policy(dtype=torch.bfloat16)
+    if ask is engine_probe:
+        assert mine.findings.reason is None
+
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    hook = mine.backbone.get_submodule("layers.1").register_forward_hook(fail)
+    with pytest.raises(UserError, match="too little memory left") as caught:
+        ask(mine)
+    assert "family" not in str(caught.value) and "transformers" not in str(caught.value)
+    hook.remove()
+    ask(mine)
 
 
 def test_beyond_a_window_only_the_last_logits_are_computed() -> None:

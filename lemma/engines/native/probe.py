@@ -10,7 +10,7 @@ from lemma.engines.base import Completion, EngineError, Request, Sampling, gener
 from lemma.engines.native.engine import NativeEngine
 from lemma.models.families import uncached_layers
 from lemma.models.policy import Policy
-from lemma.models.probe import TROUBLE, Comparison, plain_logits, probe_ids, widened
+from lemma.models.probe import TROUBLE, Comparison, plain_logits, probe_ids, refuse_without_room, widened
 
 # The longest prompt crosses a border between blocks of the cache, and its parts are computed one after the other.
 PROMPTS = (90, 70, 50, 31, 15, 7)
@@ -32,6 +32,7 @@ def _fault(policy: Policy) -> str | None:
     try:
         reason = _drawn(policy).fault
     except TROUBLE as error:
+        refuse_without_room(error)
         first = (str(error).strip().splitlines() or [""])[0]
         return f"it does not take an engine's cache ({type(error).__name__}: {first})"
     return None if reason is None else f"through an engine's cache, {reason}"
