@@ -7,7 +7,6 @@ newest valid one is used; a broken one is reported and passed over. Safetensors 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -24,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from lemma.core.errors import UserError
 from lemma.core.faults import fault_point
 from lemma.core.files import sync_folder, write_whole
+from lemma.training.manifest import find_damage, fingerprint
 
 FORMAT_VERSION = 1
 TENSORS, STATE, MANIFEST, BEST = "tensors.safetensors", "state.json", "manifest.json", "best.json"
@@ -110,7 +110,7 @@ class CheckpointStore:
         save_file(snapshot, partial / TENSORS)
         fault_point("checkpoint.mid_write")
         (partial / STATE).write_text(text)
-        files = {name: _fingerprint(partial / name) for name in (TENSORS, STATE)}
+        files = {name: fingerprint(partial / name) for name in (TENSORS, STATE)}
         (partial / MANIFEST).write_text(json.dumps({"format": FORMAT_VERSION, "step": step, "files": files}, indent=1))
         fault_point("checkpoint.before_sync")
         for name in (TENSORS, STATE, MANIFEST):
@@ -185,12 +185,17 @@ class CheckpointStore:
             manifest = json.loads((path / MANIFEST).read_text())
             if manifest["format"] != FORMAT_VERSION:
                 raise BrokenCheckpoint(f"format {manifest['format']}, this version of Lemma reads {FORMAT_VERSION}")
-            for name, expected in manifest["files"].items():
-                if _fingerprint(path / name) != expected:
-                    raise BrokenCheckpoint(f"{name} is not what was written")
+            if manifest["files"].keys() != {TENSORS, STATE}:
+                raise BrokenCheckpoint(f"its manifest names {', '.join(manifest['files']) or 'no files'}")
+            damage = find_damage(path, manifest["files"])
+            if damage is not None:
+                raise BrokenCheckpoint(damage)
             state = json.loads((path / STATE).read_text())
+            for found in (manifest["step"], state["step"]):
+                if found != step:
+                    raise BrokenCheckpoint(f"it is that of step {found}")
             return Checkpoint(step, load_file(path / TENSORS), state)
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             raise BrokenCheckpoint(str(error) or type(error).__name__) from error
 
     def _path(self, step: int) -> Path:
@@ -200,12 +205,6 @@ class CheckpointStore:
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous copy in host memory that later updates do not touch."""
     return tensor.detach().to("cpu", copy=True).contiguous()
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as handle:
-        digest = hashlib.file_digest(handle, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
 
 
 def _sync_file(path: Path) -> None:

@@ -72,7 +72,7 @@ def _load(store: CheckpointStore, stage: str, which: str) -> Checkpoint:
 
 def _write(recipe: RecipeLike, folder: RunFolder, name: str, saved: Checkpoint, kind: Kind, target: Path) -> None:
     before = stage_before(recipe.stages, name)
-    start_from = folder.final_model(before) if before else None
+    start_from = folder.checked_model(before) if before else None
     policy = build_policy(recipe.model, torch.device("cpu"), recipe.run.seed, start_from)
     recipe.format.install(policy.tokenizer)
     optimiser = Optimiser(policy.parameters(), recipe.stages[name].optim)

@@ -29,6 +29,7 @@ from lemma.core.errors import UserError
 from lemma.core.faults import fault_point
 from lemma.core.files import JsonLines, sync_folder, write_whole
 from lemma.core.leaves import leaves
+from lemma.training.manifest import find_damage, fingerprints
 
 OWN_FILES = ("recipe.yaml", "run.json", "run.log", "metrics.jsonl", "results.md", "wandb_run_id")
 OWN_FOLDERS = ("stages", "tensorboard", "wandb", "journal", "evaluations")
@@ -210,11 +211,13 @@ class RunFolder:
             if path.is_file():
                 with open(path, "rb") as handle:
                     os.fsync(handle.fileno())
-        final = self.stage(name) / "final"
+        done, final = self.stage(name) / "done.json", self.stage(name) / "final"
+        content = json.dumps({**summary, "files": fingerprints(partial)}, indent=1)
+        done.unlink(missing_ok=True)
         if final.exists():
             shutil.rmtree(final)
         os.replace(partial, final)
-        write_whole(self.stage(name) / "done.json", json.dumps(dict(summary), indent=1))
+        write_whole(done, content)
 
     def is_done(self, name: str) -> bool:
         return (self.stage(name) / "done.json").is_file() and self.final_model(name) is not None
@@ -226,6 +229,26 @@ class RunFolder:
             if (place / "config.json").is_file():
                 return place
         return None
+
+    def checked_model(self, name: str) -> Path | None:
+        """The same, after looking whether every byte of it is what the stage wrote."""
+        place, done = self.final_model(name), self.stage(name) / "done.json"
+        if place is None:
+            return None
+        try:
+            files = {
+                self.stage(name) / "final" / file: mark for file, mark in json.loads(done.read_text())["files"].items()
+            }
+            used = {str(path.relative_to(place)): mark for path, mark in files.items() if path.is_relative_to(place)}
+            damage = find_damage(place, used) if used else "done.json names no files"
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            damage = "done.json does not say what was written"
+        if damage is not None:
+            raise UserError(
+                f"the model of stage {name} in {place} is damaged: {damage}",
+                fix=f"remove {done} and train again: the stage writes its model anew from its last checkpoint",
+            )
+        return place
 
     def close(self) -> None:
         if self.metrics is not None:

@@ -111,7 +111,7 @@ def _run_stages(
                 stop,
                 seed=recipe.run.seed,
                 device=device,
-                start_from=folder.final_model(before) if before else None,
+                start_from=folder.checked_model(before) if before else None,
                 earlier=list(recipe.stages)[: list(recipe.stages).index(name)],
                 recipe=recipe.model_dump(mode="json"),
             )

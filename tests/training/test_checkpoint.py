@@ -153,9 +153,21 @@ def half_a_manifest(folder: Path) -> None:
     path.write_text(path.read_text()[:20])
 
 
-def from_the_future(folder: Path) -> None:
-    manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(manifest | {"format": 2}))
+def with_manifest(folder: Path, **changes: object) -> None:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def with_state(folder: Path, **changes: object) -> None:
+    """As a state that belongs to another step, in a checkpoint that is consistent otherwise."""
+    path = folder / "state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with_manifest(folder, files={name: module.fingerprint(folder / name) for name in (module.TENSORS, module.STATE)})
+
+
+def older_over_newer(folder: Path) -> None:
+    shutil.rmtree(folder)
+    shutil.copytree(folder.with_name("step-00000001"), folder)
 
 
 BREAK: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -165,10 +177,19 @@ BREAK: dict[str, tuple[Callable[[Path], object], str]] = {
     "no manifest": (lambda f: (f / "manifest.json").unlink(), "No such file"),
     "half a manifest": (half_a_manifest, ""),
     "a manifest of something else": (lambda f: (f / "manifest.json").write_text("[]"), ""),
-    "no tensors": (lambda f: (f / "tensors.safetensors").unlink(), "No such file"),
+    "no tensors": (lambda f: (f / "tensors.safetensors").unlink(), "tensors.safetensors is missing"),
     "an empty folder": (lambda f: [p.unlink() for p in f.iterdir()], "No such file"),
     "a file in its place": (lambda f: (shutil.rmtree(f), f.write_text("")), "Not a directory"),
-    "from the future": (from_the_future, "format 2, this version of Lemma reads 1"),
+    "a manifest without files": (lambda f: with_manifest(f, files={}), "its manifest names no files"),
+    "files that are no mapping": (lambda f: with_manifest(f, files=["state.json"]), ""),
+    "a manifest of half the files": (
+        lambda f: with_manifest(f, files={"state.json": module.fingerprint(f / "state.json")}),
+        "its manifest names state.json",
+    ),
+    "a manifest of another step": (lambda f: with_manifest(f, step=7), "it is that of step 7"),
+    "a state of another step": (lambda f: with_state(f, step=7), "it is that of step 7"),
+    "an older one copied over it": (older_over_newer, "it is that of step 1"),
+    "from the future": (lambda f: with_manifest(f, format=2), "format 2, this version of Lemma reads 1"),
 }
 
 
@@ -201,6 +222,15 @@ def test_all_broken(store: CheckpointStore, said: list[str]) -> None:
     for step in (1, 2):
         cut_short(store.folder / f"step-0000000{step}")
     assert store.newest() is None and len(said) == 2
+
+
+def test_two_that_changed_places(store: CheckpointStore, said: list[str]) -> None:
+    save(store, 1, 2)
+    aside = store.folder.parent / "aside"
+    for source, target in (("step-00000001", aside), ("step-00000002", "step-00000001"), (aside, "step-00000002")):
+        (store.folder / source).rename(store.folder / target)
+    assert store.newest() is None
+    assert ["that of step 1" in said[0], "that of step 2" in said[1]] == [True, True]
 
 
 def test_loading_one_of_them(store: CheckpointStore) -> None:
@@ -286,7 +316,7 @@ def test_a_mistake_in_the_background_is_not_lost(store: CheckpointStore, monkeyp
     def wrong(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(module, "_fingerprint", wrong)
+    monkeypatch.setattr(module, "fingerprint", wrong)
     with pytest.raises(ZeroDivisionError):
         save(store, 1)
     assert names(store) == []
