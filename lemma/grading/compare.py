@@ -9,7 +9,7 @@ from itertools import product
 from lemma.grading.expression import Unreadable, read
 from lemma.grading.leaves import Context, is_text, same_leaf
 from lemma.grading.limits import MAX_ITEMS, LimitExceeded
-from lemma.grading.realsets import NotASet, is_reals, pieces, same_pieces
+from lemma.grading.realsets import NotASet, is_reals, same_set
 from lemma.grading.relations import (
     NEGATIVE_INFINITY,
     POSITIVE_INFINITY,
@@ -39,7 +39,7 @@ def same(gold: Node, answer: Node, context: Context) -> bool:
         return (is_reals(gold) and is_reals(answer)) or same_leaf(gold, answer, context)
     if isinstance(gold, Union | Minus) or isinstance(answer, Union | Minus) or _has_relations(gold, answer):
         with suppress(NotASet):
-            return same_pieces(pieces(gold), pieces(answer))
+            return same_set(gold, answer)
     gold, answer = _as_union(gold, answer), _as_union(answer, gold)
     if isinstance(gold, Minus) or isinstance(answer, Minus):
         return context.symbolic(context.gold, context.answer)

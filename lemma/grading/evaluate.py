@@ -1,7 +1,8 @@
 """The value of an expression tree: exact fractions where possible, otherwise fifty digits, at fixed points.
 
 Two polynomials or rational functions that agree at several fixed pseudo-random points are the same (the chance of an
-accident is below 1e-9 for anything that fits the limits); other functions are compared to forty digits.
+accident is below 1e-9 for anything that fits the limits); other functions are compared to the digits that the sizes of
+their numbers ask for.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def contains(tree: Tree, name: str) -> bool:
 @lru_cache(maxsize=8192)
 def point(name: str, index: int) -> Fraction:
     """The value of a letter at the fixed point of that number: a fraction between 1/2 and 4."""
-    noise = int.from_bytes(hashlib.blake2b(f"{index}:{name}".encode(), digest_size=4).digest(), "little")
+    named = f"{index}:{name}".encode(errors="surrogatepass")
+    noise = int.from_bytes(hashlib.blake2b(named, digest_size=4).digest(), "little")
     return Fraction(503 + noise % 3989, 1009)
 
 
@@ -216,7 +218,7 @@ def _context() -> Any:
 
 
 def numeric(tree: Tree, index: int, modes: tuple[bool, bool] = (True, True), negative: bool = False) -> Any:
-    """The value to fifty digits at a point, real or complex; `negative` takes the letters below zero."""
+    """The value at a point, real or complex, to the digits that are in force; `negative` takes letters below zero."""
     value = _Numeric(index, modes, negative).value(tree)
     context = _context()
     if context.isnan(value) or (context.isinf(value) and not contains(tree, "inf")):
@@ -289,7 +291,7 @@ class _Numeric:
         mp = self.mp
         if name in ("exp", "sinh", "cosh", "tanh", "coth"):
             self.bounded(value)
-        elif not mp.isinf(value) and abs(value) > mp.mpf(10) ** 30:
+        elif name != "ln" and not mp.isinf(value) and abs(value) > mp.mpf(10) ** 30:
             raise LimitExceeded("argument of a function")
         if name == "ln" and not value:
             raise Undefined
@@ -315,12 +317,3 @@ class _Numeric:
         if name == "mod":
             return mp.fmod(values[0], values[1])
         raise Undefined
-
-
-def close(left: Any, right: Any, digits: int = 38) -> bool:
-    """Whether two numeric values agree to that many digits, relative to the larger."""
-    context = _context()
-    if context.isinf(left) or context.isinf(right):
-        return bool(left == right)
-    scale = max(abs(left), abs(right))
-    return bool(abs(left - right) <= scale * context.mpf(10) ** -digits) or bool(scale < context.mpf(10) ** -digits)

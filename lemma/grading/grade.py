@@ -14,6 +14,7 @@ from lemma.grading.extract import boxed, extract, is_prose, visible
 from lemma.grading.leaves import Context, GoldLimit, Undecided, same_words
 from lemma.grading.limits import MAX_ANSWER, MAX_GOLD, LimitExceeded, check_shape
 from lemma.grading.normalise import normalise, repair_escapes, squeezed
+from lemma.grading.relations import contradicts
 from lemma.grading.rules import DEFAULT, Rules
 from lemma.grading.structure import Leaf, shape
 from lemma.grading.tokens import ambiguous, join_thousands, tokenise
@@ -223,7 +224,7 @@ def _compare(wanted: str, answer: str, rules: Rules, symbolic: Symbolic) -> tupl
                 context = Context(gold_text, answer_text, rules, symbolic, same)
                 if isinstance(gold_node, Leaf) and isinstance(answer_node, Leaf):
                     reason = "expression"
-                if same(gold_node, answer_node, context):
+                if same(gold_node, answer_node, context) and not contradicts(answer_node, context):
                     return "right", reason
             except Undecided:
                 undecided = True

@@ -11,25 +11,21 @@ from typing import Any
 from lemma.grading import evaluate
 from lemma.grading.evaluate import NotRational, Undefined
 from lemma.grading.expression import Tree, Unreadable, read
-from lemma.grading.limits import LimitExceeded
+from lemma.grading.limits import GoldLimit, LimitExceeded
 from lemma.grading.names import names
 from lemma.grading.normalise import words
+from lemma.grading.precision import enough_digits
 from lemma.grading.rules import Rules
 from lemma.grading.structure import Leaf, Node, Tokens
 from lemma.grading.tokens import spelling, tokenise
 from lemma.grading.units import conversion
 
-LONG_LITERAL = 25
 _BASE = re.compile(r"\(?([0-9A-Fa-f]+)\)?_\{?(\d{1,2}|\\text\{[a-z]+\})\}?$")
 _TIME = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?\s*(?:\\text\{)?\s*([ap])?\.?\s*(?:m\.?)?\s*\}?$", re.IGNORECASE)
 
 
 class Undecided(Exception):
     """The exact path cannot say; sympy may."""
-
-
-class GoldLimit(Exception):
-    """The gold, not the answer, exceeds a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,31 +326,23 @@ def _equal_numerically(
     gold_text: str,
     answer_text: str,
 ) -> bool:
-    scale = evaluate._context().mpf(factor.numerator) / factor.denominator
-    decided = 0
-    for index in range(4 if letters else 1):
-        try:
-            left = _gold_value(evaluate.numeric, gold, index, modes)
-            right = evaluate.numeric(answer, index, modes) * scale
-        except Undefined:
-            continue
-        decided += 1
-        if not evaluate.close(left, right):
-            return context.rules.tolerant and not letters and _within(left, right, context.rules)
-    if not decided or _long_literal(gold) or _long_literal(answer):
-        return context.symbolic(gold_text, answer_text)
-    if letters and (evaluate.contains(gold, "abs") or evaluate.contains(answer, "abs")):
-        try:
-            left = _gold_value(evaluate.numeric, gold, 4, modes, True)
-            right = evaluate.numeric(answer, 4, modes, True) * scale
-        except Undefined:
-            return True
-        return evaluate.close(left, right)
-    return True
-
-
-def _long_literal(tree: Tree) -> bool:
-    """Whether a number in the tree has more digits than the numeric comparison can tell apart."""
-    if tree[0] == "num":
-        return len(str(tree[1].numerator)) > LONG_LITERAL or len(str(tree[1].denominator)) > LONG_LITERAL
-    return any(_long_literal(part) for part in tree[1:] if isinstance(part, tuple))
+    rules = context.rules
+    with enough_digits(gold, answer) as close:
+        scale = evaluate._context().mpf(factor.numerator) / factor.denominator
+        decided = 0
+        for index in range(4 if letters else 1):
+            try:
+                left = _gold_value(evaluate.numeric, gold, index, modes)
+                right = evaluate.numeric(answer, index, modes) * scale
+            except Undefined:
+                continue
+            decided += 1
+            if not close(left, right):
+                return rules.tolerant and not letters and _within(left, right, rules)
+        if decided and letters and (evaluate.contains(gold, "abs") or evaluate.contains(answer, "abs")):
+            try:
+                left = _gold_value(evaluate.numeric, gold, 4, modes, True)
+                return close(left, evaluate.numeric(answer, 4, modes, True) * scale)
+            except Undefined:
+                return True
+    return True if decided else context.symbolic(gold_text, answer_text)

@@ -20,12 +20,20 @@ MAX_EXPONENT = 20_000
 """Largest exponent or factorial in the numeric path."""
 MAX_STEPS = 20_000
 """Nodes that one evaluation may visit."""
+MAX_PRECISION = 10_000
+"""Digits to which two values are compared."""
+MAX_WORK = 400_000
+"""Those digits times the operations that take long at many digits."""
 MAX_ITEMS = 200
 """Members of a list, set or matrix."""
 
 
 class LimitExceeded(Exception):
     """Raised where a text exceeds one of the limits above; whose text it is decides the verdict."""
+
+
+class GoldLimit(Exception):
+    """The gold, not the answer, exceeds a limit."""
 
 
 def check_shape(text: str, longest: int = MAX_ANSWER) -> None:

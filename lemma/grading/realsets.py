@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 from lemma.grading import evaluate
 from lemma.grading.evaluate import Undefined
 from lemma.grading.expression import Unreadable, read
+from lemma.grading.limits import GoldLimit, LimitExceeded
+from lemma.grading.precision import digits_for, weigh
 from lemma.grading.structure import Leaf, Listed, Minus, Node, Relation, Union
 
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
@@ -45,14 +47,37 @@ def pieces(node: Node) -> Pieces:
     raise NotASet
 
 
-def same_pieces(left: Pieces, right: Pieces) -> bool:
-    return len(left) == len(right) and all(
-        a.low_in == b.low_in
-        and a.high_in == b.high_in
-        and evaluate.close(a.low, b.low)
-        and evaluate.close(a.high, b.high)
-        for a, b in zip(left, right, strict=True)
-    )
+def same_set(gold: Node, answer: Node) -> bool:
+    """Whether two nodes describe the same set. Raises NotASet."""
+    try:
+        tall, cost = _weigh(gold)
+    except LimitExceeded as error:
+        raise GoldLimit from error
+    more, costs = _weigh(answer)
+    with digits_for(tall + more, cost + costs) as close:
+        left, right = pieces(gold), pieces(answer)
+        return len(left) == len(right) and all(
+            a.low_in == b.low_in and a.high_in == b.high_in and close(a.low, b.low) and close(a.high, b.high)
+            for a, b in zip(left, right, strict=True)
+        )
+
+
+def _weigh(node: Node) -> tuple[float, int]:
+    """The height of all the numbers in a node together, and what they cost."""
+    if isinstance(node, Leaf):
+        try:
+            return weigh(read(node.tokens))
+        except Unreadable:
+            return 0.0, 0
+    parts: tuple[Node, ...] = ()
+    if isinstance(node, Minus):
+        parts = node.left, node.right
+    elif isinstance(node, Relation):
+        parts = node.sides
+    elif isinstance(node, Union | Listed):
+        parts = node.items
+    weights = [_weigh(part) for part in parts]
+    return sum(tall for tall, _ in weights), sum(cost for _, cost in weights)
 
 
 def is_reals(leaf: Leaf) -> bool:

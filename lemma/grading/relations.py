@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 from lemma.grading import evaluate
 from lemma.grading.evaluate import NotRational, Undefined
 from lemma.grading.expression import GREEK, Tree, Unreadable, read
 from lemma.grading.leaves import Context, is_text
+from lemma.grading.limits import GoldLimit, LimitExceeded
+from lemma.grading.precision import enough_digits
 from lemma.grading.realsets import is_reals
 from lemma.grading.structure import Leaf, Listed, Minus, Node, Relation, Union
 from lemma.grading.tokens import Token
@@ -28,6 +32,52 @@ def against_value(gold: Node, answer: Relation, context: Context) -> bool:
         return False
     if set(answer.signs) <= {"=", "~"}:
         return context.same(gold, value_side(answer))
+    return False
+
+
+def contradicts(node: Node, context: Context) -> bool:
+    """Whether a part of an answer says that two different numbers are equal; a decimal may be a rounded value.
+
+    Congruences and arrows, which are read as equations elsewhere, say nothing of the kind.
+    """
+    if any(arrow in context.answer for arrow in ("\\equiv", "\\to", "\\rightarrow")):
+        return False
+    if isinstance(node, Listed | Union):
+        return any(contradicts(item, context) for item in node.items)
+    if not isinstance(node, Relation):
+        return False
+    last: Leaf | None = None
+    for sign, side in zip(("~", *node.signs), node.sides, strict=True):
+        if sign != "=":
+            last = None
+        if isinstance(side, Leaf) and _is_number(side):
+            if last is not None and not _may_equal(last, side, context):
+                return True
+            last = side
+    return False
+
+
+def _is_number(leaf: Leaf) -> bool:
+    try:
+        tree = read(leaf.tokens)
+    except (Unreadable, LimitExceeded):
+        return False
+    return not is_text(leaf.tokens) and not evaluate.symbols(tree) and not evaluate.contains(tree, "call")
+
+
+def _may_equal(left: Leaf, right: Leaf, context: Context) -> bool:
+    """Whether two numbers are the same, or one of them is the other rounded or cut to its places."""
+    try:
+        if left.unit != right.unit or context.same(left, right):
+            return True
+        for decimal, other in ((left, right), (right, left)):
+            whole, point, places = text_of(decimal).lstrip("+-").partition(".")
+            if point and (whole + places).isdigit():
+                rules = context.rules.model_copy(update={"absolute": max(context.rules.absolute, 10.0 ** -len(places))})
+                if replace(context, rules=rules).same(decimal, other):
+                    return True
+    except GoldLimit as error:
+        raise LimitExceeded from error
     return False
 
 
@@ -194,29 +244,38 @@ def _proportional(gold: Relation, answer: Relation, context: Context) -> bool:
         )
     if not evaluate.symbols(left) or evaluate.symbols(left) != evaluate.symbols(right):
         return False
-    constant: Fraction | None = None
-    ratios = []
-    for index in range(4):
-        ratios.append(_ratio(left, right, index))
-    known = [r for r in ratios if r is not None]
-    if not known:
-        return False
-    constant = known[0]
-    if not constant or not all(evaluate.close(r, constant, 30) for r in known):
-        return False
-    if sign in ("=", "!=", "~"):
-        return True
-    return bool(constant > 0) == (gold.signs[0] == sign)
+    direction = _common_factor(left, right)
+    if not direction or sign in ("=", "!=", "~"):
+        return bool(direction)
+    return (direction > 0) == (gold.signs[0] == sign)
 
 
-def _ratio(left: Tree, right: Tree, index: int) -> Fraction | None:
+def _common_factor(left: Tree, right: Tree) -> int:
+    """The sign of the factor where left is a constant multiple of right at every point; 0 where it is none."""
+    with enough_digits(left, right, factors=2) as close:
+        values = [pair for index in range(4) if (pair := _values(left, right, index)) and pair[1]]
+        if not values or not values[0][0]:
+            return 0
+        exact = all(isinstance(value, Fraction) for pair in values for value in pair)
+        if not exact:
+            values = [(_real(top), _real(bottom)) for top, bottom in values]
+        first, under = values[0]
+        for top, bottom in values[1:]:
+            if (top * under != first * bottom) if exact else not close(top * under, first * bottom):
+                return 0
+        factor = first / under
+        return 1 if (factor if exact else evaluate._context().re(factor)) > 0 else -1
+
+
+def _values(left: Tree, right: Tree, index: int) -> tuple[Any, Any] | None:
     try:
         try:
-            top, bottom = evaluate.exact(left, index), evaluate.exact(right, index)
-            mp = evaluate._context()
-            top, bottom = mp.mpf(top.numerator) / top.denominator, mp.mpf(bottom.numerator) / bottom.denominator
+            return evaluate.exact(left, index), evaluate.exact(right, index)
         except NotRational:
-            top, bottom = evaluate.numeric(left, index), evaluate.numeric(right, index)
+            return evaluate.numeric(left, index), evaluate.numeric(right, index)
     except Undefined:
         return None
-    return top / bottom if bottom else None
+
+
+def _real(value: Any) -> Any:
+    return evaluate._context().mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value

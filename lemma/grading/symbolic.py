@@ -12,8 +12,7 @@ from typing import Any
 
 from lemma.grading.grade import Pending, decide, quick
 from lemma.grading.guard import Refused, check_symbolic
-from lemma.grading.leaves import GoldLimit
-from lemma.grading.limits import LimitExceeded
+from lemma.grading.limits import MAX_PRECISION, GoldLimit, LimitExceeded
 from lemma.grading.rules import DEFAULT, Rules
 from lemma.grading.verdict import Verdict
 
@@ -27,7 +26,7 @@ def _parse(text: str) -> list[Any]:
     from math_verify import LatexExtractionConfig, parse
 
     check_symbolic(text)
-    text = _without_imaginary_index(text)
+    text = _as_fractions(_without_imaginary_index(text))
     found = parse(
         "$" + text.replace("$", "") + "$",
         extraction_config=[LatexExtractionConfig()],
@@ -49,6 +48,25 @@ def _without_imaginary_index(text: str) -> str:
     return text
 
 
+_DECIMAL = re.compile(r"(?<![\d.])(\d+)\.(\d+)(?![\d.])(?!\s*\\overline)")
+
+
+def _as_fractions(text: str) -> str:
+    """Decimals as fractions: sympy's own floating-point numbers are compared after rounding."""
+    return _DECIMAL.sub(lambda m: rf"\frac{{{int(m[1] + m[2])}}}{{{10 ** len(m[2])}}}", text)
+
+
+_EXPONENT = re.compile(r"\^\s*\{?\s*-?\s*(\d{1,5})")
+
+
+def _precision(gold: str, answer: str) -> int:
+    """Digits to which sympy compares values: beyond all that the numbers in the two texts can hide."""
+    digits = 50
+    for text in (gold, answer):
+        digits += 2 * sum(c.isdigit() for c in text) + 2 * sum(int(n) for n in _EXPONENT.findall(text))
+    return min(digits, MAX_PRECISION)
+
+
 def equal(gold: str, answer: str) -> bool:
     """Whether sympy finds the two equal. Raises GoldLimit or LimitExceeded by whose text it is."""
     from math_verify import verify
@@ -64,7 +82,9 @@ def equal(gold: str, answer: str) -> bool:
     except (Refused, _Unparsed):
         return False
     try:
-        return bool(verify(left, right, timeout_seconds=None, float_rounding=12, numeric_precision=30))
+        return bool(
+            verify(left, right, timeout_seconds=None, float_rounding=12, numeric_precision=_precision(gold, answer))
+        )
     except (RecursionError, MemoryError) as error:
         raise LimitExceeded("comparison") from error
 

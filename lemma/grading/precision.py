@@ -1,0 +1,111 @@
+"""How many digits a comparison needs so that no two values that can be written within the limits look alike.
+
+The height of a tree bounds how far its numbers lift or lower its value, in decimal digits. Two different values of
+heights g and a are apart by about 10^-(g+a) or more, so they are computed to twice that and fifty digits beyond.
+Where that is too much work, the text that needs it exceeds a limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from lemma.grading import evaluate
+from lemma.grading.evaluate import DIGITS, Undefined
+from lemma.grading.expression import Tree
+from lemma.grading.limits import MAX_PRECISION, MAX_WORK, GoldLimit, LimitExceeded
+
+_MARGIN = 10
+
+
+def _parts(tree: Tree) -> list[Tree]:
+    return [part for part in tree[1:] if isinstance(part, tuple)]
+
+
+def _size(tree: Tree) -> float:
+    """How large the value of an exponent or an argument is."""
+    try:
+        value = abs(evaluate.numeric(tree, 0))
+    except Undefined:
+        return 1.0
+    return 1.0 if evaluate._context().isinf(value) else float(value)
+
+
+@lru_cache(maxsize=4096)
+def height(tree: Tree) -> float:
+    """Decimal digits by which the numbers of the tree lift or lower its value."""
+    name = tree[0]
+    if name == "num":
+        return math.log10(max(1, abs(tree[1].numerator))) + math.log10(tree[1].denominator)
+    if name in ("sym", "const"):
+        return 1.0
+    below = sum(height(part) for part in _parts(tree))
+    if name == "pow":
+        return below + height(tree[1]) * max(1.0, _size(tree[2]))
+    if name == "fun" and tree[1] in ("exp", "sinh", "cosh"):
+        return below + _size(tree[2])
+    if name in ("fact", "binom"):
+        top = _size(tree[1])
+        return below + top * math.log10(top + 2)
+    return below + 1.0
+
+
+def _is_whole(tree: Tree) -> bool:
+    tree = tree[1] if tree[0] == "neg" else tree
+    return bool(tree[0] == "num" and tree[1].denominator == 1)
+
+
+@lru_cache(maxsize=4096)
+def _cost(tree: Tree) -> int:
+    """Operations that take long at many digits; functions count more than roots."""
+    parts = _parts(tree)
+    own = {"root": 1, "const": 1, "fun": 20}.get(tree[0], 0)
+    if tree[0] == "pow":
+        own = 1 if _is_whole(parts[1]) else 20
+    elif tree[0] in ("fact", "binom"):
+        own = 1 if all(map(_is_whole, parts)) else 1_000
+    return own + sum(_cost(part) for part in parts)
+
+
+def weigh(tree: Tree) -> tuple[float, int]:
+    """The height of a tree, and how many of its operations take long at many digits."""
+    return height(tree), _cost(tree)
+
+
+def _digits(tall: float, cost: int) -> int:
+    digits = DIGITS + 2 * math.ceil(tall)
+    if digits > MAX_PRECISION or digits * cost > MAX_WORK:
+        raise LimitExceeded("precision")
+    return digits
+
+
+@contextmanager
+def digits_for(tall: float, cost: int) -> Iterator[Callable[[Any, Any], bool]]:
+    """Within `with`, numbers have the digits that this height needs; gives the comparison of two of them."""
+    digits = _digits(tall, cost)
+    context = evaluate._context()
+    with context.workdps(digits):
+        smallest = context.mpf(10) ** -(DIGITS - _MARGIN + math.ceil(tall))
+
+        def close(left: Any, right: Any) -> bool:
+            if context.isinf(left) or context.isinf(right):
+                return bool(left == right)
+            return bool(abs(left - right) <= smallest * max(1, abs(left), abs(right)))
+
+        yield close
+
+
+@contextmanager
+def enough_digits(gold: Tree, answer: Tree, factors: int = 1) -> Iterator[Callable[[Any, Any], bool]]:
+    """As `digits_for`, for values of these two trees, or products of so many of them."""
+    try:
+        tall, cost = weigh(gold)
+        _digits(2 * factors * tall, 2 * cost)
+    except LimitExceeded as error:
+        raise GoldLimit from error
+    more, costs = weigh(answer)
+    with digits_for(factors * (tall + more), cost + costs) as close:
+        yield close
