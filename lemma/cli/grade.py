@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
+import os
 import sys
+import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,19 +50,55 @@ def run(options: argparse.Namespace) -> int:
     rows = read_rows(options.file)
     pairs = [pair(row, line, options) for line, row in rows]
     rules = Rules(relative=options.relative, absolute=options.absolute, thinking="whole" if options.whole else "after")
-    verdicts = grade_all(pairs, rules, options.workers)
-    text = "".join(
-        json.dumps({**row, **as_fields(verdict)}, ensure_ascii=False) + "\n"
-        for (_, row), verdict in zip(rows, verdicts, strict=True)
-    )
-    if options.output is None:
-        sys.stdout.write(text)
-    else:
-        from lemma.core.files import write_whole
-
-        write_whole(Path(options.output), text)
+    bar = options.output is not None or not sys.stdout.isatty()
+    verdicts: list[Verdict] = []
+    with output(options.output) as write:
+        for (_, row), verdict in zip(rows, grade_all(pairs, rules, options.workers, bar), strict=True):
+            write({**row, **as_fields(verdict)})
+            verdicts.append(verdict)
     summarise(verdicts)
     return 0
+
+
+@contextmanager
+def output(name: str | None) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Gives a function that writes a row at once. A file is called `.partial` until all rows are in it."""
+    if name is None:
+        yield _print
+        return
+    path = Path(name)
+    try:
+        plain = path.is_file() or not path.exists()
+        partial = path.with_name(path.name + ".partial") if plain else path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(partial, "wb", buffering=0) as handle:
+            yield lambda row: _write_all(handle, _line(row).encode())
+        if plain:
+            os.replace(partial, path)
+    except OSError as error:
+        raise UserError(
+            f"cannot write '{name}': {error.strerror or error}", fix="name another file by --output"
+        ) from None
+
+
+def _write_all(handle: FileIO, data: bytes) -> None:
+    while data:
+        data = data[handle.write(data) :]
+
+
+def _line(row: dict[str, Any], encoding: str = "utf-8") -> str:
+    """A row as JSON; characters that the encoding cannot hold, such as half a surrogate pair, are escaped."""
+    text = json.dumps(row, ensure_ascii=False) + "\n"
+    try:
+        text.encode(encoding)
+        return text
+    except UnicodeEncodeError:
+        return json.dumps(row) + "\n"
+
+
+def _print(row: dict[str, Any]) -> None:
+    sys.stdout.write(_line(row, sys.stdout.encoding or "utf-8"))
+    sys.stdout.flush()
 
 
 def read_rows(name: str) -> list[tuple[int, dict[str, Any]]]:
@@ -67,9 +108,14 @@ def read_rows(name: str) -> list[tuple[int, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line.removeprefix("\ufeff"))
+            json.dumps(row)
         except ValueError as error:
             raise UserError(f"this line is not JSON ({error})", file=name, line=number) from None
+        except RecursionError:
+            raise UserError(
+                "this line is nested too deeply", file=name, line=number, fix="write flat rows of text"
+            ) from None
         if not isinstance(row, dict):
             raise UserError(
                 "this line is not an object", file=name, line=number, fix='write {"prediction": "...", "gold": "..."}'
@@ -83,16 +129,14 @@ def read_rows(name: str) -> list[tuple[int, dict[str, Any]]]:
 
 
 def _lines(name: str) -> Iterator[str]:
-    if name == "-":
-        yield from sys.stdin
-        return
-    path = Path(name)
-    if not path.is_file():
-        raise UserError(f"there is no file '{name}'", fix="name a file of JSON lines, or - for standard input")
     try:
+        if name == "-":
+            yield from sys.stdin
+            return
+        path = Path(name)
+        if not path.is_file():
+            raise UserError(f"there is no file '{name}'", fix="name a file of JSON lines, or - for standard input")
         if path.suffix == ".gz":
-            import gzip
-
             with gzip.open(path, "rt", encoding="utf-8") as handle:
                 yield from handle
         else:
@@ -102,10 +146,14 @@ def _lines(name: str) -> Iterator[str]:
         raise UserError("the file is not UTF-8 text", file=name, fix="save it as UTF-8 JSON lines") from None
     except EOFError:
         raise UserError("the compressed file is cut off", file=name, fix="copy it again") from None
-    except OSError as error:
-        if type(error).__name__ != "BadGzipFile":
-            raise
+    except gzip.BadGzipFile as error:
+        if "CRC" in str(error) or "length" in str(error):
+            raise UserError("the compressed file is damaged", file=name, fix="copy it again") from None
         raise UserError("the file is not gzip", file=name, fix="name it .jsonl if it is plain text") from None
+    except zlib.error:
+        raise UserError("the compressed file is damaged", file=name, fix="copy it again") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"the file cannot be read ({error})", file=name, fix="name a file that you can read") from None
 
 
 def pair(row: dict[str, Any], line: int, options: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
@@ -133,26 +181,27 @@ def _text(value: Any) -> str:
     return "" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
-def grade_all(pairs: Sequence[tuple[str, tuple[str, ...]]], rules: Rules, workers: int) -> list[Verdict]:
-    """Verdicts in the order of the rows, with a bar on standard error."""
+def grade_all(
+    pairs: Sequence[tuple[str, tuple[str, ...]]], rules: Rules, workers: int, bar: bool = True
+) -> Iterator[Verdict]:
+    """Verdicts in the order of the rows, as they come, with a bar on standard error."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from lemma.grading import GradingService
 
     order = {"right": 0, "wrong": 1, "unknown": 2}
-    flat = [(prediction, gold) for prediction, golds in pairs for gold in golds or ("",)]
-    verdicts: list[Verdict] = []
+    flat = ((prediction, gold) for prediction, golds in pairs for gold in golds or ("",))
     columns = (TextColumn("grading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with GradingService(workers) as service, Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task("grading", total=len(pairs))
+    shown = Progress(*columns, console=Console(stderr=True), redirect_stdout=False, disable=not bar)
+    with GradingService(workers) as service, shown as progress:
+        task = progress.add_task("grading", total=len(pairs))
         answers = service.stream(flat, rules)
         for _, golds in pairs:
             several = [next(answers) for _ in golds or ("",)]
             best = min(several, key=lambda verdict: order[verdict.kind])
-            verdicts.append(best._replace(seconds=sum(verdict.seconds for verdict in several)))
-            progress.advance(bar)
-    return verdicts
+            progress.advance(task)
+            yield best._replace(seconds=sum(verdict.seconds for verdict in several))
 
 
 def as_fields(verdict: Verdict) -> dict[str, Any]:

@@ -88,3 +88,80 @@ def test_missing_and_broken_files(tmp_path: Path, capsys: pytest.CaptureFixture[
     for path, sentence in ((tmp_path / "x", "there is no file"), (broken, "not gzip"), (binary, "not UTF-8")):
         assert main(["grade", str(path)]) == 2
         assert sentence in capsys.readouterr().err
+
+
+def test_deep_nesting_is_refused_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "in.jsonl"
+    for depth in (500, 900, 5_000, 200_000):
+        path.write_text(f'{{"prediction": "1", "gold": "1", "more": {"[" * depth}{"]" * depth}}}\n', encoding="utf-8")
+        code, error = main(["grade", str(path)]), capsys.readouterr().err
+        assert code == 0 or (code == 2 and ":1: this line is nested too deeply" in error)
+    assert code == 2
+
+
+def test_a_gzip_file_damaged_anywhere_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "in.jsonl.gz"
+    whole = gzip.compress(json.dumps({"prediction": "1", "gold": "2"}).encode(), mtime=0)
+    damaged = [whole[:size] for size in range(1, len(whole))]
+    damaged += [whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :] for place in range(len(whole))]
+    for data in damaged:
+        path.write_bytes(data)
+        code, error = main(["grade", str(path)]), capsys.readouterr().err
+        assert code == 0 or (code == 2 and len(error.strip().splitlines()) == 1), data
+
+
+LINES = [
+    r'{"prediction": "\ud800", "gold": "1"}',
+    r'{"prediction": "\\boxed{x_{\udfff}}", "gold": "x_{\ud800}"}',
+    r'{"prediction": "7", "gold": "7", "\ud800": "\ud83d"}',
+    r'{"prediction": "\u0000\u2028\u0085", "gold": "\u0000"}',
+    '{"prediction": "1\u2028", "gold": "1", "note": "\x7f\u0085\ufeff"}',
+    '{"prediction": NaN, "gold": Infinity}',
+    '{"prediction": 1e400, "gold": true}',
+    '{"prediction": null, "gold": [null, "", 3]}',
+    '{"prediction": "2", "gold": []}',
+    '{"prediction": "\\uD83D\\uDE00", "gold": "\U0001f600"}',
+]
+
+
+def test_any_text_that_a_file_can_hold_is_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, out = tmp_path / "in.jsonl", tmp_path / "new" / "out.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(LINES).encode())
+    assert main(["grade", str(path), "--output", str(out)]) == 0
+    written = out.read_text("utf-8").split("\n")[:-1]
+    assert len(written) == len(LINES) and all("verdict" in json.loads(line) for line in written)
+    printed = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(printed, encoding="ascii", newline="\n"))
+    assert main(["grade", str(path)]) == 0
+    for line, original in zip(printed.getvalue().decode("ascii").split("\n"), LINES, strict=False):
+        row, given = json.loads(line), json.loads(original)
+        assert {key: repr(row[key]) for key in given} == {key: repr(value) for key, value in given.items()}
+
+
+def test_results_are_written_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lemma.grading import service
+
+    quick = service.quick
+
+    def failing(prediction: str, gold: str, rules: Any) -> Any:
+        if prediction == "stop":
+            raise KeyboardInterrupt
+        return quick(prediction, gold, rules)
+
+    monkeypatch.setattr(service, "quick", failing)
+    out = tmp_path / "out.jsonl"
+    out.write_text("earlier results\n", encoding="utf-8")
+    rows = [{"prediction": str(n), "gold": "3"} for n in range(5)] + [{"prediction": "stop", "gold": "3"}]
+    assert main(["grade", str(write(tmp_path / "in.jsonl", rows)), "--output", str(out)]) != 0
+    assert out.read_text(encoding="utf-8") == "earlier results\n"
+    kept = [json.loads(line)["verdict"] for line in (tmp_path / "out.jsonl.partial").read_text("utf-8").splitlines()]
+    assert kept == ["wrong", "wrong", "wrong", "right", "wrong"]
+
+
+def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "in.jsonl", ROWS[:2])
+    for bad in (tmp_path, path / "out.jsonl", tmp_path / ("x" * 300)):
+        assert main(["grade", str(path), "--output", str(bad)]) == 2
+        assert "cannot write" in capsys.readouterr().err
+    assert main(["grade", str(path), "--output", "/dev/null"]) == 0
+    assert Path("/dev/null").is_char_device()
