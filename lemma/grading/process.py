@@ -20,11 +20,11 @@ class Stopped(Exception):
 
 
 class Worker:
-    """One worker process and the pipes to it. Owned by one thread at a time."""
+    """One worker process and the pipes to it. Owned by the thread that made it: on Linux it dies with that thread."""
 
     def __init__(self, cpu_seconds: float, megabytes: int):
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "lemma.grading.worker", str(cpu_seconds), str(megabytes)],
+            [sys.executable, "-P", "-m", "lemma.grading.worker", str(cpu_seconds), str(megabytes), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -188,21 +188,28 @@ class GradingService:
     # Working
 
     def start(self) -> None:
-        """Start all workers now, so that no question waits for one; nothing is waited for."""
+        """Start all workers now, so that no question waits for one; it is not waited until they are ready."""
         with self._lock:
             assert not self._closed, "the grading service is closed"
-            for place in range(len(self._threads), self.workers):
-                with suppress(OSError):
-                    self._live[place] = self._new_worker()
-                self._add_thread()
+            started = [self._add_thread(early=True) for _ in range(len(self._threads), self.workers)]
+        for event in started:
+            event.wait()
 
-    def _add_thread(self) -> None:
-        thread = threading.Thread(target=self._run, args=(len(self._threads),), daemon=True, name="grading")
+    def _add_thread(self, early: bool = False) -> threading.Event:
+        """A thread for one more worker; with `early`, the event says that its process was started."""
+        started = threading.Event()
+        arguments = len(self._threads), early, started
+        thread = threading.Thread(target=self._run, args=arguments, daemon=True, name="grading")
         self._threads.append(thread)
         thread.start()
+        return started
 
-    def _run(self, place: int) -> None:
+    def _run(self, place: int, early: bool, started: threading.Event) -> None:
         """One thread for one worker: take a batch, send it, read the answers in order."""
+        if early:
+            with suppress(OSError):
+                self._live[place] = self._new_worker()
+        started.set()
         todo: list[_Task] = []
         while True:
             if not todo:

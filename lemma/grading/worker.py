@@ -5,7 +5,7 @@ Messages are JSON lines in both directions, so nothing that a model wrote is eve
 CPU time, memory or recursion was hit, `{"error": text}` where the text cannot be handled, or `{"trouble": text}` where
 the machine failed. The graders of other systems are asked by `{"op": "compat", "name", "response", "gold", "compat"}`
 and answer `{"score"}`.
-Run as `python -m lemma.grading.worker CPU_SECONDS MEGABYTES`.
+Run as `python -m lemma.grading.worker CPU_SECONDS MEGABYTES PARENT`; it ends with that process.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import resource
 import signal
 import sys
+from contextlib import suppress
 from time import process_time
 from types import FrameType
 from typing import Any, BinaryIO
@@ -27,6 +28,8 @@ RECYCLE_AFTER = 5_000
 PACE_STEPS = 200_000
 PACE_SECONDS = 0.012
 """CPU seconds of `_pace` on the machine that limits are given for; a slower machine gets more seconds."""
+
+PR_SET_PDEATHSIG = 1
 
 _deadline = float("inf")
 
@@ -150,7 +153,19 @@ def serve(tasks: BinaryIO, answers: BinaryIO, cpu_seconds: float, megabytes: int
             return
 
 
+def _end_with(parent: int) -> None:
+    """Die when the parent does, busy or stopped; elsewhere than on Linux the end of the input has to do."""
+    if sys.platform == "linux":
+        import ctypes
+
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def main() -> None:
+    _end_with(int(sys.argv[3]))
     logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
