@@ -63,6 +63,33 @@ def check_symbolic(text: str) -> None:
     _check_sizes(text)
 
 
+_ARITHMETIC = re.compile(r"[\d.\s+\-*×/^()÷]{2,}")
+_PLAIN_CHARACTERS = re.compile(r"[0-9. \t\r\n+\-*×/^()÷]*")
+
+
+def _is_small(text: str) -> bool:
+    powers = text.replace("**", "^")
+    try:
+        check_shape(text)
+        _check_sizes(powers)
+    except LimitExceeded:
+        return False
+    return _PLAIN_CHARACTERS.fullmatch(text) is not None and not _TOWER.search(powers)
+
+
+def without_large_arithmetic(text: str, instead: str) -> str:
+    """The text with each run of arithmetic that is large, or not in plain characters, replaced.
+
+    For a parser that hands such runs to sympy's reader of Python, wherever in a text it finds them.
+    """
+
+    def kept(run: re.Match[str]) -> str:
+        is_arithmetic = any(c.isdigit() for c in run[0]) and any(c in "+-*×/^()÷" for c in run[0])
+        return run[0] if not is_arithmetic or _is_small(run[0]) else instead
+
+    return _ARITHMETIC.sub(kept, text)
+
+
 def _check_sizes(text: str) -> None:
     if _DIGITS.search(text):
         raise LimitExceeded("digits")

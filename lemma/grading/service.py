@@ -17,53 +17,19 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any
 
 from lemma.grading.grade import Pending, quick
 from lemma.grading.process import Stopped, Worker
 from lemma.grading.rules import DEFAULT, Rules
+from lemma.grading.tasks import PROBE, Compat, Task, key_of, message_of
 from lemma.grading.verdict import Kind, Verdict
 
 Outcome = tuple[Kind, str]
 _BATCH = 32
 _TRIES = 3
 """Workers that may be lost over one task, or while they start, before its verdict is unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Compat:
-    """A question to a grader of another system."""
-
-    name: str
-    response: str
-    gold: str | tuple[str, ...]
-    compat: bool
-
-
-@dataclass(slots=True)
-class _Task:
-    question: Pending | _Compat
-    future: Future[Any] = field(default_factory=Future)
-    lost: int = 0
-    """How many workers went away while they had this task, for a reason that was not its own."""
-
-    @property
-    def unknown(self) -> Any:
-        """The outcome where the grader is at fault; it is never cached."""
-        return ("unknown", "grader") if isinstance(self.question, Pending) else None
-
-
-def _key(question: Pending | _Compat) -> Hashable:
-    """What results are cached by: the gold, the answer and the rules."""
-    return (question.gold, question.answer, question.rules) if isinstance(question, Pending) else question
-
-
-def _message(question: Pending | _Compat) -> dict[str, Any]:
-    if isinstance(question, _Compat):
-        return {"op": "compat", **asdict(question)}
-    return {"op": "settle", "gold": question.gold, "answer": question.answer, "rules": question.rules.model_dump()}
 
 
 _services: weakref.WeakSet[GradingService] = weakref.WeakSet()
@@ -100,10 +66,10 @@ class GradingService:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._live: dict[int, Worker] = {}
-        self._waiting: dict[Hashable, _Task] = {}
+        self._waiting: dict[Hashable, Task] = {}
         self._closed = self._ended = False
 
     # Asking
@@ -161,12 +127,15 @@ class GradingService:
             yield item if isinstance(item, Verdict) else item.result()
 
     def compat(self, name: str, response: str, gold: str | Sequence[str], compat: bool = True) -> Any:
-        """The score of a grader of another system; a response that exceeds a limit scores as an empty one."""
-        golds = gold if isinstance(gold, str) else tuple(gold)
-        return self._ask(_Compat(name, response, golds, compat)).result()
+        """The score of a grader of another system, in a worker.
 
-    def _ask(self, question: Pending | _Compat) -> Future[Any]:
-        key = _key(question)
+        A response that exceeds a limit scores as an empty one; None where the gold does, or where no worker is left.
+        """
+        golds = gold if isinstance(gold, str) else tuple(gold)
+        return self._ask(Compat(name, response, golds, compat)).result()
+
+    def _ask(self, question: Pending | Compat) -> Future[Any]:
+        key = key_of(question)
         with self._lock:
             self.counts["asked"] += 1
             if key in self._cache:
@@ -178,7 +147,7 @@ class GradingService:
             if key in self._waiting:
                 return self._waiting[key].future
             assert not self._closed, "the grading service is closed"
-            task = _Task(question)
+            task = Task(question)
             self._waiting[key] = task
             if len(self._threads) < self.workers:
                 self._add_thread()
@@ -210,7 +179,7 @@ class GradingService:
             with suppress(OSError):
                 self._live[place] = self._new_worker()
         started.set()
-        todo: list[_Task] = []
+        todo: list[Task] = []
         while True:
             if not todo:
                 first = self._queue.get()
@@ -229,7 +198,7 @@ class GradingService:
             todo = self._work(place, todo)
         self._drop(place)
 
-    def _work(self, place: int, tasks: list[_Task]) -> list[_Task]:
+    def _work(self, place: int, tasks: list[Task]) -> list[Task]:
         """Do a batch; returns what is still to do after a worker was lost or left."""
         done = 0
         try:
@@ -239,7 +208,7 @@ class GradingService:
                 self._finish(task, task.unknown, keep=False)
             return []
         try:
-            worker.send([_message(task.question) for task in tasks], self.wall_seconds)
+            worker.send([message_of(task.question) for task in tasks], self.wall_seconds)
             for task in tasks:
                 answer = worker.receive(self.wall_seconds)
                 done += 1
@@ -268,12 +237,12 @@ class GradingService:
         self.counts["lost"] += not own
         return own
 
-    def _blame(self, place: int, task: _Task, answer: dict[str, Any]) -> None:
+    def _blame(self, place: int, task: Task, answer: dict[str, Any]) -> None:
         """Whose fault an overrun is: the gold's if reading it alone overruns as well, otherwise the answer's."""
         self.counts["killed" if "overrun" in answer else "failed"] += 1
         self._drop(place)
-        if isinstance(task.question, _Compat):
-            self._blame_compat(task, task.question, answer)
+        if isinstance(task.question, Compat):
+            self._blame_compat(place, task, task.question, answer)
             return
         alone = self._alone(place, {"op": "probe", "gold": task.question.gold})
         if alone is None or "trouble" in alone:
@@ -298,15 +267,19 @@ class GradingService:
                     return {"overrun": "cpu"}
         return None
 
-    def _blame_compat(self, task: _Task, question: _Compat, answer: dict[str, Any]) -> None:
-        from lemma.grading.compat import COMPAT
-
+    def _blame_compat(self, place: int, task: Task, question: Compat, answer: dict[str, Any]) -> None:
+        """None where the gold overruns with any answer, otherwise the score of an empty response."""
         if "error" in answer:
             with self._lock:
-                self._waiting.pop(_key(question), None)
+                self._waiting.pop(key_of(question), None)
             task.future.set_exception(RuntimeError(f"grader {question.name}: {answer['error']}"))
             return
-        self._finish(task, COMPAT[question.name]("", question.gold, compat=question.compat))
+        message = message_of(question)
+        alone = self._alone(place, {**message, "response": PROBE})
+        if alone is not None and "score" in alone:
+            alone = self._alone(place, {**message, "response": ""})
+        score = None if alone is None else alone.get("score")
+        self._finish(task, score, keep=alone is not None and "trouble" not in alone)
 
     def _worker(self, place: int) -> Worker:
         """A worker that is ready; raises where none gets there."""
@@ -334,8 +307,8 @@ class GradingService:
         if worker is not None:
             worker.kill()
 
-    def _finish(self, task: _Task, outcome: Any, keep: bool = True) -> None:
-        key = _key(task.question)
+    def _finish(self, task: Task, outcome: Any, keep: bool = True) -> None:
+        key = key_of(task.question)
         with self._lock:
             self._waiting.pop(key, None)
             if self.cache_size and keep:

@@ -100,13 +100,17 @@ def _stop_clock() -> None:
 
 def _perform(task: dict[str, Any]) -> dict[str, Any]:
     from lemma.grading.grade import Pending
+    from lemma.grading.limits import GoldLimit
     from lemma.grading.rules import Rules
     from lemma.grading.symbolic import probe, settle
 
     if task["op"] == "compat":
         from lemma.grading.compat import COMPAT
 
-        return {"score": COMPAT[task["name"]](task["response"], task["gold"], compat=task["compat"])}
+        try:
+            return {"score": COMPAT[task["name"]](task["response"], task["gold"], compat=task["compat"])}
+        except GoldLimit:
+            return {"score": None}
     if task["op"] == "probe":
         probe(task["gold"])
         return {"kind": "right", "reason": "exact"}

@@ -1,12 +1,19 @@
 """Calls to math-verify as other systems make them. They belong in a worker, which has the limits of time and memory.
 
 The originals ran with a parser (antlr 4.11) that cannot read `50\\%`; newer ones can. So that results do not depend on
-the version that is installed, `\\%` is given to the parser as a command that none of them knows.
+the version that is installed, `\\%` is given to the parser as a command that none of them knows. So is arithmetic that
+is too large: math-verify gives plain arithmetic to sympy's reader, which evaluates Python; only digits and operators of
+a bounded size get there.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from lemma.grading.guard import without_large_arithmetic
+from lemma.grading.limits import GoldLimit
+
+_UNREADABLE = " \\unreadable "
 
 
 def verified(gold: str, answer: str, boxed_first: bool = False) -> bool:
@@ -17,6 +24,9 @@ def verified(gold: str, answer: str, boxed_first: bool = False) -> bool:
     if boxed_first:
         options["extraction_config"] = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
         options["fallback_mode"] = "no_fallback"
+    if without_large_arithmetic(gold, _UNREADABLE) != gold:
+        raise GoldLimit("arithmetic")
+    answer = without_large_arithmetic(answer, _UNREADABLE)
     gold, answer = _without_percent(gold), _without_percent(answer)
     return bool(verify(parse(gold, **options), parse(answer, **options), timeout_seconds=None))
 

@@ -1,0 +1,50 @@
+"""Questions to workers: what is asked, what results are cached by, and the message that is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from lemma.grading.grade import Pending
+
+PROBE = (
+    "\\boxed{987654321} </think> <answer>\\boxed{987654321}</answer> "
+    "Final Answer: The final answer is 987654321. I hope it is correct."
+)
+"""A response in which every grader of another system that can take long finds a plain number to compare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compat:
+    """A question to a grader of another system."""
+
+    name: str
+    response: str
+    gold: str | tuple[str, ...]
+    compat: bool
+
+
+@dataclass(slots=True)
+class Task:
+    question: Pending | Compat
+    future: Future[Any] = field(default_factory=Future)
+    lost: int = 0
+    """How many workers went away while they had this task, for a reason that was not its own."""
+
+    @property
+    def unknown(self) -> Any:
+        """The outcome where the grader is at fault; it is never cached."""
+        return ("unknown", "grader") if isinstance(self.question, Pending) else None
+
+
+def key_of(question: Pending | Compat) -> Hashable:
+    """What results are cached by: the gold, the answer and the rules."""
+    return (question.gold, question.answer, question.rules) if isinstance(question, Pending) else question
+
+
+def message_of(question: Pending | Compat) -> dict[str, Any]:
+    if isinstance(question, Compat):
+        return {"op": "compat", **asdict(question)}
+    return {"op": "settle", "gold": question.gold, "answer": question.answer, "rules": question.rules.model_dump()}
