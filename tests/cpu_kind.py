@@ -38,15 +38,18 @@ def _operations() -> list[torch.Tensor]:
     noise = torch.Generator().manual_seed(1)
     shapes = [(WORDS, WIDTH), (3 * WIDTH, WIDTH), (WIDTH, WIDTH), (2 * INNER, WIDTH), (WIDTH, INNER)]
     weights = [(torch.randn(shape, generator=noise) / 4).requires_grad_() for shape in shapes]
-    optimiser = torch.optim.AdamW(weights, lr=1e-2)
+    moments = [(torch.zeros(shape), torch.zeros(shape)) for shape in shapes]
     seen: list[torch.Tensor] = []
     for rows in ROWS * 2:
         loss = _loss(weights, torch.arange(rows) * 7 % WORDS)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        seen += [loss, *(weight.grad.clone() for weight in weights if weight.grad is not None)]
-    return seen + [weight.detach().clone() for weight in weights]
+        grads = torch.autograd.grad(loss, weights)
+        with torch.no_grad():
+            for weight, grad, (mean, square) in zip(weights, grads, moments, strict=True):
+                mean.lerp_(grad, 0.1)
+                square.mul_(0.99).addcmul_(grad, grad, value=0.01)
+                weight.addcdiv_(mean, square.sqrt().add_(1e-8), value=-1e-2)
+        seen += [loss, *grads]
+    return seen + weights
 
 
 def _loss(weights: list[torch.Tensor], ids_T: torch.Tensor) -> torch.Tensor:
@@ -81,3 +84,7 @@ def facts() -> str:
     named = [pairs.get(name, "unknown") for name in ("vendor_id", "cpu family", "model", "model name")]
     capability = torch.backends.cpu.get_cpu_capability()
     return "{0}, family {1}, model {2} ({3}), ATen {cap}".format(*named, cap=capability)
+
+
+if __name__ == "__main__":
+    print(f"kernels {fingerprint()}, ATen {torch.backends.cpu.get_cpu_capability()}")
