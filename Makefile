@@ -15,7 +15,7 @@ DOWNLOAD := $(BIN)/python -m pip download --no-deps --timeout 30 --retries 2 $(P
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-kill test-demo-seeds docs clean
+.PHONY: help demo test test-cpus test-kill test-demo-seeds docs clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -32,6 +32,9 @@ test: $(VENV)/.vllm $(VENV)/.real  ## Install, then check format, lint and types
 
 test-kill: $(VENV)/.dev  ## Run the long chain of kills: 100 deaths of a training process
 	LEMMA_STRICT_SKIPS=1 $(BIN)/python -m pytest -m kill --timeout 7200
+
+test-cpus: $(VENV)/.dev  ## Run the numerically sensitive tests as other CPUs would
+	$(BIN)/python -m tests.cpus
 
 test-demo-seeds: $(VENV)/.dev  ## Run the whole demo under five seeds: GRPO adds 20 points or more each time
 	LEMMA_STRICT_SKIPS=1 $(BIN)/python -m pytest -m seeds --timeout 3600 -rP
