@@ -68,13 +68,13 @@ def heads_permuted(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stale_cache_block(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One block of a prompt holds what another sequence left there."""
+    """The second block of the longest prompt holds what stands in its first one."""
     original = NativeEngine._decode
 
     def decode(engine: NativeEngine) -> None:
         size = engine.pool.size
-        first = engine.scheduler.running[0].blocks[0] * size if engine.scheduler.running else 0
-        other = engine.scheduler.running[-1].blocks[0] * size if engine.scheduler.running else 0
+        blocks = max((sequence.blocks for sequence in engine.scheduler.running), key=len, default=[0, 0])
+        first, other = blocks[1] * size, blocks[0] * size
         for store in (engine.cache.keys, engine.cache.values):
             store[:, first : first + size] = store[:, other : other + size].clone()
         original(engine)
