@@ -66,7 +66,7 @@ def _cost(tree: Tree) -> int:
     if tree[0] == "pow":
         own = 1 if _is_whole(parts[1]) else 20
     elif tree[0] in ("fact", "binom"):
-        own = 1 if all(map(_is_whole, parts)) else 1_000
+        own = 1 if all(map(_is_whole, parts)) else 300
     return own + sum(_cost(part) for part in parts)
 
 

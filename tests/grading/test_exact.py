@@ -89,3 +89,10 @@ def test_an_answer_that_contradicts_itself_is_wrong(answer: str) -> None:
 )
 def test_steps_and_rounded_values_contradict_nothing(answer: str, gold: str) -> None:
     assert kind(rf"\boxed{{{answer}}}", gold) == "right"
+
+
+def test_factorials_of_symbols_are_within_the_limits() -> None:
+    gold = r"\frac{d!}{2k(d-k)!}"
+    assert kind(r"\frac{d!}{k\cdot 2(d-k)!}", gold) == "right"
+    for wrong in (r"\frac{d!}{3k(d-k)!}", "-98765.4321"):
+        assert kind(wrong, gold) == "wrong"
