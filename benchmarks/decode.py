@@ -36,8 +36,8 @@ def make_policy(row: dict[str, Any]) -> Any:
 
     from lemma.models import blocks
     from lemma.models.attention import NAME
-    from lemma.models.load import _with_lora
-    from lemma.models.options import LoraOptions
+    from lemma.models.load_model import _with_lora
+    from lemma.models.model_options import LoraOptions
     from lemma.models.policy import Policy
 
     torch.manual_seed(0)
@@ -51,7 +51,7 @@ def make_policy(row: dict[str, Any]) -> Any:
 
 
 def requests(row: dict[str, Any], seed: int) -> list[Any]:
-    from lemma.engines.base import Request, Sampling
+    from lemma.engines.protocol import Request, Sampling
 
     rng = np.random.default_rng(seed)
     count = row["sequences"]
@@ -68,8 +68,8 @@ def requests(row: dict[str, Any], seed: int) -> list[Any]:
 def run_native(row: dict[str, Any]) -> dict[str, Any]:
     import torch
 
-    from lemma.engines.base import generate
     from lemma.engines.native.engine import NativeEngine
+    from lemma.engines.protocol import generate
 
     policy = make_policy(row)
     before = torch.cuda.memory_allocated()
@@ -116,8 +116,8 @@ def _split(engine: Any, row: dict[str, Any]) -> dict[str, Any]:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    from lemma.engines.base import generate
     from lemma.engines.native.engine import bytes_per_token
+    from lemma.engines.protocol import generate
 
     short = requests(row | {"new": 33, "ragged": False}, 77)
     generate(engine, short[: row["sequences"]])

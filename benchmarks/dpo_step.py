@@ -66,7 +66,7 @@ def make_policy(row: dict[str, Any], options: Any) -> Any:
 
     from lemma.models import blocks
     from lemma.models.attention import NAME
-    from lemma.models.load import _with_lora
+    from lemma.models.load_model import _with_lora
     from lemma.models.policy import Policy
 
     causal = make_model(row, torch.float32 if is_smoke(row) else torch.bfloat16, NAME)
@@ -85,13 +85,13 @@ def run_lemma(row: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from lemma.algorithms.preference import Dpo
+    from lemma.learning.learner import Learner
+    from lemma.learning.learning_options import OptimOptions
     from lemma.models.memory import Shape, plan_training
-    from lemma.models.options import LoraOptions, ModelOptions
-    from lemma.training.learner import Learner
-    from lemma.training.options import OptimOptions
-    from lemma.training.preference import Scorer, as_trajectories
-    from lemma.training.preference_data import Example
-    from lemma.training.preference_scores import AdaptersOff, precompute
+    from lemma.models.model_options import LoraOptions, ModelOptions
+    from lemma.stages.preference.examples import Example
+    from lemma.stages.preference.preference_loop import Scorer, as_trajectories
+    from lemma.stages.preference.scores import AdaptersOff, precompute
 
     lora = LoraOptions(r=16) if row.get("lora") else None
     options = ModelOptions(path="benchmark", checkpointing=row["recompute"], lora=lora)

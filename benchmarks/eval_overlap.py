@@ -144,9 +144,9 @@ class Ventriloquist:
 
 
 def run_lemma(row: dict[str, Any]) -> dict[str, Any]:
-    from lemma.engines.base import Request, Sampling, generate
     from lemma.engines.native.engine import NativeEngine
-    from lemma.evaluation.runner import EvalSettings, evaluate
+    from lemma.engines.protocol import Request, Sampling, generate
+    from lemma.evaluation.evaluator import EvalSettings, evaluate
     from lemma.formats.encode import encode_prompt
     from lemma.formats.published import No
 

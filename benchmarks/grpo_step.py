@@ -52,8 +52,8 @@ def make_policy(row: dict[str, Any], tokenizer: Any) -> Any:
 
     from lemma.models import blocks
     from lemma.models.attention import NAME
-    from lemma.models.load import _with_lora
-    from lemma.models.options import LoraOptions
+    from lemma.models.load_model import _with_lora
+    from lemma.models.model_options import LoraOptions
     from lemma.models.policy import Policy
 
     torch.manual_seed(0)
@@ -72,11 +72,11 @@ def make_policy(row: dict[str, Any], tokenizer: Any) -> Any:
 
 def make_roller(row: dict[str, Any], policy: Any, algorithm: Any, folder: Path) -> Any:
     from lemma.core.types import Message, Problem
-    from lemma.engines.base import Sampling
     from lemma.engines.native.engine import BLOCK, NativeEngine
+    from lemma.engines.protocol import Sampling
     from lemma.formats import make_format
     from lemma.formats.encode import encode_text
-    from lemma.rewards.base import Reward, RewardInput
+    from lemma.rewards.reward import Reward, RewardInput
     from lemma.rollouts import Judge, ProblemOrder, Roller, Task
 
     class Varies(Reward):
@@ -111,9 +111,9 @@ def run_lemma(row: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from lemma.algorithms import ALGORITHMS, Memory
-    from lemma.training.learner import Learner
-    from lemma.training.options import OptimOptions
-    from lemma.training.reinforcement import has_advantage, update
+    from lemma.learning.learner import Learner
+    from lemma.learning.learning_options import OptimOptions
+    from lemma.stages.reinforcement.rl_loop import has_advantage, update
 
     algorithm, memory = ALGORITHMS["grpo"](group_size=SAMPLES), Memory()
     policy = make_policy(row, make_tokenizer())

@@ -4,7 +4,7 @@
     python -m benchmarks.luffy_order --row '{"system": "luffy", "seed": 1}'     one row, in this process, on one thread
     python -m benchmarks.luffy_order --table                                    the table of the rows that are there
 
-Every row is a run of `lemma.training.run.train` on the built-in model and problems. The four systems of a seed begin
+Every row is a run of `lemma.runs.run.train` on the built-in model and problems. The four systems of a seed begin
 from the same model. It learnt from solutions that write few of the steps, and every step only where the question asks
 how; so it can calculate, but does not where nobody asks. RL and the tests never ask. The teacher's traces write every
 step:
@@ -195,7 +195,7 @@ def run_row(row: Row, runs: Path) -> Row:
     import torch
 
     from lemma.core.events import silent
-    from lemma.training.run import train
+    from lemma.runs.run import train
 
     torch.set_num_threads(1)
     settings, system, seed = settings_of(row), row["system"], row["seed"]
@@ -253,7 +253,7 @@ def _evaluate(
     policy: Any, engine: Any, settings: Settings, folder: Path, model: str, temperature: float, samples: int,
     asked_how: float = 0.0,
 ) -> Row:  # fmt: skip
-    from lemma.evaluation.runner import EvalSettings, evaluate
+    from lemma.evaluation.evaluator import EvalSettings, evaluate
 
     test = problems(settings, settings.tested, 0) | {"name": "test", "split": "test"}
     test["arithmetic"] |= {"asked_how": asked_how}

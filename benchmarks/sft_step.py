@@ -52,15 +52,15 @@ def run_lemma(row: dict[str, Any]) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
     from lemma.core.types import Trajectory
+    from lemma.learning.learner import Learner
+    from lemma.learning.learning_options import OptimOptions
     from lemma.models import blocks
     from lemma.models.attention import NAME
-    from lemma.models.load import _with_lora
+    from lemma.models.load_model import _with_lora
     from lemma.models.memory import Shape, plan_training
-    from lemma.models.options import LoraOptions, ModelOptions
+    from lemma.models.model_options import LoraOptions, ModelOptions
     from lemma.models.policy import Policy
     from lemma.objectives import NegativeLogLikelihood
-    from lemma.training.learner import Learner
-    from lemma.training.options import OptimOptions
 
     options = ModelOptions(
         path="benchmark",

@@ -20,10 +20,11 @@ from lemma.config.shape import Choice
 from lemma.core.errors import nearest
 from lemma.formats import FORMATS, Format
 from lemma.formats.r1_zero import R1Zero
-from lemma.models.options import ModelOptions
-from lemma.training.options import RunOptions, StageOptions, SupervisedOptions
-from lemma.training.preference_options import PreferenceOptions
-from lemma.training.rl_options import ReinforcementOptions
+from lemma.models.model_options import ModelOptions
+from lemma.runs.run_options import RunOptions, StageOptions
+from lemma.stages.preference.preference_options import PreferenceOptions
+from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+from lemma.stages.supervised_options import SupervisedOptions
 
 STAGES: dict[str, type[StageOptions]] = {
     "supervised": SupervisedOptions,

@@ -34,14 +34,14 @@ NUMERIC = (
     "tests/engines/test_native_scheduling.py",
     "tests/engines/test_sampling.py",
     "tests/engines/test_transformers_engine.py",
-    "tests/training/test_golden.py",
-    "tests/training/test_learner.py",
-    "tests/training/test_optimiser.py",
-    "tests/training/test_preference_own_samples.py::test_dpo_on_its_own_samples_makes_a_model_better",
-    "tests/training/test_preference_trl.py",
-    "tests/training/test_rl_stage.py::test_a_kl_of_the_first_update_is_zero_and_grows",
-    "tests/training/test_rl_stage.py::test_engine_and_learner_agree_where_the_support_is_cut",
-    "tests/training/test_rl_stage.py::test_the_reference_is_the_model_that_the_stage_started_from",
+    "tests/stages/test_golden.py",
+    "tests/learning/test_learner.py",
+    "tests/learning/test_optimiser.py",
+    "tests/stages/test_preference_own_samples.py::test_dpo_on_its_own_samples_makes_a_model_better",
+    "tests/stages/test_preference_trl.py",
+    "tests/stages/test_rl_stage.py::test_a_kl_of_the_first_update_is_zero_and_grows",
+    "tests/stages/test_rl_stage.py::test_engine_and_learner_agree_where_the_support_is_cut",
+    "tests/stages/test_rl_stage.py::test_the_reference_is_the_model_that_the_stage_started_from",
 )
 OLD = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}

@@ -14,7 +14,7 @@ from lemma.config.shape import annotation_of, classes_below
 from lemma.core.errors import UserError
 from lemma.formats.r1_zero import R1Zero
 from lemma.recipe import STAGES, Recipe, load_recipe
-from lemma.training.options import SupervisedOptions
+from lemma.stages.supervised_options import SupervisedOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))

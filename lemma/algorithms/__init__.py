@@ -1,6 +1,6 @@
 """Algorithms of reinforcement learning: one small file each, and the one registry of them."""
 
-from lemma.algorithms.base import Algorithm, Memory, rewards_of
+from lemma.algorithms.algorithm import Algorithm, Memory, rewards_of
 from lemma.algorithms.cispo import Cispo
 from lemma.algorithms.dapo import Dapo
 from lemma.algorithms.dr_grpo import DrGrpo

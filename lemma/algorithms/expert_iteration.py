@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from lemma.algorithms.base import Algorithm, Memory
+from lemma.algorithms.algorithm import Algorithm, Memory
 from lemma.core.types import Group, Trajectory
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from lemma.algorithms.base import Memory, write_advantages
+from lemma.algorithms.algorithm import Memory, write_advantages
 from lemma.algorithms.policy_gradient import ClippedPolicyGradient, Level
 from lemma.algorithms.unused import refuse_unused
 from lemma.config import Options

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from lemma.algorithms.base import K1_IN_LOSS, Algorithm, KlEstimator, Memory, rewards_of
+from lemma.algorithms.algorithm import K1_IN_LOSS, Algorithm, KlEstimator, Memory, rewards_of
 from lemma.algorithms.prefixes import PrefixOptions
 from lemma.algorithms.unused import refuse_unused
 from lemma.config import Options
@@ -232,7 +232,7 @@ class Luffy(Algorithm):
 
     def objective(self, max_tokens: int, memory: Memory) -> MixedPolicyLoss:
         from lemma.objectives.mixed import Compat, MixedPolicyLoss
-        from lemma.objectives.policy import KlTerm
+        from lemma.objectives.policy_loss import KlTerm
         from lemma.objectives.policy_mismatch import MismatchWeight
         from lemma.objectives.policy_surrogates import Clip, Unclipped
 

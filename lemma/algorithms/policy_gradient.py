@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from lemma.algorithms.base import K1_IN_LOSS, Algorithm, KlEstimator, Memory
+from lemma.algorithms.algorithm import K1_IN_LOSS, Algorithm, KlEstimator, Memory
 from lemma.algorithms.unused import refuse_unused
 
 if TYPE_CHECKING:
-    from lemma.objectives.policy import PolicyLoss
+    from lemma.objectives.policy_loss import PolicyLoss
     from lemma.objectives.policy_surrogates import Surrogate
 
 Level = Literal["token", "sequence", "trajectory"]
@@ -143,7 +143,7 @@ class PolicyGradient(Algorithm):
         raise AssertionError("an algorithm names its surrogate")
 
     def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
-        from lemma.objectives.policy import KlTerm, PolicyLoss
+        from lemma.objectives.policy_loss import KlTerm, PolicyLoss
         from lemma.objectives.policy_mismatch import MismatchWeight
 
         mismatch = None

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from lemma.algorithms.base import KlEstimator, Memory, write_tokens
+from lemma.algorithms.algorithm import KlEstimator, Memory, write_tokens
 from lemma.algorithms.policy_gradient import Baseline, ClippedPolicyGradient
 from lemma.config import Options
 from lemma.core.ranks import add_over_ranks
 from lemma.core.types import Group, Trajectory
 
 if TYPE_CHECKING:
-    from lemma.objectives.policy import PolicyLoss
+    from lemma.objectives.policy_loss import PolicyLoss
     from lemma.objectives.value import ClippedValueLoss
 
 

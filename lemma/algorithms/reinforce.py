@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from lemma.algorithms.base import Memory, rewards_of, write_tokens
+from lemma.algorithms.algorithm import Memory, rewards_of, write_tokens
 from lemma.algorithms.policy_gradient import Baseline, PolicyGradient
 from lemma.core.ranks import add_over_ranks, join_over_ranks
 from lemma.core.types import Group

@@ -8,7 +8,7 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from lemma.algorithms.base import Memory, rewards_of, write_advantages
+from lemma.algorithms.algorithm import Memory, rewards_of, write_advantages
 from lemma.algorithms.policy_gradient import Baseline, ClippedPolicyGradient, Level
 from lemma.core.ranks import add_over_ranks, join_over_ranks
 from lemma.core.types import Group, Trajectory

@@ -12,10 +12,10 @@ from lemma.cli.parser import named
 from lemma.core.errors import UserError
 
 if TYPE_CHECKING:
-    from lemma.data.options import DataOptions
+    from lemma.data.data_options import DataOptions
     from lemma.data.readers import Item
     from lemma.evaluation.benchmarks import Benchmark, Loaded
-    from lemma.evaluation.contamination import Contamination
+    from lemma.evaluation.repeated import Contamination
     from lemma.recipe import Recipe
 
 SHOWN = 160
@@ -31,10 +31,10 @@ def load_benchmarks(names: Sequence[str], data_dir: str | Path | None) -> list[L
 
 def check_source(options: DataOptions, args: argparse.Namespace) -> int:
     """Compare one source with benchmarks, and write the rows that are left where asked to."""
-    from lemma.data.load import load_rows
-    from lemma.data.prepare import item_rows, write_rows
+    from lemma.data.load_rows import load_rows
+    from lemma.data.prepared import item_rows, write_rows
     from lemma.data.readers import problem_of
-    from lemma.evaluation.contamination import check_rows
+    from lemma.evaluation.repeated import check_rows
 
     against = named(args.against or "")
     if not against:
@@ -77,10 +77,10 @@ class Checked:
     data_dir: str | None
 
     def check(self, seed: int) -> tuple[list[Item], Contamination]:
-        from lemma.data.load import load_rows
+        from lemma.data.load_rows import load_rows
         from lemma.data.readers import problem_of
         from lemma.evaluation.benchmarks import load_benchmark
-        from lemma.evaluation.contamination import check_rows
+        from lemma.evaluation.repeated import check_rows
 
         items = load_rows(self.data, seed)
         loaded = [load_benchmark(one, data_dir=self.data_dir, to_grade=False) for one in self.benchmarks]

@@ -13,7 +13,7 @@ from lemma.cli.parser import Parser, named
 from lemma.core.errors import UserError
 
 if TYPE_CHECKING:
-    from lemma.evaluation.compare import Comparison
+    from lemma.evaluation.comparison import Comparison
 
 DESCRIPTION = """\
 Compare two evaluations problem by problem: the difference with its 95% interval, the p-value of the exact sign-flip
@@ -36,7 +36,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from lemma.core.files import write_whole
-    from lemma.evaluation.compare import compare, read_evaluation
+    from lemma.evaluation.comparison import compare, read_evaluation
 
     if args.show < 0:
         raise UserError(f"--show is {args.show}", fix="write 0 or more")

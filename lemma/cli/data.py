@@ -13,7 +13,7 @@ from lemma.data.readers import Item, problem_of
 
 if TYPE_CHECKING:
     from lemma.core.types import Demonstration
-    from lemma.data.options import DataOptions
+    from lemma.data.data_options import DataOptions
     from lemma.formats import Format
 
 SHOW = """\
@@ -97,7 +97,7 @@ def _options(args: argparse.Namespace, source: str | None = None) -> DataOptions
     from lemma.config.document import Document, Place
     from lemma.config.explain import explain
     from lemma.config.overrides import apply
-    from lemma.data.options import DataOptions
+    from lemma.data.data_options import DataOptions
 
     given = {name: getattr(args, name) for name in ("reader", "split", "config") if getattr(args, name) is not None}
     document = Document("", {"source": source or args.source, **given}, {(): Place("command line")})
@@ -121,8 +121,8 @@ def run_check(args: argparse.Namespace) -> int:
 
 
 def run_rows(args: argparse.Namespace) -> int:
-    from lemma.data.load import load_rows
-    from lemma.data.prepare import item_rows, write_rows
+    from lemma.data.load_rows import load_rows
+    from lemma.data.prepared import item_rows, write_rows
 
     items = load_rows(_options(args), args.seed)
     write_rows(args.to, item_rows(items))
@@ -131,8 +131,8 @@ def run_rows(args: argparse.Namespace) -> int:
 
 
 def run_correct(args: argparse.Namespace) -> int:
-    from lemma.data.load import load_demonstrations
-    from lemma.data.prepare import correct_only, item_rows, write_rows
+    from lemma.data.load_rows import load_demonstrations
+    from lemma.data.prepared import correct_only, item_rows, write_rows
 
     items = load_demonstrations(_options(args), args.seed)
     kept = correct_only(items, _gives_answer if args.format is None else _in_format_and_right(args.format))
@@ -175,8 +175,8 @@ def _format(name: str) -> Format:
 
 def run_luffy(args: argparse.Namespace) -> int:
     from lemma.data.choices import as_asked
-    from lemma.data.load import load_rows, split_share
-    from lemma.data.prepare import luffy_rows, write_luffy
+    from lemma.data.load_rows import load_rows, split_share
+    from lemma.data.prepared import luffy_rows, write_luffy
     from lemma.formats.think_boxed import ThinkBoxed
 
     source = args.source or "openr1_math"
@@ -213,7 +213,7 @@ def _think_target(item: Demonstration) -> str:
 
 def run_show(args: argparse.Namespace) -> int:
     from lemma.data.choices import as_asked
-    from lemma.data.load import load_rows
+    from lemma.data.load_rows import load_rows
 
     if args.n < 1:
         raise UserError(f"-n {args.n} shows nothing", fix="write a number from 1")
@@ -246,7 +246,7 @@ def _as_written(item: Item) -> str:
 
 def _in_format(name: str, model: str) -> Callable[[Item], str]:
     """A function that shows an item as the tokens of a model in a format."""
-    from lemma.models.load import load_tokenizer
+    from lemma.models.load_model import load_tokenizer
 
     fmt, tokenizer = _format(name), load_tokenizer(model)
     fmt.install(tokenizer)

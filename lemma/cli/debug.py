@@ -15,13 +15,13 @@ from lemma.core.events import Event, Said
 
 if TYPE_CHECKING:
     from lemma.core.types import Problem
-    from lemma.engines.base import Sampling
+    from lemma.engines.protocol import Sampling
     from lemma.evaluation.diagnose import Diagnosis
     from lemma.formats import Format
     from lemma.models.policy import Policy
     from lemma.recipe import Recipe
     from lemma.rollouts import Sample
-    from lemma.training.rl_options import ReinforcementOptions
+    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
 DESCRIPTION = """\
 Generate a few groups as the reinforcement stage of a recipe would, and say in words what is good and what is not:
@@ -79,7 +79,7 @@ def _recipe(args: argparse.Namespace) -> Recipe:
 
 def _stage(recipe: Recipe, wanted: str | None) -> tuple[str, ReinforcementOptions]:
     """The stage to try, by name, else the last one that reinforces, else its defaults on the last stage's data."""
-    from lemma.training.rl_options import ReinforcementOptions
+    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
     if wanted is not None and wanted not in recipe.stages:
         raise UserError(f"the recipe has no stage '{wanted}'", fix=nearest(wanted, recipe.stages))
@@ -94,9 +94,9 @@ def _stage(recipe: Recipe, wanted: str | None) -> tuple[str, ReinforcementOption
 
 def _debug(args: argparse.Namespace, fmt: Format, name: str, options: ReinforcementOptions) -> int:
     from lemma.data.choices import as_asked
-    from lemma.data.load import load_problems
+    from lemma.data.load_rows import load_problems
     from lemma.engines import open_engine
-    from lemma.engines.options import NativeOptions
+    from lemma.engines.engine_options import NativeOptions
     from lemma.evaluation.diagnose import Situation, diagnose, sample_groups
     from lemma.rollouts import Judge
 
@@ -127,9 +127,9 @@ def _chosen(
     from dataclasses import replace
 
     from lemma.core.random import permutation
-    from lemma.data.load import filter_by_length
+    from lemma.data.load_rows import filter_by_length
     from lemma.formats.encode import encode_prompt
-    from lemma.training.reinforcement import sampling_of
+    from lemma.stages.reinforcement.rl_loop import sampling_of
 
     lengths = [len(encode_prompt(fmt, problem, policy.tokenizer)) for problem in problems]
     pairs, limit = filter_by_length(list(zip(problems, lengths, strict=True)), lengths, options.data.prompt_length)

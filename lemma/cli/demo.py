@@ -29,9 +29,9 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 def run(args: argparse.Namespace) -> int:
     from lemma.core.files import write_whole
     from lemma.recipe import load_recipe
-    from lemma.reporting import demo, make_sink
-    from lemma.training.rl_options import ReinforcementOptions
-    from lemma.training.run import train
+    from lemma.reporting import demo_summary, make_sink
+    from lemma.runs.run import train
+    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
     recipe = load_recipe(RECIPE, args.overrides)
     run_dir, seed, grpo = Path(recipe.run.dir), recipe.run.seed, recipe.stages["grpo"]
@@ -43,10 +43,10 @@ def run(args: argparse.Namespace) -> int:
         code = train(recipe, fresh=args.fresh, sink=sink)
         if code or not (run_dir / "stages" / list(recipe.stages)[-1] / "done.json").is_file():
             return code
-        found = demo.measure(run_dir, recipe.format, grpo, seed, sink)
-    page = demo.as_markdown(found, seed)
+        found = demo_summary.measure(run_dir, recipe.format, grpo, seed, sink)
+    page = demo_summary.as_markdown(found, seed)
     write_whole(run_dir / "results.md", page)
     print(f"\n{page}")
     print(f"This took {time.perf_counter() - begin:.0f} s. The page above is {run_dir / 'results.md'}.")
-    print(f'Ask the model yourself:\n  lemma generate {run_dir} "{demo.question(found)}"')
+    print(f'Ask the model yourself:\n  lemma generate {run_dir} "{demo_summary.question(found)}"')
     return 0

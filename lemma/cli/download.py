@@ -24,7 +24,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lemma.data.download import download
+    from lemma.data.hub import download
 
     folder = download(args.kind, args.name, args.to, args.revision, args.only)
     files = [path for path in folder.rglob("*") if path.is_file() and ".cache" not in path.relative_to(folder).parts]

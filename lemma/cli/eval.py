@@ -14,7 +14,7 @@ from lemma.core.errors import UserError
 
 if TYPE_CHECKING:
     from lemma.core.events import Sink
-    from lemma.engines.base import Engine
+    from lemma.engines.protocol import Engine
     from lemma.evaluation.results import Report
     from lemma.models.policy import Policy
 
@@ -74,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     from dataclasses import replace
 
+    from lemma.evaluation.evaluator import EvalSettings, evaluate, load_all
     from lemma.evaluation.rescore import check_graders
-    from lemma.evaluation.runner import EvalSettings, evaluate, load_all
     from lemma.formats import make_format
     from lemma.models.places import TINY, resolve
     from lemma.reporting.console import Console
@@ -128,8 +128,8 @@ def _check(args: argparse.Namespace) -> None:
 
 def _open(args: argparse.Namespace, model: str, sink: Sink) -> tuple[Policy, Engine]:
     from lemma.engines import make_engine, open_engine
-    from lemma.engines.options import ENGINES
-    from lemma.models.load import load_policy
+    from lemma.engines.engine_options import ENGINES
+    from lemma.models.load_model import load_policy
 
     if args.engine == "native":
         return open_engine(model, args.device, args.seed, sink)

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
             f"{run_dir} is not the folder of a run", fix="give the folder that `run.dir` of the recipe names"
         )
     from lemma.recipe import load_recipe
-    from lemma.training.export import export_model
+    from lemma.runs.exporting import export_model
 
     recipe = load_recipe(run_dir / "recipe.yaml")
     target = export_model(

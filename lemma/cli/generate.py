@@ -14,8 +14,8 @@ from lemma.core.events import Event, Said
 from lemma.core.types import Message, Problem
 
 if TYPE_CHECKING:
-    from lemma.engines.base import Completion, Request
     from lemma.engines.native.engine import NativeEngine
+    from lemma.engines.protocol import Completion, Request
     from lemma.engines.transformers_engine import TransformersEngine
     from lemma.formats import Format
     from lemma.models.policy import Policy
@@ -103,7 +103,7 @@ class _Speaker:
     asked: int = 0
 
     def request(self, problem: Problem, args: argparse.Namespace) -> Request:
-        from lemma.engines.base import Request, Sampling
+        from lemma.engines.protocol import Request, Sampling
         from lemma.formats.encode import encode_prompt
 
         prompt_T = encode_prompt(self.format, problem, self.policy.tokenizer)
@@ -122,8 +122,8 @@ class _Speaker:
 
 def _open(args: argparse.Namespace, questions: int) -> _Speaker:
     from lemma.engines import open_engine
-    from lemma.engines.options import NativeOptions
-    from lemma.engines.text import ends_of
+    from lemma.engines.engine_options import NativeOptions
+    from lemma.engines.stop_strings import ends_of
 
     together = min(questions * args.samples, MOST_TOGETHER) or 1
     options = NativeOptions(sequences=together, burst=1 if _streams(args) else None)

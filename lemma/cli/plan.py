@@ -11,12 +11,13 @@ from lemma.cli.parser import Parser, add_recipe, named
 from lemma.core.errors import UserError
 
 if TYPE_CHECKING:
-    from lemma.data.options import DataOptions, SourceOptions
-    from lemma.models.options import ModelOptions
+    from lemma.data.data_options import DataOptions, SourceOptions
+    from lemma.models.model_options import ModelOptions
     from lemma.recipe import Recipe
-    from lemma.training.options import StageOptions, SupervisedOptions
-    from lemma.training.preference_options import PreferenceOptions
-    from lemma.training.rl_options import ReinforcementOptions
+    from lemma.runs.run_options import StageOptions
+    from lemma.stages.preference.preference_options import PreferenceOptions
+    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+    from lemma.stages.supervised_options import SupervisedOptions
 
 DESCRIPTION = """\
 Show what a recipe would do. Nothing is written and no model is loaded. Where a stage's data and the benchmarks it
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 def print_missing(recipe: Recipe, names: Iterable[str]) -> None:
     """Say which files of these stages are not there, as the run would refuse them."""
-    from lemma.training.inputs import check_inputs
+    from lemma.runs.inputs import check_inputs
 
     for name in names:
         try:
@@ -69,7 +70,7 @@ def _try_prompt(recipe: Recipe) -> None:
             return
         from lemma.core.types import Message, Problem
         from lemma.formats.encode import encode_prompt
-        from lemma.models.load import load_tokenizer
+        from lemma.models.load_model import load_tokenizer
 
         encode_prompt(recipe.format, Problem((Message("user", "?"),)), load_tokenizer(path))
     except UserError as error:
@@ -78,7 +79,7 @@ def _try_prompt(recipe: Recipe) -> None:
 
 def describe(recipe: Recipe, *, skip: Sequence[str] = (), only: Sequence[str] = ()) -> str:
     """The plan of a run as text: the model, the stages in order, and which of them are skipped."""
-    from lemma.training.options import stage_before
+    from lemma.runs.run_options import stage_before
 
     where = f"on {recipe.run.device}" if recipe.run.device != "auto" else "on a GPU where there is one"
     lines = [
@@ -124,7 +125,7 @@ def _model(model: ModelOptions, device: str) -> str:
 def _memory(recipe: Recipe, stage: StageOptions) -> str:
     """The peak of an optimisation step, where the model's shape can be known without fetching anything."""
     from lemma.models.memory import Shape, plan_training
-    from lemma.training.rl_options import ReinforcementOptions
+    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
     model = recipe.model
     if model.path == "tiny":
@@ -169,9 +170,9 @@ def _config(file: Path) -> dict[str, Any]:
 
 
 def _stage(stage: StageOptions) -> list[str]:
-    from lemma.training.options import SupervisedOptions
-    from lemma.training.preference_options import PreferenceOptions
-    from lemma.training.rl_options import ReinforcementOptions
+    from lemma.stages.preference.preference_options import PreferenceOptions
+    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+    from lemma.stages.supervised_options import SupervisedOptions
 
     optim, lines, batch = stage.optim, [], ""
     if isinstance(stage, SupervisedOptions):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from lemma.engines.text import UNKNOWN, decode, ends_of
+from lemma.engines.stop_strings import UNKNOWN, decode, ends_of
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from lemma.engines.base import Completion, Key
+    from lemma.engines.protocol import Completion, Key
 
 
 __all__ = ["Words", "ends_of", "text_of", "token_lines"]

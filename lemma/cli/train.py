@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         return _dry_run(recipe, args.skip, args.only)
     from lemma.reporting import make_sink
-    from lemma.training.run import train
+    from lemma.runs.run import train
 
     options = recipe.run
     values = recipe.model_dump(mode="json")

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 from lemma.core.errors import UserError, nearest
 from lemma.core.random import key, stream
 from lemma.core.types import Demonstration, Message, Problem
-from lemma.data.options import ArithmeticOptions
+from lemma.data.data_options import ArithmeticOptions
 
 Style = Literal["stepwise", "terse", "mixed", "skipping"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lemma.core.errors import UserError, nearest
-from lemma.data.options import SourceOptions
+from lemma.data.data_options import SourceOptions
 from lemma.data.rows import JsonError, Row, parsed
 
 ARITHMETIC = "arithmetic"

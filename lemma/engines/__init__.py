@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lemma.core.events import Said, Sink, silent
-from lemma.engines.options import ENGINES, EngineOptions, NativeOptions, TransformersOptions, VllmEngineOptions
+from lemma.engines.engine_options import ENGINES, EngineOptions, NativeOptions, TransformersOptions, VllmEngineOptions
 
 if TYPE_CHECKING:
-    from lemma.engines.base import Engine
     from lemma.engines.native.engine import NativeEngine
+    from lemma.engines.protocol import Engine
     from lemma.engines.transformers_engine import TransformersEngine
-    from lemma.models.options import Precision
+    from lemma.models.model_options import Precision
     from lemma.models.policy import Policy
 
 # How much longer the transformers engine takes for 1,319 answers of a 135M model on one H200 (docs/lab-notes.md).
@@ -23,7 +23,7 @@ __all__ = ["ENGINES", "EngineOptions", "make_engine", "open_engine"]
 def make_engine(options: EngineOptions, policy: Policy, seed: int, sink: Sink = silent) -> Engine:
     """The engine that the options name, on this policy. A model that the native engine does not compute as
     transformers does gets the transformers engine instead, and the sink hears of it."""
-    from lemma.engines.base import EngineError
+    from lemma.engines.protocol import EngineError
     from lemma.engines.transformers_engine import TransformersEngine
 
     if isinstance(options, VllmEngineOptions):
@@ -50,7 +50,7 @@ def open_engine(
 ) -> tuple[Policy, NativeEngine | TransformersEngine]:
     """A model to speak with, loaded from anywhere, and the fastest engine that serves it."""
     from lemma.engines.transformers_engine import TransformersEngine
-    from lemma.models.load import load_policy
+    from lemma.models.load_model import load_policy
 
     found = _open_native(path, device, seed, options or NativeOptions(), precision)
     if not isinstance(found, Said):
@@ -65,7 +65,7 @@ def _open_native(
 ) -> tuple[Policy, NativeEngine] | Said:
     """The model with the native engine, or why not; then nothing holds its weights any more."""
     from lemma.core.errors import UserError
-    from lemma.models.load import load_policy
+    from lemma.models.load_model import load_policy
 
     try:
         policy = load_policy(path, device, precision)
@@ -76,7 +76,7 @@ def _open_native(
 
 def _native(options: NativeOptions, policy: Policy, seed: int) -> NativeEngine:
     from lemma.engines.native.engine import NativeEngine, bytes_per_token
-    from lemma.engines.native.probe import probe
+    from lemma.engines.native.engine_probe import probe
 
     probe(policy)
     tokens = options.cache_tokens

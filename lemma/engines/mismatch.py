@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lemma.core.errors import UserError
-from lemma.engines.base import Completion
-from lemma.models.options import Precision
+from lemma.engines.protocol import Completion
+from lemma.models.model_options import Precision
 
 # In float32 no token may differ by more at temperature 1, where real weights came to 4e-5 over 20,000 tokens. A lower
 # temperature divides logits, and with them their rounding.

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lemma.engines.base import Sampling
+from lemma.engines.protocol import Sampling
 
 NEVER = float("-inf")
 

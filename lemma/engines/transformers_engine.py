@@ -21,9 +21,9 @@ import torch
 
 from lemma.core.random import stream
 from lemma.core.types import Finish
-from lemma.engines.base import Completion, EngineError, Key, Listener, Request, Sampling, check_request
+from lemma.engines.protocol import Completion, EngineError, Key, Listener, Request, Sampling, check_request
 from lemma.engines.sampling import cut, end_ids, logprobs, penalise
-from lemma.engines.text import StopTable, StopWatcher
+from lemma.engines.stop_strings import StopTable, StopWatcher
 from lemma.models.policy import Policy
 
 

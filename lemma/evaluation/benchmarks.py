@@ -16,7 +16,7 @@ from lemma.core.errors import UserError, nearest
 from lemma.core.random import permutation
 from lemma.core.types import Problem
 from lemma.data.choices import shown
-from lemma.data.options import ArithmeticOptions, DataOptions, SourceOptions
+from lemma.data.data_options import ArithmeticOptions, DataOptions, SourceOptions
 from lemma.grading.rules import Rules
 
 DATA_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet", ".json", ".json.gz", ".csv", ".csv.gz")
@@ -149,7 +149,7 @@ def load_benchmark(
     Which problems a limit keeps, and in what order options stand, depends on the benchmark only: evaluations of two
     models, or with two seeds, meet the same questions.
     """
-    from lemma.data.load import load_problems, load_rows
+    from lemma.data.load_rows import load_problems, load_rows
     from lemma.data.readers import problem_of
 
     source = _source_of(benchmark, data_dir)

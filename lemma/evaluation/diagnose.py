@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lemma.core.types import Problem
-from lemma.engines.base import Engine, Sampling
+from lemma.engines.protocol import Engine, Sampling
 from lemma.formats import FAULTS, Format
 from lemma.formats.encode import encode_prompt
 from lemma.rollouts import Ask, Judge, Sample, collect

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from lemma.engines.base import Completion, Engine, Key, Request
+from lemma.engines.protocol import Completion, Engine, Key, Request
 
 # How long the reader may keep the interpreter from the engine's thread, in seconds.
 SWITCH_INTERVAL = 0.0005

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError, nearest
-from lemma.evaluation.folder import alone_in, claim, write_settings
+from lemma.evaluation.eval_folder import alone_in, claim, write_settings
 from lemma.evaluation.results import Report, Row, make_report, read_report, read_settings, write_report
 from lemma.formats import make_format
 from lemma.grading import GradingService, Rules

@@ -25,7 +25,7 @@ from typing import Any
 from lemma.core.errors import UserError
 from lemma.core.files import read_json_lines, write_whole
 from lemma.evaluation.metrics import Mark, Score, Summary, Ties, mean_over_benchmarks, summarise
-from lemma.grading.normalise import normalise, squeezed
+from lemma.grading.normal_form import normalise, squeezed
 
 VERSION = 1
 LONGEST_VOTE = 500

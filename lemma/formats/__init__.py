@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from lemma.core.errors import UserError, nearest
 from lemma.formats.alpaca import Alpaca
-from lemma.formats.base import FAULTS, HARMLESS, Format, Parsed
 from lemma.formats.boxed import Boxed
+from lemma.formats.format import FAULTS, HARMLESS, Format, Parsed
 from lemma.formats.published import No, Own, Prime, PrimeCode, PrimeSft, Qwen, SimpleRl
 from lemma.formats.question_only import QuestionOnly
 from lemma.formats.r1_zero import R1Zero

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from lemma.formats.base import Parsed
+from lemma.formats.format import Parsed
 from lemma.grading.extract import closing_brace
 
 _START = re.compile(r"\\boxed\s*\{")

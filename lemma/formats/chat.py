@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from lemma.core.errors import UserError
 from lemma.core.types import Problem
-from lemma.formats.base import Format
+from lemma.formats.format import Format
 from lemma.formats.templates import (
     SILENCE,
     chatml,

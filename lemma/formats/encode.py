@@ -10,7 +10,7 @@ import numpy as np
 
 from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.types import Demonstration, Problem, Trajectory
-from lemma.formats.base import Format
+from lemma.formats.format import Format
 
 if TYPE_CHECKING:
     import torch

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from typing import ClassVar, Literal
 
-from lemma.formats.base import Format, Parsed
 from lemma.formats.boxed import INSTRUCTION, BoxedChat, parse_perhaps_thinking
 from lemma.formats.boxes import compose_boxed
+from lemma.formats.format import Format, Parsed
 from lemma.formats.question_only import QuestionOnly
 from lemma.formats.r1_zero import PREAMBLE
 from lemma.formats.templates import chatml, opening_lines, quote, with_suffix, without_system

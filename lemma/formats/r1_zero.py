@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from lemma.formats.base import Format, Parsed
 from lemma.formats.boxes import unboxed
+from lemma.formats.format import Format, Parsed
 from lemma.formats.tags import Tags, parse_tagged
 from lemma.formats.templates import opening_lines
 

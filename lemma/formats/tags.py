@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lemma.formats.base import Parsed
+from lemma.formats.format import Parsed
 
 
 @dataclass(frozen=True, slots=True)

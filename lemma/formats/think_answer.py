@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from lemma.formats.base import Parsed
 from lemma.formats.boxes import unboxed
 from lemma.formats.chat import ChatFormat
+from lemma.formats.format import Parsed
 from lemma.formats.tags import Tags, parse_tagged
 
 SYSTEM = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from lemma.formats.base import Format, Parsed
 from lemma.formats.boxes import compose_boxed, parse_boxed
+from lemma.formats.format import Format, Parsed
 from lemma.formats.tags import split_thought
 from lemma.formats.templates import chatml
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from lemma.formats.base import Format, Parsed
+from lemma.formats.format import Format, Parsed
 from lemma.formats.tags import Tags, parse_tagged
 from lemma.formats.templates import opening_lines, quote
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lemma.formats.base import Parsed
 from lemma.formats.chat import ChatFormat
+from lemma.formats.format import Parsed
 from lemma.formats.tags import Tags, parse_tagged
 
 SYSTEM = """

@@ -1,10 +1,10 @@
 """Grading: find the answer in a completion and decide whether it is the gold: right, wrong or unknown, and why.
 
-extract     the final answer of a completion           normalise   one spelling for many
+extract     the final answer of a completion           normal_form one spelling for many
 tokens, expression, evaluate                           simple LaTeX, read and computed exactly
-structure, compare, leaves, choice, units              lists, intervals, relations, matrices; part by part
+structure, shapes, single, choice, units               lists, intervals, relations, matrices; part by part
 guard, symbolic, worker, service                       sympy behind an allow-list, in processes that can be killed
-grade       the pipeline                               compat      graders of other systems, to the letter
+grader      the pipeline                               compat      graders of other systems, to the letter
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from lemma.grading import evaluate, expression, normalise, structure, symbolic, tokens
+from lemma.grading import evaluate, expression, normal_form, structure, symbolic, tokens
 
 
 def clear_caches() -> None:
     """Empty every cache inside this process; those of a service belong to it."""
     for function in (
-        normalise.normalise,
-        normalise.words,
+        normal_form.normalise,
+        normal_form.words,
         tokens.tokenise,
         expression.read,
         structure.shape,

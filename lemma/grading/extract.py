@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from lemma.grading.limits import MAX_BOX, MAX_COMPLETION
 from lemma.grading.names import names
-from lemma.grading.normalise import repair_escapes
+from lemma.grading.normal_form import repair_escapes
 from lemma.grading.rules import DEFAULT, Rules
 
 _CONTROL = re.compile(r"<\|(?:im_end|im_start|endoftext|eot_id|end_of_text|end|eos)\|>|</s>|<eos>")

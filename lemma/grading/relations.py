@@ -9,10 +9,10 @@ from typing import Any
 from lemma.grading import evaluate
 from lemma.grading.evaluate import NotRational, Undefined
 from lemma.grading.expression import GREEK, Tree, Unreadable, read
-from lemma.grading.leaves import Context, is_text
 from lemma.grading.limits import GoldLimit, LimitExceeded
 from lemma.grading.precision import enough_digits
 from lemma.grading.realsets import is_reals
+from lemma.grading.single import Context, is_text
 from lemma.grading.structure import Leaf, Listed, Minus, Node, Relation, Union
 from lemma.grading.tokens import Token
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
-from lemma.grading.grade import Pending, quick
+from lemma.grading.grader import Pending, quick
 from lemma.grading.process import Stopped, Worker
 from lemma.grading.rules import DEFAULT, Rules
 from lemma.grading.tasks import PROBE, Compat, Task, key_of, message_of

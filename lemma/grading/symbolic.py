@@ -10,7 +10,7 @@ from functools import lru_cache
 from time import perf_counter
 from typing import Any
 
-from lemma.grading.grade import Pending, decide, quick
+from lemma.grading.grader import Pending, decide, quick
 from lemma.grading.guard import Refused, check_symbolic
 from lemma.grading.limits import MAX_PRECISION, GoldLimit, LimitExceeded
 from lemma.grading.rules import DEFAULT, Rules

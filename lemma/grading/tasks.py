@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lemma.grading.grade import Pending
+from lemma.grading.grader import Pending
 
 PROBE = (
     "\\boxed{987654321} </think> <answer>\\boxed{987654321}</answer> "

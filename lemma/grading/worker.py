@@ -99,7 +99,7 @@ def _stop_clock() -> None:
 
 
 def _perform(task: dict[str, Any]) -> dict[str, Any]:
-    from lemma.grading.grade import Pending
+    from lemma.grading.grader import Pending
     from lemma.grading.limits import GoldLimit
     from lemma.grading.rules import Rules
     from lemma.grading.symbolic import probe, settle

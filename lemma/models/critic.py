@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from lemma.core.random import stream
-from lemma.models.load import build_policy
-from lemma.models.options import ModelOptions
+from lemma.models.load_model import build_policy
+from lemma.models.model_options import ModelOptions
 from lemma.models.packing import TokenBatch
 
 # Spread of the values of a new critic, for hidden states of size 1: small beside a reward of 1, and not 0, so that the

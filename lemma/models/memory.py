@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from lemma.models.options import ModelOptions, Precision, TinyOptions
+from lemma.models.model_options import ModelOptions, Precision, TinyOptions
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 GIB = 2**30

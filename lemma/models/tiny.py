@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from lemma.core.random import key
 from lemma.data.arithmetic import VOCABULARY
-from lemma.models.options import TinyOptions
+from lemma.models.model_options import TinyOptions
 
 SPECIAL = ("<pad>", "<eos>", "<unk>")
 WORDS = ("User:", "Assistant:", "<think>", "</think>", "<answer>", "</answer>", "Question:", "Answer:", "####")

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from lemma.objectives.base import Loss, Objective, Terms, Totals
 from lemma.objectives.cs336 import (
     compute_group_normalized_rewards,
     group_normalized_rewards,
@@ -13,9 +12,11 @@ from lemma.objectives.cs336 import (
     policy_gradient_loss,
     tokenize_prompt_and_output,
 )
+from lemma.objectives.likelihood import NegativeLogLikelihood
 from lemma.objectives.mixed import MIXED_FORMS, MixedPolicyLoss
-from lemma.objectives.policy import PolicyLoss
+from lemma.objectives.objective import Loss, Objective, Terms, Totals
 from lemma.objectives.policy_forms import POLICY_FORMS
+from lemma.objectives.policy_loss import PolicyLoss
 from lemma.objectives.preference import PREFERENCE_OBJECTIVES
 from lemma.objectives.reductions import (
     entropy,
@@ -25,7 +26,6 @@ from lemma.objectives.reductions import (
     sft_microbatch_loss,
     sft_microbatch_train_step,
 )
-from lemma.objectives.supervised import NegativeLogLikelihood
 from lemma.objectives.value import ClippedValueLoss
 
 # Every objective, in each form that changes what must stay together; the invariance tests run over this table.

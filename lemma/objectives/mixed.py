@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import torch
 
 from lemma.core.types import Scope
-from lemma.objectives.base import Loss, Ratio, Terms
 from lemma.objectives.normalise import Normalise, token_weights
-from lemma.objectives.policy import KlTerm
+from lemma.objectives.objective import Loss, Ratio, Terms
+from lemma.objectives.policy_loss import KlTerm
 from lemma.objectives.policy_mismatch import LARGEST_LOG_RATIO, MismatchWeight, mismatch
 from lemma.objectives.policy_surrogates import Clip, Surrogate, Unclipped
 from lemma.objectives.shaping import Shape

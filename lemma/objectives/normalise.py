@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from lemma.objectives.base import Terms
+from lemma.objectives.objective import Terms
 
 Normalise = Literal["token", "sequence", "constant"]
 

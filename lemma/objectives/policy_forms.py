@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lemma.objectives.policy import KlTerm, PolicyLoss
+from lemma.objectives.policy_loss import KlTerm, PolicyLoss
 from lemma.objectives.policy_mismatch import MismatchWeight
 from lemma.objectives.policy_surrogates import CappedWeight, Clip, GammaWeight, Reinforce, SoftGate, Unclipped
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from lemma.objectives.base import Terms
+from lemma.objectives.objective import Terms
 
 LARGEST_LOG_RATIO = 60.0
 """A ratio beyond exp of this has no gradient; without an end it would be infinite, and infinity times 0 is nothing."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from lemma.core.types import Scope
-from lemma.objectives.base import Loss, Terms
+from lemma.objectives.objective import Loss, Terms
 
 
 def value_errors(

@@ -87,7 +87,7 @@ def varlen() -> Answer:
 
 
 def transformers() -> Answer:
-    from lemma.models.load import load_for_inference
+    from lemma.models.load_model import load_for_inference
 
     model, tokenizer = load_for_inference("tiny", "cpu")
     ids = tokenizer("User: 1", return_tensors="pt").input_ids
@@ -98,7 +98,7 @@ def transformers() -> Answer:
 def peft() -> Answer:
     from peft import LoraConfig, get_peft_model
 
-    from lemma.models.load import load_for_inference
+    from lemma.models.load_model import load_for_inference
 
     model, _ = load_for_inference("tiny", "cpu")
     adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))

@@ -8,15 +8,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from lemma.core.errors import UserError, nearest
-from lemma.rewards.base import Reward, RewardInput
 from lemma.rewards.combine import RewardFailed, Scored, combine, distributions
 from lemma.rewards.correctness import Accuracy, FormatKept, Graded
 from lemma.rewards.custom import Custom
 from lemma.rewards.lengths import Length, Repetition, SoftOverlong
 from lemma.rewards.model import RewardModel
+from lemma.rewards.reward import Reward, RewardInput
 from lemma.rewards.think import R1ZeroReward, ThinkAnswerFormat, ThinkFormat
-from lemma.rewards.working_out import Answer, ApproximateFormat, ExactFormat, Numbers
-from lemma.rewards.xml import Correctness, Integer, SoftFormat, StrictFormat, TagCount
+from lemma.rewards.working_out_rewards import Answer, ApproximateFormat, ExactFormat, Numbers
+from lemma.rewards.xml_rewards import Correctness, Integer, SoftFormat, StrictFormat, TagCount
 
 REWARDS: dict[str, type[Reward]] = {
     "accuracy": Accuracy,

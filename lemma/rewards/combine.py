@@ -9,7 +9,7 @@ from pathlib import Path
 from traceback import extract_tb
 
 from lemma.core.errors import UserError
-from lemma.rewards.base import Reward, RewardInput
+from lemma.rewards.reward import Reward, RewardInput
 
 SHOWN = 2_000
 

@@ -8,7 +8,7 @@ from pydantic import field_validator
 
 from lemma.core.errors import UserError, nearest
 from lemma.grading import default_service
-from lemma.rewards.base import Reward, RewardInput
+from lemma.rewards.reward import Reward, RewardInput
 
 
 class Accuracy(Reward):

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from lemma.core.errors import UserError, nearest
-from lemma.rewards.base import Reward, RewardInput
+from lemma.rewards.reward import Reward, RewardInput
 
 Function = Callable[..., float | None]
 

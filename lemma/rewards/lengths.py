@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from lemma.rewards.base import Reward, RewardInput
+from lemma.rewards.reward import Reward, RewardInput
 
 
 class SoftOverlong(Reward):

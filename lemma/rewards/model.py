@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from lemma.core.errors import UserError, nearest
-from lemma.rewards.base import Reward, RewardInput
+from lemma.rewards.reward import Reward, RewardInput
 
 
 class RewardModel(Reward):

@@ -6,7 +6,7 @@ import re
 from typing import ClassVar, Literal
 
 from lemma.grading import default_service
-from lemma.rewards.base import Reward, RewardInput
+from lemma.rewards.reward import Reward, RewardInput
 
 _R1_ZERO = re.compile(r"</think>\s*<answer>.*</answer>", re.DOTALL)
 _THINK = re.compile(r"^<think>(?!.*<think>)(.*?)</think>.*$", re.DOTALL | re.MULTILINE)

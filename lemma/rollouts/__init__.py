@@ -4,7 +4,7 @@ from lemma.rollouts.collect import Ask, collect
 from lemma.rollouts.groups import Roller, Rollouts
 from lemma.rollouts.journal import Journal, read_samples
 from lemma.rollouts.judge import Judge, Pending
-from lemma.rollouts.problems import ProblemOrder, Task
+from lemma.rollouts.order import ProblemOrder, Task
 from lemma.rollouts.sample import Sample
 
 __all__ = [

@@ -11,7 +11,7 @@ import numpy as np
 
 from lemma.core.faults import fault_point
 from lemma.core.types import Problem
-from lemma.engines.base import Completion, Engine, Key, Request, Sampling
+from lemma.engines.protocol import Completion, Engine, Key, Request, Sampling
 from lemma.rollouts.journal import Journal
 from lemma.rollouts.judge import Judge, Pending
 from lemma.rollouts.sample import Sample

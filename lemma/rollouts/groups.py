@@ -12,11 +12,11 @@ import numpy as np
 from lemma.algorithms import Algorithm
 from lemma.core.faults import fault_point
 from lemma.core.types import Group, Trajectory
-from lemma.engines.base import Engine, Sampling
+from lemma.engines.protocol import Engine, Sampling
 from lemma.rollouts.collect import Ask, collect
 from lemma.rollouts.journal import Journal
 from lemma.rollouts.judge import Judge, Pending
-from lemma.rollouts.problems import ProblemOrder, Task
+from lemma.rollouts.order import ProblemOrder, Task
 from lemma.rollouts.sample import Sample
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from lemma.algorithms import ALGORITHMS
-from lemma.algorithms.base import Algorithm, Memory
+from lemma.algorithms.algorithm import Algorithm, Memory
 from lemma.algorithms.policy_gradient import PolicyGradient
 from lemma.config import Options
 from lemma.config.shape import annotation_of, classes_below
-from lemma.training.rl_options import ReinforcementOptions, RolloutOptions
+from lemma.stages.reinforcement.rl_options import ReinforcementOptions, RolloutOptions
 from tests.algorithms.made import group, response, trajectory
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lemma.algorithms.base import Memory
+from lemma.algorithms.algorithm import Memory
 from lemma.algorithms.expert_iteration import ExpertIteration
 from lemma.core.types import Group
 from lemma.objectives import Totals

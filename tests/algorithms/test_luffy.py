@@ -9,7 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from lemma.algorithms.base import Memory
+from lemma.algorithms.algorithm import Memory
 from lemma.algorithms.luffy import Luffy
 from lemma.algorithms.prefixes import PrefixOptions
 from lemma.core.errors import UserError

@@ -12,7 +12,7 @@ from lemma.algorithms import ALGORITHMS, Memory
 from lemma.algorithms.grpo import Grpo
 from lemma.algorithms.rloo import Rloo
 from lemma.core.types import Group, Message, Problem, Trajectory
-from lemma.objectives.policy import KlTerm, PolicyLoss
+from lemma.objectives.policy_loss import KlTerm, PolicyLoss
 from lemma.objectives.policy_mismatch import MismatchWeight
 from lemma.objectives.policy_surrogates import CappedWeight, Clip, GammaWeight, Reinforce, SoftGate, Unclipped
 

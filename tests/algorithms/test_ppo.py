@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from lemma.algorithms.base import Memory
+from lemma.algorithms.algorithm import Memory
 from lemma.algorithms.ppo import Ppo
 from lemma.core.types import Trajectory
 from tests.algorithms.made import group, response, trajectory

@@ -20,7 +20,7 @@ from lemma.core.events import Event, Said
 from lemma.data.arithmetic import NAMES, THINGS
 from lemma.recipe import Recipe, load_recipe
 from lemma.rewards import RewardInput
-from lemma.training.run import train
+from lemma.runs.run import train
 
 ANSWERS = ("1", "2", "3", "4")
 MAX_TOKENS = 2

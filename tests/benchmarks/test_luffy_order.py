@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import luffy_order
-from lemma.data.load import load_rows
+from lemma.data.load_rows import load_rows
 from lemma.formats import make_format
 from lemma.formats.encode import encode_demonstration
 from lemma.models.tiny import tiny_tokenizer

@@ -10,8 +10,8 @@ import pytest
 from lemma.cli import main
 from lemma.core.types import Demonstration
 from lemma.data.arithmetic import generate
-from lemma.data.load import load_items, load_problems
-from lemma.data.options import ArithmeticOptions, DataOptions, SourceOptions
+from lemma.data.data_options import ArithmeticOptions, DataOptions, SourceOptions
+from lemma.data.load_rows import load_items, load_problems
 from tests.cli.test_download import lemma
 from tests.formats.tokenizers_made_here import make_tokenizer
 from tests.hub import Hub, serve
@@ -211,7 +211,7 @@ def test_show_as_written_and_as_the_model_sees_it(run, tmp_path):
 
 
 def test_rows_in_a_format_have_their_options_and_the_letter_of_those(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("lemma.models.load.load_tokenizer", lambda model: make_tokenizer())
+    monkeypatch.setattr("lemma.models.load_model.load_tokenizer", lambda model: make_tokenizer())
     rows = [{**CHOICE, "question": f"{n}+2?", "id": str(n)} for n in range(12)]
     source = write(tmp_path / "a.jsonl", rows)
     out = run("data", "show", source, "--format", "question_only", "-n", 12)[1].split("--- row")[1:]

@@ -19,7 +19,7 @@ from lemma.core.types import Message, Problem
 from lemma.formats import make_format
 from lemma.formats.encode import encode_text
 from lemma.formats.r1_zero import R1Zero
-from lemma.models.load import load_for_inference
+from lemma.models.load_model import load_for_inference
 
 QUESTION = "how many stones ?"
 R1 = {"name": "r1_zero", "preamble": False}

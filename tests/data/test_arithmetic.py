@@ -8,7 +8,7 @@ import pytest
 
 from lemma.core.errors import UserError
 from lemma.data.arithmetic import VOCABULARY, generate, parse, solution, split_of
-from lemma.data.options import ArithmeticOptions
+from lemma.data.data_options import ArithmeticOptions
 
 
 def evaluate(expression: str) -> int:

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.types import Demonstration, Message, Problem
-from lemma.data import cache, choices, load, marks, pairs, quantities, readers, roles, sources, vary
-from lemma.data.load import (
+from lemma.data import cache, choices, load_rows, marks, pairs, quantities, readers, roles, sources, vary
+from lemma.data.data_options import ArithmeticOptions, DataOptions, LengthOptions, SourceOptions
+from lemma.data.load_rows import (
     filter_by_length,
     load_demonstrations,
     load_judged,
@@ -22,8 +23,7 @@ from lemma.data.load import (
     split_share,
     take,
 )
-from lemma.data.options import ArithmeticOptions, DataOptions, LengthOptions, SourceOptions
-from lemma.data.prepare import write_rows
+from lemma.data.prepared import write_rows
 
 
 def write(path, rows):
@@ -233,10 +233,10 @@ def test_lengths_by_percentile_by_number_and_by_both():
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
     """A cache for files of any size, and a count of how often rows were really read."""
-    monkeypatch.setattr(load, "SMALL", 0)
+    monkeypatch.setattr(load_rows, "SMALL", 0)
     reads = []
-    really = load.rows_of
-    monkeypatch.setattr(load, "rows_of", lambda source: reads.append(source) or really(source))
+    really = load_rows.rows_of
+    monkeypatch.setattr(load_rows, "rows_of", lambda source: reads.append(source) or really(source))
     return tmp_path / "cache", reads
 
 
@@ -270,7 +270,7 @@ def test_rows_left_out_are_told_whenever_the_rest_is_used(tmp_path, kept):
 def test_code_that_reads_and_filters_rows_names_the_entries(monkeypatch):
     before = cache._code_digest.__wrapped__()
     really = cache.inspect.getsource
-    for module in (load, sources, choices, readers, pairs, marks, quantities, roles, vary):
+    for module in (load_rows, sources, choices, readers, pairs, marks, quantities, roles, vary):
         other = lambda one, module=module: really(one) + ("# other" if one is module else "")  # noqa: E731
         monkeypatch.setattr(cache.inspect, "getsource", other)
         assert cache._code_digest.__wrapped__() != before, module.__name__

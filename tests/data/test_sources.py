@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from lemma.core.errors import UserError
-from lemma.data.options import SourceOptions
+from lemma.data.data_options import SourceOptions
 from lemma.data.sources import ALIASES, files_of, hub_name, rows_of
 
 ROWS = [{"question": f"{n}+1?", "answer": f"#### {n + 1}"} for n in range(3)]

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from lemma.cli import main
 from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.types import Demonstration, Message, Preference, Problem
-from lemma.data.load import load_demonstrations, load_items, load_problems, row_of, split_share
+from lemma.data.data_options import DataOptions, SourceOptions
+from lemma.data.load_rows import load_demonstrations, load_items, load_problems, row_of, split_share
 from lemma.data.marks import holds, numbers_in
-from lemma.data.options import DataOptions, SourceOptions
 from lemma.data.roles import Unclear, plan_of
 from lemma.data.vary import ORIGIN, unmarked, vary, written
 from tests.shared import shared
@@ -246,7 +246,7 @@ def test_marks_are_dropped_from_traces_responses_and_pairs():
 
 
 def test_both_options_name_the_entries_of_the_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr("lemma.data.load.SMALL", 0)
+    monkeypatch.setattr("lemma.data.load_rows.SMALL", 0)
     source, cache = write(tmp_path / "a.jsonl", PENS, WEEK), str(tmp_path / "cache")
     chosen = [{}, {"marks": "drop"}, {"variations": 2}, {"variations": 3}, {"variations": 3, "marks": "drop"}]
     for options in chosen * 2:

@@ -1,4 +1,4 @@
-"""Run with TRITON_INTERPRET=1: every kernel of lemma.engines.native.kernels beside the plain code it stands for."""
+"""Run with TRITON_INTERPRET=1: every kernel of engines.native.engine_kernels beside the plain code it stands for."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from lemma.engines.base import Request, generate
-from lemma.engines.native import kernels
-from lemma.engines.native.attention import Cache, decode_reference, places
+from lemma.engines.native import engine_kernels as kernels
+from lemma.engines.native.cached_attention import Cache, decode_reference, places
 from lemma.engines.native.noise import gumbel, row_seeds, split_key
 from lemma.engines.native.sampler import draw
+from lemma.engines.protocol import Request, generate
 from lemma.models.blocks import rotate
 from lemma.models.families import LogitMap
 from tests.engines.native_checks import FREE, check_same, engine_of, run

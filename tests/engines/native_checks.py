@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from lemma.engines.base import Completion, Request, Sampling, generate
 from lemma.engines.native.engine import NativeEngine
+from lemma.engines.protocol import Completion, Request, Sampling, generate
 from lemma.models.policy import Policy
 
 GREEDY = Sampling(max_tokens=12, temperature=0.0, ignore_eos=True)

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from lemma.core.types import Trajectory
-from lemma.engines.base import Completion, Request
+from lemma.engines.protocol import Completion, Request
 from lemma.models import blocks
 from lemma.models.attention import NAME
 from lemma.models.packing import TokenBatch

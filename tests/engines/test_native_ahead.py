@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from lemma.engines.base import Completion, EngineError, Request, Sampling, generate
 from lemma.engines.native import engine as native
 from lemma.engines.native.engine import NativeEngine
+from lemma.engines.protocol import Completion, EngineError, Request, Sampling, generate
 from lemma.models.policy import Policy
 from tests.engines.native_checks import FREE, check_at_rest, check_same, engine_of, requests_of, run
 from tests.engines.small_policies import exact_policy, random_prompts, shake, small_tokenizer, worst_difference

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from lemma.engines.native.blocks import BlockPool
+from lemma.engines.native.paging import BlockPool
 
 SIZE, COUNT = 4, 9
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=16).map(lambda ids: np.array(ids))

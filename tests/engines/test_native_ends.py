@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lemma.engines.base import EngineError, Request, Sampling, generate
+from lemma.engines.protocol import EngineError, Request, Sampling, generate
 from tests.engines.native_checks import FREE, GREEDY, check_at_rest, check_same, engine_of, ids_of, requests_of, run
 from tests.engines.small_policies import exact_policy, random_prompts, small_tokenizer
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lemma.core.random import key as random_key
-from lemma.engines.base import Completion, Request, Sampling, generate
 from lemma.engines.native.noise import FIRST, MASK, SECOND, gumbel, mix, row_seeds, split_key
+from lemma.engines.protocol import Completion, Request, Sampling, generate
 from lemma.engines.sampling import cut
 from lemma.models.policy import Policy
 from tests.engines.native_checks import engine_of, run

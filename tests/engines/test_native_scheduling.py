@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lemma.engines.base import Completion, Request, Sampling, generate
+from lemma.engines.protocol import Completion, Request, Sampling, generate
 from tests.engines.native_checks import FREE, check_at_rest, check_same, engine_of, ids_of, requests_of, run
 from tests.engines.small_policies import exact_policy, random_prompts, worst_difference
 

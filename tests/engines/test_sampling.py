@@ -18,7 +18,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from lemma.engines.base import Sampling
+from lemma.engines.protocol import Sampling
 from lemma.engines.sampling import cut, logprobs, penalise
 
 PLAIN = Sampling(max_tokens=1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from lemma.engines.text import StopTable, StopWatcher, decode
+from lemma.engines.stop_strings import StopTable, StopWatcher, decode
 from lemma.models.tiny import tiny_tokenizer
 
 CORPUS = [

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lemma.engines.base import EngineError, Request, Sampling, generate
+from lemma.engines.protocol import EngineError, Request, Sampling, generate
 from lemma.engines.sampling import cut
 from lemma.engines.transformers_engine import TransformersEngine, inverse_cdf
 from tests.engines.small_policies import (

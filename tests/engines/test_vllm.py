@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 
-from lemma.engines.base import EngineError, Request, generate
+from lemma.engines.protocol import EngineError, Request, generate
 from lemma.engines.vllm import make_vllm
 from lemma.engines.vllm.server import Reply, Server
 from lemma.engines.vllm.server_engine import VllmServerEngine

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lemma.engines.base import EngineError, Request, Sampling
+from lemma.engines.protocol import EngineError, Request, Sampling
 from lemma.engines.vllm import jobs
 from lemma.engines.vllm.jobs import Answer, Job
-from lemma.engines.vllm.probe import Scored, compare, policy_logprobs, probe_prompt, verify
 from lemma.engines.vllm.versions import BEST, judge
+from lemma.engines.vllm.vllm_probe import Scored, compare, policy_logprobs, probe_prompt, verify
 from lemma.engines.vllm.weights import adapter_rank, base_state, check_policy, write_model, write_weights
 from tests.engines.small_policies import shake, small_policy, small_tokenizer
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from lemma.engines.base import EngineError, Request, Sampling, generate
+from lemma.engines.protocol import EngineError, Request, Sampling, generate
 from lemma.engines.sampling import cut
 from lemma.engines.transformers_engine import TransformersEngine
-from lemma.engines.vllm.base import VllmBase
-from lemma.engines.vllm.options import VllmOptions
-from lemma.engines.vllm.probe import verify
+from lemma.engines.vllm.vllm_base import VllmBase
+from lemma.engines.vllm.vllm_options import VllmOptions
+from lemma.engines.vllm.vllm_probe import verify
 from lemma.models.policy import Policy
 from tests.engines.small_policies import random_prompts, shake, small_tokenizer, worst_difference
 

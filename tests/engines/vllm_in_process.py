@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from lemma.engines.base import EngineError, Request, generate
+from lemma.engines.protocol import EngineError, Request, generate
 from lemma.engines.sampling import cut
 from lemma.engines.vllm import make_vllm
-from lemma.engines.vllm.base import VllmBase
 from lemma.engines.vllm.in_process import VllmEngine
+from lemma.engines.vllm.vllm_base import VllmBase
 from tests.engines import vllm_checks
 from tests.engines.small_policies import random_prompts, small_policy
 from tests.engines.vllm_checks import FREE, QUICK

@@ -8,7 +8,7 @@ import torch
 
 from lemma.core.events import silent
 from lemma.recipe import Recipe
-from lemma.training.run import train
+from lemma.runs.run import train
 
 ONE_STEP = {"operations": 1, "largest": 10, "style": "stepwise"}
 ENTRY = {"name": "sums", "source": "arithmetic", "arithmetic": {**ONE_STEP, "count": 60, "seed": 5}}

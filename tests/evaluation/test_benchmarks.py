@@ -16,7 +16,7 @@ import yaml
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Problem
 from lemma.data.choices import ASK_FOR_LETTER, shown
-from lemma.data.options import SourceOptions
+from lemma.data.data_options import SourceOptions
 from lemma.evaluation.benchmarks import BENCHMARKS, Benchmark, find_benchmark, load_benchmark
 from lemma.formats import FORMATS
 from lemma.grading import GradingService

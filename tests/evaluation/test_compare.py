@@ -13,7 +13,7 @@ import pytest
 from lemma.cli import main
 from lemma.core.errors import UserError
 from lemma.core.random import stream
-from lemma.evaluation.compare import Evaluation, compare, read_evaluation
+from lemma.evaluation.comparison import Evaluation, compare, read_evaluation
 from lemma.evaluation.paired import (
     holm,
     interval,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lemma.cli import main
-from lemma.engines.base import Sampling
+from lemma.engines.protocol import Sampling
 from lemma.evaluation.diagnose import Diagnosis, Situation, diagnose, similarity
 from lemma.formats.r1_zero import R1Zero
 from lemma.models.tiny import tiny_tokenizer

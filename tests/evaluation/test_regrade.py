@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lemma.core.errors import UserError
-from lemma.evaluation.prepare import _fitted
+from lemma.evaluation.questions import _fitted
 from lemma.evaluation.rescore import regrade, rescore
 from lemma.evaluation.results import VERSION, Row, make_report, read_report, write_report
 from lemma.formats import FORMATS, make_format

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from lemma.engines.base import Completion, Engine, Key, Request, Sampling
+from lemma.engines.protocol import Completion, Engine, Key, Request, Sampling
 from lemma.evaluation.relay import PATIENCE, read_beside
 
 PROMPT = np.array([1, 2])

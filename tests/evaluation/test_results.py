@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from lemma.evaluation.during_training import flat_metrics
 from lemma.evaluation.results import Report, Row, as_json, as_markdown, make_report, write_report
-from lemma.evaluation.stage import flat_metrics
 
 
 def rows(benchmark: str, verdicts: list[list[str]]) -> list[Row]:

@@ -23,20 +23,25 @@ from lemma.cli import main
 from lemma.core.errors import UserError
 from lemma.core.events import Event, Progressed
 from lemma.engines import open_engine
-from lemma.engines.base import Completion
-from lemma.engines.options import NativeOptions
-from lemma.evaluation.folder import claim
-from lemma.evaluation.options import EvalOptions
+from lemma.engines.engine_options import NativeOptions
+from lemma.engines.protocol import Completion
+from lemma.evaluation.eval_folder import claim
+from lemma.evaluation.eval_options import EvalOptions
+from lemma.evaluation.evaluator import EvalSettings, evaluate
 from lemma.evaluation.rescore import rescore
 from lemma.evaluation.results import VERSION, read_report
-from lemma.evaluation.runner import EvalSettings, evaluate
 from lemma.grading import GradingService, grade
 from tests.evaluation.conftest import ENTRY
 from tests.rollouts.scripted import Scripted
 
 FORMAT = {"name": "r1_zero", "preamble": False}
 PRELOAD = [
-    *("lemma.cli.eval", "lemma.evaluation.runner", "lemma.engines.native.engine", "lemma.engines.native.probe"),
+    *(
+        "lemma.cli.eval",
+        "lemma.evaluation.evaluator",
+        "lemma.engines.native.engine",
+        "lemma.engines.native.engine_probe",
+    ),
     *("lemma.recipe", "lemma.models.tiny", "lemma.reporting.console", "transformers.models.qwen3.modeling_qwen3"),
 ]
 FILES = ["results.json", "results.csv", "results.md", "samples.jsonl", "questions.csv", "settings.json"]
@@ -351,7 +356,7 @@ def test_metrics_that_are_measured(values: dict[str, Any], metric: str) -> None:
 def test_every_metric_that_the_options_allow_is_measured(
     metric: str, measured: str, trained: Path, tmp_path: Path
 ) -> None:
-    from lemma.evaluation.stage import StageEvaluator
+    from lemma.evaluation.during_training import StageEvaluator
     from lemma.formats import make_format
 
     policy, engine = open_engine(str(trained), "cpu")

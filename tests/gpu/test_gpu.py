@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from lemma.core.types import Trajectory
-from lemma.engines.base import Request, Sampling, generate
-from lemma.engines.native.attention import decode_reference, places
+from lemma.engines.native.cached_attention import decode_reference, places
 from lemma.engines.native.engine import NativeEngine
+from lemma.engines.protocol import Request, Sampling, generate
+from lemma.learning.learner import Learner
+from lemma.learning.learning_options import OptimOptions
 from lemma.models.attention import _bucketed, varlen
 from lemma.models.blocks import gated, rms_norm
-from lemma.models.load import build_policy
+from lemma.models.load_model import build_policy
 from lemma.models.logprobs import token_logprobs
-from lemma.models.options import ModelOptions, TinyOptions
+from lemma.models.model_options import ModelOptions, TinyOptions
 from lemma.models.packing import Segments, TokenBatch
 from lemma.objectives import NegativeLogLikelihood
-from lemma.training.learner import Learner
-from lemma.training.options import OptimOptions
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float32: 1e-5}
@@ -112,7 +112,7 @@ def test_running_out_of_memory_halves_the_budget_and_keeps_the_loss() -> None:
 @pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("group", [1, 2, 6, 7, 16])
 def test_decode_attention_equals_the_reference_over_random_shapes(dim: int, group: int) -> None:
-    from lemma.engines.native.kernels import decode_attention
+    from lemma.engines.native.engine_kernels import decode_attention
 
     rng = np.random.default_rng(dim * 100 + group)
     for rows, longest in ((1, 32768), (5, 3000), (70, 700), (300, 65)):

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from lemma.core.errors import UserError
-from lemma.engines.base import EngineError, Sampling, generate
 from lemma.engines.native.engine import NativeEngine
-from lemma.engines.native.probe import probe
+from lemma.engines.native.engine_probe import probe
+from lemma.engines.protocol import EngineError, Sampling, generate
 from tests.engines.native_checks import requests_of
 from tests.engines.small_policies import worst_difference
 from tests.models.families import LEARNER_ONLY, REFUSED, TAKEN, family_policy

@@ -16,12 +16,12 @@ import torch
 from lemma.core.errors import UserError
 from lemma.core.events import Event
 from lemma.engines import open_engine
-from lemma.engines.base import EngineError, Request, Sampling, generate
+from lemma.engines.engine_options import NativeOptions
 from lemma.engines.mismatch import check_mismatch, mismatch
-from lemma.engines.native import probe as engine_probe
-from lemma.engines.options import NativeOptions
-from lemma.models.load import build_policy, load_policy
-from lemma.models.options import LoraOptions, ModelOptions, Precision
+from lemma.engines.native import engine_probe
+from lemma.engines.protocol import EngineError, Request, Sampling, generate
+from lemma.models.load_model import build_policy, load_policy
+from lemma.models.model_options import LoraOptions, ModelOptions, Precision
 from lemma.models.policy import Policy
 from lemma.models.probe import Findings
 from tests.engines.small_policies import learner_logprobs

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from lemma.grading import GradingService, Verdict, grade
-from lemma.grading.grade import quick
-from lemma.grading.normalise import normalise, squeezed
+from lemma.grading.grader import quick
+from lemma.grading.normal_form import normalise, squeezed
 
 settings.register_profile("grading", deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
 settings.load_profile("grading")

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from lemma.core.types import Trajectory
-from lemma.models.load import build_policy
-from lemma.models.options import LoraOptions, ModelOptions, TinyOptions
+from lemma.models.load_model import build_policy
+from lemma.models.model_options import LoraOptions, ModelOptions, TinyOptions
 from lemma.models.policy import Policy
 
 CPU = torch.device("cpu")

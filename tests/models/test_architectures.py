@@ -11,15 +11,15 @@ import transformers
 
 from lemma.core.errors import UserError
 from lemma.core.types import Trajectory
+from lemma.learning.learner import Learner
+from lemma.learning.learning_options import OptimOptions
 from lemma.models import blocks
-from lemma.models.load import build_policy, load_for_inference
+from lemma.models.load_model import build_policy, load_for_inference
 from lemma.models.logprobs import map_logits
-from lemma.models.options import ModelOptions
+from lemma.models.model_options import ModelOptions
 from lemma.models.packing import Segments, TokenBatch
 from lemma.models.policy import Policy
 from lemma.objectives import NegativeLogLikelihood
-from lemma.training.learner import Learner
-from lemma.training.options import OptimOptions
 from tests.models.conftest import Saver
 from tests.models.small import CPU, tiny_policy, trajectories
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from lemma.core.types import Trajectory
+from lemma.learning.learner import Learner
+from lemma.learning.learning_options import OptimOptions
 from lemma.models.critic import Critic, build_critic
-from lemma.models.options import LoraOptions, ModelOptions
+from lemma.models.model_options import LoraOptions, ModelOptions
 from lemma.models.packing import TokenBatch
 from lemma.objectives.value import ClippedValueLoss
-from lemma.training.learner import Learner
-from lemma.training.options import OptimOptions
 from tests.models.small import CPU, SHAPE, relative, trajectories
 
 LENGTHS = (7, 31, 5, 12, 2, 40)

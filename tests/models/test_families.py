@@ -11,8 +11,8 @@ import torch
 
 from lemma.core.errors import UserError
 from lemma.core.types import Trajectory
-from lemma.engines.base import EngineError, Sampling, generate
-from lemma.engines.native.probe import probe
+from lemma.engines.native.engine_probe import probe
+from lemma.engines.protocol import EngineError, Sampling, generate
 from lemma.engines.transformers_engine import TransformersEngine
 from lemma.models.packing import TokenBatch
 from lemma.models.policy import Policy

@@ -17,13 +17,13 @@ from lemma.cli import main
 from lemma.core.errors import UserError
 from lemma.models import gguf
 from lemma.models.gguf_file import Header, read_header
-from lemma.models.load import build_policy, load_for_inference, load_policy, load_tokenizer
+from lemma.models.load_model import build_policy, load_for_inference, load_policy, load_tokenizer
 from lemma.models.memory import Shape
-from lemma.models.options import LoraOptions, ModelOptions
+from lemma.models.model_options import LoraOptions, ModelOptions
 from lemma.models.places import resolve
 from tests.models.gguf_made_here import SIZES, made_model, write_gguf
 from tests.models.small import CPU
-from tests.training.sft_world import World
+from tests.stages.sft_world import World
 
 IDS = torch.arange(5, 65)[None]
 

@@ -14,8 +14,8 @@ import transformers
 from peft import PeftModel
 
 from lemma.core.errors import UserError
-from lemma.models.load import build_policy, load_for_inference, load_tokenizer, pick_device
-from lemma.models.options import LoraOptions, ModelOptions
+from lemma.models.load_model import build_policy, load_for_inference, load_tokenizer, pick_device
+from lemma.models.model_options import LoraOptions, ModelOptions
 from lemma.models.places import resolve
 from lemma.models.policy import Policy
 from tests.models.conftest import Saver

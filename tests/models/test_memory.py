@@ -9,9 +9,9 @@ import torch
 import transformers
 
 from lemma.models import logprobs, memory
-from lemma.models.load import build_policy
+from lemma.models.load_model import build_policy
 from lemma.models.memory import Shape, plan_training
-from lemma.models.options import LoraOptions, ModelOptions, TinyOptions
+from lemma.models.model_options import LoraOptions, ModelOptions, TinyOptions
 from tests.models.small import CPU, SHAPE, tiny_policy
 
 LARGE = Shape(

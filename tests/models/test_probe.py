@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from lemma.core.errors import UserError
-from lemma.engines.native.probe import probe as engine_probe
-from lemma.models.load import build_policy
-from lemma.models.options import LoraOptions, ModelOptions
+from lemma.engines.native.engine_probe import probe as engine_probe
+from lemma.models.load_model import build_policy
+from lemma.models.model_options import LoraOptions, ModelOptions
 from lemma.models.policy import Policy
 from lemma.models.probe import TOKENS, widened
 from tests.engines.small_policies import small_policy

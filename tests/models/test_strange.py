@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lemma.core.errors import UserError
-from lemma.engines.base import EngineError
-from lemma.engines.native.probe import probe
+from lemma.engines.native.engine_probe import probe
+from lemma.engines.protocol import EngineError
 from lemma.engines.transformers_engine import TransformersEngine
 from lemma.models import blocks
 from lemma.models.attention import NAME

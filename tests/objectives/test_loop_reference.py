@@ -11,7 +11,7 @@ import torch
 from lemma.algorithms.loop import Loop
 from lemma.objectives import Totals
 from lemma.objectives.advantages import Baseline, group_advantages, large_advantages
-from lemma.objectives.policy import PolicyLoss
+from lemma.objectives.policy_loss import PolicyLoss
 from lemma.objectives.policy_surrogates import Clip, Reinforce, Surrogate
 from tests.objectives.padded import Case, assert_equal, cases, flat, tensor
 

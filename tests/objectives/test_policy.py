@@ -11,7 +11,7 @@ import torch
 from lemma.objectives import Terms, Totals
 from lemma.objectives.advantages import group_advantages, large_advantages, summed_advantages, total_rewards
 from lemma.objectives.kl import KlKind, adapted_coefficient, kl_estimate
-from lemma.objectives.policy import PolicyLoss
+from lemma.objectives.policy_loss import PolicyLoss
 from lemma.objectives.policy_mismatch import MismatchWeight
 from lemma.objectives.policy_surrogates import Clip, GammaWeight, SoftGate, Unclipped
 

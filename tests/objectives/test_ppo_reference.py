@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from lemma.algorithms.base import Memory
+from lemma.algorithms.algorithm import Memory
 from lemma.algorithms.ppo import Ppo
 from lemma.core.types import Group, Message, Problem, Trajectory
 from lemma.objectives import masked_mean_or_zero
@@ -29,7 +29,7 @@ from lemma.objectives.gae import (
     whiten,
 )
 from lemma.objectives.kl import kl_estimate
-from lemma.objectives.policy import PolicyLoss
+from lemma.objectives.policy_loss import PolicyLoss
 from lemma.objectives.policy_surrogates import Clip
 from lemma.objectives.value import ClippedValueLoss
 from tests.objectives.rows import Case, assert_equal, cases, flat, measured, parameters, tensors

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from lemma.algorithms.base import Memory
+from lemma.algorithms.algorithm import Memory
 from lemma.algorithms.preference import Dpo
 from lemma.algorithms.preference.dpo import OF_RANKS, LossName
 from lemma.objectives import Terms, Totals

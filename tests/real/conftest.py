@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lemma.models.load import load_tokenizer
+from lemma.models.load_model import load_tokenizer
 
 REAL = Path(sys.prefix) / "real"
 SEPARATOR = "\n__ggml_vocab_test__\n"

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from lemma.engines.text import ends_of
-from lemma.models.load import load_policy
+from lemma.engines.stop_strings import ends_of
+from lemma.models.load_model import load_policy
 from lemma.models.policy import Policy
 from tests.real.conftest import read_vocabulary
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from lemma.core.errors import UserError
-from lemma.engines.base import EngineError
-from lemma.engines.native import probe as engine_probe
-from lemma.models.load import build_policy, load_policy
-from lemma.models.options import LoraOptions, ModelOptions
+from lemma.engines.native import engine_probe
+from lemma.engines.protocol import EngineError
+from lemma.models.load_model import build_policy, load_policy
+from lemma.models.model_options import LoraOptions, ModelOptions
 from lemma.models.policy import Policy
 from lemma.models.probe import Findings
 from tests.real.faults import ENGINE_FAULTS, FAULTS

@@ -13,18 +13,18 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lemma.core.types import Demonstration, Message, Problem, Trajectory
-from lemma.engines.base import Completion, Request, Sampling, generate
 from lemma.engines.mismatch import EXACT_LIMIT, check_mismatch, mismatch
 from lemma.engines.native.engine import NativeEngine
-from lemma.engines.text import ends_of
+from lemma.engines.protocol import Completion, Request, Sampling, generate
+from lemma.engines.stop_strings import ends_of
 from lemma.formats import make_format
 from lemma.formats.boxed import INSTRUCTION
 from lemma.formats.encode import encode_demonstration, encode_prompt
-from lemma.models.load import load_policy
+from lemma.learning.learner import Learner
+from lemma.learning.learning_options import OptimOptions
+from lemma.models.load_model import load_policy
 from lemma.models.policy import Policy
 from lemma.rollouts.judge import text_of
-from lemma.training.learner import Learner
-from lemma.training.options import OptimOptions
 from tests.shared import shared
 
 LONGEST_QUESTION = 160

@@ -19,14 +19,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lemma.cli import main
 from lemma.core.types import Message, Problem
 from lemma.formats.encode import encode_prompt
-from lemma.models.load import build_policy
+from lemma.learning.checkpoint import CheckpointStore
+from lemma.models.load_model import build_policy
 from lemma.models.packing import Segments
 from lemma.recipe import Recipe, load_recipe
-from lemma.training.checkpoint import CheckpointStore
-from lemma.training.run import train
+from lemma.runs.run import train
 from tests.real.rewards import DIGITS, LETTERS
-from tests.training.test_kill import Chain
-from tests.training.test_rl_kill import assert_same
+from tests.runs.test_kill import Chain
+from tests.runs.test_rl_kill import assert_same
 
 FORMAT = {"name": "boxed", "system": "Be brief."}
 Row = dict[str, Any]

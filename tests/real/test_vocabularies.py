@@ -7,11 +7,11 @@ import pytest
 
 from lemma.core.types import Demonstration, Message, Problem
 from lemma.formats import FORMATS, make_format
-from lemma.formats.base import adds_bos
 from lemma.formats.chat import ChatFormat
 from lemma.formats.encode import encode_demonstration, encode_document, encode_prompt, encode_text
+from lemma.formats.format import adds_bos
 from lemma.models.gguf import find_ends
-from lemma.models.load import load_tokenizer
+from lemma.models.load_model import load_tokenizer
 from tests.real.conftest import Speaker, Vocabulary
 
 # What the published tokenizers put in front of a text: that of Llama 3, Phi-3 and others BOS, the others nothing.

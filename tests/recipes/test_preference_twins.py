@@ -12,9 +12,9 @@ import pytest
 from lemma.core.events import silent
 from lemma.recipe import Recipe, load_recipe
 from lemma.rollouts import read_samples
-from lemma.training.preference_data import journal_pairs
-from lemma.training.preference_options import PreferenceOptions
-from lemma.training.run import train
+from lemma.runs.run import train
+from lemma.stages.preference.examples import journal_pairs
+from lemma.stages.preference.preference_options import PreferenceOptions
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 NAMES = ("dpo", "kto", "cpo", "simpo", "orpo", "own_samples_dpo")

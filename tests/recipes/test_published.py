@@ -14,7 +14,7 @@ from lemma.core.types import Message, Problem
 from lemma.formats import make_format
 from lemma.recipe import Recipe, load_recipe
 from lemma.rewards import RewardInput, combine
-from lemma.training.rl_options import ReinforcementOptions
+from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from tests.recipes.published import MODELS, OWN, REWARDS, STAGES
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"

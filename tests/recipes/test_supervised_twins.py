@@ -9,8 +9,8 @@ import pytest
 
 from lemma.core.events import silent
 from lemma.recipe import load_recipe
-from lemma.training.options import SupervisedOptions
-from lemma.training.run import train
+from lemma.runs.run import train
+from lemma.stages.supervised_options import SupervisedOptions
 from tests.recipes.published import OWN
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"

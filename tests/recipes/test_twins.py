@@ -13,8 +13,8 @@ from lemma.core.errors import UserError
 from lemma.core.events import silent
 from lemma.recipe import Recipe, load_recipe
 from lemma.rollouts import read_samples
-from lemma.training.rl_options import ReinforcementOptions
-from lemma.training.run import train
+from lemma.runs.run import train
+from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from tests.recipes.published import REWARDS, STAGES
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"

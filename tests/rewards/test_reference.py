@@ -11,10 +11,12 @@ import pytest
 
 from lemma.core.types import Message, Problem
 from lemma.grading import GradingService
-from lemma.grading.compat import boxed, luffy, verifiers
+from lemma.grading.compat import boxed_grader as boxed
+from lemma.grading.compat import luffy_rewards as luffy
+from lemma.grading.compat import verifiers
 from lemma.grading.compat.math_verify_calls import latex_accuracy
 from lemma.rewards import RewardInput, make_reward
-from lemma.rewards.xml import xml_answer
+from lemma.rewards.xml_rewards import xml_answer
 
 CASES: list[dict[str, Any]] = json.loads(
     (Path(__file__).resolve().parents[1] / "reference" / "rewards.json").read_text(encoding="utf-8")

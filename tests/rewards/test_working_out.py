@@ -14,7 +14,7 @@ from lemma.core.types import Message, Problem
 from lemma.formats import make_format
 from lemma.formats.working_out import WorkingOut
 from lemma.rewards import RewardInput, make_reward
-from lemma.rewards import working_out as rewards
+from lemma.rewards import working_out_rewards as rewards
 from lemma.rollouts.judge import Judge
 from lemma.rollouts.sample import Sample
 from tests.formats.tokenizers_made_here import make_tokenizer

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lemma.engines.base import Completion, Key, Request
+from lemma.engines.protocol import Completion, Key, Request
 
 Line = Callable[[Request, int], str]
 

@@ -10,7 +10,7 @@ import pytest
 
 from lemma.algorithms import ALGORITHMS, Algorithm
 from lemma.core.types import Message, Problem
-from lemma.engines.base import Request, Sampling
+from lemma.engines.protocol import Request, Sampling
 from lemma.formats import make_format
 from lemma.formats.encode import encode_prompt
 from lemma.grading.limits import MAX_GOLD

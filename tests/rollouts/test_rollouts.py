@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from lemma.core.errors import UserError
-from lemma.data.load import load_problems
-from lemma.data.options import ArithmeticOptions, DataOptions
-from lemma.engines.base import Completion, Sampling
+from lemma.data.data_options import ArithmeticOptions, DataOptions
+from lemma.data.load_rows import load_problems
 from lemma.engines.native.engine import NativeEngine
+from lemma.engines.protocol import Completion, Sampling
 from lemma.formats import make_format
 from lemma.formats.encode import encode_prompt
 from lemma.grading import Rules, Verdict
-from lemma.models.load import build_policy
-from lemma.models.options import ModelOptions, TinyOptions
+from lemma.models.load_model import build_policy
+from lemma.models.model_options import ModelOptions, TinyOptions
 from lemma.models.policy import Policy
 from lemma.rewards import make_reward
 from lemma.rollouts import Ask, Journal, Judge, Sample, collect, read_samples

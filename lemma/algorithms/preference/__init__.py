@@ -1,10 +1,10 @@
 """Algorithms of preference optimisation: one small file each, and the one registry of them."""
 
-from lemma.algorithms.preference.base import PreferenceAlgorithm
 from lemma.algorithms.preference.cpo import Cpo
 from lemma.algorithms.preference.dpo import Dpo
 from lemma.algorithms.preference.kto import Kto
 from lemma.algorithms.preference.orpo import Orpo
+from lemma.algorithms.preference.preference_algorithm import PreferenceAlgorithm
 from lemma.algorithms.preference.simpo import Simpo
 
 PREFERENCE_ALGORITHMS: dict[str, type[PreferenceAlgorithm]] = {

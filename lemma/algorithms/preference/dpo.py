@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from lemma.algorithms.base import Memory
-from lemma.algorithms.preference.base import PreferenceAlgorithm
+from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.preference.preference_algorithm import PreferenceAlgorithm
 from lemma.algorithms.unused import refuse_unused
 
 if TYPE_CHECKING:

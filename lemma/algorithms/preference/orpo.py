@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from lemma.algorithms.base import Memory
-from lemma.algorithms.preference.base import PreferenceAlgorithm
+from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.preference.preference_algorithm import PreferenceAlgorithm
 
 if TYPE_CHECKING:
     from lemma.objectives.preference import OddsRatio

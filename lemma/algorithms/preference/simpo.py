@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from lemma.algorithms.base import Memory
-from lemma.algorithms.preference.base import PreferenceAlgorithm
+from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.preference.preference_algorithm import PreferenceAlgorithm
 
 if TYPE_CHECKING:
     from lemma.objectives.preference import ContrastivePreference

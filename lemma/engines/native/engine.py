@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from lemma.core.random import key as random_key
-from lemma.engines.base import Completion, EngineError, Key, Listener, Request, check_request
-from lemma.engines.native.attention import Cache
-from lemma.engines.native.blocks import BlockPool
+from lemma.engines.native.cached_attention import Cache
+from lemma.engines.native.paging import BlockPool
 from lemma.engines.native.runner import BURST, LADDER, Burst, Runner
 from lemma.engines.native.sampler import is_plain
 from lemma.engines.native.scheduler import Prefill, Scheduler, Sequence, watcher
+from lemma.engines.protocol import Completion, EngineError, Key, Listener, Request, check_request
 from lemma.engines.sampling import end_ids
-from lemma.engines.text import StopTable
+from lemma.engines.stop_strings import StopTable
 from lemma.models.policy import Policy
 
 BLOCK = 64
@@ -36,7 +36,7 @@ ROWS_PER_SURPRISE = 16
 
 
 class NativeEngine:
-    """See `lemma.engines.base.Engine`. One thread at a time uses it."""
+    """See `lemma.engines.protocol.Engine`. One thread at a time uses it."""
 
     name = "native"
 

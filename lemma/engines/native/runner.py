@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from lemma.core.errors import LemmaWarning
-from lemma.engines.native.attention import Cache, DecodeContext, PrefillContext
+from lemma.engines.native.cached_attention import Cache, DecodeContext, PrefillContext
 from lemma.engines.native.noise import split_key
 from lemma.engines.native.sampler import draw, draw_cut, inverse_temperature, is_plain
 from lemma.engines.native.scheduler import Sequence

@@ -9,9 +9,9 @@ from collections.abc import Sequence as Rows
 
 import torch
 
-from lemma.engines.base import Sampling
 from lemma.engines.native.noise import gumbel, row_seeds
 from lemma.engines.native.scheduler import Sequence
+from lemma.engines.protocol import Sampling
 from lemma.engines.sampling import cut, end_ids, logprobs, penalise, scale
 from lemma.models.families import LogitMap
 from lemma.models.logprobs import map_logits
@@ -34,7 +34,7 @@ def draw(
     is the place the token will have. `means` is what the model makes of its head's output, which `logits_BV` are.
     """
     if fused:
-        from lemma.engines.native.kernels import sample
+        from lemma.engines.native.engine_kernels import sample
 
         return sample(logits_BV, keys_B2, positions_B, inverse_B, noisy_B, *means)
     z_BV = _exact(map_logits(logits_BV, *means)) * inverse_B[:, None]

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lemma.core.types import Finish
-from lemma.engines.base import Completion, Key, Request
-from lemma.engines.native.blocks import BlockPool
-from lemma.engines.text import StopTable, StopWatcher
+from lemma.engines.native.paging import BlockPool
+from lemma.engines.protocol import Completion, Key, Request
+from lemma.engines.stop_strings import StopTable, StopWatcher
 
 
 @dataclass(slots=True, eq=False)

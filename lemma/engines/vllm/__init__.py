@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lemma.engines.vllm.options import VllmOptions
+from lemma.engines.vllm.vllm_options import VllmOptions
 
 if TYPE_CHECKING:
-    from lemma.engines.vllm.base import VllmBase
+    from lemma.engines.vllm.vllm_base import VllmBase
     from lemma.models.policy import Policy
 
 __all__ = ["VllmOptions", "make_vllm"]

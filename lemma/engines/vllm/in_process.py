@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from lemma.engines.base import EngineError
+from lemma.engines.protocol import EngineError
 from lemma.engines.vllm import jobs
-from lemma.engines.vllm.base import ADAPTER, VllmBase
 from lemma.engines.vllm.jobs import Answer, Job
-from lemma.engines.vllm.probe import Scored, probe_arguments
 from lemma.engines.vllm.settings import engine_arguments, environment
+from lemma.engines.vllm.vllm_base import ADAPTER, VllmBase
+from lemma.engines.vllm.vllm_probe import Scored, probe_arguments
 from lemma.engines.vllm.weights import base_state, write_adapter
 
 PROBE = "probe"

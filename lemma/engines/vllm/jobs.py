@@ -11,9 +11,9 @@ import numpy as np
 
 from lemma.core.random import key as random_key
 from lemma.core.types import Finish
-from lemma.engines.base import Completion, EngineError, Request
+from lemma.engines.protocol import Completion, EngineError, Request
 from lemma.engines.sampling import end_ids
-from lemma.engines.text import StopWatcher
+from lemma.engines.stop_strings import StopWatcher
 
 ARGUMENT = "lemma"  # the extra argument of a request that carries its cuts
 
@@ -50,7 +50,7 @@ def needs_cuts(job: Job) -> bool:
 
 
 def cuts_of(job: Job, eos: int) -> str:
-    """The cuts of a request, for `lemma.engines.vllm.worker.parse`."""
+    """The cuts of a request, for `lemma.engines.vllm.vllm_worker.parse`."""
     sampling = job.request.sampling
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "min_tokens")
     values = {name: getattr(sampling, name) for name in names}

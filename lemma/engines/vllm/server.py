@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import lemma
-from lemma.engines.base import EngineError
+from lemma.engines.protocol import EngineError
 from lemma.engines.vllm.serve import HEADER, KEY_VARIABLE, PARENT_VARIABLE
 
 SERVED = "lemma"  # the name of the base model

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lemma.engines.base import EngineError
+from lemma.engines.protocol import EngineError
 from lemma.engines.vllm import jobs
-from lemma.engines.vllm.base import ADAPTER, VllmBase
 from lemma.engines.vllm.jobs import Answer, Job
-from lemma.engines.vllm.probe import Scored, compare, probe_arguments, probe_prompt
 from lemma.engines.vllm.server import SERVED, Reply, Server
 from lemma.engines.vllm.settings import engine_arguments, environment
+from lemma.engines.vllm.vllm_base import ADAPTER, VllmBase
+from lemma.engines.vllm.vllm_probe import Scored, compare, probe_arguments, probe_prompt
 from lemma.engines.vllm.weights import write_adapter, write_weights
 
 WAIT_SECONDS = 0.2

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lemma.engines.vllm.options import VllmOptions
+from lemma.engines.vllm.vllm_options import VllmOptions
 from lemma.engines.vllm.weights import NAMES, adapter_rank, dtype_of
 from lemma.models.policy import Policy
 
-WORKER = "lemma.engines.vllm.worker"
+WORKER = "lemma.engines.vllm.vllm_worker"
 GIB = 2**30
 
 

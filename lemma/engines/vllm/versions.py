@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from importlib import metadata
 
-from lemma.engines.base import EngineError
+from lemma.engines.protocol import EngineError
 
 # Each series that was tried with Lemma's worker, and the torch it is built for.
 WORKING = {"0.31": "2.13"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from lemma.engines.base import EngineError
+from lemma.engines.protocol import EngineError
 from lemma.models.policy import Policy
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lemma.grading.compat import boxed, luffy, verifiers
+from lemma.grading.compat import boxed_grader, luffy_rewards, verifiers
 
 Grader = Callable[..., Any]
 
 
 def _luffy(version: int) -> Grader:
     def score(response: str, gold: Any, compat: bool = True) -> float:
-        return luffy.luffy_score(response, gold, version, compat)
+        return luffy_rewards.luffy_score(response, gold, version, compat)
 
     return score
 
@@ -39,14 +39,14 @@ def _paced(function: Grader, fast: bool) -> Grader:
 
 
 COMPAT: dict[str, Grader] = {
-    "r1_zero_fast": _paced(boxed.r1_zero, True),
-    "r1_zero_slow": _paced(boxed.r1_zero, False),
-    "question_only_fast": _paced(boxed.question_only, True),
-    "question_only_slow": _paced(boxed.question_only, False),
-    "boxed_fast": _paced(boxed.boxed_score, True),
-    "boxed_slow": _paced(boxed.boxed_score, False),
-    "gsm8k_source": lambda response, gold, compat=True: luffy.gsm8k_source(response, gold),
-    "math_source": lambda response, gold, compat=True: luffy.math_source(response, gold),
+    "r1_zero_fast": _paced(boxed_grader.r1_zero, True),
+    "r1_zero_slow": _paced(boxed_grader.r1_zero, False),
+    "question_only_fast": _paced(boxed_grader.question_only, True),
+    "question_only_slow": _paced(boxed_grader.question_only, False),
+    "boxed_fast": _paced(boxed_grader.boxed_score, True),
+    "boxed_slow": _paced(boxed_grader.boxed_score, False),
+    "gsm8k_source": lambda response, gold, compat=True: luffy_rewards.gsm8k_source(response, gold),
+    "math_source": lambda response, gold, compat=True: luffy_rewards.math_source(response, gold),
     **{f"luffy_v{version}": _luffy(version) for version in range(5)},
     "math_verify": _luffy(4),
     **{f"verifier_{name}": _verifier(name) for name in verifiers.VERIFIERS},

@@ -13,11 +13,11 @@ from functools import lru_cache
 from typing import Any
 
 from lemma.grading.expression import Unreadable, read
-from lemma.grading.leaves import Context, GoldLimit, Undecided, same_value
 from lemma.grading.limits import LimitExceeded, check_shape
 from lemma.grading.names import names
-from lemma.grading.normalise import normalise
+from lemma.grading.normal_form import normalise
 from lemma.grading.rules import DEFAULT
+from lemma.grading.single import Context, GoldLimit, Undecided, same_value
 from lemma.grading.tokens import tokenise
 
 _UNITS = names("degree cm centimeter meter mile second minute hour day week month year foot feet inch yard")

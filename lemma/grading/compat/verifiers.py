@@ -49,8 +49,8 @@ def gsm8k_current(prediction: str, label: str) -> float:
 def _parsed_equal(left: str, right: str) -> bool:
     """Equality of two LaTeX formulas by the difference of what they parse to."""
     from lemma.grading.guard import Refused
-    from lemma.grading.leaves import GoldLimit
     from lemma.grading.limits import LimitExceeded
+    from lemma.grading.single import GoldLimit
     from lemma.grading.symbolic import difference_is_zero
 
     left, right = strip_commas(left), strip_commas(right)

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from lemma.objectives.base import Objective
-from lemma.objectives.preference.cpo import ContrastivePreference
-from lemma.objectives.preference.dpo import DirectPreference
-from lemma.objectives.preference.kto import KahnemanTversky, reference_point
-from lemma.objectives.preference.orpo import OddsRatio
+from lemma.objectives.objective import Objective
+from lemma.objectives.preference.cpo_loss import ContrastivePreference
+from lemma.objectives.preference.dpo_loss import DirectPreference
+from lemma.objectives.preference.kto_loss import KahnemanTversky, reference_point
+from lemma.objectives.preference.orpo_loss import OddsRatio
 from lemma.objectives.preference.pieces import sequence_logprobs
 
 # One of each scope and formula; variants of DPO that differ in the formula of a pair alone need no line of their own.

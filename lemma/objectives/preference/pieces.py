@@ -17,7 +17,7 @@ from functools import cached_property
 
 import torch
 
-from lemma.objectives.base import Ratio, Terms
+from lemma.objectives.objective import Ratio, Terms
 
 
 def response_N(terms: Terms) -> torch.Tensor:

@@ -1,0 +1,53 @@
+"""What an algorithm of preference optimisation is: options, and an objective made of them. No torch at import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from lemma.algorithms.algorithm import Memory
+from lemma.config import Options
+
+if TYPE_CHECKING:
+    from lemma.objectives import Objective
+
+
+class PreferenceAlgorithm(Options):
+    """What every algorithm of preference optimisation has."""
+
+    name: str = ""
+    """Which algorithm."""
+    beta: float = Field(0.1, gt=0)
+    """How strongly the policy is held: rewards are beta times log-probabilities or log-ratios."""
+
+    paired: ClassVar[bool] = True
+    """Whether it learns from pairs; otherwise from single responses that are wanted or not."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether log-probabilities under the reference model are wanted."""
+        return False
+
+    @property
+    def needs_baseline(self) -> bool:
+        """Whether responses to other prompts are scored before every step, for KTO's reference point."""
+        return False
+
+    @property
+    def needs_collisions(self) -> bool:
+        """Whether the sum of squared probabilities at every token is wanted before every step."""
+        return False
+
+    @property
+    def learns_nll(self) -> Literal["none", "response", "all"]:
+        """Which tokens of the chosen sequence an NLL term imitates."""
+        return "none"
+
+    def objective(self, memory: Memory, baseline: float = 0.0) -> Objective:
+        """The loss of one step."""
+        raise AssertionError("an algorithm defines its objective")
+
+    def observe(self, metrics: Mapping[str, float], memory: Memory) -> None:
+        """Look at the metrics of a step and remember what later steps need."""

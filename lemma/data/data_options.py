@@ -1,0 +1,136 @@
+"""What a recipe can say about data. Imports nothing heavy: validating a recipe stays fast."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from lemma.config import Options
+
+JOURNAL = "journal"
+HELD_OUT = {"test", "validation", "valid", "val", "dev", "eval"}
+
+
+def names_held_out(name: str) -> bool:
+    """Whether the name of a split or of a file says that it is not for training, such as `gsm8k/test.jsonl`."""
+    return not HELD_OUT.isdisjoint(re.split(r"[^a-z]+", name.lower()))
+
+
+def journal_place(source: str) -> str | None:
+    """Where the journal is that a source names; empty for that of the run itself, None for any other source."""
+    if source == JOURNAL:
+        return ""
+    return source.removeprefix(f"{JOURNAL}:") if source.startswith(f"{JOURNAL}:") else None
+
+
+class ArithmeticOptions(Options):
+    """The built-in endless generator of chained word problems with worked solutions."""
+
+    operations: int = Field(6, ge=1, le=40)
+    """Steps of each problem: how hard it is."""
+    largest: int = Field(30, ge=10, le=99)
+    """Running totals stay at or below this."""
+    style: Literal["stepwise", "terse", "mixed", "skipping"] = "mixed"
+    """How solutions are written: one step at a time, all in one line, 40/60 of both, or leaving steps out at random."""
+    written: float = Field(0.5, ge=0, le=1)
+    """Share of the running totals that `skipping` writes."""
+    asked_how: float = Field(0.0, ge=0, le=1)
+    """Share of the questions that end in `how ?`; their solutions write every step, whatever the style."""
+    count: int = Field(20000, ge=1)
+    """How many problems; the generator itself has no end."""
+    seed: int = Field(0, ge=0)
+    """Another seed, other problems. Train and test never share one, whatever the seed."""
+
+
+class SourceOptions(Options):
+    """One place that rows come from."""
+
+    source: str = "arithmetic"
+    """A file (.parquet, .jsonl, .jsonl.gz, .json, .csv), a folder of these, a hub dataset, or `arithmetic`."""
+    config: str | None = None
+    """Configuration of a hub dataset."""
+    split: str = "train"
+    """Split of a hub dataset or of the built-in generator."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub dataset."""
+    reader: str = "auto"
+    """How rows are read; auto decides by their columns."""
+    keep_if: str | None = None
+    """Only rows whose column of this name is true, or not empty; false, 0, no and nan as text are not true."""
+    drop_if: str | None = None
+    """No rows whose column of this name is true, or not empty, such as `in_eval_sets`."""
+    answers: Literal["any", "number"] = "any"
+    """Rows with any answer, or only those whose answer is a number."""
+    marks: Literal["keep", "drop"] = "keep"
+    """Calculator marks in solutions, such as GSM8K's `<<48/2=24>>`: kept as they are, or taken out."""
+    variations: int = Field(0, ge=0, le=1000)
+    """Up to this many problems more from each solution with calculator marks: the same with other numbers."""
+    fraction: float | None = Field(None, gt=0)
+    """Use this share of the rows; above 1 repeats rows."""
+    count: int | None = Field(None, ge=0)
+    """Use this many rows."""
+    arithmetic: ArithmeticOptions = ArithmeticOptions()
+    """Options of the built-in generator."""
+
+    @model_validator(mode="after")
+    def _one_amount(self) -> SourceOptions:
+        if self.fraction is not None and self.count is not None:
+            raise ValueError("give fraction or count, not both")
+        return self
+
+    @model_validator(mode="after")
+    def _variations_to_train_on(self) -> SourceOptions:
+        if self.variations and self.source == "arithmetic":
+            raise ValueError("variations says nothing of the built-in arithmetic: raise arithmetic.count")
+        if self.variations and names_held_out(self.split):
+            raise ValueError(f"variations are for training, and split '{self.split}' is not: leave variations out")
+        return self
+
+
+class LengthOptions(Options):
+    """Which rows are dropped for the length of their prompt, in tokens."""
+
+    percentile: float | None = Field(None, gt=0, le=1)
+    """Keep prompts no longer than this quantile of all of them, such as 0.9."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Keep prompts of at most this many tokens."""
+
+
+class DataOptions(SourceOptions):
+    """What a stage learns from: one source, or several mixed."""
+
+    mix: list[SourceOptions] = Field(default_factory=list)
+    """Several sources, each with its fraction or count; replaces `source`."""
+    prompt_length: LengthOptions = LengthOptions()
+    """Drop rows by prompt length."""
+    cache: str | None = None
+    """Folder of the content-addressed cache of prepared data; default `~/.cache/lemma` or $LEMMA_CACHE."""
+
+    @model_validator(mode="after")
+    def _mix_or_source(self) -> DataOptions:
+        fields = SourceOptions.model_fields
+        beside = [name for name in fields if getattr(self, name) != fields[name].get_default()] if self.mix else []
+        if beside:
+            raise ValueError(f"{beside[0]} says nothing beside mix: write it inside each source of the mix")
+        return self
+
+
+class ValidationOptions(Options):
+    """Held-out rows of a stage."""
+
+    share: float = Field(0.0, ge=0, lt=1)
+    """Take this share of the stage's rows out of training."""
+    data: DataOptions | None = None
+    """Or take other data altogether."""
+    count: int | None = Field(None, ge=1)
+    """At most this many rows."""
+    every: int = Field(0, ge=0)
+    """Steps between validations; 0 validates at the end only, where there is anything held out."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> ValidationOptions:
+        if self.share and self.data is not None:
+            raise ValueError("give validation.share or validation.data, not both")
+        return self

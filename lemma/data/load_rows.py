@@ -1,0 +1,349 @@
+"""What a stage learns from: sources read, filtered and mixed; and the ways to split and shorten what was read."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+
+from lemma.core.errors import LemmaWarning, UserError
+from lemma.core.random import permutation
+from lemma.core.types import Demonstration, Judged, Preference, Problem
+from lemma.data import arithmetic
+from lemma.data.cache import Built, cache_folder, cached, file_digest
+from lemma.data.data_options import DataOptions, LengthOptions, SourceOptions, names_held_out
+from lemma.data.readers import Item, problem_of, read
+from lemma.data.rows import Row
+from lemma.data.sources import ARITHMETIC, files_of, files_of_no_split, hub_name, rows_of
+from lemma.data.vary import ORIGIN, unmarked, vary
+
+T = TypeVar("T")
+
+SMALL = 1 << 20
+"""Files of fewer bytes are read faster than a cache entry."""
+FALSE = {"", "false", "0", "0.0", "no", "none", "null", "nan", "[]"}
+"""Texts that mean no in a column to filter by."""
+
+
+def load_rows(options: DataOptions, seed: int) -> list[Item]:
+    """Whatever the rows hold, sampled and mixed."""
+    return _mixed(options, seed, lambda item: item, "anything")
+
+
+def load_problems(options: DataOptions, seed: int) -> list[Problem]:
+    """Problems with at least one right answer each."""
+    return _mixed(options, seed, _as_problem, "an answer to grade against")
+
+
+def load_demonstrations(options: DataOptions, seed: int) -> list[Demonstration]:
+    """Problems with an answer to imitate; a teacher's trace counts as one.
+
+    Some rows may have none, as in LUFFY's data: they are left out, with a warning.
+    """
+    return _mixed(options, seed, _as_demonstration, "a solution to imitate", some_may_lack=True)
+
+
+def load_preferences(options: DataOptions, seed: int) -> list[Preference]:
+    return _mixed(options, seed, _as_preference, "a chosen and a rejected response")
+
+
+def load_judged(options: DataOptions, seed: int) -> list[list[Judged]]:
+    """The labelled responses of each row: one, or the two of a pair, the chosen one first."""
+    return _mixed(options, seed, lambda item: judgements(item) or None, "a labelled response")
+
+
+def judgements(item: Item) -> list[Judged]:
+    """The labelled responses of a row: one, or the two of a pair, the chosen one first; none of any other kind."""
+    if isinstance(item, Judged):
+        return [item]
+    if isinstance(item, Preference):
+        return [Judged(item.problem, item.chosen, True), Judged(item.problem, item.rejected, False)]
+    return []
+
+
+def _as_problem(item: Item) -> Problem | None:
+    problem = problem_of(item)
+    return problem if problem.golds else None
+
+
+def _as_demonstration(item: Item) -> Demonstration | None:
+    if isinstance(item, Demonstration):
+        return item
+    if isinstance(item, Problem) and item.traces:
+        return Demonstration(item, response=item.traces[0])
+    return None
+
+
+def _as_preference(item: Item) -> Preference | None:
+    return item if isinstance(item, Preference) else None
+
+
+def _mixed(
+    options: DataOptions, seed: int, convert: Callable[[Item], T | None], wanted: str, some_may_lack: bool = False
+) -> list[T]:
+    """Every source of a mixture, converted and sampled. A mixture of several is shuffled; one keeps its order."""
+    sources: Sequence[SourceOptions] = options.mix or [options]
+    found: list[T] = []
+    for number, source in enumerate(sources):
+        if source.count == 0:
+            continue
+        items = _converted(source, options.cache, seed, convert, wanted, some_may_lack)
+        found += items if source.source == ARITHMETIC else take(items, source, seed, str(number))
+    if not found:
+        raise UserError("the mixture holds no rows", fix="raise the count of at least one source")
+    if len(sources) > 1:
+        found = [found[place] for place in permutation(len(found), seed, "data", "mixture")]
+    return found
+
+
+def _converted(
+    source: SourceOptions,
+    cache: str | None,
+    seed: int,
+    convert: Callable[[Item], T | None],
+    wanted: str,
+    some_may_lack: bool,
+) -> list[T]:
+    """The rows of one source as what a stage needs."""
+    items = load_items(source, cache, seed)
+    found = [one for one in map(convert, items) if one is not None]
+    lost = len(items) - len(found)
+    if lost and not (some_may_lack and found):
+        _blame(source, convert, wanted)
+    if lost:
+        message = f"{lost} of {len(items)} rows of '{source.source}' lack {wanted} and were left out"
+        warnings.warn(message, LemmaWarning, stacklevel=4)
+    return found
+
+
+def _blame(source: SourceOptions, convert: Callable[[Item], T | None], wanted: str) -> NoReturn:
+    """Find the first row that lacks what is wanted, and say where it is."""
+    if source.source == ARITHMETIC:
+        raise UserError(f"the built-in arithmetic does not hold {wanted}", fix="name another source")
+    for row, item in _read(source):
+        if convert(item) is None:
+            fix = f"choose other data or another reader than '{source.reader}', or leave such rows out"
+            raise row.error(f"this row lacks {wanted}", fix=fix)
+    raise AssertionError("a row was lost on the way")
+
+
+def row_of(options: DataOptions, problem: Problem, responses: Sequence[str] = ()) -> Row | None:
+    """The row that gave a problem, to name it in a sentence. Reads the sources again; generated problems have none.
+
+    Of several rows with the same problem, it is the one that compares or judges these responses. A varied problem came
+    from the row of its original.
+    """
+
+    def identity(one: Problem) -> Any:
+        return one.extra.get(ORIGIN, one.id), one.traces, one.extra.get("trace_probs")
+
+    for source in options.mix or [options]:
+        if source.source != ARITHMETIC and source.count != 0:
+            for row, item in _read(source):
+                held = {one.response for one in judgements(item)}
+                if identity(problem_of(item)) == identity(problem) and held.issuperset(responses):
+                    return row
+    return None
+
+
+def load_items(source: SourceOptions, cache: str | None = None, seed: int = 0) -> list[Item]:
+    """Everything that one source holds, before mixing: its rows read, filtered and varied, from the cache where it has
+    them."""
+    if source.source == ARITHMETIC:
+        return list(arithmetic.generate(source.arithmetic, source.split, count=_generated(source)))
+    key = _cache_key(source, seed)
+
+    def build() -> Built:
+        notes: list[str] = []
+        found = [item for _, item in _read(source, notes.append)]
+        return _varied(found, source, seed, notes.append), notes
+
+    items, notes = build() if key is None else cached(cache_folder(cache), key, build)
+    for note in [*_of_no_split(source), *notes]:
+        warnings.warn(note, LemmaWarning, stacklevel=2)
+    return items
+
+
+def _of_no_split(source: SourceOptions) -> list[str]:
+    lost = files_of_no_split(source)
+    if not lost:
+        return []
+    names = ", ".join(path.name for path in lost[:3]) + (", ..." if len(lost) > 3 else "")
+    return [f"{source.source}: left out of split '{source.split}', because their names tell no split: {names}"]
+
+
+def _generated(source: SourceOptions) -> int:
+    """The generator has no end, so a larger share means more problems, never repeated ones."""
+    if source.count is not None:
+        return source.count
+    return max(1, round(source.arithmetic.count * (source.fraction or 1)))
+
+
+def _varied(items: list[Item], source: SourceOptions, seed: int, say: Callable[[str], None]) -> list[Item]:
+    """Each item followed by its variations, and all without calculator marks where the source drops them."""
+    if source.variations:
+        found = [(item, vary(item, source.variations, seed)) for item in items]
+        if not any(new for _, new in found):
+            say(f"variations: no row of '{source.source}' has a solution with calculator marks that could be varied")
+        items = [one for item, new in found for one in (item, *new)]
+    return [unmarked(item) for item in items] if source.marks == "drop" else items
+
+
+def _cache_key(source: SourceOptions, seed: int) -> dict[str, Any] | None:
+    """What the items of a source depend on; None where keeping them would not pay or could go stale."""
+    names = {"config", "split", "reader", "keep_if", "drop_if", "answers", "marks", "variations"}
+    chosen = {**source.model_dump(include=names), "seed": seed if source.variations else None}
+    files = files_of(source)
+    if files:
+        if sum(path.stat().st_size for path in files) < SMALL:
+            return None
+        return {**chosen, "source": source.source, "files": [(path.name, file_digest(path)) for path in files]}
+    if source.revision is None or not re.fullmatch(r"[0-9a-f]{40}", source.revision):
+        return None
+    return {**chosen, "source": hub_name(source), "revision": source.revision}
+
+
+def _read(source: SourceOptions, say: Callable[[str], None] = lambda note: None) -> list[tuple[Row, Item]]:
+    rows = [row for row in rows_of(source) if _passes(row, source)]
+    found = [(row, _named(item, row)) for row, item in read(rows, source.reader, say)]
+    if source.variations:
+        _refuse_held_out([row for row, _ in found])
+    if source.answers == "number":
+        found = [(row, item) for row, item in found if _is_number(problem_of(item).gold)]
+    if not found:
+        raise UserError(f"no row of '{source.source}' is left", fix="loosen keep_if, drop_if or answers")
+    return found
+
+
+def _refuse_held_out(rows: list[Row]) -> None:
+    for row in rows:
+        if names_held_out(f"{row.values.get('split')} {row.file.rsplit('/', 1)[-1]}"):
+            raise row.error("this row is held out, and variations are for training", fix="leave variations out")
+
+
+def _passes(row: Row, source: SourceOptions) -> bool:
+    for column, wanted in ((source.keep_if, True), (source.drop_if, False)):
+        if column is None:
+            continue
+        if column not in row.values:
+            raise row.error(f"there is no column '{column}' to filter by")
+        if _is_true(row.values[column]) != wanted:
+            return False
+    return True
+
+
+def _is_true(value: Any) -> bool:
+    """Whether a cell says something. Tables of text write out what is false or absent."""
+    if isinstance(value, str):
+        return value.strip().lower() not in FALSE
+    return bool(value) and value == value  # a cell that is no number differs from itself
+
+
+def _is_number(answer: str | None) -> bool:
+    try:
+        float((answer or "").replace(",", "").strip("$ "))
+    except ValueError:
+        return False
+    return True
+
+
+def _named(item: Item, row: Row) -> Item:
+    """The item with the name of its file or dataset, where the row itself does not say."""
+    problem = problem_of(item)
+    if problem.source:
+        return item
+    name = row.file.rsplit("/", 1)[-1].split(".", 1)[0]
+    problem = replace(problem, source=name)
+    return problem if isinstance(item, Problem) else replace(item, problem=problem)
+
+
+def take(items: Sequence[T], source: SourceOptions, seed: int, name: str) -> list[T]:
+    """The share or number of items that a source asks for, in their order.
+
+    Where more is wanted than there is, everything comes again as often as it fits, and the rest is drawn.
+    """
+    if source.count is not None:
+        wanted = source.count
+    elif source.fraction is not None:
+        wanted = max(1, round(len(items) * source.fraction))
+    else:
+        return list(items)
+    copies, rest = divmod(wanted, len(items))
+    drawn = sorted(permutation(len(items), seed, "data", "sample", name)[:rest].tolist())
+    return list(items) * copies + [items[place] for place in drawn]
+
+
+def split_share(
+    items: Sequence[T], share: float, seed: int, name: str, identity: Callable[[T], Any] | None = None
+) -> tuple[list[T], list[T]]:
+    """What stays and what is held out: about `share` of the items, at least one on each side where there are two.
+
+    Items that ask the same stay together, so that repeated rows never end up on both sides, nor a problem and its
+    variations; `identity` says what an item asks, where it is not one of those that are known here.
+    """
+    if share <= 0 or len(items) < 2:
+        return list(items), []
+    groups: dict[Any, list[int]] = {}
+    known = {problem.id: _asked(problem) for problem in map(_problem, items) if problem is not None}
+    for place, item in enumerate(items):
+        groups.setdefault(_identity(item, place, known) if identity is None else identity(item), []).append(place)
+    if len(groups) < 2:
+        groups = {place: [place] for place in range(len(items))}
+    wanted = max(1, round(share * len(items)))
+    order = list(groups.values())
+    held: set[int] = set()
+    for place in permutation(len(order), seed, "data", "held out", name)[:-1]:
+        if held and len(held) + len(order[place]) > wanted:
+            break
+        held.update(order[place])
+    stays = [item for place, item in enumerate(items) if place not in held]
+    return stays, [items[place] for place in sorted(held)]
+
+
+def _identity(item: Any, place: int, known: dict[str, Any]) -> Any:
+    """What an item asks, whatever its id, and for a variation what its original asks; others are one of a kind."""
+    problem = _problem(item)
+    if problem is None:
+        return place
+    origin = problem.extra.get(ORIGIN)
+    return _asked(problem) if origin is None else known.get(origin, origin)
+
+
+def _problem(item: Any) -> Problem | None:
+    return problem_of(item) if isinstance(item, Problem | Demonstration | Preference | Judged) else None
+
+
+def _asked(problem: Problem) -> Any:
+    return problem.messages, problem.choices
+
+
+def filter_by_length(
+    items: Sequence[T], lengths: Sequence[int], options: LengthOptions, say: Callable[[str], None] = lambda note: None
+) -> tuple[list[T], int | None]:
+    """The items whose length is within the limit, and the limit: a quantile of all lengths, a number, or the lesser.
+
+    Says how many were left out.
+    """
+    assert len(items) == len(lengths), "one length per item"
+    limits = []
+    if options.percentile is not None and len(lengths):
+        limits.append(int(np.quantile(np.asarray(lengths), options.percentile)))
+    if options.max_tokens is not None:
+        limits.append(options.max_tokens)
+    if not limits:
+        return list(items), None
+    limit = min(limits)
+    kept = [item for item, length in zip(items, lengths, strict=True) if length <= limit]
+    if items and not kept:
+        raise UserError(
+            f"all {len(items)} prompts are longer than {limit} tokens; the shortest has {min(lengths)}",
+            fix="raise prompt_length.max_tokens",
+        )
+    if len(kept) < len(items):
+        lost = len(items) - len(kept)
+        say(f"{lost} of {len(items)} prompts are longer than the {limit} tokens of prompt_length and were left out")
+    return kept, limit

@@ -1,0 +1,205 @@
+"""Attention over the paged cache, as the model calls it: `cached(layer, query, key, value, cos, sin, scale, window,
+softcap)`.
+
+A context is made for one forward pass and handed to the model as an argument. Queries, keys and values come before
+rotation where `cos` is given, after it otherwise. Shapes: T tokens of the pass, B rows, H heads, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from lemma.models.attention import capped, has_varlen, varlen, window_mask
+from lemma.models.blocks import rotate
+from lemma.models.packing import Segments, to_device
+
+
+class Cache:
+    """Keys and values of all layers: (layers, slots, heads, size). Their memory can be given back and taken again.
+
+    `places_L2` holds their addresses and never moves itself: kernels look there, so graphs survive a cache that moved.
+    """
+
+    def __init__(
+        self, layers: int, blocks: int, block: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device
+    ):
+        self.block = block
+        self.shape = (layers, blocks * block, heads, dim)
+        self._dtype, self._device = dtype, device
+        self.places_L2 = torch.zeros(layers, 2, dtype=torch.int64, device=device)
+        self.take()
+
+    @property
+    def bytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+    def take(self) -> None:
+        """Memory for every slot. It may lie elsewhere than before."""
+        keys, values = (torch.zeros(self.shape, dtype=self._dtype, device=self._device) for _ in range(2))
+        self.keys, self.values = keys, values
+        self.places_L2.copy_(places(keys, values))
+
+    def release(self) -> None:
+        self.keys = self.values = torch.empty(0, dtype=self._dtype, device=self._device)
+        self.places_L2.zero_()
+
+    def clear(self) -> None:
+        """Plain attention multiplies what it does not see by 0, so nothing in here may be NaN."""
+        self.keys.zero_()
+        self.values.zero_()
+
+    def copy_blocks(self, source: list[int], target: list[int]) -> None:
+        """Copy whole blocks onto others, in every layer."""
+        layers, slots, heads, dim = self.shape
+        to, by = to_device(torch.tensor([target, source]), self._device)
+        for tensor in (self.keys, self.values):
+            view = tensor.view(layers, slots // self.block, self.block * heads * dim)
+            view[:, to] = view[:, by]
+
+
+def places(keys_LSHD: torch.Tensor, values_LSHD: torch.Tensor) -> torch.Tensor:
+    """The addresses of each layer's keys and values, (L, 2), as kernels read them."""
+    addresses = [[x.data_ptr() for x in layer] for layer in zip(keys_LSHD, values_LSHD, strict=True)]
+    return torch.tensor(addresses, device=keys_LSHD.device)
+
+
+@dataclass
+class PrefillContext:
+    """New tokens of several sequences side by side; each sees its earlier tokens in the cache and its new ones.
+
+    `slots_T` says where each new token goes; `sources` are the slots of all tokens of all sequences, old and new, where
+    any sequence has old ones, else None: then the new ones are all there is.
+    """
+
+    cache: Cache
+    slots_T: torch.Tensor
+    new: Segments
+    all: Segments
+    sources: torch.Tensor | None
+    fused: bool
+
+    def __call__(
+        self,
+        layer: int,
+        query_THD: torch.Tensor,
+        key_THD: torch.Tensor,
+        value_THD: torch.Tensor,
+        cos_TD: torch.Tensor | None,
+        sin_TD: torch.Tensor | None,
+        scale: float,
+        window: int | None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        if cos_TD is not None and sin_TD is not None:
+            query_THD, key_THD = rotate(query_THD, key_THD, cos_TD, sin_TD, self.fused)
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        keys[self.slots_T], values[self.slots_T] = key_THD, value_THD
+        if self.sources is not None:
+            key_THD, value_THD = keys[self.sources], values[self.sources]
+        if has_varlen(query_THD, value_THD, softcap):
+            query, key, value = (x.transpose(0, 1) for x in (query_THD, key_THD, value_THD))
+            return varlen(query, key, value, self.new, scale, window, self.all)
+        return self._each(query_THD, key_THD, value_THD, scale, window, softcap)
+
+    def _each(
+        self,
+        query_THD: torch.Tensor,
+        key_THD: torch.Tensor,
+        value_THD: torch.Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Exact attention, one sequence after the other; new tokens are the last of all."""
+        pieces = []
+        for query, key, value in zip(
+            query_THD.split(self.new.lengths),
+            key_THD.split(self.all.lengths),
+            value_THD.split(self.all.lengths),
+            strict=True,
+        ):
+            new, old = len(query), len(key) - len(query)
+            mask = window_mask(len(key), window or len(key), query.device)[old:]
+            piece = _grouped(query[None], key[None], value[None], mask[None, None], scale, softcap)
+            pieces.append(piece.reshape(new, *query.shape[1:]))
+        return torch.cat(pieces)
+
+
+@dataclass
+class DecodeContext:
+    """One new token per row. `table_BM` holds the blocks of each row, `lengths_B` its tokens, the new one included."""
+
+    cache: Cache
+    table_BM: torch.Tensor
+    lengths_B: torch.Tensor
+    slots_B: torch.Tensor
+    fused: bool
+
+    def __call__(
+        self,
+        layer: int,
+        query_BHD: torch.Tensor,
+        key_BHD: torch.Tensor,
+        value_BHD: torch.Tensor,
+        cos_BD: torch.Tensor | None,
+        sin_BD: torch.Tensor | None,
+        scale: float,
+        window: int | None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        if self.fused:
+            from lemma.engines.native import engine_kernels as fused
+
+            places_2 = self.cache.places_L2[layer]
+            query = fused.rotate_and_write(query_BHD, key_BHD, value_BHD, cos_BD, sin_BD, self.slots_B, places_2)
+            seen = (self.table_BM, self.lengths_B, self.cache.block)
+            return fused.decode_attention(query, places_2, key_BHD.shape[1], *seen, scale, window, softcap)
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        if cos_BD is not None and sin_BD is not None:
+            query_BHD, key_BHD = rotate(query_BHD, key_BHD, cos_BD, sin_BD, False)
+        keys[self.slots_B], values[self.slots_B] = key_BHD, value_BHD
+        seen = (self.table_BM, self.lengths_B, self.cache.block)
+        return decode_reference(query_BHD, keys, values, *seen, scale, window, softcap)
+
+
+def decode_reference(
+    query_BHD: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    table_BM: torch.Tensor,
+    lengths_B: torch.Tensor,
+    block: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Attention of one new token per row over its blocks, in plain torch: what the kernel is compared with."""
+    longest = int(lengths_B.max())
+    token_L = torch.arange(longest, device=table_BM.device)
+    slots_BL = table_BM[:, token_L // block].long() * block + token_L % block
+    visible_BL = token_L[None, :] < lengths_B[:, None]
+    if window is not None:
+        visible_BL &= token_L[None, :] >= lengths_B[:, None] - window
+    out = _grouped(query_BHD[:, None], keys[slots_BL], values[slots_BL], visible_BL[:, None, None, :], scale, softcap)
+    return out[:, 0]
+
+
+def _grouped(
+    query_BQHD: torch.Tensor,
+    key_BLHD: torch.Tensor,
+    value_BLHD: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Scaled dot-product attention where several query heads share a key head; (B, Q, H, D)."""
+    groups = query_BQHD.shape[2] // key_BLHD.shape[2]
+    query, key, value = (x.transpose(1, 2) for x in (query_BQHD, key_BLHD, value_BLHD))
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    if softcap is not None:
+        return capped(query, key, value, mask, scale, softcap).transpose(1, 2)
+    return F.scaled_dot_product_attention(query, key, value, mask, scale=scale).transpose(1, 2)

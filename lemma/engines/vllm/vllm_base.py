@@ -1,0 +1,162 @@
+"""What both vLLM engines share: the folder they start from, the queue of jobs, and the order of an update."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from lemma.engines.protocol import Completion, EngineError, Key, Request, check_request
+from lemma.engines.vllm import jobs
+from lemma.engines.vllm.jobs import Job
+from lemma.engines.vllm.versions import check_version
+from lemma.engines.vllm.vllm_options import VllmOptions
+from lemma.engines.vllm.vllm_probe import Scored, probe_prompt, verify
+from lemma.engines.vllm.weights import check_policy, write_model
+from lemma.models.policy import Policy
+
+ADAPTER = "policy"  # the name of the policy's adapter in vLLM
+
+
+class VllmBase(ABC):
+    """A copy of the policy in vLLM. What differs between the engines: how vLLM is reached.
+
+    The temporary folder holds what vLLM starts from, and is removed at `close` or when the process ends.
+    """
+
+    name = "vllm"
+    scored: Scored  # by vLLM, at the last probe
+
+    def __init__(self, policy: Policy, seed: int, options: VllmOptions | None = None):
+        check_version()
+        check_policy(policy)
+        self.policy, self.seed = policy, seed
+        self.options = options or VllmOptions()
+        self.context = min(policy.context, self.options.context or policy.context)
+        self.version = 0
+        self.difference = 0.0  # between both sides, at the last probe
+        self._jobs: dict[str, Job] = {}
+        self._ready: deque[Completion] = deque()
+        self._count = 0
+        self._is_tainted = False  # the cache may hold numbers that are not finite
+        self.folder = Path(tempfile.mkdtemp(prefix="lemma-vllm-"))
+        self._remove_folder = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        try:
+            write_model(policy, self.folder / "model")
+            self._start()
+            self._check()
+        except BaseException:
+            self.close()
+            raise
+
+    def submit(self, request: Request) -> None:
+        check_request(request, self.context)
+        for sample in range(request.n):
+            self._count += 1
+            job = Job(f"{self._count}-{sample}", request, sample, self.version, time.monotonic())
+            self._jobs[job.name] = job
+            self._ask(job)
+
+    def cancel(self, key: Key) -> None:
+        for job in [job for job in self._jobs.values() if job.request.key == key]:
+            del self._jobs[job.name]
+            self._abort(job)
+            self._ready.append(jobs.cancelled(job))
+
+    def completions(self) -> Iterator[Completion]:
+        last = time.monotonic()
+        while self._jobs or self._ready:
+            while self._ready:
+                last = time.monotonic()
+                yield self._ready.popleft()
+            if self._jobs:
+                self._advance()
+                if not self._ready and time.monotonic() - last > self.options.answer_seconds:
+                    self._give_up(f"vLLM gave no completion for {self.options.answer_seconds:g} seconds")
+
+    def update_weights(self, version: int) -> None:
+        """Hand the policy's weights over and score a few tokens on both sides.
+
+        Requests that are running go on with the new weights; what they had computed is computed again.
+        """
+        self.version = version
+        self._hand_over()
+        if self._is_tainted:
+            self._wipe()
+            self._is_tainted = False
+        self._check()
+
+    def invalidate(self) -> None:
+        self.update_weights(self.version)
+
+    def close(self) -> None:
+        self._jobs.clear()
+        self._ready.clear()
+        self._stop()
+        self._remove_folder()
+
+    def _check(self) -> None:
+        try:
+            self.scored = self._score(probe_prompt(self.policy, self.context))
+            self.difference = verify(self.policy, self.scored, self.version)
+        except EngineError:
+            self._is_tainted = True
+            raise
+
+    def _give_up(self, problem: str) -> None:
+        """Drop what is unfinished, so that the engine can be used again, and say why."""
+        for job in list(self._jobs.values()):
+            self._abort(job)
+        self._jobs.clear()
+        raise EngineError(problem, fix="raise `answer_seconds`, or write `engine: native`")
+
+    def _finish(self, job: Job, answer: jobs.Answer) -> None:
+        """A job has ended: keep its completion, or say what is wrong with it."""
+        del self._jobs[job.name]
+        kept = self._kept(job, len(answer.ids)) if jobs.needs_cuts(job) else None
+        try:
+            self._ready.append(jobs.finish(job, answer, kept, self.policy.tokenizer))
+        except EngineError:
+            self._is_tainted = True
+            raise
+
+    @abstractmethod
+    def _start(self) -> None:
+        """vLLM runs with the weights in the folder, and with the policy's adapter."""
+
+    @abstractmethod
+    def sleep(self) -> None:
+        """Give memory back until `wake`, where the platform can and the recipe wants it; else nothing happens."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Take the memory again."""
+
+    @abstractmethod
+    def _stop(self) -> None: ...
+    @abstractmethod
+    def _ask(self, job: Job) -> None: ...
+    @abstractmethod
+    def _abort(self, job: Job) -> None: ...
+    @abstractmethod
+    def _advance(self) -> None:
+        """Wait a little for answers; finished jobs go through `_finish`."""
+
+    @abstractmethod
+    def _kept(self, job: Job, count: int) -> list[float]: ...
+    @abstractmethod
+    def _hand_over(self) -> None:
+        """vLLM takes the policy's weights and forgets what it had cached."""
+
+    @abstractmethod
+    def _wipe(self) -> None:
+        """Set the whole cache to zero."""
+
+    @abstractmethod
+    def _score(self, prompt: list[int]) -> Scored:
+        """Log-probabilities of the prompt and of a few greedy tokens after it."""

@@ -1,0 +1,100 @@
+"""Do both sides hold the same weights? The same few tokens are scored by vLLM and by the policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from lemma.core.types import Trajectory
+from lemma.engines.protocol import EngineError
+from lemma.models.packing import TokenBatch
+from lemma.models.policy import Policy
+
+PROMPT_TOKENS = 24
+NEW_TOKENS = 16
+EXACT = 1e-4  # float32: the largest difference of any token
+ROUNDED = 0.05  # half precision: the mean difference
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A prompt with what vLLM drew after it, and its log-probabilities of the last tokens of both.
+
+    With adapters only what was drawn has one: vLLM 0.31 mixes up rows when it scores a prompt under an adapter.
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+
+    def gaps(self, other: Sequence[float]) -> np.ndarray:
+        """Absolute differences from the log-probabilities of the same tokens elsewhere."""
+        count = len(self.logprobs)
+        return np.abs(np.array(other[-count:], dtype=np.float64) - np.array(self.logprobs))
+
+
+def probe_prompt(policy: Policy, context: int) -> list[int]:
+    """Ids from all over the vocabulary."""
+    count = max(2, min(PROMPT_TOKENS, context - NEW_TOKENS))
+    return [(i * 7919 + 13) % policy.head.weight.shape[0] for i in range(count)]
+
+
+def probe_arguments(policy: Policy) -> dict[str, Any]:
+    """Sampling parameters of the probe; the seed makes it draw the same tokens from the same weights."""
+    scores_prompt = {} if policy.is_adapter else {"prompt_logprobs": 0}
+    return {
+        "temperature": 1.0,
+        "seed": 0,
+        "max_tokens": NEW_TOKENS,
+        "ignore_eos": True,
+        "logprobs": 0,
+        **scores_prompt,
+    }
+
+
+@torch.no_grad()
+def policy_logprobs(policy: Policy, ids: list[int]) -> np.ndarray:
+    """The learner's log-probability of every token but the first, without dropout."""
+    array = np.array(ids, dtype=np.int64)
+    batch = TokenBatch.build([Trajectory(array, np.arange(len(array)) > 0)], [0], policy.device)
+    training = policy.module.training
+    policy.module.eval()
+    logprobs, _ = policy.logprobs(batch)
+    policy.module.train(training)
+    return logprobs.float().cpu().numpy()
+
+
+def difference(policy: Policy, scored: Scored) -> float:
+    """The largest difference in float32; the mean one where both sides round."""
+    return _sum_up(policy, scored.gaps(policy_logprobs(policy, scored.ids).tolist()))
+
+
+def compare(policy: Policy, before: Scored, now: Scored) -> None:
+    """The same weights draw and score alike, before and after a restart."""
+    gap = _sum_up(policy, before.gaps(now.logprobs)) if before.ids == now.ids else math.inf
+    if not gap <= _limit(policy):
+        raise EngineError(f"vLLM came back with other weights: log-probabilities differ by {gap:.2g}")
+
+
+def _sum_up(policy: Policy, gaps: np.ndarray) -> float:
+    return float(gaps.max() if policy.head.weight.dtype == torch.float32 else gaps.mean())
+
+
+def _limit(policy: Policy) -> float:
+    return EXACT if policy.head.weight.dtype == torch.float32 else ROUNDED
+
+
+def verify(policy: Policy, scored: Scored, version: int) -> float:
+    """The difference, or an error where it is too large."""
+    found, limit = difference(policy, scored), _limit(policy)
+    if not found <= limit:
+        raise EngineError(
+            f"vLLM does not hold the policy's weights after the update to version {version}: "
+            f"log-probabilities differ by {found:.2g}, more than {limit:g}",
+            fix="write `engine: native`, or report this with the versions that `lemma doctor` prints",
+        )
+    return found

@@ -1,0 +1,141 @@
+"""What runs inside vLLM: Lemma's cuts with the mass they keep, and the update of weights in place.
+
+vLLM imports this module by name, in its own process where it has one. `Cuts` is a logits processor; `Extension` adds
+methods to the worker, which are called by name.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from vllm.v1.sample.logits_processor import (
+    BatchUpdate,
+    LogitsProcessor,
+    MinTokensLogitsProcessor,
+    MoveDirectionality,
+)
+
+from lemma.engines.protocol import Sampling
+from lemma.engines.sampling import cut, penalise
+from lemma.engines.vllm.jobs import ARGUMENT
+
+# Log of the kept mass by request and position, until it is fetched. Cancelled requests are forgotten in time.
+KEPT: dict[str, dict[int, torch.Tensor]] = {}
+REMEMBERED = 100_000
+
+
+@dataclass(slots=True)
+class _Row:
+    name: str
+    sampling: Sampling
+    ends: tuple[int, ...]
+    prompt: list[int]
+    output: list[int]  # vLLM's own list: it grows
+
+    @property
+    def forbidden(self) -> tuple[int, ...]:
+        return self.ends if len(self.output) < self.sampling.min_tokens else ()
+
+
+def parse(text: str) -> tuple[str, Sampling, tuple[int, ...]]:
+    """What `lemma.engines.vllm.jobs.cuts_of` wrote."""
+    values = json.loads(text)
+    return values["name"], Sampling(max_tokens=1, **values["sampling"]), tuple(values["ends"])
+
+
+class Cuts(LogitsProcessor):
+    """Repetition penalty, ends before `min_tokens`, top-k, top-p and min-p, as every engine of Lemma does them.
+
+    `Extension.lemma_prepare` puts it in front: it sees the model's logits as they are. Temperature is vLLM's work.
+    """
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        self._rows: dict[int, _Row] = {}
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        if batch_update is None:
+            return
+        for index in batch_update.removed:
+            self._rows.pop(index, None)
+        for index, params, prompt, output in batch_update.added:
+            self._rows.pop(index, None)
+            text = (params.extra_args or {}).get(ARGUMENT)
+            if text is not None:
+                self._rows[index] = _Row(*parse(text), prompt or [], output)
+        for one, other, direction in batch_update.moved:
+            row, replaced = self._rows.pop(one, None), self._rows.pop(other, None)
+            if row is not None:
+                self._rows[other] = row
+            if direction == MoveDirectionality.SWAP and replaced is not None:
+                self._rows[one] = replaced
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        groups: dict[tuple[Sampling, tuple[int, ...]], list[int]] = {}
+        for index, row in self._rows.items():
+            if index < len(logits):
+                groups.setdefault((row.sampling, row.forbidden), []).append(index)
+        for (sampling, forbidden), members in groups.items():
+            part = logits[members]
+            if sampling.repetition_penalty != 1.0:
+                part = torch.stack([self._penalised(part[i], self._rows[index]) for i, index in enumerate(members)])
+            masked, kept = cut(part, sampling, forbidden)
+            logits[members] = part.masked_fill(masked.isneginf(), float("-inf"))
+            for i, index in enumerate(members):
+                row = self._rows[index]
+                KEPT.setdefault(row.name, {})[len(row.output)] = kept[i]
+        while len(KEPT) > REMEMBERED:
+            del KEPT[next(iter(KEPT))]
+        return logits
+
+    def _penalised(self, logits_V: torch.Tensor, row: _Row) -> torch.Tensor:
+        seen = torch.tensor(sorted({*row.prompt, *row.output} - {-1}), device=logits_V.device)
+        return penalise(logits_V, seen, row.sampling.repetition_penalty)
+
+
+class Extension:
+    """Methods of the worker. Arguments and results are strings and lists, which a server can carry."""
+
+    model_runner: Any
+
+    def lemma_prepare(self) -> list[str]:
+        """Put Lemma's cuts first, in place of vLLM's minimum of tokens, which always forbids the end of sequence."""
+        processors = self.model_runner.input_batch.logitsprocs.non_argmax_invariant
+        processors[:] = [p for p in processors if not isinstance(p, MinTokensLogitsProcessor)]
+        processors.sort(key=lambda processor: not isinstance(processor, Cuts))
+        return [type(processor).__name__ for processor in processors]
+
+    def lemma_clear(self) -> None:
+        """Wipe the cache: a NaN in it outlives the sequence it came from, where attention reads whole blocks."""
+        for cache in self.model_runner.kv_caches:
+            cache.zero_()
+
+    def lemma_kept(self, name: str, count: str) -> list[float]:
+        """The log of the kept mass at the first positions of a request, which is then forgotten."""
+        found = KEPT.pop(name, {})
+        return [float(found[position]) for position in range(int(count))]
+
+    def lemma_load(self, path: str) -> list[str]:
+        """Take the weights of a safetensors file."""
+        return self.lemma_take(load_file(path))
+
+    def lemma_take(self, state: dict[str, torch.Tensor]) -> list[str]:
+        """Take weights by their Hugging Face names, in place."""
+        with torch.no_grad():
+            self.model_runner.reload_weights(weights_iterator=iter(state.items()))
+            refresh_head(self.model_runner.get_model())
+        return sorted(state)
+
+
+def refresh_head(model: torch.nn.Module) -> None:
+    """A head that shares the embedding keeps a packed copy of its own on some platforms: pack it anew."""
+    head = getattr(model, "lm_head", None)
+    method = getattr(head, "quant_method", None)
+    if head is not None and method is not None and hasattr(method, "process_weights_after_loading"):
+        method.process_weights_after_loading(head)

@@ -1,0 +1,289 @@
+"""The one way to evaluate, for `lemma eval` and for stages: prompts, samples, verdicts, numbers, files.
+
+Generation of all benchmarks goes through one queue, and grading runs beside it in worker processes. Every graded sample
+is in the journal before it counts; the noise of a sample depends on its key alone. So an evaluation that dies goes on
+where it was, and ends with the same files as one that never died.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lemma.core.events import Progressed, Said, Sink, silent
+from lemma.core.faults import fault_point
+from lemma.core.files import write_whole
+from lemma.core.types import Message, Problem, content_id
+from lemma.core.version import lemma_version
+from lemma.engines.protocol import Engine, Sampling
+from lemma.evaluation.eval_folder import alone_in, claim
+from lemma.evaluation.questions import Asked, EvalSettings, Wanted, load_all, prepare
+from lemma.evaluation.relay import read_beside
+from lemma.evaluation.rescore import OURS, check_graders, grader_version, regrade
+from lemma.evaluation.results import (
+    VERSION,
+    Report,
+    Row,
+    is_complete,
+    make_report,
+    read_report,
+    write_report,
+)
+from lemma.grading import GradingService
+from lemma.rewards import Reward
+from lemma.rewards.correctness import Accuracy
+from lemma.rollouts import Ask, Journal, Judge, Pending, Sample, collect
+
+if TYPE_CHECKING:
+    from lemma.models.policy import Policy
+
+__all__ = ["EvalSettings", "evaluate", "load_all"]
+
+SECONDS_BETWEEN_EVENTS = 0.2
+# The most that a graded sample waits for the journal, and so what a killed evaluation may lose.
+SECONDS_UNWRITTEN = 1.0
+# What a format does to this question, with a model's chat template, is part of its name in results.
+EXAMPLE = Problem((Message("user", "What is 6 times 7?"),))
+
+
+def evaluate(
+    engine: Engine,
+    policy: Policy,
+    benchmarks: Sequence[Wanted],
+    settings: EvalSettings,
+    folder: Path,
+    *,
+    model: str = "",
+    rewards: Sequence[Reward] = (),
+    service: GradingService | None = None,
+    sink: Sink = silent,
+) -> Report:
+    """Measure the policy on these benchmarks and write everything into the folder, or go on with what is there."""
+    check_graders(settings.grader)
+    asked = [prepare(one, policy, settings) for one in load_all(benchmarks, settings)]
+    identity = _identity(engine, policy, asked, settings, model)
+    claim(folder, identity)
+    with alone_in(folder):
+        if is_complete(folder):
+            report = read_report(folder)
+        else:
+            report = _evaluate(engine, policy, asked, settings, identity, folder, rewards, service, sink)
+        (folder / "journal.jsonl").unlink(missing_ok=True)
+        return report
+
+
+def _evaluate(
+    engine: Engine,
+    policy: Policy,
+    asked: Sequence[Asked],
+    settings: EvalSettings,
+    identity: dict[str, Any],
+    folder: Path,
+    rewards: Sequence[Reward],
+    service: GradingService | None,
+    sink: Sink,
+) -> Report:
+    began = time.perf_counter()
+    with GradingService(_workers()) if service is None else nullcontext(service) as used:
+        if policy.device.type != "cpu":
+            used.start()  # where the engine leaves the cores alone, starting hides behind it
+        judge = _Judge(asked, rewards or [Accuracy()], policy.tokenizer, used)
+        rows = _generate(engine, asked, judge, folder, sink)
+        sampled = time.perf_counter()
+        if settings.grader != OURS:
+            for name, own in rows.items():
+                rows[name] = regrade(own, identity["benchmarks"][name], settings.grader, used)
+    report = make_report(identity["model"], identity["benchmarks"], rows)
+    fault_point("evaluation.before_results")
+    write_report(folder, report)
+    tokens = sum(row.tokens for own in rows.values() for row in own)
+    _write_timings(folder, sampled - began, time.perf_counter() - began, tokens)
+    fault_point("evaluation.before_cleanup")
+    return report
+
+
+# --- what is measured, and whether it is what this folder holds ----------------------------------------------------
+
+
+def _identity(
+    engine: Engine, policy: Policy, asked: Sequence[Asked], settings: EvalSettings, model: str
+) -> dict[str, Any]:
+    """Everything that the numbers depend on."""
+    benchmarks, problems = {}, {}
+    for one in asked:
+        benchmark, form = one.loaded.benchmark, one.fmt.model_dump(mode="json")
+        benchmarks[one.name] = {
+            "n": len(one.asks),
+            "k": one.k,
+            "metric": benchmark.metric,
+            "temperature": one.sampling.temperature,
+            "top_p": one.sampling.top_p,
+            "max_tokens": one.sampling.max_tokens,
+            "format": form,
+            "format_hash": content_id(form, one.fmt.prompt(EXAMPLE, policy.tokenizer)),
+            "grader": f"{settings.grader} {grader_version()}",
+            "rules": benchmark.rules.model_dump(mode="json"),
+            "engine": _engine_in_words(engine),
+            "device": f"{policy.device.type}, {str(policy.head.weight.dtype).removeprefix('torch.')}",
+            "seed": settings.seed,
+            "ties": settings.ties,
+            "source": benchmark.source,
+        }
+        problems[one.name] = content_id([(p.id, p.question, p.golds) for p in one.loaded.problems])
+    named = {"name": model or "a policy in training", "weights": _weights(model)}
+    return {"version": VERSION, "model": named, "benchmarks": benchmarks, "problems": problems}
+
+
+def _engine_in_words(engine: Engine) -> str:
+    wanted = getattr(engine, "in_place_of", None)
+    return f"{engine.name} {_engine_version(engine.name)}" + (f", in place of {wanted}" if wanted else "")
+
+
+def _engine_version(name: str) -> str:
+    if name == "vllm":
+        from lemma.engines.vllm.versions import installed
+
+        return installed() or "of another machine"
+    return version("transformers") if name == "transformers" else f"{lemma_version()}, torch {version('torch')}"
+
+
+def _weights(model: str) -> str | None:
+    """A name for the weights in a folder or a file, by their sizes and times; None for a model of the hub."""
+    place = Path(model).expanduser()
+    if not model or not place.exists():
+        return None
+    files = [place] if place.is_file() else sorted(path for path in place.glob("*.safetensors") if path.is_file())
+    return content_id([(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files])
+
+
+# --- samples and verdicts ------------------------------------------------------------------------------------------
+
+
+class _Judge(Judge):
+    """Each benchmark with its own format, each problem with its own rules."""
+
+    def __init__(self, asked: Sequence[Asked], rewards: Sequence[Reward], tokenizer: Any, service: GradingService):
+        super().__init__(asked[0].fmt, rewards, tokenizer, service=service, ends=asked[0].sampling.stop_ids)
+        self._asked = {one.name: one for one in asked}
+
+    def begin(self, problem: Problem, sample: Sample) -> Pending:
+        own = self._asked[str(sample.key[2])]
+        self.fmt, self.rules = own.fmt, own.loaded.benchmark.rules_of(problem)
+        return super().begin(problem, sample)
+
+
+def _generate(engine: Engine, asked: Sequence[Asked], judge: _Judge, folder: Path, sink: Sink) -> dict[str, list[Row]]:
+    """All samples as rows, in the order of benchmarks, problems and samples."""
+    context = int(getattr(getattr(engine, "policy", None), "context", 0)) or 2**31
+    by_name = {one.name: one for one in asked}
+    fitting = [ask for one in asked for ask in one.asks if len(ask.prompt) < context]
+    total = sum(ask.n for one in asked for ask in one.asks)
+    found: dict[tuple[str, int], list[Sample]] = {}
+    journal = Journal(folder / "journal.jsonl")
+    if journal.samples:
+        sink(Said(f"{len(journal.samples)} of {total} samples are there already"))
+
+    def sampling(ask: Ask) -> Sampling:
+        own = by_name[str(ask.key[2])].sampling
+        room = context - len(ask.prompt)
+        return own if own.max_tokens <= room else Sampling(**{**_fields(own), "max_tokens": room})
+
+    one_by_one = all(type(reward).score_all is Reward.score_all for reward in judge.rewards)
+    patience = SECONDS_UNWRITTEN if one_by_one else None
+
+    def read(relay: Engine) -> None:
+        right, last = 0, float("-inf")
+        samples = collect(relay, fitting, sampling, judge, journal=journal, patience=patience)
+        for done, sample in enumerate(samples, start=1):
+            found.setdefault((str(sample.key[2]), int(sample.key[3])), []).append(sample)
+            right += sample.right
+            if time.monotonic() - last >= SECONDS_BETWEEN_EVENTS or done == total:
+                last = time.monotonic()
+                sink(Progressed("evaluation", done, total, f"{right / done:.1%} right"))
+
+    try:
+        # A reward that computes on the device must not do so while the engine captures its graphs.
+        if any(reward.name in ("reward_model", "custom") for reward in judge.rewards):
+            read(engine)
+        else:
+            read_beside(engine, read)
+    finally:
+        journal.close()
+    return {one.name: _rows(one, found, sink) for one in asked}
+
+
+def _fields(sampling: Sampling) -> dict[str, Any]:
+    return {name: getattr(sampling, name) for name in sampling.__dataclass_fields__}
+
+
+def _rows(one: Asked, found: Mapping[tuple[str, int], list[Sample]], sink: Sink) -> list[Row]:
+    rows, too_long = [], 0
+    for place, (ask, prompt) in enumerate(zip(one.asks, one.prompts, strict=True)):
+        samples = found.get((one.name, place))
+        if samples is None:
+            too_long += 1
+            samples = [_never_asked(ask, number) for number in range(ask.n)]
+        tolerance = one.loaded.benchmark.rules_of(ask.problem)
+        own = None if tolerance == one.loaded.benchmark.rules else tolerance.absolute
+        for sample in sorted(samples, key=lambda sample: sample.sample):
+            rows.append(_row(one.name, ask.problem, prompt, sample, own))
+    if too_long:
+        sink(Said(f"{one.name}: {too_long} prompts do not fit into the model's context and count as wrong", "warning"))
+    return rows
+
+
+def _never_asked(ask: Ask, number: int) -> Sample:
+    """What stands for an answer to a prompt that is longer than the model's context: the problem still counts."""
+    nothing = np.zeros(0, dtype=np.float32)
+    return Sample(
+        ask.key, number, ask.problem.id, ask.prompt, nothing.astype(np.int32), nothing, nothing, "length",
+        verdict="wrong", reason="prompt_too_long",
+    )  # fmt: skip
+
+
+def _row(benchmark: str, problem: Problem, prompt: str, sample: Sample, tolerance: float | None) -> Row:
+    return Row(
+        benchmark=benchmark,
+        problem=problem.id,
+        sample=sample.sample,
+        question=problem.question,
+        prompt=prompt,
+        completion=sample.text,
+        extracted=sample.answer,
+        gold=list(problem.golds),
+        verdict=sample.verdict or "unknown",
+        reason=sample.reason,
+        format_ok=sample.format_ok,
+        faults=list(sample.faults),
+        finish=sample.finish,
+        tokens=len(sample.ids),
+        reasoning=sample.reasoning,
+        reward=sample.reward,
+        subject=problem.subject,
+        level=problem.level,
+        tolerance=tolerance,
+    )
+
+
+def _workers() -> int:
+    """Grading processes beside the engine: a quarter of the cores, at most four."""
+    return max(1, min(4, len(os.sched_getaffinity(0)) // 4 if hasattr(os, "sched_getaffinity") else 1))
+
+
+def _write_timings(folder: Path, sampling: float, whole: float, tokens: int) -> None:
+    timings = {
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S"),
+        "seconds": whole,
+        "sampling_and_grading_seconds": sampling,
+        "tokens": tokens,
+        "tokens_per_second": tokens / sampling if sampling else 0.0,
+    }
+    write_whole(folder / "timings.json", json.dumps(timings, indent=1) + "\n")

@@ -1,0 +1,122 @@
+"""What an evaluation asks: the settings, the problems of every benchmark as token ids, and how they are sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from lemma.core.errors import UserError
+from lemma.engines.protocol import Sampling
+from lemma.engines.stop_strings import ends_of
+from lemma.evaluation.benchmarks import Benchmark, Loaded, find_benchmark, load_benchmark
+from lemma.evaluation.metrics import Ties
+from lemma.evaluation.rescore import OURS
+from lemma.formats import Format, make_format
+from lemma.formats.encode import encode_text
+from lemma.rollouts import Ask
+
+if TYPE_CHECKING:
+    from lemma.models.policy import Policy
+
+Wanted = str | Mapping[str, Any] | Benchmark | Loaded
+
+SEVERAL_TEMPERATURE = 0.6
+
+
+@dataclass(frozen=True)
+class EvalSettings:
+    """How every benchmark is measured; None leaves a value to the benchmark.
+
+    `format` is a name, a mapping or a format. `thinking` says what an answer inside thoughts that never end counts.
+    `grader` is Lemma's own, or one or several of `lemma.grading.compat`, joined by commas.
+    """
+
+    samples: int | None = None
+    temperature: float | None = None
+    top_p: float = 1.0
+    max_tokens: int = 4096
+    seed: int = 0
+    limit: int | None = None
+    format: str | Mapping[str, Any] | Format | None = None
+    grader: str = OURS
+    thinking: Literal["after", "whole"] = "after"
+    ties: Ties = "average"
+    data_dir: str | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One benchmark, ready to be asked."""
+
+    loaded: Loaded
+    fmt: Format
+    k: int
+    sampling: Sampling
+    prompts: list[str]
+    asks: list[Ask]
+
+    @property
+    def name(self) -> str:
+        return self.loaded.name
+
+
+def load_all(benchmarks: Sequence[Wanted], settings: EvalSettings) -> list[Loaded]:
+    """The problems of all benchmarks, which have different names."""
+    found: dict[str, Loaded] = {}
+    for spec in benchmarks:
+        benchmark = spec.benchmark if isinstance(spec, Loaded) else find_benchmark(spec)
+        if benchmark.name in found:
+            raise UserError(f"benchmark {benchmark.name} is named twice", fix="give one of them another `name`")
+        if not isinstance(spec, Loaded):
+            spec = load_benchmark(benchmark, limit=settings.limit, data_dir=settings.data_dir)
+        found[benchmark.name] = spec
+    if not found:
+        raise UserError("there is no benchmark to evaluate on", fix="write for example `gsm8k`")
+    return list(found.values())
+
+
+def prepare(loaded: Loaded, policy: Policy, settings: EvalSettings) -> Asked:
+    """Problems as token ids, and how their completions are sampled."""
+    benchmark = loaded.benchmark
+    k = settings.samples or benchmark.samples
+    temperature = settings.temperature
+    if temperature is None:
+        temperature = 0.0 if k == 1 else SEVERAL_TEMPERATURE
+    if k > 1 and temperature == 0:
+        raise UserError(
+            f"{k} samples of {benchmark.name} at temperature 0 are all the same",
+            fix=f"write --samples 1, or a temperature such as {SEVERAL_TEMPERATURE}",
+        )
+    fmt = make_format(benchmark.format if settings.format is None else settings.format)
+    prompts = [fmt.prompt(problem, policy.tokenizer) for problem in loaded.problems]
+    fmt = _fitted(fmt, prompts[0], settings.thinking)
+    sampling = Sampling(
+        max_tokens=settings.max_tokens,
+        temperature=temperature,
+        top_p=settings.top_p,
+        stop=fmt.stop,
+        stop_ids=tuple(sorted(ends_of(policy))),
+    )
+    asks = [
+        Ask(
+            ("eval", settings.seed, benchmark.name, place),
+            problem,
+            np.asarray(encode_text(text, policy.tokenizer), dtype=np.int32),
+            k,
+        )
+        for place, (problem, text) in enumerate(zip(loaded.problems, prompts, strict=True))
+    ]
+    return Asked(loaded, fmt, k, sampling, prompts, asks)
+
+
+def _fitted(fmt: Format, prompt: str, thinking: str) -> Format:
+    """The format as this model's prompts want it read: thoughts that the chat template opens, and what they count."""
+    update: dict[str, bool] = {}
+    if "thinking" in type(fmt).model_fields and prompt.rstrip().endswith("<think>"):
+        update["thinking"] = True
+    if thinking == "whole" and "grade_unfinished" in type(fmt).model_fields:
+        update["grade_unfinished"] = True
+    return fmt.model_copy(update=update) if update else fmt

@@ -1,0 +1,253 @@
+"""From a completion and a gold to a verdict: extract, normalise, compare exactly; ask sympy only where that fails."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from math import gcd
+from time import perf_counter
+from typing import NamedTuple, TypeAlias
+
+from lemma.grading.choice import read_choice, several
+from lemma.grading.extract import boxed, extract, is_prose, visible
+from lemma.grading.limits import MAX_ANSWER, MAX_GOLD, LimitExceeded, check_shape
+from lemma.grading.normal_form import normalise, repair_escapes, squeezed
+from lemma.grading.relations import contradicts
+from lemma.grading.rules import DEFAULT, Rules
+from lemma.grading.shapes import same
+from lemma.grading.single import Context, GoldLimit, Undecided, same_words
+from lemma.grading.structure import Leaf, shape
+from lemma.grading.tokens import ambiguous, join_thousands, tokenise
+from lemma.grading.verdict import Kind, Verdict
+
+Symbolic: TypeAlias = Callable[[str, str], bool]
+
+
+class Pending(NamedTuple):
+    """The exact path could not decide: these two normalised texts need sympy."""
+
+    gold: str
+    answer: str
+    extracted: str
+    rules: Rules
+
+
+def gold_answer(gold: str) -> str:
+    """The answer in a gold text: its last box, what follows ####, or the text itself."""
+    gold = repair_escapes(gold)
+    if "\\boxed" in gold or "\\fbox" in gold:
+        found = boxed(gold)
+        if found is not None and found.answer:
+            return found.answer
+    if "####" in gold:
+        return gold.rpartition("####")[2].strip()
+    return gold.strip()
+
+
+def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | Pending:
+    """Everything that is safe to do in the caller's process: bounded work, no sympy."""
+    start = perf_counter()
+    fast = _plain_mark(prediction, gold, rules)
+    if fast is not None:
+        return Verdict(fast[0], "number", fast[1], perf_counter() - start)
+    if not gold or not gold.strip():
+        return Verdict("unknown", "no_gold", None, perf_counter() - start)
+    if prediction.strip() == gold.strip() or _same_sentence(prediction, gold, rules):
+        return Verdict("right", "exact", _shown(gold.strip()), perf_counter() - start)
+    found = extract(prediction, rules)
+    if not found.answer or not found.answer.strip():
+        return Verdict("wrong", "no_answer", None, perf_counter() - start)
+    outcome = compare_texts(gold, found.answer, rules)
+    if isinstance(outcome, Pending):
+        return outcome
+    return Verdict(outcome[0], outcome[1], _shown(found.answer), perf_counter() - start)
+
+
+def _same_sentence(prediction: str, gold: str, rules: Rules) -> bool:
+    """Whether a gold in sentences is given word for word; numbers are not looked for in such a prediction."""
+    if len(prediction) > 2 * MAX_ANSWER or len(gold) > MAX_ANSWER or not is_prose(gold):
+        return False
+    said = _ANY_TAG.sub(" ", visible(prediction, rules))
+    return is_prose(said) and same_words(normalise(gold), normalise(said), rules)
+
+
+_ANY_TAG = re.compile(r"</?[A-Za-z_]{1,30}>")
+_PLAIN = re.compile(r"-?\d{1,18}").fullmatch
+_SLOW = ("<|", "<think", "<SOLUTION>", "<solution>", "<reasoning>", "<start_working_out>", "</s>", "<eos>")
+
+
+def _plain_mark(prediction: str, gold: str, rules: Rules) -> tuple[Kind, str] | None:
+    """The most common case by a few string searches: a whole number in one box, tag or after ####, and such a gold."""
+    if rules is not DEFAULT or not _PLAIN(gold):
+        return None
+    begin = 0
+    if "<" in prediction:
+        thought = prediction.rfind("</think>")
+        begin = thought + 8 if thought >= 0 else 0
+        for mark in _SLOW:
+            if prediction.find(mark, begin) >= 0:
+                return None
+        tag = prediction.rfind("<answer>", begin)
+        if tag >= 0:
+            inside = prediction[tag + 8 :].partition("</answer>")[0].strip()
+            return _plain_verdict(inside, gold)
+    start = prediction.rfind("\\boxed", begin)
+    if prediction.find("\\fbox", begin) >= 0:
+        return None
+    if start < 0:
+        hashes = prediction.rfind("####", begin)
+        return _plain_verdict(prediction[hashes + 4 :].strip(), gold) if hashes >= 0 else None
+    end = prediction.find("}", start)
+    if end < 0 or prediction[start + 6] != "{" or prediction.rfind("\\boxed", begin, start) >= 0:
+        return None
+    return _plain_verdict(prediction[start + 7 : end], gold)
+
+
+def _plain_verdict(inside: str, gold: str) -> tuple[Kind, str] | None:
+    if not _PLAIN(inside):
+        return None
+    return ("right" if inside == gold or int(inside) == int(gold) else "wrong"), inside
+
+
+_NUMBER = re.compile(
+    r"\$?\s*(?:(?P<sign>-?)\\[dt]?frac\{(?P<top>-?\d{1,18})\}\{(?P<bottom>\d{1,18})\}"
+    r"|(?P<plain>-?\d{1,18}(?:\.\d{1,18})?)(?:/(?P<under>\d{1,18}))?)\s*\$?"
+).fullmatch
+
+
+def plain_number(text: str) -> tuple[int, int] | None:
+    """The value of a whole number, decimal or fraction as a pair in lowest terms; None for any other text."""
+    found = _NUMBER(text)
+    if found is None:
+        return None
+    plain = found["plain"]
+    if plain is None:
+        top, bottom = int(found["top"]), int(found["bottom"])
+        top = -top if found["sign"] else top
+    else:
+        whole, _, places = plain.partition(".")
+        top, bottom = int(whole + places), 10 ** len(places)
+        bottom *= int(found["under"] or 1)
+    if bottom == 0:
+        return None
+    shared = gcd(top, bottom)
+    return top // shared, bottom // shared
+
+
+def _shown(answer: str) -> str:
+    return answer if len(answer) <= 500 else answer[:500] + "..."
+
+
+def _undecided(gold: str, answer: str) -> bool:
+    raise Undecided
+
+
+def compare_texts(gold: str, answer: str, rules: Rules) -> tuple[Kind, str] | Pending:
+    """Compare an extracted answer with a gold text: (kind, reason), or what sympy must still decide."""
+    wanted = gold_answer(gold)
+    if not wanted:
+        return "unknown", "no_gold"
+    if len(wanted) > MAX_GOLD:
+        return "unknown", "gold_limit"
+    if wanted == answer:
+        return "right", "exact"
+    if len(answer) > MAX_ANSWER + 1000:
+        return "wrong", "limit"
+    left = plain_number(wanted)
+    right = plain_number(answer) if left is not None else None
+    if right is not None and not rules.tolerant:
+        return "right" if left == right else "wrong", "number"
+    wanted, answer_text = normalise(wanted), normalise(answer)
+    if not wanted:
+        return "unknown", "no_gold"
+    if not answer_text:
+        return "wrong", "no_answer"
+    if squeezed(wanted) == squeezed(answer_text):
+        return "right", "exact"
+    try:
+        return decide(wanted, answer_text, rules, _undecided)
+    except Undecided:
+        return Pending(wanted, answer_text, _shown(answer), rules)
+
+
+def decide(wanted: str, answer: str, rules: Rules, symbolic: Symbolic) -> tuple[Kind, str]:
+    """Compare two normalised texts. `symbolic` is asked where reading them exactly is not enough."""
+    try:
+        check_shape(wanted)
+    except LimitExceeded:
+        return "unknown", "gold_limit"
+    try:
+        check_shape(answer)
+        chosen = _choices(wanted, answer, rules, symbolic)
+        if chosen is not None:
+            return chosen
+        return _compare(wanted, answer, rules, symbolic)
+    except GoldLimit:
+        return "unknown", "gold_limit"
+    except LimitExceeded:
+        return "wrong", "limit"
+
+
+def _choices(wanted: str, answer: str, rules: Rules, symbolic: Symbolic) -> tuple[Kind, str] | None:
+    gold = read_choice(wanted)
+    if gold is None:
+        letters = several(wanted)
+        if letters and letters == several(answer):
+            return "right", "choice"
+        given = read_choice(answer)
+        if given is None or not given.content:
+            return None
+        outcome = _compare(wanted, given.content, rules, symbolic)
+        return outcome if outcome[0] == "right" else None
+    given = read_choice(answer)
+    if not gold.content:
+        if given is None:
+            return None
+        return ("right" if given.letter == gold.letter else "wrong"), "choice"
+    if given is not None and (not given.content or given.letter != gold.letter):
+        return ("right" if given.letter == gold.letter else "wrong"), "choice"
+    return _compare(normalise(gold.content), given.content if given else answer, rules, symbolic)
+
+
+def _compare(wanted: str, answer: str, rules: Rules, symbolic: Symbolic) -> tuple[Kind, str]:
+    """Try each reading of commas; right in any is right."""
+    undecided, limit = False, False
+    reason = "structure"
+    for gold_text in _readings(wanted):
+        try:
+            gold_node = shape(tokenise(gold_text))
+        except LimitExceeded as error:
+            raise GoldLimit from error
+        for answer_text in _readings(answer):
+            try:
+                answer_node = shape(tokenise(answer_text))
+                context = Context(gold_text, answer_text, rules, symbolic, same)
+                if isinstance(gold_node, Leaf) and isinstance(answer_node, Leaf):
+                    reason = "expression"
+                if same(gold_node, answer_node, context) and not contradicts(answer_node, context):
+                    return "right", reason
+            except Undecided:
+                undecided = True
+            except LimitExceeded:
+                limit = True
+    if same_words(wanted, answer, rules):
+        return "right", "text"
+    if undecided:
+        raise Undecided
+    if limit:
+        raise LimitExceeded
+    return "wrong", reason
+
+
+_DECIMAL_COMMA = re.compile(r"-?\d+,(?:\d{1,2}|\d{4,20})")
+
+
+def _readings(text: str) -> list[str]:
+    """1,234 is a number or a list; 0,5 is a list or a decimal; all other texts have one reading."""
+    if "," not in text:
+        return [text]
+    if ambiguous(text):
+        return [join_thousands(text), text]
+    if _DECIMAL_COMMA.fullmatch(text):
+        return [text, text.replace(",", ".")]
+    return [text]

@@ -1,0 +1,239 @@
+"""Whether two shapes are the same answer. The gold decides what is asked: it and the answer are not interchangeable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import product
+
+from lemma.grading.expression import Unreadable, read
+from lemma.grading.limits import MAX_ITEMS, LimitExceeded
+from lemma.grading.realsets import NotASet, is_reals, same_set
+from lemma.grading.relations import (
+    NEGATIVE_INFINITY,
+    POSITIVE_INFINITY,
+    against_value,
+    as_interval,
+    interval,
+    is_name,
+    same_relation,
+    text_of,
+    value_against,
+    value_side,
+)
+from lemma.grading.single import Context, is_text, same_leaf
+from lemma.grading.structure import Leaf, Listed, Matrix, Minus, Node, Relation, Union
+from lemma.grading.tokens import Token
+
+
+def same(gold: Node, answer: Node, context: Context) -> bool:
+    """Whether the answer is the gold, part by part."""
+    gold, answer = _unwrapped(_expand(gold)), _unwrapped(_expand(answer))
+    if isinstance(gold, Relation) and isinstance(answer, Relation):
+        return same_relation(gold, answer, context)
+    if isinstance(answer, Relation):
+        return against_value(gold, answer, context)
+    if isinstance(gold, Relation):
+        return value_against(gold, answer, context)
+    if isinstance(gold, Leaf) and isinstance(answer, Leaf):
+        return (is_reals(gold) and is_reals(answer)) or same_leaf(gold, answer, context)
+    if isinstance(gold, Union | Minus) or isinstance(answer, Union | Minus) or _has_relations(gold, answer):
+        with suppress(NotASet):
+            return same_set(gold, answer)
+    gold, answer = _as_union(gold, answer), _as_union(answer, gold)
+    if isinstance(gold, Minus) or isinstance(answer, Minus):
+        return context.symbolic(context.gold, context.answer)
+    if isinstance(gold, Union) or isinstance(answer, Union):
+        left = gold.items if isinstance(gold, Union) else (gold,)
+        right = answer.items if isinstance(answer, Union) else (answer,)
+        return _same_unordered(left, right, context)
+    if isinstance(gold, Matrix) or isinstance(answer, Matrix):
+        return _same_matrix(gold, answer, context)
+    return _same_listed(gold, answer, context)
+
+
+def _unwrapped(node: Node) -> Node:
+    """A set of one member is that member."""
+    while isinstance(node, Listed) and node.opening == "\\{" and len(node.items) == 1:
+        node = node.items[0]
+    return node
+
+
+def _has_relations(gold: Node, answer: Node) -> bool:
+    """Whether exactly one side is a bare list of inequalities, which then describe a set together."""
+    lists = [
+        isinstance(n, Listed) and not n.opening and all(isinstance(i, Relation) for i in n.items)
+        for n in (gold, answer)
+    ]
+    return lists[0] != lists[1]
+
+
+def _expand(node: Node) -> Node:
+    """Plus-minus signs become two values; lists inside bare lists become one list."""
+    if isinstance(node, Leaf):
+        return _plus_minus(node)
+    if isinstance(node, Listed):
+        items = [_expand(item) for item in node.items]
+        if not node.opening or node.opening == "\\{":
+            flat: list[Node] = []
+            for item in items:
+                flat.extend(item.items if isinstance(item, Listed) and not item.opening else [item])
+            return Listed(tuple(flat), node.opening, node.closing, node.join)
+        if any(isinstance(item, Listed) and not item.opening for item in items):
+            choices = [item.items if isinstance(item, Listed) and not item.opening else (item,) for item in items]
+            tuples = list(product(*choices))
+            if len(tuples) > MAX_ITEMS:
+                raise LimitExceeded("plus-minus signs")
+            return Listed(tuple(Listed(t, node.opening, node.closing) for t in tuples))
+        return Listed(tuple(items), node.opening, node.closing)
+    if isinstance(node, Relation):
+        return Relation(tuple(_expand(side) for side in node.sides), node.signs)
+    return node
+
+
+def _plus_minus(leaf: Leaf) -> Node:
+    places = [i for i, t in enumerate(leaf.tokens) if t.kind == "cmd" and t.value in ("pm", "mp")]
+    if not places or len(places) > 4:
+        return leaf
+    paired = any(leaf.tokens[i].value == "mp" for i in places)
+    signs = [("+",) * len(places), ("-",) * len(places)] if paired else list(product("+-", repeat=len(places)))
+    leaves: list[Node] = []
+    for choice in signs:
+        tokens = list(leaf.tokens)
+        for place, sign in zip(places, choice, strict=True):
+            old = tokens[place]
+            kind = ("-" if sign == "+" else "+") if old.value == "mp" else sign
+            tokens[place] = Token(kind, kind, old.start, old.end)
+        leaves.append(Leaf(tuple(tokens), leaf.unit))
+    return Listed(tuple(leaves))
+
+
+def _as_union(node: Node, other: Node) -> Node:
+    """A list of inequalities is a union of intervals where the other side is one; so is "all real numbers"."""
+    if isinstance(node, Listed) and not node.opening and all(isinstance(item, Relation) for item in node.items):
+        intervals = [as_interval(item) for item in node.items if isinstance(item, Relation)]
+        is_set = isinstance(other, Union) or (isinstance(other, Listed) and other.opening != "")
+        if is_set and all(interval is not None for interval in intervals):
+            return Union(tuple(i for i in intervals if i is not None))
+    if isinstance(node, Leaf) and is_reals(node):
+        return interval(NEGATIVE_INFINITY, POSITIVE_INFINITY, "(", ")")
+    return node
+
+
+def _same_matrix(gold: Node, answer: Node, context: Context) -> bool:
+    if isinstance(gold, Matrix) and isinstance(answer, Matrix):
+        if [len(row) for row in gold.rows] != [len(row) for row in answer.rows]:
+            return False
+        return all(
+            same(g, a, context)
+            for left, right in zip(gold.rows, answer.rows, strict=True)
+            for g, a in zip(left, right, strict=True)
+        )
+    matrix, other = (gold, answer) if isinstance(gold, Matrix) else (answer, gold)
+    assert isinstance(matrix, Matrix)
+    if isinstance(other, Listed):
+        vector = _vector(matrix)
+        if vector is None or other.opening not in ("(", "[", ""):
+            return False
+        pairs = (vector, other.items) if isinstance(gold, Matrix) else (other.items, vector)
+        return len(vector) == len(other.items) and all(same(g, a, context) for g, a in zip(*pairs, strict=True))
+    return context.symbolic(context.gold, context.answer)
+
+
+def _vector(matrix: Matrix) -> tuple[Node, ...] | None:
+    if len(matrix.rows) == 1:
+        return matrix.rows[0]
+    if all(len(row) == 1 for row in matrix.rows):
+        return tuple(row[0] for row in matrix.rows)
+    return None
+
+
+def _same_listed(gold: Node, answer: Node, context: Context) -> bool:
+    if isinstance(gold, Leaf) or isinstance(answer, Leaf):
+        return _list_against_one(gold, answer, context)
+    assert isinstance(gold, Listed) and isinstance(answer, Listed)
+    brackets = gold.opening + gold.closing, answer.opening + answer.closing
+    loose = {"", "\\{\\}"}
+    if brackets[0] in loose and brackets[1] in loose:
+        return _same_members(gold, answer, context)
+    if len(gold.items) != len(answer.items):
+        return False
+    if "\\{\\}" in brackets:
+        return False
+    if len(gold.items) == 2 and brackets[0] != brackets[1] and set(brackets) != {"()", ""}:
+        return False
+    return _same_ordered(_values(gold.items), _values(answer.items), context)
+
+
+def _list_against_one(gold: Node, answer: Node, context: Context) -> bool:
+    for node, other in ((gold, answer), (answer, gold)):
+        if isinstance(node, Listed) and len(node.items) == 1:
+            pair = (node.items[0], other) if node is gold else (other, node.items[0])
+            return same(pair[0], pair[1], context)
+    leaf = gold if isinstance(gold, Leaf) else answer
+    assert isinstance(leaf, Leaf)
+    try:
+        read(leaf.tokens)
+    except Unreadable:
+        return (
+            False
+            if is_text(leaf.tokens) or any(t.kind == ":" for t in leaf.tokens)
+            else context.symbolic(context.gold, context.answer)
+        )
+    return False
+
+
+def _same_members(gold: Listed, answer: Listed, context: Context) -> bool:
+    """Bare lists and sets: in any order, except where one side names its members and the other does not."""
+    left, right = gold.items, answer.items
+    if _numbered(left):
+        left = _values(left)
+    if _numbered(right):
+        right = _values(right)
+    named = [all(isinstance(i, Relation) and i.signs == ("=",) for i in items) for items in (left, right)]
+    if named[0] != named[1]:
+        names = [
+            text_of(i.sides[0]) if isinstance(i, Relation) and isinstance(i.sides[0], Leaf) else ""
+            for i in (left if named[0] else right)
+        ]
+        if len(set(names)) == len(names):
+            return len(left) == len(right) and _same_ordered(_values(left), _values(right), context)
+        left, right = _values(left), _values(right)
+    if context.rules.ordered and gold.opening == answer.opening == "":
+        return len(left) == len(right) and _same_ordered(left, right, context)
+    return _same_unordered(left, right, context)
+
+
+def _numbered(items: Sequence[Node]) -> bool:
+    """x_1 = a, x_2 = b: the numbers only tell the solutions of one unknown apart."""
+    heads = [text_of(i.sides[0]) for i in items if isinstance(i, Relation) and isinstance(i.sides[0], Leaf)]
+    plain = [head.replace("{", "").replace("}", "") for head in heads]
+    letters = {head[:-2] for head in plain}
+    if len(heads) != len(items) or len(letters) != 1 or not letters <= {"x", "y", "z", "t", "lambda"}:
+        return False
+    return sorted(head[-2:] for head in plain) == [f"_{n}" for n in range(1, len(plain) + 1)]
+
+
+def _values(items: Sequence[Node]) -> tuple[Node, ...]:
+    return tuple(
+        value_side(i) if isinstance(i, Relation) and set(i.signs) <= {"=", "~"} and is_name(i.sides[0]) else i
+        for i in items
+    )
+
+
+def _same_ordered(left: Sequence[Node], right: Sequence[Node], context: Context) -> bool:
+    return len(left) == len(right) and all(same(g, a, context) for g, a in zip(left, right, strict=True))
+
+
+def _same_unordered(left: Sequence[Node], right: Sequence[Node], context: Context) -> bool:
+    if len(left) != len(right):
+        return False
+    open_answers = list(right)
+    for item in left:
+        for place, candidate in enumerate(open_answers):
+            if same(item, candidate, context):
+                del open_answers[place]
+                break
+        else:
+            return False
+    return True

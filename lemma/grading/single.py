@@ -1,0 +1,348 @@
+"""Whether two single answers are the same: numbers, expressions, times, ratios, numbers in a base, words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from lemma.grading import evaluate
+from lemma.grading.evaluate import NotRational, Undefined
+from lemma.grading.expression import Tree, Unreadable, read
+from lemma.grading.limits import GoldLimit, LimitExceeded
+from lemma.grading.names import names
+from lemma.grading.normal_form import words
+from lemma.grading.precision import enough_digits
+from lemma.grading.rules import Rules
+from lemma.grading.structure import Leaf, Node, Tokens
+from lemma.grading.tokens import spelling, tokenise
+from lemma.grading.units import conversion
+
+_BASE = re.compile(r"\(?([0-9A-Fa-f]+)\)?_\{?(\d{1,2}|\\text\{[a-z]+\})\}?$")
+_TIME = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?\s*(?:\\text\{)?\s*([ap])?\.?\s*(?:m\.?)?\s*\}?$", re.IGNORECASE)
+
+
+class Undecided(Exception):
+    """The exact path cannot say; sympy may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a comparison needs to know beside its two nodes. `symbolic` answers for two LaTeX texts or raises."""
+
+    gold: str
+    answer: str
+    rules: Rules
+    symbolic: Callable[[str, str], bool]
+    compare: Callable[[Node, Node, Context], bool] | None = None
+
+    def same(self, gold: Node, answer: Node) -> bool:
+        """The comparison of parts, for those who are called by it."""
+        assert self.compare is not None
+        return self.compare(gold, answer, self)
+
+
+def same_leaf(gold: Leaf, answer: Leaf, context: Context) -> bool:
+    """Whether two leaves are the same answer under the rules."""
+    factor = conversion(gold.unit, answer.unit)
+    if factor is None:
+        return False
+    gold_text, answer_text = spelling(gold.tokens), spelling(answer.tokens)
+    if factor == 1 and gold_text.replace(" ", "") == answer_text.replace(" ", "") != "":
+        return True
+    gold_tree, answer_tree = _tree(gold.tokens, True), _tree(answer.tokens, False)
+    if gold_tree is not None and answer_tree is not None:
+        if _words_only(gold.tokens) or _words_only(answer.tokens):
+            return same_words(gold_text, answer_text, context.rules)
+        return same_value(gold_tree, answer_tree, factor, context, gold_text, answer_text)
+    special = _special(gold_text, answer_text, context)
+    if special is not None:
+        return special
+    return _unread(gold, answer, gold_tree, answer_tree, gold_text, answer_text, context)
+
+
+def _unread(
+    gold: Leaf,
+    answer: Leaf,
+    gold_tree: Tree | None,
+    answer_tree: Tree | None,
+    gold_text: str,
+    answer_text: str,
+    context: Context,
+) -> bool:
+    if same_words(gold_text, answer_text, context.rules):
+        return True
+    gold_word, answer_word = is_text(gold.tokens), is_text(answer.tokens)
+    if gold_word or answer_word:
+        spelt_gold = spelt_number(gold_text) if gold_word else None
+        spelt_answer = spelt_number(answer_text) if answer_word else None
+        if spelt_gold is not None and answer_tree is not None:
+            return same_value(("num", spelt_gold), answer_tree, Fraction(1), context, gold_text, answer_text)
+        if spelt_answer is not None and gold_tree is not None:
+            return same_value(gold_tree, ("num", spelt_answer), Fraction(1), context, gold_text, answer_text)
+        return False
+    return context.symbolic(gold_text, answer_text)
+
+
+def _tree(tokens: Tokens, gold: bool) -> Tree | None:
+    try:
+        return read(tokens)
+    except Unreadable:
+        return None
+    except LimitExceeded as error:
+        if gold:
+            raise GoldLimit from error
+        raise
+
+
+def is_text(tokens: Tokens) -> bool:
+    """Whether the leaf holds words that no formula has; the names of environments do not count."""
+    for place, token in enumerate(tokens):
+        if token.kind == "text":
+            return True
+        named = place >= 2 and tokens[place - 1].kind == "{" and tokens[place - 2].value in ("begin", "end")
+        if token.kind == "word" and len(token.value) > 3 and not named:
+            return True
+    return _words_only(tokens)
+
+
+def _words_only(tokens: Tokens) -> bool:
+    """Nothing but a word: short ones, such as `cat`, would otherwise pass as products of letters."""
+    return bool(tokens) and all(t.kind in ("word", "text") for t in tokens)
+
+
+_NOTHING = frozenset(
+    {
+        "nosolution",
+        "nosolutions",
+        "none",
+        "emptyset",
+        "theemptyset",
+        "norealsolution",
+        "norealsolutions",
+        "nosuchnumber",
+    }
+)
+
+
+def same_words(gold: str, answer: str, rules: Rules) -> bool:
+    """The same words, whatever their case, spacing and punctuation."""
+    left, right = words(gold), words(answer)
+    if left.replace(" ", "") in _NOTHING:
+        return right.replace(" ", "") in _NOTHING
+    if len(left) == 1 or rules.case:
+        return gold.strip(" .").replace(" ", "") == answer.strip(" .").replace(" ", "") or (
+            left == right and (len(left) > 1 or _bare(gold) == _bare(answer)) and not rules.case
+        )
+    return bool(left) and left.replace(" ", "") == right.replace(" ", "")
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip(" .(){}")
+
+
+def _special(gold: str, answer: str, context: Context) -> bool | None:
+    """Times of day, ratios and numbers in another base; None where neither text is one."""
+    times = _TIME.match(gold), _TIME.match(answer)
+    if times[0] and times[1]:
+        return _clock(times[0], times[1])
+    bases = _BASE.match(gold.replace(" ", "")), _BASE.match(answer.replace(" ", ""))
+    if bases[0] or bases[1]:
+        return _based(gold, answer, bases)
+    if ":" in gold or ":" in answer:
+        return _same_ratio(gold, answer, context)
+    return None
+
+
+def _same_ratio(gold: str, answer: str, context: Context) -> bool | None:
+    """a:b:c up to a factor; a plain number is number:1. None where a part cannot be read."""
+    left, right = _ratio(gold), _ratio(answer)
+    if left is None or right is None:
+        return None if "\\" in gold + answer else False
+    if len(left) != len(right):
+        return False
+    return all(
+        same_value(("div", a, left[-1]), ("div", b, right[-1]), Fraction(1), context, gold, answer)
+        for a, b in zip(left[:-1], right[:-1], strict=True)
+    )
+
+
+def _ratio(text: str) -> list[Tree] | None:
+    parts = []
+    for part in text.split(":"):
+        try:
+            parts.append(read(tokenise(part.strip())))
+        except Unreadable:
+            return None
+    return parts if len(parts) > 1 else [*parts, ("num", Fraction(1))]
+
+
+def _clock(gold: re.Match[str], answer: re.Match[str]) -> bool:
+    def seconds(match: re.Match[str]) -> int:
+        hour = int(match[1])
+        half = (match[4] or "").lower()
+        if half and hour <= 12:
+            hour = hour % 12 + (12 if half == "p" else 0)
+        return (hour * 60 + int(match[2])) * 60 + int(match[3] or 0)
+
+    if bool(gold[4]) != bool(answer[4]) and int(gold[1]) <= 12 and int(answer[1]) <= 12:
+        return gold.group(1, 2) == answer.group(1, 2) and (gold[3] or "00") == (answer[3] or "00")
+    return seconds(gold) == seconds(answer)
+
+
+def _based(gold: str, answer: str, bases: tuple[re.Match[str] | None, re.Match[str] | None]) -> bool:
+    """The digits must agree; a base may be left out on one side, because the question names it."""
+    left, right = bases
+    left_digits = left[1] if left else gold.replace(" ", "")
+    right_digits = right[1] if right else answer.replace(" ", "")
+    if left and right and left[2] != right[2]:
+        return False
+    return left_digits.lstrip("0").upper() == right_digits.lstrip("0").upper()
+
+
+_SMALL = {
+    word: value
+    for value, word in enumerate(
+        names(
+            """
+        zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+        seventeen eighteen nineteen
+        """
+        )
+    )
+}
+_TENS = {word: 10 * n for n, word in enumerate(names("twenty thirty forty fifty sixty seventy eighty ninety"), start=2)}
+_BIG = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
+_PARTS = {"half": 2, "third": 3, "thirds": 3, "quarter": 4, "quarters": 4, "fourth": 4, "fourths": 4, "fifth": 5,
+          "fifths": 5, "sixth": 6, "sixths": 6, "eighth": 8, "eighths": 8, "tenth": 10, "tenths": 10}  # fmt: skip
+
+
+def spelt_number(text: str) -> Fraction | None:
+    """The value of a number in English words."""
+    parts = [w for w in words(text).replace("-", " ").split() if w not in ("and", "a", "an")]
+    if not parts or len(parts) > 12:
+        return None
+    if parts[-1] in _PARTS and len(parts) <= 2:
+        top = 1 if len(parts) == 1 else _SMALL.get(parts[0])
+        return None if top is None else Fraction(top, _PARTS[parts[-1]])
+    total, current = 0, 0
+    for part in parts:
+        if part in _SMALL:
+            current += _SMALL[part]
+        elif part in _TENS:
+            current += _TENS[part]
+        elif part == "hundred":
+            current = (current or 1) * 100
+        elif part in _BIG:
+            total, current = total + (current or 1) * _BIG[part], 0
+        elif part.isdigit() and len(part) < 20 and current == 0:
+            current = int(part)
+        else:
+            return None
+    return Fraction(total + current)
+
+
+def same_value(gold: Tree, answer: Tree, factor: Fraction, context: Context, gold_text: str, answer_text: str) -> bool:
+    """Whether two trees have one value, in any reading of degrees and percent that one side leaves open."""
+    for modes in _readings(gold, answer, context.rules):
+        if not modes[1] and not _at_least_one(answer if evaluate.contains(gold, "pct") else gold):
+            continue
+        if _equal(gold, answer, factor, modes, context, gold_text, answer_text):
+            return True
+    return False
+
+
+def _at_least_one(tree: Tree) -> bool:
+    """A bare number stands for a percentage only where it is no fraction of one: 25 for 25%, not 0.5 for 0.5%."""
+    try:
+        return abs(evaluate.exact(tree, 0)) >= 1
+    except (NotRational, Undefined):
+        return False
+
+
+def _readings(gold: Tree, answer: Tree, rules: Rules) -> list[tuple[bool, bool]]:
+    degrees, percents = [True], [True]
+    if evaluate.contains(gold, "deg") != evaluate.contains(answer, "deg"):
+        degrees = [True, False]
+    if rules.percent == "either" and evaluate.contains(gold, "pct") != evaluate.contains(answer, "pct"):
+        percents = [True, False]
+    return [(degree, percent) for degree in degrees for percent in percents]
+
+
+def _equal(
+    gold: Tree,
+    answer: Tree,
+    factor: Fraction,
+    modes: tuple[bool, bool],
+    context: Context,
+    gold_text: str,
+    answer_text: str,
+) -> bool:
+    letters = evaluate.symbols(gold) | evaluate.symbols(answer)
+    rules = context.rules
+    try:
+        for index in range(3 if letters else 1):
+            left = _gold_value(evaluate.exact, gold, index, modes)
+            right = evaluate.exact(answer, index, modes) * factor
+            if left != right:
+                if index and _has_roots(gold, answer):
+                    raise NotRational
+                return rules.tolerant and not letters and _within(left, right, rules)
+        return True
+    except (NotRational, Undefined):
+        return _equal_numerically(gold, answer, factor, modes, context, letters, gold_text, answer_text)
+
+
+def _has_roots(gold: Tree, answer: Tree) -> bool:
+    """Letters stand for positive numbers where roots are taken, unless a bar says otherwise."""
+    trees = gold, answer
+    return any(evaluate.contains(t, "root") for t in trees) and not any(evaluate.contains(t, "abs") for t in trees)
+
+
+def _gold_value(function: Callable[..., Any], tree: Tree, index: int, modes: tuple[bool, bool], *more: Any) -> Any:
+    try:
+        return function(tree, index, modes, *more)
+    except LimitExceeded as error:
+        raise GoldLimit from error
+
+
+def _within(left: Any, right: Any, rules: Rules) -> bool:
+    """Whether two numbers, exact or of any precision, real or complex, are as near as the rules allow."""
+    apart, size = abs(left - right), abs(left)
+    if isinstance(size, int | Fraction):
+        return bool(apart <= max(Fraction(rules.absolute), Fraction(rules.relative) * size))
+    return bool(evaluate._context().isfinite(size) and apart <= max(rules.absolute, rules.relative * size))
+
+
+def _equal_numerically(
+    gold: Tree,
+    answer: Tree,
+    factor: Fraction,
+    modes: tuple[bool, bool],
+    context: Context,
+    letters: frozenset[str],
+    gold_text: str,
+    answer_text: str,
+) -> bool:
+    rules = context.rules
+    with enough_digits(gold, answer) as close:
+        scale = evaluate._context().mpf(factor.numerator) / factor.denominator
+        decided = 0
+        for index in range(4 if letters else 1):
+            try:
+                left = _gold_value(evaluate.numeric, gold, index, modes)
+                right = evaluate.numeric(answer, index, modes) * scale
+            except Undefined:
+                continue
+            decided += 1
+            if not close(left, right):
+                return rules.tolerant and not letters and _within(left, right, rules)
+        if decided and letters and (evaluate.contains(gold, "abs") or evaluate.contains(answer, "abs")):
+            try:
+                left = _gold_value(evaluate.numeric, gold, 4, modes, True)
+                return close(left, evaluate.numeric(answer, 4, modes, True) * scale)
+            except Undefined:
+                return True
+    return True if decided else context.symbolic(gold_text, answer_text)

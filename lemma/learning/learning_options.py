@@ -1,0 +1,63 @@
+"""What a recipe can say about an optimisation step: the optimiser, how much is computed at a time, checkpoints."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from lemma.config import Options
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class OptimOptions(Options):
+    """AdamW and its schedule."""
+
+    name: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw_8bit holds the moments in 8 bits (bitsandbytes)."""
+    lr: float = Field(1e-5, ge=0)
+    """Peak learning rate."""
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    """Decay rates of the two moments."""
+    eps: float = Field(1e-8, gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay, on matrices only."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the learning rate after the warm-up."""
+    warmup: float = Field(0.0, ge=0)
+    """Warm-up: below 1 a share of all steps, otherwise a number of steps."""
+    final_lr: float = Field(0.0, ge=0, le=1)
+    """Where linear and cosine schedules end, as a share of lr."""
+    clip: float = Field(1.0, ge=0)
+    """Largest norm of the gradient; 0 turns clipping off."""
+
+    @model_validator(mode="after")
+    def _whole_warmup(self) -> OptimOptions:
+        if self.warmup >= 1 and self.warmup != int(self.warmup):
+            raise ValueError("warmup is a share below 1 or a whole number of steps; write for example 0.1 or 30")
+        return self
+
+
+class BudgetOptions(Options):
+    """How much is computed at a time."""
+
+    token_budget: int = Field(16384, ge=16)
+    """Most tokens in one forward and backward pass. Changes speed and memory, never the gradient."""
+
+
+class BatchOptions(BudgetOptions):
+    """How much goes into one optimisation step, and how much of it is computed at a time."""
+
+    sequences: int = Field(32, ge=1)
+    """Sequences per optimisation step, over all ranks."""
+
+
+class CheckpointOptions(Options):
+    """When the whole state is saved, and what is kept."""
+
+    every: int = Field(100, ge=0)
+    """Steps between checkpoints; 0 saves at the end only."""
+    keep: int = Field(2, ge=1)
+    """How many of the newest are kept, the best one aside."""

@@ -1,0 +1,174 @@
+"""The loss of policy gradients: one formula, put together from pieces that are chosen freely.
+
+    loss = - sum w keep m gain(r, A)  +  kl sum w KL  -  entropy (mean entropy)
+
+`gain` is a surrogate (policy_surrogates.py), r the ratio current / old of a token or of a sequence, w the share of a
+token (normalise.py), m the mismatch weight (policy_mismatch.py), and `keep` leaves tokens out. Known algorithms are
+points of this space:
+
+- REINFORCE: Reinforce, and the advantages say which baseline;
+- PPO, GRPO: Clip.around(0.2), normalised by sequence; Dr. GRPO: by a constant; DAPO, BNPO: by token;
+- GSPO: Clip with tiny bounds on the ratio of a `sequence`; LUSPO: the same, normalised by the constant 1;
+- RLOO, LOOP per trajectory: Clip on the ratio of a `trajectory`;
+- CISPO: CappedWeight; SAPO: SoftGate; VESPO: GammaWeight on the ratio of a `trajectory`.
+
+What it reads of each token: `advantage`, and where they are there `old` (absent: the present policy sampled),
+`reference` (needed for a KL) and `behaviour` (the sampler's log-probability).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from lemma.core.types import Scope
+from lemma.objectives.kl import KlKind, kl_estimate
+from lemma.objectives.normalise import Normalise, token_weights
+from lemma.objectives.objective import Loss, Ratio, Terms
+from lemma.objectives.policy_mismatch import LARGEST_LOG_RATIO, MismatchWeight, mismatch, spoken
+from lemma.objectives.policy_surrogates import Clip, GammaWeight, Surrogate
+
+Level = Literal["token", "sequence", "trajectory"]
+
+
+@dataclass(frozen=True)
+class KlTerm:
+    """`weight` times an estimate of the KL to the reference.
+
+    The estimate holds for tokens of the present policy; `by_ratio` multiplies it by current / old, so that it also
+    holds for those of the old one. `limit` bounds the difference of log-probabilities.
+    """
+
+    weight: float
+    estimator: KlKind = "k3"
+    by_ratio: bool = False
+    limit: float | None = None
+
+    def __call__(self, logprobs_N: torch.Tensor, reference_N: torch.Tensor, ratio_N: torch.Tensor) -> torch.Tensor:
+        estimate_N = kl_estimate(self.estimator, logprobs_N, reference_N, ratio=ratio_N, limit=self.limit)
+        return estimate_N * ratio_N if self.by_ratio else estimate_N
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """`level` says whose ratio it is: of each `token`; of the `sequence`, as the geometric mean of its tokens' ratios;
+    or of the `trajectory`, as their product.
+
+    `top_entropy` keeps the policy's part of the loss on this share of the batch's tokens, those of highest entropy.
+    `off_policy_limit` leaves out sequences with negative advantage whose log-probability per token fell by more.
+    `watch_entropy` asks for the entropy as a metric, where nothing else does.
+    """
+
+    surrogate: Surrogate = field(default_factory=lambda: Clip.around(0.2))
+    level: Level = "token"
+    normalise: Normalise = "token"
+    constant: float = 1.0
+    kl: KlTerm | None = None
+    entropy: float = 0.0
+    mismatch: MismatchWeight | None = None
+    top_entropy: float = 1.0
+    off_policy_limit: float | None = None
+    watch_entropy: bool = False
+    name: str = "policy"
+
+    def __post_init__(self) -> None:
+        assert self.level == "trajectory" or not isinstance(self.surrogate, GammaWeight), "its w is a sequence's ratio"
+
+    @property
+    def scope(self) -> Scope:
+        if self.top_entropy < 1.0:
+            return "batch"
+        whole = self.level != "token" or self.normalise == "sequence" or self.off_policy_limit is not None
+        return "sequence" if whole or (self.mismatch and self.mismatch.level == "sequence") else "token"
+
+    @property
+    def needs_entropy(self) -> bool:
+        return self.watch_entropy or self.entropy != 0.0 or self.top_entropy < 1.0
+
+    def __call__(self, terms: Terms) -> Loss:
+        logprobs_N, advantage_N = terms.logprobs_N, terms.tokens["advantage"]
+        old_N = terms.tokens.get("old", logprobs_N.detach())
+        ratio_N = ratios(terms, old_N, self.level)
+        weight_N = token_weights(terms, self.normalise, self.constant)
+        metrics: dict[str, Ratio] = {}
+
+        policy_N = -self.surrogate.gain(ratio_N, logprobs_N, advantage_N)
+        keep_N = self._kept(terms, old_N)
+        if keep_N is not None:
+            policy_N = policy_N * keep_N
+        if self.mismatch is not None:
+            mismatch_N = self.mismatch(terms, old_N)
+            policy_N = policy_N * mismatch_N
+            metrics["mismatch/weight"] = _mean(mismatch_N)
+        value = (weight_N * policy_N).sum()
+        if self.kl is not None:
+            kl_N = self.kl(logprobs_N, terms.tokens["reference"], ratio_N)
+            value = value + self.kl.weight * (weight_N * kl_N).sum()
+            metrics["kl"] = _mean(kl_N)
+        if self.entropy != 0.0:
+            assert terms.entropy_N is not None
+            bonus_N = terms.entropy_N if self.top_entropy == 1.0 or keep_N is None else terms.entropy_N * keep_N
+            value = value - self.entropy * bonus_N.sum() / max(terms.totals.tokens, 1.0)
+        return Loss(value, metrics | self._metrics(terms, ratio_N.detach(), old_N), _maxima(terms, ratio_N, old_N))
+
+    def _kept(self, terms: Terms, old_N: torch.Tensor) -> torch.Tensor | None:
+        """1 where the policy's part of the loss stays; None where it stays everywhere."""
+        keep_N: torch.Tensor | None = None
+        if self.top_entropy < 1.0 and len(terms.logprobs_N):
+            assert terms.entropy_N is not None
+            entropy_N = terms.entropy_N.detach()
+            keep_N = entropy_N >= torch.quantile(entropy_N, 1.0 - self.top_entropy)
+        if self.off_policy_limit is not None:
+            fallen_N = (spoken(terms, old_N) - terms.logprobs_N).detach()
+            fallen_B = terms.per_sequence(fallen_N) / terms.lengths_B()
+            near_N = (terms.tokens["advantage"] >= 0) | (fallen_B <= self.off_policy_limit)[terms.sequence_N]
+            keep_N = near_N if keep_N is None else keep_N & near_N
+        return keep_N
+
+    def _metrics(self, terms: Terms, ratio_N: torch.Tensor, old_N: torch.Tensor) -> dict[str, Ratio]:
+        found: dict[str, Ratio] = {"surprisal": _mean(-terms.logprobs_N)}
+        if terms.entropy_N is not None:
+            found["entropy"] = _mean(terms.entropy_N)
+        if "behaviour" in terms.tokens:
+            found["mismatch/mean"] = _mean(mismatch(terms, old_N))
+        if "old" in terms.tokens:
+            found["ratio/mean"] = _mean(ratio_N)
+            found["kl/old"] = _mean(kl_estimate("k3", old_N, terms.logprobs_N))
+            clipped = dict(self.surrogate.clipped(ratio_N, terms.tokens["advantage"]))
+            if len(clipped) == 2:
+                clipped["region"] = clipped["low"] | clipped["high"]
+            for name, clipped_N in clipped.items():
+                found[f"clip/{name}"] = self._share(terms, clipped_N.to(ratio_N.dtype))
+        if isinstance(self.surrogate, GammaWeight):
+            found["weight/mean"] = self._share(terms, self.surrogate.weight(ratio_N, terms.tokens["advantage"]))
+        return found
+
+    def _share(self, terms: Terms, values_N: torch.Tensor) -> Ratio:
+        """The mean over what has a ratio of its own: tokens, or sequences."""
+        if self.level == "token":
+            return _mean(values_N)
+        return (terms.per_sequence(values_N) / terms.lengths_B()).sum(), float(terms.sequences)
+
+
+def ratios(terms: Terms, old_N: torch.Tensor, level: Level) -> torch.Tensor:
+    """current / old for each token (N,), differentiable; at the other levels, that of the token's sequence."""
+    log_N = terms.logprobs_N - old_N
+    if level != "token":
+        log_B = terms.per_sequence(log_N)
+        log_N = (log_B / terms.lengths_B() if level == "sequence" else log_B)[terms.sequence_N]
+    return log_N.clamp(max=LARGEST_LOG_RATIO).exp()
+
+
+def _mean(values_N: torch.Tensor) -> Ratio:
+    return values_N.detach().sum(), float(len(values_N))
+
+
+def _maxima(terms: Terms, ratio_N: torch.Tensor, old_N: torch.Tensor) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    if len(ratio_N) and "old" in terms.tokens:
+        found["ratio/max"] = ratio_N.detach().max()
+    if len(ratio_N) and "behaviour" in terms.tokens:
+        found["mismatch/max"] = mismatch(terms, old_N).max()
+    return found

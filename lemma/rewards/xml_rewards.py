@@ -1,0 +1,105 @@
+"""The five graded rewards of GRPO on GSM8K with XML tags: correctness, integer, strict and soft format, tag count."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar, Literal
+
+from lemma.rewards.reward import Reward, RewardInput
+
+_STRICT = r"^<reasoning>\n.*?\n</reasoning>\n<answer>\n.*?\n</answer>\n$"
+_SOFT = r"<reasoning>.*?</reasoning>\s*<answer>.*?</answer>"
+
+
+def xml_answer(text: str) -> str:
+    """What is after the last opening and before the next closing answer tag; the whole text without tags."""
+    return text.split("<answer>")[-1].split("</answer>")[0].strip()
+
+
+class Correctness(Reward):
+    """A right answer, 2 points."""
+
+    name: Literal["correctness"] = "correctness"
+    """Which reward."""
+    right: float = 2.0
+    """Value of a right answer."""
+    compat: bool = False
+    """Compare as strings, as the original does: 1,234 is then not 1234."""
+
+    needs_verdict: ClassVar[bool] = True
+
+    def score(self, item: RewardInput) -> float | None:
+        if self.compat:
+            return self.right * (xml_answer(item.completion) == item.problem.gold)
+        return self.right * item.verdict.right if item.verdict.known else None
+
+
+class Integer(Reward):
+    """The answer is written with digits only."""
+
+    name: Literal["integer"] = "integer"
+    """Which reward."""
+    value: float = 0.5
+    """Value of an answer of digits."""
+
+    def score(self, item: RewardInput) -> float | None:
+        return self.value * xml_answer(item.completion).isdigit()
+
+
+class StrictFormat(Reward):
+    """Every tag on a line of its own, nothing before, between or after."""
+
+    name: Literal["strict_format"] = "strict_format"
+    """Which reward."""
+    value: float = 0.5
+    """Value of a kept format."""
+    compat: bool = False
+    """Let a dot match within one line only, as many copies of the original do."""
+
+    def score(self, item: RewardInput) -> float | None:
+        return self.value * (re.match(_STRICT, item.completion, 0 if self.compat else re.DOTALL) is not None)
+
+
+class SoftFormat(Reward):
+    """Both pairs of tags from the start of the text, with any white space between them."""
+
+    name: Literal["soft_format"] = "soft_format"
+    """Which reward."""
+    value: float = 0.5
+    """Value of a kept format."""
+    compat: bool = False
+    """Let a dot match within one line only, as many copies of the original do."""
+
+    def score(self, item: RewardInput) -> float | None:
+        return self.value * (re.match(_SOFT, item.completion, 0 if self.compat else re.DOTALL) is not None)
+
+
+class TagCount(Reward):
+    """An eighth for each of four tags that occurs exactly once on its line, less a little for text after the end."""
+
+    name: Literal["tag_count"] = "tag_count"
+    """Which reward."""
+    value: float = 0.125
+    """Value of each tag."""
+    penalty: float = 0.001
+    """Taken off twice for each character after the closing tag."""
+    compat: bool = False
+    """Take off the length of the whole text where the final newline is missing, as the original does."""
+
+    def score(self, item: RewardInput) -> float | None:
+        text, total = item.completion, 0.0
+        total += self.value * (text.count("<reasoning>\n") == 1)
+        total += self.value * (text.count("\n</reasoning>\n") == 1)
+        if text.count("\n<answer>\n") == 1:
+            total += self.value - self.penalty * self._after(text, "\n</answer>\n")
+        if text.count("\n</answer>") == 1:
+            total += self.value - self.penalty * (self._after(text, "\n</answer>") - 1)
+        return total
+
+    def _after(self, text: str, tag: str) -> int:
+        """Characters after the last such tag; the second call's final newline is forgiven by its caller."""
+        if self.compat or tag in text:
+            length = len(text.split(tag)[-1])
+            return length if self.compat or tag.endswith("\n") or length else 1
+        after = text.rpartition("\n</answer>")
+        return len(after[2]) if after[1] else 0

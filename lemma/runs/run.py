@@ -1,0 +1,152 @@
+"""A run: its stages in order, each starting from the model of an earlier one, resumed where they were left."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from lemma.core.errors import UserError, nearest
+from lemma.core.events import Said, Sink
+from lemma.formats import Format
+from lemma.learning.divergence import Diverged
+from lemma.models.load_model import pick_device
+from lemma.models.model_options import ModelOptions
+from lemma.models.places import TINY, resolve
+from lemma.runs.inputs import check_inputs
+from lemma.runs.run_folder import RunFolder
+from lemma.runs.run_options import RunOptions, StageOptions, stage_before
+from lemma.runs.stage import Stage, Stopped, StopSignal
+
+
+class RecipeLike(Protocol):
+    """What a run needs of a recipe, which lives above this room."""
+
+    @property
+    def run(self) -> RunOptions: ...
+    @property
+    def model(self) -> ModelOptions: ...
+    @property
+    def format(self) -> Format: ...
+    @property
+    def stages(self) -> Mapping[str, StageOptions]: ...
+    def to_yaml(self) -> str: ...
+    def digest(self) -> str: ...
+    def model_dump(self, *, mode: str) -> dict[str, Any]: ...
+
+
+def train(
+    recipe: RecipeLike, *, skip: Sequence[str] = (), only: Sequence[str] = (), fresh: bool = False, sink: Sink
+) -> int:
+    """Run every stage that is not done yet. The exit code: 0 when finished or stopped in good order."""
+    skipped = stages_to_skip(recipe, skip, only)
+    there = RunFolder(Path(recipe.run.dir), only_read=True)
+    check_inputs(recipe.stages, [n for n in recipe.stages if n not in skipped and (fresh or not there.is_done(n))])
+    device = pick_device(recipe.run.device)
+    if recipe.model.path != TINY:
+        resolve(recipe.model.path)
+    folder = RunFolder(there.path)
+    try:
+        threads = recipe.run.threads or torch.get_num_threads()
+        anew = [name for name in recipe.stages if name not in skipped] if fresh else []
+        _check_heirs(recipe.stages, anew, folder)
+        torch.set_num_threads(folder.begin(recipe.to_yaml(), recipe.digest(), threads, fresh=anew))
+        _determinism(recipe.run, device, sink)
+        with StopSignal().listening() as stop:
+            return _run_stages(recipe, skipped, folder, device, sink, stop)
+    except UserError:
+        folder.put_back()
+        raise
+    finally:
+        folder.close()
+
+
+def stages_to_skip(recipe: RecipeLike, skip: Sequence[str], only: Sequence[str]) -> set[str]:
+    for name in [*skip, *only]:
+        if name not in recipe.stages:
+            raise UserError(f"the recipe has no stage '{name}'", fix=nearest(name, recipe.stages))
+    return {name for name in recipe.stages if name in skip or (only and name not in only)}
+
+
+def _check_heirs(stages: Mapping[str, StageOptions], anew: Sequence[str], folder: RunFolder) -> None:
+    """Refuse to start a stage anew and keep one that went on from it: its model would come from nowhere."""
+    lost = set(anew)
+    for name in stages:
+        before = stage_before(stages, name)
+        if before in lost and name not in lost and folder.has_work(name):
+            raise UserError(
+                f"stage {name} went on from {before}, which --fresh would start anew",
+                fix=f"start {name} anew as well: --only {before} --only {name}",
+            )
+
+
+def _run_stages(
+    recipe: RecipeLike, skipped: set[str], folder: RunFolder, device: torch.device, sink: Sink, stop: StopSignal
+) -> int:
+    wanted = [name for name in recipe.stages if name not in skipped]
+    for name in wanted:
+        before = stage_before(recipe.stages, name)
+        if before in skipped and not folder.is_done(name):
+            _check_skipped(folder, before)
+    for number, name in enumerate(wanted):
+        options, before = recipe.stages[name], stage_before(recipe.stages, name)
+        if folder.is_done(name):
+            sink(Said(f"{name}: done already"))
+        else:
+            stage = Stage(
+                name,
+                options,
+                recipe.model,
+                folder,
+                sink,
+                stop,
+                seed=recipe.run.seed,
+                device=device,
+                start_from=folder.checked_model(before) if before else None,
+                earlier=list(recipe.stages)[: list(recipe.stages).index(name)],
+                recipe=recipe.model_dump(mode="json"),
+            )
+            try:
+                options.run(stage, recipe.format)
+            except Stopped:
+                sink(Said(f"{name}: stopped after saving; the same command goes on from here"))
+                return 0
+            except Diverged as error:
+                raise stage.explain(error) from error
+            finally:
+                stage.store.settle()
+            _hand_memory_back(device)
+            if stop.asked and wanted[number + 1 :]:
+                sink(Said(f"{name}: done; stopped before the next stage; the same command goes on from here"))
+                return 0
+    if wanted:
+        sink(Said(f"the model is in {folder.final_model(wanted[-1])}"))
+    return 0
+
+
+def _check_skipped(folder: RunFolder, name: str) -> None:
+    if folder.final_model(name) is None:
+        raise UserError(
+            f"stage {name} is skipped, but {folder.stage(name) / 'final'} holds no model to go on from",
+            fix="run that stage first",
+        )
+
+
+def _determinism(run: RunOptions, device: torch.device, sink: Sink) -> None:
+    if device.type == "cpu":
+        return
+    if run.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    else:
+        sink(Said("not bit-exact: on a GPU write `run.deterministic: true` for runs that repeat to the last bit"))
+
+
+def _hand_memory_back(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,268 @@
+"""The folder of a run: what it is a run of, its metrics, its stages. Everything on disk is named here.
+
+recipe.yaml                the resolved recipe
+run.json                   digest of the recipe, threads, versions
+run.log, tensorboard/      what was said and measured, for people
+metrics.jsonl              one row per step and axis
+stages/NAME/checkpoints/   whole states to go on from
+stages/NAME/final/         the finished model; stages/NAME/done.json is written after it
+.earlier/                  what a fresh start set aside, until a stage has begun
+.doomed-N                  what is being deleted
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+import os
+import platform
+import shutil
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from lemma.core.errors import UserError
+from lemma.core.faults import fault_point
+from lemma.core.files import JsonLines, sync_folder, write_whole
+from lemma.core.leaves import leaves
+from lemma.learning.manifest import find_damage, fingerprints
+
+OWN_FILES = ("recipe.yaml", "run.json", "run.log", "metrics.jsonl", "results.md", "wandb_run_id")
+OWN_FOLDERS = ("stages", "tensorboard", "wandb", "journal", "evaluations")
+# In `.earlier`: the names that were set aside, written before the first of them moves.
+NAMES = "names.json"
+DOOMED = ".doomed-"
+
+
+class RunFolder:
+    """Opens or creates the folder; holds a lock so that two processes never write to one run.
+
+    A fresh start sets the earlier run aside and removes it only when a stage has really begun: a start that fails
+    (wrong path, missing model) puts it back, and opening the folder does where a process died before that.
+    """
+
+    def __init__(self, path: Path, *, only_read: bool = False):
+        self.path = path
+        self.metrics: JsonLines | None = None
+        self._lock: IO[str] | None = None
+        self._aside = path / ".earlier"
+        if not only_read:
+            self._take_lock()
+            self._remove_doomed()
+            self.put_back()
+
+    def _take_lock(self) -> None:
+        path = self.path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = open(path / ".lock", "w")
+        except OSError as error:
+            raise UserError(
+                f"the run folder {path} cannot be written ({error.strerror})", fix="set run.dir to a folder of yours"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(
+                f"another process is working in {path}", fix="wait for it, or give this run another run.dir"
+            ) from error
+
+    def begin(self, recipe_yaml: str, digest: str, threads: int, *, fresh: Collection[str]) -> int:
+        """Start the run or go on with it; the number of threads to use (recorded at the first start).
+
+        `fresh` names the stages to start anew; all of them mean a new run.
+        """
+        if fresh and (self.path / "run.json").exists():
+            self._set_aside(fresh)
+        facts = self.facts()
+        if facts is not None and facts["digest"] != digest and not self._has_begun():
+            self.put_back()
+            self._set_aside(())
+            facts = None
+        if facts is not None and facts["digest"] != digest:
+            raise UserError(
+                f"{self.path} holds a run of another recipe{self._difference(recipe_yaml)}",
+                fix="change run.dir, restore the recipe, or start anew with --fresh"
+                + (" and all of its stages" if fresh else ""),
+            )
+        if facts is None:
+            self._check_own_recipe(recipe_yaml)
+            facts = {"digest": digest, "threads": threads, "created": time.strftime("%Y-%m-%dT%H:%M:%S"), **_versions()}
+            fault_point("folder.before_identity")
+            write_whole(self.path / "run.json", json.dumps(facts, indent=1))
+        fault_point("folder.before_recipe")
+        if not (self.path / "recipe.yaml").exists():
+            write_whole(self.path / "recipe.yaml", recipe_yaml)
+        self.metrics = JsonLines(self.path / "metrics.jsonl")
+        return int(facts["threads"])
+
+    def _check_own_recipe(self, recipe_yaml: str) -> None:
+        """Refuse to overwrite somebody's recipe in a folder that is no run yet."""
+        path = self.path / "recipe.yaml"
+        if path.exists() and not (path.is_file() and path.read_bytes() == recipe_yaml.encode()):
+            raise UserError(f"{path} would be overwritten by the run's own copy", fix="set run.dir to another folder")
+
+    def facts(self) -> dict[str, Any] | None:
+        path = self.path / "run.json"
+        if not path.is_file():
+            return None
+        try:
+            facts = json.loads(path.read_text())
+        except ValueError:
+            facts = None
+        if not isinstance(facts, dict) or not {"digest", "threads"} <= facts.keys():
+            raise UserError(f"{path} is broken", fix="start anew with --fresh, or change run.dir")
+        return facts
+
+    def has_work(self, name: str) -> bool:
+        """Whether this stage has learnt anything yet."""
+        return any((self.stage(name) / "checkpoints").glob("step-*")) or self.is_done(name)
+
+    def _has_begun(self) -> bool:
+        """Whether anything was learnt here that a start under another recipe would lose."""
+        stages = self.path / "stages"
+        return any(stages.glob("*/checkpoints/step-*")) or any(stages.glob("*/done.json"))
+
+    def _set_aside(self, fresh: Collection[str]) -> None:
+        """Move what an earlier run wrote out of the way: the whole run, or some of its stages."""
+        stages = self.path / "stages"
+        others = {p.name for p in stages.glob("*")} - set(fresh) if fresh else set()
+        names = [f"stages/{name}" for name in fresh] if others else [*OWN_FILES, *OWN_FOLDERS]
+        there = [name for name in names if (self.path / name).exists()]
+        write_whole(self._aside / NAMES, json.dumps({"whole": not others, "names": there}))
+        for name in there:
+            (self._aside / name).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(self.path / name, self._aside / name)
+            fault_point("folder.set_aside")
+
+    def put_back(self) -> None:
+        """Undo a fresh start that came to nothing. Dying in the middle of this leaves something to do it again from."""
+        if not (self._aside / NAMES).is_file():  # nothing was moved yet
+            self._doom(self._aside)
+            return
+        aside = json.loads((self._aside / NAMES).read_text())
+        new = [*OWN_FILES, *OWN_FOLDERS] if aside["whole"] else []
+        for name in [*new, *aside["names"]]:
+            kept, target = self._aside / name, self.path / name
+            if kept.exists() or name not in aside["names"]:
+                self._doom(target)
+            if kept.exists():
+                target.parent.mkdir(exist_ok=True)
+                os.replace(kept, target)
+                fault_point("folder.put_back")
+        self._doom(self._aside)
+
+    def stage_began(self) -> None:
+        """From now on there is something to lose here, and what was set aside is gone."""
+        self._doom(self._aside)
+
+    def _doom(self, path: Path) -> None:
+        """Delete a file or a folder; dying in the middle never leaves a part of it under its name."""
+        if path.exists():
+            numbers = itertools.count()
+            os.replace(path, next(free for n in numbers if not (free := self.path / f"{DOOMED}{n}").exists()))
+            sync_folder(self.path)
+            fault_point("folder.doomed")
+            self._remove_doomed()
+
+    def _remove_doomed(self) -> None:
+        """What some file systems keep while it is open stays until a later start."""
+        for doomed in self.path.glob(f"{DOOMED}*"):
+            for path in [*sorted(doomed.iterdir()), doomed] if _is_folder(doomed) else [doomed]:
+                shutil.rmtree(path, ignore_errors=True) if _is_folder(path) else path.unlink()
+                fault_point("folder.deleting")
+
+    def _difference(self, recipe_yaml: str) -> str:
+        """Which key differs first from the recipe of the run, as `: key was X, is Y`."""
+        try:
+            before = yaml.safe_load((self.path / "recipe.yaml").read_text())
+        except (OSError, yaml.YAMLError):
+            return ""
+        was, now = leaves(before), leaves(yaml.safe_load(recipe_yaml))
+        for key in [*now, *was]:
+            if key != "run.dir" and was.get(key) != now.get(key):
+                return f" ({key} was {was.get(key, 'not there')}, is {now.get(key, 'not there')})"
+        return ""
+
+    def stage(self, name: str) -> Path:
+        return self.path / "stages" / name
+
+    def forget_after(self, stage: str, step: int) -> None:
+        """Drop the rows of a stage's later steps, which a run that was killed wrote and this one will write again."""
+        assert self.metrics is not None
+        lines = self.metrics.path.read_bytes().splitlines(keepends=True)
+        rows = [json.loads(line) for line in lines]
+        void = [row["stage"] == stage and row["step"] > step for row in rows]
+        first = void.index(True) if True in void else len(void)
+        if all(void[first:]):
+            self.metrics.truncate(sum(map(len, lines[:first])))
+        else:  # another stage wrote in between
+            self.metrics.close()
+            write_whole(self.metrics.path, b"".join(line for line, gone in zip(lines, void, strict=True) if not gone))
+            self.metrics = JsonLines(self.metrics.path)
+
+    def finish_stage(self, name: str, partial: Path, summary: Mapping[str, Any]) -> None:
+        """Make a finished model visible under its final name, then mark the stage as done."""
+        for path in partial.rglob("*"):
+            if path.is_file():
+                with open(path, "rb") as handle:
+                    os.fsync(handle.fileno())
+        done, final = self.stage(name) / "done.json", self.stage(name) / "final"
+        content = json.dumps({**summary, "files": fingerprints(partial)}, indent=1)
+        done.unlink(missing_ok=True)
+        if final.exists():
+            shutil.rmtree(final)
+        os.replace(partial, final)
+        write_whole(done, content)
+
+    def is_done(self, name: str) -> bool:
+        return (self.stage(name) / "done.json").is_file() and self.final_model(name) is not None
+
+    def final_model(self, name: str) -> Path | None:
+        """The finished model of a stage, merged where it was trained as an adapter."""
+        final = self.stage(name) / "final"
+        for place in (final / "merged", final):
+            if (place / "config.json").is_file():
+                return place
+        return None
+
+    def checked_model(self, name: str) -> Path | None:
+        """The same, after looking whether every byte of it is what the stage wrote."""
+        place, done = self.final_model(name), self.stage(name) / "done.json"
+        if place is None:
+            return None
+        try:
+            files = {
+                self.stage(name) / "final" / file: mark for file, mark in json.loads(done.read_text())["files"].items()
+            }
+            used = {str(path.relative_to(place)): mark for path, mark in files.items() if path.is_relative_to(place)}
+            damage = find_damage(place, used) if used else "done.json names no files"
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            damage = "done.json does not say what was written"
+        if damage is not None:
+            raise UserError(
+                f"the model of stage {name} in {place} is damaged: {damage}",
+                fix=f"remove {done} and train again: the stage writes its model anew from its last checkpoint",
+            )
+        return place
+
+    def close(self) -> None:
+        if self.metrics is not None:
+            self.metrics.close()
+        if self._lock is not None:
+            self._lock.close()
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _versions() -> dict[str, str]:
+    import torch
+    import transformers
+
+    return {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}

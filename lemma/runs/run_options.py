@@ -1,0 +1,81 @@
+"""What a recipe can say about a run, and about any stage of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, field_validator
+
+from lemma.config import Options
+from lemma.evaluation.eval_options import EvalOptions
+from lemma.learning.learning_options import BudgetOptions, CheckpointOptions, OptimOptions
+
+if TYPE_CHECKING:
+    from lemma.formats import Format
+    from lemma.runs.stage import Stage
+
+
+# Of a file or folder, on every file system in use, with room for what is written beside it.
+LONGEST_NAME = 200
+
+
+class RunOptions(Options):
+    """Where a run lives and what makes it repeatable."""
+
+    dir: str = Field("runs/run", min_length=1)
+    """Folder of everything the run writes: recipe, log, metrics, checkpoints, models."""
+    seed: int = Field(0, ge=0)
+    """Seed of every named random stream."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute; auto takes a GPU where there is one."""
+    threads: int | None = Field(None, ge=1, le=1024)
+    """CPU threads. Recorded at the first start and kept when the run goes on, because results depend on it."""
+    deterministic: bool = False
+    """On a GPU: bit-equal results at some cost in speed. A CPU run is always bit-equal."""
+    tensorboard: bool = True
+    """Write TensorBoard event files."""
+    wandb: str | None = None
+    """Name of a Weights & Biases project to log to; honours WANDB_MODE=offline."""
+
+    @field_validator("dir")
+    @classmethod
+    def _is_a_path(cls, path: str) -> str:
+        """`~` is the home folder, as in a shell."""
+        if "\0" in path:
+            raise ValueError("a path cannot hold a character of value 0")
+        if any(len(part.encode()) > LONGEST_NAME for part in Path(path).parts):
+            raise ValueError(f"a folder's name has at most {LONGEST_NAME} bytes")
+        return str(Path(path).expanduser()) if path.startswith("~") else path
+
+
+class StageOptions(Options):
+    """What every kind of stage has."""
+
+    kind: str
+    """What the stage does: supervised, preference or rl."""
+    start_from: str | None = None
+    """Name of an earlier stage whose final model this one starts from. Default: the stage before, or the recipe's model
+    for the first one."""
+    optim: OptimOptions = OptimOptions()
+    """The optimiser."""
+    batch: BudgetOptions = BudgetOptions()
+    """Batch sizes."""
+    checkpoint: CheckpointOptions = CheckpointOptions()
+    """Checkpoints."""
+    eval: EvalOptions = EvalOptions()
+    """Benchmarks before, during and after the stage."""
+    log_every: int = Field(1, ge=1)
+    """Steps between rows of metrics."""
+
+    def run(self, stage: Stage, fmt: Format) -> None:
+        """The loop of this kind of stage, imported when it is needed."""
+        raise NotImplementedError
+
+
+def stage_before(stages: Mapping[str, StageOptions], name: str) -> str | None:
+    """The stage whose model stage `name` starts from; None where that is the recipe's model."""
+    names = list(stages)
+    earlier = names[: names.index(name)]
+    return stages[name].start_from or (earlier[-1] if earlier else None)

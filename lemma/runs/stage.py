@@ -1,0 +1,273 @@
+"""What every stage needs beside its loop: resuming, measuring, saving, stopping in good order, and its final model."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError
+
+from lemma.core.errors import UserError
+from lemma.core.events import Axis, Event, Measured, Progressed, Said, Sink, StageEnded, StageStarted
+from lemma.core.faults import fault_point
+from lemma.learning.checkpoint import CheckpointStore
+from lemma.learning.divergence import Diverged, check_speaks, check_written
+from lemma.learning.learner import Learner
+from lemma.models.model_options import ModelOptions
+from lemma.models.policy import Policy
+from lemma.runs.run_folder import RunFolder
+from lemma.runs.run_options import StageOptions
+
+# Between the name of a kept part and the name of its tensor in a checkpoint; the learner's own have no part.
+PART = "//"
+
+
+class Stopped(Exception):
+    """The run was asked to stop, has finished its step and saved."""
+
+
+class StopSignal:
+    """SIGTERM and Ctrl-C ask for a stop at the end of the step; a second Ctrl-C stops at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    @contextmanager
+    def listening(self) -> Iterator[StopSignal]:
+        try:
+            before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        except ValueError:  # only the main thread hears signals
+            before = {}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
+        if sys.__stderr__ is not None:  # otherwise 2 may be the number of any file
+            with suppress(OSError):  # nobody reads it any more
+                os.write(2, b"\nlemma: finishing this step, then saving; Ctrl-C again stops at once\n")
+
+
+class Kept(Protocol):
+    """What a stage saves beside its learner: a controller, a critic, a place in the data. Tensors may be empty."""
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]: ...
+    def load(self, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any]) -> None: ...
+
+
+@dataclass
+class Clock:
+    """Where the time went since the last reading, by name, and how many tokens were learnt from and sampled in it."""
+
+    spent: dict[str, float] = field(default_factory=dict)
+    started: float = field(default_factory=time.perf_counter)
+    tokens: int = 0
+    sampled: int = 0
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - begin
+
+    def move(self, source: str, target: str, seconds: float) -> None:
+        """Count this much of one part's time as another's."""
+        self.spent[source] = self.spent.get(source, 0.0) - seconds
+        self.spent[target] = self.spent.get(target, 0.0) + seconds
+
+    def read(self) -> dict[str, float]:
+        """Seconds of each part and of the whole since the last reading; starts again at zero."""
+        now = time.perf_counter()
+        result = {"seconds": now - self.started, **{f"{name}_seconds": value for name, value in self.spent.items()}}
+        self.spent, self.started, self.tokens, self.sampled = {}, now, 0, 0
+        return result
+
+
+class Stage:
+    """One stage of a run, as its loop sees it."""
+
+    def __init__(
+        self,
+        name: str,
+        options: StageOptions,
+        model: ModelOptions,
+        folder: RunFolder,
+        sink: Sink,
+        stop: StopSignal,
+        *,
+        seed: int,
+        device: torch.device,
+        start_from: Path | None,
+        earlier: Sequence[str],
+        recipe: Mapping[str, Any],
+    ):
+        self.name, self.options, self.model, self.folder = name, options, model, folder
+        self.seed, self.device, self.start_from = seed, device, start_from
+        # The names of the stages before this one, in the order of the recipe.
+        self.earlier = earlier
+        self.clock = Clock()
+        self._sink, self._stop, self._recipe = sink, stop, recipe
+        self.store = CheckpointStore(folder.stage(name) / "checkpoints", options.checkpoint.keep, self.warn)
+        self.best_score = math.inf
+        # A digest of what the stage learns from; a run that goes on must find the same.
+        self.data = ""
+        self._kept: dict[str, Kept] = {}
+        # The step after which rows of metrics are void; None once they are forgotten.
+        self._forget_after: int | None = None
+        # A checkpoint was due while updates were skipped.
+        self._is_owed = False
+
+    # --- telling -----------------------------------------------------------------------------------------------
+
+    def emit(self, event: Event) -> None:
+        self._sink(event)
+
+    def say(self, text: str) -> None:
+        self.emit(Said(text))
+
+    def warn(self, text: str) -> None:
+        self.emit(Said(text, "warning"))
+
+    def progress(self, done: int, total: int, note: str = "") -> None:
+        self.emit(Progressed(self.name, done, total, note))
+
+    def measure(
+        self, step: int, axis: Axis, values: Mapping[str, float], timings: Mapping[str, float], held_by: str = ""
+    ) -> None:
+        """Write a row of metrics and tell everybody. Timings stand apart: only they, and the name of what held the step
+        back, differ between repetitions."""
+        self._begin()
+        assert self.folder.metrics is not None
+        apart = {**timings, "held_by": held_by} if held_by else dict(timings)
+        self.folder.metrics.append({"stage": self.name, "step": step, "axis": axis, **values, "timings": apart})
+        self.emit(Measured(self.name, step, axis, values, timings, held_by))
+
+    # --- going on ----------------------------------------------------------------------------------------------
+
+    def keep(self, name: str, part: Kept) -> None:
+        """Save this part in every checkpoint, and load it when the stage goes on."""
+        self._kept[name] = part
+
+    def resume(self, learner: Learner, total: int) -> int:
+        """Load the newest checkpoint, if any, and forget what was written after it. The step to go on from."""
+        checkpoint = self.store.newest()
+        if checkpoint is not None:
+            if checkpoint.state["data"] != self.data:
+                raise UserError(
+                    f"the data of stage {self.name} are not those it was trained on until step {checkpoint.step}",
+                    fix="restore them, or start anew with --fresh",
+                )
+            learner.load(_of_part("", checkpoint.tensors), checkpoint.state["learner"])
+            for name, part in self._kept.items():
+                part.load(_of_part(f"{name}{PART}", checkpoint.tensors), checkpoint.state["kept"][name])
+            best = checkpoint.state["best"]
+            self.best_score = math.inf if best is None else best["score"]
+        step = 0 if checkpoint is None else checkpoint.step
+        self._forget_after = -1 if checkpoint is None else step
+        self.emit(StageStarted(self.name, step, total, resumed=checkpoint is not None, recipe=self._recipe))
+        self.clock = Clock()
+        return step
+
+    def _begin(self) -> None:
+        """Now that there is something to show, forget what was written after the checkpoint, and an earlier run that a
+        fresh start set aside: a start that fails before has changed nothing."""
+        if self._forget_after is not None:
+            self.folder.stage_began()  # first: until then an earlier run, with all of its rows, may be put back
+            self.folder.forget_after(self.name, self._forget_after)
+            self._forget_after = None
+
+    def is_due(self, every: int, step: int, total: int) -> bool:
+        """Every so many steps, and always at the last one."""
+        return step == total or (every > 0 and step % every == 0)
+
+    def save_if_due(self, learner: Learner, step: int, total: int, is_best: bool = False) -> None:
+        """Save on schedule, at the end and when the score is the best so far; stop where that was asked for.
+
+        While updates are skipped the weights may be spoilt: the schedule waits, and no earlier checkpoint is removed.
+        """
+        self._begin()
+        self.store.check()
+        asked = self._stop.asked
+        due = self._is_owed or self.is_due(self.options.checkpoint.every, step, total)
+        learners = [learner, *(part for part in self._kept.values() if isinstance(part, Learner))]
+        healthy = not any(one.skipped for one in learners)
+        self._is_owed = due and not healthy
+        if is_best or asked or (due and healthy):
+            with self.clock.measure("checkpoint"):
+                self.save(learner, step, prune=healthy)
+        fault_point("stage.step_end")
+        if asked and step < total:
+            self.store.wait()
+            raise Stopped
+
+    def save(self, learner: Learner, step: int, *, prune: bool = True) -> None:
+        assert self.folder.metrics is not None
+        self.folder.metrics.sync()
+        tensors, state = learner.state()
+        kept: dict[str, Any] = {}
+        for name, part in self._kept.items():
+            own, kept[name] = part.state()
+            tensors |= {f"{name}{PART}{key}": tensor for key, tensor in own.items()}
+        self.store.save(step, tensors, {"learner": state, "data": self.data, "kept": kept}, prune=prune)
+
+    def note_score(self, step: int, score: float) -> bool:
+        """Remember a validation score (lower is better); whether it is the best so far."""
+        if not score < self.best_score:
+            return False
+        self.best_score = score
+        self.store.mark_best(step, score)
+        return True
+
+    def finish(self, policy: Policy, step: int, summary: Mapping[str, Any]) -> None:
+        """Write the final model, whole, and mark the stage as done."""
+        self._begin()
+        self.store.wait()
+        partial = self.folder.stage(self.name) / ".final.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        check_speaks(policy)
+        try:
+            policy.save(partial)
+            check_written(partial)
+        except (OSError, SafetensorError) as error:
+            raise UserError(
+                f"the model of stage {self.name} could not be written ({error}); its checkpoints are intact",
+                fix="make room there and start the same command again",
+            ) from error
+        fault_point("stage.before_final_rename")
+        self.folder.finish_stage(self.name, partial, {"step": step, **summary})
+        self.emit(StageEnded(self.name, step, summary))
+
+    def explain(self, error: Diverged) -> UserError:
+        """What to do about a divergence, and what is left of the stage."""
+        self.store.settle()
+        last = max(self.store.steps(), default=None)
+        left = "there is no checkpoint" if last is None else f"the last checkpoint before that is of step {last}"
+        critic = f" and stages.{self.name}.algorithm.value_lr" if "critic" in self._kept else ""
+        return UserError(
+            f"stage {self.name} diverged: {error.problem}; {left}",
+            fix=f"lower stages.{self.name}.optim.lr (it is {self.options.optim.lr:g}){critic}, or warm up longer, "
+            "and start anew with --fresh",
+        )
+
+
+def _of_part(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of one part of a checkpoint, under their own names."""
+    if prefix:
+        return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return {name: tensor for name, tensor in tensors.items() if PART not in name}

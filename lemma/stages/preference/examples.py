@@ -1,0 +1,290 @@
+"""What the preference stage learns from: prompts with responses as ids, from data, from a journal, or built in."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lemma.core.errors import UserError
+from lemma.core.random import permutation
+from lemma.core.types import Demonstration, Judged, Message, Problem, Trajectory
+from lemma.data.arithmetic import mistaken
+from lemma.data.data_options import JOURNAL, DataOptions, journal_place
+from lemma.data.load_rows import (
+    filter_by_length,
+    judgements,
+    load_demonstrations,
+    load_judged,
+    load_preferences,
+    row_of,
+    split_share,
+    take,
+)
+from lemma.data.rows import Row
+from lemma.data.sources import ARITHMETIC
+from lemma.data.vary import origin_of
+from lemma.formats import Format
+from lemma.formats.encode import encode_demonstration
+from lemma.rollouts.journal import read_samples
+from lemma.rollouts.sample import Sample
+from lemma.runs.stage import Stage
+from lemma.stages.preference.preference_options import JournalOptions, PreferenceOptions
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """A prompt with a chosen and a rejected response, or with one response that is wanted (+1) or not (-1)."""
+
+    prompt: np.ndarray
+    responses: tuple[np.ndarray, ...]
+    signs: tuple[int, ...]
+    problem_id: str = ""
+
+    @property
+    def longest(self) -> int:
+        return len(self.prompt) + max(len(response) for response in self.responses)
+
+    def single(self) -> list[Example]:
+        """Each response alone."""
+        both = zip(self.responses, self.signs, strict=True)
+        return [Example(self.prompt, (response,), (sign,), self.problem_id) for response, sign in both]
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which examples make up which step: a function of the step alone.
+
+    The last step of an epoch takes what is left; where that is less than `fewest`, it joins the step before.
+    """
+
+    count: int
+    per_step: int
+    seed: int
+    name: str
+    shuffle: bool
+    fewest: int = 1
+
+    @property
+    def steps_per_epoch(self) -> int:
+        whole, left = divmod(self.count, self.per_step)
+        return max(1, whole + (left >= self.fewest))
+
+    def total_steps(self, options: PreferenceOptions) -> int:
+        if options.steps is not None:
+            return options.steps
+        return max(1, round((options.epochs or 1.0) * self.steps_per_epoch))
+
+    def batch(self, index: int) -> list[int]:
+        """The examples of step number `index`, counted from 0."""
+        epoch, place = divmod(index, self.steps_per_epoch)
+        order = np.arange(self.count)
+        if self.shuffle:
+            order = permutation(self.count, self.seed, self.name, "order", epoch)
+        end = self.count if place == self.steps_per_epoch - 1 else (place + 1) * self.per_step
+        return order[place * self.per_step : end].tolist()
+
+
+def prepare(
+    stage: Stage, options: PreferenceOptions, fmt: Format, tokenizer: Any, limit: int
+) -> tuple[list[Example], list[Example]]:
+    """Examples as token ids of at most `limit` tokens: what is learnt and what is held out."""
+    found = _short_prompts(stage, options, options.data, fmt, tokenizer)
+    held_out: list[Example] = []
+    if options.validation.data is not None:
+        held_out = _short_prompts(stage, options, options.validation.data, fmt, tokenizer)
+    elif options.validation.share:
+        found, held_out = split_share(found, options.validation.share, stage.seed, stage.name, identity=_asked(found))
+    return _within(limit, found, stage), _within(limit, held_out[: options.validation.count], stage)
+
+
+def _asked(examples: Sequence[Example]) -> Callable[[Example], bytes | str]:
+    """What an example asks: its prompt; for a variation, of which a journal knows the id only, what its original asks,
+    or the original's id where it is not there."""
+    prompts = {example.problem_id: example.prompt.tobytes() for example in examples}
+
+    def identity(example: Example) -> bytes | str:
+        origin = origin_of(example.problem_id)
+        return example.prompt.tobytes() if origin == example.problem_id else prompts.get(origin, origin)
+
+    return identity
+
+
+def digest(examples: Sequence[Example]) -> str:
+    """A name for these ids and what is said of them, in this order."""
+    whole = hashlib.blake2b(digest_size=16)
+    for example in examples:
+        for ids, sign in zip((example.prompt, *example.responses), (0, *example.signs), strict=True):
+            whole.update(len(ids).to_bytes(8, "little") + ids.tobytes() + bytes([sign + 1]))
+    return whole.hexdigest()
+
+
+def _short_prompts(
+    stage: Stage, options: PreferenceOptions, data: DataOptions, fmt: Format, tokenizer: Any
+) -> list[Example]:
+    """The examples of one source whose prompt is within the limits of its prompt_length."""
+    found = _load(stage, options, data, fmt, tokenizer)
+    return filter_by_length(found, [len(example.prompt) for example in found], data.prompt_length, stage.say)[0]
+
+
+def _load(stage: Stage, options: PreferenceOptions, data: DataOptions, fmt: Format, tokenizer: Any) -> list[Example]:
+    place = journal_place(data.source)
+    if place is not None and not data.mix:
+        found = _from_journal(stage, options, data, place)
+    elif data.source == ARITHMETIC and not data.mix:
+        found = [built_in(fmt, item, tokenizer) for item in load_demonstrations(data, stage.seed)]
+    else:
+        found = _from_rows(stage, options, data, fmt, tokenizer)
+    return found if options.algorithm.paired else [one for example in found for one in example.single()]
+
+
+def _from_journal(stage: Stage, options: PreferenceOptions, data: DataOptions, place: str) -> list[Example]:
+    """Pairs of samples: of the stages before, where no place is given."""
+    if place:
+        found = journal_pairs(Path(place).expanduser(), options.journal)
+    else:
+        found = journal_pairs(stage.folder.path, options.journal, stage.earlier)
+    kept = [pair for pair in found if not np.array_equal(pair.responses[0], pair.responses[1])]
+    _tell_equal(len(found), len(kept), stage, None)
+    return take(kept, data, stage.seed, JOURNAL)
+
+
+def _from_rows(
+    stage: Stage, options: PreferenceOptions, data: DataOptions, fmt: Format, tokenizer: Any
+) -> list[Example]:
+    """What rows compare or judge: each gives two responses, or one."""
+    if options.algorithm.paired:
+        found = [judgements(item) for item in load_preferences(data, stage.seed)]
+    else:
+        found = load_judged(data, stage.seed)
+    kept = [row for row in found if len(row) == 1 or row[0].response.strip() != row[1].response.strip()]
+    _tell_equal(len(found), len(kept), stage, lambda: row_of(data, found[0][0].problem))
+    return [of_row(fmt, tokenizer, data, row) for row in kept]
+
+
+def _tell_equal(found: int, kept: int, stage: Stage, first: Callable[[], Row | None] | None) -> None:
+    """Say how many pairs prefer nothing and were left out; refuse where none other is there."""
+    if not kept:
+        problem, row = "the two responses of every pair are the same", None if first is None else first()
+        raise (
+            UserError(f"stage {stage.name}: {problem}")
+            if row is None
+            else row.error(problem, "name the columns as they are meant")
+        )
+    if kept < found:
+        stage.warn(f"{found - kept} of {found} examples hold the same response twice and were left out")
+
+
+def of_row(fmt: Format, tokenizer: Any, data: DataOptions, said: Sequence[Judged]) -> Example:
+    """The example that a row gave; what format and tokenizer refuse is said of that row."""
+    problem, responses = said[0].problem, [one.response for one in said]
+    signs = tuple(1 if one.wanted else -1 for one in said)
+    try:
+        return _example(fmt, tokenizer, [Demonstration(problem, text) for text in responses], signs)
+    except UserError as error:
+        plain = Demonstration(Problem((Message("user", "?"),)), "!")
+        _example(fmt, tokenizer, [plain], (1,))  # where this is refused as well, it is not for the row
+        row = row_of(data, problem, responses)
+        raise error if row is None else row.error(error.problem, error.fix) from None
+
+
+def _example(fmt: Format, tokenizer: Any, said: Sequence[Demonstration], signs: tuple[int, ...] = (1, -1)) -> Example:
+    """The same prompt with each of these responses."""
+    encoded = [encode_demonstration(fmt, one, tokenizer) for one in said]
+    start = int(encoded[0].chosen_T.argmax())
+    return Example(encoded[0].ids_T[:start], tuple(one.ids_T[start:] for one in encoded), signs, said[0].problem.id)
+
+
+def built_in(fmt: Format, item: Demonstration, tokenizer: Any) -> Example:
+    """The right solution of a problem against one with a slip."""
+    return _example(fmt, tokenizer, [item, mistaken(item)])
+
+
+def _within(limit: int, examples: list[Example], stage: Stage) -> list[Example]:
+    """Those of at most `limit` tokens; the others are counted and left out."""
+    kept = [example for example in examples if example.longest <= limit]
+    if examples and not kept:
+        raise UserError(
+            f"stage {stage.name}: every example has a sequence longer than {limit} tokens",
+            fix="raise max_length or shorten the data",
+        )
+    if len(kept) < len(examples):
+        lost = len(examples) - len(kept)
+        stage.warn(f"{lost} of {len(examples)} examples have a sequence longer than {limit} tokens and were left out")
+    return kept
+
+
+def check_ids(examples: Sequence[Example], vocabulary: int, stage: Stage) -> None:
+    """A journal holds ids, which mean something to the tokenizer that made them only."""
+    largest = max((int(ids.max()) for one in examples for ids in (one.prompt, *one.responses) if len(ids)), default=0)
+    if largest >= vocabulary:
+        raise UserError(
+            f"stage {stage.name}: the data holds the token id {largest}, but the model has {vocabulary} tokens",
+            fix="take the journal of a run whose model has the same tokenizer",
+        )
+
+
+# --- pairs from samples ----------------------------------------------------------------------------------------------
+
+
+def journal_pairs(place: Path, options: JournalOptions, stages: Sequence[str] | None = None) -> list[Example]:
+    """Best against worst of each group of graded samples; the ids are those that were sampled.
+
+    Of a run, `stages` are those whose samples count, in this order; None: all of them.
+    """
+    groups: dict[str, list[Sample]] = {}
+    for path in _journals(place, stages):
+        for sample in read_samples(path):
+            if sample.reward is not None and sample.finish != "cancelled" and len(sample.ids):
+                groups.setdefault(f"{path}\x1f{sample.key!r}", []).append(sample)
+    pairs = [pair for group in groups.values() for pair in _pairs_of(group, options)]
+    if not pairs:
+        raise UserError(
+            f"no group of samples in {place} has two whose rewards differ by more than {options.gap:g}",
+            fix="take a run with more samples per problem, or problems that are neither too easy nor too hard",
+        )
+    return pairs
+
+
+def _pairs_of(group: Sequence[Sample], options: JournalOptions) -> list[Example]:
+    ranked = sorted(group, key=lambda sample: (-(sample.reward or 0.0), sample.sample))
+    found = []
+    for best, worst in list(zip(ranked, reversed(ranked), strict=True))[: min(options.per_group, len(ranked) // 2)]:
+        assert best.reward is not None and worst.reward is not None
+        if best.reward - worst.reward > options.gap:
+            responses = tuple(sample.ids.astype(np.int64) for sample in (best, worst))
+            found.append(Example(best.prompt.astype(np.int64), responses, (1, -1), best.problem_id))
+    return found
+
+
+def _journals(place: Path, stages: Sequence[str] | None) -> list[Path]:
+    """The files of a journal: one file, those in a folder, or those that the stages of a run wrote."""
+    if place.is_file():
+        return [place]
+    if stages is not None:
+        found = [path for name in stages for path in sorted((place / "stages" / name / "journal").glob("*.jsonl"))]
+    elif (place / "recipe.yaml").is_file():
+        found = sorted((place / "stages").glob("*/journal/*.jsonl"))
+    else:
+        found = sorted(place.rglob("*.jsonl"))
+    if not found:
+        raise UserError(
+            f"there is no journal in {place}",
+            fix="name a run that sampled, or one of its journal files, after journal:",
+        )
+    return found
+
+
+def trajectory(
+    example: Example, response: np.ndarray, *, unit: int = 0, sign: int = 0, whole: bool = False
+) -> Trajectory:
+    """Prompt and response; the response is learnt, with `whole` the prompt as well."""
+    ids = np.concatenate([example.prompt, response])
+    chosen = np.arange(len(ids)) >= (1 if whole else max(1, len(example.prompt)))
+    return Trajectory(
+        ids, chosen, origin="teacher", problem_id=example.problem_id, unit=unit, fields={"sign": float(sign)}
+    )

@@ -1,0 +1,173 @@
+"""The preference stage: learn which responses are better. Reads top to bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.preference import PreferenceAlgorithm
+from lemma.core.events import Progressed
+from lemma.core.types import Trajectory
+from lemma.data.cache import cache_folder
+from lemma.formats import Format
+from lemma.learning.learner import Learner, StepReport
+from lemma.models.load_model import build_policy
+from lemma.models.policy import Policy
+from lemma.objectives import Objective
+from lemma.objectives.preference import reference_point
+from lemma.runs.stage import Stage
+from lemma.stages.dropout import switch_dropout_off
+from lemma.stages.evaluating import StageBenchmarks
+from lemma.stages.preference.examples import Example, Order, check_ids, digest, prepare, trajectory
+from lemma.stages.preference.preference_options import PreferenceOptions
+from lemma.stages.preference.scores import AdaptersOff, Reference, SquaredMass, mismatched, precompute, put
+from lemma.stages.supervised import measure_step
+
+
+def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> None:
+    policy = build_policy(stage.model, stage.device, stage.seed, stage.start_from)
+    fmt.install(policy.tokenizer)
+    switch_dropout_off(policy.module, stage)
+    limit = min(options.max_length or policy.context, policy.context)
+    train, held_out = prepare(stage, options, fmt, policy.tokenizer, limit)
+    check_ids([*train, *held_out], len(policy.head.weight), stage)
+    stage.data = digest([*train, *held_out])
+    # One response alone has no other prompt to estimate KTO's reference point from.
+    fewest = 2 if options.algorithm.needs_baseline else 1
+    order = Order(len(train), options.batch.examples, stage.seed, stage.name, options.shuffle, fewest)
+    total = order.total_steps(options)
+    learner = Learner(
+        policy,
+        options.optim,
+        token_budget=options.batch.token_budget,
+        total_steps=total,
+        seed=stage.seed,
+        compile_blocks=stage.model.compile,
+        say=stage.warn,
+    )
+    steps = (
+        [[train[i] for i in order.batch(index)] for index in range(total)] if options.algorithm.needs_baseline else []
+    )
+    reference = open_reference(stage, options, policy, learner, [train, held_out], [*steps, held_out], limit)
+    scorer = Scorer(options.algorithm, policy, learner, reference, limit)
+    stage.keep("algorithm", scorer.memory)
+    benchmarks = StageBenchmarks(stage, options.eval, fmt, policy)
+    start, note = stage.resume(learner, total), ""
+    benchmarks.begin(start, total)
+    for step in range(start + 1, total + 1):
+        with stage.clock.measure("data"):
+            examples = [train[i] for i in order.batch(step - 1)]
+        with stage.clock.measure("score"):
+            batch, objective = scorer.ready(examples)
+        with stage.clock.measure("update"):
+            report = scorer.observe(learner.step(batch, objective), examples)
+        stage.clock.tokens += report.tokens
+        is_best = False
+        if held_out and stage.is_due(options.validation.every, step, total):
+            with stage.clock.measure("validation"):
+                results = of_sides(learner.evaluate(*scorer.ready(held_out)), held_out)
+            stage.measure(step, "eval", {f"validation/{name}": value for name, value in results.items()}, {})
+            is_best = not benchmarks.choose_the_best and stage.note_score(step, results["loss"])
+            note = f", validation {results['loss']:.3f}"
+        is_best = benchmarks.after(step, total) or is_best
+        if stage.is_due(options.log_every, step, total):
+            measure_step(stage, step, step / order.steps_per_epoch, report, policy)
+        stage.progress(step, total, f"loss {report.loss:.3f}, right {report.metrics['rewards/accuracies']:.2f}{note}")
+        stage.save_if_due(learner, step, total, is_best)
+    stage.finish(policy, total, {"examples": len(train), "steps": total})
+
+
+def open_reference(
+    stage: Stage,
+    options: PreferenceOptions,
+    policy: Policy,
+    learner: Learner,
+    examples: Sequence[Sequence[Example]],
+    steps: Sequence[Sequence[Example]],
+    limit: int,
+) -> Reference | None:
+    """The reference that the algorithm asks for. Called before the weights change, or are loaded from a checkpoint.
+
+    `steps` are the examples that are looked at together: KTO makes its mismatched pairs within each.
+    """
+    if not options.algorithm.needs_reference:
+        return None
+    if options.reference == "adapters_off":
+        return AdaptersOff(policy, learner)
+    wanted = [one for part in examples for one in as_trajectories(part, options.algorithm)]
+    if options.algorithm.needs_baseline:
+        wanted += [one for together in steps for one in mismatched(together, limit)]
+    folder = cache_folder(options.data.cache).with_name("reference")
+    return precompute(
+        policy, learner, wanted, folder, lambda done, total: stage.emit(Progressed("reference", done, total))
+    )
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Makes examples ready for a step: trajectories with what the objective reads, and the objective itself."""
+
+    algorithm: PreferenceAlgorithm
+    policy: Policy
+    learner: Learner
+    reference: Reference | None
+    limit: int
+    memory: Memory = field(default_factory=Memory)
+
+    def ready(self, examples: Sequence[Example]) -> tuple[list[Trajectory], Objective]:
+        batch = as_trajectories(examples, self.algorithm)
+        if self.reference is not None:
+            put(batch, "reference", self.reference.scores(batch))
+        if self.algorithm.needs_collisions:
+            put(batch, "collision", self.learner.score(batch, SquaredMass(self.policy)))
+        return batch, self.algorithm.objective(self.memory, self.baseline(examples))
+
+    def observe(self, report: StepReport, examples: Sequence[Example]) -> StepReport:
+        """Remember what later steps need of this one; the report with what follows from its numbers."""
+        self.algorithm.observe(report.metrics, self.memory)
+        return replace(report, metrics=of_sides(report.metrics, examples))
+
+    def baseline(self, examples: Sequence[Example]) -> float:
+        """KTO's reference point: how much likelier responses to other prompts of the step have become."""
+        if not self.algorithm.needs_baseline:
+            return 0.0
+        assert self.reference is not None
+        others = mismatched(examples, self.limit)
+        mine, theirs = self.learner.score(others), self.reference.scores(others)
+        return float(reference_point(_sums(mine), _sums(theirs)))
+
+
+def as_trajectories(examples: Sequence[Example], algorithm: PreferenceAlgorithm) -> list[Trajectory]:
+    """Every response behind its prompt; the two of a pair are one unit."""
+    whole = algorithm.learns_nll == "all"
+    made = []
+    for unit, example in enumerate(examples):
+        for response, sign in zip(example.responses, example.signs, strict=True):
+            one = trajectory(example, response, unit=unit, sign=sign, whole=whole and sign > 0)
+            if whole:
+                one.token_fields["response"] = (np.arange(len(one)) >= len(example.prompt)).astype(np.float32)
+            made.append(one)
+    if algorithm.learns_nll != "none":
+        marks = [one.chosen_T & (one.fields["sign"] > 0) for one in made]
+        share = 1.0 / max(1, sum(int(mark.sum()) for mark in marks))
+        for one, mark in zip(made, marks, strict=True):
+            one.token_fields["nll"] = mark * share
+    return made
+
+
+def of_sides(metrics: dict[str, float], examples: Sequence[Example]) -> dict[str, float]:
+    """KTO's sides are counted one by one: their difference is that of the means, and one may be absent."""
+    signs = {sign for example in examples for sign in example.signs}
+    absent = {name for name, sign in (("chosen", 1), ("rejected", -1)) if sign not in signs}
+    found = {name: value for name, value in metrics.items() if name.rpartition("/")[2] not in absent}
+    if absent or "rewards/margins" in found:
+        return found
+    return found | {"rewards/margins": found["rewards/chosen"] - found["rewards/rejected"]}
+
+
+def _sums(scores: Sequence[np.ndarray]) -> torch.Tensor:
+    return torch.tensor([float(part.sum(dtype=np.float64)) for part in scores], dtype=torch.float64)

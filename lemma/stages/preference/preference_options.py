@@ -1,0 +1,113 @@
+"""What a recipe can say about the preference stage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from lemma.algorithms.preference import PREFERENCE_ALGORITHMS, Dpo, PreferenceAlgorithm
+from lemma.algorithms.unused import refuse_unused
+from lemma.config import Options
+from lemma.config.shape import Choice
+from lemma.data.data_options import JOURNAL, DataOptions, ValidationOptions, journal_place
+from lemma.learning.learning_options import BudgetOptions
+from lemma.runs.run_options import StageOptions
+
+if TYPE_CHECKING:
+    from lemma.formats import Format
+    from lemma.runs.stage import Stage
+
+# Options of files and datasets; a journal holds samples and no rows to choose among.
+OF_ROWS = ("config", "split", "revision", "reader", "keep_if", "drop_if", "answers", "arithmetic")
+
+
+class ExampleBatchOptions(BudgetOptions):
+    """How much goes into one optimisation step, and how much of it is computed at a time."""
+
+    examples: int = Field(32, ge=1)
+    """Pairs per optimisation step; for kto, single responses."""
+
+
+class JournalOptions(Options):
+    """Which samples of a journal become pairs: best against worst of a group, second best against second worst, ..."""
+
+    per_group: int = Field(1, ge=1)
+    """At most this many pairs of one group."""
+    gap: float = Field(0.0, ge=0)
+    """The rewards of the two must differ by more than this."""
+
+
+class PreferenceOptions(StageOptions):
+    """Learn which of two responses is better, or which single ones are wanted."""
+
+    kind: Literal["preference"] = "preference"
+    """Preference optimisation."""
+    algorithm: Annotated[PreferenceAlgorithm, Choice(PREFERENCE_ALGORITHMS, by="name")] = Field(default_factory=Dpo)
+    """The algorithm: a name, or a mapping with name and options."""
+    data: DataOptions = DataOptions()
+    """Where pairs or judged responses come from. `source: journal` makes them from the graded samples of the stages
+    before, `journal:runs/x` from those of another run; with `arithmetic`, right solutions stand against wrong ones."""
+    journal: JournalOptions = JournalOptions()
+    """How pairs are made from the samples of a journal."""
+    validation: ValidationOptions = ValidationOptions()
+    """Held-out pairs and how often their loss is computed."""
+    batch: ExampleBatchOptions = ExampleBatchOptions()
+    """Batch sizes."""
+    epochs: float | None = Field(None, gt=0)
+    """Passes over the data. Give this or steps; default one epoch."""
+    steps: int | None = Field(None, ge=1)
+    """Optimisation steps."""
+    max_length: int | None = Field(None, ge=8)
+    """Longest sequence; an example with a longer one is dropped and counted. Default: the model's context."""
+    reference: Literal["precomputed", "adapters_off"] = "precomputed"
+    """Log-probabilities under the model that the stage starts from: computed once and kept in the cache, or at every
+    step with the adapters of model.lora switched off. Losses without a reference hold none."""
+    shuffle: bool = True
+    """A new order for every epoch, from the run's seed."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PreferenceOptions:
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError("give epochs or steps, not both")
+        if self.algorithm.needs_baseline and self.batch.examples < 2:
+            raise ValueError(
+                "kto compares each response with those to other prompts of the step; write `examples: 2` or more"
+            )
+        for key, data in self._sources():
+            if any(journal_place(part.source) is not None for part in data.mix):
+                raise ValueError(f"a journal cannot be mixed with other sources; name it as {key}.source alone")
+        if self.reference != "precomputed" and not self.algorithm.needs_reference:
+            raise ValueError(f"{self.algorithm.name} holds no reference here; remove `reference: {self.reference}`")
+        journals = {
+            key: data for key, data in self._sources() if not data.mix and journal_place(data.source) is not None
+        }
+        for key, data in journals.items():
+            refuse_unused(data, OF_ROWS, f"on the journal that {key} names")
+            if data.count == 0:
+                raise ValueError(f"`count: 0` takes no pair of the journal that {key} names; raise or remove it")
+        if self.journal != JournalOptions() and not journals:
+            raise ValueError("the options of journal have no effect without `source: journal`; remove them")
+        return self
+
+    def _sources(self) -> list[tuple[str, DataOptions]]:
+        """What is learnt from and what is held out, each with its key."""
+        held_out = self.validation.data
+        return [("data", self.data), *([("validation.data", held_out)] if held_out is not None else [])]
+
+    def missing(self, *, has_adapter: bool, has_samples: bool) -> tuple[tuple[str, ...], str]:
+        """The key and the sentence for what this stage asks of its recipe in vain; empty where it lacks nothing."""
+        if self.reference == "adapters_off" and self.algorithm.needs_reference and not has_adapter:
+            wrong = "adapters_off needs an adapter to switch off; add model.lora, or write `reference: precomputed`"
+            return ("reference",), wrong
+        if not has_samples:
+            for place, data in ((("data",), self.data), (("validation", "data"), self.validation.data)):
+                if data is not None and data.source == JOURNAL:
+                    wrong = "no stage before this one samples; put one of kind rl before it, or name a run: journal:RUN"
+                    return (*place, "source"), wrong
+        return (), ""
+
+    def run(self, stage: Stage, fmt: Format) -> None:
+        from lemma.stages.preference.preference_loop import run_preference
+
+        run_preference(stage, self, fmt)

@@ -1,0 +1,173 @@
+"""Log-probabilities that preference losses need beside the policy's own: of the reference, of responses to other
+prompts, and the sums of squared probabilities.
+
+The reference is the model that the stage starts from. Its log-probabilities are computed once, before anything is
+learnt, and kept in the cache under the hash of what they depend on; or at every step, with the adapters off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from lemma.core.errors import LemmaWarning
+from lemma.core.files import write_whole
+from lemma.core.types import Trajectory, content_id
+from lemma.core.version import lemma_version
+from lemma.learning.learner import Learner
+from lemma.models.packing import TokenBatch
+from lemma.models.policy import Policy
+from lemma.stages.preference.examples import Example, trajectory
+
+# Sequences that are scored between two signs of life.
+PART = 256
+
+
+class Reference(Protocol):
+    def scores(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
+        """Log-probabilities of the trained tokens of each trajectory under the reference."""
+        ...
+
+
+class AdaptersOff:
+    """The policy without its adapters, asked whenever it is needed."""
+
+    def __init__(self, policy: Policy, learner: Learner):
+        self._policy, self._learner = policy, learner
+
+    def scores(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
+        with self._policy.peft.disable_adapter():
+            return self._learner.score(trajectories)
+
+
+class Precomputed:
+    """What the reference said about every sequence of the stage."""
+
+    def __init__(self, known: dict[bytes, np.ndarray]):
+        self._known = known
+
+    def scores(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
+        return [self._known[_name(one)] for one in trajectories]
+
+
+def precompute(
+    policy: Policy,
+    learner: Learner,
+    trajectories: Sequence[Trajectory],
+    folder: Path,
+    progress: Callable[[int, int], None],
+) -> Precomputed:
+    """Score these with the learner's present weights, or take the scores from the cache in `folder`."""
+    unique = {_name(one): one for one in trajectories}
+    names, different = list(unique), list(unique.values())
+    path = folder / f"{content_id(_circumstances(policy, learner), [name.hex() for name in names])}.safetensors"
+    sizes = [one.trained_tokens for one in different]
+    flat = _load(path, sum(sizes))
+    if flat is None:
+        parts: list[np.ndarray] = []
+        for start in range(0, len(different), PART):
+            parts += learner.score(different[start : start + PART])
+            progress(min(start + PART, len(different)), len(different))
+        flat = np.concatenate([np.zeros(0, dtype=np.float32), *parts])
+        _store(path, flat)
+    return Precomputed(dict(zip(names, np.split(flat, np.cumsum(sizes)[:-1]), strict=True)))
+
+
+def _name(one: Trajectory) -> bytes:
+    return hashlib.blake2b(one.ids_T.tobytes() + one.chosen_T.tobytes(), digest_size=16).digest()
+
+
+def _circumstances(policy: Policy, learner: Learner) -> dict[str, Any]:
+    """All that the last bit of a score can depend on, beside the sequences."""
+    config = policy.causal.config.to_dict()
+    return {
+        "weights": _weights(policy),
+        "config": {name: value for name, value in config.items() if name != "_name_or_path"},
+        "fused": any(getattr(module, "lemma_fused", False) for module in policy.module.modules()),
+        "compile": learner.is_compiled,
+        "temperature": learner.temperature,
+        "token_budget": learner.token_budget,
+        "device": torch.cuda.get_device_name() if policy.device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "lemma": lemma_version(),
+    }
+
+
+def _weights(policy: Policy) -> str:
+    """A digest of every weight and buffer."""
+    whole = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(policy.module.state_dict().items()):
+        whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return whole.hexdigest()
+
+
+def _store(path: Path, flat: np.ndarray) -> None:
+    """Keep an entry; a full or read-only disk costs time at the next start and nothing else."""
+    whole = save({"logprobs": flat}, metadata={"digest": hashlib.sha256(flat.tobytes()).hexdigest()})
+    try:
+        write_whole(path, whole)
+    except OSError as error:
+        message = f"the reference's log-probabilities could not be kept in {path.parent}: {error.strerror}"
+        warnings.warn(message, LemmaWarning, stacklevel=3)
+
+
+def _load(path: Path, size: int) -> np.ndarray | None:
+    """The numbers of an entry; None where it is absent or damaged."""
+    try:
+        with safe_open(path, framework="numpy") as entry:
+            flat = entry.get_tensor("logprobs")
+            whole = entry.metadata()["digest"] == hashlib.sha256(flat.tobytes()).hexdigest()
+    except (OSError, SafetensorError, KeyError, TypeError):
+        return None
+    return flat if whole and len(flat) == size else None
+
+
+def put(trajectories: Sequence[Trajectory], name: str, scores: Sequence[np.ndarray]) -> None:
+    """Numbers of trained tokens as a field of all tokens."""
+    for one, numbers in zip(trajectories, scores, strict=True):
+        one.token_fields[name] = np.zeros(len(one), dtype=numbers.dtype)
+        one.token_fields[name][one.chosen_T] = numbers
+
+
+def mismatched(examples: Sequence[Example], limit: int) -> list[Trajectory]:
+    """Each prompt with the response of the example before it in the step, the first one with that of the last.
+
+    Where that one has the same prompt, the one before it is taken, and so on; a prompt that no other of the step
+    differs from is left out. Cut at `limit` tokens.
+    """
+    found = []
+    for place, example in enumerate(examples):
+        others = (examples[place - back] for back in range(1, len(examples)))
+        other = next((one for one in others if not np.array_equal(one.prompt, example.prompt)), None)
+        if other is not None:
+            found.append(trajectory(example, other.responses[0][: limit - len(example.prompt)]))
+    return found
+
+
+class SquaredMass(Policy):
+    """The policy, asked for the log of the sum of squared probabilities in the place of the log-probability.
+
+    With z the logits, log sum p^2 = lse(2z) - 2 lse(z), which is 2 log p(token) at temperature 1 less log p(token) at
+    temperature 1/2, whatever the token.
+    """
+
+    def __init__(self, policy: Policy):
+        super().__init__(policy.module, policy.tokenizer)
+
+    def logprobs(
+        self, batch: TokenBatch, *, temperature: float = 1.0, entropy: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        hidden = self.hidden(batch.ids_T, batch.positions_T, batch.segments)[batch.targets_N - 1]
+        targets = batch.ids_T[batch.targets_N]
+        plain, sharp = (self.score(hidden, targets, temperature=share * temperature)[0] for share in (1.0, 0.5))
+        return 2 * plain - sharp, None

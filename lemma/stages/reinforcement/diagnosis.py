@@ -1,0 +1,267 @@
+"""What holds a run back, while it runs: the slowest part of each step, and trouble with the setting that repairs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lemma.algorithms.expert_iteration import ExpertIteration
+from lemma.algorithms.luffy import Luffy
+from lemma.algorithms.policy_gradient import PolicyGradient
+from lemma.engines.mismatch import warning_mean
+from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+
+# Steps between two warnings of the same kind.
+PAUSE = 20
+# Nats a token between the policy and the one that sampled its batch: from STALE on the batch is of little use any more,
+# from FAR on something is wrong.
+STALE, FAR = 0.1, 0.5
+PARTS = ("generate", "grade", "score", "update", "checkpoint", "evaluate")
+
+
+# Names of settings are written `like.this`, as the recipe has them under the stage.
+
+
+@dataclass
+class Seen:
+    """What the checks look at: the numbers of a step, the recipe, and the first entropy of the stage."""
+
+    values: Mapping[str, float]
+    options: ReinforcementOptions
+    max_tokens: int
+    first_entropy: float | None
+
+    def __call__(self, name: str, default: float = 0.0) -> float:
+        return self.values.get(name, default)
+
+    def settings(self, *names: str) -> str:
+        """Those of these options of the algorithm that it has, in words; nothing where it has none."""
+        own = [f"`algorithm.{name}`" for name in names if name in type(self.options.algorithm).model_fields]
+        return " or ".join(own)
+
+
+def _truncation(seen: Seen) -> str | None:
+    if seen("truncated") <= 0.9:
+        return None
+    return (
+        f"{seen('truncated'):.0%} of the completions are cut off at {seen.max_tokens} tokens; raise "
+        "`rollout.max_tokens`, or put a supervised stage in front that teaches the model to end"
+    )
+
+
+def _taught(seen: Seen) -> float:
+    """The share of groups whose rewards say which sample is better; all or none where an algorithm looks at the whole
+    batch. A group may be alive for other reasons: it is imitated, or a critic says what was to be expected."""
+    algorithm, live = seen.options.algorithm, seen("groups/live", 1.0)
+    if not algorithm.compares:
+        return 0.0 if seen("reward/commonest") > 0.99 else live
+    if isinstance(algorithm, Luffy) and algorithm.sft_weight is None:
+        return live  # a teacher's right sample beside wrong ones is enough
+    return min(live, seen("groups/varied", 1.0))
+
+
+def _dead(seen: Seen) -> str | None:
+    if _taught(seen) >= 0.1:
+        return None
+    if seen("groups/all_right") > 0.8:
+        return (
+            "nearly every group is right throughout: there is nothing left to learn; choose harder problems in `data`"
+        )
+    if seen("groups/none_right") > 0.8:
+        luffy = "" if seen.options.algorithm.uses_traces else ", or use luffy with a teacher's traces"
+        return (
+            "nearly no group has a right completion, so rewards do not vary; choose easier problems in `data`, raise "
+            f"`algorithm.group_size`, or put a supervised stage in front{luffy}"
+        )
+    if seen.options.truncated == "mask" and seen("truncated") > 0.5:
+        return (
+            f"{seen('truncated'):.0%} of the completions are cut off and `truncated: mask` leaves them out; raise "
+            "`rollout.max_tokens`, or write `truncated: keep`"
+        )
+    algorithm = seen.options.algorithm
+    if isinstance(algorithm, ExpertIteration) and seen("reward/commonest") <= 0.99:
+        return (
+            f"almost no completion is worth `algorithm.threshold` ({algorithm.threshold:g}), so nothing is imitated; "
+            "lower it, or raise the weights in `rewards`"
+        )
+    return (
+        "the rewards of nearly all groups do not vary; raise `algorithm.group_size` or `rollout.temperature`, or "
+        "reward something else in `rewards`"
+    )
+
+
+def _format(seen: Seen) -> str | None:
+    if seen("format", 1.0) >= 0.02:
+        return None
+    return (
+        "the format is almost never met; put a supervised stage in front that teaches it, choose another one, or pay "
+        "for it in `rewards`"
+    )
+
+
+def _missing(seen: Seen) -> str | None:
+    if not seen("missing_groups"):
+        return None
+    return (
+        f"{seen('missing_groups'):.0f} of {seen.options.batch.problems} groups are missing after "
+        f"{seen('rounds'):.0f} rounds; raise `replace_dead`, or choose problems of another difficulty in `data`"
+    )
+
+
+def _entropy(seen: Seen) -> str | None:
+    """Whoever is right everywhere has no choice left; otherwise samples that do not differ teach nothing."""
+    now = seen("entropy/sampled")
+    if seen.first_entropy is None or now >= 0.1 * seen.first_entropy or seen("groups/all_right") > 0.8:
+        return None
+    raised = seen.settings("entropy", "clip_high")
+    return (
+        f"the entropy fell from {seen.first_entropy:.2g} to {now:.2g}: samples hardly differ; lower `optim.lr`"
+        f"{f', or raise {raised}' if raised else ''}"
+    )
+
+
+def _noise(seen: Seen) -> str | None:
+    """A policy on its way to noise. The optimiser scales whatever gradient there is to full steps: where rewards do not
+    vary, a bonus for entropy is all there is."""
+    now = seen("entropy/sampled")
+    if seen.first_entropy is None or now <= max(2.0 * seen.first_entropy, seen.first_entropy + 2.0):
+        return None
+    bonus = getattr(seen.options.algorithm, "entropy", 0.0)
+    return (
+        f"the entropy rose from {seen.first_entropy:.2g} to {now:.2g}: the policy forgets its language; "
+        f"{'lower `algorithm.entropy`, or ' if bonus else ''}lower `optim.lr`"
+    )
+
+
+def _kl(seen: Seen) -> str | None:
+    """The KL of a token; as a part of the reward it is known of whole samples."""
+    found = seen("kl", seen("kl_seen") / max(seen("length/mean"), 1.0))
+    if found <= 1.0:
+        return None
+    raised = seen.settings("kl", "reward_kl")
+    return f"the policy is {found:.2g} nats a token from the reference; lower `optim.lr` or raise {raised}"
+
+
+def _moved(seen: Seen) -> str | None:
+    """How far the updates of one step went, where a batch is used more than once."""
+    if seen("kl/old") <= FAR:
+        return None
+    return (
+        f"the policy is {seen('kl/old'):.2g} nats a token from the one that sampled its batch; lower `optim.lr`, "
+        "`algorithm.epochs` or `algorithm.mini_batches`"
+    )
+
+
+def _ratio(seen: Seen) -> str | None:
+    if seen("ratio/max", 1.0) <= 100.0:
+        return None
+    return (
+        f"the largest ratio is {seen('ratio/max'):.2g}; lower `optim.lr`, `algorithm.epochs` or "
+        "`algorithm.mini_batches`"
+    )
+
+
+def _mismatch(seen: Seen) -> str | None:
+    limit = warning_mean(seen("mismatch/rounding"))
+    if seen("mismatch/mean") <= limit:
+        return None
+    engine = seen.options.rollout.engine.name
+    repairs = [f"weigh tokens by it with {cap} (2 is usual)"] if (cap := seen.settings("mismatch_cap")) else []
+    if engine != "transformers":
+        repairs.append("set `rollout.engine` to transformers to see whether the engine is at fault")
+    return (
+        f"the {engine} engine and the learner disagree about the tokens that were sampled: their log-probabilities "
+        f"differ by {seen('mismatch/mean'):.2g} on average, and rounding explains {limit:.2g}; "
+        f"{', or '.join(repairs) or 'compute in fp32'}"
+    )
+
+
+def _not_finite(seen: Seen) -> str | None:
+    if not seen("updates") or seen("updated", 1.0):
+        return None
+    return "the gradient is not finite and nothing was learnt; lower `optim.lr`"
+
+
+def _unscored(seen: Seen) -> str | None:
+    if seen("unscored") <= 0.2 * max(seen("samples"), 1.0):
+        return None
+    return (
+        f"{seen('unscored'):.0f} of {seen('samples'):.0f} completions have no reward: their verdict is unknown "
+        "or no reward applies; check `rewards`, and the answers in `data` with lemma data show"
+    )
+
+
+def _long_traces(seen: Seen) -> str | None:
+    if seen("off_policy/long_traces") <= 0.5 * seen.options.batch.problems:
+        return None
+    return (
+        f"{seen('off_policy/long_traces'):.0f} of the teacher's traces are longer than {seen.max_tokens} tokens and "
+        "were left out; raise `rollout.max_tokens`"
+    )
+
+
+CHECKS: dict[str, Callable[[Seen], str | None]] = {
+    "truncation": _truncation,
+    "dead groups": _dead,
+    "format": _format,
+    "missing groups": _missing,
+    "entropy": _entropy,
+    "noise": _noise,
+    "kl": _kl,
+    "moved": _moved,
+    "ratio": _ratio,
+    "mismatch": _mismatch,
+    "not finite": _not_finite,
+    "unscored": _unscored,
+    "long traces": _long_traces,
+}
+
+
+class Diagnosis:
+    """Looks at the numbers of every step. A warning of one kind comes again only after a pause."""
+
+    def __init__(self, options: ReinforcementOptions, max_tokens: int, warn: Callable[[str], None]):
+        self.options, self.max_tokens = options, max_tokens
+        self._warn = warn
+        self._last: dict[str, int] = {}
+        self._first_entropy: float | None = None
+
+    def look(self, step: int, values: Mapping[str, float], spent: Mapping[str, float]) -> str:
+        """Warn of what is wrong; the name of what holds the step back. `spent` are seconds by part."""
+        if self._first_entropy is None:
+            self._first_entropy = values.get("entropy/sampled")
+        seen = Seen(values, self.options, self.max_tokens, self._first_entropy)
+        for name, check in CHECKS.items():
+            text = check(seen)
+            if text is not None and step - self._last.get(name, -PAUSE) >= PAUSE:
+                self._last[name] = step
+                self._warn(f"step {step}: {text}")
+        return bottleneck(seen, spent)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {}, {"last": dict(self._last), "first_entropy": self._first_entropy}
+
+    def load(self, tensors: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
+        self._last, self._first_entropy = dict(extra["last"]), extra["first_entropy"]
+
+
+def _is_stale(seen: Seen) -> bool:
+    """Whether the policy has left its batch behind. Shares of samples that are clipped are large by nature, those of
+    tokens are not; LUFFY does not measure the KL."""
+    algorithm = seen.options.algorithm
+    by_token = not isinstance(algorithm, PolicyGradient) or algorithm.ratio_level() == "token"
+    if by_token and max(seen("clip/region"), seen("clip/high")) > 0.3:
+        return True
+    return seen("kl/old") > STALE if "kl/old" in seen.values else seen("ratio/max", 1.0) > 10.0
+
+
+def bottleneck(seen: Seen, spent: Mapping[str, float]) -> str:
+    """A few words for what costs most: a part of the step's time, or samples that teach little or nothing."""
+    if seen("truncated") > 0.5:
+        return "truncation"
+    if _taught(seen) < 0.3:
+        return "dead groups"
+    if _is_stale(seen):
+        return "stale ratio"
+    return max(PARTS, key=lambda part: spent.get(part, 0.0))

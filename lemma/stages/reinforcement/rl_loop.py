@@ -1,0 +1,390 @@
+"""The reinforcement stage: sample, grade, learn from what set the better samples apart. Reads top to bottom.
+
+A step draws problems, generates groups while the graders work, writes every sample to the journal, gives advantages,
+and updates the policy as often as the algorithm says. Left out of the textbook: groups whose rewards do not differ are
+not computed (they count all the same, so the loss does not change), nothing is scored twice when a batch is used once,
+and no reference model is held unless a KL is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from lemma.algorithms import Algorithm, Memory
+from lemma.core.errors import UserError
+from lemma.core.faults import fault_point
+from lemma.core.random import permutation
+from lemma.core.ranks import gather_over_ranks, join_over_ranks
+from lemma.core.types import Group, Trajectory
+from lemma.engines import make_engine
+from lemma.engines.engine_options import EngineOptions, NativeOptions
+from lemma.engines.mismatch import Mismatch, check_mismatch
+from lemma.engines.protocol import Engine, EngineError, Sampling
+from lemma.engines.stop_strings import ends_of
+from lemma.formats import Format
+from lemma.learning.divergence import check_speaks
+from lemma.learning.learner import Learner, StepReport
+from lemma.models.critic import build_critic
+from lemma.models.load_model import build_policy, pick_precision
+from lemma.models.memory import Shape, plan_training
+from lemma.models.policy import Policy
+from lemma.models.throughput import throughput
+from lemma.objectives import Totals
+from lemma.rollouts import Judge, ProblemOrder, Roller, Rollouts
+from lemma.runs.stage import Stage
+from lemma.stages.dropout import switch_dropout_off
+from lemma.stages.evaluating import StageBenchmarks
+from lemma.stages.reinforcement.diagnosis import Diagnosis
+from lemma.stages.reinforcement.rl_metrics import rollout_metrics
+from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+from lemma.stages.reinforcement.rl_tasks import prepare_tasks
+
+# Share of a GPU's memory that the plan may fill.
+MEMORY_SHARE = 0.92
+
+
+def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) -> None:
+    algorithm, memory = options.algorithm, Memory()
+    policy = build_policy(stage.model, stage.device, stage.seed, stage.start_from)
+    fmt.install(policy.tokenizer)
+    switch_dropout_off(policy.module, stage)
+    tasks, max_tokens = prepare_tasks(stage, options, fmt, policy)
+    order = ProblemOrder(tasks, stage.seed, stage.name)
+    total = total_steps(options, len(tasks))
+    learner = make_learner(stage, options, policy, total)
+    critic = make_critic(stage, options, total) if algorithm.needs_critic else None
+    reference = Reference(stage, policy) if algorithm.needs_reference else None
+    diagnosis = Diagnosis(options, max_tokens, stage.warn)
+    benchmarks = StageBenchmarks(stage, options.eval, fmt, policy, rewards=options.rewards)
+    for name, part in (("order", order), ("memory", memory), ("critic", critic), ("diagnosis", diagnosis)):
+        if part is not None:
+            stage.keep(name, part)
+    done = stage.resume(learner, total)
+    longest = max(len(task.prompt) for task in tasks) + max_tokens
+    engine = make_rollout_engine(stage, options, policy, longest, benchmarks.longest)
+    engine.update_weights(done)
+    sampling = sampling_of(options, fmt, max_tokens, policy)
+    judge = Judge(fmt, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
+    roller = make_roller(stage, options, judge, engine, order, sampling)
+    benchmarks.engine = engine
+    by_verdict = any(reward.needs_verdict for reward in options.rewards)
+    try:
+        benchmarks.begin(done, total)
+        for step in range(done + 1, total + 1):
+            with stage.clock.measure("generate"):
+                rollouts = sample(roller, step, policy)
+            stage.clock.move("generate", "grade", rollouts.grade_seconds)
+            batch = [group for group in rollouts.groups if group.trajectories]
+            if algorithm.scores_first:
+                with stage.clock.measure("score"):
+                    add_scores(batch, algorithm, learner, reference, critic)
+            algorithm.assign(batch, memory)
+            worth = [group for group in batch if algorithm.needs_dead_groups or has_advantage(group)]
+            if not algorithm.scores_first:
+                with stage.clock.measure("score"):
+                    add_scores(worth, algorithm, learner, reference, critic)
+            fault_point("rl.before_update")
+            with stage.clock.measure("update"):
+                reports = update(stage, step, algorithm, memory, learner, critic, batch, worth, max_tokens)
+            count_tokens(stage, reports, rollouts)
+            engine.update_weights(step)
+            values = (
+                rollout_metrics(rollouts, batch, by_verdict=by_verdict)
+                | {"lr": learner.last_rate, "epoch": order.epoch}
+                | update_metrics(reports)
+                | {"mismatch/rounding": policy.findings.rounding}
+            )
+            algorithm.observe(values, memory)
+            check_engine(stage, policy, engine, reports, sampling.temperature)
+            is_best = benchmarks.after(step, total)
+            held_by = diagnosis.look(step, values | memory.numbers, stage.clock.spent)
+            if stage.is_due(options.log_every, step, total):
+                measure(stage, step, values | memory.numbers, policy, held_by)
+            stage.progress(step, total, f"{note_of(values)}, held back by {held_by}")
+            stage.save_if_due(learner, step, total, is_best)
+    finally:
+        engine.close()
+    stage.finish(policy, total, {"steps": total, "problems": len(tasks), "drawn": order.drawn})
+
+
+# --- what the loop is made of ----------------------------------------------------------------------------------
+
+
+def total_steps(options: ReinforcementOptions, problems: int) -> int:
+    if options.steps is not None:
+        return options.steps
+    return max(1, round((options.epochs or 1.0) * problems / options.batch.problems))
+
+
+def make_learner(stage: Stage, options: ReinforcementOptions, policy: Policy, total: int) -> Learner:
+    return Learner(
+        policy,
+        options.optim,
+        token_budget=options.batch.token_budget,
+        total_steps=total * options.algorithm.updates,
+        seed=stage.seed,
+        temperature=options.rollout.temperature,
+        compile_blocks=stage.model.compile,
+        say=stage.warn,
+    )
+
+
+def make_critic(stage: Stage, options: ReinforcementOptions, total: int) -> Learner:
+    """A learner of its own for the value model, which begins as a copy of the policy's body."""
+    rate = options.algorithm.critic_lr
+    critic = build_critic(stage.model, stage.device, stage.seed, stage.start_from)
+    switch_dropout_off(critic.module, stage)
+    return Learner(
+        critic,
+        options.optim if rate is None else options.optim.model_copy(update={"lr": rate}),
+        token_budget=options.batch.token_budget,
+        total_steps=total * options.algorithm.updates,
+        seed=stage.seed,
+        say=stage.warn,
+    )
+
+
+@dataclass
+class Reference:
+    """The model that the stage started from: the policy without its adapter, or a frozen second copy."""
+
+    stage: Stage
+    policy: Policy
+
+    def __post_init__(self) -> None:
+        self._copy: Policy | None = None
+        if not self.policy.is_adapter:
+            self._copy = build_policy(self.stage.model, self.stage.device, self.stage.seed, self.stage.start_from)
+            for parameter in self._copy.module.parameters():
+                parameter.requires_grad_(False)
+
+    @contextlib.contextmanager
+    def asked(self) -> Iterator[Policy]:
+        if self._copy is not None:
+            yield self._copy
+        else:
+            with self.policy.peft.disable_adapter():
+                yield self.policy
+
+
+def make_rollout_engine(
+    stage: Stage, options: ReinforcementOptions, policy: Policy, longest: int, evaluated: int
+) -> Engine:
+    """The engine, its cache as large as the step's samples need; less where that much is not free.
+
+    `longest` and `evaluated` are the longest prompts with their answers, of the step and of the benchmarks.
+    """
+    wanted: EngineOptions = options.rollout.engine
+    if isinstance(wanted, NativeOptions) and wanted.cache_gib is None and wanted.cache_tokens is None:
+        rows = min(options.batch.problems * options.algorithm.group_size, wanted.sequences)
+        needed = max(rows * longest, evaluated)
+        wanted = wanted.model_copy(update={"cache_tokens": cache_tokens(stage, options, policy, needed)})
+    engine = make_engine(wanted, policy, stage.seed, stage.emit)
+    room = getattr(engine, "room", evaluated)
+    if evaluated > room:
+        engine.close()
+        raise UserError(
+            f"stage {stage.name}: a benchmark needs {evaluated} tokens of the engine's cache, which holds {room}",
+            fix="lower `eval.max_tokens`, or raise `rollout.engine.cache_tokens`",
+        )
+    return engine
+
+
+def cache_tokens(stage: Stage, options: ReinforcementOptions, policy: Policy, needed: int) -> int:
+    """Tokens that the cache holds: all that are needed, or what the plan of the update leaves of the GPU's memory."""
+    from lemma.engines.native.engine import BLOCK, bytes_per_token
+
+    needed += BLOCK * options.batch.problems * options.algorithm.group_size
+    if policy.device.type != "cuda":
+        return needed
+    try:
+        shape = Shape.of_config(policy.causal.config.to_dict())
+    except KeyError:  # nothing is known about the update's needs: leave it half of what is free
+        free, _ = torch.cuda.mem_get_info(policy.device)
+        return max(BLOCK, min(needed, int(free / 2 // bytes_per_token(policy))))
+    precision = pick_precision(stage.model.precision, policy.device)
+    eight_bit = options.optim.name == "adamw_8bit"
+    plan = plan_training(shape, stage.model, precision, options.batch.token_budget, eight_bit_moments=eight_bit)
+    algorithm = options.algorithm
+    plan = plan.beside(critic=algorithm.needs_critic, reference=algorithm.needs_reference and not policy.is_adapter)
+    room = torch.cuda.get_device_properties(policy.device).total_memory * MEMORY_SHARE - plan.total
+    return max(BLOCK, min(needed, int(room // bytes_per_token(policy))))
+
+
+def make_roller(
+    stage: Stage, options: ReinforcementOptions, judge: Judge, engine: Engine, order: ProblemOrder, sampling: Sampling
+) -> Roller:
+    return Roller(
+        engine,
+        judge,
+        sampling,
+        options.algorithm,
+        order,
+        stage.folder.stage(stage.name) / "journal",
+        problems=options.batch.problems,
+        further_rounds=options.rounds,
+        seed=stage.seed,
+        name=stage.name,
+        data=stage.data,
+        mask_truncated=options.truncated == "mask",
+    )
+
+
+def sampling_of(options: ReinforcementOptions, fmt: Format, max_tokens: int, policy: Policy) -> Sampling:
+    """How completions are drawn; they end at every token that ends a turn of this model."""
+    rollout = options.rollout
+    return Sampling(
+        max_tokens=max_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        min_p=rollout.min_p,
+        min_tokens=rollout.min_tokens,
+        stop=(*fmt.stop, *rollout.stop),
+        stop_ids=tuple(sorted(ends_of(policy))),
+    )
+
+
+def add_scores(
+    groups: Sequence[Group],
+    algorithm: Algorithm,
+    learner: Learner,
+    reference: Reference | None,
+    critic: Learner | None,
+) -> None:
+    """What the learner, the reference and the critic say about the tokens before the first update on them."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    if not trajectories:
+        return
+    if algorithm.needs_old:
+        _attach("old", trajectories, learner.score(trajectories))
+    if reference is not None:
+        with reference.asked() as other:
+            _attach("reference", trajectories, learner.score(trajectories, other))
+    if critic is not None:
+        _attach("value", trajectories, critic.score(trajectories))
+
+
+def _attach(name: str, trajectories: Sequence[Trajectory], scores: Sequence[np.ndarray]) -> None:
+    for trajectory, found in zip(trajectories, scores, strict=True):
+        values = np.zeros(len(trajectory), dtype=np.float64)
+        values[trajectory.chosen_T] = found
+        trajectory.token_fields[name] = values
+
+
+def sample(roller: Roller, step: int, policy: Policy) -> Rollouts:
+    """What is sampled for a step. An engine that fails because the policy has diverged is not what is to blame."""
+    try:
+        return roller.step(step)
+    except EngineError:
+        check_speaks(policy)
+        raise
+
+
+def has_advantage(group: Group) -> bool:
+    return any(np.any(t.token_fields["advantage"][t.chosen_T] != 0) for t in group.trajectories)
+
+
+def update(
+    stage: Stage,
+    step: int,
+    algorithm: Algorithm,
+    memory: Memory,
+    learner: Learner,
+    critic: Learner | None,
+    batch: Sequence[Group],
+    worth: Sequence[Group],
+    max_tokens: int,
+) -> list[StepReport]:
+    """All updates on this batch. Groups that are not worth computing count in the totals all the same."""
+    reports: list[StepReport] = []
+    computed = {id(group) for group in worth}
+    for epoch in range(algorithm.epochs):
+        for groups in mini_batches(stage, step, epoch, algorithm.mini_batches, batch):
+            trajectories = [t for group in groups if id(group) in computed for t in group.trajectories]
+            trajectories = [t for t in trajectories if t.trained_tokens]
+            if not any(gather_over_ranks(bool(trajectories))):
+                learner.pass_over(1)
+                if critic is not None:
+                    critic.pass_over(1)
+                continue
+            totals = Totals.of([t for group in groups for t in group.trajectories if t.trained_tokens])
+            report = learner.step(trajectories, algorithm.objective(max_tokens, memory), totals)
+            if critic is not None:
+                value = critic.step(trajectories, algorithm.value_objective(), totals)
+                report.metrics.update({f"critic/{name}": x for name, x in value.metrics.items()})
+                report.metrics.update({"critic/loss": value.loss, "critic/grad_norm": value.grad_norm})
+            reports.append(report)
+            fault_point("rl.mid_update")
+    return reports
+
+
+def mini_batches(stage: Stage, step: int, epoch: int, count: int, batch: Sequence[Group]) -> list[list[Group]]:
+    """This rank's groups of each mini-batch: groups of all ranks are dealt out as if one rank had drawn them all."""
+    drawn, own = join_over_ranks([group.trajectories[0].unit for group in batch])
+    shuffled = permutation(len(drawn), stage.seed, stage.name, "mini-batches", step, epoch)
+    in_order = np.argsort(np.array(drawn, dtype=np.int64), kind="stable")
+    mine = dict(zip(range(own.start, own.stop), batch, strict=True))
+    parts = (sorted(in_order[part].tolist()) for part in np.array_split(shuffled, count))
+    return [[mine[i] for i in part if i in mine] for part in parts]
+
+
+def update_metrics(reports: Sequence[StepReport]) -> dict[str, float]:
+    """The means over the updates of a step; largest values where the name says so."""
+    values = {
+        "updates": float(len(reports)),
+        "loss": _mean([r.loss for r in reports]),
+        "grad_norm": _mean([r.grad_norm for r in reports]),
+        "trained_tokens": float(sum(r.trained_tokens for r in reports)),
+        "packs": float(sum(r.packs for r in reports)),
+        "updated": _mean([float(r.updated) for r in reports]),
+    }
+    for name in sorted({name for report in reports for name in report.metrics}):
+        found = [report.metrics[name] for report in reports if name in report.metrics]
+        values[name] = max(found) if name.endswith("/max") else _mean(found)
+    # Engine and learner had the same weights at the first update only.
+    return values | {name: reports[0].metrics[name] for name in ("mismatch/mean", "mismatch/max") if name in values}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def check_engine(
+    stage: Stage, policy: Policy, engine: Engine, reports: Sequence[StepReport], temperature: float
+) -> None:
+    """What the engine said about its tokens against what the learner found before it changed anything."""
+    metrics = reports[0].metrics if reports else {}
+    if "mismatch/mean" in metrics:
+        found = Mismatch(metrics["mismatch/mean"], metrics["mismatch/max"], reports[0].trained_tokens)
+        precision = pick_precision(stage.model.precision, policy.device)
+        check_mismatch(found, precision, engine.name, policy.findings.rounding, temperature)
+
+
+def count_tokens(stage: Stage, reports: Sequence[StepReport], rollouts: Rollouts) -> None:
+    """Add a step's tokens to the clock; those of a journal were sampled in another process's time."""
+    stage.clock.tokens += sum(report.tokens for report in reports)
+    if not rollouts.from_journal:
+        stage.clock.sampled += sum(len(sample.ids) - sample.given for sample in rollouts.samples)
+
+
+def measure(stage: Stage, step: int, values: dict[str, float], policy: Policy, held_by: str) -> None:
+    """Write the numbers of a step, what held it back, and the rates since the last row."""
+    tokens, sampled = stage.clock.tokens, stage.clock.sampled
+    timings = stage.clock.read()
+    timings |= throughput(policy, tokens, timings.get("update_seconds", 0.0))
+    if sampled and timings.get("generate_seconds"):
+        timings["generated_per_second"] = sampled / timings["generate_seconds"]
+    stage.measure(step, "train", values, timings, held_by)
+
+
+def note_of(values: dict[str, float]) -> str:
+    right = values.get("right", 0.0)
+    return (
+        f"reward {values.get('reward/mean', 0.0):.3f}, right {right:.0%}, length {values.get('length/mean', 0.0):.0f}"
+    )

@@ -1,0 +1,172 @@
+"""What a recipe can say about the reinforcement stage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from lemma.algorithms import ALGORITHMS, Algorithm
+from lemma.algorithms.grpo import Grpo
+from lemma.config import Options
+from lemma.config.shape import Choice
+from lemma.core.errors import nearest
+from lemma.data.data_options import DataOptions
+from lemma.engines.engine_options import ENGINES, EngineOptions, NativeOptions
+from lemma.learning.learning_options import BudgetOptions
+from lemma.rewards import REWARDS, Reward
+from lemma.rewards.combine import labels
+from lemma.rewards.lengths import SoftOverlong
+from lemma.runs.run_options import StageOptions
+
+if TYPE_CHECKING:
+    from lemma.formats import Format
+    from lemma.runs.stage import Stage
+
+
+class RewardChoice(Choice):
+    """A reward by name, or a function of one's own as `path.py:function`."""
+
+    def expand(self, value: Any, key: Any = None) -> Any:
+        if isinstance(value, str) and (".py:" in value or value.endswith(".py")):
+            return {"name": "custom", "function": value}
+        return super().expand(value, key)
+
+
+def _accuracy() -> list[Reward]:
+    return [REWARDS["accuracy"]()]
+
+
+class RolloutOptions(Options):
+    """How completions are sampled."""
+
+    engine: Annotated[EngineOptions, Choice(ENGINES, by="name")] = Field(default_factory=NativeOptions)
+    """Which engine generates: native, vllm or transformers; a name, or a mapping with name and options."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature; the learner's log-probabilities are taken at it too."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Sample from the likeliest tokens that make up this mass."""
+    top_k: int = Field(0, ge=0)
+    """Sample from this many of the likeliest tokens; 0 means all."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Leave out tokens less likely than this share of the likeliest."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Longest response. Default: what the longest prompt leaves of the model's context."""
+    min_tokens: int = Field(0, ge=0)
+    """No response ends before this many tokens."""
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    """Strings after which a response ends, beside those of the format and the tokens that end a turn of the model."""
+    repetition_penalty: float = 1.0
+    """For inference only: a training recipe leaves it at 1, because what is learnt must be what was sampled."""
+
+    @model_validator(mode="after")
+    def _plain(self) -> RolloutOptions:
+        if self.repetition_penalty != 1.0:
+            raise ValueError("a repetition penalty is for inference only; leave repetition_penalty out of rollout")
+        return self
+
+
+class RlBatchOptions(BudgetOptions):
+    """How much is sampled for one step, and how much is computed at a time."""
+
+    problems: int = Field(32, ge=1)
+    """Problems per step, each with `algorithm.group_size` samples."""
+
+
+class ReinforcementOptions(StageOptions):
+    """Learn from one's own samples: generate groups, grade them, learn from what set the better ones apart."""
+
+    kind: Literal["rl"] = "rl"
+    """Reinforcement learning."""
+    algorithm: Annotated[Algorithm, Choice(ALGORITHMS, by="name")] = Field(default_factory=Grpo)
+    """The algorithm: a name, or a mapping with name and options."""
+    data: DataOptions = DataOptions()
+    """Where the problems come from."""
+    rewards: list[Annotated[Reward, RewardChoice(REWARDS, by="name")]] = Field(default_factory=_accuracy, min_length=1)
+    """What completions are worth: names, mappings with name and options, or `path.py:function`."""
+    rollout: RolloutOptions = RolloutOptions()
+    """How completions are sampled."""
+    batch: RlBatchOptions = RlBatchOptions()
+    """Batch sizes."""
+    steps: int | None = Field(None, ge=1)
+    """Batches of rollouts. Give this or epochs; default one epoch."""
+    epochs: float | None = Field(None, gt=0)
+    """Passes over the problems; problems that replace dead groups are drawn beside them."""
+    truncated: Literal["keep", "mask"] = "keep"
+    """What becomes of responses that were cut off at max_tokens: learnt from like others, or counted in their group's
+    statistics only. To make length cost something, add the reward soft_overlong."""
+    replace_dead: int | None = Field(None, ge=0)
+    """Most further rounds of generation in which groups whose rewards do not differ are replaced by other problems.
+    Default: what the algorithm does, which is 0 but for dapo."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> ReinforcementOptions:
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError("give epochs or steps, not both")
+        if self.rollout.max_tokens is not None and self.rollout.min_tokens > self.rollout.max_tokens:
+            raise ValueError("rollout.min_tokens is above rollout.max_tokens; lower it")
+        if self.algorithm.mini_batches > self.batch.problems:
+            raise ValueError(
+                f"{self.batch.problems} problems cannot be dealt out to {self.algorithm.mini_batches} mini-batches; "
+                "lower algorithm.mini_batches"
+            )
+        if self.replace_dead and self.algorithm.needs_critic:
+            raise ValueError(
+                f"{self.algorithm.name} learns from groups whose rewards do not differ as well: "
+                "there are no dead ones to replace; leave replace_dead out"
+            )
+        for name in ("missing_eos_penalty", "missing_eos_score"):
+            if self.truncated == "mask" and getattr(self.algorithm, name, None) is not None:
+                raise ValueError(
+                    f"algorithm.{name} is of samples that `truncated: mask` leaves out; "
+                    f"write `truncated: keep`, or remove {name}"
+                )
+        if self.truncated == "mask" and getattr(self.algorithm, "reward_kl", None):
+            raise ValueError(
+                "algorithm.reward_kl is of all tokens of a sample, and `truncated: mask` takes some samples' away; "
+                "write `truncated: keep`, or `algorithm.kl` in its place"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_exist(self) -> ReinforcementOptions:
+        known = labels(self.rewards)
+        weights = getattr(self.algorithm, "each_reward", None) or {}
+        for name in weights:
+            if name not in known:
+                raise ValueError(
+                    f"algorithm.each_reward names '{name}', which is not in rewards; {nearest(name, known)}"
+                )
+        for name, reward in zip(known, self.rewards, strict=True):
+            if weights and name not in weights:
+                raise ValueError(
+                    f"algorithm.each_reward leaves out '{name}', which is in rewards; add `{name}: 1` to each_reward, "
+                    "or 0 to log it only"
+                )
+            if weights and reward.weight != 1:
+                raise ValueError(
+                    f"algorithm.each_reward has the weight of '{name}', and the one in rewards has no effect; "
+                    f"write `{name}: {reward.weight:g}` in each_reward and remove weight"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _length_costs_something(self) -> ReinforcementOptions:
+        longest = self.rollout.max_tokens
+        for reward in self.rewards:
+            if isinstance(reward, SoftOverlong) and longest is not None and reward.begins >= longest:
+                raise ValueError(
+                    f"soft_overlong begins after {reward.begins} tokens, which no response has; "
+                    f"give it `max_tokens: {longest}` and perhaps a `margin`"
+                )
+        return self
+
+    @property
+    def rounds(self) -> int:
+        """Further rounds of generation that replace dead groups."""
+        return self.algorithm.replaces_dead if self.replace_dead is None else self.replace_dead
+
+    def run(self, stage: Stage, fmt: Format) -> None:
+        from lemma.stages.reinforcement.rl_loop import run_reinforcement
+
+        run_reinforcement(stage, self, fmt)

@@ -1,0 +1,118 @@
+"""Problems as a reinforcement stage needs them: prompts and a teacher's traces in ids, and how long answers may be."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lemma.algorithms.luffy import Luffy
+from lemma.core.errors import UserError
+from lemma.core.types import Demonstration, Problem
+from lemma.data.choices import as_asked
+from lemma.data.load_rows import filter_by_length, load_problems, load_rows, row_of
+from lemma.data.readers import problem_of
+from lemma.formats import Format
+from lemma.formats.encode import encode_demonstration, encode_prompt
+from lemma.models.policy import Policy
+from lemma.rollouts import Task
+from lemma.runs.stage import Stage
+from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+
+
+def prepare_tasks(stage: Stage, options: ReinforcementOptions, fmt: Format, policy: Policy) -> tuple[list[Task], int]:
+    """The tasks of the stage, and the most tokens of a response."""
+    if options.algorithm.uses_traces:
+        tasks = _with_traces(stage, options, fmt, policy.tokenizer)
+    else:
+        problems = [as_asked(problem) for problem in load_problems(options.data, stage.seed)]
+        tasks = [Task(problem, encode_prompt(fmt, problem, policy.tokenizer)) for problem in problems]
+    lengths = [len(task.prompt) for task in tasks]
+    tasks, limit = filter_by_length(tasks, lengths, options.data.prompt_length, stage.say)
+    longest = max(len(task.prompt) for task in tasks) if limit is None else limit
+    max_tokens = options.rollout.max_tokens or policy.context - longest
+    if max_tokens < 1:
+        raise UserError(
+            f"stage {stage.name}: prompts of {longest} tokens leave no room in the model's context of {policy.context}",
+            fix="lower data.prompt_length.max_tokens, or write rollout.max_tokens",
+        )
+    room = policy.context - max_tokens
+    kept = [task for task in tasks if len(task.prompt) <= room]
+    if not kept:
+        raise UserError(
+            f"stage {stage.name}: no prompt leaves {max_tokens} tokens of the model's context of {policy.context}",
+            fix="lower rollout.max_tokens or data.prompt_length.max_tokens",
+        )
+    if options.rollout.min_tokens > max_tokens:
+        raise UserError(
+            f"stage {stage.name}: rollout.min_tokens is {options.rollout.min_tokens}, but prompts leave room for "
+            f"{max_tokens} tokens",
+            fix="lower rollout.min_tokens",
+        )
+    if len(kept) < len(tasks):
+        stage.warn(f"{len(tasks) - len(kept)} of {len(tasks)} prompts are longer than {room} tokens and were left out")
+    stage.data = _digest(kept, max_tokens)
+    return kept, max_tokens
+
+
+def _with_traces(stage: Stage, options: ReinforcementOptions, fmt: Format, tokenizer: Any) -> list[Task]:
+    """Problems with the teacher's response where there is one; the response ends with the end-of-sequence token."""
+    algorithm = options.algorithm
+    given = isinstance(algorithm, Luffy) and algorithm.off_policy.behaviour == "given"
+    tasks: list[Task] = []
+    items = load_rows(options.data, stage.seed)
+    for row in items:
+        if isinstance(row, Problem) and row.traces:
+            row = Demonstration(row, response=row.traces[0])
+        item = as_asked(row)
+        problem = problem_of(item)
+        if not problem.golds:
+            continue
+        # The trace continues the format's own prompt, whatever prompt its row was made with.
+        shown = replace(item, prompt=None) if isinstance(item, Demonstration) else None
+        prompt = encode_prompt(fmt, problem, tokenizer)
+        trace = None
+        if shown is not None:
+            encoded = encode_demonstration(fmt, shown, tokenizer)
+            trace = encoded.ids_T[encoded.chosen_T]
+            if given:
+                _check_probs(options, problem, len(trace))
+        tasks.append(Task(problem, prompt, trace))
+    if not any(task.trace is not None for task in tasks):
+        raise UserError(
+            f"stage {stage.name}: no problem of its data has a teacher's trace, which {options.algorithm.name} needs",
+            fix="use data with a `target` or a solution, or another algorithm",
+        )
+    if len(tasks) < len(items):
+        stage.warn(f"{len(items) - len(tasks)} of {len(items)} rows have no answer to grade against and were left out")
+    return tasks
+
+
+def _check_probs(options: ReinforcementOptions, problem: Problem, tokens: int) -> None:
+    """Refuse a trace without the teacher's probability of each of its tokens; that of the added end may be absent."""
+    probs = problem.extra.get("trace_probs")
+    if probs is not None and tokens - 1 <= len(probs) <= tokens:
+        return
+    if probs is None:
+        wrong = "this row has a teacher's trace without the teacher's probabilities (`trace_probs`)"
+    else:
+        wrong = (
+            f"this row has {len(probs)} probabilities of the teacher for {tokens - 1} tokens of its trace and an end"
+        )
+    fix = "give one for each token that this tokenizer makes of the trace, or write `off_policy: {behaviour: one}`"
+    row = row_of(options.data, problem)
+    raise UserError(f"problem {problem.id}: {wrong}", fix=fix) if row is None else row.error(wrong, fix)
+
+
+def _digest(tasks: Sequence[Task], max_tokens: int) -> str:
+    whole = hashlib.blake2b(str(max_tokens).encode(), digest_size=16)
+    for task in tasks:
+        whole.update(task.prompt.tobytes())
+        whole.update("\x1f".join(task.problem.golds).encode())
+        if task.trace is not None:
+            whole.update(task.trace.tobytes())
+            whole.update(np.asarray(task.problem.extra.get("trace_probs", ()), dtype=np.float64).tobytes())
+    return whole.hexdigest()

@@ -1,0 +1,222 @@
+"""The supervised stage: imitate demonstrations. Reads top to bottom."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lemma.core.errors import UserError
+from lemma.core.random import permutation
+from lemma.core.types import Demonstration, Trajectory
+from lemma.data.choices import as_asked
+from lemma.data.data_options import DataOptions
+from lemma.data.load_rows import filter_by_length, load_demonstrations, split_share
+from lemma.formats import Format
+from lemma.formats.encode import encode_demonstration, encode_document
+from lemma.learning.learner import Learner, StepReport
+from lemma.models.load_model import build_policy
+from lemma.models.policy import Policy
+from lemma.models.throughput import throughput
+from lemma.objectives import NegativeLogLikelihood
+from lemma.runs.stage import Stage
+from lemma.stages.evaluating import StageBenchmarks
+from lemma.stages.supervised_options import SupervisedOptions
+
+
+def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> None:
+    policy = build_policy(stage.model, stage.device, stage.seed, stage.start_from)
+    fmt.install(policy.tokenizer)
+    data, validation = prepare(stage, options, fmt, policy)
+    stage.data = digest([*data.items, *validation])
+    total = data.total_steps(options)
+    objective = NegativeLogLikelihood(options.normalise, options.constant)
+    learner = Learner(
+        policy,
+        options.optim,
+        token_budget=options.batch.token_budget,
+        total_steps=total,
+        seed=stage.seed,
+        compile_blocks=stage.model.compile,
+        say=stage.warn,
+    )
+    benchmarks = StageBenchmarks(stage, options.eval, fmt, policy)
+    start, note = stage.resume(learner, total), ""
+    benchmarks.begin(start, total)
+    for step in range(start + 1, total + 1):
+        with stage.clock.measure("data"):
+            batch = data.batch(step - 1)
+        with stage.clock.measure("update"):
+            report = learner.step(batch, objective)
+        stage.clock.tokens += report.tokens
+        is_best = False
+        if validation and stage.is_due(options.validation.every, step, total):
+            with stage.clock.measure("validation"):
+                results = learner.evaluate(validation, objective)
+            stage.measure(step, "eval", {f"validation/{name}": value for name, value in results.items()}, {})
+            is_best = not benchmarks.choose_the_best and stage.note_score(step, results["loss"])
+            note = f", validation {results['loss']:.3f}"
+        is_best = benchmarks.after(step, total) or is_best
+        if stage.is_due(options.log_every, step, total):
+            measure_step(stage, step, data.epoch_of(step), report, policy)
+        stage.progress(step, total, f"loss {report.loss:.3f}{note}")
+        stage.save_if_due(learner, step, total, is_best)
+    stage.finish(policy, total, {"tokens": data.tokens, "examples": data.count, "steps": total})
+
+
+def measure_step(stage: Stage, step: int, epoch: float, report: StepReport, policy: Policy) -> None:
+    values = {
+        "loss": report.loss,
+        "grad_norm": report.grad_norm,
+        "lr": report.lr,
+        "epoch": epoch,
+        "tokens": report.tokens,
+        "trained_tokens": report.trained_tokens,
+        "packs": report.packs,
+        "updated": float(report.updated),
+        **report.metrics,
+    }
+    tokens = stage.clock.tokens
+    timings = stage.clock.read()
+    timings |= throughput(policy, tokens, timings["update_seconds"])
+    stage.measure(step, "train", values, timings)
+
+
+def digest(trajectories: Sequence[Trajectory]) -> str:
+    """A name for these token ids and masks, in this order."""
+    whole = hashlib.blake2b(digest_size=16)
+    for trajectory in trajectories:
+        whole.update(trajectory.ids_T.tobytes())
+        whole.update(trajectory.chosen_T.tobytes())
+    return whole.hexdigest()
+
+
+@dataclass
+class TrainingData:
+    """The order of the data: which trajectories make up which step. A function of the step alone; nothing to save.
+
+    With `packing: stream` the documents of an epoch run on and are cut every `length` tokens; each piece carries one
+    token more, the label of its last.
+    """
+
+    items: Sequence[Trajectory]
+    per_step: int
+    seed: int
+    name: str
+    shuffle: bool
+    length: int | None = None
+    _cached: tuple[int, list[Trajectory]] = (-1, [])
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(t) for t in self.items)
+
+    @property
+    def count(self) -> int:
+        """Trajectories in one epoch."""
+        return len(self.items) if self.length is None else max(0, self.tokens - 1) // self.length
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.count // self.per_step)
+
+    def total_steps(self, options: SupervisedOptions) -> int:
+        if options.steps is not None:
+            return options.steps
+        return max(1, round((options.epochs or 1.0) * self.steps_per_epoch))
+
+    def epoch_of(self, step: int) -> float:
+        return step / self.steps_per_epoch
+
+    def batch(self, index: int) -> list[Trajectory]:
+        """The trajectories of step number `index`, counted from 0; the last step of an epoch takes what is left."""
+        epoch, place = divmod(index, self.steps_per_epoch)
+        if self._cached[0] != epoch:
+            self._cached = (epoch, self._epoch(epoch))
+        return self._cached[1][place * self.per_step : (place + 1) * self.per_step]
+
+    def _epoch(self, epoch: int) -> list[Trajectory]:
+        order = np.arange(len(self.items))
+        if self.shuffle:
+            order = permutation(len(self.items), self.seed, self.name, "order", epoch)
+        ordered = [self.items[i] for i in order.tolist()]
+        if self.length is None:
+            return ordered
+        stream = np.concatenate([t.ids_T for t in ordered])
+        starts = range(0, self.count * self.length, self.length)
+        pieces = [stream[start : start + self.length + 1] for start in starts]
+        return [Trajectory(ids, np.arange(len(ids)) > 0, origin="teacher") for ids in pieces]
+
+
+def prepare(
+    stage: Stage, options: SupervisedOptions, fmt: Format, policy: Policy
+) -> tuple[TrainingData, list[Trajectory]]:
+    """Demonstrations as token ids: what is learnt and what is held out."""
+    limit = min(options.max_length or policy.context, policy.context)
+    train, held_out = _demonstrations(stage, options, fmt, policy.tokenizer)
+    stream = options.packing == "stream"
+    if stream and options.max_length is not None and options.max_length > policy.context:
+        raise UserError(
+            f"stage {stage.name}: pieces of {options.max_length} tokens are longer than the model's {policy.context}",
+            fix=f"write `max_length: {policy.context}` or less, or raise max_position_embeddings in model.override",
+        )
+    if stream:
+        items = [_document(fmt, item, policy.tokenizer) for item in train]
+    else:
+        items = _within(limit, [encode_demonstration(fmt, d, policy.tokenizer, options.train_on) for d in train], stage)
+    data = TrainingData(
+        items, options.batch.sequences, stage.seed, stage.name, options.shuffle, options.max_length if stream else None
+    )
+    if data.count == 0:
+        raise UserError(
+            f"stage {stage.name}: {data.tokens} tokens of data do not fill one piece of {options.max_length} tokens",
+            fix="lower max_length or use more data",
+        )
+    encoded = [encode_demonstration(fmt, d, policy.tokenizer, options.train_on) for d in held_out]
+    return data, _within(policy.context if stream else limit, encoded, stage)
+
+
+def _demonstrations(
+    stage: Stage, options: SupervisedOptions, fmt: Format, tokenizer: Any
+) -> tuple[list[Demonstration], list[Demonstration]]:
+    """What is learnt and what is held out."""
+    items = _short_prompts(stage, options.data, fmt, tokenizer)
+    held_out: list[Demonstration] = []
+    if options.validation.data is not None:
+        held_out = _short_prompts(stage, options.validation.data, fmt, tokenizer)
+    elif options.validation.share:
+        items, held_out = split_share(items, options.validation.share, stage.seed, stage.name)
+    if options.unique_examples != "all":
+        items = items[: options.unique_examples]
+    return items, held_out[: options.validation.count]
+
+
+def _short_prompts(stage: Stage, data: DataOptions, fmt: Format, tokenizer: Any) -> list[Demonstration]:
+    """The demonstrations whose prompt is within the limits of prompt_length."""
+    items, limits = [as_asked(item) for item in load_demonstrations(data, stage.seed)], data.prompt_length
+    if limits.percentile is None and limits.max_tokens is None:
+        return items
+    lengths = [int(encode_demonstration(fmt, item, tokenizer).chosen_T.argmax()) for item in items]
+    return filter_by_length(items, lengths, limits, stage.say)[0]
+
+
+def _document(fmt: Format, item: Demonstration, tokenizer: Any) -> Trajectory:
+    ids = encode_document(fmt, item, tokenizer)
+    return Trajectory(ids, np.arange(len(ids)) > 0, origin="teacher")
+
+
+def _within(limit: int, trajectories: list[Trajectory], stage: Stage) -> list[Trajectory]:
+    """Those of at most `limit` tokens; the others are counted and left out."""
+    kept = [t for t in trajectories if len(t) <= limit]
+    left_out = len(trajectories) - len(kept)
+    if trajectories and not kept:
+        raise UserError(
+            f"stage {stage.name}: every demonstration is longer than {limit} tokens",
+            fix="raise max_length or shorten the data",
+        )
+    if left_out:
+        stage.warn(f"{left_out} of {len(trajectories)} demonstrations are longer than {limit} tokens and were left out")
+    return kept

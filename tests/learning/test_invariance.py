@@ -1,0 +1,250 @@
+"""The gradient of a step does not change with packing, order, micro-batches, padding or the number of ranks.
+
+In float64, for full weights and LoRA, over every objective of the registry and one toy for each scope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed
+import torch.multiprocessing
+
+from lemma.core.types import Trajectory
+from lemma.learning.learner import Learner, StepReport
+from lemma.learning.learning_options import OptimOptions
+from lemma.models.policy import Policy
+from lemma.objectives import OBJECTIVES, Loss, Objective, Terms, Totals
+from tests.models.small import in_float64, relative, tiny_policy, trajectories
+from tests.objectives.toys import TOYS
+
+EXACT = 1e-10
+LENGTHS = (7, 31, 5, 12, 2, 40, 19, 19, 3, 26)
+MAKE: dict[str, Callable[[], Objective]] = {**OBJECTIVES, **{name: lambda toy=toy: toy for name, toy in TOYS.items()}}
+
+
+def items_of(policy: Policy) -> list[Trajectory]:
+    """Trajectories of a policy that was almost this one: ratios are near 1, on both sides of what is clipped."""
+    items = trajectories(LENGTHS)
+    learner = Learner(policy, OptimOptions(), token_budget=10**6, total_steps=1, temperature=0.7)
+    noise = np.random.default_rng(5)
+    for item, scores in zip(items, learner.score(items), strict=True):
+        old, behaviour = np.zeros(len(item)), np.zeros(len(item))
+        old[item.chosen_T] = scores + 0.15 * noise.normal(size=len(scores))
+        behaviour[item.chosen_T] = old[item.chosen_T] + 0.05 * noise.normal(size=len(scores))
+        item.token_fields |= {"old": old, "behaviour": behaviour}
+    return items
+
+
+@dataclass
+class Outcome:
+    report: StepReport
+    grads: dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module", params=["full", "lora"])
+def policy(request: pytest.FixtureRequest) -> Policy:
+    return in_float64(tiny_policy(lora=request.param == "lora"))
+
+
+def one_step(policy: Policy, items: Sequence[Trajectory], objective: Objective, budget: int) -> Outcome:
+    """What a step does to a policy, which is put back afterwards."""
+    before = {name: p.detach().clone() for name, p in policy.parameters().items()}
+    learner = Learner(policy, OptimOptions(lr=1e-3, clip=0.5), token_budget=budget, total_steps=4, temperature=0.7)
+    grads: dict[str, torch.Tensor] = {}
+    update = learner.optimiser.step
+
+    def recorded(rate: float) -> tuple[float, bool]:
+        for name, master in learner.optimiser.masters.items():
+            grads[name] = torch.zeros_like(master) if master.grad is None else master.grad.clone()
+        return update(rate)
+
+    learner.optimiser.step = recorded  # type: ignore[method-assign]
+    report = learner.step(items, objective)
+    weights = {name: p.detach().clone() for name, p in policy.parameters().items()}
+    with torch.no_grad():
+        for name, parameter in policy.parameters().items():
+            parameter.copy_(before[name])
+    return Outcome(report, grads, weights)
+
+
+def assert_same(mine: Outcome, other: Outcome) -> None:
+    assert mine.report.loss == pytest.approx(other.report.loss, rel=EXACT)
+    assert mine.report.metrics == pytest.approx(other.report.metrics, rel=EXACT)
+    assert mine.report.grad_norm == pytest.approx(other.report.grad_norm, rel=EXACT)
+    assert_gradients(mine.grads, other.grads)
+    for name, weight in other.weights.items():
+        assert relative(mine.weights[name], weight) < EXACT, name
+
+
+def assert_gradients(mine: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert mine.keys() == other.keys()
+    size = torch.cat([grad.flatten() for grad in other.values()]).norm().item()
+    assert size > 1e-6
+    for name, grad in other.items():
+        assert relative(mine[name], grad, floor=1e-3 * size) < EXACT, name
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_packing_order_and_micro_batches_do_not_matter(policy: Policy, name: str) -> None:
+    items = items_of(policy)
+    objective = MAKE[name]()
+    whole = one_step(policy, items, objective, budget=10**6)
+    assert whole.report.packs == 1
+    alone = one_step(policy, items, objective, budget=1)
+    assert alone.report.packs == (5 if objective.scope == "pair" else len(items))
+    assert_same(alone, whole)
+    for seed, budget in ((1, 41), (2, 64), (3, 100)):
+        order = np.random.default_rng(seed).permutation(len(items)).tolist()
+        shuffled = one_step(policy, [items[i] for i in order], objective, budget)
+        assert 1 < shuffled.report.packs < len(items)
+        assert_same(shuffled, whole)
+
+
+@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_equals_a_padded_batch_through_the_plain_model(policy: Policy, name: str, side: str) -> None:
+    items = items_of(policy)
+    objective = MAKE[name]()
+    mine = one_step(policy, items, objective, budget=64)
+    for extra in (0, 9) if side == "right" else (5,):
+        logprobs, entropy = padded_terms(policy, items, max(LENGTHS) + extra, side)
+        loss = plain_loss(name, objective, items, logprobs, entropy)
+        parameters = policy.parameters()
+        grads = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+        assert mine.report.loss == pytest.approx(loss.item(), rel=EXACT)
+        assert_gradients(mine.grads, dict(zip(parameters, grads, strict=True)))
+
+
+def padded_terms(
+    policy: Policy, items: Sequence[Trajectory], width: int, side: str, temperature: float = 0.7
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Log-probabilities and entropies of the trained tokens of each sequence, from one padded batch."""
+    ids = torch.full((len(items), width), 1)
+    mask, positions = torch.zeros_like(ids), torch.zeros_like(ids)
+    spans = []
+    for row, item in enumerate(items):
+        start = 0 if side == "right" else width - len(item)
+        spans.append(slice(start, start + len(item)))
+        ids[row, spans[row]] = torch.from_numpy(item.ids_T)
+        mask[row, spans[row]] = 1
+        positions[row, spans[row]] = torch.arange(len(item))
+    logits = policy.causal(input_ids=ids, attention_mask=mask, position_ids=positions).logits / temperature
+    logp = logits.log_softmax(-1)
+    logprobs, entropies = [], []
+    for row, (item, span) in enumerate(zip(items, spans, strict=True)):
+        targets = torch.from_numpy(np.flatnonzero(item.chosen_T))
+        rows = logp[row, span][targets - 1]
+        logprobs.append(rows.gather(-1, torch.from_numpy(item.ids_T)[targets][:, None])[:, 0])
+        entropies.append(-(rows.exp() * rows).sum(-1))
+    return logprobs, entropies
+
+
+def plain_loss(
+    name: str,
+    objective: Objective,
+    items: Sequence[Trajectory],
+    logprobs: list[torch.Tensor],
+    entropies: list[torch.Tensor],
+) -> torch.Tensor:
+    """The loss written down for the whole batch; for objectives without a formula here, their own on the whole."""
+    tokens = sum(len(part) for part in logprobs)
+    if name == "nll_token":
+        return -torch.cat(logprobs).mean()
+    if name == "nll_sequence":
+        return -sum(part.mean() for part in logprobs if len(part)) / len(items)
+    if name == "nll_constant":
+        return -torch.cat(logprobs).sum() / (42.0 * len(items))
+    if name == "toy_pair":
+        margins = [logprobs[i].sum() - logprobs[i + 1].sum() for i in range(0, len(items), 2)]
+        return torch.stack([torch.log1p(torch.exp(-0.1 * margin)) for margin in margins]).mean()
+    if name == "toy_batch":
+        means = torch.stack([part.sum() / max(len(part), 1) for part in logprobs])
+        weights = torch.tensor([item.fields["weight"] for item in items], dtype=torch.float64)
+        return (weights * (means - means.mean()) ** 2).mean() + torch.cat(entropies).mean() ** 2
+    fields = {key: torch.tensor([item.fields[key] for item in items], dtype=torch.float64) for key in items[0].fields}
+    tokens_of = {
+        key: torch.cat([torch.from_numpy(item.token_fields[key][item.chosen_T]) for item in items])
+        for key in items[0].token_fields
+    }
+    terms = Terms(
+        logprobs_N=torch.cat(logprobs),
+        entropy_N=torch.cat(entropies),
+        sequence_N=torch.repeat_interleave(torch.tensor([len(part) for part in logprobs])),
+        unit_B=torch.tensor([item.unit for item in items]),
+        totals=Totals(float(tokens), float(len(items)), float(len({item.unit for item in items}))),
+        tokens=tokens_of,
+        fields=fields,
+    )
+    return objective(terms).value
+
+
+def test_a_pack_without_a_trained_token_still_counts(policy: Policy) -> None:
+    """A pair in which nothing is learnt has a loss, log 2, wherever it is packed."""
+    items = trajectories((9, 9, 9, 9))
+    for item in items[2:]:
+        item.chosen_T[:] = False
+    toy = TOYS["toy_pair"]
+    together, apart = (one_step(policy, items, toy, budget) for budget in (100, 18))
+    assert (together.report.packs, apart.report.packs) == (1, 2)
+    assert_same(apart, together)
+    nothing = [replace(item, chosen_T=np.zeros(9, dtype=bool)) for item in items]
+    assert one_step(policy, nothing, toy, 18).report.loss == pytest.approx(np.log(2), rel=EXACT)
+
+
+@dataclass(frozen=True)
+class Blind:
+    """A batch objective that does not look at the entropies it asked for."""
+
+    name: str = "blind"
+    scope: str = "batch"
+    needs_entropy: bool = True
+
+    def __call__(self, terms: Terms) -> Loss:
+        return Loss(terms.logprobs_N.mean())
+
+
+def test_a_batch_objective_need_not_use_what_it_sees(policy: Policy) -> None:
+    items = trajectories(LENGTHS)
+    assert_same(one_step(policy, items, Blind(), 64), one_step(policy, items, Blind(), 10**6))  # type: ignore[arg-type]
+
+
+# --- several ranks ---------------------------------------------------------------------------------------------------
+
+SPLITS = {"uneven": (slice(0, 6), slice(6, None)), "one idle": (slice(0, None), slice(0, 0))}
+
+
+def work_of_a_rank(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    policy = in_float64(tiny_policy(lora=False))
+    items = items_of(policy)
+    outcomes = {
+        (split, name): one_step(policy, items[parts[rank]], make(), budget=50)
+        for split, parts in SPLITS.items()
+        for name, make in MAKE.items()
+    }
+    torch.save(outcomes, f"{folder}/outcome-{rank}")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_ranks_do_what_one_does(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(work_of_a_rank, (str(tmp_path),), nprocs=2)
+    ranks = [torch.load(tmp_path / f"outcome-{rank}", weights_only=False) for rank in (0, 1)]
+    policy = in_float64(tiny_policy(lora=False))
+    items = items_of(policy)
+    for name, make in MAKE.items():
+        single = one_step(policy, items, make(), budget=50)
+        for split in SPLITS:
+            first, second = (rank[split, name] for rank in ranks)
+            for key, weight in single.weights.items():
+                assert relative(first.weights[key], weight) < EXACT, (split, name, key)
+                assert torch.equal(first.weights[key], second.weights[key])
+            assert first.report.loss == second.report.loss == pytest.approx(single.report.loss, rel=EXACT)
+            assert first.report.metrics == pytest.approx(single.report.metrics, rel=EXACT)

@@ -1,0 +1,169 @@
+"""Kill a real training process with SIGKILL again and again, start the same command each time, and end with the very
+metrics and weights of a run that was never killed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from lemma.core.random import stream
+
+RECIPE = """
+run: {{dir: {dir}, seed: 3, threads: 1, device: cpu, tensorboard: false}}
+model: {{path: tiny, tiny: {{hidden: 32, layers: 2, feed_forward: 48}}{lora}}}
+format: {{name: r1_zero, preamble: false}}
+stages:
+  sft:
+    steps: {steps}
+    data: {{arithmetic: {{count: 150, operations: 2}}}}
+    batch: {{sequences: 6, token_budget: 128}}
+    optim: {{lr: 2e-3, warmup: 5, schedule: cosine, weight_decay: 0.01}}
+    checkpoint: {{every: 4, keep: 2}}
+    validation: {{share: 0.1, every: 7}}
+"""
+LORA = ", lora: {r: 4, dropout: 0.1}"
+
+# Where a process may die: while a checkpoint is written, before it is synced, between renames, while old ones are
+# removed, in the middle of a line of metrics, between steps. The number is the visit; each is reached after a step.
+FAULTS = (
+    "checkpoint.mid_write:1",
+    "checkpoint.before_sync:1",
+    "checkpoint.before_rename:1",
+    "checkpoint.after_rename:1",
+    "checkpoint.pruning:1",
+    "jsonl.mid_line:3",
+    "stage.step_end:2",
+    "checkpoint.before_sync:2",
+)
+
+PRELOAD = [
+    *("lemma.cli.train", "lemma.recipe", "lemma.runs.run", "lemma.reporting"),
+    *("lemma.models.tiny", "lemma.engines.native.engine", "transformers.models.qwen3.modeling_qwen3"),
+]
+
+
+@dataclass
+class Chain:
+    """Starts the same command over and over in one run folder; a server that has everything imported forks it."""
+
+    recipe: Path
+    metrics: Path
+
+    def start(self, fault: str = "") -> BaseProcess:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
+        process = context.Process(target=train, args=(str(self.recipe), fault))
+        process.start()
+        return process
+
+    def rows(self) -> int:
+        return self.metrics.read_bytes().count(b"\n") if self.metrics.is_file() else 0
+
+    def last_step(self) -> int:
+        whole = self.metrics.read_text().split("\n")[:-1] if self.metrics.is_file() else []
+        return max((json.loads(row)["step"] for row in whole), default=0)
+
+    def kill_after(self, steps: int, delay: float) -> bool:
+        """Kill the process once it has made `steps` steps since its start; False where it finished before."""
+        process = self.start()
+        first: int | None = None
+        while process.is_alive():
+            # The process cuts rows of lost steps when it starts, so the count falls once before it grows.
+            rows = self.rows()
+            first = rows if first is None or rows < first else first
+            if rows - first >= steps:
+                time.sleep(delay)
+                os.kill(process.pid or 0, signal.SIGKILL)
+                break
+            time.sleep(0.002)
+        process.join(500)
+        return process.exitcode == -signal.SIGKILL
+
+    def die_at(self, fault: str) -> bool:
+        process = self.start(fault)
+        process.join(500)
+        return process.exitcode == -signal.SIGKILL
+
+
+def train(recipe: str, fault: str) -> None:
+    sys.stdout = sys.stderr = open(os.devnull, "w")
+    if fault:
+        os.environ["LEMMA_FAULT"] = fault
+    from lemma.cli import main
+
+    raise SystemExit(main(["train", recipe]))
+
+
+def make_chain(folder: Path, steps: int, lora: str) -> Chain:
+    folder.mkdir()
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(RECIPE.format(dir=folder / "run", steps=steps, lora=lora))
+    return Chain(recipe, folder / "run" / "metrics.jsonl")
+
+
+def outcome(chain: Chain) -> tuple[list[dict[str, object]], dict[str, bytes]]:
+    """Every metric but timings, and every byte of the final model and of the state it was made from."""
+    rows = [json.loads(line) for line in chain.metrics.read_text().splitlines()]
+    for row in rows:
+        row.pop("timings")
+    stage = chain.metrics.parent / "stages" / "sft"
+    files = [*(stage / "final").rglob("*.safetensors"), *(stage / "checkpoints").rglob("*.safetensors")]
+    return rows, {str(path.relative_to(stage)): path.read_bytes() for path in files}
+
+
+def run_chain(tmp_path: Path, kills: int, steps: int, lora: str, seed: int) -> None:
+    undisturbed = make_chain(tmp_path / "undisturbed", steps, lora)
+    whole = undisturbed.start()
+    whole.join(500)
+    assert whole.exitcode == 0
+
+    chain = make_chain(tmp_path / "killed", steps, lora)
+    chance = stream(seed, "kills")
+    counted, at_faults = 0, 0
+    while counted < kills:
+        if counted % 3 == 1:
+            killed = chain.die_at(FAULTS[at_faults % len(FAULTS)])
+            at_faults += killed
+        else:
+            killed = chain.kill_after(int(chance.integers(1, 7)), float(chance.random()) * 0.03)
+        assert killed, f"the run ended after {counted} kills: give it more steps"
+        counted += 1
+    assert at_faults >= min(6, kills // 3)
+    last = chain.start()
+    last.join(500)
+    assert last.exitcode == 0
+
+    (rows, files), (true_rows, true_files) = outcome(chain), outcome(undisturbed)
+    assert rows == true_rows
+    assert files.keys() == true_files.keys()
+    for name, content in true_files.items():
+        assert files[name] == content, f"{name} differs"
+
+
+def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
+    run_chain(tmp_path, kills=20, steps=400, lora="", seed=0)
+
+
+@pytest.mark.kill
+@pytest.mark.parametrize("lora", ["", LORA], ids=["full", "lora"])
+def test_a_hundred_kills_change_nothing(tmp_path: Path, lora: str) -> None:
+    run_chain(tmp_path, kills=100, steps=900, lora=lora, seed=1)
+
+
+def test_a_death_before_the_final_rename_loses_nothing(tmp_path: Path) -> None:
+    chain = make_chain(tmp_path / "run", 6, "")
+    assert chain.die_at("stage.before_final_rename:1")
+    assert not (chain.metrics.parent / "stages" / "sft" / "final").exists()
+    again = chain.start()
+    again.join(500)
+    assert again.exitcode == 0
+    assert (chain.metrics.parent / "stages" / "sft" / "final" / "model.safetensors").is_file()

@@ -1,0 +1,65 @@
+"""A run that is asked to stop while nobody reads what it says saves all the same, and goes on to the same end."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runs.test_kill import PRELOAD
+from tests.stages.sft_world import World
+
+READER_GONE = 141
+
+
+def unheard(recipe: str, fault: str, outputs: list[int]) -> None:
+    """Train with these outputs going into a pipe that nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for output in (1, 2):
+        os.dup2(writing if output in outputs else nowhere, output)
+    os.environ["LEMMA_FAULT"] = fault
+    from lemma.cli import main
+
+    code = main(["train", recipe])
+    os._exit(code)  # what Python could not write is still in its buffers
+
+
+def check_saved(world: World, finished: World) -> None:
+    """Asked to stop after step 2, it saved step 3."""
+    assert not world.final().exists()
+    assert (world.run / "stages" / "sft" / "checkpoints" / "step-00000003" / "manifest.json").is_file()
+    assert world.rows()[-1]["step"] == 3
+    assert world.train(world.recipe()) == 0
+    assert world.numbers() == finished.numbers() and world.weights() == finished.weights()
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("outputs", [[2], [1, 2]], ids=["stderr", "both"])
+def test_a_closed_pipe(world: World, finished: World, name: str, outputs: list[int]) -> None:
+    world.recipe()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    arguments = (str(world.folder / "recipe.yaml"), f"stage.step_end:2:{name}", outputs)
+    process = context.Process(target=unheard, args=arguments)
+    process.start()
+    process.join(100)
+    assert process.exitcode in (0, READER_GONE)
+    check_saved(world, finished)
+
+
+def test_no_output_at_all(world: World, finished: World) -> None:
+    """Numbers 1 and 2 then belong to files of the run, which the words of the handler must not get into."""
+    world.recipe()
+    command = f"exec {sys.executable} -m lemma train {world.folder / 'recipe.yaml'} >&- 2>&-"
+    environment = os.environ | {"LEMMA_FAULT": "stage.step_end:2:SIGTERM"}
+    ended = subprocess.run(["bash", "-c", command], env=environment, timeout=100, check=False)
+    assert ended.returncode == 0
+    spoilt = [path for path in world.run.rglob("*") if path.is_file() and b"finishing this step" in path.read_bytes()]
+    assert spoilt == list[Path]()
+    check_saved(world, finished)
