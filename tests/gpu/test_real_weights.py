@@ -93,3 +93,11 @@ def test_the_engine_and_the_learner_agree_on_what_is_sampled(precision: Precisio
     print(f"{precision}: {gap.tokens} tokens, mean {gap.mean:.2g}, largest {gap.largest:.2g}, "
           f"rounding {policy.findings.rounding:.2g}")  # fmt: skip
     check_mismatch(gap, precision, rounding=policy.findings.rounding)
+
+
+def test_four_bits_pass() -> None:
+    pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")
+    options = ModelOptions(path=str(SMOLLM2), quantize="4bit", precision="bf16", lora=LoraOptions(r=4))
+    policy = build_policy(options, torch.device("cuda"), seed=0)
+    engine_probe.probe(policy)
+    assert policy.findings.reason is None
