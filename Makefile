@@ -10,12 +10,17 @@ PIP := $(QUIET) --disable-pip-version-check -c constraints.txt $(PIP_FLAGS)
 INSTALL := $(BIN)/python -m pip install --no-compile $(PIP)
 DOWNLOAD := $(BIN)/python -m pip download --no-deps --timeout 30 --retries 2 $(PIP)
 
+# Two workers with a thread each on two cores; a file's tests, which share what is expensive to make, stay together.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+WORKERS ?= 2
+SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 # Compiling everything that is installed takes longer than installing it; Python compiles what it imports, once, and
 # keeps it, unless it is told not to.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cpus test-kill test-demo-seeds docs clean
+.PHONY: help demo test check style test-cpus test-kill test-demo-seeds docs clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -24,11 +29,19 @@ help:  ## List the targets
 demo: $(VENV)/.core  ## Install, then train the built-in tiny model by SFT and GRPO, and measure what each gave
 	$(BIN)/lemma demo
 
-test: $(VENV)/.vllm $(VENV)/.real  ## Install, then check format, lint and types and run all tests with coverage
+test: $(VENV)/.vllm $(VENV)/.real style  ## Install, then check format, lint and types and run all tests with coverage
+	export LEMMA_STRICT_SKIPS=1; status=0; \
+	$(PYTEST) $(SPREAD) -m "not serial" --cov --cov-report= || status=$$?; \
+	$(PYTEST) -m serial --cov --cov-append --cov-report=term || status=$$?; \
+	exit $$status
+
+check: style  ## Check format, lint and types and run the quick tests: three minutes
+	$(PYTEST) $(SPREAD) -m "not slow and not serial"
+
+style: $(VENV)/.dev  ## Check format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	LEMMA_STRICT_SKIPS=1 $(BIN)/python -m pytest --cov --cov-report=term
 
 test-kill: $(VENV)/.dev  ## Run the long chain of kills: 100 deaths of a training process
 	LEMMA_STRICT_SKIPS=1 $(BIN)/python -m pytest -m kill --timeout 7200

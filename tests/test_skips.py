@@ -1,4 +1,4 @@
-"""The rule that a test may not skip without leave, tried in a pytest of its own."""
+"""What the root conftest.py does to a run, tried in a pytest of its own, with and without workers."""
 
 from __future__ import annotations
 
@@ -25,20 +25,24 @@ pytest.skip({reason!r}, allow_module_level=True)
 """
 
 
-def run_pytest(folder: Path, source: str, **env: str) -> subprocess.CompletedProcess[str]:
+WORKERS = ["-p", "xdist.plugin", "-n2", "--dist=loadfile", "--no-loadscope-reorder"]
+
+
+def run_pytest(folder: Path, source: str, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
     for name in ("conftest.py", "allowed_skips.txt"):
         shutil.copy(HERE / name, folder)
     (folder / "test_tiny.py").write_text(source)
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers = kill: slow\n")
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n kill: few\n seeds: few\n slow: long\n")
     clean = {k: v for k, v in os.environ.items() if k not in ("CI", "LEMMA_STRICT_SKIPS")}
     clean["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(folder)]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *options, str(folder)]
     return subprocess.run(command, env=clean | env, cwd=folder, capture_output=True, text=True, timeout=500)
 
 
+@pytest.mark.parametrize("options", [[], WORKERS], ids=["alone", "workers"])
 @pytest.mark.parametrize("source", [SKIPS, MODULE_SKIPS], ids=["test", "module"])
-def test_strict_mode_fails_on_a_skip_without_leave(tmp_path: Path, source: str) -> None:
-    result = run_pytest(tmp_path, source.format(reason="not today"), LEMMA_STRICT_SKIPS="1")
+def test_strict_mode_fails_on_a_skip_without_leave(tmp_path: Path, source: str, options: list[str]) -> None:
+    result = run_pytest(tmp_path, source.format(reason="not today"), *options, LEMMA_STRICT_SKIPS="1")
     assert result.returncode == 1, result.stdout
     assert "not today" in result.stdout and "skipped without leave" in result.stdout
     assert "xfails" not in result.stdout
@@ -49,11 +53,41 @@ def test_continuous_integration_is_strict(tmp_path: Path) -> None:
 
 
 def test_listed_skips_and_lenient_runs_pass(tmp_path: Path) -> None:
-    listed = run_pytest(tmp_path, SKIPS.format(reason="shared data absent: x"), LEMMA_STRICT_SKIPS="1")
+    listed = SKIPS.format(reason="shared data absent: x")
+    alone = run_pytest(tmp_path, listed, LEMMA_STRICT_SKIPS="1")
+    among_workers = run_pytest(tmp_path, listed, *WORKERS, LEMMA_STRICT_SKIPS="1")
     lenient = run_pytest(tmp_path, SKIPS.format(reason="not today"))
-    assert (listed.returncode, lenient.returncode) == (0, 0), listed.stdout + lenient.stdout
+    for result in (alone, among_workers, lenient):
+        assert result.returncode == 0 and "1 passed, 1 skipped, 1 xfailed" in result.stdout, result.stdout
 
 
-def test_kill_tests_run_only_when_asked_for(tmp_path: Path) -> None:
-    source = "import pytest\ndef test_a(): pass\n@pytest.mark.kill\ndef test_b(): assert False\n"
-    assert run_pytest(tmp_path, source).returncode == 0
+MARKED = """
+import pytest
+def test_a(): pass
+@pytest.mark.kill
+def test_b(): assert False
+@pytest.mark.slow
+def test_c(): pass
+@pytest.mark.kill
+@pytest.mark.slow
+def test_d(): assert False
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "outcome"),
+    [([], "2 passed, 2 deselected"), (["-m", "slow"], "1 passed, 3 deselected"), (["-m", "kill"], "2 failed, 2 desel")],
+    ids=["none", "slow", "kill"],
+)
+def test_kill_tests_run_only_when_named(tmp_path: Path, options: list[str], outcome: str) -> None:
+    assert outcome in run_pytest(tmp_path, MARKED, *options).stdout
+
+
+def test_the_longest_files_come_first(tmp_path: Path) -> None:
+    for name, seconds in {"b": (20, 15), "c": (30,)}.items():
+        tests = (f"@pytest.mark.slow(seconds={s})\ndef test_{s}(): pass\n" for s in seconds)
+        (tmp_path / f"test_{name}.py").write_text("import pytest\n" + "".join(tests))
+    (tmp_path / "test_a.py").write_text("def test_quick(): pass\n")
+    listed = run_pytest(tmp_path, "def test_quick(): pass\n", "--collect-only").stdout.split()
+    order = ["test_b.py::test_20", "test_b.py::test_15", "test_c.py::test_30", "test_a.py::test_quick"]
+    assert [word for word in listed if "::" in word] == [*order, "test_tiny.py::test_quick"]
