@@ -22,7 +22,7 @@ from lemma.core import types
 from lemma.core.errors import LemmaWarning
 from lemma.core.files import write_whole
 from lemma.core.types import Demonstration, Judged, Message, Preference, Problem, content_id
-from lemma.data import choices, marks, pairs, quantities, readers, roles, rows, sources, vary
+from lemma.data import choices, marks, pairs, quantities, read_files, readers, roles, rows, sources, vary
 from lemma.data.readers import Item
 
 Built = tuple[list[Item], list[str]]
@@ -46,7 +46,7 @@ def _code_digest() -> str:
     """Changes whenever the code that turns files into items does."""
     from lemma.data import load_rows
 
-    modules = (types, rows, sources, pairs, choices, readers, marks, quantities, roles, vary, load_rows)
+    modules = (types, rows, read_files, sources, pairs, choices, readers, marks, quantities, roles, vary, load_rows)
     return content_id([inspect.getsource(module) for module in modules])
 
 

@@ -18,7 +18,7 @@ from lemma.data.cache import Built, cache_folder, cached, file_digest
 from lemma.data.data_options import DataOptions, LengthOptions, SourceOptions, names_held_out
 from lemma.data.readers import Item, problem_of, read
 from lemma.data.rows import Row
-from lemma.data.sources import ARITHMETIC, files_of, files_of_no_split, hub_name, rows_of
+from lemma.data.sources import ARITHMETIC, files_of, files_of_no_split, hub_name, stream_rows
 from lemma.data.vary import ORIGIN, unmarked, vary
 
 T = TypeVar("T")
@@ -208,7 +208,7 @@ def _cache_key(source: SourceOptions, seed: int) -> dict[str, Any] | None:
 
 
 def _read(source: SourceOptions, say: Callable[[str], None] = lambda note: None) -> list[tuple[Row, Item]]:
-    rows = [row for row in rows_of(source) if _passes(row, source)]
+    rows = (row for row in stream_rows(source) if _passes(row, source))
     found = [(row, _named(item, row)) for row, item in read(rows, source.reader, say)]
     if source.variations:
         _refuse_held_out([row for row, _ in found])

@@ -17,10 +17,11 @@ from typing import Any
 from lemma.core.errors import UserError
 from lemma.core.files import write_whole
 from lemma.core.types import Demonstration, Judged, Message, Preference, Problem
+from lemma.data.read_files import TEXT_SUFFIXES
 from lemma.data.readers import LUFFY_PROBS, Item
 from lemma.data.rows import boxed
-from lemma.data.sources import SUFFIXES
 
+WRITTEN = (".parquet", *TEXT_SUFFIXES)
 Table = list[dict[str, Any]]
 Checker = Callable[[str, Sequence[str]], bool]
 """Whether a response states one of the right answers."""
@@ -32,14 +33,14 @@ THINK = "<think>\n"
 
 def write_rows(path: Path, rows: Table) -> None:
     """Write rows in the kind of file that the name asks for."""
-    suffix = next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), None)
+    suffix = next((suffix for suffix in WRITTEN if path.name.endswith(suffix)), None)
     if suffix is None:
-        raise UserError("this kind of file cannot be written", file=path, fix=f"end the name in {', '.join(SUFFIXES)}")
+        raise UserError("this kind of file cannot be written", file=path, fix=f"end the name in {', '.join(WRITTEN)}")
     if suffix == ".parquet":
         write_whole(path, _parquet(path, rows))
         return
-    if suffix.startswith(".csv"):
-        content = _csv(path, rows)
+    if suffix.startswith((".csv", ".tsv")):
+        content = _csv(path, rows, "\t" if suffix.startswith(".tsv") else ",")
     elif suffix.startswith(".jsonl"):
         content = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
     else:
@@ -60,7 +61,7 @@ def _parquet(path: Path, rows: Table) -> bytes:
     return buffer.getvalue()
 
 
-def _csv(path: Path, rows: Table) -> str:
+def _csv(path: Path, rows: Table, separator: str) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row))
     for number, row in enumerate(rows, start=1):
         for name, value in row.items():
@@ -69,7 +70,7 @@ def _csv(path: Path, rows: Table) -> str:
                     f"row {number}: a cell cannot hold the list in '{name}'", file=path, fix="write .parquet or .jsonl"
                 )
     buffer = io.StringIO(newline="")
-    writer = csv.DictWriter(buffer, names)
+    writer = csv.DictWriter(buffer, names, delimiter=separator)
     writer.writeheader()
     writer.writerows(rows)
     return buffer.getvalue()

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import math
 import re
-import sys
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lemma.core.errors import UserError, nearest
 from lemma.data.data_options import SourceOptions
-from lemma.data.rows import JsonError, Row, parsed
+from lemma.data.read_files import SUFFIXES, read_file, suffix_of, without_nan
+from lemma.data.rows import Row
 
 ARITHMETIC = "arithmetic"
 
@@ -49,19 +44,28 @@ ALIASES: dict[str, HubName] = {
     "ultrafeedback": HubName("HuggingFaceH4/ultrafeedback_binarized"),
 }
 
-SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz")
 SPLITS = ("train", "test", "validation", "valid", "val", "dev")
-NOT_DATA = {"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json", "config.json"}
-MMLU_COLUMNS = ["question", "A", "B", "C", "D", "answer"]
+SAVED_SPLITS = "dataset_dict.json"
+NOT_DATA = {"dataset_infos.json", "dataset_info.json", SAVED_SPLITS, "state.json", "config.json"}
 
 
 def rows_of(options: SourceOptions) -> list[Row]:
-    """All rows of a source that is not the built-in generator; never none."""
+    """All rows of a source that is not the built-in generator, at once."""
+    return list(stream_rows(options))
+
+
+def stream_rows(options: SourceOptions, *, streamed: bool = False) -> Iterator[Row]:
+    """All rows of a source that is not the built-in generator; never none.
+
+    Files are read piece by piece. A dataset of the hub is downloaded first, unless it is `streamed`.
+    """
     files = files_of(options)
-    rows = [row for file in files for row in read_file(file)] if files else list(_hub_rows(options))
-    if not rows:
+    rows = (row for file in files for row in read_file(file)) if files else _hub_rows(options, streamed)
+    first = next(rows, None)
+    if first is None:
         raise UserError("there are no rows here", file=options.source, fix="name a source that holds at least one row")
-    return rows
+    yield first
+    yield from rows
 
 
 def files_of(options: SourceOptions) -> list[Path]:
@@ -70,7 +74,7 @@ def files_of(options: SourceOptions) -> list[Path]:
     if path.is_dir():
         return _files_in(path, options)
     if path.exists():
-        if not _suffix(path):
+        if not suffix_of(path):
             raise UserError("this kind of file cannot be read", file=path, fix=f"give one of {', '.join(SUFFIXES)}")
         return [path]
     if _looks_like_path(options.source):
@@ -84,12 +88,10 @@ def check_files(options: SourceOptions) -> None:
         files_of(options)
 
 
-def _suffix(path: Path) -> str | None:
-    return next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), None)
-
-
 def _looks_like_path(source: str) -> bool:
-    return bool(_suffix(Path(source))) or source.startswith((".", "/", "~")) or source.count("/") > 1 or "\\" in source
+    return (
+        bool(suffix_of(Path(source))) or source.startswith((".", "/", "~")) or source.count("/") > 1 or "\\" in source
+    )
 
 
 def _neighbour(path: Path) -> str:
@@ -97,12 +99,14 @@ def _neighbour(path: Path) -> str:
     folder = path.parent
     while not folder.is_dir():
         path, folder = folder, folder.parent
-    names = [entry.name for entry in folder.iterdir() if entry.is_dir() or _suffix(entry)]
+    names = [entry.name for entry in folder.iterdir() if entry.is_dir() or suffix_of(entry)]
     return f"in {folder.resolve() if folder == Path() else folder}: {nearest(path.name, names)}"
 
 
 def _files_in(folder: Path, options: SourceOptions) -> list[Path]:
     """The data files of a folder, in order; only those of the split and configuration where names tell them apart."""
+    if (folder / SAVED_SPLITS).is_file():
+        return _saved_files(folder, options.split)
     named = _splits_in(folder, options)
     if not any(named.values()):
         return list(named)
@@ -113,6 +117,15 @@ def _files_in(folder: Path, options: SourceOptions) -> list[Path]:
             f"no data file of split '{options.split}'", file=folder, fix=f"splits here: {', '.join(splits)}"
         )
     return chosen
+
+
+def _saved_files(folder: Path, split: str) -> list[Path]:
+    """The files of one split of what `DatasetDict.save_to_disk` wrote."""
+    found = sorted((folder / split).glob("*.arrow"))
+    if not found:
+        splits = sorted(path.parent.name for path in folder.glob("*/state.json"))
+        raise UserError(f"no data file of split '{split}'", file=folder, fix=f"splits here: {', '.join(splits)}")
+    return found
 
 
 def _splits_in(folder: Path, options: SourceOptions) -> dict[Path, set[str]]:
@@ -130,146 +143,16 @@ def _splits_in(folder: Path, options: SourceOptions) -> dict[Path, set[str]]:
 def files_of_no_split(options: SourceOptions) -> list[Path]:
     """Data files of a folder that are left out because other names tell a split and theirs tell none."""
     folder = Path(options.source).expanduser()
-    named = _splits_in(folder, options) if folder.is_dir() else {}
+    named = _splits_in(folder, options) if folder.is_dir() and not (folder / SAVED_SPLITS).is_file() else {}
     return [path for path, words in named.items() if not words] if any(named.values()) else []
 
 
 def _is_data(path: Path) -> bool:
-    return bool(_suffix(path)) and path.name not in NOT_DATA and not any(part.startswith(".") for part in path.parts)
+    return bool(suffix_of(path)) and path.name not in NOT_DATA and not any(part.startswith(".") for part in path.parts)
 
 
 def _words(path: Path) -> set[str]:
     return set(re.split(r"[-_./\\]", str(path)))
-
-
-def read_file(path: Path) -> Iterator[Row]:
-    """The rows of one file, each with its line where the file has lines."""
-    try:
-        if path.name.endswith(".parquet"):
-            yield from _parquet_rows(path)
-            return
-        with gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb") as handle:
-            content = handle.read().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError("this file is not UTF-8 text", file=path, fix="save it as UTF-8") from error
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise UserError("this gzip file is damaged", file=path, fix="write or download it again") from error
-    except PermissionError as error:
-        raise UserError("this file may not be read", file=path, fix="change its permissions") from error
-    kind = (_suffix(path) or "").removesuffix(".gz")
-    if kind == ".csv":
-        yield from _csv_rows(path, content)
-    elif kind == ".json" and content.lstrip().startswith("["):
-        yield from _json_rows(path, content)
-    else:
-        yield from _line_rows(path, content)
-
-
-def _line_rows(path: Path, content: str) -> Iterator[Row]:
-    number = 0
-    for line, one in enumerate(content.split("\n"), start=1):
-        if not one.strip():
-            continue
-        try:
-            values = parsed(one)
-        except JsonError as error:
-            raise UserError(
-                f"this line is not JSON: {error}",
-                file=path,
-                line=line,
-                fix="each line must be one whole JSON object",
-            ) from error
-        number += 1
-        yield _row(values, path, number, line)
-
-
-def _json_rows(path: Path, content: str) -> Iterator[Row]:
-    try:
-        found = parsed(content)
-    except JsonError as error:
-        raise UserError(
-            f"this file is not JSON: {error}", file=path, line=error.line, fix="write a list of objects"
-        ) from error
-    for number, values in enumerate(found, start=1):
-        yield _row(values, path, number, None)
-
-
-def _row(values: Any, path: Path, number: int, line: int | None) -> Row:
-    if not isinstance(values, dict):
-        where = "" if line is not None else f"row {number} is "
-        raise UserError(
-            f"{where}{type(values).__name__} where an object was expected",
-            file=path,
-            line=line,
-            fix='write rows such as {"question": "...", "answer": "..."}',
-        )
-    return Row(values, str(path), number, line)
-
-
-def _csv_rows(path: Path, content: str) -> Iterator[Row]:
-    """Rows under a header; the files of MMLU have none and are known by the letter in their last cell."""
-    csv.field_size_limit(sys.maxsize)
-    reader = csv.reader(io.StringIO(content, newline=""), strict=True)
-    names: list[str] = []
-    number = 0
-    try:
-        for cells in reader:
-            if not names and not (len(cells) == len(MMLU_COLUMNS) and cells[-1] in {"A", "B", "C", "D"}):
-                names = cells
-                _check_header(path, names, reader.line_num)
-                continue
-            names = names or MMLU_COLUMNS
-            if not cells:
-                continue
-            if len(cells) != len(names):
-                raise UserError(
-                    f"{len(cells)} cells under a header of {len(names)}",
-                    file=path,
-                    line=reader.line_num,
-                    fix="quote cells that hold commas or line breaks",
-                )
-            number += 1
-            values = {name: cell or None for name, cell in zip(names, cells, strict=True)}
-            yield Row(values, str(path), number, reader.line_num)
-    except csv.Error as error:
-        raise UserError(
-            f"this is not CSV: {error}", file=path, line=reader.line_num, fix="repair the quotes"
-        ) from error
-
-
-def _check_header(path: Path, names: list[str], line: int) -> None:
-    """Refuse a name that stands over two columns: one of them would be lost."""
-    twice = [name for name in dict.fromkeys(names) if name and names.count(name) > 1]
-    if twice:
-        raise UserError(
-            f"{names.count(twice[0])} columns are called '{twice[0]}'", file=path, line=line, fix="rename all but one"
-        )
-
-
-def _parquet_rows(path: Path) -> Iterator[Row]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        found = pyarrow.parquet.read_table(path).to_pylist()
-    except PermissionError:
-        raise
-    except (pyarrow.ArrowException, OSError) as error:
-        with open(path, "rb") as handle:
-            start = handle.read(40)
-        pointer = start.startswith(b"version https://git-lfs")
-        fix = "it is a Git LFS pointer: run `git lfs pull`" if pointer else "write or download it again"
-        what = (
-            "this is not a parquet file" if isinstance(error, pyarrow.ArrowInvalid) else "this parquet file is damaged"
-        )
-        raise UserError(what, file=path, fix=fix) from error
-    for number, values in enumerate(found, start=1):
-        yield Row(_without_nan(values), str(path), number)
-
-
-def _without_nan(values: dict[str, Any]) -> dict[str, Any]:
-    """The cells of a row; a float that is no number is how tables keep what is absent."""
-    return {name: None if isinstance(cell, float) and math.isnan(cell) else cell for name, cell in values.items()}
 
 
 def hub_name(options: SourceOptions) -> HubName:
@@ -278,14 +161,14 @@ def hub_name(options: SourceOptions) -> HubName:
     return HubName(known.path, options.config or known.config)
 
 
-def _hub_rows(options: SourceOptions) -> Iterator[Row]:
+def _hub_rows(options: SourceOptions, streamed: bool = False) -> Iterator[Row]:
     name, config = hub_name(options)
-    dataset = _load_from_hub(name, config, options)
+    dataset = _load_from_hub(name, config, options, streamed)
     for number, values in enumerate(dataset, start=1):
-        yield Row(_without_nan(values), name, number)
+        yield Row(without_nan(values), name, number)
 
 
-def _load_from_hub(name: str, config: str | None, options: SourceOptions) -> Any:
+def _load_from_hub(name: str, config: str | None, options: SourceOptions, streamed: bool) -> Any:
     """A dataset through the `datasets` library, which honours HF_ENDPOINT and the offline switches."""
     import datasets
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
@@ -293,7 +176,7 @@ def _load_from_hub(name: str, config: str | None, options: SourceOptions) -> Any
 
     revision = f" at revision '{options.revision}'" if options.revision else ""
     try:
-        return datasets.load_dataset(name, config, split=options.split, revision=options.revision)
+        return datasets.load_dataset(name, config, split=options.split, revision=options.revision, streaming=streamed)
     except DatasetNotFoundError as error:
         close = nearest(options.source, [ARITHMETIC, *ALIASES]) if "/" not in options.source else "check the spelling"
         raise UserError(

@@ -235,8 +235,8 @@ def kept(tmp_path, monkeypatch):
     """A cache for files of any size, and a count of how often rows were really read."""
     monkeypatch.setattr(load_rows, "SMALL", 0)
     reads = []
-    really = load_rows.rows_of
-    monkeypatch.setattr(load_rows, "rows_of", lambda source: reads.append(source) or really(source))
+    really = load_rows.stream_rows
+    monkeypatch.setattr(load_rows, "stream_rows", lambda source: reads.append(source) or really(source))
     return tmp_path / "cache", reads
 
 

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import math
+import tracemalloc
 
 import pyarrow
 import pyarrow.parquet
@@ -11,7 +12,7 @@ import pytest
 
 from lemma.core.errors import UserError
 from lemma.data.data_options import SourceOptions
-from lemma.data.sources import ALIASES, files_of, hub_name, rows_of
+from lemma.data.sources import ALIASES, files_of, hub_name, rows_of, stream_rows
 
 ROWS = [{"question": f"{n}+1?", "answer": f"#### {n + 1}"} for n in range(3)]
 
@@ -29,6 +30,7 @@ def write(path, rows=ROWS):
     text = {
         "jsonl": lines(rows),
         "json": json.dumps(rows, indent=1),
+        "tsv": "question\tanswer\n" + "".join(f"{row['question']}\t{row['answer']}\n" for row in rows),
         "csv": "question,answer\n" + "".join(f'"{row["question"]}","{row["answer"]}"\n' for row in rows),
     }[kind.removesuffix(".gz")]
     path.write_bytes(gzip.compress(text.encode()) if kind.endswith(".gz") else text.encode())
@@ -39,7 +41,7 @@ def rows(path, **options):
     return [row.values for row in rows_of(SourceOptions(source=str(path), **options))]
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.csv", "a.csv.gz", "a.parquet"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.csv", "a.csv.gz", "a.tsv", "a.parquet"])
 def test_every_kind_of_file_gives_the_same_rows(tmp_path, name):
     assert rows(write(tmp_path / name)) == ROWS
 
@@ -62,6 +64,46 @@ def test_csv_cells_may_hold_commas_lines_and_nothing(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('problem,answer,level\n"one, two\nthree",4,\n')
     assert rows(path) == [{"problem": "one, two\nthree", "answer": "4", "level": None}]
+
+
+@pytest.mark.parametrize("separator", [",", ";", "|", "\t"])
+def test_csv_files_tell_what_separates_their_cells(tmp_path, separator):
+    path = tmp_path / "a.csv"
+    cells = [["problem", "answer"], ['"1,5; 2\n| \t 3"', "4"], ["plain", "5"]]
+    path.write_text("".join(separator.join(row) + "\n" for row in cells))
+    assert rows(path) == [{"problem": "1,5; 2\n| \t 3", "answer": "4"}, {"problem": "plain", "answer": "5"}]
+
+
+def test_a_comma_in_a_header_of_semicolons_separates_nothing(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("problem;answer (short, exact)\nHow much is 1,5 + 1,5?;3\nOne, two?;3\n")
+    assert rows(path)[0] == {"problem": "How much is 1,5 + 1,5?", "answer (short, exact)": "3"}
+
+
+def test_what_the_datasets_library_saves_is_read(tmp_path):
+    import datasets
+
+    whole = datasets.Dataset.from_list(ROWS)
+    whole.save_to_disk(str(tmp_path / "one"), num_shards=2)
+    splits = datasets.DatasetDict(train=whole.select([0]), held_sft=whole.select([1, 2]))
+    splits.save_to_disk(str(tmp_path / "many"))
+    assert rows(tmp_path / "one") == ROWS
+    assert rows(tmp_path / "many") == ROWS[:1] and rows(tmp_path / "many", split="held_sft") == ROWS[1:]
+    with pytest.raises(UserError, match="no data file of split 'test'; splits here: held_sft, train"):
+        rows(tmp_path / "many", split="test")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "csv", "tsv", "parquet"])
+def test_a_file_is_never_in_memory_as_a_whole(tmp_path, kind):
+    count, size = 4096, 5000
+    path = write(tmp_path / f"a.{kind}", [{"question": f"{n}", "answer": "x" * size} for n in range(count)])
+    tracemalloc.start()
+    try:
+        found = sum(1 for _ in stream_rows(SourceOptions(source=str(path))))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found == count and peak < 0.6 * count * size
 
 
 def test_mmlu_files_have_no_header(tmp_path):
