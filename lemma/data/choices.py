@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 from dataclasses import replace
 from typing import TypeVar, cast
@@ -39,6 +40,22 @@ def gpqa(values: Values) -> Problem:
         subject=optional_text(values, "Subdomain"),
         choices=tuple(text(values, names[place]).strip() for place in order),
     )
+
+
+def hellaswag(values: Values) -> Problem:
+    """HellaSwag's own columns: a beginning and the endings to choose from, without the marks of its web pages."""
+    begun = f"{text(values, 'ctx_a')} {(optional_text(values, 'ctx_b') or '').capitalize()}"
+    activity = optional_text(values, "activity_label")
+    endings = tuple(_without_marks(written(one)) for one in listed(values, "endings"))
+    letter = LETTERS[_right(values, [str(place) for place in range(len(endings))])]
+    asked = _without_marks(f"{activity}: {begun}" if activity else begun)
+    return Problem((Message("user", asked),), (letter,), subject=activity, choices=endings)
+
+
+def _without_marks(words: str) -> str:
+    """Plain words: `[title]` ends a sentence there, and other marks in brackets are dropped."""
+    words = re.sub(r"\[.*?\]", "", words.strip().replace(" [title]", ". "))
+    return words.replace("  ", " ")
 
 
 def options_of(values: Values) -> tuple[tuple[str, ...], str]:

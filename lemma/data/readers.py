@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from lemma.core.errors import UserError, nearest
 from lemma.core.types import Demonstration, Judged, Message, Preference, Problem
 from lemma.data import pairs
-from lemma.data.choices import gpqa, multiple_choice, options_of
+from lemma.data.choices import gpqa, hellaswag, multiple_choice, options_of
 from lemma.data.rows import (
     JsonError,
     LeftOut,
@@ -68,7 +68,13 @@ def question_answer(values: Values) -> Problem | Demonstration:
     """`question` and a bare `answer`; a row of GSM8K among them is read as such."""
     if _fits_gsm8k(values):
         return gsm8k(values)
-    return Problem(_user(text(values, "question")), golds(values, "answer"), id=optional_text(values, "id") or "")
+    return Problem(
+        _user(text(values, "question")),
+        golds(values, "answer"),
+        id=optional_text(values, "id") or "",
+        subject=optional_text(values, "subject", "category"),
+        level=level_of(values),
+    )
 
 
 def math(values: Values) -> Problem | Demonstration:
@@ -299,6 +305,7 @@ READERS: dict[str, Reader] = {
         _columns("question|problem", "choices|options|A", "answer|answerKey|answer_index"),
         "question, choices, answer by letter, label or index",
     ),
+    "hellaswag": Reader(hellaswag, _columns("ctx_a", "ctx_b", "endings"), "ctx_a, ctx_b, endings, label"),
     "gpqa": Reader(gpqa, _columns("Question", "Correct Answer"), "Question, Correct Answer, Incorrect Answer 1 to 3"),
     "olympiadbench": Reader(
         olympiadbench, _columns("question", "final_answer"), "question, context, final_answer, error (a tolerance)"

@@ -39,6 +39,15 @@ ROWS = {
     "preference": {"prompt": "2+2?", "chosen": "4", "rejected": "5"},
     "judged": {"prompt": "2+2?", "completion": "4", "label": True},
     "multiple_choice": {"question": "2+2?", "choices": ["3", "4"], "answer": 1},
+    "hellaswag": {
+        "ind": 3,
+        "activity_label": "Baking",
+        "ctx_a": "A cook [header] takes flour.",
+        "ctx_b": "then he",
+        "ctx": "A cook takes flour. then he",
+        "endings": ["sleeps.", "adds [substeps] eggs."],
+        "label": "1",
+    },
     "gpqa": {"Question": "2+2?", "Correct Answer": "4", **{f"Incorrect Answer {n}": str(4 + n) for n in (1, 2, 3)}},
     "olympiadbench": {"id": 7, "question": "2+2?", "context": None, "final_answer": ["$4$"], "error": "1e-1"},
     "trace": {"problem": "2+2?", "generated_solution": "<think>two twos</think>", "expected_answer": "4"},
@@ -177,6 +186,17 @@ def test_chat_takes_the_last_assistant_message():
 def test_multiple_choice_gold_is_a_letter(values):
     item = one({"question": "2+2?", **values})
     assert item.choices == ("3", "4") and item.golds == ("B",)
+
+
+def test_hellaswag_is_a_beginning_with_endings():
+    item = one(ROWS["hellaswag"])
+    assert item.question == "Baking: A cook takes flour. Then he"
+    assert item.choices == ("sleeps.", "adds eggs.") and item.golds == ("B",)
+
+
+def test_subject_and_level_of_question_and_answer():
+    item = one({**ROWS["question_answer"], "subject": "sums", "level": "Level 2"})
+    assert (item.subject, item.level) == ("sums", "2")
 
 
 def test_gpqa_moves_the_right_answer_about():
