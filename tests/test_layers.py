@@ -26,10 +26,12 @@ FLOORS = [
     {"stages"},
     {"recipe"},
     {"cluster"},
-    {"reporting", "cli"},
+    {"reporting"},
+    {"reports"},
+    {"cli"},
     {"__main__"},
 ]
-NEIGHBOURS = {("cli", "reporting")}
+NEIGHBOURS: set[tuple[str, str]] = set()
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 
 OPTIONAL = {"wandb", "bitsandbytes", "gguf", "ray", "deepspeed", "vllm", "liger_kernel", "triton", "flash_attn"}

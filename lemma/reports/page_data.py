@@ -1,0 +1,100 @@
+"""Everything on a page but the samples, as one JSON object; a live page asks only for what came since."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import yaml
+
+from lemma.core.leaves import leaves
+from lemma.core.version import lemma_version
+from lemma.reports.run_reader import RunReader
+from lemma.reports.shown_evaluations import Comparisons, evaluation_rows, pairs_between, pairs_within
+
+VERSION = 1
+# The newest warnings of a run that a page lists.
+REMARKS = 200
+
+
+class PageData:
+    """The data of a page about some runs. `words` are their recipes in words."""
+
+    def __init__(self, runs: Sequence[RunReader], words: Sequence[str]):
+        self.runs, self._words = list(runs), list(words)
+        self._comparisons = Comparisons()
+
+    def whole(self) -> dict[str, Any]:
+        return self.since([None] * len(self.runs))
+
+    def since(self, seen: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
+        """`seen` tells for each run which rows the page has: {"generation": 0, "counts": {"grpo/train": 12}}."""
+        runs = [self._run(run, words, before) for run, words, before in zip(self.runs, self._words, seen, strict=True)]
+        pairs = [pair for run in self.runs for pair in pairs_within(run)]
+        pairs += [pair for other in self.runs[1:] for pair in pairs_between(self.runs[0], other)]
+        return {
+            "version": VERSION,
+            "lemma": lemma_version(),
+            "made": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
+            "runs": runs,
+            "comparisons": self._comparisons.of(pairs),
+            "differences": differences(self.runs),
+        }
+
+    def _run(self, run: RunReader, words: str, seen: Mapping[str, Any] | None) -> dict[str, Any]:
+        run.look()
+        counts: Mapping[str, int] = {}
+        if seen is not None and seen.get("generation") == run.metrics.generation:
+            counts = seen.get("counts") or {}
+        facts = run.facts
+        return {
+            "name": run.name,
+            "folder": str(run.folder),
+            "state": run.state,
+            "created": facts.get("created", ""),
+            "heard": run.log.last_time,
+            "facts": {name: str(value) for name, value in facts.items() if name != "digest"},
+            "words": words,
+            "recipe": yaml.safe_dump(run.recipe, sort_keys=False, allow_unicode=True),
+            "stages": [
+                {
+                    "name": name,
+                    "kind": str(options.get("kind", "")) if isinstance(options, dict) else "",
+                    "done": run.is_done(name),
+                    "total": run.log.totals.get(name),
+                }
+                for name, options in run.stages.items()
+            ],
+            "generation": run.metrics.generation,
+            "curves": {
+                f"{stage}/{axis}": {
+                    "from": counts.get(f"{stage}/{axis}", 0),
+                    **found.after(counts.get(f"{stage}/{axis}", 0)),
+                }
+                for (stage, axis), found in run.metrics.curves.items()
+            },
+            "remarks": [
+                {"time": one.time, "level": one.level, "stage": one.stage, "step": one.step, "text": one.text}
+                for one in run.log.remarks[-REMARKS:]
+            ],
+            "evaluations": [row for place in run.evaluations() for row in evaluation_rows(place)],
+            "chunks": [{"key": one.key, "source": one.source, "step": one.step} for one in run.chunks()],
+        }
+
+
+def differences(runs: Sequence[RunReader]) -> list[dict[str, Any]]:
+    """The options in which the recipes of several runs differ; where a run lives does not count."""
+    if len(runs) < 2:
+        return []
+    found = [leaves(run.recipe) for run in runs]
+    keys = list(dict.fromkeys(key for own in found for key in own))
+    return [
+        {"key": key, "values": [_value(own, key) for own in found]}
+        for key in keys
+        if key != "run.dir" and len({_value(own, key) for own in found}) > 1
+    ]
+
+
+def _value(own: Mapping[str, Any], key: str) -> str:
+    return str(own[key]) if key in own else "not there"

@@ -1,0 +1,135 @@
+"""One run, as the pages and tables see it: everything is read through here, and only what is new is read again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lemma.core.errors import UserError
+from lemma.evaluation.results import is_complete
+from lemma.reports.curves import Metrics
+from lemma.reports.run_state import Log, State, check_is_run, state_of
+from lemma.reports.shown_samples import journal_steps, read_chunk, read_evaluation_chunk
+from lemma.reports.token_texts import TokenTexts, load_token_texts
+
+
+@dataclass(frozen=True)
+class EvaluationPlace:
+    """A finished evaluation in a run; `stage` and `step` where it was made during a stage."""
+
+    name: str
+    folder: Path
+    stage: str = ""
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class ChunkPlace:
+    """Where the samples of one step, or of one evaluation, are."""
+
+    key: str
+    source: str
+    step: int
+    path: Path
+    is_evaluation: bool = False
+
+
+class RunReader:
+    """Reads a run folder; `look` takes in what came since the last time."""
+
+    def __init__(self, folder: Path, name: str | None = None):
+        check_is_run(folder)
+        self.folder, self.name = folder, name or folder.resolve().name
+        self.recipe = _read_recipe(folder)
+        stages = self.recipe.get("stages")
+        self.stages: dict[str, dict[str, Any]] = stages if isinstance(stages, dict) else {}
+        self.metrics = Metrics(folder / "metrics.jsonl")
+        self.log = Log(folder / "run.log")
+        self._tokens: TokenTexts | None = None
+        self._sought_tokens = False
+
+    def look(self) -> None:
+        self.metrics.look()
+        self.log.look()
+
+    @property
+    def state(self) -> State:
+        return state_of(self.folder, list(self.stages), self.log.ending)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        try:
+            found = json.loads((self.folder / "run.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def is_done(self, stage: str) -> bool:
+        return (self.folder / "stages" / stage / "done.json").is_file()
+
+    def evaluations(self) -> list[EvaluationPlace]:
+        """Those of stages in the order of their steps, then those that were made of whole models, by age."""
+        found, others = [], []
+        for folder in sorted((self.folder / "evaluations").glob("*")):
+            if is_complete(folder):
+                others.append(EvaluationPlace(folder.name, folder))
+            for inner in sorted(folder.glob("step-*")):
+                number = inner.name.removeprefix("step-")
+                if number.isdigit() and is_complete(inner):
+                    name = f"{folder.name}, step {int(number)}"
+                    found.append(EvaluationPlace(name, inner, folder.name, int(number)))
+        return found + sorted(others, key=lambda one: (one.folder / "results.json").stat().st_mtime)
+
+    def chunks(self) -> list[ChunkPlace]:
+        """Everything that was sampled, as places to read."""
+        found = [
+            ChunkPlace(f"{stage}/{step}", stage, step, path)
+            for stage in self.stages
+            for step, path in journal_steps(self.folder, stage).items()
+        ]
+        for one in self.evaluations():
+            source = f"evaluation during {one.stage}" if one.stage else f"evaluation {one.name}"
+            found.append(ChunkPlace(f"{source}/{one.step}", source, one.step, one.folder, is_evaluation=True))
+        return found
+
+    def read(self, place: ChunkPlace, longest: int | None = None) -> dict[str, Any]:
+        if place.is_evaluation:
+            return read_evaluation_chunk(place.path, longest)
+        return read_chunk(place.path, self.tokens, longest)
+
+    @property
+    def tokens(self) -> TokenTexts | None:
+        """Looked for once; a run that has just begun may have no tokenizer on disk yet."""
+        if not self._sought_tokens:
+            model = self.recipe.get("model")
+            path = str(model.get("tokenizer") or model.get("path")) if isinstance(model, dict) else ""
+            self._tokens = load_token_texts(self.folder, list(self.stages), path)
+            self._sought_tokens = self._tokens is not None
+        return self._tokens
+
+    def metric_names(self) -> Iterator[str]:
+        for curves in self.metrics.curves.values():
+            yield from curves.values
+
+
+def _read_recipe(folder: Path) -> dict[str, Any]:
+    path = folder / "recipe.yaml"
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError("the recipe of this run cannot be read", file=path, fix="restore it") from error
+    return found if isinstance(found, dict) else {}
+
+
+def open_runs(folders: list[Path]) -> list[RunReader]:
+    """Readers with names that differ: the folder's own, with its parents where two are called the same."""
+    names = [folder.resolve().name for folder in folders]
+    return [
+        RunReader(folder, name if names.count(name) == 1 else str(folder))
+        for folder, name in zip(folders, names, strict=True)
+    ]

@@ -1,0 +1,183 @@
+"""Samples as the pages show them. The only file of this room that knows what a journal looks like.
+
+A chunk is everything that one step of a stage, or one evaluation, sampled: a JSON object with `prompts` and `samples`.
+A sample's `parts` are the stretches of its text in order: `sampled` by the policy, `given` by a teacher, or an
+`observation` from an environment. A sampled part has its `pieces`, one a token, and `levels`, one character a token
+that stands for its log-probability (`levels_of`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lemma.core.files import read_json_lines
+from lemma.reports.token_texts import TokenTexts
+from lemma.rollouts.journal import read_samples
+from lemma.rollouts.sample import Sample
+
+NAME = re.compile(r"^step-(\d+)\.jsonl")
+# Levels of a log-probability: the square root of its distance from 0, up to 16 nats, in 90 parts, as characters.
+FIRST_LEVEL, LEVELS, DEEPEST = 35, 90, 16.0
+
+
+def journal_steps(run: Path, stage: str) -> dict[int, Path]:
+    """The journals of a stage by step, whether they are compressed or not."""
+    found = {}
+    for path in (run / "stages" / stage / "journal").glob("step-*"):
+        match = NAME.match(path.name)
+        if match is not None:
+            found[int(match.group(1))] = path
+    return dict(sorted(found.items()))
+
+
+def read_chunk(path: Path, tokens: TokenTexts | None, longest: int | None = None) -> dict[str, Any]:
+    """The samples of one journal, in order. Texts beyond `longest` characters lose their middle."""
+    prompts: dict[bytes, int] = {}
+    texts: list[str] = []
+    shown = []
+    samples = sorted(read_samples(path), key=_place)
+    means = _group_means(samples)
+    for sample in samples:
+        key = sample.prompt.tobytes()
+        if key not in prompts:
+            prompts[key] = len(texts)
+            texts.append(_cut(tokens.text(sample.prompt.tolist()), longest) if tokens is not None else "")
+        one = _shown(sample, tokens, longest)
+        mean = means.get(_group(sample))
+        if sample.reward is not None and mean is not None:
+            one["advantage"] = round(sample.reward - mean, 5)
+        shown.append({"prompt": prompts[key], **one})
+    return {"prompts": texts, "samples": shown}
+
+
+def _place(sample: Sample) -> tuple[int, int]:
+    return _group(sample), sample.sample
+
+
+def _group(sample: Sample) -> int:
+    """The number of the draw that a sample belongs to."""
+    return int(sample.key[2]) if len(sample.key) > 2 else 0
+
+
+def _group_means(samples: Sequence[Sample]) -> dict[int, float]:
+    rewards: dict[int, list[float]] = {}
+    for sample in samples:
+        if sample.reward is not None:
+            rewards.setdefault(_group(sample), []).append(sample.reward)
+    return {group: sum(own) / len(own) for group, own in rewards.items()}
+
+
+def _shown(sample: Sample, tokens: TokenTexts | None, longest: int | None) -> dict[str, Any]:
+    return {
+        "group": _group(sample),
+        "number": sample.sample,
+        "problem": sample.problem_id,
+        "parts": _parts(sample, tokens, longest),
+        "tokens": len(sample.ids),
+        "answer": sample.answer,
+        "gold": list(getattr(sample, "gold", ())),
+        "verdict": sample.verdict,
+        "reason": sample.reason,
+        "faults": list(sample.faults),
+        "format": sample.format_ok,
+        "finish": sample.finish,
+        "reward": sample.reward,
+        "rewards": sample.rewards,
+    }
+
+
+def _parts(sample: Sample, tokens: TokenTexts | None, longest: int | None) -> list[dict[str, Any]]:
+    if tokens is None:
+        return [{"kind": "sampled", "text": _cut(sample.text, longest)}]
+    pieces = tokens.pieces(sample.ids.tolist())
+    if pieces and pieces[0].startswith(" ") and not sample.text.startswith(" "):
+        pieces[0] = pieces[0][1:]
+    parts: list[dict[str, Any]] = []
+    if sample.given:
+        parts.append({"kind": "given", "text": _cut("".join(pieces[: sample.given]), longest)})
+    if sample.given < len(pieces):
+        own, levels = pieces[sample.given :], levels_of(sample.logprobs[sample.given :])
+        parts.append({"kind": "sampled", **_cut_pieces(own, levels, longest)})
+    return parts
+
+
+def levels_of(logprobs: np.ndarray) -> str:
+    depth = np.clip(np.nan_to_num(-logprobs, nan=DEEPEST, posinf=DEEPEST), 0.0, DEEPEST) / DEEPEST
+    return (FIRST_LEVEL + np.rint(np.sqrt(depth) * LEVELS)).astype(np.uint8).tobytes().decode("ascii")
+
+
+def _cut(text: str, longest: int | None) -> str:
+    if longest is None or len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters are not in this report ...]\n{text[-half:]}"
+
+
+def _cut_pieces(pieces: list[str], levels: str, longest: int | None) -> dict[str, Any]:
+    if longest is None or sum(map(len, pieces)) <= longest:
+        return {"pieces": pieces, "levels": levels}
+    return {"text": _cut("".join(pieces), longest)}
+
+
+# --- evaluations -------------------------------------------------------------------------------------------------
+
+
+def read_evaluation_chunk(folder: Path, longest: int | None = None, most: int | None = None) -> dict[str, Any]:
+    """The samples of a finished evaluation, or its first `most`."""
+    prompts: dict[str, int] = {}
+    shown: list[dict[str, Any]] = []
+    for row in read_json_lines(folder / "samples.jsonl"):
+        if most is not None and len(shown) >= most:
+            break
+        number = prompts.setdefault(_cut(row["prompt"], longest), len(prompts))
+        shown.append({"prompt": number, **_shown_row(row, longest)})
+    return {"prompts": list(prompts), "samples": shown}
+
+
+def _shown_row(row: Mapping[str, Any], longest: int | None) -> dict[str, Any]:
+    return {
+        "group": f"{row['benchmark']} {row['problem']}",
+        "number": row["sample"],
+        "problem": row["problem"],
+        "parts": [{"kind": "sampled", "text": _cut(row["completion"], longest)}],
+        "tokens": row["tokens"],
+        "answer": row["extracted"],
+        "gold": row["gold"],
+        "verdict": row["verdict"],
+        "reason": row["reason"],
+        "faults": row["faults"],
+        "format": row["format_ok"],
+        "finish": row["finish"],
+        "reward": row.get("reward"),
+        "rewards": {},
+    }
+
+
+def problems_of(chunk: Mapping[str, Any]) -> list[str]:
+    """The problems of a chunk, each once, in order."""
+    return list(dict.fromkeys(sample["problem"] for sample in chunk["samples"]))
+
+
+def first_groups(chunk: dict[str, Any], most: int) -> dict[str, Any]:
+    """The first groups of a chunk, whole, that have `most` samples or a few more together."""
+    if len(chunk["samples"]) <= most:
+        return chunk
+    kept: list[dict[str, Any]] = []
+    for sample in chunk["samples"]:
+        if len(kept) >= most and sample["group"] != kept[-1]["group"]:
+            break
+        kept.append(sample)
+    return {"prompts": _used(chunk["prompts"], kept), "samples": kept, "all": len(chunk["samples"])}
+
+
+def _used(prompts: Sequence[str], samples: Iterable[dict[str, Any]]) -> list[str]:
+    """The prompts that these samples name; their numbers are changed to match."""
+    places: dict[int, int] = {}
+    for sample in samples:
+        sample["prompt"] = places.setdefault(sample["prompt"], len(places))
+    return [prompts[number] for number in places]

@@ -1,0 +1,82 @@
+"""Token ids as the pieces of text that they stand for, fast enough for hundreds of thousands of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from lemma.core.errors import UserError
+from lemma.models.places import TINY, resolve
+
+# What a decoder writes for bytes that are no whole character.
+TORN = "\ufffd"
+
+
+class TokenTexts:
+    """Pieces of text by id, each decoded once."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._pieces: dict[int, str] = {}
+        # Decoders drop a space in front of the first token: every piece is decoded after this one.
+        self._anchor, self._anchor_text = 0, tokenizer.decode([0], skip_special_tokens=False)
+
+    def piece(self, token: int) -> str:
+        found = self._pieces.get(token)
+        if found is None:
+            text = self._tokenizer.decode([self._anchor, token], skip_special_tokens=False)
+            found = self._pieces[token] = text.removeprefix(self._anchor_text)
+        return found
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """One piece for each id. A character that several tokens make together stands at the last of them."""
+        found = [self.piece(token) for token in ids]
+        begin = None
+        for place, text in enumerate(found):
+            if TORN not in text:
+                begin = None
+                continue
+            begin = place if begin is None else begin
+            joined = self._tokenizer.decode([self._anchor, *ids[begin : place + 1]], skip_special_tokens=False)
+            joined = joined.removeprefix(self._anchor_text)
+            if TORN not in joined:
+                found[begin:place] = [""] * (place - begin)
+                found[place], begin = joined, None
+        return found
+
+    def text(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+def load_token_texts(run: Path, stages: Sequence[str], model_path: str) -> TokenTexts | None:
+    """The tokenizer of a run: that of a finished stage, or of its first model where that is on this machine."""
+    folders = [place for name in stages for place in _finals(run / "stages" / name / "final")]
+    if model_path != TINY:
+        with suppress(UserError):
+            folders.append(_folder_of(resolve(model_path)))
+    for folder in folders:
+        path = folder / "tokenizer.json"
+        if path.is_file():
+            return TokenTexts(Tokenizer.from_file(str(path)))
+    if model_path == TINY:
+        from lemma.models.tiny import tiny_tokenizer
+
+        return TokenTexts(tiny_tokenizer().backend_tokenizer)
+    return None
+
+
+def _folder_of(model: str) -> Path:
+    """A folder as it is; for a name of the hub, where its tokenizer was downloaded to."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if Path(model).exists() or model.count("/") > 1:
+        return Path(model)
+    cached = try_to_load_from_cache(model, "tokenizer.json")
+    return Path(cached).parent if isinstance(cached, str) else Path(model)
+
+
+def _finals(final: Path) -> list[Path]:
+    return [final / "merged", final / "adapter", final]
