@@ -18,6 +18,7 @@ from lemma.core import faults
 from lemma.evaluation.results import Report, Row, make_report, read_report
 from lemma.reporting import demo_summary as demo
 from lemma.reporting.demo_summary import Measured, Styles, explanation, is_stepwise, samples, table
+from tests.runs.test_kill import PRELOAD
 
 STAGES = ("sft", "grpo", "sft_longer")
 # A demo that has all parts and learns nothing.
@@ -107,7 +108,7 @@ def test_a_demo_that_is_killed_goes_on_to_the_same_page(
 ) -> None:
     killed = tmp_path / "killed"
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["lemma.runs.run", "lemma.evaluation.evaluator", "lemma.reporting.demo_summary"])
+    context.set_forkserver_preload(PRELOAD)
     for fault in ("rl.before_update:2", "evaluation.before_results:4"):
         process = context.Process(target=die, args=(killed, fault))
         process.start()

@@ -29,7 +29,7 @@ def merges(levels: int, width: int) -> str:
 BOMBS = {
     "aliases of aliases": (laughs(12, 10), "more than 20,000 values"),
     "merges of merges": (merges(12, 10), "more than 20,000 values"),
-    "many keys": ("\n".join(f"k{i}: {i}" for i in range(60_000)), "more than 20,000 values"),
+    "many keys": ("\n".join(f"k{i}: {i}" for i in range(21_000)), "more than 20,000 values"),
     "many brackets": ("a: " + "[" * 5_000 + "]" * 5_000, "nested more than 64 deep"),
     "some brackets": ("a: " + "[" * 80 + "]" * 80, "nested more than 64 deep"),
     "a large file": ("# " + "x" * (1 << 20), "at most 1,048,576 bytes"),

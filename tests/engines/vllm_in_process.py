@@ -28,6 +28,13 @@ CASES = {
 STATES: dict[str, object] = {}
 
 
+def leftovers() -> set[Path]:
+    return set(Path("/tmp").glob("vllm_dist_*"))
+
+
+LEFT_BY_OTHERS = leftovers()
+
+
 @pytest.fixture(scope="module", params=list(CASES), ids=list(CASES))
 def engine(request: pytest.FixtureRequest) -> Iterator[VllmBase]:
     torch.set_num_threads(1)
@@ -49,7 +56,7 @@ def test_the_process_stays_as_it_was(engine: VllmBase) -> None:
     torch.set_num_threads(2)
     assert torch.get_num_threads() == 2
     torch.set_num_threads(1)
-    assert not list(Path("/tmp").glob("vllm_dist_*"))
+    assert leftovers() == LEFT_BY_OTHERS
 
 
 def test_logprobs(engine: VllmBase) -> None:
