@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
 from lemma.core.errors import UserError, nearest
 from lemma.core.random import key
 from lemma.models.attention import NAME
+from lemma.models.loading_checks import AGAIN, check_vocabulary, check_weights, loading, repair
 from lemma.models.model_options import LoraOptions, ModelOptions, Precision
 from lemma.models.places import TINY, base_of_adapter, lasting, resolve
 from lemma.models.policy import Policy
@@ -52,15 +51,14 @@ def load_tokenizer(path: str, revision: str | None = None, trust_remote_code: bo
     base = base_of_adapter(folder)
     if base is not None and not (Path(folder) / "tokenizer_config.json").is_file():
         return load_tokenizer(base, revision, trust_remote_code)
-    try:
-        if Path(folder).is_file():
-            from lemma.models import gguf
+    if Path(folder).is_file():
+        from lemma.models import gguf
 
+        with loading("tokenizer", path):
             tokenizer = gguf.load_tokenizer(Path(folder))
-        else:
+    else:
+        with loading("tokenizer", path):
             tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise _cannot_load("tokenizer", path, error) from error
     if tokenizer.eos_token_id is None:
         raise UserError(
             f"the tokenizer of {path} has no end-of-sequence token", fix="set one in its tokenizer_config.json"
@@ -126,7 +124,7 @@ def _causal(
         model = _from_gguf(Path(folder), options, arguments, tokenizer)
     else:
         model = _from_pretrained(folder, options, arguments)
-    _check_vocabulary(source, model, tokenizer)
+    check_vocabulary(source, model, tokenizer)
     if attention is None and getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
         model.set_attn_implementation("eager")  # what transformers picks by itself leaves the cap out
     if options.quantize:
@@ -153,9 +151,10 @@ def _tiny(
 
     if options.quantize:
         raise UserError("the built-in model cannot be held in 4 bits", fix="remove model.quantize")
-    config = tiny_config(options.tiny, tokenizer)
-    _apply_override(config, options.override)
-    model = tiny_model(config, seed)
+    with loading("model", TINY, options.override):
+        config = tiny_config(options.tiny, tokenizer)
+        _apply_override(config, options.override)
+        model = tiny_model(config, seed)
     if attention is not None:
         model.set_attn_implementation(attention)
     for parameter in model.parameters():  # weights only: the frequencies of the rotary embedding stay in float32
@@ -168,26 +167,21 @@ def _merged(model: Any, adapter: str) -> Any:
     """A model with an adapter added in."""
     from peft import PeftModel
 
-    try:
+    with loading("adapter", adapter):
         return PeftModel.from_pretrained(model, adapter).merge_and_unload()
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise _cannot_load("adapter", adapter, error) from error
 
 
 def _from_pretrained(path: str, options: ModelOptions, arguments: dict[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     hub = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
-    with _without_tables():
-        try:
-            config = AutoConfig.from_pretrained(path, **hub)
-            _apply_override(config, options.override)
-            model, found = AutoModelForCausalLM.from_pretrained(
-                path, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **hub, **arguments
-            )
-        except (OSError, ValueError, KeyError, IndexError, RuntimeError, SafetensorError) as error:
-            raise _cannot_load("model", path, error) from error
-    _check_weights(path, options, found)
+    with without_tables(), loading("model", path, options.override):
+        config = AutoConfig.from_pretrained(path, **hub)
+        _apply_override(config, options.override)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            path, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **hub, **arguments
+        )
+    check_weights(path, found, repair(options.override, AGAIN))
     if not _is_sound(model.generation_config):
         model.generation_config.do_sample = True
     if not _is_sound(model.generation_config):
@@ -199,7 +193,7 @@ def _from_pretrained(path: str, options: ModelOptions, arguments: dict[str, Any]
 
 
 @contextmanager
-def _without_tables() -> Iterator[None]:
+def without_tables() -> Iterator[None]:
     """Within `with`, transformers prints no table of what does not fit: here that is an error."""
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
@@ -216,15 +210,13 @@ def _from_gguf(file: Path, options: ModelOptions, arguments: dict[str, Any], tok
     from lemma.models import gguf
 
     config, tensors = gguf.load_weights(file, arguments["dtype"])
-    _apply_override(config, options.override)
+    with loading("model", str(file), options.override):
+        _apply_override(config, options.override)
     kind = AutoModelForCausalLM._model_mapping[type(config)]
-    with _without_tables():
-        try:
-            model, found = kind.from_pretrained(None, config=config, state_dict=tensors, output_loading_info=True,
-                                                ignore_mismatched_sizes=True, **arguments)  # fmt: skip
-        except (ValueError, KeyError, IndexError, RuntimeError) as error:
-            raise _cannot_load("model", str(file), error) from error
-    _check_weights(str(file), options, found)
+    with without_tables(), loading("model", str(file), options.override):
+        model, found = kind.from_pretrained(None, config=config, state_dict=tensors, output_loading_info=True,
+                                            ignore_mismatched_sizes=True, **arguments)  # fmt: skip
+    check_weights(str(file), found, repair(options.override, AGAIN))
     gguf.set_ends(model, tokenizer, file)
     return model
 
@@ -237,28 +229,6 @@ def _is_sound(settings: Any) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _check_weights(path: str, options: ModelOptions, found: Any) -> None:
-    """Refuse weights that the configuration wants and the folder does not have, instead of making some up."""
-    wrong = [(str(name), "is missing") for name in sorted(found["missing_keys"])]
-    wrong += [
-        (str(name), f"has shape {tuple(is_)}, not {tuple(wants)}")
-        for name, is_, wants in sorted(found["mismatched_keys"])
-    ]
-    if wrong:
-        name, what = wrong[0]
-        others = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        fix = "check model.override" if options.override else "fetch or export the model again"
-        raise UserError(f"the weights of {path} do not fit its configuration: {name} {what}{others}", fix=fix)
-
-
-def _check_vocabulary(source: str, model: Any, tokenizer: Any) -> None:
-    """Refuse a tokenizer that writes tokens which the model has no embedding for."""
-    rows, tokens = model.get_input_embeddings().weight.shape[0], max(tokenizer.get_vocab().values()) + 1
-    if tokens > rows:
-        raise UserError(f"the tokenizer of {source} has {tokens} tokens, and the model knows {rows}",
-                        fix="take the tokenizer that the model was trained with")  # fmt: skip
 
 
 # Options of rotary positions, which newer configurations keep together.
@@ -334,22 +304,6 @@ def _with_lora(causal: Any, options: LoraOptions, source: str, seed: int) -> Any
             raise UserError(f"model.lora.targets adapts {name}, which could not be merged again", fix=fix)
     module.peft_config["default"].base_model_name_or_path = lasting(source)
     return module
-
-
-def _cannot_load(what: str, path: str, error: Exception) -> UserError:
-    offline = os.environ.get("HF_HUB_OFFLINE") == "1" or os.environ.get("TRANSFORMERS_OFFLINE") == "1"
-    first = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-    if error.args == (NAME,):
-        return UserError(
-            f"the attention of {path} is built into its class (as in GPT-J and Falcon); Lemma cannot replace it",
-            fix="take a family that docs/engines.md lists",
-        )
-    if isinstance(error, OSError) and not Path(path).exists():
-        where = "and the hub is switched off (HF_HUB_OFFLINE=1)" if offline else "nor can it be had from the hub"
-        return UserError(
-            f"there is no folder {path}, {where}", fix="check the name, or fetch it with `lemma download model`"
-        )
-    return UserError(f"the {what} of {path} cannot be loaded: {first}", fix="check that folder with `lemma doctor`")
 
 
 def load_for_inference(path: str, device: str = "auto", precision: Precision | None = None) -> tuple[Any, Any]:

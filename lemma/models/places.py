@@ -63,6 +63,19 @@ def lasting(source: str) -> str:
 
 def base_of_adapter(folder: str) -> str | None:
     """The base model that an adapter folder names, or None where the folder holds a whole model."""
+    base = below = _named_base(folder)
+    seen = {Path(folder).resolve()}
+    while below is not None and Path(below).expanduser().is_dir():
+        place = Path(resolve(below))
+        if place.resolve() in seen:
+            raise UserError(f"the adapter {folder} goes on from itself", file=Path(folder) / "adapter_config.json",
+                            fix="write the model that it was trained on as base_model_name_or_path")  # fmt: skip
+        seen.add(place.resolve())
+        below = _named_base(str(place))
+    return base
+
+
+def _named_base(folder: str) -> str | None:
     settings = Path(folder) / "adapter_config.json"
     if not settings.is_file() or (Path(folder) / "config.json").is_file():
         return None

@@ -12,6 +12,8 @@ from lemma.core.errors import UserError
 from lemma.rewards.reward import Reward, RewardInput
 
 SHOWN = 2_000
+# The square of a reward, which every deviation needs, must be a number in single precision.
+LARGEST = 1e18
 
 
 class RewardFailed(UserError):
@@ -23,7 +25,7 @@ class RewardFailed(UserError):
         file, line = (frames[-1].filename, frames[-1].lineno) if frames else (None, None)
         if reward.place is not None and file is not None and Path(file).parent == Path(__file__).parent:
             file, line = reward.place
-        shown = completion if len(completion) <= SHOWN else completion[:SHOWN] + "..."
+        shown = _shown(completion)
         super().__init__(
             f"reward '{name}' failed with {type(error).__name__}: {error} on the completion {shown!r}",
             file=file,
@@ -51,6 +53,8 @@ def combine(rewards: Sequence[Reward], items: Sequence[RewardInput]) -> list[Sco
         for item in items:
             item.ask()
     columns = [_column(reward, name, items) for reward, name in zip(rewards, names, strict=True)]
+    for reward, name, column in zip(rewards, names, columns, strict=True):
+        _check_sizes(reward, name, column, items)
     out = []
     for place, item in enumerate(items):
         values = [column[place] for column in columns]
@@ -85,6 +89,26 @@ def _column(reward: Reward, name: str, items: Sequence[RewardInput]) -> list[flo
         except (Exception, SystemExit) as error:
             raise RewardFailed(reward, name, item.completion, error) from error
     return values
+
+
+def _check_sizes(reward: Reward, name: str, column: Sequence[float | None], items: Sequence[RewardInput]) -> None:
+    """Refuse numbers that cannot be learnt from: every mean and deviation would be infinite, or none at all."""
+    for value, item in zip(column, items, strict=True):
+        # Written so that NaN is refused as well.
+        if value is not None and not max(abs(value), abs(value * reward.weight)) <= LARGEST:
+            times = "" if reward.weight == 1 else f" times its weight {reward.weight:g}"
+            file, line = reward.place or (None, None)
+            raise UserError(
+                f"reward '{name}' is {value:g}{times} on the completion {_shown(item.completion)!r}, "
+                f"and beyond {LARGEST:g} nothing can be learnt",
+                file=file,
+                line=line,
+                fix="make it smaller",
+            )
+
+
+def _shown(completion: str) -> str:
+    return completion if len(completion) <= SHOWN else completion[:SHOWN] + "..."
 
 
 def distributions(scored: Sequence[Scored]) -> dict[str, float]:

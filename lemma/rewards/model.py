@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -32,13 +33,16 @@ class RewardModel(Reward):
         """Refuse a path without such a model by its files alone; of a hub's model the configuration is fetched."""
         folder = Path(self.path).expanduser()
         config = _read_config(self.path, folder / "config.json" if folder.exists() else _from_hub(self.path))
+        labels = config.get("id2label")
         # One that does not say has two, as in transformers.
-        outputs = len(config.get("id2label") or ()) or config.get("num_labels", 2)
+        outputs = len(labels) if labels and isinstance(labels, dict) else config.get("num_labels", 2)
         if outputs != 1:
             raise _too_many(self.path, outputs)
         for what, names in PARTS.items() if folder.exists() else ():
             if not any(found for name in names for found in folder.glob(name)):
                 raise UserError(f"the reward model '{self.path}' has no {what}", fix=FIX)
+        for file in sorted(folder.glob("*.safetensors")):
+            _check_whole(self.path, file)
 
     def score_all(self, items: Sequence[RewardInput]) -> list[float | None]:
         model, tokenizer = _load(self.path, self.device)
@@ -49,10 +53,13 @@ class RewardModel(Reward):
             places = order[start : start + self.batch]
             values = _scores(model, tokenizer, [texts[place] for place in places], self.max_tokens)
             for place, value in zip(places, values, strict=True):
+                if not math.isfinite(value):
+                    raise _not_finite(self.path, value, items[place].completion)
                 scores[place] = value
         return scores
 
 
+SHOWN = 200
 FIX = "give the path of a sequence-classification model with its tokenizer"
 
 PARTS = {"weights": ("*.safetensors", "*.bin"), "tokenizer": ("tokenizer*", "vocab*", "*.model")}
@@ -86,6 +93,26 @@ def _too_many(path: str, outputs: int) -> UserError:
     return UserError(f"the reward model '{path}' has {outputs} outputs", fix="use a model with one output")
 
 
+def _not_finite(path: str, value: float, completion: str) -> UserError:
+    shown = completion if len(completion) <= SHOWN else completion[:SHOWN] + "..."
+    return UserError(
+        f"the reward model '{path}' gives the score {value} to the completion {shown!r}, and a reward must be finite",
+        fix="check its weights: they may be damaged, or have overflowed in training",
+    )
+
+
+def _check_whole(path: str, file: Path) -> None:
+    """Refuse a file of weights whose end is missing."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="np"):
+            pass
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"the weights of the reward model '{path}' are damaged: {file.name} is not whole ({error})",
+                        fix="fetch them again") from error  # fmt: skip
+
+
 @lru_cache(maxsize=2)
 def _load(path: str, device: str) -> tuple[Any, Any]:
     import torch
@@ -95,20 +122,30 @@ def _load(path: str, device: str) -> tuple[Any, Any]:
         raise UserError(
             f"the reward model '{path}' is to run on cuda, but torch finds no GPU", fix="write `device: auto`"
         )
+    from lemma.models.load_model import without_tables
+    from lemma.models.loading_checks import check_vocabulary, check_weights, loading
+
     folder = Path(path).expanduser()
     place = str(folder) if folder.is_dir() else path
-    try:
-        model: Any = AutoModelForSequenceClassification.from_pretrained(place)
-        tokenizer: Any = AutoTokenizer.from_pretrained(place)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"the reward model '{path}' cannot be loaded ({str(error).splitlines()[0]})", fix=FIX
-        ) from error
+    model: Any
+    tokenizer: Any
+    with without_tables(), loading("reward model", path, fix=FIX):
+        model, found = AutoModelForSequenceClassification.from_pretrained(
+            place, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(place)
     if model.config.num_labels != 1:
         raise _too_many(path, model.config.num_labels)
+    check_weights(path, found, FIX)
+    check_vocabulary(path, model, tokenizer)
     tokenizer.truncation_side = "left"
     if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    if tokenizer.pad_token is None:
+        raise UserError(
+            f"the tokenizer of the reward model '{path}' has no pad token, nor an end or unknown token in its place",
+            fix="set pad_token in its tokenizer_config.json",
+        )
     model.config.pad_token_id = tokenizer.pad_token_id
     chosen = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     return model.to(chosen).eval(), tokenizer
@@ -129,4 +166,8 @@ def _scores(model: Any, tokenizer: Any, texts: list[str], max_tokens: int) -> li
     batch = tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=max_tokens)
     with torch.inference_mode():
         logits_B1 = model(**{key: value.to(model.device) for key, value in batch.items()}).logits
+    if logits_B1.shape != (len(texts), 1):
+        raise UserError(
+            f"the reward model gives scores of shape {tuple(logits_B1.shape)} for {len(texts)} completions", fix=FIX
+        )
     return [float(value) for value in logits_B1[:, 0].float()]
