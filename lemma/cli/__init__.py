@@ -22,6 +22,7 @@ COMMANDS: dict[str, str] = {
     "generate": "ask a model a question and read its answer",
     "debug": "look into what a model generates under a recipe, and what to change",
     "report": "write a run, or several, as one page to look at",
+    "watch": "look at a run in a browser while it goes on",
     "compare": "is one evaluation better than another, on the same problems",
     "grade": "verdicts on a file of answers",
     "export": "write a checkpoint of a run as a model that plain transformers loads",

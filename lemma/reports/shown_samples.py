@@ -80,7 +80,7 @@ def _shown(sample: Sample, tokens: TokenTexts | None, longest: int | None) -> di
         "parts": _parts(sample, tokens, longest),
         "tokens": len(sample.ids),
         "answer": sample.answer,
-        "gold": list(getattr(sample, "gold", ())),
+        "gold": list(sample.gold),
         "verdict": sample.verdict,
         "reason": sample.reason,
         "faults": list(sample.faults),

@@ -58,7 +58,7 @@ class Judge:
         sample.text = text_of(sample.ids, sample.finish, self.tokenizer, self.ends)
         parsed = self.fmt.parse(sample.text)
         sample.reasoning, sample.answer, sample.faults = parsed.reasoning, parsed.answer, parsed.faults
-        sample.format_ok = parsed.ok
+        sample.format_ok, sample.gold = parsed.ok, problem.golds
         item = RewardInput(
             sample.text,
             problem,

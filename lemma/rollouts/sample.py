@@ -24,7 +24,7 @@ ARRAYS = {"prompt": np.int32, "ids": np.int32, "logprobs": np.float32, "kept": n
 class Sample:
     """`ids` is the whole response; its first `given` tokens were put there by a teacher and were not sampled: their
     log-probabilities are 0 and mean nothing. `verdict` is None where nothing asked the grader, `reward` where no reward
-    applies or the verdict is unknown."""
+    applies or the verdict is unknown. `gold` are the right answers, for people who read the journal."""
 
     key: tuple[str | int, ...]
     sample: int
@@ -39,6 +39,7 @@ class Sample:
     text: str = ""
     reasoning: str | None = None
     answer: str | None = None
+    gold: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
     format_ok: bool = False
     verdict: VerdictKind | None = None
@@ -101,7 +102,8 @@ class Sample:
         values = {name: row[name] for name in cls.__dataclass_fields__ if name in row}
         for name, kind in ARRAYS.items():
             values[name] = np.frombuffer(base64.b64decode(row[name]), dtype=kind)
-        values |= {"key": tuple(row["key"]), "faults": tuple(row["faults"]), "seconds": row["timings"]["seconds"]}
+        values |= {"gold": tuple(row.get("gold", ())), "faults": tuple(row["faults"])}
+        values |= {"key": tuple(row["key"]), "seconds": row["timings"]["seconds"]}
         sizes = {len(values[name]) for name in ("ids", "logprobs", "kept")}
         if len(sizes) > 1:
             raise ValueError("ids, logprobs and kept differ in length")

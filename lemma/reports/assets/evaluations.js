@@ -9,13 +9,13 @@ function evaluations(root) {
       el("p", {}, "A stage evaluates where its recipe has ", el("code", {}, "eval.benchmarks"), "; ", el("code", {}, "lemma eval"), " measures a finished model.")));
     return;
   }
-  root.append(el("section", { class: "card" }, el("h2", {}, "Results"),
+  const charts = overSteps(rows);
+  if (charts.length) root.append(el("section", {}, el("h2", {}, "Over steps"), el("div", { class: "grid" }, charts)));
+  root.append(el("section", { class: "card tall" }, el("h2", {}, "Results"),
     table(["evaluation", "benchmark", "metric", "right, with 95% interval", "problems", "format kept", "cut off", "tokens"],
       rows.map((row) => [el("span", {}, many ? dot(COLORS[row.i]) : null, many ? `${row.run.name}: ` : "", row.evaluation), row.benchmark, row.metric,
         intervalBar(row), `${number(row.n)}${row.k > 1 ? ` × ${row.k}` : ""}`, percent(row.format), percent(row.truncated), number(Math.round(row.tokens ?? 0))]),
       "Evaluations", true)));
-  const charts = overSteps(rows);
-  if (charts.length) root.append(el("section", {}, el("h2", {}, "Over steps"), el("div", { class: "grid" }, charts)));
   comparisons.forEach((one) => root.append(comparison(one)));
   observe(root);
 }

@@ -1,0 +1,152 @@
+"""`lemma watch`: the same page, served on this machine only, from a run folder that is being written.
+
+Every address begins with a token that only whoever started the command knows. Nothing is written, neither to the run
+nor anywhere else; each request reads what came since the last one.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hmac
+import json
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+from lemma.core.errors import UserError
+from lemma.reports.page import make_page
+from lemma.reports.page_data import PageData
+from lemma.reports.run_reader import RunReader
+
+LOOPBACK = "127.0.0.1"
+# Questions of the page are short; anything longer is not from the page.
+LONGEST_QUESTION = 1_000_000
+
+
+class LivePage:
+    """What the server answers, without the server: the page, its data, the samples of a step."""
+
+    def __init__(self, runs: Sequence[RunReader], words: Sequence[str]):
+        self._runs = list(runs)
+        self._data = PageData(runs, words)
+        self._lock = threading.Lock()
+        self.page = make_page(", ".join(run.name for run in runs), "", {}, live=True)
+
+    def data(self, question: dict[str, Any]) -> dict[str, Any]:
+        seen = question.get("seen")
+        if not isinstance(seen, list) or len(seen) != len(self._runs):
+            seen = [None] * len(self._runs)
+        with self._lock:
+            return self._data.since([one if isinstance(one, dict) else None for one in seen])
+
+    def samples(self, question: dict[str, Any]) -> dict[str, Any]:
+        """KeyError where there are none of this name; only what the run folder holds has a name."""
+        run = self._runs[int(question["run"])]
+        with self._lock:
+            place = next((one for one in run.chunks() if one.key == question["key"]), None)
+            if place is None:
+                raise KeyError(question["key"])
+            return run.read(place)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        if self._path() == "":
+            self._send(200, self.server.content.page.encode(), "text/html; charset=utf-8")
+        else:
+            self._refuse()
+
+    def do_POST(self) -> None:
+        answers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "data": self.server.content.data,
+            "samples": self.server.content.samples,
+        }
+        answer = answers.get(self._path() or "")
+        size = self.headers.get("Content-Length", "0")
+        if answer is None or not size.isdigit() or int(size) > LONGEST_QUESTION:
+            self._refuse()
+            return
+        try:
+            question = json.loads(self.rfile.read(int(size)))
+            found = answer(question if isinstance(question, dict) else {})
+        except (ValueError, KeyError, IndexError, TypeError, OSError, UserError):
+            self._send(404, b"there is nothing of this name, or it cannot be read")
+            return
+        data = json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        self._send(200, data, "application/json; charset=utf-8")
+
+    def _path(self) -> str | None:
+        """What is asked for, behind the token; None for those who do not know it, and for other sites."""
+        host = self.headers.get("Host", "").rpartition(":")[0]
+        token, _, rest = urlsplit(self.path).path.removeprefix("/").partition("/")
+        known = hmac.compare_digest(token.encode(), self.server.token.encode())
+        return rest if known and host in (LOOPBACK, "localhost") else None
+
+    def _refuse(self) -> None:
+        self.close_connection = True
+        self._send(403, b"open the address that lemma watch printed, with its token")
+
+    def _send(self, code: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
+        if len(body) > 2000 and "gzip" in self.headers.get("Accept-Encoding", ""):
+            body, packed = gzip.compress(body, 4), True
+        else:
+            packed = False
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+        if packed:
+            self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """The terminal belongs to the run."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, content: LivePage, port: int):
+        self.content, self.token = content, secrets.token_urlsafe(16)
+        try:
+            super().__init__((LOOPBACK, port), _Handler)
+        except OSError as error:
+            raise UserError(
+                f"port {port} cannot be used ({error.strerror})", fix="write --port and another number, or leave it out"
+            ) from error
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that went away in the middle of an answer is no trouble."""
+
+
+class Watch:
+    """A server in a thread of its own, from `start` to `close`."""
+
+    def __init__(self, runs: Sequence[RunReader], words: Sequence[str], port: int = 0):
+        self._server = _Server(LivePage(runs, words), port)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="lemma-watch", daemon=True)
+
+    @property
+    def address(self) -> str:
+        return f"http://{LOOPBACK}:{self._server.server_address[1]}/{self._server.token}/"
+
+    def start(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def wait(self) -> None:
+        while self._thread.is_alive():
+            self._thread.join(1.0)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
