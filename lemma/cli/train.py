@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lemma.cli.parser import Parser, add_recipe
+from lemma.cli.watch import watched
 from lemma.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="check the recipe, write it out in full and show the plan; load nothing"
     )
+    parser.add_argument("--watch", action="store_true", help="serve a page that shows the run while it goes on")
     parser.set_defaults(run=run)
     parser.appendix = _options_help
 
@@ -56,9 +59,13 @@ def run(args: argparse.Namespace) -> int:
 
     options = recipe.run
     values = recipe.model_dump(mode="json")
-    with make_sink(
-        Path(options.dir), tensorboard=options.tensorboard, wandb=options.wandb or None, recipe=values
-    ) as sink:
+    beside = watched(options.dir) if args.watch else nullcontext()
+    with (
+        beside,
+        make_sink(
+            Path(options.dir), tensorboard=options.tensorboard, wandb=options.wandb or None, recipe=values
+        ) as sink,
+    ):
         return train(recipe, skip=args.skip, only=args.only, fresh=args.fresh, sink=sink)
 
 

@@ -143,10 +143,6 @@ class Watch:
         self._thread.start()
         return self
 
-    def wait(self) -> None:
-        while self._thread.is_alive():
-            self._thread.join(1.0)
-
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()

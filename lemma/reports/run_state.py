@@ -84,8 +84,12 @@ def state_of(folder: Path, stages: list[str], ending: str) -> State:
     return "dead" if (folder / "metrics.jsonl").is_file() else "new"
 
 
+def is_run(folder: Path) -> bool:
+    return (folder / "recipe.yaml").is_file() and (folder / "run.json").is_file()
+
+
 def check_is_run(folder: Path) -> None:
-    if not (folder / "recipe.yaml").is_file() or not (folder / "run.json").is_file():
+    if not is_run(folder):
         raise UserError(
             f"{folder} is not the folder of a run", fix="give the folder that `run.dir` of the recipe names"
         )
