@@ -20,7 +20,7 @@ SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style test-cpus test-kill test-demo-seeds docs clean
+.PHONY: help demo test check style test-cpus test-kill test-demo-seeds docs screens clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -54,6 +54,9 @@ test-demo-seeds: $(VENV)/.dev  ## Run the whole demo under five seeds: GRPO adds
 
 docs: $(VENV)/.core  ## Write the reference page of every recipe option
 	$(BIN)/python -m lemma.cli.reference > docs/reference.md
+
+screens: $(VENV)/.dev  ## Write the golden screens of train and eval anew
+	$(BIN)/python -m tests.reporting.screens
 
 clean:  ## Remove the virtual environment and every cache; runs/ stays
 	rm -rf $(VENV) *.egg-info build dist .coverage* htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis

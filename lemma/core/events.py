@@ -45,12 +45,14 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """`done` of `total` units of `what`; `note` is a few words or numbers beside the bar."""
+    """`done` of `total` units of `what`; `note` is a few words or numbers beside the bar. `share` is the part of the
+    work that is done, where units differ in size and it is known better than by counting them."""
 
     what: str
     done: int
     total: int
     note: str = ""
+    share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from typing import TextIO
 
 from rich.console import Console as Terminal
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import Progress, ProgressColumn, Task, TaskID
 from rich.text import Text
 
 from lemma.core.events import Event, Measured, Progressed, Said, StageEnded, StageStarted
-from lemma.reporting.text import Pace, describe, headline
+from lemma.reporting.text import Pace, describe, duration, ended, evaluated, headline, progress_line
 
 STYLES = {"info": "", "warning": "yellow", "error": "bold red"}
 SECONDS_BETWEEN_LINES = 5.0
+# Nothing is silent for longer than this while something is under way.
+LONGEST_SILENCE = 15.0
 
 
 class Console:
@@ -40,12 +43,12 @@ class Console:
             case Measured(stage, _, "train") if stage == self._stage:
                 self._numbers = event
             case Measured():
-                self._view.say(describe(event))
-            case Progressed(what, done, total, note):
-                self._view.reach(what, done, total, self._beside(what, note))
+                self._view.say(evaluated(event))
+            case Progressed(what, done, total, note, share):
+                self._view.reach(what, done, total, self._beside(what, note), share)
             case StageEnded(stage):
                 self._view.end(stage)
-                self._view.say(describe(event), "bold")
+                self._view.say(ended(event, self._numbers), "bold")
 
     def _beside(self, what: str, note: str) -> str:
         """What stands beside a bar: the note, and for a stage the numbers of its last step that it does not name."""
@@ -57,20 +60,27 @@ class Console:
         self._view.close()
 
 
+class _Line(ProgressColumn):
+    """All of a task in one line that fits the terminal."""
+
+    def __init__(self, terminal: Terminal):
+        super().__init__()
+        self._terminal = terminal
+
+    def render(self, task: Task) -> Text:
+        pace: Pace = task.fields["pace"]
+        front, bar, rest = progress_line(task.description, pace, task.fields["note"], self._terminal.width - 1)
+        if not self._terminal.encoding.lower().startswith("utf"):
+            bar = bar.replace("━", "#").replace("─", "-")
+        return Text.assemble(front, (bar, "cyan"), rest, no_wrap=True, overflow="crop")
+
+
 class _Bars:
     """Progress bars at the bottom of a terminal, with sentences scrolling by above them."""
 
     def __init__(self, stream: TextIO):
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[pace]}", markup=False),
-            TextColumn("{task.fields[note]}", markup=False, style="cyan"),
-            console=Terminal(file=stream, force_terminal=True, highlight=False),
-            refresh_per_second=4,
-            transient=True,
-        )
+        terminal = Terminal(file=stream, force_terminal=True, highlight=False)
+        self._progress = Progress(_Line(terminal), console=terminal, refresh_per_second=4, transient=True)
         self._bars: dict[str, tuple[TaskID, Pace]] = {}
 
     def say(self, text: str, style: str = "") -> None:
@@ -80,16 +90,16 @@ class _Bars:
         self.end(what)
         if not self._bars:
             self._progress.start()
-        task = self._progress.add_task(what, total=total, completed=done, pace="", note="")
-        self._bars[what] = task, Pace(done, total)
+        pace = Pace(done, total)
+        self._bars[what] = self._progress.add_task(what, total=total, completed=done, pace=pace, note=""), pace
 
-    def reach(self, what: str, done: int, total: int, note: str) -> None:
+    def reach(self, what: str, done: int, total: int, note: str, share: float | None = None) -> None:
         """Move a bar, or make one; it goes when its work is done."""
         if what not in self._bars:
             self.begin(what, done, total)
         task, pace = self._bars[what]
-        pace.reach(done, total)
-        self._progress.update(task, completed=done, total=total, pace=str(pace), note=note)
+        pace.reach(done, total, share)
+        self._progress.update(task, completed=done, total=total, note=note)
         if done >= total:
             self.end(what)
 
@@ -105,35 +115,61 @@ class _Bars:
 
 
 class _Lines:
-    """Plain lines without control codes; progress at most once every few seconds, and always its end."""
+    """Plain lines without control codes: progress every few seconds, its end where it was worth a line, and a sign of
+    life where nothing else is said for long."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
+        self._lock = threading.RLock()
         self._paces: dict[str, Pace] = {}
-        self._last_line = float("-inf")
+        self._shown: set[str] = set()
+        self._last_line = time.monotonic()
+        self._closed = threading.Event()
+        self._watch: threading.Thread | None = None
 
     def say(self, text: str, style: str = "") -> None:
         encoding = self._stream.encoding or "utf-8"
-        self._stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
-        self._stream.flush()
+        with self._lock:
+            self._last_line = time.monotonic()
+            self._stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+            self._stream.flush()
 
     def begin(self, what: str, done: int, total: int) -> None:
-        self._paces[what] = Pace(done, total)
+        with self._lock:
+            self._paces[what] = Pace(done, total)
+            self._shown.discard(what)
+            if self._watch is None:
+                self._watch = threading.Thread(target=self._look_after, name="sign of life", daemon=True)
+                self._watch.start()
 
-    def reach(self, what: str, done: int, total: int, note: str) -> None:
-        if what not in self._paces:
-            self.begin(what, done, total)
-        pace = self._paces[what]
-        pace.reach(done, total)
-        finished, now = done >= total, time.monotonic()
-        if finished or now - self._last_line >= SECONDS_BETWEEN_LINES:
-            self._last_line = now
-            self.say(", ".join(part for part in (f"{what}: {done}/{total}", str(pace), note) if part))
-        if finished:
-            self.end(what)
+    def reach(self, what: str, done: int, total: int, note: str, share: float | None = None) -> None:
+        with self._lock:
+            if what not in self._paces:
+                self.begin(what, done, total)
+            pace = self._paces[what]
+            pace.reach(done, total, share)
+            finished = done >= total
+            if time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES or (finished and what in self._shown):
+                self._shown.add(what)
+                self.say(", ".join(part for part in (f"{what}: {done:,}/{total:,}", str(pace), note) if part))
+            if finished:
+                self.end(what)
 
     def end(self, what: str) -> None:
         self._paces.pop(what, None)
 
     def close(self) -> None:
+        self._closed.set()
         self._paces.clear()
+
+    def _look_after(self) -> None:
+        while not self._closed.wait(1.0):
+            with self._lock:
+                if self._paces and time.monotonic() - self._last_line >= LONGEST_SILENCE:
+                    what, pace = list(self._paces.items())[-1]
+                    self._shown.add(what)
+                    since = duration(time.monotonic() - pace.began)
+                    try:
+                        self.say(f"{what}: {pace.done:,}/{pace.total:,}, at work for {since}")
+                    except (OSError, ValueError):
+                        return  # whoever read this has gone; the next event finds out

@@ -5,13 +5,20 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lemma.core.events import Event, Measured, Progressed, Said, StageEnded, StageStarted
 
-HEADLINES = ("loss", "reward", "accuracy", "kl", "entropy", "grad_norm", "lr", "tokens_per_second", "mfu")
+HEADLINES = ("reward", "accuracy", "loss", "kl", "entropy", "grad_norm", "lr", "tokens_per_second", "mfu")
 """The numbers people look at first, in this order; a line about a step shows a few of them."""
+EVALUATION = "evaluation/"
+ACCURACY = "answer_accuracy"
+MOST_BENCHMARKS = 4
+# How far the lenient accuracy must be above the strict one to be told.
+WORTH_SAYING = 0.02
+# What is faster needs no rate: it is over before anybody has read it.
+FASTEST = 10_000
 
 
 def number(value: Any) -> str:
@@ -46,28 +53,115 @@ def duration(seconds: float) -> str:
 
 
 class Pace:
-    """How fast something goes, over its last few reports, and how long the rest will take."""
+    """How fast something goes, over its last reports, and how long the rest will take.
+
+    Where the share of the work is told, that decides: units may differ in size. Its reports come often and are uneven,
+    so that they are looked at over a minute.
+    """
+
+    LEAST_SECONDS = 0.2
+    SECONDS_BETWEEN_SHARES = 3.0
 
     def __init__(self, done: int, total: int, window: int = 20):
-        self.done, self.total = done, total
-        self._marks: deque[tuple[float, int]] = deque([(time.monotonic(), done)], maxlen=window)
+        self.done, self.total, self.share = done, total, done / total if total else 0.0
+        self.is_by_share = False
+        self.began = time.monotonic()
+        self._marks: deque[tuple[float, int, float]] = deque([(self.began, done, self.share)], maxlen=window)
 
-    def reach(self, done: int, total: int) -> None:
-        self.done, self.total = done, total
-        self._marks.append((time.monotonic(), done))
+    def reach(self, done: int, total: int, share: float | None = None) -> None:
+        now = time.monotonic()
+        self.is_by_share = share is not None
+        self.done, self.total, self.share = done, total, (done / total if total else 0.0) if share is None else share
+        if len(self._marks) > 2 and self.is_by_share and now - self._marks[-2][0] < self.SECONDS_BETWEEN_SHARES:
+            self._marks.pop()
+        self._marks.append((now, done, self.share))
+
+    def _rate(self, column: int) -> float:
+        """Growth a second; 0 while nothing is known. The first unit, which warms up, is left out if it can be."""
+        first, last = self._marks[1 if len(self._marks) > 2 else 0], self._marks[-1]
+        seconds, grown = last[0] - first[0], last[column] - first[column]
+        return grown / seconds if seconds >= self.LEAST_SECONDS and grown > 0 else 0.0
 
     @property
     def per_second(self) -> float:
-        """Units a second; 0 while nothing is known. The first unit, which warms things up, is left out if it can be."""
-        (begin, first), (end, last) = self._marks[1 if len(self._marks) > 2 else 0], self._marks[-1]
-        return (last - first) / (end - begin) if end > begin and last > first else 0.0
+        """Units a second."""
+        return self._rate(1)
+
+    @property
+    def left(self) -> str:
+        """How long the rest will take, in words; nothing while that is not known."""
+        rate = self._rate(2)
+        return f"{duration((1 - self.share) / rate)} left" if rate else ""
+
+    @property
+    def speed(self) -> str:
+        rate = self.per_second
+        if not rate or self.is_by_share or rate > FASTEST:
+            return ""
+        return f"{number(round(rate, 1))}/s" if rate >= 1 else f"{1 / rate:.1f} s each"
 
     def __str__(self) -> str:
-        rate = self.per_second
-        if not rate:
-            return ""
-        speed = f"{number(round(rate, 1))}/s" if rate >= 1 else f"{1 / rate:.1f} s each"
-        return f"{speed}, {duration((self.total - self.done) / rate)} left"
+        return ", ".join(part for part in (self.speed, self.left) if part)
+
+
+def fitting(parts: Iterable[str], room: int) -> str:
+    """As many of these as there is room for, in their order."""
+    text = ""
+    for part in parts:
+        longer = f"{text}, {part}" if text else part
+        if len(longer) > room:
+            break
+        text = longer
+    return text
+
+
+def progress_line(what: str, pace: Pace, note: str, width: int) -> tuple[str, str, str]:
+    """A line about work under way that fits into `width` columns: what stands in front of the bar, the bar, and what
+    follows it. What is at work, how far it is and how long it will take always stand there; numbers go first."""
+    room = min(24, max(6, (width - 50) // 3))
+    name = what if len(what) <= 18 else what[:17] + "…"
+    full = round(room * min(max(pace.share, 0.0), 1.0))
+    front, bar = f"{name} ", "━" * full + "─" * (room - full)
+    counted = f" {pace.done:,}/{pace.total:,}"
+    wanted = [part for part in (pace.left, pace.speed, *note.split(", ")) if part]
+    rest = fitting(wanted, width - len(front) - len(bar) - len(counted) - 2)
+    return front, bar, counted + (f"  {rest}" if rest else "")
+
+
+def evaluated(event: Measured) -> str:
+    """An evaluation during a stage in one line: accuracies with their intervals, and what explains them."""
+    values = {name.removeprefix(EVALUATION): value for name, value in event.values.items()}
+    benchmarks = [name.removesuffix(f"/{ACCURACY}") for name in values if name.endswith(f"/{ACCURACY}")]
+    if not benchmarks:
+        return f"{event.stage}: {event.axis} step {event.step}: {headline(event, most=6)}"
+    names = ["", *benchmarks] if len(benchmarks) > 1 else benchmarks
+    parts = []
+    for name in names[: MOST_BENCHMARKS + 1]:
+        front = f"{name}/" if name else ""
+        low, high = (values.get(f"{front}{ACCURACY}_{end}") for end in ("low", "high"))
+        interval = "" if low is None or high is None else f" ({100 * low:.1f} to {100 * high:.1f})"
+        parts.append(f"{name or 'mean'} {values[f'{front}{ACCURACY}']:.1%}{interval}")
+    if len(names) > MOST_BENCHMARKS + 1:
+        parts.append(f"and {len(names) - MOST_BENCHMARKS - 1} more")
+    front = "" if len(benchmarks) > 1 else f"{benchmarks[0]}/"
+    others = {"format": "format_accuracy", "cut off": "truncated"}
+    if values.get(f"{front}lenient_accuracy", 0.0) > values[f"{front}{ACCURACY}"] + WORTH_SAYING:
+        others["lenient"] = "lenient_accuracy"
+    told = [f"{word} {values[front + name]:.0%}" for word, name in others.items() if front + name in values]
+    return f"{event.stage}: evaluation at step {event.step}: {', '.join(parts)}; {', '.join(told)}".removesuffix("; ")
+
+
+def ended(event: StageEnded, last: Measured | None = None) -> str:
+    """What a stage reached: the numbers of its last step, its summary, its duration, and where the model is."""
+    rest = dict(event.summary)
+    seconds, model = rest.pop("seconds", None), rest.pop("model", None)
+    reached = {}
+    if last is not None and last.stage == event.stage:
+        reached = {name: last.values[name] for name in ("loss", "reward", "accuracy") if name in last.values}
+    took = "" if seconds is None else f" after {duration(seconds)}"
+    told = numbers({**reached, **{name: value for name, value in rest.items() if name != "steps"}})
+    where = "" if model is None else f"; the model is in {model}"
+    return f"{event.stage}: ended at step {event.step}{took}" + (f": {told}" if told else "") + where
 
 
 def describe(event: Event) -> str:
@@ -82,5 +176,5 @@ def describe(event: Event) -> str:
             return f"{text}, held back by {held_by}" if held_by else text
         case Progressed(what, done, total, note):
             return f"{what}: {done} of {total}" + (f", {note}" if note else "")
-        case StageEnded(stage, step, summary):
-            return f"{stage}: ended at step {step}" + (f": {numbers(summary)}" if summary else "")
+        case StageEnded():
+            return ended(event)

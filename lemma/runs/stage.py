@@ -132,6 +132,7 @@ class Stage:
         self._forget_after: int | None = None
         # A checkpoint was due while updates were skipped.
         self._is_owed = False
+        self._went_on = time.perf_counter()
 
     # --- telling -----------------------------------------------------------------------------------------------
 
@@ -182,6 +183,7 @@ class Stage:
         self._forget_after = -1 if checkpoint is None else step
         self.emit(StageStarted(self.name, step, total, resumed=checkpoint is not None, recipe=self._recipe))
         self.clock = Clock()
+        self._went_on = time.perf_counter()
         return step
 
     def _begin(self) -> None:
@@ -251,7 +253,15 @@ class Stage:
             ) from error
         fault_point("stage.before_final_rename")
         self.folder.finish_stage(self.name, partial, {"step": step, **summary})
-        self.emit(StageEnded(self.name, step, summary))
+        self.emit(StageEnded(self.name, step, {**summary, **self._reached()}))
+
+    def _reached(self) -> dict[str, Any]:
+        """What people want to know of a stage that ended: its best score, its duration here, and where the model is."""
+        found: dict[str, Any] = {"seconds": time.perf_counter() - self._went_on}
+        if math.isfinite(self.best_score):
+            asked = self.options.eval
+            found |= {f"best {asked.metric}": -self.best_score} if asked.benchmarks else {"best loss": self.best_score}
+        return {**found, "model": str(self.folder.final_model(self.name))}
 
     def explain(self, error: Diverged) -> UserError:
         """What to do about a divergence, and what is left of the stage."""
