@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,7 @@ from lemma.core.events import Event, Said
 from lemma.core.types import Message, Problem
 
 if TYPE_CHECKING:
-    from lemma.engines.native.engine import NativeEngine
-    from lemma.engines.protocol import Completion, Request
-    from lemma.engines.transformers_engine import TransformersEngine
+    from lemma.engines.protocol import Completion, Engine, Request
     from lemma.formats import Format
     from lemma.models.policy import Policy
 
@@ -44,10 +43,15 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument(
         "--temperature", metavar="T", type=float, help="0 takes the likeliest token (default: 0 for one sample, else 1)"
     )
+    parser.add_argument("--top-p", metavar="P", type=float, default=1.0, help="nucleus sampling (default: 1)")
     parser.add_argument("--max-tokens", metavar="N", type=int, default=1024, help="longest answer (default: 1024)")
     parser.add_argument("--show-logprobs", action="store_true", help="print each token with its log-probability")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line for each answer")
     parser.add_argument("--seed", metavar="S", type=int, default=0, help="another seed, other samples (default: 0)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to compute")
+    parser.add_argument(
+        "--engine", choices=["native", "vllm", "transformers"], default="native", help="what generates (native)"
+    )
     parser.set_defaults(run=run)
 
 
@@ -70,6 +74,8 @@ def _check(args: argparse.Namespace) -> None:
             raise UserError(f"{option} is {getattr(args, name)}", fix=f"write {least} or more")
     if args.samples > 1 and args.temperature == 0:
         raise UserError("samples at temperature 0 are all the same", fix="write `--temperature 1` or `--samples 1`")
+    if not 0 < args.top_p <= 1:
+        raise UserError(f"--top-p is {args.top_p}", fix="write a number above 0 and up to 1")
     if args.file is not None and args.question is not None:
         raise UserError("there are both a question and a file of questions", fix="give one of them")
 
@@ -85,6 +91,8 @@ def _problems(args: argparse.Namespace) -> list[Problem]:
             raise UserError("there is no question", fix="write it after MODEL, or - to read it from standard input")
         if args.samples > 1:
             raise UserError("a conversation has one answer to each question", fix="remove --samples")
+        if args.json:
+            raise UserError("a conversation is not written as JSON", fix="write a question after MODEL, or --file")
         return []
     question = sys.stdin.read().strip() if args.question == "-" else args.question.strip()
     if not question:
@@ -94,12 +102,13 @@ def _problems(args: argparse.Namespace) -> list[Problem]:
 
 @dataclass
 class _Speaker:
-    """A model with its engine and its format."""
+    """A model with its engine and its format, which is expected to be kept only where somebody chose it."""
 
     policy: Policy
-    engine: NativeEngine | TransformersEngine
+    engine: Engine
     format: Format
     ends: frozenset[int]
+    is_format_chosen: bool
     asked: int = 0
 
     def request(self, problem: Problem, args: argparse.Namespace) -> Request:
@@ -114,6 +123,7 @@ class _Speaker:
         sampling = Sampling(
             max_tokens=min(args.max_tokens, context - len(prompt_T)),
             temperature=args.temperature,
+            top_p=args.top_p,
             stop=self.format.stop,
             stop_ids=tuple(sorted(self.ends)),
         )
@@ -121,14 +131,25 @@ class _Speaker:
 
 
 def _open(args: argparse.Namespace, questions: int) -> _Speaker:
-    from lemma.engines import open_engine
-    from lemma.engines.engine_options import NativeOptions
     from lemma.engines.stop_strings import ends_of
 
-    together = min(questions * args.samples, MOST_TOGETHER) or 1
-    options = NativeOptions(sequences=together, burst=1 if _streams(args) else None)
-    policy, engine = open_engine(args.model, args.device, args.seed, _say, options)
-    return _Speaker(policy, engine, _format(args, policy.tokenizer), ends_of(policy))
+    policy, engine = _engine(args, questions)
+    fmt, is_chosen = _format(args, policy.tokenizer)
+    return _Speaker(policy, engine, fmt, ends_of(policy), is_chosen)
+
+
+def _engine(args: argparse.Namespace, questions: int) -> tuple[Policy, Engine]:
+    from lemma.engines import make_engine, open_engine
+    from lemma.engines.engine_options import ENGINES, NativeOptions
+    from lemma.models.load_model import load_policy
+
+    if args.engine == "native":
+        together = min(questions * args.samples, MOST_TOGETHER) or 1
+        one_by_one = _streams(args) and sys.stdout.isatty()
+        options = NativeOptions(sequences=together, burst=1 if one_by_one else None)
+        return open_engine(args.model, args.device, args.seed, _say, options)
+    policy = load_policy(args.model, args.device, plain=args.engine == "transformers")
+    return policy, make_engine(ENGINES[args.engine](), policy, args.seed, _say)
 
 
 def _say(event: Event) -> None:
@@ -137,19 +158,21 @@ def _say(event: Event) -> None:
 
 
 def _streams(args: argparse.Namespace) -> bool:
-    return bool(args.samples == 1 and args.file is None and sys.stdout.isatty())
+    return bool(args.samples == 1 and args.file is None and not args.json)
 
 
-def _format(args: argparse.Namespace, tokenizer: Any) -> Format:
+def _format(args: argparse.Namespace, tokenizer: Any) -> tuple[Format, bool]:
+    """The format, and whether somebody chose it: here, or by training the model in it."""
     from lemma.cli.model_format import format_of_model
     from lemma.formats import make_format
 
     spec = {"name": args.format} if args.format else format_of_model(args.model, tokenizer)
+    is_chosen = spec is not None
     if spec is None:
         spec = {"name": "boxed" if getattr(tokenizer, "chat_template", None) else "r1_zero"}
     if args.system is not None:
         spec = {**spec, "system": args.system}
-    return make_format(spec)
+    return make_format(spec), is_chosen
 
 
 def _answer(speaker: _Speaker, problems: list[Problem], args: argparse.Namespace) -> None:
@@ -165,9 +188,12 @@ def _answer(speaker: _Speaker, problems: list[Problem], args: argparse.Namespace
     for completion in speaker.engine.completions():
         found[completion.key].append(completion)
         while printed < len(requests) and len(found[requests[printed].key]) == args.samples:
-            if args.file is not None:
+            if args.file is not None and not args.json:
                 print(f"=== question {printed + 1} of {len(problems)}: {problems[printed].question}")
             for sample in sorted(found.pop(requests[printed].key), key=lambda c: c.sample):
+                if args.json:
+                    _print_json(speaker, problems[printed], sample, args)
+                    continue
                 if args.samples > 1:
                     print(f"--- sample {sample.sample + 1} of {args.samples}")
                 _print_one(speaker, sample, args)
@@ -175,13 +201,17 @@ def _answer(speaker: _Speaker, problems: list[Problem], args: argparse.Namespace
 
 
 def _stream(speaker: _Speaker, request: Request) -> Completion:
-    """One completion, printed while it is made."""
+    """One completion, printed while it is made, or at its end by an engine that does not tell its tokens."""
     from lemma.cli.stream import Words
 
     words = Words(speaker.policy.tokenizer, speaker.ends, sys.stdout)
-    speaker.engine.listen = words.hear
+    tells = hasattr(speaker.engine, "listen")
+    if tells:
+        speaker.engine.listen = words.hear  # type: ignore[attr-defined]
     speaker.engine.submit(request)
     (completion,) = speaker.engine.completions()
+    if not tells:
+        words.hear(completion.key, completion.sample, completion.ids)
     words.end()
     return completion
 
@@ -197,12 +227,40 @@ def _print_one(speaker: _Speaker, completion: Completion, args: argparse.Namespa
     if args.show_logprobs:
         print("\n".join(token_lines(completion, tokenizer)))
     parsed = fmt.parse(text)
-    if completion.finish != "stop":
-        print(f"(cut off: no end within {args.max_tokens} tokens or the model's context)")
+    _print_cut(completion, args)
     if parsed.answer is not None:
         print(f"answer: {parsed.answer}")
-    else:
+    elif speaker.is_format_chosen:
         print(f"no answer in the format {fmt.name}: " + "; ".join(FAULTS[fault] for fault in parsed.faults))
+
+
+def _print_cut(completion: Completion, args: argparse.Namespace) -> None:
+    if completion.finish == "stop":
+        return
+    count = len(completion.ids)
+    why = "--max-tokens allows more" if count >= args.max_tokens else "the model's context is full"
+    print(f"(cut off after {count} tokens: {why})")
+
+
+def _print_json(speaker: _Speaker, problem: Problem, completion: Completion, args: argparse.Namespace) -> None:
+    from lemma.cli.stream import text_of
+
+    text = text_of(completion, speaker.ends, speaker.format.stop, speaker.policy.tokenizer)
+    parsed = speaker.format.parse(text)
+    row: dict[str, Any] = {
+        "question": problem.question,
+        "sample": completion.sample,
+        "text": text,
+        "answer": parsed.answer,
+        "format": speaker.format.name,
+        "faults": list(parsed.faults),
+        "finish": completion.finish,
+        "tokens": len(completion.ids),
+        "logprob": float(completion.logprobs.sum()),
+    }
+    if args.show_logprobs:
+        row |= {"ids": completion.ids.tolist(), "logprobs": completion.logprobs.tolist()}
+    print(json.dumps(row, ensure_ascii=False), flush=True)
 
 
 def _chat(speaker: _Speaker, args: argparse.Namespace) -> int:
@@ -234,5 +292,7 @@ def _chat(speaker: _Speaker, args: argparse.Namespace) -> int:
             continue
         if args.show_logprobs:
             _print_one(speaker, completion, args, is_shown=True)
+        else:
+            _print_cut(completion, args)
         text = text_of(completion, speaker.ends, speaker.format.stop, speaker.policy.tokenizer)
         turns.append(Message("assistant", speaker.format.opening + text))

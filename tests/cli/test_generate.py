@@ -78,17 +78,18 @@ def test_an_answer_that_does_not_come_is_explained(learnt: Path, capsys: pytest.
     assert run(str(learnt), QUESTION, "--max-tokens", "3") == 0
     assert capsys.readouterr().out == (
         "5 + 4\n"
-        "(cut off: no end within 3 tokens or the model's context)\n"
+        "(cut off after 3 tokens: --max-tokens allows more)\n"
         "no answer in the format r1_zero: the reasoning never ends, so no answer counts\n"
     )
 
 
-def test_a_terminal_sees_the_words_as_they_come(learnt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_words_are_seen_as_they_come(is_terminal: bool, learnt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Screen(io.StringIO):
         writes = 0
 
         def isatty(self) -> bool:
-            return True
+            return is_terminal
 
         def write(self, text: str) -> int:
             self.writes += 1
@@ -98,7 +99,30 @@ def test_a_terminal_sees_the_words_as_they_come(learnt: Path, monkeypatch: pytes
     monkeypatch.setattr(sys, "stdout", screen)
     run(str(learnt), QUESTION, "--max-tokens", "20")
     assert screen.getvalue() == f"{WORDS.strip()}\nanswer: 9\n"
-    assert screen.writes > 8
+    assert screen.writes > 8 if is_terminal else screen.writes > 1
+
+
+def test_json_has_one_line_for_each_answer(learnt: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(str(learnt), QUESTION, "--max-tokens", "20", "--json", "--show-logprobs") == 0
+    (row,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (row["question"], row["text"], row["answer"], row["finish"]) == (QUESTION, WORDS.strip(), "9", "stop")
+    assert row["tokens"] == len(row["ids"]) == 7 and abs(sum(row["logprobs"]) - row["logprob"]) < 1e-4
+    arguments = ("--samples", "3", "--temperature", "2", "--top-p", "0.01", "--max-tokens", "20", "--json")
+    assert run(str(learnt), QUESTION, *arguments) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["sample"] for one in rows] == [0, 1, 2]
+    assert {one["text"] for one in rows} == {WORDS.strip()}, "a narrow nucleus leaves the likeliest token"
+
+
+def test_another_engine_says_the_same(learnt: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(str(learnt), QUESTION, "--max-tokens", "20", "--engine", "transformers") == 0
+    assert capsys.readouterr().out == f"{WORDS.strip()}\nanswer: 9\n"
+
+
+def test_nobody_who_just_talks_is_told_of_formats(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("tiny", QUESTION, "--max-tokens", "3") == 0
+    out = capsys.readouterr().out
+    assert "format" not in out and out.endswith("(cut off after 3 tokens: --max-tokens allows more)\n")
 
 
 def test_samples_belong_to_the_seed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,6 +158,9 @@ def test_a_conversation_knows_what_was_said(
     assert first == third == (Message("user", QUESTION),)
     assert second == (Message("user", QUESTION), answer, Message("user", QUESTION))
     assert captured.out.count(WORDS.strip()) >= 2
+    monkeypatch.setattr(sys, "stdin", Terminal(f"{QUESTION}\n\n"))
+    assert run(str(learnt), "--max-tokens", "2") == 0
+    assert "(cut off after 2 tokens: --max-tokens allows more)" in capsys.readouterr().out
     assert "but the model takes 512; ask less; /new begins another conversation" in captured.err
 
 
@@ -194,7 +221,8 @@ def test_the_system_message_reaches_the_prompt(system: str) -> None:
     parser = Parser(prog="lemma")
     generate.add(parser.add_subparsers())
     args = parser.parse_args(["generate", "tiny", "x", "--format", "boxed", "--system", system])
-    assert generate._format(args, tokenizer=None).system == system
+    fmt, is_chosen = generate._format(args, tokenizer=None)
+    assert fmt.system == system and is_chosen
 
 
 @pytest.mark.parametrize(
