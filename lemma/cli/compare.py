@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +14,17 @@ from lemma.cli.parser import Parser, named
 from lemma.core.errors import UserError
 
 if TYPE_CHECKING:
-    from lemma.evaluation.comparison import Comparison
+    from lemma.evaluation.comparison import Change, Comparison, Evaluation
+    from lemma.evaluation.results import Row
+
+    Score = Callable[[Row], float]
 
 DESCRIPTION = """\
 Compare two evaluations problem by problem: the difference with its 95% interval, the p-value of the exact sign-flip
 test (McNemar's for one sample a problem), problems gained and lost, and the verdict in words. A and B are folders that
 `lemma eval` wrote; numbers of samples may differ."""
+LONGEST = 1500
+"""Characters of a text that are shown."""
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -29,14 +35,16 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument(
         "--metric", choices=["accuracy", "format", "finished"], default="accuracy", help="what to compare (accuracy)"
     )
-    parser.add_argument("--show", metavar="N", type=int, default=0, help="list this many problems gained and lost")
+    parser.add_argument(
+        "--show", metavar="N", type=int, default=0, help="this many problems gained and lost, with both answers"
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write everything to this file")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from lemma.core.files import write_whole
-    from lemma.evaluation.comparison import compare, read_evaluation
+    from lemma.evaluation.comparison import METRICS, compare, read_evaluation
 
     if args.show < 0:
         raise UserError(f"--show is {args.show}", fix="write 0 or more")
@@ -46,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
     print(f"A: {first.name}\nB: {second.name}\n")
     for row in [*found.rows, *([found.mean] if found.mean else [])]:
         print(_lines(row))
-        for change in _ends(row, args.show):
-            print(f"    {change}")
+        for what, change in _ends(row, args.show):
+            print(_shown(what, change, row.benchmark, first, second, METRICS[args.metric]))
     for doubt in found.doubts:
         print(f"lemma: warning: {doubt}", file=sys.stderr)
     if args.json is not None:
@@ -67,8 +75,31 @@ def _lines(row: Comparison) -> str:
     )
 
 
-def _ends(row: Comparison, count: int) -> list[str]:
+def _ends(row: Comparison, count: int) -> list[tuple[str, Change]]:
     gained = [change for change in row.changes if change.second > change.first][:count]
     lost = [change for change in row.changes if change.second < change.first][::-1][:count]
-    return [f"{what} {c.problem}: {c.first:.0%} -> {c.second:.0%}"
-            for what, changes in (("gained", gained), ("lost  ", lost)) for c in changes]  # fmt: skip
+    return [(what, change) for what, changes in (("gained", gained), ("lost", lost)) for change in changes]
+
+
+def _shown(what: str, change: Change, benchmark: str, first: Evaluation, second: Evaluation, score: Score) -> str:
+    """A problem on which the two differ: the question, the gold and an answer of each."""
+    golds = " or ".join(first.golds[benchmark][change.problem])
+    lines = [
+        f"\n{what} {change.problem}: A {change.first:.0%}, B {change.second:.0%}; the answer is {golds}",
+        *_indented("question", first.questions[benchmark][change.problem]),
+    ]
+    best, worst = (max, min) if change.first > change.second else (min, max)
+    for name, evaluation, choose in (("A", first, best), ("B", second, worst)):
+        rows = evaluation.samples[benchmark][change.problem]
+        row = choose(rows, key=score)
+        lines += _indented(f"{name}, {row.verdict}, read as {row.extracted}", row.completion)
+    return "\n".join(lines)
+
+
+def _indented(title: str, text: str) -> list[str]:
+    """A title and a text below it; of a long text the beginning and the end."""
+    text = text.strip()
+    if len(text) > LONGEST:
+        left_out = len(text) - LONGEST
+        text = f"{text[: LONGEST // 3]}\n[... {left_out:,} characters ...]\n{text[-2 * LONGEST // 3 :]}"
+    return [f"    {title}:", *(f"        {line}" for line in text.splitlines())]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,7 +25,10 @@ Face format, a GGUF file, or a hub name. The same command given again goes on wh
 named here, else that of the model's run, else the one whose chat template was saved with the tokenizer, else the
 benchmark's."""
 
-DEFAULTS = {"top_p": 1.0, "max_tokens": 4096, "thinking": "after", "seed": 0, "device": "auto", "engine": "native"}
+DEFAULTS = {
+    "top_p": 1.0, "max_tokens": 4096, "thinking": "after", "seed": 0, "device": "auto", "engine": "native",
+    "likelihood": False,
+}  # fmt: skip
 RESCORE_USES = {"rescore", "grader", "out", "command", "version", "run"}
 
 
@@ -40,6 +44,12 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     add_option("--top-p", metavar="P", type=float, help="nucleus sampling (default: 1)")
     add_option("--max-tokens", metavar="N", type=int, help="longest completion (default: 4096)")
     add_option("--format", metavar="NAME", help="how questions are put and answers are read")
+    add_option("--shots", metavar="N", type=int, help="solved examples in front of each question (default: none)")
+    add_option("--shots-as", choices=["chat", "text"],
+               help="examples as chat turns or plain text (default: chat where there is a chat template)")  # fmt: skip
+    add_option("--likelihood", action="store_true", default=None,
+               help="multiple choice: take the likeliest option, in place of what the model writes")  # fmt: skip
+    add_option("--preset", metavar="NAME", help="settings of a published evaluation; what is written here goes first")
     add_option("--thinking", choices=["after", "whole"],
                help="whole: look for an answer also in thoughts that never end (default: after)")  # fmt: skip
     add_option("--grader", metavar="NAME", help="lemma, or graders of other systems such as math_verify,boxed_slow")
@@ -57,10 +67,13 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def _names() -> str:
     from lemma.evaluation.benchmarks import BENCHMARKS
+    from lemma.evaluation.presets import PRESETS
     from lemma.formats import FORMATS
     from lemma.grading.compat import COMPAT
 
-    lists: dict[str, Iterable[str]] = {"benchmarks": BENCHMARKS, "formats": FORMATS, "graders": ["lemma", *COMPAT]}
+    lists: dict[str, Iterable[str]] = {
+        "benchmarks": BENCHMARKS, "formats": FORMATS, "graders": ["lemma", *COMPAT], "presets": PRESETS,
+    }  # fmt: skip
     return "\n".join(f"{what}: {', '.join(names)}" for what, names in lists.items()) + "\n"
 
 
@@ -68,24 +81,31 @@ def run(args: argparse.Namespace) -> int:
     if args.rescore is not None:
         _check_rescore(args)
         return _rescore(args)
-    for name, value in DEFAULTS.items():
+    from lemma.evaluation.presets import Preset, find_preset
+
+    preset = Preset({}) if args.preset is None else find_preset(args.preset)
+    for name, value in {**DEFAULTS, **preset.options}.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
     _check(args)
     from dataclasses import replace
 
+    from lemma.evaluation.benchmarks import find_benchmark
     from lemma.evaluation.evaluator import EvalSettings, evaluate, load_all
     from lemma.evaluation.rescore import check_graders
     from lemma.formats import make_format
     from lemma.models.places import TINY, resolve
     from lemma.reporting.console import Console
 
-    names = ("samples", "temperature", "top_p", "max_tokens", "seed", "limit", "thinking", "data_dir")
+    names = [
+        *("samples", "temperature", "top_p", "max_tokens", "seed", "limit", "thinking", "data_dir"),
+        *("shots", "shots_as", "likelihood"),
+    ]
     settings = EvalSettings(**{name: getattr(args, name) for name in names}, grader=args.grader or "lemma")
     check_graders(settings.grader)
     if args.format is not None:
         make_format(args.format)
-    benchmarks = load_all(named(args.benchmarks), settings)
+    benchmarks = load_all([preset.of(find_benchmark(one)) for one in named(args.benchmarks)], settings)
     model = args.model if args.model == TINY else resolve(args.model)
     console = Console(sys.stderr)
     policy, engine = _open(args, model, console)
@@ -118,7 +138,7 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("there is no model to evaluate", fix="write `lemma eval MODEL --benchmarks gsm8k`")
     if not args.benchmarks or not args.benchmarks.strip(" ,"):
         raise UserError("no benchmark is named", fix="write for example `--benchmarks gsm8k,math500`")
-    for name, least in (("samples", 1), ("max_tokens", 1), ("temperature", 0), ("seed", 0), ("limit", 1)):
+    for name, least in (("samples", 1), ("max_tokens", 1), ("temperature", 0), ("seed", 0), ("limit", 1), ("shots", 0)):
         value = getattr(args, name)
         if value is not None and not least <= value < math.inf:
             raise UserError(f"--{name.replace('_', '-')} is {value}", fix=f"write {least} or more")
@@ -155,8 +175,12 @@ def _default_folder(args: argparse.Namespace, benchmarks: list[str]) -> Path:
 
 def _show(report: Report, folder: Path) -> None:
     from lemma.evaluation.results import as_markdown
+    from lemma.evaluation.terminal_table import as_table
 
-    sys.stdout.write(as_markdown(report))
+    if sys.stdout.isatty():
+        sys.stdout.write(as_table(report, shutil.get_terminal_size().columns))
+    else:
+        sys.stdout.write(as_markdown(report))
     print(f"lemma: the results are in {folder}", file=sys.stderr)
 
 

@@ -35,8 +35,25 @@ class Benchmark(SourceOptions):
     """Format of prompts and answers where neither the command nor the model's run names one."""
     samples: int = Field(1, ge=1)
     """Samples of each problem."""
-    metric: Literal["avg", "pass", "maj"] = "avg"
-    """What stands in tables: the mean over samples, the chance that one of all samples is right, or the majority."""
+    metric: Literal["avg", "pass", "maj", "acc_norm"] = "avg"
+    """What stands in tables: the mean over samples, the chance that one of all samples is right, the majority, or
+    for log-likelihoods the accuracy of the likeliest option a character."""
+    scoring: Literal["generate", "likelihood"] = "generate"
+    """Whether the model writes an answer, or its answer is the likeliest of the options."""
+    weighs: Literal["option", "letter"] = "option"
+    """What is weighed by likelihood: each option's text after the question alone, or its letter after all options."""
+    wording: str | None = None
+    """The text before an option that is weighed, with {question} in it. Default: `Question: ...` and `Answer:`."""
+    shots: int = Field(0, ge=0)
+    """Solved examples in front of each question, where the command does not say."""
+    shots_source: str | None = None
+    """Where examples come from: a file or a dataset. Default: the benchmark's own source, in another split."""
+    shots_split: str | None = "train"
+    """The split that examples come from; none where a benchmark has nothing but its test."""
+    shots_files: tuple[str, ...] = ()
+    """Names under --data-dir of the examples, without the suffix. Default: `files` with the other split's name."""
+    per_source: bool | None = None
+    """Measure each data source that rows name by itself. Default: in LUFFY's files, where there are several."""
     rules: Rules = Rules()
     """What counts as equal: tolerances, order of lists, and so on."""
     tolerance: str | None = None
@@ -58,26 +75,57 @@ class Benchmark(SourceOptions):
             ) from None
 
 
+FROM_MATH: dict[str, Any] = {"shots_source": "math", "shots_files": ("math/train",)}
+"""Examples of benchmarks that have no training split of their own."""
+
 BENCHMARKS: dict[str, Benchmark] = {
     one.name: one
     for one in (
         Benchmark(name="gsm8k", source="gsm8k", files=("gsm8k/test",)),
         Benchmark(name="math", source="math", files=("math/test",)),
-        Benchmark(name="math500", source="math500", files=("math/math500",)),
-        Benchmark(name="aime24", source="aime24", split="train", samples=32),
-        Benchmark(name="aime25", source="aime25", samples=32),
-        Benchmark(name="amc23", source="amc23", samples=32),
-        Benchmark(name="amc", source="AI-MO/aimo-validation-amc", split="train", files=("amc_aimo83",), samples=32),
-        Benchmark(name="minerva", source="minerva_math", files=("minerva_math",), rules=Rules(relative=0.01)),
+        Benchmark(name="math500", source="math500", files=("math/math500",), **FROM_MATH),
+        Benchmark(name="aime24", source="aime24", split="train", samples=32, **FROM_MATH),
+        Benchmark(name="aime25", source="aime25", samples=32, **FROM_MATH),
+        Benchmark(name="amc23", source="amc23", samples=32, **FROM_MATH),
+        Benchmark(
+            name="amc",
+            source="AI-MO/aimo-validation-amc",
+            split="train",
+            files=("amc_aimo83",),
+            samples=32,
+            **FROM_MATH,
+        ),
+        Benchmark(
+            name="minerva", source="minerva_math", files=("minerva_math",), rules=Rules(relative=0.01), **FROM_MATH
+        ),
         Benchmark(
             name="olympiadbench",
             source="olympiadbench",
             files=("olympiadbench_math_en",),
             tolerance="original.error",
+            **FROM_MATH,
         ),
         Benchmark(name="arc_challenge", source="arc_challenge", files=("arc_challenge_test",)),
-        Benchmark(name="gpqa_diamond", source="gpqa_diamond", split="train", samples=4),
-        Benchmark(name="mmlu_pro", source="mmlu_pro", files=("mmlu_pro_test",)),
+        Benchmark(
+            name="gpqa_diamond", source="gpqa_diamond", split="train", samples=4, weighs="letter", shots_split=None
+        ),
+        Benchmark(
+            name="hellaswag",
+            source="hellaswag",
+            split="validation",
+            files=("hellaswag_validation",),
+            scoring="likelihood",
+            metric="acc_norm",
+            wording="{question}",
+        ),
+        Benchmark(
+            name="mmlu_pro",
+            source="mmlu_pro",
+            files=("mmlu_pro_test",),
+            weighs="letter",
+            wording="{question}\nAnswer:",
+            shots_split="validation",
+        ),
         Benchmark(name="arithmetic", source="arithmetic", format="r1_zero", arithmetic=ArithmeticOptions(count=500)),
     )
 }
@@ -89,6 +137,8 @@ class Loaded:
 
     benchmark: Benchmark
     problems: tuple[Problem, ...]
+    part_of: str = ""
+    """The benchmark that this is one data source of."""
 
     @property
     def name(self) -> str:
@@ -149,15 +199,76 @@ def load_benchmark(
     Which problems a limit keeps, and in what order options stand, depends on the benchmark only: evaluations of two
     models, or with two seeds, meet the same questions.
     """
+    return _as_asked(benchmark, _problems(benchmark, data_dir, to_grade), limit)
+
+
+def _problems(benchmark: Benchmark, data_dir: str | Path | None, to_grade: bool = True) -> list[Problem]:
     from lemma.data.load_rows import load_problems, load_rows
     from lemma.data.readers import problem_of
 
     source = _source_of(benchmark, data_dir)
     problems = load_problems(source, 0) if to_grade else [problem_of(item) for item in load_rows(source, 0)]
-    if limit is not None and limit < len(problems):
-        kept = sorted(permutation(len(problems), 0, "benchmark", benchmark.name, "limit")[:limit].tolist())
-        problems = [problems[place] for place in kept]
-    return Loaded(benchmark, tuple(_unique([shown(problem, benchmark.name) for problem in problems])))
+    return [_without_system(problem) if _is_luffy(problem) else problem for problem in problems]
+
+
+def load_parts(benchmark: Benchmark, *, limit: int | None, data_dir: str | Path | None) -> list[Loaded]:
+    """A benchmark, or its data sources one by one, each with at most `limit` problems."""
+    problems = _problems(benchmark, data_dir)
+    parts = by_source(_as_asked(benchmark, problems, None))
+    if not parts[0].part_of:
+        return [_as_asked(benchmark, problems, limit)]
+    return [replace(one, problems=tuple(_limited(one.problems, one.name, limit))) for one in parts]
+
+
+def _as_asked(benchmark: Benchmark, problems: Sequence[Problem], limit: int | None) -> Loaded:
+    kept = _limited(problems, benchmark.name, limit)
+    if benchmark.scoring == "generate":
+        kept = [shown(problem, benchmark.name) for problem in kept]
+    return Loaded(benchmark, tuple(_unique(kept)))
+
+
+def _limited(problems: Sequence[Problem], name: str, limit: int | None) -> list[Problem]:
+    """At most so many problems, from everywhere in the set, in their order."""
+    if limit is None or limit >= len(problems):
+        return list(problems)
+    kept = sorted(permutation(len(problems), 0, "benchmark", name, "limit")[:limit].tolist())
+    return [problems[place] for place in kept]
+
+
+def _is_luffy(problem: Problem) -> bool:
+    """Whether a row has the columns of LUFFY's files."""
+    return "extra_info" in problem.extra
+
+
+def by_source(loaded: Loaded) -> list[Loaded]:
+    """One benchmark for each data source that the rows of a file name, or the benchmark itself where there is one.
+
+    LUFFY's files repeat a row for each of its samples: copies become samples of one problem.
+    """
+    benchmark = loaded.benchmark
+    sources = list(dict.fromkeys(problem.source for problem in loaded.problems))
+    is_usual = len(sources) > 1 and all(map(_is_luffy, loaded.problems))
+    if not (is_usual if benchmark.per_source is None else benchmark.per_source):
+        return [loaded]
+    return [_one_source(benchmark, source, loaded.problems) for source in sources]
+
+
+def _one_source(benchmark: Benchmark, source: str, problems: Sequence[Problem]) -> Loaded:
+    own = [problem for problem in problems if problem.source == source]
+    first = [problem for problem in own if "#" not in problem.id]
+    copies = len(own) // len(first)
+    if copies * len(first) != len(own):
+        first, copies = own, 1
+    name = _name_of(source) or benchmark.name
+    update: dict[str, Any] = {"name": name, "samples": max(copies, benchmark.samples)}
+    if name in BENCHMARKS:
+        update["rules"] = BENCHMARKS[name].rules
+    return Loaded(benchmark.model_copy(update=update), tuple(first), benchmark.name)
+
+
+def _without_system(problem: Problem) -> Problem:
+    """LUFFY's files bring the system message of its training, which its own evaluation removes."""
+    return replace(problem, messages=tuple(message for message in problem.messages if message.role != "system"))
 
 
 def check_benchmark(spec: str | Mapping[str, Any] | Benchmark, *, data_dir: str | Path | None = None) -> None:
@@ -167,25 +278,51 @@ def check_benchmark(spec: str | Mapping[str, Any] | Benchmark, *, data_dir: str 
     check_files(_source_of(find_benchmark(spec), data_dir))
 
 
+def example_source(benchmark: Benchmark, data_dir: str | Path | None) -> DataOptions:
+    """Where solved examples come from, which are never the benchmark's own problems."""
+    split = benchmark.shots_split
+    own = {name: getattr(benchmark, name) for name in SourceOptions.model_fields} | {"split": split or "train"}
+    if benchmark.shots_source is not None:
+        own |= {"source": benchmark.shots_source, "config": None, "revision": None}
+    here = Path(own["source"]).expanduser()
+    if here.is_file() and benchmark.shots_source is None:
+        other = here.with_name(here.name.replace("test", split or "train").replace("validation", split or "train"))
+        if other == here or not other.is_file():
+            split = None
+        own["source"] = str(other)
+    if split is None:
+        raise UserError(
+            f"benchmark {benchmark.name} has no training data to take examples from",
+            fix="leave --shots out, or write `shots_source` in a YAML entry of the benchmark",
+        )
+    if data_dir is not None and own["source"] != "arithmetic" and not here.exists():
+        stems = benchmark.shots_files or tuple(stem.replace("test", split) for stem in benchmark.files)
+        stems = (*stems, f"{benchmark.name}_{split}")
+        own |= {"source": str(_file_in(Path(data_dir).expanduser(), stems, f"examples for {benchmark.name}"))}
+        own |= {"config": None}
+    return DataOptions(**own)
+
+
 def _source_of(benchmark: Benchmark, data_dir: str | Path | None) -> DataOptions:
     """Where its problems are: in the folder that stands in for the hub, where one is given."""
     source = {name: getattr(benchmark, name) for name in SourceOptions.model_fields}
     if data_dir is not None and benchmark.source != "arithmetic" and not Path(benchmark.source).exists():
-        source |= {"source": str(_file_in(Path(data_dir).expanduser(), benchmark)), "config": None}
+        stems = (*benchmark.files, benchmark.name)
+        file = _file_in(Path(data_dir).expanduser(), stems, f"benchmark {benchmark.name}")
+        source |= {"source": str(file), "config": None}
     return DataOptions(**source)
 
 
-def _file_in(folder: Path, benchmark: Benchmark) -> Path:
-    """The file of a benchmark in a folder that stands in for the hub."""
+def _file_in(folder: Path, stems: Sequence[str], what: str) -> Path:
+    """A file in a folder that stands in for the hub, under one of these names."""
     if not folder.is_dir():
         raise UserError(f"the folder {folder} does not exist", fix="write --data-dir and a folder of data files")
-    stems = [*benchmark.files, benchmark.name]
     for stem in stems:
         for suffix in DATA_SUFFIXES:
             if (folder / f"{stem}{suffix}").is_file():
                 return folder / f"{stem}{suffix}"
     raise UserError(
-        f"{folder} has no file of benchmark {benchmark.name}",
+        f"{folder} has no file of {what}",
         fix=f"put it there as {stems[0]}.jsonl, or leave --data-dir out to take it from the hub",
     )
 

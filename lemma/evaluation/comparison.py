@@ -23,13 +23,15 @@ Scores = dict[str, list[float]]
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The samples of an evaluation: for each benchmark, the scores, the gold and the question of each problem."""
+    """The samples of an evaluation: for each benchmark, the scores, the gold and the question of each problem; and its
+    samples in words, where it was read from a folder."""
 
     name: str
     scores: dict[str, Scores]
     golds: dict[str, dict[str, tuple[str, ...]]]
     questions: dict[str, dict[str, str]]
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    samples: dict[str, dict[str, list[Row]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +88,14 @@ def read_evaluation(folder: Path, metric: str = "accuracy") -> Evaluation:
     scores: dict[str, Scores] = {}
     golds: dict[str, dict[str, tuple[str, ...]]] = {}
     questions: dict[str, dict[str, str]] = {}
+    samples: dict[str, dict[str, list[Row]]] = {}
     for name, rows in report.rows.items():
         for row in rows:
             scores.setdefault(name, {}).setdefault(row.problem, []).append(METRICS[metric](row))
             golds.setdefault(name, {})[row.problem] = tuple(row.gold)
             questions.setdefault(name, {})[row.problem] = row.question
-    return Evaluation(str(folder), scores, golds, questions, report.settings)
+            samples.setdefault(name, {}).setdefault(row.problem, []).append(row)
+    return Evaluation(str(folder), scores, golds, questions, report.settings, samples)
 
 
 def compare(first: Evaluation, second: Evaluation, benchmarks: Sequence[str] | None = None) -> Compared:

@@ -55,6 +55,8 @@ class StageEvaluator:
             format=fmt,
             thinking=options.thinking,
             data_dir=options.data_dir,
+            shots=options.shots,
+            shots_as=options.shots_as,
         )
         self._benchmarks: list[Loaded] = load_all(options.benchmarks, self.settings) if options.benchmarks else []
 
@@ -104,6 +106,10 @@ class StageEvaluator:
             wanted = f"{PREFIX}{self._benchmarks[0].name}/{metric}"
         if wanted not in values and metric.endswith("reward"):
             return -math.inf
+        part, _, name = metric.rpartition("/")
+        own = [f"{PREFIX}{one.name}/{name}" for one in self._benchmarks if part in (one.part_of, "")]
+        if wanted not in values and own:
+            return math.fsum(values[one] for one in own) / len(own)
         assert wanted in values, "the options only allow what is measured"
         return values[wanted]
 
@@ -117,6 +123,8 @@ def flat_metrics(report: Report) -> dict[str, float]:
             "answer_accuracy_low": summary.accuracy.low,
             "answer_accuracy_high": summary.accuracy.high,
             "format_accuracy": summary.scores["format"].value,
+            **{f"{name}_accuracy": summary.scores[name].value for name in ("lenient",) if name in summary.scores},
+            **{name: summary.scores[name].value for name in ("acc_norm",) if name in summary.scores},
             "reasoning_present": summary.scores["reasoning"].value,
             "reasoning_length": summary.numbers["reasoning_length"],
             "truncated": summary.scores["truncated"].value,

@@ -53,6 +53,10 @@ class EvalOptions(Options):
     """Where thoughts never end: after counts no answer, whole looks for one in the whole text."""
     data_dir: str | None = None
     """A folder of data files that stands in for the hub."""
+    shots: int | None = Field(None, ge=0)
+    """Solved examples in front of each question, from the benchmark's training split. Default: the benchmark's."""
+    shots_as: Literal["chat", "text"] | None = None
+    """Examples as chat turns or as plain text. Default: chat for tokenizers with a chat template."""
 
     @field_validator("benchmarks")
     @classmethod

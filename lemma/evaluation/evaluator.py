@@ -25,6 +25,9 @@ from lemma.core.types import Message, Problem, content_id
 from lemma.core.version import lemma_version
 from lemma.engines.protocol import Engine, Sampling
 from lemma.evaluation.eval_folder import alone_in, claim
+from lemma.evaluation.eval_progress import Meter
+from lemma.evaluation.lenient import hints, with_lenient
+from lemma.evaluation.option_likelihood import WORDING, log_likelihoods, rows_of, wording
 from lemma.evaluation.questions import Asked, EvalSettings, Wanted, load_all, prepare
 from lemma.evaluation.relay import read_beside
 from lemma.evaluation.rescore import OURS, check_graders, grader_version, regrade
@@ -47,7 +50,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EvalSettings", "evaluate", "load_all"]
 
-SECONDS_BETWEEN_EVENTS = 0.2
 # The most that a graded sample waits for the journal, and so what a killed evaluation may lose.
 SECONDS_UNWRITTEN = 1.0
 # What a format does to this question, with a model's chat template, is part of its name in results.
@@ -77,7 +79,9 @@ def evaluate(
         else:
             report = _evaluate(engine, policy, asked, settings, identity, folder, rewards, service, sink)
         (folder / "journal.jsonl").unlink(missing_ok=True)
-        return report
+    for sentence in hints(report):
+        sink(Said(sentence, "warning"))
+    return report
 
 
 def _evaluate(
@@ -92,19 +96,26 @@ def _evaluate(
     sink: Sink,
 ) -> Report:
     began = time.perf_counter()
+    written = [one for one in asked if not one.is_weighed]
+    found = {one.name: _weigh(one, policy, sink) for one in asked if one.is_weighed}
     with GradingService(_workers()) if service is None else nullcontext(service) as used:
-        if policy.device.type != "cpu":
+        if policy.device.type != "cpu" and written:
             used.start()  # where the engine leaves the cores alone, starting hides behind it
-        judge = _Judge(asked, rewards or [Accuracy()], policy.tokenizer, used)
-        rows = _generate(engine, asked, judge, folder, sink)
+        if written:
+            judge = _Judge(written, rewards or [Accuracy()], policy.tokenizer, used)
+            found |= _generate(engine, written, judge, folder, sink)
         sampled = time.perf_counter()
-        if settings.grader != OURS:
-            for name, own in rows.items():
-                rows[name] = regrade(own, identity["benchmarks"][name], settings.grader, used)
-    report = make_report(identity["model"], identity["benchmarks"], rows)
+        for one in written:
+            own = identity["benchmarks"][one.name]
+            rows = found[one.name]
+            if settings.grader != OURS:
+                rows = regrade(rows, own, settings.grader, used)
+            found[one.name] = with_lenient(rows, own, used)
+    rows_by_name = {one.name: found[one.name] for one in asked}
+    report = make_report(identity["model"], identity["benchmarks"], rows_by_name)
     fault_point("evaluation.before_results")
     write_report(folder, report)
-    tokens = sum(row.tokens for own in rows.values() for row in own)
+    tokens = sum(row.tokens for own in found.values() for row in own)
     _write_timings(folder, sampled - began, time.perf_counter() - began, tokens)
     fault_point("evaluation.before_cleanup")
     return report
@@ -121,7 +132,7 @@ def _identity(
     for one in asked:
         benchmark, form = one.loaded.benchmark, one.fmt.model_dump(mode="json")
         benchmarks[one.name] = {
-            "n": len(one.asks),
+            "n": len(one.loaded.problems),
             "k": one.k,
             "metric": benchmark.metric,
             "temperature": one.sampling.temperature,
@@ -136,10 +147,21 @@ def _identity(
             "seed": settings.seed,
             "ties": settings.ties,
             "source": benchmark.source,
-        }
+        } | _unusual(one)
         problems[one.name] = content_id([(p.id, p.question, p.golds) for p in one.loaded.problems])
     named = {"name": model or "a policy in training", "weights": _weights(model)}
     return {"version": VERSION, "model": named, "benchmarks": benchmarks, "problems": problems}
+
+
+def _unusual(one: Asked) -> dict[str, Any]:
+    """Settings that most evaluations do not have: examples in the prompt, options that are weighed."""
+    found: dict[str, Any] = {}
+    if one.shots is not None:
+        found |= {"shots": one.shots.count, "shots_as": one.shots.kind, "shots_hash": one.shots.digest}
+    if one.is_weighed:
+        benchmark = one.loaded.benchmark
+        found |= {"scoring": "likelihood", "weighs": benchmark.weighs, "wording": benchmark.wording or WORDING}
+    return found
 
 
 def _engine_in_words(engine: Engine) -> str:
@@ -167,6 +189,15 @@ def _weights(model: str) -> str | None:
 # --- samples and verdicts ------------------------------------------------------------------------------------------
 
 
+def _weigh(one: Asked, policy: Policy, sink: Sink) -> list[Row]:
+    """A multiple-choice benchmark by the log-likelihoods of its options."""
+    questions = [wording(one.loaded, problem, one.shots) for problem in one.loaded.problems]
+    sums = log_likelihoods(
+        policy, questions, told=lambda done, total: sink(Progressed(f"weighing {one.name}", done, total))
+    )
+    return rows_of(one.loaded, questions, sums)
+
+
 class _Judge(Judge):
     """Each benchmark with its own format, each problem with its own rules."""
 
@@ -177,7 +208,11 @@ class _Judge(Judge):
     def begin(self, problem: Problem, sample: Sample) -> Pending:
         own = self._asked[str(sample.key[2])]
         self.fmt, self.rules = own.fmt, own.loaded.benchmark.rules_of(problem)
-        return super().begin(problem, sample)
+        pending = super().begin(problem, sample)
+        if sample.answer is None and self.service is not None:
+            for gold in problem.golds:  # the lenient verdict will be asked for later: the grader begins now
+                self.service.submit(sample.text, gold, self.rules)
+        return pending
 
 
 def _generate(engine: Engine, asked: Sequence[Asked], judge: _Judge, folder: Path, sink: Sink) -> dict[str, list[Row]]:
@@ -199,22 +234,20 @@ def _generate(engine: Engine, asked: Sequence[Asked], judge: _Judge, folder: Pat
     one_by_one = all(type(reward).score_all is Reward.score_all for reward in judge.rewards)
     patience = SECONDS_UNWRITTEN if one_by_one else None
 
+    meter = Meter(total, max(one.sampling.max_tokens for one in asked), sink)
+
     def read(relay: Engine) -> None:
-        right, last = 0, float("-inf")
-        samples = collect(relay, fitting, sampling, judge, journal=journal, patience=patience)
-        for done, sample in enumerate(samples, start=1):
+        for sample in collect(relay, fitting, sampling, judge, journal=journal, patience=patience):
             found.setdefault((str(sample.key[2]), int(sample.key[3])), []).append(sample)
-            right += sample.right
-            if time.monotonic() - last >= SECONDS_BETWEEN_EVENTS or done == total:
-                last = time.monotonic()
-                sink(Progressed("evaluation", done, total, f"{right / done:.1%} right"))
+            meter.graded(sample.key, sample.sample, len(sample.ids), sample.right)
 
     try:
-        # A reward that computes on the device must not do so while the engine captures its graphs.
-        if any(reward.name in ("reward_model", "custom") for reward in judge.rewards):
-            read(engine)
-        else:
-            read_beside(engine, read)
+        with meter.listening(engine):
+            # A reward that computes on the device must not do so while the engine captures its graphs.
+            if any(reward.name in ("reward_model", "custom") for reward in judge.rewards):
+                read(engine)
+            else:
+                read_beside(engine, read)
     finally:
         journal.close()
     return {one.name: _rows(one, found, sink) for one in asked}

@@ -32,6 +32,8 @@ class Mark(NamedTuple):
     """One sample as the metrics see it. `vote` is what counts as the same answer in a majority; None: no answer.
 
     `reasoning` is its length in characters, None where the format found none. `tokens` counts the whole completion.
+    `lenient` is right with the answer found anywhere; `normalised` is right by the log-likelihood of options a
+    character. Both are None where that was not asked.
     """
 
     right: bool
@@ -42,6 +44,8 @@ class Mark(NamedTuple):
     reasoning: int | None = None
     tokens: int = 0
     reward: float | None = None
+    lenient: bool | None = None
+    normalised: bool | None = None
 
 
 class Score(NamedTuple):
@@ -124,6 +128,8 @@ def summarise(
     for size in sizes_up_to(k)[1:]:
         won = [majority([m.vote for m in own[:size]], [float(m.right) for m in own[:size]], ties) for own in marks]
         scores[f"maj@{size}"] = score(won)
+    for name, found in _other_readings(marks).items():
+        scores[name] = score(found)
     scores["format"] = score([_mean([mark.formatted for mark in own]) for own in marks])
     scores["truncated"] = score([_mean([mark.truncated for mark in own]) for own in marks])
     scores["reasoning"] = score([_mean([bool(mark.reasoning) for mark in own]) for own in marks])
@@ -146,6 +152,16 @@ def summarise(
         subjects=breakdown(lambda problem: problem.subject),
         levels=breakdown(lambda problem: problem.level),
     )
+
+
+def _other_readings(marks: Sequence[Sequence[Mark]]) -> dict[str, list[float]]:
+    """Mean over samples of each problem by other rules of what is right, where every sample was judged by them."""
+    found = {}
+    for name, field in (("acc_norm", "normalised"), ("lenient", "lenient")):
+        values = [[getattr(mark, field) for mark in own] for own in marks]
+        if all(value is not None for own in values for value in own):
+            found[name] = [_mean(own) for own in values]
+    return found
 
 
 def mean_over_benchmarks(scores: Sequence[Score]) -> Score:

@@ -11,9 +11,10 @@ import numpy as np
 from lemma.core.errors import UserError
 from lemma.engines.protocol import Sampling
 from lemma.engines.stop_strings import ends_of
-from lemma.evaluation.benchmarks import Benchmark, Loaded, find_benchmark, load_benchmark
+from lemma.evaluation.benchmarks import Benchmark, Loaded, find_benchmark, load_parts
 from lemma.evaluation.metrics import Ties
 from lemma.evaluation.rescore import OURS
+from lemma.evaluation.shots import STOP, Shots, ShotsAs, load_shots, prompt_with
 from lemma.formats import Format, make_format
 from lemma.formats.encode import encode_text
 from lemma.rollouts import Ask
@@ -31,7 +32,9 @@ class EvalSettings:
     """How every benchmark is measured; None leaves a value to the benchmark.
 
     `format` is a name, a mapping or a format. `thinking` says what an answer inside thoughts that never end counts.
-    `grader` is Lemma's own, or one or several of `lemma.grading.compat`, joined by commas.
+    `grader` is Lemma's own, or one or several of `lemma.grading.compat`, joined by commas. `shots_as` is how examples
+    are shown; None: as chat turns to a tokenizer that has a chat template. `likelihood` weighs the options of multiple
+    choice whatever the benchmark says.
     """
 
     samples: int | None = None
@@ -45,11 +48,14 @@ class EvalSettings:
     thinking: Literal["after", "whole"] = "after"
     ties: Ties = "average"
     data_dir: str | None = None
+    shots: int | None = None
+    shots_as: ShotsAs | None = None
+    likelihood: bool = False
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One benchmark, ready to be asked."""
+    """One benchmark, ready to be asked. There is nothing to generate where its options are weighed."""
 
     loaded: Loaded
     fmt: Format
@@ -57,30 +63,66 @@ class Asked:
     sampling: Sampling
     prompts: list[str]
     asks: list[Ask]
+    shots: Shots | None = None
 
     @property
     def name(self) -> str:
         return self.loaded.name
+
+    @property
+    def is_weighed(self) -> bool:
+        return self.loaded.benchmark.scoring == "likelihood"
 
 
 def load_all(benchmarks: Sequence[Wanted], settings: EvalSettings) -> list[Loaded]:
     """The problems of all benchmarks, which have different names."""
     found: dict[str, Loaded] = {}
     for spec in benchmarks:
-        benchmark = spec.benchmark if isinstance(spec, Loaded) else find_benchmark(spec)
-        if benchmark.name in found:
-            raise UserError(f"benchmark {benchmark.name} is named twice", fix="give one of them another `name`")
-        if not isinstance(spec, Loaded):
-            spec = load_benchmark(benchmark, limit=settings.limit, data_dir=settings.data_dir)
-        found[benchmark.name] = spec
+        for loaded in [spec] if isinstance(spec, Loaded) else _load(find_benchmark(spec), settings):
+            if loaded.name in found:
+                raise UserError(f"benchmark {loaded.name} is named twice", fix="give one of them another `name`")
+            found[loaded.name] = loaded
     if not found:
         raise UserError("there is no benchmark to evaluate on", fix="write for example `gsm8k`")
     return list(found.values())
 
 
+def _load(benchmark: Benchmark, settings: EvalSettings) -> list[Loaded]:
+    if settings.likelihood:
+        benchmark = benchmark.model_copy(update={"scoring": "likelihood"})
+    parts = load_parts(benchmark, limit=settings.limit, data_dir=settings.data_dir)
+    if benchmark.scoring == "likelihood":
+        for one in parts:
+            check_choices(one)
+    return parts
+
+
+def check_choices(loaded: Loaded) -> None:
+    """Refuse questions without options to weigh."""
+    for problem in loaded.problems:
+        if not problem.choices or not problem.golds:
+            raise UserError(
+                f"problem {problem.id} of {loaded.name} has no options to weigh",
+                fix="leave --likelihood out, or name multiple-choice benchmarks such as arc_challenge",
+            )
+
+
+def _shots(benchmark: Benchmark, tokenizer: Any, settings: EvalSettings) -> Shots | None:
+    count = benchmark.shots if settings.shots is None else settings.shots
+    if not count:
+        return None
+    usual: ShotsAs = "chat" if getattr(tokenizer, "chat_template", None) else "text"
+    kind = "text" if benchmark.scoring == "likelihood" else settings.shots_as or usual
+    return load_shots(benchmark, count, kind, settings.data_dir)
+
+
 def prepare(loaded: Loaded, policy: Policy, settings: EvalSettings) -> Asked:
     """Problems as token ids, and how their completions are sampled."""
     benchmark = loaded.benchmark
+    shots = _shots(benchmark, policy.tokenizer, settings)
+    fmt = make_format(benchmark.format if settings.format is None else settings.format)
+    if benchmark.scoring == "likelihood":
+        return Asked(loaded, fmt, 1, Sampling(max_tokens=1, temperature=0.0), [], [], shots)
     k = settings.samples or benchmark.samples
     temperature = settings.temperature
     if temperature is None:
@@ -90,14 +132,16 @@ def prepare(loaded: Loaded, policy: Policy, settings: EvalSettings) -> Asked:
             f"{k} samples of {benchmark.name} at temperature 0 are all the same",
             fix=f"write --samples 1, or a temperature such as {SEVERAL_TEMPERATURE}",
         )
-    fmt = make_format(benchmark.format if settings.format is None else settings.format)
-    prompts = [fmt.prompt(problem, policy.tokenizer) for problem in loaded.problems]
+    if shots is None:
+        prompts = [fmt.prompt(problem, policy.tokenizer) for problem in loaded.problems]
+    else:
+        prompts = [prompt_with(shots, fmt, problem, policy.tokenizer) for problem in loaded.problems]
     fmt = _fitted(fmt, prompts[0], settings.thinking)
     sampling = Sampling(
         max_tokens=settings.max_tokens,
         temperature=temperature,
         top_p=settings.top_p,
-        stop=fmt.stop,
+        stop=fmt.stop + ((STOP,) if shots is not None and shots.kind == "text" else ()),
         stop_ids=tuple(sorted(ends_of(policy))),
     )
     asks = [
@@ -109,7 +153,7 @@ def prepare(loaded: Loaded, policy: Policy, settings: EvalSettings) -> Asked:
         )
         for place, (problem, text) in enumerate(zip(loaded.problems, prompts, strict=True))
     ]
-    return Asked(loaded, fmt, k, sampling, prompts, asks)
+    return Asked(loaded, fmt, k, sampling, prompts, asks, shots)
 
 
 def _fitted(fmt: Format, prompt: str, thinking: str) -> Format:

@@ -13,6 +13,7 @@ from typing import Any
 
 from lemma.core.errors import UserError, nearest
 from lemma.evaluation.eval_folder import alone_in, claim, write_settings
+from lemma.evaluation.lenient import with_lenient
 from lemma.evaluation.results import Report, Row, make_report, read_report, read_settings, write_report
 from lemma.formats import make_format
 from lemma.grading import GradingService, Rules
@@ -54,6 +55,8 @@ def regrade(
     Rewards follow from Lemma's verdicts: they are left out where another grader was asked, or where a verdict changed.
     """
     names = check_graders(graders)
+    if settings.get("scoring") == "likelihood":
+        return list(rows)
     fmt, rules = make_format(settings["format"]), Rules.model_validate(settings["rules"])
     parsed = [fmt.parse(row.completion) for row in rows]
     unfinished = [one.answer is None and "missing_think_end" in one.faults for one in parsed]
@@ -158,6 +161,8 @@ def _regrade_all(report: Report, graders: str, service: GradingService, told: To
             if told is not None:
                 told(start + count, total)
 
-        rows[name] = regrade(own, report.settings[name], graders, service, tell)
+        rows[name] = with_lenient(
+            regrade(own, report.settings[name], graders, service, tell), report.settings[name], service
+        )
         done += len(own)
     return rows

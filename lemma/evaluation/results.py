@@ -33,7 +33,9 @@ LONGEST_VOTE = 500
 
 @dataclass(slots=True)
 class Row:
-    """One sample in words. `tolerance` is the problem's own, where it has one."""
+    """One sample in words. `tolerance` is the problem's own, where it has one; `lenient` is the verdict with the answer
+    found anywhere. `options` are the log-likelihoods of a multiple-choice question's options, where those decide, and
+    `normalised` says whether the likeliest one a character is right."""
 
     benchmark: str
     problem: str
@@ -54,6 +56,9 @@ class Row:
     subject: str | None = None
     level: str | None = None
     tolerance: float | None = None
+    lenient: str | None = None
+    options: list[float] | None = None
+    normalised: bool | None = None
 
     @property
     def mark(self) -> Mark:
@@ -69,10 +74,14 @@ class Row:
             reasoning=None if self.reasoning is None else len(self.reasoning),
             tokens=self.tokens,
             reward=self.reward,
+            lenient=None if self.lenient is None else self.lenient == "right",
+            normalised=self.normalised,
         )
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
+SOMETIMES = ("options", "normalised")
+"""Columns that a sample has only where it holds something there."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +101,10 @@ class Report:
     def headline(self, name: str) -> tuple[str, Score]:
         """The number of a benchmark that stands in tables, and its name."""
         summary, kind = self.summaries[name], self.settings[name]["metric"]
-        label = f"{kind}@{summary.k}" if f"{kind}@{summary.k}" in summary.scores else f"avg@{summary.k}"
-        return label, summary.scores[label]
+        names = [name for name in (kind, f"{kind}@{summary.k}") if name in summary.scores]
+        label = names[0] if names else f"avg@{summary.k}"
+        is_plain = label.startswith("avg") and self.settings[name].get("scoring") == "likelihood"
+        return "acc" if is_plain else label, summary.scores[label]
 
 
 def make_report(
@@ -126,12 +137,17 @@ def make_report(
 def write_report(folder: Path, report: Report) -> None:
     """All files but settings and timings; results.json comes last, and says that the evaluation is complete."""
     rows = [row for own in report.rows.values() for row in own]
-    lines = [json.dumps({name: getattr(row, name) for name in COLUMNS}, ensure_ascii=False) + "\n" for row in rows]
+    lines = [json.dumps(_as_columns(row), ensure_ascii=False) + "\n" for row in rows]
     write_whole(folder / "samples.jsonl", "".join(lines))
     write_whole(folder / "questions.csv", _questions_csv(rows))
     write_whole(folder / "results.csv", _results_csv(report))
     write_whole(folder / "results.md", as_markdown(report))
     write_whole(folder / "results.json", json.dumps(as_json(report), indent=1, ensure_ascii=False) + "\n")
+
+
+def _as_columns(row: Row) -> dict[str, Any]:
+    values = {name: getattr(row, name) for name in COLUMNS}
+    return {name: value for name, value in values.items() if value is not None or name not in SOMETIMES}
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -204,26 +220,43 @@ def _csv(lines: Sequence[Mapping[str, Any]]) -> str:
 def as_markdown(report: Report) -> str:
     """A table of shares in percent with 95% intervals, and what they were measured with."""
     lines = [
-        "| benchmark | metric | % | 95% interval | n | k | format % | truncated % | tokens | not gradable |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| benchmark | metric | % | 95% interval | lenient % | n | k | format % | cut off % | tokens | not gradable |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, summary in report.summaries.items():
         label, score = report.headline(name)
-        form, cut = summary.scores["format"].value, summary.scores["truncated"].value
-        lines.append(
-            f"| {name} | {label} | {_percent(score)} | {summary.n} | {summary.k} | {100 * form:.1f} | {100 * cut:.1f} "
-            f"| {summary.numbers['tokens']:.0f} | {summary.unknown} |"
-        )
+        cells = [name, label, _percent(score), _lenient(summary), str(summary.n), str(summary.k)]
+        if report.settings[name].get("scoring") == "likelihood":
+            cells += ["", "", "", ""]
+        else:
+            form, cut = summary.scores["format"].value, summary.scores["truncated"].value
+            cells += [f"{100 * form:.1f}", f"{100 * cut:.1f}", f"{summary.numbers['tokens']:.0f}", str(summary.unknown)]
+        lines.append(f"| {' | '.join(cells)} |")
+        lines += _other_accuracy(report, name)
     if len(report.summaries) > 1:
-        lines.append(f"| mean | | {_percent(report.mean)} | | | | | | |")
-    return "\n".join([*lines, "", *_settings_lines(report)]) + "\n"
+        lines.append(f"| mean | | {_percent(report.mean)} | | | | | | | |")
+    return "\n".join([*lines, "", *settings_lines(report)]) + "\n"
+
+
+def _lenient(summary: Summary) -> str:
+    return f"{100 * summary.scores['lenient'].value:.1f}" if "lenient" in summary.scores else ""
+
+
+def _other_accuracy(report: Report, name: str) -> list[str]:
+    """Beside `acc_norm` the plain accuracy, and the other way round, where options were weighed."""
+    summary, label = report.summaries[name], report.headline(name)[0]
+    if "acc_norm" not in summary.scores:
+        return []
+    other = "acc" if label == "acc_norm" else "acc_norm"
+    score = summary.accuracy if other == "acc" else summary.scores["acc_norm"]
+    return [f"| {name} | {other} | {_percent(score)} | | {summary.n} | {summary.k} | | | | |"]
 
 
 def _percent(score: Score) -> str:
     return f"{100 * score.value:.1f} | {100 * score.low:.1f} to {100 * score.high:.1f}"
 
 
-def _settings_lines(report: Report) -> list[str]:
+def settings_lines(report: Report) -> list[str]:
     """The settings that all benchmarks share in one sentence, and those that differ, benchmark by benchmark."""
     shown = {}
     for name, own in report.settings.items():
@@ -236,7 +269,12 @@ def _settings_lines(report: Report) -> list[str]:
             "grader": own["grader"],
             "engine": own["engine"],
             "seed": own["seed"],
+            "examples": f"{own['shots']} as {own['shots_as']} ({own['shots_hash']})" if "shots" in own else "none",
+            "answers": "the likeliest option" if own.get("scoring") == "likelihood" else "written",
         }
+    for key, usual in (("examples", "none"), ("answers", "written")):
+        if all(own[key] == usual for own in shown.values()):
+            shown = {name: {k: value for k, value in own.items() if k != key} for name, own in shown.items()}
     first = next(iter(shown.values()))
     common = {key: value for key, value in first.items() if all(own[key] == value for own in shown.values())}
     lines = [f"Model: {report.model['name']}; " + "; ".join(f"{key} {value}" for key, value in common.items()) + "."]

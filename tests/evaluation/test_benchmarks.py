@@ -52,6 +52,9 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"question_id": 7, "question": "Which?", "options": ["a", "b"], "answer": "B", "category": "law"}
     ],
     "gsm8k": [{"question": "2+2?", "answer": "2+2=4\n#### 4"}],
+    "hellaswag": [
+        {"activity_label": "x", "ctx_a": "He", "ctx_b": "", "endings": ["a", "b"], "label": "1"}
+    ],
     "minerva": [{"question": "How far?", "answer": "1.6"}],
     "amc": [{"id": 0, "problem": "2+2?", "answer": 4.0, "url": "x"}],
 }  # fmt: skip
@@ -64,7 +67,7 @@ def counts() -> dict[str, int]:
 
 
 def test_the_registry_names_them_all() -> None:
-    assert set(BENCHMARKS) == {*FILES, "math", "gpqa_diamond", "arithmetic"}
+    assert set(BENCHMARKS) == {*FILES, "math", "gpqa_diamond", "hellaswag", "arithmetic"}
     assert all(one.format in FORMATS for one in BENCHMARKS.values())
 
 

@@ -238,7 +238,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["compare", str(first), str(second), "--show", "2", "--json", str(out)]) == 0
     said = capsys.readouterr()
     assert "made: B is better by" in said.out and "on 300 problems; B gains" in said.out
-    assert said.out.count("    gained p") == 2 and said.out.count("    lost   p") == 2
+    assert said.out.count("\ngained p") == 2 and said.out.count("\nlost p") == 2
+    assert said.out.count("    question:\n        q\n") == 4 and "the answer is 7" in said.out
+    shown = said.out.split("\ngained p", 1)[1].split("\nlost")[0]
+    assert "    A, wrong, read as 7:\n        c\n    B, right, read as 7:\n        c" in shown
     assert "max_tokens differs: 256 in A, 512 in B (made)" in said.err
     found = json.loads(out.read_text())
     assert found["rows"][0]["differs"] and found["rows"][0]["test"]["difference"] == pytest.approx(

@@ -71,7 +71,7 @@ def test_the_built_in_task_from_model_to_table(evaluated: Path, trained: Path) -
     sums = results["benchmarks"]["sums"]
     assert (sums["n"], sums["k"], sums["unknown"]) == (60, 4, 0)
     assert set(sums["scores"]) == {
-        "avg@4", "pass@2", "pass@4", "maj@2", "maj@4", "format", "truncated", "reasoning",
+        "avg@4", "pass@2", "pass@4", "maj@2", "maj@4", "lenient", "format", "truncated", "reasoning",
     }  # fmt: skip
     assert sums["scores"]["format"]["value"] > 0.5, "the format was learnt"
     assert 0 < sums["scores"]["avg@4"]["value"] <= sums["scores"]["pass@4"]["value"] < 1

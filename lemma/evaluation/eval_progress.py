@@ -1,0 +1,87 @@
+"""How far an evaluation is, by tokens: finished samples say little while a thousand others are being written."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from lemma.core.events import Progressed, Sink
+from lemma.engines.protocol import Engine, Key
+
+SECONDS_BETWEEN_EVENTS = 0.2
+SECONDS_OF_RATE = 30.0
+
+
+class Meter:
+    """Hears tokens from the engine's thread and graded samples from the reader's, and tells both as one progress.
+
+    The whole work is estimated: samples that are finished by their length, the others by the mean of those, or by what
+    they have already where that is more. Until one is finished nobody knows, and the longest allowed stands for it.
+    """
+
+    def __init__(self, total: int, longest: int, sink: Sink):
+        self._total, self._longest, self._sink = total, max(longest, 1), sink
+        self._lock = threading.Lock()
+        self._running: dict[tuple[Key, int], int] = {}
+        self._done = self._right = self._finished_tokens = 0
+        self._heard: list[tuple[float, int]] = [(time.monotonic(), 0)]
+        self._fresh = 0
+        self._last = float("-inf")
+
+    @contextmanager
+    def listening(self, engine: Engine) -> Iterator[None]:
+        """Hear what the engine makes, where it is one that tells and nobody else listens."""
+        if getattr(engine, "listen", engine) is not None:
+            yield
+            return
+        engine.listen = self.hear  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            engine.listen = None  # type: ignore[attr-defined]
+
+    def hear(self, key: Key, sample: int, ids: np.ndarray) -> None:
+        with self._lock:
+            self._running[key, sample] = self._running.get((key, sample), 0) + len(ids)
+            self._fresh += len(ids)
+            self._tell()
+
+    def graded(self, key: Key, sample: int, tokens: int, right: bool) -> None:
+        with self._lock:
+            self._running.pop((key, sample), None)
+            self._done += 1
+            self._right += right
+            self._finished_tokens += tokens
+            self._tell()
+
+    @property
+    def share(self) -> float:
+        """The part of the work that is done."""
+        mean = self._finished_tokens / self._done if self._done else self._longest
+        running = sum(self._running.values())
+        expected = sum(max(mean, tokens) for tokens in self._running.values())
+        waiting = max(self._total - self._done - len(self._running), 0)
+        whole = self._finished_tokens + expected + waiting * mean
+        return min((self._finished_tokens + running) / whole, 1.0) if whole else 0.0
+
+    def _tell(self) -> None:
+        now = time.monotonic()
+        is_end = self._done >= self._total
+        if now - self._last < SECONDS_BETWEEN_EVENTS and not is_end:
+            return
+        self._last = now
+        self._heard.append((now, self._fresh))
+        while len(self._heard) > 2 and now - self._heard[1][0] > SECONDS_OF_RATE:
+            self._heard.pop(0)
+        self._sink(Progressed("evaluation", self._done, self._total, self._note(), 1.0 if is_end else self.share))
+
+    def _note(self) -> str:
+        (begin, first), (end, last) = self._heard[0], self._heard[-1]
+        parts = [f"{self._right / self._done:.1%} right"] if self._done else []
+        if end - begin >= 1.0 and last > first:
+            parts.append(f"{(last - first) / (end - begin):,.0f} tokens/s")
+        return ", ".join(parts)

@@ -1,0 +1,58 @@
+"""What an evaluation would say if the format did not matter: the answer is looked for anywhere in a completion.
+
+A completion in which the format finds an answer has the same verdict as always. Where it finds none, the grader looks
+for one by itself, as `lemma grade` does. The difference between the two accuracies is what the format costs the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lemma.evaluation.results import Report, Row
+from lemma.grading import GradingService, Rules
+
+FEW = 0.1
+"""Below this share of completions that keep the format, people are told."""
+
+
+def with_lenient(rows: Sequence[Row], settings: Mapping[str, Any], service: GradingService) -> list[Row]:
+    """The rows of one benchmark, each with its lenient verdict."""
+    if settings.get("scoring") == "likelihood":
+        return list(rows)
+    rules = Rules.model_validate(settings["rules"])
+    asked = {place: ask(row, rules, service) for place, row in enumerate(rows) if is_open(row)}
+    return [replace(row, lenient=_verdict(row, asked.get(place))) for place, row in enumerate(rows)]
+
+
+def is_open(row: Row) -> bool:
+    """Whether the format leaves the answer to be found."""
+    return row.extracted is None and row.verdict != "right" and bool(row.gold) and bool(row.completion.strip())
+
+
+def ask(row: Row, rules: Rules, service: GradingService) -> list[Any]:
+    """Verdicts to come on the whole completion, one for each gold."""
+    own = rules if row.tolerance is None else rules.model_copy(update={"absolute": row.tolerance})
+    return [service.submit(row.completion, gold, own) for gold in row.gold]
+
+
+def _verdict(row: Row, asked: Sequence[Any] | None) -> str:
+    if asked is None:
+        return row.verdict
+    return "right" if any(future.result().kind == "right" for future in asked) else row.verdict
+
+
+def hints(report: Report) -> list[str]:
+    """A sentence for each benchmark whose format is hardly ever kept."""
+    found = []
+    for name, summary in report.summaries.items():
+        kept, lenient = summary.scores["format"].value, summary.scores.get("lenient")
+        if kept >= FEW or lenient is None or report.settings[name].get("scoring") == "likelihood":
+            continue
+        found.append(
+            f"{name}: {kept:.0%} of the completions keep the format {report.settings[name]['format']['name']}, so the "
+            f"accuracy says little about what the model knows; with answers found anywhere it is {lenient.value:.1%} "
+            "(lenient); choose another --format, show examples with --shots 4, or teach the format first"
+        )
+    return found

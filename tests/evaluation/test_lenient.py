@@ -1,0 +1,61 @@
+"""Base models that answer well and keep no format: both are to be seen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lemma.core.events import Event, Said
+from lemma.evaluation.evaluator import EvalSettings, evaluate
+from lemma.evaluation.rescore import rescore
+from lemma.evaluation.results import Report, as_markdown
+from lemma.grading import GradingService
+from lemma.models.load_model import load_policy
+from lemma.models.policy import Policy
+from tests.rollouts.scripted import Scripted
+
+ROWS = [("1 + 1 ?", "2"), ("2 + 2 ?", "4"), ("3 + 3 ?", "6"), ("4 + 4 ?", "8")]
+SAID = ["1 + 1 = 2", "2 + 2 = 5", "3 + 3 = 5 </think> <answer> 5 </answer>", "</think> <answer> 8 </answer>"]
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return load_policy("tiny", "cpu")
+
+
+def measured(policy: Policy, said: list[str], folder: Path) -> tuple[Report, list[str]]:
+    folder.mkdir(exist_ok=True)
+    lines = [json.dumps({"question": question, "answer": answer}) + "\n" for question, answer in ROWS]
+    (folder / "rows.jsonl").write_text("".join(lines))
+    heard: list[Event] = []
+    engine = Scripted(policy.tokenizer, lambda request, sample: said[int(request.key[3])])
+    settings = EvalSettings(max_tokens=40, format={"name": "r1_zero", "preamble": False})
+    report = evaluate(engine, policy, [str(folder / "rows.jsonl")], settings, folder / "out", sink=heard.append)
+    return report, [event.text for event in heard if isinstance(event, Said)]
+
+
+def test_an_answer_outside_the_format_counts_leniently_and_one_inside_as_always(policy: Policy, tmp_path: Path) -> None:
+    report, said = measured(policy, SAID, tmp_path)
+    rows = report.rows["rows"]
+    assert [row.verdict for row in rows] == ["wrong", "wrong", "wrong", "right"]
+    assert [row.lenient for row in rows] == ["right", "wrong", "wrong", "right"]
+    scores = report.summaries["rows"].scores
+    assert (scores["avg@1"].value, scores["lenient"].value, scores["format"].value) == (0.25, 0.5, 0.5)
+    header, _, line = as_markdown(report).splitlines()[:3]
+    assert dict(zip(header.split(" | "), line.split(" | "), strict=True))["lenient %"] == "50.0"
+    assert not said, "half of the completions keep the format"
+
+
+def test_a_hint_where_the_format_is_hardly_ever_kept(policy: Policy, tmp_path: Path) -> None:
+    report, said = measured(policy, ["1 + 1 = 2", "2 + 2 = 4", "3 + 3 = 6", "8 8 9"], tmp_path)
+    assert report.summaries["rows"].accuracy.value == 0
+    assert len(said) == 1 and "0% of the completions keep the format r1_zero" in said[0] and "75.0%" in said[0]
+
+
+def test_grading_again_finds_the_same(policy: Policy, tmp_path: Path) -> None:
+    report, _ = measured(policy, SAID, tmp_path)
+    with GradingService() as service:
+        _, after, _ = rescore(tmp_path / "out", "lemma", service=service)
+    assert after.rows == report.rows
