@@ -248,7 +248,33 @@ def _reinforcement(stage: ReinforcementOptions) -> list[str]:
         _row("samples", f"{rollout.engine.name} engine, temperature {rollout.temperature:g}, {longest}"),
         _row("length", _length(stage)),
         _row("data", _data(stage.data)),
+        _row("journal", _journal(stage)),
     ]
+
+
+def _journal(stage: ReinforcementOptions) -> str:
+    """What the samples take on disk at most: where responses are shorter, or fewer problems are drawn, it is less."""
+    from lemma.rollouts.journal_files import BYTES_A_TOKEN
+
+    samples = stage.batch.problems * (1 + stage.rounds) * stage.algorithm.group_size
+    kept = (
+        "samples of all steps stay" if stage.journal.steps is None else f"the newest {stage.journal.steps} steps stay"
+    )
+    if stage.rollout.max_tokens is None:
+        return f"{kept}, about {BYTES_A_TOKEN} bytes a token, {samples} samples a step"
+    step = samples * stage.rollout.max_tokens * BYTES_A_TOKEN
+    most = [count for count in (stage.steps, stage.journal.steps) if count is not None]
+    whole = f", {_size(min(most) * step)} in all" if most else ""
+    return f"{kept}, at most {_size(step)} a step{whole}"
+
+
+def _size(count: float) -> str:
+    units = ("KB", "MB", "GB", "TB")
+    for unit in units:
+        count /= 1000
+        if count < 1000 or unit == units[-1]:
+            return f"{count:.3g} {unit}"
+    raise AssertionError
 
 
 def _length(stage: SupervisedOptions | PreferenceOptions | ReinforcementOptions) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -79,8 +80,8 @@ class JsonLines:
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole rows of a file written by `JsonLines`; a torn last line is passed over."""
-    with open(path, encoding="utf-8") as handle:
+    """The whole rows of a file written by `JsonLines`, also compressed; a torn last line is passed over."""
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else open(path, encoding="utf-8") as handle:
         for line in handle:
-            if line.endswith("\n"):
+            if line.endswith("\n") and not line.isspace():
                 yield json.loads(line)

@@ -158,6 +158,11 @@ class CheckpointStore:
         """Steps with a checkpoint on disk, valid or not."""
         return sorted(int(p.name[5:]) for p in self.folder.glob("step-*") if p.name[5:].isdigit())
 
+    @property
+    def oldest(self) -> int:
+        """The earliest step that a run may have to go on from; 0 where there is none."""
+        return min(self.steps()[-self.keep :], default=0)
+
     def newest(self) -> Checkpoint | None:
         """The newest valid checkpoint; broken ones are reported, set aside and passed over.
 

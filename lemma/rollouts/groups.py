@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,11 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from lemma.algorithms import Algorithm
+from lemma.core.errors import LemmaWarning
 from lemma.core.faults import fault_point
 from lemma.core.types import Group, Trajectory
 from lemma.engines.protocol import Engine, Sampling
 from lemma.rollouts.collect import Ask, collect
 from lemma.rollouts.journal import Journal
+from lemma.rollouts.journal_files import journal_path
 from lemma.rollouts.judge import Judge, Pending
 from lemma.rollouts.order import ProblemOrder, Task
 from lemma.rollouts.sample import Sample
@@ -65,9 +68,7 @@ class Roller:
 
     def step(self, step: int) -> Rollouts:
         """Groups in the order of their draws; with further rounds, live ones only, at most as many as wanted."""
-        journal = Journal(self.folder / f"step-{step:06d}.jsonl", self.data)
-        if not journal.is_complete:
-            journal.clear()
+        journal = self._journal(step)
         graded_before = self.judge.seconds
         found = Rollouts(wanted=self.problems, from_journal=journal.is_complete)
         missing = self.problems
@@ -90,6 +91,17 @@ class Roller:
             for trajectory in group.trajectories:
                 trajectory.unit = unit
         return found
+
+    def _journal(self, step: int) -> Journal:
+        """What is known of this step: all of it, or nothing."""
+        journal = Journal(journal_path(self.folder, step), self.data)
+        foreign = any(sample.key[:2] != (self.name, step) for sample in journal.samples.values())
+        if journal.damaged or (journal.is_complete and foreign):
+            what = "holds samples of another step" if foreign else "is not what was written"
+            warnings.warn(LemmaWarning(f"{journal.path} {what}; step {step} is sampled again"), stacklevel=2)
+        if not journal.is_complete or foreign:
+            journal.clear()
+        return journal
 
     def _is_live(self, group: Group) -> bool:
         return any(trajectory.trained_tokens for trajectory in group.trajectories) and self.algorithm.is_live(group)

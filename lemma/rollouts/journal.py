@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import zlib
 from collections.abc import Iterator, Mapping
+from gzip import BadGzipFile
 from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError
 from lemma.core.files import JsonLines, read_json_lines
+from lemma.rollouts.journal_files import find, read_bytes, remove
 from lemma.rollouts.sample import VERSION, Sample
 
 END = "end"
@@ -18,46 +22,66 @@ class Journal:
 
     `is_complete` once `finish` was called: a step of training reads a complete journal and starts an
     incomplete one again. An evaluation goes on with whatever is there. `data` names what the samples are about; a
-    journal that was completed about something else counts as incomplete.
+    journal that was completed about something else counts as incomplete, and so does one that was changed afterwards,
+    which is `damaged`. A complete one may be compressed.
     """
 
     def __init__(self, path: Path, data: str = ""):
         self.path, self._data = path, data
         self.samples: dict[tuple[str, int], Sample] = {}
-        self.is_complete = False
-        if path.is_file():
-            for found in _read(path):
-                if isinstance(found, Sample):
-                    self.samples[found.order] = found
-                else:
-                    self.is_complete = found.get("data", "") == data
-        self._lines = JsonLines(path)
+        self.is_complete = self.damaged = False
+        self._lines: JsonLines | None = None
+        there = find(path)
+        for found in _read(there) if there is not None else ():
+            if isinstance(found, Sample):
+                self.samples[found.order] = found
+            elif there is not None:
+                self.damaged = not _is_as_written(there, found)
+                self.is_complete = found.get("data", "") == data and not self.damaged
+        if not self.is_complete:
+            self._open()
 
     def append(self, sample: Sample, extra: Mapping[str, Any] | None = None) -> None:
         """`extra` are columns for readers of the file, such as the prompt and the gold in words."""
         assert not self.is_complete, "a complete journal does not grow"
         self.samples[sample.order] = sample
-        self._lines.append({"version": VERSION, **sample.to_row(), **(extra or {})})
+        self._open().append({"version": VERSION, **sample.to_row(), **(extra or {})})
 
     def clear(self) -> None:
-        self._lines.truncate(0)
+        remove(self.path)
+        self._open().truncate(0)
         self.samples, self.is_complete = {}, False
 
     def finish(self) -> None:
-        self._lines.append({END: True, "samples": len(self.samples), "data": self._data})
-        self._lines.sync()
+        lines = self._open()
+        mark = hashlib.sha256(self.path.read_bytes()).hexdigest()
+        lines.append({END: True, "samples": len(self.samples), "data": self._data, "sha256": mark})
+        lines.sync()
         self.is_complete = True
 
+    def _open(self) -> JsonLines:
+        if self._lines is None:
+            self._lines = JsonLines(self.path)
+        return self._lines
+
     def sync(self) -> None:
-        self._lines.sync()
+        if self._lines is not None:
+            self._lines.sync()
 
     def close(self) -> None:
-        self._lines.close()
+        if self._lines is not None:
+            self._lines.close()
+
+
+def _is_as_written(path: Path, end: Mapping[str, Any]) -> bool:
+    """Whether what stands before the row that ends a journal is what stood there when it was written."""
+    before, newline, _ = read_bytes(path).rstrip(b"\n").rpartition(b"\n")
+    return end.get("sha256") == hashlib.sha256(before + newline).hexdigest()
 
 
 def read_samples(path: Path) -> Iterator[Sample]:
-    """The samples of one journal file, as they were written."""
-    return (found for found in _read(path) if isinstance(found, Sample))
+    """The samples of one journal, as they were written; its file may have been compressed since."""
+    return (found for found in _read(find(path) or path) if isinstance(found, Sample))
 
 
 def _read(path: Path) -> Iterator[Sample | dict[str, Any]]:
@@ -95,6 +119,8 @@ def _parsed(path: Path) -> Iterator[Any]:
             yield row
     except ValueError as error:
         raise _broken(path, number + 1, f"is not JSON ({error})") from error
+    except (EOFError, BadGzipFile, zlib.error) as error:
+        raise UserError(f"this compressed journal is damaged ({error})", file=path, fix="move it away") from error
 
 
 def _broken(path: Path, number: int, what: str) -> UserError:

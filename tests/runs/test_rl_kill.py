@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lemma.core.files import read_json_lines
 from lemma.core.random import stream
 from tests.algorithms import toy
 from tests.runs.test_kill import Chain
@@ -95,7 +96,7 @@ def outcome(chain: Chain) -> tuple[list[dict[str, Any]], dict[str, Any], dict[st
     stage = chain.metrics.parent / "stages" / "rl"
     samples = {}
     for path in sorted((stage / "journal").iterdir()):
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = list(read_json_lines(path))
         assert lines.pop()["end"], f"{path.name} is not complete"
         in_order = sorted(lines, key=lambda line: repr((line["key"], line["sample"])))
         samples[path.name] = [line | {"timings": None} for line in in_order]

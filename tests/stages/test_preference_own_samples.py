@@ -86,6 +86,6 @@ def test_only_samples_of_the_stages_before_are_learnt_from(tmp_path: Path) -> No
     recipe = load_recipe(path)
     assert train(recipe, sink=lambda event: None) == 0
     first = learnt()
-    assert list((tmp_path / "run" / "stages" / "a_late_one" / "journal").glob("*.jsonl"))
+    assert list((tmp_path / "run" / "stages" / "a_late_one" / "journal").glob("*.jsonl.gz"))
     assert train(recipe, only=["dpo"], fresh=True, sink=lambda event: None) == 0
     assert learnt() == first

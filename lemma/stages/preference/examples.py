@@ -31,6 +31,7 @@ from lemma.data.vary import origin_of
 from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration
 from lemma.rollouts.journal import read_samples
+from lemma.rollouts.journal_files import list_journals
 from lemma.rollouts.sample import Sample
 from lemma.runs.stage import Stage
 from lemma.stages.preference.preference_options import JournalOptions, PreferenceOptions
@@ -266,11 +267,12 @@ def _journals(place: Path, stages: Sequence[str] | None) -> list[Path]:
     if place.is_file():
         return [place]
     if stages is not None:
-        found = [path for name in stages for path in sorted((place / "stages" / name / "journal").glob("*.jsonl"))]
+        folders = [place / "stages" / name / "journal" for name in stages]
+        found = [path for folder in folders for path in list_journals(folder.glob("*"))]
     elif (place / "recipe.yaml").is_file():
-        found = sorted((place / "stages").glob("*/journal/*.jsonl"))
+        found = list_journals((place / "stages").glob("*/journal/*"))
     else:
-        found = sorted(place.rglob("*.jsonl"))
+        found = list_journals(place.rglob("*"))
     if not found:
         raise UserError(
             f"there is no journal in {place}",

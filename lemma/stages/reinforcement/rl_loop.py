@@ -36,6 +36,7 @@ from lemma.models.policy import Policy
 from lemma.models.throughput import throughput
 from lemma.objectives import Totals
 from lemma.rollouts import Judge, ProblemOrder, Roller, Rollouts
+from lemma.rollouts.journal_files import tidy
 from lemma.runs.stage import Stage
 from lemma.stages.dropout import switch_dropout_off
 from lemma.stages.evaluating import StageBenchmarks
@@ -107,6 +108,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
                 measure(stage, step, values | memory.numbers, policy, held_by)
             stage.progress(step, total, f"{note_of(values)}, held back by {held_by}")
             stage.save_if_due(learner, step, total, is_best)
+            tidy(roller.folder, step, options.journal.steps, needed_after=stage.store.oldest)
     finally:
         engine.close()
     stage.finish(policy, total, {"steps": total, "problems": len(tasks), "drawn": order.drawn})

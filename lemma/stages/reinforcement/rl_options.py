@@ -73,6 +73,18 @@ class RlBatchOptions(BudgetOptions):
     """Problems per step, each with `algorithm.group_size` samples."""
 
 
+class KeptJournalOptions(Options):
+    """What becomes of the samples on disk."""
+
+    keep: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    """Steps whose samples stay on disk, the newest; `lemma plan` says how much room they take. Samples since the last
+    checkpoint always stay. A later stage that learns from `source: journal` finds what is left."""
+
+    @property
+    def steps(self) -> int | None:
+        return None if self.keep == "all" else self.keep
+
+
 class ReinforcementOptions(StageOptions):
     """Learn from one's own samples: generate groups, grade them, learn from what set the better ones apart."""
 
@@ -88,6 +100,8 @@ class ReinforcementOptions(StageOptions):
     """How completions are sampled."""
     batch: RlBatchOptions = RlBatchOptions()
     """Batch sizes."""
+    journal: KeptJournalOptions = KeptJournalOptions()
+    """The journal: all samples of a step, written before anything is learnt from them, compressed afterwards."""
     steps: int | None = Field(None, ge=1)
     """Batches of rollouts. Give this or epochs; default one epoch."""
     epochs: float | None = Field(None, gt=0)
