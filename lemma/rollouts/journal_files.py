@@ -40,6 +40,8 @@ def tidy(folder: Path, step: int, keep: int | None, needed_after: int) -> None:
 
     What was sampled after step `needed_after` stays: a run that goes on from there reads it.
     """
+    for torn in folder.glob(".step-*.tmp"):  # of a process that died while it compressed
+        torn.unlink()
     for path in sorted(folder.glob("step-*")):
         match = NAME.fullmatch(path.name)
         if match is None or int(match[1]) > step:

@@ -61,9 +61,12 @@ def test_dying_while_a_journal_is_compressed_loses_nothing(step: Step) -> None:
         f"tidy(Path({str(step.folder)!r}), 1, None, 0)"
     )
     killed = subprocess.run([sys.executable, "-c", code], env={**os.environ, "LEMMA_FAULT": "journal.compressed"})
-    assert killed.returncode == -9 and len(list(step.folder.iterdir())) == 2
+    (step.folder / ".step-000001.jsonl.gz.123.tmp").touch()
+    assert killed.returncode == -9 and len(list(step.folder.iterdir())) == 3
     assert [path.name for path in list_journals(step.folder.iterdir())] == ["step-000001.jsonl"]
     assert numbers(step.run(Silent())) == numbers(first)
+    tidy(step.folder, 1, None, needed_after=0)
+    assert [path.name for path in step.folder.iterdir()] == ["step-000001.jsonl.gz"]
 
 
 def one_missing(path: Path) -> None:

@@ -17,26 +17,32 @@ from typing import Any
 KEY_VARIABLE = "LEMMA_VLLM_KEY"
 PARENT_VARIABLE = "LEMMA_VLLM_PARENT"
 HEADER = "x-lemma-key"
+POLICY_VIOLATION = 1008  # of RFC 6455
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Guard:
-    """ASGI middleware: every request must carry the key, those of the development endpoints too."""
+    """ASGI middleware: every request and every websocket must carry the key, those of the development endpoints too."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]):
         self._app = app
         self._key = os.environ[KEY_VARIABLE].encode()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            given = dict(scope["headers"]).get(HEADER.encode(), b"")
-            if not secrets.compare_digest(given, self._key):
-                await send({"type": "http.response.start", "status": 401, "headers": []})
-                await send({"type": "http.response.body", "body": b""})
-                return
-        await self._app(scope, receive, send)
+        if scope["type"] == "lifespan" or self._knows_the_key(scope):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 401, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+        elif scope["type"] == "websocket":
+            await receive()  # the wish to connect, which must be taken before it is refused
+            await send({"type": "websocket.close", "code": POLICY_VIOLATION})
+
+    def _knows_the_key(self, scope: MutableMapping[str, Any]) -> bool:
+        given = dict(scope.get("headers", ())).get(HEADER.encode(), b"")
+        return secrets.compare_digest(given, self._key)
 
 
 def _end_with(parent: int) -> None:

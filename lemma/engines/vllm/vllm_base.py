@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
-import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
 
 from lemma.engines.protocol import Completion, EngineError, Key, Request, check_request
 from lemma.engines.vllm import jobs
 from lemma.engines.vllm.jobs import Job
 from lemma.engines.vllm.versions import check_version
+from lemma.engines.vllm.vllm_folder import VllmFolder
 from lemma.engines.vllm.vllm_options import VllmOptions
 from lemma.engines.vllm.vllm_probe import Scored, probe_prompt, verify
 from lemma.engines.vllm.weights import check_policy, write_model
@@ -26,7 +23,8 @@ ADAPTER = "policy"  # the name of the policy's adapter in vLLM
 class VllmBase(ABC):
     """A copy of the policy in vLLM. What differs between the engines: how vLLM is reached.
 
-    The temporary folder holds what vLLM starts from, and is removed at `close` or when the process ends.
+    The temporary folder holds what vLLM starts from. It is removed at `close` or when the process ends; where that was
+    killed, by the next engine on this machine.
     """
 
     name = "vllm"
@@ -44,8 +42,8 @@ class VllmBase(ABC):
         self._ready: deque[Completion] = deque()
         self._count = 0
         self._is_tainted = False  # the cache may hold numbers that are not finite
-        self.folder = Path(tempfile.mkdtemp(prefix="lemma-vllm-"))
-        self._remove_folder = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        self._own_folder = VllmFolder()
+        self.folder = self._own_folder.path
         try:
             write_model(policy, self.folder / "model")
             self._start()
@@ -98,7 +96,7 @@ class VllmBase(ABC):
         self._jobs.clear()
         self._ready.clear()
         self._stop()
-        self._remove_folder()
+        self._own_folder.remove()
 
     def _check(self) -> None:
         try:

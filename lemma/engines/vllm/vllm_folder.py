@@ -1,0 +1,43 @@
+"""The temporary folder that vLLM starts from: its process holds a lock, and if that died, the next one removes it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import IO
+
+PREFIX = "lemma-vllm-"
+# A folder has this prefix until it is locked, so that nobody takes it for one that was left behind.
+NEW = ".lemma-vllm-"
+LOCK = ".lock"
+
+
+class VllmFolder:
+    """Holds a whole copy of the weights. The lock goes with its process, however that ends."""
+
+    def __init__(self) -> None:
+        remove_abandoned()
+        made = Path(tempfile.mkdtemp(prefix=NEW))
+        lock = open(made / LOCK, "w")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.path = made.with_name(PREFIX + made.name.removeprefix(NEW))
+        os.replace(made, self.path)
+        self.remove = weakref.finalize(self, _remove, self.path, lock)
+
+
+def _remove(path: Path, lock: IO[str]) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    lock.close()
+
+
+def remove_abandoned() -> None:
+    """Remove the folders of processes that are gone: those killed at once could not do it themselves."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError), open(folder / LOCK, "r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
