@@ -70,9 +70,6 @@ PARTS: tuple[Part, ...] = (
     _part("ray", "ray", "ray", _extra("ray", "several machines")),
     _part("deepspeed", "deepspeed", "deepspeed", _extra("deepspeed", "sharded training")),
     _part("liger-kernel", "liger_kernel", "liger", _extra("fused", "other fused kernels on a GPU")),
-    _part(
-        "flash-attn", "flash_attn", "flash_attn", "attention on a GPU, if you prefer it to torch's: see docs/install.md"
-    ),
     _part("torch.compile", "torch", "compiling", "needs a C compiler, or triton on a GPU", deep=True, limit_s=300.0),
 )
 

@@ -206,20 +206,6 @@ def liger() -> Answer:
     return Answer(f"{name}, a kernel runs")
 
 
-def flash_attn() -> Answer:
-    import torch
-    from flash_attn import flash_attn_varlen_func
-
-    name = version("flash-attn")
-    if _device() == "cpu":
-        return Answer(f"{name}, imports; its kernels need a GPU")
-    q = torch.randn(8, 2, 64, device="cuda", dtype=torch.bfloat16)
-    borders = torch.tensor([0, 3, 8], device="cuda", dtype=torch.int32)
-    out = flash_attn_varlen_func(q, q, q, borders, borders, 5, 5, causal=True)
-    _check(bool(torch.isfinite(out).all()), "its attention is not finite")
-    return Answer(f"{name}, a kernel runs")
-
-
 def triton() -> Answer:
     import torch
 

@@ -16,15 +16,17 @@ from pydantic import BaseModel
 from lemma.algorithms import ALGORITHMS
 from lemma.core.events import Event, Measured, Progressed, Said
 from lemma.core.types import Group
+from lemma.models.throughput import throughput
 from lemma.recipe import load_recipe
 from lemma.reporting.text import describe
 from lemma.rollouts import Rollouts, Sample
 from lemma.runs.run import train
-from lemma.stages.reinforcement.diagnosis import CHECKS, FAR, PARTS, PAUSE, Diagnosis, Seen, bottleneck
+from lemma.stages.reinforcement.diagnosis import CHECKS, FAR, LEAST_GROUPS, PARTS, PAUSE, Diagnosis, Seen, bottleneck
 from lemma.stages.reinforcement.rl_metrics import rollout_metrics
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from tests.algorithms import toy
 from tests.algorithms.made import group, trajectory
+from tests.models.small import tiny_policy
 
 # A step with nothing to complain about.
 FINE = {
@@ -166,6 +168,30 @@ def test_a_warning_comes_again_after_a_pause_and_remembers_it_over_a_restart() -
     assert len(said) == 3 and said[2].startswith(f"step {PAUSE + 1}: 100% of the completions")
 
 
+def test_one_right_group_is_no_reason_for_advice() -> None:
+    """With one problem a step, every step has all or no groups right: only many steps say something."""
+    said: list[str] = []
+    few = options().model_copy(update={"batch": options().batch.model_copy(update={"problems": 1})})
+    right = FINE | {"groups/live": 0.0, "groups/varied": 0.0, "groups/all_right": 1.0, "groups/none_right": 0.0}
+    diagnosis = Diagnosis(few, 77, said.append)
+    for step in range(1, LEAST_GROUPS):
+        assert diagnosis.look(step, right, {}) == "dead groups"
+    assert not said
+    again = Diagnosis(few, 77, said.append)
+    again.load(*diagnosis.state())
+    again.look(LEAST_GROUPS, FINE, {})
+    assert len(said) == 1 and "nothing left to learn" in said[0]
+    mixed = Diagnosis(few, 77, said.append)
+    for step in range(1, 2 * LEAST_GROUPS):
+        mixed.look(step, right if step % 2 else FINE, {})
+    assert len(said) == 1, "every other group teaches"
+
+
+def test_where_nothing_was_learnt_there_is_no_rate() -> None:
+    policy = tiny_policy()
+    assert throughput(policy, 0, 0.5) == {} and throughput(policy, 100, 0.5) == {"tokens_per_second": 200.0}
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_the_slowest_part_holds_a_step_back(part: str) -> None:
     assert bottleneck(seen({}), dict.fromkeys(PARTS, 1.0) | {part: 2.0, "else": 9.0}) == part
@@ -240,9 +266,9 @@ def test_every_step_writes_what_held_it_back(tmp_path: Path) -> None:
 
 
 def test_steps_between_two_rows_are_looked_at_too(tmp_path: Path) -> None:
-    world = run(tmp_path, {"name": "grpo", "group_size": 4}, rewards=[toy.NOTHING], steps=2, log_every=2)
+    world = run(tmp_path, {"name": "grpo", "group_size": 4}, rewards=[toy.NOTHING], steps=3, log_every=3)
     assert len(world.rows()) == 1
-    assert any(text.startswith("step 1: ") for text in world.warnings())
+    assert any(text.startswith("step 2: ") for text in world.warnings())
 
 
 def test_rates_are_of_all_steps_since_the_last_row(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,13 @@ PAUSE = 20
 # Nats a token between the policy and the one that sampled its batch: from STALE on the batch is of little use any more,
 # from FAR on something is wrong.
 STALE, FAR = 0.1, 0.5
+# Advice about groups needs so many of them: with few problems a step, it looks at several steps together.
+LEAST_GROUPS = 8
+SHARES = (
+    *("truncated", "format", "groups/live", "groups/varied", "groups/all_right", "groups/none_right"),
+    *("reward/commonest", "samples", "unscored", "off_policy/long_traces"),
+)
+"""What is a mean over groups or samples of a step, and says little where those are few."""
 PARTS = ("generate", "grade", "score", "update", "checkpoint", "evaluate")
 
 
@@ -216,6 +224,8 @@ CHECKS: dict[str, Callable[[Seen], str | None]] = {
     "unscored": _unscored,
     "long traces": _long_traces,
 }
+OF_GROUPS = {"truncation", "dead groups", "format", "unscored", "long traces"}
+"""Checks that look at shares of groups and samples, and wait until they have seen enough of them."""
 
 
 class Diagnosis:
@@ -226,24 +236,39 @@ class Diagnosis:
         self._warn = warn
         self._last: dict[str, int] = {}
         self._first_entropy: float | None = None
+        self._recent: deque[dict[str, float]] = deque(maxlen=max(1, -(-LEAST_GROUPS // options.batch.problems)))
 
     def look(self, step: int, values: Mapping[str, float], spent: Mapping[str, float]) -> str:
         """Warn of what is wrong; the name of what holds the step back. `spent` are seconds by part."""
         if self._first_entropy is None:
             self._first_entropy = values.get("entropy/sampled")
-        seen = Seen(values, self.options, self.max_tokens, self._first_entropy)
+        self._recent.append({name: values[name] for name in SHARES if name in values})
+        seen = Seen({**values, **self._over_recent_steps()}, self.options, self.max_tokens, self._first_entropy)
         for name, check in CHECKS.items():
+            if name in OF_GROUPS and len(self._recent) < (self._recent.maxlen or 1):
+                continue
             text = check(seen)
             if text is not None and step - self._last.get(name, -PAUSE) >= PAUSE:
                 self._last[name] = step
                 self._warn(f"step {step}: {text}")
-        return bottleneck(seen, spent)
+        return bottleneck(Seen(values, self.options, self.max_tokens, self._first_entropy), spent)
+
+    def _over_recent_steps(self) -> dict[str, float]:
+        """The mean of each share over the last steps."""
+        found: dict[str, float] = {}
+        for name in SHARES:
+            known = [step[name] for step in self._recent if name in step]
+            if known:
+                found[name] = sum(known) / len(known)
+        return found
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {}, {"last": dict(self._last), "first_entropy": self._first_entropy}
+        extra = {"last": dict(self._last), "first_entropy": self._first_entropy, "recent": list(self._recent)}
+        return {}, extra
 
     def load(self, tensors: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
         self._last, self._first_entropy = dict(extra["last"]), extra["first_entropy"]
+        self._recent.extend(extra.get("recent", []))
 
 
 def _is_stale(seen: Seen) -> bool:
