@@ -22,11 +22,14 @@ Scope = Literal["token", "sequence", "pair", "batch"]
 
 @dataclass(frozen=True, slots=True)
 class Message:
+    """`more` holds what chat templates know beside the text: `tool_calls`, and of a tool's result `name` and such."""
+
     role: str
     content: str
+    more: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
-    def as_dict(self) -> dict[str, str]:
-        return {"role": self.role, "content": self.content}
+    def as_dict(self) -> dict[str, Any]:
+        return {"role": self.role, "content": self.content, **self.more}
 
 
 def content_id(*parts: Any) -> str:
@@ -55,7 +58,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         if not self.id:
-            words = [(m.role, m.content) for m in self.messages]
+            words = [(m.role, m.content, m.more) if m.more else (m.role, m.content) for m in self.messages]
             object.__setattr__(self, "id", content_id(words, self.golds, self.choices))
 
     @property
@@ -77,7 +80,9 @@ class Demonstration:
     """A problem with an answer to imitate.
 
     Either `response` is the assistant text, word for word, or `reasoning` and `answer` are given and the format
-    puts them together. A verbatim `prompt`, where a data set has one, replaces the format's.
+    puts them together. A verbatim `prompt`, where a data set has one, replaces the format's. Of a conversation,
+    assistant messages from number `turns_from` of the problem on may be learnt as well; `more` is what the response
+    says beside its text, such as tool calls.
     """
 
     problem: Problem
@@ -85,6 +90,8 @@ class Demonstration:
     reasoning: str | None = None
     answer: str | None = None
     prompt: str | None = None
+    turns_from: int | None = None
+    more: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,20 @@ from lemma.core import types
 from lemma.core.errors import LemmaWarning
 from lemma.core.files import write_whole
 from lemma.core.types import Demonstration, Judged, Message, Preference, Problem, content_id
-from lemma.data import choices, marks, pairs, quantities, read_files, readers, roles, rows, sources, vary
+from lemma.data import (
+    choices,
+    columns,
+    conversations,
+    marks,
+    pairs,
+    quantities,
+    read_files,
+    readers,
+    roles,
+    rows,
+    sources,
+    vary,
+)
 from lemma.data.readers import Item
 
 Built = tuple[list[Item], list[str]]
@@ -46,7 +59,22 @@ def _code_digest() -> str:
     """Changes whenever the code that turns files into items does."""
     from lemma.data import load_rows
 
-    modules = (types, rows, read_files, sources, pairs, choices, readers, marks, quantities, roles, vary, load_rows)
+    modules = (
+        types,
+        rows,
+        read_files,
+        sources,
+        columns,
+        pairs,
+        choices,
+        conversations,
+        readers,
+        marks,
+        quantities,
+        roles,
+        vary,
+        load_rows,
+    )
     return content_id([inspect.getsource(module) for module in modules])
 
 
@@ -94,7 +122,7 @@ def _fields(item: Any) -> dict[str, Any]:
     """The fields of an item or of what it holds; `dataclasses.asdict` copies deeply and takes four times as long."""
     found = {field.name: getattr(item, field.name) for field in fields(item)}
     if "messages" in found:
-        found["messages"] = [message.as_dict() for message in item.messages]
+        found["messages"] = [_fields(message) for message in item.messages]
     if "problem" in found:
         found["problem"] = _fields(item.problem)
     return found

@@ -48,7 +48,8 @@ class SourceOptions(Options):
     """One place that rows come from."""
 
     source: str = "arithmetic"
-    """A file (.parquet, .jsonl, .jsonl.gz, .json, .csv), a folder of these, a hub dataset, or `arithmetic`."""
+    """A file (.parquet, .jsonl, .json, .csv, .tsv, .arrow; text also .gz), a folder of these or from `save_to_disk`, a
+    hub dataset, or `arithmetic`."""
     config: str | None = None
     """Configuration of a hub dataset."""
     split: str = "train"
@@ -57,6 +58,10 @@ class SourceOptions(Options):
     """Branch, tag or commit of a hub dataset."""
     reader: str = "auto"
     """How rows are read; auto decides by their columns."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Columns of other names, such as {question: Query, answer: Gold}; `a.b` is the part b of the column a."""
+    verbatim: bool = False
+    """Text prompts of rows with a response are used word for word, not put into the format's prompt."""
     keep_if: str | None = None
     """Only rows whose column of this name is true, or not empty; false, 0, no and nan as text are not true."""
     drop_if: str | None = None
@@ -111,7 +116,8 @@ class DataOptions(SourceOptions):
     @model_validator(mode="after")
     def _mix_or_source(self) -> DataOptions:
         fields = SourceOptions.model_fields
-        beside = [name for name in fields if getattr(self, name) != fields[name].get_default()] if self.mix else []
+        usual = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+        beside = [name for name in fields if getattr(self, name) != usual[name]] if self.mix else []
         if beside:
             raise ValueError(f"{beside[0]} says nothing beside mix: write it inside each source of the mix")
         return self

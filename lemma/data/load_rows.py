@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
@@ -16,7 +16,7 @@ from lemma.core.types import Demonstration, Judged, Preference, Problem
 from lemma.data import arithmetic
 from lemma.data.cache import Built, cache_folder, cached, file_digest
 from lemma.data.data_options import DataOptions, LengthOptions, SourceOptions, names_held_out
-from lemma.data.readers import Item, problem_of, read
+from lemma.data.readers import Item, problem_of, read_each
 from lemma.data.rows import Row
 from lemma.data.sources import ARITHMETIC, files_of, files_of_no_split, hub_name, stream_rows
 from lemma.data.vary import ORIGIN, unmarked, vary
@@ -25,8 +25,14 @@ T = TypeVar("T")
 
 SMALL = 1 << 20
 """Files of fewer bytes are read faster than a cache entry."""
+GRADED = "an answer to grade against"
+IMITATED = "a solution to imitate"
 FALSE = {"", "false", "0", "0.0", "no", "none", "null", "nan", "[]"}
 """Texts that mean no in a column to filter by."""
+MARKS_OF_TEMPLATES = re.compile(
+    r"<\|im_start\|>|<\|start_header_id\|>|<\|(?:user|assistant)\|>|<start_of_turn>|<｜User｜>|\[/INST\]"
+    r"|### (?:Instruction|Response):|(?:^|\n)(?:User|Human): [\s\S]*\bAssistant:\s*(?:<think>)?\s*$"
+)
 
 
 def load_rows(options: DataOptions, seed: int) -> list[Item]:
@@ -36,7 +42,7 @@ def load_rows(options: DataOptions, seed: int) -> list[Item]:
 
 def load_problems(options: DataOptions, seed: int) -> list[Problem]:
     """Problems with at least one right answer each."""
-    return _mixed(options, seed, _as_problem, "an answer to grade against")
+    return _mixed(options, seed, _as_problem, GRADED)
 
 
 def load_demonstrations(options: DataOptions, seed: int) -> list[Demonstration]:
@@ -44,7 +50,7 @@ def load_demonstrations(options: DataOptions, seed: int) -> list[Demonstration]:
 
     Some rows may have none, as in LUFFY's data: they are left out, with a warning.
     """
-    return _mixed(options, seed, _as_demonstration, "a solution to imitate", some_may_lack=True)
+    return _mixed(options, seed, _as_demonstration, IMITATED, some_may_lack=True)
 
 
 def load_preferences(options: DataOptions, seed: int) -> list[Preference]:
@@ -126,9 +132,14 @@ def _blame(source: SourceOptions, convert: Callable[[Item], T | None], wanted: s
         raise UserError(f"the built-in arithmetic does not hold {wanted}", fix="name another source")
     for row, item in _read(source):
         if convert(item) is None:
-            fix = f"choose other data or another reader than '{source.reader}', or leave such rows out"
+            fix = f"choose other data, leave such rows out, or {_where_it_is(wanted)}"
             raise row.error(f"this row lacks {wanted}", fix=fix)
     raise AssertionError("a row was lost on the way")
+
+
+def _where_it_is(wanted: str) -> str:
+    name = {GRADED: "answer", IMITATED: "response"}.get(wanted)
+    return f"name the column that has it, such as `columns: {{{name}: NAME}}`" if name else "rename columns"
 
 
 def row_of(options: DataOptions, problem: Problem, responses: Sequence[str] = ()) -> Row | None:
@@ -195,7 +206,7 @@ def _varied(items: list[Item], source: SourceOptions, seed: int, say: Callable[[
 
 def _cache_key(source: SourceOptions, seed: int) -> dict[str, Any] | None:
     """What the items of a source depend on; None where keeping them would not pay or could go stale."""
-    names = {"config", "split", "reader", "keep_if", "drop_if", "answers", "marks", "variations"}
+    names = {"config", "split", "reader", "columns", "verbatim", "keep_if", "drop_if", "answers", "marks", "variations"}
     chosen = {**source.model_dump(include=names), "seed": seed if source.variations else None}
     files = files_of(source)
     if files:
@@ -208,21 +219,50 @@ def _cache_key(source: SourceOptions, seed: int) -> dict[str, Any] | None:
 
 
 def _read(source: SourceOptions, say: Callable[[str], None] = lambda note: None) -> list[tuple[Row, Item]]:
-    rows = (row for row in stream_rows(source) if _passes(row, source))
-    found = [(row, _named(item, row)) for row, item in read(rows, source.reader, say)]
-    if source.variations:
-        _refuse_held_out([row for row, _ in found])
-    if source.answers == "number":
-        found = [(row, item) for row, item in found if _is_number(problem_of(item).gold)]
+    found = list(read_source(source, say))
     if not found:
         raise UserError(f"no row of '{source.source}' is left", fix="loosen keep_if, drop_if or answers")
     return found
 
 
-def _refuse_held_out(rows: list[Row]) -> None:
-    for row in rows:
-        if names_held_out(f"{row.values.get('split')} {row.file.rsplit('/', 1)[-1]}"):
-            raise row.error("this row is held out, and variations are for training", fix="leave variations out")
+def read_source(
+    source: SourceOptions, say: Callable[[str], None], *, streamed: bool = False
+) -> Iterator[tuple[Row, Item]]:
+    """Each row that the filters of a source let through, and what it holds; one at a time."""
+    rows = (row for row in stream_rows(source, streamed=streamed) if _passes(row, source))
+    is_marked = False
+    for row, item in read_each(rows, source.reader, say, source.columns):
+        if source.variations:
+            _refuse_held_out(row)
+        if source.answers == "number" and not _is_number(problem_of(item).gold):
+            continue
+        is_marked = is_marked or looks_templated(item)
+        yield row, _named(_word_for_word(item, row) if source.verbatim else item, row)
+    if is_marked and not source.verbatim:
+        say(
+            f"prompts of '{source.source}' already hold the marks of a chat template, and the format adds its own; "
+            "write `verbatim: true` beside the source to use them word for word"
+        )
+
+
+def _word_for_word(item: Item, row: Row) -> Item:
+    """The item with its question as the whole prompt, where it brings a response."""
+    if not isinstance(item, Demonstration) or item.prompt is not None:
+        return item
+    if [message.role for message in item.problem.messages] != ["user"]:
+        raise row.error("`verbatim` wants prompts of text, and this one is messages", fix="remove `verbatim`")
+    return replace(item, prompt=item.problem.question)
+
+
+def looks_templated(item: Item) -> bool:
+    """Whether the question of a row with a response looks like a whole prompt."""
+    question = item.problem.question if isinstance(item, Demonstration) and item.prompt is None else ""
+    return bool(MARKS_OF_TEMPLATES.search(question))
+
+
+def _refuse_held_out(row: Row) -> None:
+    if names_held_out(f"{row.values.get('split')} {row.file.rsplit('/', 1)[-1]}"):
+        raise row.error("this row is held out, and variations are for training", fix="leave variations out")
 
 
 def _passes(row: Row, source: SourceOptions) -> bool:

@@ -96,7 +96,9 @@ def _item_row(item: Item, plain: bool) -> dict[str, Any]:
         return {"prompt": prompt, "completion": item.response, "label": item.wanted}
     row = _problem_row(item.problem)
     if item.response is not None:
-        return {**row, "prompt": item.prompt, "response": item.response}
+        calls = json.dumps(item.more, ensure_ascii=False) if item.more else None
+        own = {"prompt": item.prompt, "response": item.response, "turns_from": item.turns_from, "calls": calls}
+        return {**row, **own}
     return {**row, "reasoning": item.reasoning, "expected_answer": item.answer}
 
 
@@ -105,7 +107,7 @@ def _is_plain(problem: Problem) -> bool:
     return [message.role for message in problem.messages] == ["user"]
 
 
-def _messages(problem: Problem) -> list[dict[str, str]]:
+def _messages(problem: Problem) -> list[dict[str, Any]]:
     return [message.as_dict() for message in problem.messages]
 
 

@@ -40,7 +40,7 @@ def read_file(path: Path) -> Iterator[Row]:
             return
         with gzip.open(path, "rb") if kind.endswith(".gz") else open(path, "rb") as handle:
             newline = "" if kind.startswith((".csv", ".tsv")) else "\n"
-            text = io.TextIOWrapper(handle, encoding="utf-8-sig", newline=newline)  # type: ignore[arg-type]
+            text = io.TextIOWrapper(handle, encoding="utf-8-sig", newline=newline)
             yield from _text_rows(path, kind, text)
     except UnicodeDecodeError as error:
         raise UserError("this file is not UTF-8 text", file=path, fix="save it as UTF-8") from error

@@ -6,13 +6,14 @@ takes the first one, from top to bottom, that `fits` the columns of the first ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from lemma.core.errors import UserError, nearest
 from lemma.core.types import Demonstration, Judged, Message, Preference, Problem
-from lemma.data import pairs
+from lemma.data import conversations, pairs
 from lemma.data.choices import gpqa, hellaswag, multiple_choice, options_of
+from lemma.data.columns import NO_COLUMNS, advice, check_columns, renamed, theirs
 from lemma.data.rows import (
     JsonError,
     LeftOut,
@@ -65,16 +66,18 @@ def _plain_number(number: str) -> str:
 
 
 def question_answer(values: Values) -> Problem | Demonstration:
-    """`question` and a bare `answer`; a row of GSM8K among them is read as such."""
+    """`question` and a bare `answer`, perhaps with `reasoning`; a row of GSM8K among them is read as such."""
     if _fits_gsm8k(values):
         return gsm8k(values)
-    return Problem(
+    problem = Problem(
         _user(text(values, "question")),
         golds(values, "answer"),
         id=optional_text(values, "id") or "",
         subject=optional_text(values, "subject", "category"),
         level=level_of(values),
     )
+    reasoning = optional_text(values, "reasoning", "rationale")
+    return problem if reasoning is None else Demonstration(problem, reasoning=reasoning, answer=problem.golds[0])
 
 
 def math(values: Values) -> Problem | Demonstration:
@@ -101,14 +104,6 @@ def math(values: Values) -> Problem | Demonstration:
     if not right:
         return Demonstration(problem, response=solution)
     return Demonstration(problem, reasoning=solution, answer=right[0])
-
-
-def prompt_response(values: Values) -> Demonstration:
-    """`prompt`, used word for word, and `response`; `ground_truth` where there is one."""
-    right = golds(values, "ground_truth", "answer") if has_any(values, "ground_truth", "answer") else ()
-    asked = messages(values, "prompt")
-    verbatim = values["prompt"] if isinstance(values["prompt"], str) else None
-    return Demonstration(Problem(asked, right), response=text(values, "response"), prompt=verbatim)
 
 
 def instruction(values: Values) -> Demonstration:
@@ -163,15 +158,6 @@ def rlvr(values: Values) -> Problem:
     return Problem(asked, golds(values, "ground_truth"), source=text(values, "dataset").lower())
 
 
-def chat(values: Values) -> Demonstration:
-    """`messages` (or `conversations`); the last message of the assistant is the response."""
-    said = messages(values, "messages", "conversations")
-    response = last_said(said, "messages")
-    if len(said) < 2:
-        raise RowError("the column 'messages' holds an answer and no question")
-    return Demonstration(Problem(said[:-1]), response=response)
-
-
 def olympiadbench(values: Values) -> Problem:
     """OlympiadBench's own columns; several answers are one list, and the row's tolerance stays in `extra`."""
     context = optional_text(values, "context")
@@ -189,6 +175,7 @@ def olympiadbench(values: Values) -> Problem:
 SCHEMA = {
     *("id", "dataset", "split", "problem", "answer", "golds", "solution", "subject", "level", "choices", "labels"),
     *("messages", "prompt", "response", "reasoning", "target", "expected_answer", "generated_solution", "extra"),
+    *("turns_from", "calls"),
 }
 
 
@@ -216,7 +203,7 @@ def lemma(values: Values) -> Problem | Demonstration:
         extra=more | ({"trace_probs": probs} if probs else {}),
     )
     if has(values, "response"):
-        return Demonstration(problem, response=text(values, "response"), prompt=optional_text(values, "prompt"))
+        return conversations.of_schema(problem, values)
     stated = optional_text(values, "expected_answer")
     reasoning = _reasoning(values, right if stated is None else (*right, stated))
     if reasoning is None:
@@ -313,7 +300,12 @@ READERS: dict[str, Reader] = {
     "trace": Reader(
         trace, _columns("problem|question", "generated_solution", "expected_answer"), "problem and a generated solution"
     ),
-    "prompt_response": Reader(prompt_response, _columns("prompt", "response"), "prompt (verbatim) and response"),
+    "prompt_response": Reader(
+        conversations.prompt_response, _columns("prompt|question", "response"), "prompt (text or messages) and response"
+    ),
+    "prompt_completion": Reader(
+        conversations.prompt_completion, _columns("prompt", "completion"), "prompt and completion, text or messages"
+    ),
     "luffy_sft": Reader(luffy_sft, _fits_messages("target"), "prompt and target, both messages"),
     "instruction": Reader(
         instruction, _columns("instruction", "output"), "instruction, input, output; prompt, response"
@@ -324,7 +316,12 @@ READERS: dict[str, Reader] = {
     "prompt_answer": Reader(
         prompt_answer, _columns("prompt", "answer|solution|ground_truth"), "prompt and a bare answer"
     ),
-    "chat": Reader(chat, _columns("messages|conversations"), "messages that end with the assistant's"),
+    "chat": Reader(
+        conversations.chat,
+        _columns("messages|conversations|conversation"),
+        "messages that end with the assistant's; tools",
+    ),
+    "text": Reader(conversations.whole_text, _columns("text"), "text, learnt as it is"),
 }
 
 
@@ -337,29 +334,36 @@ def choose(name: str, row: Row) -> Reader:
     for reader in READERS.values():
         if reader.fits(row.values):
             return reader
-    raise row.error(
-        "no reader fits this row", fix=f"name its columns as one of these readers wants: {', '.join(READERS)}"
-    )
+    raise row.error("these columns do not tell what is asked and what is answered", fix=advice(row.values))
 
 
-def read(rows: Iterable[Row], name: str, say: Callable[[str], None]) -> list[tuple[Row, Item]]:
-    """All rows through one reader, each beside the row that it came from; says how many were left out."""
+def read_each(
+    rows: Iterable[Row], name: str, say: Callable[[str], None], columns: Mapping[str, str] = NO_COLUMNS
+) -> Iterator[tuple[Row, Item]]:
+    """All rows through one reader, each beside the row that it came from; says how many were left out.
+
+    `columns` gives a column the name that readers know it by: {"question": "Query"}.
+    """
     reader: Reader | None = None
-    items: list[tuple[Row, Item]] = []
+    count = 0
     left_out: list[UserError] = []
     for row in rows:
-        reader = reader or choose(name, row)
+        if reader is None:
+            check_columns(row, columns)
+            reader = choose(name, row._replace(values=renamed(row.values, columns)))
         try:
-            items.append((row, reader.read(row.values)))
+            item = reader.read(renamed(row.values, columns))
         except LeftOut as error:
-            left_out.append(row.error(str(error)))
+            left_out.append(row.error(theirs(str(error), columns)))
+            continue
         except RowError as error:
-            raise row.error(str(error)) from error
-    if left_out and not items:
+            raise row.error(theirs(str(error), columns)) from error
+        count += 1
+        yield row, item
+    if left_out and not count:
         raise left_out[0]
     if left_out:
-        say(f"{len(left_out)} of {len(left_out) + len(items)} rows were left out, such as this one: {left_out[0]}")
-    return items
+        say(f"{len(left_out)} of {len(left_out) + count} rows were left out, such as this one: {left_out[0]}")
 
 
 def problem_of(item: Item | Any) -> Problem:

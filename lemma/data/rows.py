@@ -153,9 +153,6 @@ def probabilities(values: Values, *names: str) -> list[float] | None:
     return [min(float(one), 1.0) for one in found]
 
 
-ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
-
-
 def messages(values: Values, *names: str) -> tuple[Message, ...]:
     """A conversation: text is one message of the user; a list holds role/content (or from/value) objects."""
     name, value = _first(values, names)
@@ -170,20 +167,66 @@ def as_messages(value: Any, name: str) -> tuple[Message, ...]:
     return tuple(_message(one, name) for one in value)
 
 
+ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
+ROLES |= {"function": "tool", "observation": "tool", "ipython": "tool"}
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Where messages keep thoughts apart; they are written into the text between think tags, as chat templates do."""
+
+
 def _message(one: Any, name: str) -> Message:
     if not isinstance(one, Mapping):
         raise RowError(f"a message of the column '{name}' is {_kind(one)}, not an object with 'role' and 'content'")
     role, content = one.get("role", one.get("from")), one.get("content", one.get("value"))
+    calls = _calls(one.get("tool_calls"), name)
     if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
         content = "".join(str(part["text"]) for part in content)
+    content = "" if content is None and calls else content
     if not isinstance(role, str) or not isinstance(content, str):
         raise RowError(f"a message of the column '{name}' lacks 'role' or 'content'")
-    return Message(ROLES.get(role, role), content)
+    role = ROLES.get(role, role)
+    thoughts = next((one[key] for key in THOUGHTS if isinstance(one.get(key), str) and one[key].strip()), None)
+    if thoughts is not None and role == "assistant" and "</think>" not in content:
+        content = f"<think>\n{thoughts.strip()}\n</think>\n\n{content.lstrip()}"
+    more: dict[str, Any] = {"tool_calls": calls} if calls else {}
+    if role == "tool":
+        more |= {key: one[key] for key in ("name", "tool_call_id") if one.get(key) is not None}
+    return Message(role, content, more)
+
+
+def _calls(value: Any, name: str) -> list[dict[str, Any]]:
+    """Tool calls as chat templates want them: arguments as an object, and nothing that a table filled up with null."""
+    if not value:
+        return []
+    found = filled(value) if isinstance(value, list | tuple) else None
+    if found is None or not all(isinstance(call, Mapping) for call in found):
+        raise RowError(f"a message of the column '{name}' has 'tool_calls' that are not a list of objects")
+    for call in found:
+        function = call.get("function", call)
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RowError(f"a tool call of the column '{name}' names no function")
+        if isinstance(function.get("arguments"), str):
+            function["arguments"] = _arguments(function["arguments"], name)
+        function.setdefault("arguments", {})
+    return list(found)
+
+
+def _arguments(written_out: str, name: str) -> Any:
+    try:
+        return parsed(written_out) if written_out.strip() else {}
+    except JsonError as error:
+        raise RowError(f"the arguments of a tool call of the column '{name}' are not JSON: {error}") from error
+
+
+def filled(value: Any) -> Any:
+    """A value without its null parts: a table gives every object the keys of all others."""
+    if isinstance(value, Mapping):
+        return {key: filled(one) for key, one in value.items() if one is not None}
+    return [filled(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def last_said(said: tuple[Message, ...], name: str) -> str:
-    """The assistant text that ends a conversation."""
-    if said[-1].role != "assistant" or not said[-1].content.strip():
+    """The assistant text that ends a conversation; empty where it is a tool call."""
+    if said[-1].role != "assistant" or not (said[-1].content.strip() or said[-1].more):
         raise RowError(f"the column '{name}' does not end with a message of the assistant")
     return said[-1].content
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lemma.core.errors import UserError, nearest
+from lemma.core.hub_access import looks_like_path, notice_offline
 from lemma.data.data_options import SourceOptions
 from lemma.data.read_files import SUFFIXES, read_file, suffix_of, without_nan
 from lemma.data.rows import Row
@@ -33,6 +34,7 @@ ALIASES: dict[str, HubName] = {
     "minerva_math": HubName("math-ai/minervamath"),
     "olympiadbench": HubName("math-ai/olympiadbench"),
     "arc_challenge": HubName("allenai/ai2_arc", "ARC-Challenge"),
+    "hellaswag": HubName("Rowan/hellaswag"),
     "mmlu_pro": HubName("TIGER-Lab/MMLU-Pro"),
     "gpqa_diamond": HubName("Idavidrein/gpqa", "gpqa_diamond"),
     "dapo_math": HubName("open-r1/DAPO-Math-17k-Processed", "en"),
@@ -77,7 +79,7 @@ def files_of(options: SourceOptions) -> list[Path]:
         if not suffix_of(path):
             raise UserError("this kind of file cannot be read", file=path, fix=f"give one of {', '.join(SUFFIXES)}")
         return [path]
-    if _looks_like_path(options.source):
+    if suffix_of(path) or looks_like_path(options.source):
         raise UserError(f"the file or folder '{options.source}' does not exist", fix=_neighbour(path))
     return []
 
@@ -86,12 +88,6 @@ def check_files(options: SourceOptions) -> None:
     """Refuse a source on this disk that is not there; what is made up or lies on the hub is not looked for."""
     if options.source != ARITHMETIC:
         files_of(options)
-
-
-def _looks_like_path(source: str) -> bool:
-    return (
-        bool(suffix_of(Path(source))) or source.startswith((".", "/", "~")) or source.count("/") > 1 or "\\" in source
-    )
 
 
 def _neighbour(path: Path) -> str:
@@ -175,6 +171,7 @@ def _load_from_hub(name: str, config: str | None, options: SourceOptions, stream
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     revision = f" at revision '{options.revision}'" if options.revision else ""
+    notice_offline()
     try:
         return datasets.load_dataset(name, config, split=options.split, revision=options.revision, streaming=streamed)
     except DatasetNotFoundError as error:

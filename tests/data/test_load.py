@@ -236,7 +236,7 @@ def kept(tmp_path, monkeypatch):
     monkeypatch.setattr(load_rows, "SMALL", 0)
     reads = []
     really = load_rows.stream_rows
-    monkeypatch.setattr(load_rows, "stream_rows", lambda source: reads.append(source) or really(source))
+    monkeypatch.setattr(load_rows, "stream_rows", lambda source, **how: reads.append(source) or really(source, **how))
     return tmp_path / "cache", reads
 
 

@@ -12,7 +12,7 @@ from lemma.data.rows import Row, boxed
 
 
 def read(rows, name, say=pytest.fail):
-    return readers.read(rows, name, say)
+    return list(readers.read_each(rows, name, say))
 
 
 def one(values, name="auto"):
@@ -52,6 +52,7 @@ ROWS = {
     "olympiadbench": {"id": 7, "question": "2+2?", "context": None, "final_answer": ["$4$"], "error": "1e-1"},
     "trace": {"problem": "2+2?", "generated_solution": "<think>two twos</think>", "expected_answer": "4"},
     "prompt_response": {"prompt": "User: 2+2?\nAssistant: <think>", "response": " 4 </think>", "ground_truth": "4"},
+    "prompt_completion": {"prompt": "2+2?", "completion": "4"},
     "luffy_sft": {"prompt": ASSISTANT[:1], "target": ASSISTANT[1:]},
     "instruction": {"instruction": "Add", "input": "2 and 2", "output": "4"},
     "math": {"problem": "2+2?", "solution": r"It is $\boxed{4}$.", "level": "Level 3", "type": "Algebra"},
@@ -59,6 +60,7 @@ ROWS = {
     "question_answer": {"question": "2+2?", "answer": 4},
     "prompt_answer": {"prompt": "2+2?", "solution": "4"},
     "chat": {"messages": ASSISTANT},
+    "text": {"text": "Two and two are four."},
 }
 
 
@@ -127,15 +129,12 @@ def test_boxed_takes_the_last_balanced_box(solution, answer):
     assert boxed(solution) == answer
 
 
-def test_prompt_response_is_verbatim_and_instruction_is_not():
-    verbatim = one(ROWS["prompt_response"])
-    assert verbatim.prompt == ROWS["prompt_response"]["prompt"] and verbatim.response == " 4 </think>"
-    assert verbatim.problem.golds == ("4",)
-    wrapped = one({"prompt": "Say hi", "response": "hi"}, "instruction")
-    assert wrapped.prompt is None and wrapped.problem.question == "Say hi"
-    assert one(ROWS["instruction"]).problem.question == "Add\n\n2 and 2"
-    turns = one({"prompt": ASSISTANT[:1], "response": "4"})
-    assert turns.prompt is None and turns.problem.question == "2+2?"
+def test_prompt_and_response_may_be_text_or_messages():
+    plain = one({"prompt": "2+2?", "response": "4", "ground_truth": 4})
+    assert plain == Demonstration(Problem(user("2+2?"), ("4",)), response="4")
+    assert one({"prompt": ASSISTANT[:1], "response": "4"}).problem.messages == user("2+2?")
+    asked = one(ROWS["instruction"])
+    assert asked.prompt is None and asked.problem.question == "Add\n\n2 and 2" and asked.response == "4"
 
 
 def test_trace_keeps_reasoning_and_answer_apart():
@@ -405,7 +404,7 @@ def test_rows_without_lines_have_numbers():
 
 def test_unknown_columns_and_unknown_readers():
     with pytest.raises(
-        UserError, match=r"rows.jsonl:1: no reader fits this row \(columns: foo, bar\); name its columns"
+        UserError, match=r"rows.jsonl:1: these columns do not tell .* \(columns: foo, bar\); write which is which"
     ):
         one({"foo": 1, "bar": 2})
     with pytest.raises(UserError, match="there is no reader 'gsm8'; did you mean 'gsm8k'"):

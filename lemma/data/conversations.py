@@ -1,0 +1,98 @@
+"""Rows to imitate word for word: prompts with a response or completion, conversations with tools, and plain text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lemma.core.types import Demonstration, Message, Problem
+from lemma.data.rows import (
+    JsonError,
+    RowError,
+    Values,
+    as_messages,
+    filled,
+    golds,
+    has,
+    last_said,
+    messages,
+    optional_text,
+    parsed,
+    text,
+)
+
+TOOLS = "tools"
+"""Where a problem keeps the tools of its conversation, for the chat template."""
+
+
+def prompt_response(values: Values) -> Demonstration:
+    """`prompt` or `question`, and `response`; `ground_truth` or `answer` where there is one."""
+    return Demonstration(_problem(messages(values, "prompt", "question"), values), response=text(values, "response"))
+
+
+def prompt_completion(values: Values) -> Demonstration:
+    """`prompt` and `completion`: text, or the messages that follow the prompt's."""
+    asked = messages(values, "prompt")
+    if isinstance(values.get("completion"), str | None):
+        return Demonstration(_problem(asked, values), response=text(values, "completion"))
+    said = asked + as_messages(values["completion"], "completion")
+    response = last_said(said, "completion")
+    return Demonstration(_problem(said[:-1], values), response=response, turns_from=len(asked), more=said[-1].more)
+
+
+def chat(values: Values) -> Demonstration:
+    """`messages` (or `conversations`), which end with the assistant's; `tools` where it may call some."""
+    said = messages(values, "messages", "conversations", "conversation")
+    system = optional_text(values, "system")
+    if system is not None and said[0].role != "system":
+        said = (Message("system", system), *said)
+    response = last_said(said, "messages")
+    if len(said) < 2:
+        raise RowError("the column 'messages' holds an answer and no question")
+    return Demonstration(_problem(said[:-1], values), response=response, turns_from=0, more=said[-1].more)
+
+
+def whole_text(values: Values) -> Demonstration:
+    """`text`: nothing is asked and all of it is learnt."""
+    whole = text(values, "text")
+    return Demonstration(Problem((Message("user", whole),)), response=whole, prompt="")
+
+
+def of_schema(problem: Problem, values: Values) -> Demonstration:
+    """A response among the columns of Lemma's own schema."""
+    more: dict[str, Any] = {}
+    if has(values, "calls"):
+        try:
+            more = parsed(text(values, "calls"))
+        except JsonError as error:
+            raise RowError(f"the column 'calls' is not JSON text: {error}") from error
+    response = "" if more and not values["response"] else text(values, "response")
+    start = values.get("turns_from")
+    prompt = values.get("prompt")
+    return Demonstration(
+        problem,
+        response=response,
+        prompt=prompt if isinstance(prompt, str) else None,
+        turns_from=None if start is None else int(start),
+        more=more,
+    )
+
+
+def _problem(asked: tuple[Message, ...], values: Values) -> Problem:
+    right = next((golds(values, name) for name in ("ground_truth", "answer") if has(values, name)), ())
+    tools = _tools(values)
+    return Problem(asked, right, extra={TOOLS: tools} if tools else {})
+
+
+def _tools(values: Values) -> list[Any]:
+    """The tools that a conversation may call: a list, or that list as JSON text."""
+    found = values.get(TOOLS)
+    if isinstance(found, str) and found.strip():
+        try:
+            found = parsed(found)
+        except JsonError as error:
+            raise RowError(f"the column '{TOOLS}' is not JSON text: {error}") from error
+    if not found:
+        return []
+    if not isinstance(found, list | tuple):
+        raise RowError(f"the column '{TOOLS}' holds no list of tools")
+    return [filled(tool) for tool in found]
