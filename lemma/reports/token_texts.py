@@ -13,6 +13,8 @@ from lemma.models.places import TINY, resolve
 
 # What a decoder writes for bytes that are no whole character.
 TORN = "\ufffd"
+# A character has at most four bytes, and a token at least one.
+MOST_TOGETHER = 4
 
 
 class TokenTexts:
@@ -34,18 +36,20 @@ class TokenTexts:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """One piece for each id. A character that several tokens make together stands at the last of them."""
         found = [self.piece(token) for token in ids]
-        begin = None
-        for place, text in enumerate(found):
-            if TORN not in text:
-                begin = None
-                continue
-            begin = place if begin is None else begin
-            joined = self._tokenizer.decode([self._anchor, *ids[begin : place + 1]], skip_special_tokens=False)
-            joined = joined.removeprefix(self._anchor_text)
-            if TORN not in joined:
-                found[begin:place] = [""] * (place - begin)
-                found[place], begin = joined, None
+        place = 0
+        while place < len(found):
+            place += self._mend(ids, found, place) if TORN in found[place] else 1
         return found
+
+    def _mend(self, ids: Sequence[int], found: list[str], place: int) -> int:
+        """Join the tokens from `place` on that make whole characters together; how many they are, 1 where none do."""
+        for count in range(2, MOST_TOGETHER + 1):
+            together = ids[place : place + count]
+            text = self._tokenizer.decode([self._anchor, *together], skip_special_tokens=False)
+            if len(together) == count and TORN not in text:
+                found[place : place + count] = [""] * (count - 1) + [text.removeprefix(self._anchor_text)]
+                return count
+        return 1
 
     def text(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)

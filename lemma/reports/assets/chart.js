@@ -87,7 +87,7 @@ class Chart {
     if (this.options.line) take(this.options.line.value);
     if (this.log && high > 0) return [least === high ? least / 2 : least, high];
     if (this.options.stacked) low = 0;
-    if (low === high) { const pad = Math.abs(low) * 0.1 || 0.5; return [low - pad, high + pad]; }
+    if (high - low <= 1e-9 * Math.abs(high)) { const pad = Math.abs(low) * 0.1 || 0.5; return [low - pad, high + pad]; }
     const pad = (high - low) * 0.06;
     return [low >= 0 && low - pad < 0 ? 0 : low - pad, high + (this.options.percent && high <= 1 ? Math.min(pad, 1 - high + 0.01) : pad)];
   }
@@ -269,7 +269,8 @@ function ticks(low, high, count) {
   const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough || 1));
   const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough) ?? power;
   const found = [];
-  for (let v = Math.ceil(low / step) * step; v <= high + step * 1e-6; v += step) found.push(Number(v.toPrecision(12)));
+  const first = Math.ceil(low / step);
+  for (let i = 0; i < 100 && (first + i) * step <= high + step * 1e-6; i++) found.push(Number(((first + i) * step).toPrecision(12)));
   return found;
 }
 

@@ -1,0 +1,215 @@
+"""The report in a real browser: every view, values of curves, samples of journals, hostile text, accessibility."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lemma.cli import main
+from tests.reports.conftest import Page
+from tests.reports.made_runs import (
+    long_run,
+    measure,
+    metrics_row,
+    recipe,
+    sample,
+    small_run,
+    write_byte_tokenizer,
+    write_journal,
+)
+
+VIEWS = ("overview", "curves", "time", "evaluations", "completions")
+PHONE = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 1, "has_touch": True}
+DESKTOP = {"viewport": {"width": 1280, "height": 900}}
+
+
+def write(tmp_path: Path, *runs: Path, size: float = 10) -> str:
+    to = tmp_path / "report.html"
+    assert main(["report", *map(str, runs), "--to", str(to), "--size", str(size)]) == 0
+    return to.as_uri()
+
+
+def series(tab: Any, name: str) -> list[dict[str, Any]]:
+    """The points of a chart as the page has them."""
+    chart = "document.querySelector(`.chart[data-name='${name}']`).chart"
+    return tab.evaluate(f"name => {chart}.series.map(({{name, x, y}}) => ({{name, x, y}}))", name)
+
+
+@pytest.mark.parametrize(
+    "settings", [DESKTOP, PHONE, DESKTOP | {"color_scheme": "dark"}], ids=["desktop", "phone", "dark"]
+)
+def test_every_view_opens_without_an_error_and_is_accessible(
+    settings: dict[str, Any], small: Path, tmp_path: Path, chromium: Any
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    page = Page(chromium, **settings)
+    tab = page.open(write(tmp_path, small))
+    found = []
+    for view in VIEWS:
+        tab.click(f"#tab-{view}")
+        assert tab.locator("main").inner_text().strip(), view
+        tab.wait_for_timeout(150)
+        for one in axe.run(tab).response["violations"]:
+            if one["impact"] in ("serious", "critical"):
+                found.append((view, one["id"], [node["html"][:120] for node in one["nodes"]][:3]))
+        wide = tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, f"{view} is wider than the screen"
+    page.close()
+    assert found == []
+    assert page.troubles == []
+    assert [one for one in page.asked if not one.startswith("file:")] == [], "the page asks nobody for anything"
+
+
+def test_curves_have_the_values_of_the_metrics(small: Path, tmp_path: Path, page: Page) -> None:
+    tab = page.open(write(tmp_path, small) + "#curves")
+    rows = [json.loads(line) for line in (small / "metrics.jsonl").read_text().splitlines()]
+    for name in ("reward/mean", "entropy/sampled", "grad_norm"):
+        (found,) = series(tab, name)
+        assert found["x"] == [row["step"] for row in rows]
+        assert found["y"] == pytest.approx([row[name] for row in rows], rel=1e-5)
+    (odd,) = series(tab, "odd/number")
+    assert odd["y"][2] is None and odd["y"][3] == 4, "what is no number is a gap"
+
+
+def test_smoothing_log_axis_zoom_and_reading_values(small: Path, tmp_path: Path, page: Page) -> None:
+    tab = page.open(write(tmp_path, small) + "#curves")
+    chart = tab.locator(".chart[data-name='reward/mean']")
+    line = chart.locator("path.line")
+    plain = line.get_attribute("d")
+    tab.locator("#smoothing").fill("0.9")
+    assert line.get_attribute("d") != plain and chart.locator("path.raw").count() == 1
+    tab.locator("#smoothing").fill("0")
+    assert line.get_attribute("d") == plain
+    norm = tab.locator(".chart[data-name='grad_norm']")
+    norm.scroll_into_view_if_needed()
+    before = norm.locator(".axis text").all_text_contents()
+    tab.check("#log")
+    after = norm.locator(".axis text").all_text_contents()
+    assert "0.01" in after and "0.01" not in before
+    tab.uncheck("#log")
+
+    chart.scroll_into_view_if_needed()
+    chart.locator("svg").focus()
+    tab.keyboard.press("Home")
+    assert "step 1" in chart.locator(".readout").inner_text()
+    tab.keyboard.press("ArrowRight")
+    assert f"{metrics_row(2)['reward/mean']:.4g}" in chart.locator(".readout").inner_text()
+    tab.keyboard.press("Escape")
+
+    box = chart.locator("svg").bounding_box()
+    assert box is not None
+    tab.mouse.move(box["x"] + 120, box["y"] + 60)
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + 240, box["y"] + 60, steps=4)
+    tab.mouse.up()
+    assert line.get_attribute("d") != plain, "the range is zoomed"
+    tab.click("#unzoom")
+    assert line.get_attribute("d") == plain
+
+
+def test_two_runs_lie_over_each_other(small: Path, tmp_path: Path, page: Page) -> None:
+    other = small_run(tmp_path / "longer", steps=9)
+    tab = page.open(write(tmp_path, small, other))
+    assert "stages.grpo.steps" in tab.locator("main").inner_text(), "the option in which the recipes differ"
+    tab.click("#tab-curves")
+    found = series(tab, "reward/mean")
+    assert [(one["name"], len(one["x"])) for one in found] == [("small", 6), ("longer", 9)]
+    tab.uncheck("fieldset.runs label:first-of-type input")
+    assert [one["name"] for one in series(tab, "reward/mean")] == ["longer"]
+
+
+def test_the_overview_tells_state_warnings_and_recipe(small: Path, tmp_path: Path, page: Page) -> None:
+    text = page.open(write(tmp_path, small)).locator("main").inner_text()
+    assert "6 of 6 steps" in text and "grpo" in text
+    assert "90% of the completions are cut off" in text and "step 2" in text
+    assert "built-in arithmetic" in text
+
+
+def test_time_is_split_and_what_held_steps_back_is_named(small: Path, tmp_path: Path, page: Page) -> None:
+    text = page.open(write(tmp_path, small) + "#time").locator("main").inner_text()
+    assert "generate" in text and "60.0%" in text, "1.2 of 2 seconds"
+    assert "held back by" in text.lower()
+
+
+def test_completions_are_filtered_searched_and_shown_token_by_token(small: Path, tmp_path: Path, page: Page) -> None:
+    tab = page.open(write(tmp_path, small) + "#completions")
+    assert "8 completions, 4 right" in tab.locator("#found").inner_text()
+    tab.select_option("form label:has-text('Verdict') select", "wrong")
+    tab.wait_for_selector("#found:has-text('4 completions, 0 right')")
+    tab.select_option("form label:has-text('Verdict') select", "")
+    tab.fill("#search", "4 + 1 = 5")
+    tab.click("#everywhere")
+    tab.wait_for_selector("#found:has-text('In all steps')")
+    shown = tab.locator("#detail .completion").inner_text()
+    assert shown.startswith("4 + 1 = 5 ; 0 * 2 = 0 </think>")
+    assert "grpo, step 4" in tab.locator("#detail h2").inner_text()
+    assert "gold" in tab.locator("#detail .facts").inner_text()
+    tokens = tab.locator("#detail .token")
+    assert tokens.count() == len(sample(4, 9, 0, "4 + 1 = 5 ; 0 * 2 = 0 </think>").ids)
+    first, last = (tokens.nth(i).get_attribute("title") or "" for i in (0, tokens.count() - 1))
+    assert "log-probability -0.01" in first and f"{100 * math.exp(-4):.1f}%" in last
+
+    tab.click("#detail h2")
+    tab.keyboard.press("j")
+    assert "sample 1" in tab.locator("#detail h2").inner_text()
+    tab.click("text=How this problem's answers changed")
+    tab.wait_for_selector("#history table")
+    assert "grpo, step" in tab.locator("#history").inner_text()
+
+
+HOSTILE = {
+    "script": "<script>window.broken = 1</script><img src=x onerror='window.broken = 2'>",
+    "end of the block": "</script></template><svg onload='window.broken = 3'>",
+    "turned around": "right \u202e left \u2066 and \u05e9\u05dc\u05d5\u05dd",
+    "control": "bell \x07 null \x00 escape \x1b[31m del \x7f",
+    "many bytes": "a face \U0001f600, a flag \U0001f1eb\U0001f1f7 and a mark e\u0301",
+    "template": "{{data}} ${1+1} `x`",
+    "long": "very long " * 100_000,
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_completions_are_text(kind: str, tmp_path: Path, page: Page) -> None:
+    text = HOSTILE[kind]
+    run = tmp_path / "hostile"
+    recipe(run, steps=1)
+    measure(run, [1], {1: f"it said {text[:200]}"}, 1)
+    ids = write_byte_tokenizer(run).encode(text).ids
+    hostile = {"answer": text[:300], "reason": text[:300], "problem_id": text[:80], "gold": (text[:300],)}
+    write_journal(run, 1, [sample(1, 0, 0, ids, text=text, **hostile)])
+    tab = page.open(write(tmp_path, run))
+    for view in VIEWS:
+        tab.click(f"#tab-{view}")
+    tab.wait_for_selector("#detail .facts")
+    assert tab.evaluate("window.broken") is None
+    assert page.troubles == []
+    shown = tab.locator("#detail .completion").text_content()
+    assert shown is not None and shown.startswith(text[:5])
+    if kind == "control":
+        assert "\u2407" in shown and "\x1b" not in shown
+    elif kind == "turned around":
+        assert "U+202E" in shown and "\u202e" not in shown and "\u05e9\u05dc\u05d5\u05dd" in shown
+    elif kind == "long":
+        assert "characters are not in this report" in shown and len(shown) < 30_000
+    else:
+        assert shown == text
+
+
+def test_a_long_run_fits_and_opens_quickly(tmp_path: Path, page: Page) -> None:
+    run = long_run(tmp_path / "long", steps=300, samples=64, tokens=40)
+    address = write(tmp_path, run, size=2)
+    assert (tmp_path / "report.html").stat().st_size <= 2_000_000
+    tab = page.open(address)
+    opened = tab.evaluate("performance.timing.loadEventEnd - performance.timing.navigationStart")
+    assert opened < 5000
+    tab.click("#tab-curves")
+    (found,) = series(tab, "reward/mean")
+    assert len(found["x"]) == 300, "the numbers of every step"
+    tab.click("#tab-completions")
+    steps = tab.locator("form label:has-text('Step') option").all_inner_texts()
+    assert steps[0] == "1" and steps[-1] == "300" and 2 < len(steps) < 300, "samples of some steps, from first to last"
+    assert page.troubles == []
