@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from lemma.config import Options
+from lemma.data.parts import Part, part_of
 
 JOURNAL = "journal"
 HELD_OUT = {"test", "validation", "valid", "val", "dev", "eval"}
@@ -53,7 +54,7 @@ class SourceOptions(Options):
     config: str | None = None
     """Configuration of a hub dataset."""
     split: str = "train"
-    """Split of a hub dataset or of the built-in generator."""
+    """Split of a hub dataset, a folder or the built-in generator; `train[:50%]` and `train[1000:]` take a part."""
     revision: str | None = None
     """Branch, tag or commit of a hub dataset."""
     reader: str = "auto"
@@ -79,6 +80,17 @@ class SourceOptions(Options):
     arithmetic: ArithmeticOptions = ArithmeticOptions()
     """Options of the built-in generator."""
 
+    @field_validator("split")
+    @classmethod
+    def _is_a_split(cls, split: str) -> str:
+        part_of(split)
+        return split
+
+    @property
+    def part(self) -> Part:
+        """Which rows of which split."""
+        return part_of(self.split)
+
     @model_validator(mode="after")
     def _one_amount(self) -> SourceOptions:
         if self.fraction is not None and self.count is not None:
@@ -89,7 +101,9 @@ class SourceOptions(Options):
     def _variations_to_train_on(self) -> SourceOptions:
         if self.variations and self.source == "arithmetic":
             raise ValueError("variations says nothing of the built-in arithmetic: raise arithmetic.count")
-        if self.variations and names_held_out(self.split):
+        if self.source == "arithmetic" and self.part != Part(self.split):
+            raise ValueError("the built-in arithmetic has no rows to take a part of: lower arithmetic.count")
+        if self.variations and names_held_out(self.part.split):
             raise ValueError(f"variations are for training, and split '{self.split}' is not: leave variations out")
         return self
 

@@ -62,7 +62,8 @@ def stream_rows(options: SourceOptions, *, streamed: bool = False) -> Iterator[R
     Files are read piece by piece. A dataset of the hub is downloaded first, unless it is `streamed`.
     """
     files = files_of(options)
-    rows = (row for file in files for row in read_file(file)) if files else _hub_rows(options, streamed)
+    found = (row for file in files for row in read_file(file)) if files else _hub_rows(options, streamed)
+    rows = iter(options.part.of(found))
     first = next(rows, None)
     if first is None:
         raise UserError("there are no rows here", file=options.source, fix="name a source that holds at least one row")
@@ -102,15 +103,15 @@ def _neighbour(path: Path) -> str:
 def _files_in(folder: Path, options: SourceOptions) -> list[Path]:
     """The data files of a folder, in order; only those of the split and configuration where names tell them apart."""
     if (folder / SAVED_SPLITS).is_file():
-        return _saved_files(folder, options.split)
+        return _saved_files(folder, options.part.split)
     named = _splits_in(folder, options)
     if not any(named.values()):
         return list(named)
-    chosen = [path for path, words in named.items() if options.split in words]
+    chosen = [path for path, words in named.items() if options.part.split in words]
     if not chosen:
         splits = sorted(set().union(*named.values()))
         raise UserError(
-            f"no data file of split '{options.split}'", file=folder, fix=f"splits here: {', '.join(splits)}"
+            f"no data file of split '{options.part.split}'", file=folder, fix=f"splits here: {', '.join(splits)}"
         )
     return chosen
 
@@ -173,7 +174,8 @@ def _load_from_hub(name: str, config: str | None, options: SourceOptions, stream
     revision = f" at revision '{options.revision}'" if options.revision else ""
     notice_offline()
     try:
-        return datasets.load_dataset(name, config, split=options.split, revision=options.revision, streaming=streamed)
+        wanted = {"split": options.part.split, "revision": options.revision}
+        return datasets.load_dataset(name, config, **wanted, streaming=streamed)
     except DatasetNotFoundError as error:
         close = nearest(options.source, [ARITHMETIC, *ALIASES]) if "/" not in options.source else "check the spelling"
         raise UserError(
