@@ -5,5 +5,5 @@ Importing this package is cheap; torch and transformers come with the modules be
 
 import logging
 
-# On some CPUs bitsandbytes, which peft imports wherever it is installed, asks for a faster kernel that Lemma does not use.
+# peft imports bitsandbytes wherever it is installed, which on some CPUs asks for a kernel that Lemma does not use.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

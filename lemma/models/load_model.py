@@ -12,6 +12,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from lemma.core.errors import UserError, nearest
+from lemma.core.hub_access import notice_offline
 from lemma.core.random import key
 from lemma.models.attention import NAME
 from lemma.models.loading_checks import AGAIN, check_vocabulary, check_weights, loading, repair
@@ -57,6 +58,8 @@ def load_tokenizer(path: str, revision: str | None = None, trust_remote_code: bo
         with loading("tokenizer", path):
             tokenizer = gguf.load_tokenizer(Path(folder))
     else:
+        if not Path(folder).exists():
+            notice_offline()
         with loading("tokenizer", path):
             tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=trust_remote_code)
     if tokenizer.eos_token_id is None:
@@ -175,6 +178,8 @@ def _from_pretrained(path: str, options: ModelOptions, arguments: dict[str, Any]
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     hub = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
+    if not Path(path).exists():
+        notice_offline()
     with without_tables(), loading("model", path, options.override):
         config = AutoConfig.from_pretrained(path, **hub)
         _apply_override(config, options.override)

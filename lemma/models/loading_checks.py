@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 from lemma.core.errors import UserError
+from lemma.core.hub_access import is_offline
 from lemma.models.attention import NAME
 
 LONGEST_REASON = 200
@@ -46,14 +46,17 @@ def reason_of(error: BaseException) -> str:
 
 
 def _cannot_load(what: str, path: str, error: Exception, fix: str) -> UserError:
-    offline = os.environ.get("HF_HUB_OFFLINE") == "1" or os.environ.get("TRANSFORMERS_OFFLINE") == "1"
     if error.args == (NAME,):
         return UserError(
             f"the attention of {path} is built into its class (as in GPT-J and Falcon); Lemma cannot replace it",
             fix="take a family that docs/engines.md lists",
         )
     if isinstance(error, OSError) and not Path(path).exists():
-        where = "and the hub is switched off (HF_HUB_OFFLINE=1)" if offline else "nor can it be had from the hub"
+        where = (
+            "and the hub is switched off or out of reach (HF_HUB_OFFLINE=1)"
+            if is_offline()
+            else "nor can it be had from the hub"
+        )
         return UserError(
             f"there is no folder {path}, {where}", fix="check the name, or fetch it with `lemma download model`"
         )

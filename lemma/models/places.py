@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lemma.config.document import read as read_document
 from lemma.core.errors import UserError, nearest
+from lemma.core.hub_access import looks_like_path
 from lemma.models.gguf_file import find_gguf
 
 TINY = "tiny"
@@ -31,7 +32,7 @@ def resolve(path: str) -> str:
         return str(file)
     if folder.is_dir():
         raise UserError(f"the folder {path} holds no model", fix="give a folder with a config.json or a .gguf file")
-    if path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith(".gguf"):
+    if looks_like_path(path) or path.endswith(".gguf"):
         siblings = [p.name for p in folder.parent.glob("*")] if folder.parent.is_dir() else []
         raise UserError(f"there is no model folder {path}", fix=nearest(folder.name, siblings))
     return path

@@ -1,0 +1,74 @@
+"""What is a path and what a name of the hub, and whether the hub can be reached: found out once, not at every file."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import warnings
+from functools import cache
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from lemma.core.errors import LemmaWarning
+
+SECONDS_TO_WAIT = 4.0
+OURS = ("runs", "evaluations", "checkpoints", "models", "model", "data")
+"""Folders that people keep models and data in; nobody on the hub is called so and publishes any."""
+SWITCHES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+
+
+def looks_like_path(name: str) -> bool:
+    """Whether this is meant as a path, there or not: the hub is then never asked for it.
+
+    Names of the hub are `name` or `owner/name`. What begins with a folder that exists here is a path with a typing
+    mistake, not a name.
+    """
+    if name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1:
+        return True
+    if "\\" in name or any(letter.isspace() for letter in name):
+        return True
+    owner, slash, _ = name.partition("/")
+    return bool(slash) and (owner in OURS or Path(owner).is_dir())
+
+
+def is_offline() -> bool:
+    """Whether somebody switched the hub off."""
+    return any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") for name in SWITCHES)
+
+
+def notice_offline() -> None:
+    """To be called before the hub is asked: where it cannot be reached, switch it off, so that every file is looked for
+    on this machine only and nothing waits for a network that is not there."""
+    if is_offline() or hub_answers(os.environ.get("HF_ENDPOINT") or "https://huggingface.co"):
+        return
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    for module, name in (("huggingface_hub.constants", "HF_HUB_OFFLINE"), ("datasets.config", "HF_HUB_OFFLINE")):
+        if module in sys.modules:
+            setattr(sys.modules[module], name, True)
+    warnings.warn("the hub cannot be reached: only what is on this machine is used", LemmaWarning, stacklevel=2)
+
+
+@cache
+def hub_answers(endpoint: str) -> bool:
+    """Whether a connection can be made within a few seconds; through a proxy that is not for us to say."""
+    place = urlsplit(endpoint)
+    proxies = {f"{place.scheme}_proxy", "all_proxy"}
+    if any(name.lower() in proxies and value for name, value in os.environ.items()):
+        return True
+    port = place.port or (443 if place.scheme == "https" else 80)
+    found: list[bool] = []
+
+    def knock() -> None:
+        try:
+            socket.create_connection((place.hostname or "", port), timeout=SECONDS_TO_WAIT).close()
+            found.append(True)
+        except OSError:
+            found.append(False)
+
+    # Looking up a name has no time limit of its own.
+    knocking = threading.Thread(target=knock, daemon=True)
+    knocking.start()
+    knocking.join(SECONDS_TO_WAIT)
+    return found == [True]
