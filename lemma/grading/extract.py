@@ -9,10 +9,14 @@ import re
 from collections import deque
 from typing import NamedTuple
 
+from lemma.grading.html_marks import without_html
 from lemma.grading.limits import MAX_BOX, MAX_COMPLETION
 from lemma.grading.names import names
 from lemma.grading.normal_form import repair_escapes
+from lemma.grading.residues import read_residues
 from lemma.grading.rules import DEFAULT, Rules
+from lemma.grading.single import spelt_number
+from lemma.grading.statements import negated, second_thought
 
 _CONTROL = re.compile(r"<\|(?:im_end|im_start|endoftext|eot_id|end_of_text|end|eos)\|>|</s>|<eos>")
 _THINK_OPEN = re.compile(r"<(think|thinking|reasoning|start_working_out)>")
@@ -49,11 +53,16 @@ _MATH = re.compile(
 _NUMBER = re.compile(
     r"(?<![A-Za-z\d_.])-?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d))(?:/\d+)?\s*(?:\\?%|percent\b)?"
 )
+_AMOUNT = re.compile(r"\s*\d[\d,]*(?:\.\d+)?(?=[\s.,;:!?*)])")
+_MONEY = re.compile(r"(?<![\d$])\$\s?(\d[\d,]*(?:\.\d+)?)(?![\d$]|\s*[-+*/=])")
+_COUNTS = re.compile(r"\b(?:after|in|over|for|per|within|every)\s+(?:the\s+|all\s+|each\s+|just\s+)?$", re.IGNORECASE)
+_CLASS_WORDS = re.compile(r"\b(?:congruent|modulo|mod|remainder|multiples?|divisible|form)\b")
 _STATED = re.compile(r"(?<![\\A-Za-z])(?:is|are|equals?|gets?|gives?)\s+(?:\$|\\[(\[]|-?\.?\d)")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z])")
 _TEXT_COMMAND = re.compile(
     r"\\(?:text|mathrm|textbf|mbox|operatorname|mathbf)[a-z]*\s*\{[^{}]*\}|\\(?:begin|end)\s*\{[^{}]*\}(?:\{[^{}]*\})?"
 )
+_TEXT_WRAP = re.compile(r"\\(?:text|mathrm|textbf|mbox|operatorname|mathbf)[a-z]*\s*\{([^{}]*)\}")
 _MATH_WORDS = frozenset(
     names(
         """
@@ -81,13 +90,15 @@ def extract(text: str, rules: Rules = DEFAULT, prompt: str | None = None) -> Ext
     if len(text) > MAX_COMPLETION:
         text = text[-MAX_COMPLETION:]
     text = visible(repair_escapes(text), rules).strip()
+    if "</su" in text:
+        text = without_html(text)
     if not text:
         return NOTHING
     for method in rules.order:
         if method == "tag":
             found = _tag(text, rules)
         elif method == "box":
-            found = boxed(text)
+            found = _box(text)
         elif method == "hash":
             found = _hash(text)
         elif method == "phrase":
@@ -167,7 +178,33 @@ def boxed(text: str) -> Extraction | None:
     for _, _, content in reversed(found):
         if content not in contents:
             contents.append(content)
+    if not _is_words(contents[-1]):
+        contents = [content for content in contents if not _is_words(content)]
     return Extraction(", ".join(contents), "box")
+
+
+def _is_words(content: str) -> bool:
+    """A box that says something, "Yes" or "Case 1", rather than giving a value; spelt numbers are values."""
+    plain = _TEXT_WRAP.sub(r" \1 ", content).strip()
+    first = _WORD.match(plain)
+    return first is not None and first[0].lower() not in _MATH_WORDS and spelt_number(plain) is None
+
+
+def _box(text: str) -> Extraction | None:
+    """The last box, unless it is denied or something else is said later."""
+    found = boxed(text)
+    if found is None or found.answer is None:
+        return found
+    place = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    return Extraction(None, "box") if negated(text, place) else _if_it_stands(found, text, place)
+
+
+def _if_it_stands(found: Extraction, text: str, place: int) -> Extraction:
+    """What was found at a place, or what is said instead of it later."""
+    later = second_thought(text, place)
+    if later is None:
+        return found
+    return _phrase(later, again=False) or Extraction(_from_sentence(later), found.method)
 
 
 def _box_content(text: str, after: int) -> tuple[str, int] | None:
@@ -224,17 +261,26 @@ def _hash(text: str) -> Extraction | None:
     return Extraction(line or None, "hash")
 
 
-def _phrase(text: str) -> Extraction | None:
+def _phrase(text: str, again: bool = True) -> Extraction | None:
     """After "the answer is", "Answer:", and the like: the last such phrase, one sentence of it."""
     tail = text[-8_000:]
     for pattern in _PHRASES:
-        matches = list(pattern.finditer(tail))
-        if matches:
-            formula = _MATH.match(tail, matches[-1].start(1))
+        match = _last_start(pattern, tail)
+        if match is not None:
+            formula = _MATH.match(tail, match.start(1))
             if formula is not None and "\n" in formula[0]:
                 return Extraction(_inside(formula), "phrase")
-            return Extraction(_from_sentence(matches[-1][1]), "phrase")
+            found = Extraction(_from_sentence(match[1]), "phrase")
+            return _if_it_stands(found, tail, match.start(1)) if again else found
     return None
+
+
+def _last_start(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """The match that begins last, even inside the one before."""
+    last, match = None, pattern.search(text)
+    while match is not None:
+        last, match = match, pattern.search(text, match.start(1))
+    return last
 
 
 def _inside(formula: re.Match[str]) -> str:
@@ -265,13 +311,33 @@ def _choice(text: str) -> Extraction | None:
 def _last_maths_or_number(text: str, maths: bool) -> Extraction | None:
     """The last formula or the last number, whichever ends later; a formula also where both are in it."""
     tail = text[-8_000:]
-    formula, number = _last(_MATH, tail), _last(_NUMBER, tail)
+    formula, number = _last_formula(tail), _last(_NUMBER, tail)
     if maths and formula is not None and (number is None or formula.end() >= number.end()):
         after = re.match(r"\s*(?:\\?%|percent\b)", tail[formula.end() :])
         return Extraction(_inside(formula) + ("%" if after else ""), "math")
     if number is not None and (not maths or formula is not None or is_prose(text)):
-        return Extraction(number[0].strip(), "number")
+        return Extraction(_amount_before(tail, number) or number[0].strip(), "number")
     return None
+
+
+def _last_formula(text: str) -> re.Match[str] | None:
+    """The last formula between delimiters; a dollar sign before an amount of money opens none."""
+    last, match = None, _MATH.search(text)
+    while match is not None:
+        money = match[4] is not None and _AMOUNT.match(match[4]) and _plain_words(match[4])
+        last = last if money else match
+        match = _MATH.search(text, match.start() + 1 if money else match.end())
+    return last
+
+
+def _amount_before(text: str, number: re.Match[str]) -> str | None:
+    """The amount of money in a sentence that ends with how long or for how many: "$30 after 3 years"."""
+    before = text[max(0, number.start() - 300) : number.start()]
+    if "$" not in before or "$" in number[0] or "%" in number[0] or not _COUNTS.search(before):
+        return None
+    sentence = re.split(r"[.!?]\s|\n", before)[-1]
+    amount = _last(_MONEY, sentence)
+    return amount[1] if amount else None
 
 
 def _plain_words(text: str) -> int:
@@ -300,6 +366,6 @@ def is_bare(text: str) -> bool:
         return False
     if _STATED.search(text):
         return False
-    if not is_prose(text):
+    if not is_prose(text) or (_CLASS_WORDS.search(text) and read_residues(text) is not None):
         return True
     return "$" not in text and not any(c.isdigit() for c in text) and len(text) < 300

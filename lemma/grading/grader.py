@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from math import gcd
 from time import perf_counter
 from typing import NamedTuple, TypeAlias
@@ -13,9 +14,12 @@ from lemma.grading.extract import boxed, extract, is_prose, visible
 from lemma.grading.limits import MAX_ANSWER, MAX_GOLD, LimitExceeded, check_shape
 from lemma.grading.normal_form import normalise, repair_escapes, squeezed
 from lemma.grading.relations import contradicts
+from lemma.grading.residues import holds, read_residues, same_residues, without_modulus
+from lemma.grading.rounded import stands_for
 from lemma.grading.rules import DEFAULT, Rules
 from lemma.grading.shapes import same
 from lemma.grading.single import Context, GoldLimit, Undecided, same_words
+from lemma.grading.statements import doubted, negated
 from lemma.grading.structure import Leaf, shape
 from lemma.grading.tokens import ambiguous, join_thousands, tokenise
 from lemma.grading.verdict import Kind, Verdict
@@ -100,6 +104,8 @@ def _plain_mark(prediction: str, gold: str, rules: Rules) -> tuple[Kind, str] | 
     end = prediction.find("}", start)
     if end < 0 or prediction[start + 6] != "{" or prediction.rfind("\\boxed", begin, start) >= 0:
         return None
+    if doubted(prediction, end) or negated(prediction, start):
+        return None
     return _plain_verdict(prediction[start + 7 : end], gold)
 
 
@@ -155,8 +161,9 @@ def compare_texts(gold: str, answer: str, rules: Rules) -> tuple[Kind, str] | Pe
         return "wrong", "limit"
     left = plain_number(wanted)
     right = plain_number(answer) if left is not None else None
-    if right is not None and not rules.tolerant:
-        return "right" if left == right else "wrong", "number"
+    if left is not None and right is not None and not rules.tolerant:
+        equal = left == right or stands_for(Fraction(*left), Fraction(*right))
+        return "right" if equal else "wrong", "number"
     wanted, answer_text = normalise(wanted), normalise(answer)
     if not wanted:
         return "unknown", "no_gold"
@@ -181,6 +188,11 @@ def decide(wanted: str, answer: str, rules: Rules, symbolic: Symbolic) -> tuple[
         chosen = _choices(wanted, answer, rules, symbolic)
         if chosen is not None:
             return chosen
+        if _CLASSES.search(wanted) or _CLASSES.search(answer):
+            outcome = _residues(wanted, answer)
+            if outcome is not None:
+                return outcome
+            wanted, answer = without_modulus(wanted), without_modulus(answer)
         return _compare(wanted, answer, rules, symbolic)
     except GoldLimit:
         return "unknown", "gold_limit"
@@ -207,6 +219,17 @@ def _choices(wanted: str, answer: str, rules: Rules, symbolic: Symbolic) -> tupl
     if given is not None and (not given.content or given.letter != gold.letter):
         return ("right" if given.letter == gold.letter else "wrong"), "choice"
     return _compare(normalise(gold.content), given.content if given else answer, rules, symbolic)
+
+
+_CLASSES = re.compile(r"mod|\\equiv|odd|even|multiple|divisible|remainder|of the form|\d\s*\|", re.IGNORECASE)
+
+
+def _residues(wanted: str, answer: str) -> tuple[Kind, str] | None:
+    """Where both are residue classes, whether they are the same; an answer whose congruence is false is wrong."""
+    gold, given = read_residues(wanted), read_residues(answer)
+    if gold is not None and given is not None and not (gold.formula and given.formula):
+        return "right" if same_residues(gold, given) and holds(answer) else "wrong", "structure"
+    return None if holds(answer) else ("wrong", "structure")
 
 
 def _compare(wanted: str, answer: str, rules: Rules, symbolic: Symbolic) -> tuple[Kind, str]:

@@ -10,6 +10,8 @@ import re
 import unicodedata
 from functools import lru_cache
 
+from lemma.grading.html_marks import without_html
+
 _CHARACTERS = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "‒": "-", "﹣": "-", "－": "-",
     "×": r"\times ", "⋅": r"\cdot ", "·": r"\cdot ", "∙": r"\cdot ", "÷": "/", "⁄": "/", "∕": "/", "∗": "*",
@@ -100,7 +102,6 @@ _INFINITY = re.compile(r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", re.IGN
 _BOLD = re.compile(r"(?<![\w)\]}])\*\*(.+?)\*\*(?![\w(])")
 _STARS = re.compile(r"(?<=[\w)\]}])\s*\*\*\s*(?=[\w({\\-])")
 _ABBREVIATED = re.compile(r"(?<![A-Za-z])(sq|cu|ft|in|cm|mm|km|hr|hrs|min|sec|lb|lbs|oz|yd|mi)\.(?=\s|$|\})")
-_MODULO = re.compile(r"(?<=\S)\s*(?:\\pmod\s*(?:\{[^{}]*\}|\w+)|\(\s*\\?(?:b?mod|\\text\{\s*mod\s*\})\s*\d+\s*\))$")
 _REPEATING = (
     (re.compile(r"(?<![\d.])(\d*\.\d*?)(\d)\2{2,}\s*(?:\.{2,}|\\ldots)(?!\d)"), r"\1\\overline{\2}"),
     (re.compile(r"(?<![\d.])(\d*\.\d*?)(\d{2,6}?)\2+\s*(?:\.{2,}|\\ldots)(?!\d)"), r"\1\\overline{\2}"),
@@ -115,6 +116,7 @@ _QUANTIFIED = re.compile(
     r"(?:[,;]|\(|\\text\{[^{}]*\})\s*\(?\s*[A-Za-z](?:\s*,\s*[A-Za-z])*\s*\\in\s*"
     r"(?:\\mathbb\s*\{?\s*[ZNRQ]\s*\}?|\\text\{\s*[ZN]\s*\}|[ZN])(?:\s*[\^_]\s*\{?[+*0-9]+\}?|[+*])?\s*\)?$"
 )
+_OVER_REALS = re.compile(r"^[A-Za-z]\s*\\in\s*\\mathbb\s*\{?\s*R\s*\}?\s*[:,;|]\s*(?=\S)")
 _EMPTY_SET = re.compile(r"\\\{\s*\\\}")
 
 
@@ -229,6 +231,8 @@ def _unwrap_text(text: str) -> str:
 @lru_cache(maxsize=8192)
 def normalise(text: str) -> str:
     """The canonical spelling of an answer. Idempotent on what it returns, linear in the length of the text."""
+    if "<" in text or "&" in text:
+        text = without_html(text)
     text = plain_characters(text)
     if text.isdigit() or text.isalpha():
         return text
@@ -285,14 +289,12 @@ def _rare(text: str) -> str:
                 text = pattern.sub(spelt, text)
     if "\\text" in text:
         text = _SCALE_TEXT.sub(r" \1 ", text)
-    if "mod" in text:
-        text = _MODULO.sub("", text)
     if "\\choose" in text:
         text = _CHOOSE.sub(r"\\binom{\1}{\2}", text)
     if "th" in text or "st" in text or "nd" in text or "rd" in text:
         text = _ORDINAL.sub("", text)
     if "\\in" in text:
-        shorter = _QUANTIFIED.sub("", text).rstrip()
+        shorter = _OVER_REALS.sub("", _QUANTIFIED.sub("", text).rstrip())
         text = shorter or text
     if "\\{" in text:
         text = _EMPTY_SET.sub(r"\\emptyset", text)
@@ -328,11 +330,18 @@ def _trim(text: str) -> str:
         text = trimmed
 
 
+_SHORT_SCRIPT = re.compile(r"([\^_])\{(\w)\}(?!\w)")
+_GROUPED = re.compile(r"[\^_]\{|\}\{")
+
+
 @lru_cache(maxsize=8192)
 def words(text: str) -> str:
     """The text as words only: no case, no LaTeX text commands, no punctuation around or doubled spaces."""
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
-    text = text.replace("{", "").replace("}", "").replace("\\", " ").replace('"', "")
+    text = _SHORT_SCRIPT.sub(r"\1\2", text)
+    if not _GROUPED.search(text):
+        text = text.replace("{", "").replace("}", "")
+    text = text.replace("\\", " ").replace('"', "")
     return _SPACE_RUN.sub(" ", text).strip(" .,;:!'").casefold()
 
 

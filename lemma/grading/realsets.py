@@ -11,7 +11,7 @@ from lemma.grading.limits import GoldLimit, LimitExceeded
 from lemma.grading.precision import digits_for, weigh
 from lemma.grading.structure import Leaf, Listed, Minus, Node, Relation, Union
 
-_FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
+_FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "="}
 
 
 class Piece(NamedTuple):
@@ -111,15 +111,7 @@ def _listed(node: Listed) -> Pieces:
         numbers = [_number(item) for item in node.items]
         return _merge([Piece(n, n, True, True) for n in numbers])
     if not node.opening:
-        parts = [pieces(item) for item in node.items if isinstance(item, Relation)]
-        if len(parts) != len(node.items):
-            raise NotASet
-        if node.join == "or":
-            return _merge([piece for part in parts for piece in part])
-        met = _everything()
-        for part in parts:
-            met = _meet(met, part)
-        return met
+        return _several(node)
     if len(node.items) != 2:
         raise NotASet
     low, high = (_number(item) for item in node.items)
@@ -128,8 +120,20 @@ def _listed(node: Listed) -> Pieces:
     return [Piece(low, high, node.opening == "[", node.closing == "]")]
 
 
+def _several(node: Listed) -> Pieces:
+    """A bare list: conditions hold together unless "or" joins them or they exclude each other; sets are united."""
+    parts = [pieces(item) for item in node.items]
+    if node.join != "or" and all(isinstance(item, Relation) for item in node.items):
+        met = _everything()
+        for part in parts:
+            met = _meet(met, part)
+        if met:
+            return met
+    return _merge([piece for part in parts for piece in part])
+
+
 def _relation(relation: Relation) -> Pieces:
-    """x < a, a < x <= b, x != a in one letter."""
+    """x < a, a < x <= b, x != a, x = a in one letter."""
     met = _everything()
     for place, sign in enumerate(relation.signs):
         left, right = relation.sides[place], relation.sides[place + 1]
@@ -138,7 +142,9 @@ def _relation(relation: Relation) -> Pieces:
         if not _is_variable(left) or sign not in _FLIP:
             raise NotASet
         bound, infinity = _number(right), evaluate._context().inf
-        if sign == "!=":
+        if sign == "=":
+            met = _meet(met, [Piece(bound, bound, True, True)])
+        elif sign == "!=":
             met = _without(met, [Piece(bound, bound, True, True)])
         elif sign in ("<", "<="):
             met = _meet(met, [Piece(-infinity, bound, False, sign == "<=")])

@@ -10,6 +10,7 @@ from lemma.grading import evaluate
 from lemma.grading.evaluate import NotRational, Undefined
 from lemma.grading.expression import GREEK, Tree, Unreadable, read
 from lemma.grading.limits import GoldLimit, LimitExceeded
+from lemma.grading.linear import same_solutions
 from lemma.grading.precision import enough_digits
 from lemma.grading.realsets import is_reals
 from lemma.grading.single import Context, is_text
@@ -38,13 +39,14 @@ def against_value(gold: Node, answer: Relation, context: Context) -> bool:
 def contradicts(node: Node, context: Context) -> bool:
     """Whether a part of an answer says that two different numbers are equal; a decimal may be a rounded value.
 
-    Congruences and arrows, which are read as equations elsewhere, say nothing of the kind.
+    Of a chain that gives a name its value, x = 5 + 5 = 11, the last side is what is said of x. Congruences and
+    arrows, which are read as equations elsewhere, say nothing of the kind.
     """
     if any(arrow in context.answer for arrow in ("\\equiv", "\\to", "\\rightarrow")):
         return False
     if isinstance(node, Listed | Union):
         return any(contradicts(item, context) for item in node.items)
-    if not isinstance(node, Relation):
+    if not isinstance(node, Relation) or is_name(node.sides[0]):
         return False
     last: Leaf | None = None
     for sign, side in zip(("~", *node.signs), node.sides, strict=True):
@@ -178,6 +180,10 @@ def _letter(relation: Relation) -> str:
 
 
 def _same_equation(gold: Relation, answer: Relation, context: Context) -> bool:
+    if len(gold.sides) > 2:
+        solved = same_solutions(gold, answer)
+        if solved is not None:
+            return solved
     first, other = gold.sides[0], answer.sides[0]
     if isinstance(first, Leaf) and isinstance(other, Leaf):
         if is_text(first.tokens) or is_text(other.tokens) or text_of(first) == text_of(other):

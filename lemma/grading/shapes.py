@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import product
+from itertools import combinations, product
 
 from lemma.grading.expression import Unreadable, read
 from lemma.grading.limits import MAX_ITEMS, LimitExceeded
+from lemma.grading.named import by_names, ordered_names
 from lemma.grading.realsets import NotASet, is_reals, same_set
 from lemma.grading.relations import (
     NEGATIVE_INFINITY,
@@ -25,10 +26,12 @@ from lemma.grading.single import Context, is_text, same_leaf
 from lemma.grading.structure import Leaf, Listed, Matrix, Minus, Node, Relation, Union
 from lemma.grading.tokens import Token
 
+_MOST_REPEATS = 40
+
 
 def same(gold: Node, answer: Node, context: Context) -> bool:
     """Whether the answer is the gold, part by part."""
-    gold, answer = _unwrapped(_expand(gold)), _unwrapped(_expand(answer))
+    gold, answer = by_names(_unwrapped(_expand(gold))), by_names(_unwrapped(_expand(answer)))
     if isinstance(gold, Relation) and isinstance(answer, Relation):
         return same_relation(gold, answer, context)
     if isinstance(answer, Relation):
@@ -60,12 +63,16 @@ def _unwrapped(node: Node) -> Node:
 
 
 def _has_relations(gold: Node, answer: Node) -> bool:
-    """Whether exactly one side is a bare list of inequalities, which then describe a set together."""
+    """Whether exactly one side is a bare list of conditions or intervals, which then describe a set together."""
     lists = [
         isinstance(n, Listed) and not n.opening and all(isinstance(i, Relation) for i in n.items)
         for n in (gold, answer)
     ]
-    return lists[0] != lists[1]
+    if lists[0] == lists[1]:
+        return False
+    conditions = gold if lists[0] else answer
+    assert isinstance(conditions, Listed)
+    return any(set(item.signs) - {"=", "~"} for item in conditions.items if isinstance(item, Relation))
 
 
 def _expand(node: Node) -> Node:
@@ -162,7 +169,7 @@ def _same_listed(gold: Node, answer: Node, context: Context) -> bool:
         return False
     if len(gold.items) == 2 and brackets[0] != brackets[1] and set(brackets) != {"()", ""}:
         return False
-    return _same_ordered(_values(gold.items), _values(answer.items), context)
+    return _same_ordered(_values(ordered_names(gold.items)), _values(ordered_names(answer.items)), context)
 
 
 def _list_against_one(gold: Node, answer: Node, context: Context) -> bool:
@@ -197,11 +204,22 @@ def _same_members(gold: Listed, answer: Listed, context: Context) -> bool:
             for i in (left if named[0] else right)
         ]
         if len(set(names)) == len(names):
-            return len(left) == len(right) and _same_ordered(_values(left), _values(right), context)
+            left, right = _values(ordered_names(left)), _values(ordered_names(right))
+            return len(left) == len(right) and _same_ordered(left, right, context)
         left, right = _values(left), _values(right)
     if context.rules.ordered and gold.opening == answer.opening == "":
         return len(left) == len(right) and _same_ordered(left, right, context)
-    return _same_unordered(left, right, context)
+    return _same_unordered(left, right, context) or _repeats(left, right, context)
+
+
+def _repeats(gold: Sequence[Node], answer: Sequence[Node], context: Context) -> bool:
+    """Whether the answer only gives members of the gold more than once. A gold that repeats one asks for it twice."""
+    if not 1 < len(gold) < len(answer) <= _MOST_REPEATS:
+        return False
+    if any(same(a, b, context) for a, b in combinations(gold, 2)):
+        return False
+    places = [next((i for i, g in enumerate(gold) if same(g, a, context)), -1) for a in answer]
+    return -1 not in places and len(set(places)) == len(gold)
 
 
 def _numbered(items: Sequence[Node]) -> bool:

@@ -15,6 +15,7 @@ from lemma.grading.limits import GoldLimit, LimitExceeded
 from lemma.grading.names import names
 from lemma.grading.normal_form import words
 from lemma.grading.precision import enough_digits
+from lemma.grading.rounded import stands_for
 from lemma.grading.rules import Rules
 from lemma.grading.structure import Leaf, Node, Tokens
 from lemma.grading.tokens import spelling, tokenise
@@ -289,7 +290,7 @@ def _equal(
             if left != right:
                 if index and _has_roots(gold, answer):
                     raise NotRational
-                return rules.tolerant and not letters and _within(left, right, rules)
+                return not letters and (stands_for(left, right) or (rules.tolerant and _within(left, right, rules)))
         return True
     except (NotRational, Undefined):
         return _equal_numerically(gold, answer, factor, modes, context, letters, gold_text, answer_text)

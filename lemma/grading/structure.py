@@ -244,7 +244,7 @@ def _matrix(tokens: Tokens, depth: int) -> Node | None:
     if len(tokens) < 8 or tokens[0].kind != "cmd" or tokens[0].value != "begin" or tokens[-4].value != "end":
         return None
     name = "".join(t.value for t in tokens[2 : _match(tokens, 1)])
-    if name not in ("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array"):
+    if name not in ("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array", "cases", "aligned"):
         return None
     start = _match(tokens, 1) + 1
     if name == "array" and start < len(tokens) and tokens[start].kind == "{":
@@ -256,10 +256,14 @@ def _matrix(tokens: Tokens, depth: int) -> Node | None:
     for line in _split(body, frozenset({"row"})):
         cells = _split(line, frozenset({"&"}))
         rows.append(tuple(shape(cell, depth + 1) for cell in cells))
+    if name in ("cases", "aligned") and any(len(row) > 1 for row in rows):
+        return None
     return Matrix(tuple(rows))
 
 
 def _unbracket(tokens: Tokens) -> Tokens:
+    if len(tokens) > 1 and tokens[0].kind == "\\{" and tokens[1].value == "begin" and _match(tokens, 0) < 0:
+        tokens = tokens[1:]
     while len(tokens) > 2 and tokens[0].kind in ("(", "[") and _match(tokens, 0) == len(tokens) - 1:
         if tokens[1].value != "begin":
             break
@@ -317,6 +321,8 @@ def _unit_parts(tokens: Tokens) -> tuple[int, list[str]]:
             parts = [*token.value.replace("/", " / ").split(), *parts]
         elif token.kind == "word" and _may_be_unit(token.value, bool(parts)):
             parts = [token.value, *parts]
+        elif token.kind == ")" and not parts and (inside := _words_in_brackets(tokens[:end])):
+            parts, end = inside, end - len(inside) - 1
         elif token.kind == "num" and before[-1:] == ("^",) and before[-2:-1] in (("text",), ("word",)):
             parts, end = ["^" + token.value, *parts], end - 1
         elif token.kind == "}" and before[1:] == ("^", "{", "num") and before[0] in ("text", "word"):
@@ -331,6 +337,14 @@ def _unit_parts(tokens: Tokens) -> tuple[int, list[str]]:
     return end, parts
 
 
+def _words_in_brackets(tokens: Tokens) -> list[str]:
+    """The words of a pair of brackets at the end that holds nothing else: 12 (apples)."""
+    opening = max((i for i, t in enumerate(tokens) if t.kind == "("), default=0)
+    inside = tokens[opening + 1 : -1]
+    plain = opening > 0 and all(t.kind == "word" and len(t.value) > 3 for t in inside)
+    return [t.value for t in inside] if plain else []
+
+
 def _letter_of_rate(parts: list[str], before: tuple[str, ...]) -> bool:
     """A letter in 5 m/s, on either side of the slash, where the other side is a unit."""
     if parts[:1] == ["/"]:
@@ -338,11 +352,14 @@ def _letter_of_rate(parts: list[str], before: tuple[str, ...]) -> bool:
     return before[-1:] == ("/",) and before[-2:-1] in (("text",), ("word",))
 
 
+_LITTLE_WORDS = frozenset(names("of in at on is by per sq cu"))
+_SHORT_WORDS = frozenset(names("all old the are was cup men way pie egg box bag"))
+
+
 def _may_be_unit(word: str, has_more: bool) -> bool:
-    """Plain words of three letters or fewer are products of letters unless they are known units."""
-    return (
-        len(word) > 3 or known(word) or (has_more and word in ("per", "sq", "cu"))
-    ) and word.lower() not in _SCALE_WORDS
+    """Plain words of three letters or fewer are products of letters unless they are known units or little words."""
+    little = word in _SHORT_WORDS or (has_more and word in _LITTLE_WORDS)
+    return (len(word) > 3 or known(word) or little) and word.lower() not in _SCALE_WORDS
 
 
 _SCALE_WORDS = frozenset({"hundred", "thousand", "million", "billion", "trillion", "dozen"})

@@ -38,11 +38,12 @@ _SAME = {
 _MEANINGFUL = frozenset(
     names(
         """
-        or and to times more less than least most over under about plus minus not no if when for where otherwise
-        any all every except between from unless squared cubed mod modulo base where with real integer integers
-        number numbers odd even prime positive negative infinite infinitely solutions solution none only first
-        third th st nd rd but is are was be factor factors is isn't divided by of each other half
-        quarter double twice
+        or and to more less than least most over under below about plus minus not no if when for where otherwise
+        any every except between from unless squared cubed mod modulo base with infinite infinitely none
+        third th st nd rd but isn't divided by other half quarter double twice factorial percent loss
+        halves thirds fourths quarters fifths sixths sevenths eighths ninths tenths tenth hundredths hundredth
+        thousandths thousandth zero one two three four five six seven eight nine ten eleven twelve thirteen
+        twenty thirty forty fifty sixty seventy eighty ninety
         """
     )
 )
@@ -112,7 +113,8 @@ def read_unit(parts: list[str]) -> Unit | None:
             direction = power if step == 0 else -power
             dimension[base] = dimension.get(base, 0) + degree * direction
             size *= scale**direction
-    if counted or not dimension:
+    first = parts[0].lower().partition("^")[0] if parts else ""
+    if not dimension or (counted and (sign < 0 or not known(first))):
         return COUNTED
     return Unit(tuple(sorted((k, v) for k, v in dimension.items() if v)), size)
 

@@ -1,0 +1,55 @@
+"""Answers that are taken back: "Wait, that is wrong. It is 41." The last statement counts."""
+
+from __future__ import annotations
+
+import re
+
+_SEARCHED = 1_500
+_WRONG = (
+    r"(?:is|was|'s|are|were|seems|looks)\s+(?:wrong|incorrect|mistaken|not\s+(?:right|correct|true|the\s+answer)|an\s+error)"
+    r"|isn't\s+(?:right|correct)|wasn't\s+(?:right|correct)|made\s+(?:a|an)\s+(?:\w+\s+)?(?:mistake|error)"
+    r"|take\s+(?:that|it|this)\s+back|scratch\s+that|never\s*mind|on\s+second\s+thoughts?|correction\b"
+)
+_CUE = re.compile(rf"\b(?:wait|actually|oops|sorry|hmm|no)\b|{_WRONG}", re.IGNORECASE)
+_DENIED = re.compile(_WRONG, re.IGNORECASE)
+_STATED = re.compile(
+    r"\b(?:answer|result|solution)\b[^.\n]{0,30}?\b(?:is|are|be|equals)\b(?!\s+(?:not|wrong|incorrect|right|correct))"
+    r"|\b(?:it|that|this)(?:\s+(?:is|equals|should\s+be|must\s+be|has\s+to\s+be|ought\s+to\s+be|would\s+be)|'s)"
+    r"(?:\s+(?:really|actually|in\s+fact))?\s+(?=[$\\(\[*-]*\d|\$|\\[(\[])"
+    r"|\bI\s+meant\b|\bcorrection\s*:|\bmake\s+(?:that|it)\b",
+    re.IGNORECASE,
+)
+_FIGURE = re.compile(r"\d|\$|\\[(\[a-z]")
+_NEGATED = re.compile(r"(?:\bnot|n't)(?:\s+(?:equal\s+to|the\s+answer))?\s*[$({\[\\]*\s*$", re.IGNORECASE)
+
+
+def second_thought(text: str, place: int) -> str | None:
+    """What is said instead of the answer that stands at `place`: a text with a new one, "" for none; None if it stands.
+
+    A doubt that ends in no other answer ("Wait, let me check") takes nothing back.
+    """
+    begin = max(place, len(text) - _SEARCHED)
+    first = _CUE.search(text, begin)
+    if first is None:
+        return None
+    said = list(_STATED.finditer(text, first.start()))
+    statement = said[-1] if said else None
+    if statement is not None and _FIGURE.search(text, statement.end()):
+        return text[statement.start() :] if _is_new(statement[0]) else text[statement.end() :]
+    denial = _DENIED.search(text, begin)
+    return "" if denial is not None and not _FIGURE.search(text, denial.end()) else None
+
+
+def _is_new(statement: str) -> bool:
+    """Whether the extraction knows the statement as one, so that it is handed over whole."""
+    return "answer" in statement.lower()
+
+
+def negated(text: str, place: int) -> bool:
+    """Whether the answer at `place` is what it is not: "the answer is not 42"."""
+    return _NEGATED.search(text[max(0, place - 40) : place]) is not None
+
+
+def doubted(text: str, place: int) -> bool:
+    """Whether anything after `place` may take the answer back; a quick look."""
+    return len(text) - place > 8 and _CUE.search(text, max(place, len(text) - _SEARCHED)) is not None
