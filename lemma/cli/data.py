@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -235,13 +236,19 @@ def run_show(args: argparse.Namespace) -> int:
 def _as_written(item: Item) -> str:
     """An item without any format: who says what, and which part of it is what."""
     problem = problem_of(item)
-    parts = [(message.role, message.content) for message in problem.messages]
+    is_text = getattr(item, "prompt", None) == ""
+    parts = [(message.role, _said(message)) for message in problem.messages if not is_text]
     parts += [(f"choice {'ABCDEFGHIJKLMNOPQRSTUVWXYZ'[n]}", text) for n, text in enumerate(problem.choices)]
     for name in ("prompt", "reasoning", "answer", "response", "chosen", "rejected", "wanted"):
         value = getattr(item, name, None)
-        if value is not None:
-            parts.append((name, str(value)))
+        if value is not None and not (is_text and name == "prompt"):
+            parts.append(("text" if is_text else name, str(value)))
     return "\n".join(f"{name}: {text}" for name, text in parts)
+
+
+def _said(message: Any) -> str:
+    calls = message.more.get("tool_calls")
+    return f"{message.content} calls {calls}".strip() if calls else message.content
 
 
 def _in_format(name: str, model: str) -> Callable[[Item], str]:
@@ -256,7 +263,8 @@ def _in_format(name: str, model: str) -> Callable[[Item], str]:
 def _as_tokens(item: Item, fmt: Format, tokenizer: Any) -> str:
     """The prompt, then each response to learn from in [[ ]], decoded from the ids that training would use."""
     from lemma.core.types import Demonstration, Preference, Problem
-    from lemma.formats.encode import encode_demonstration, encode_prompt
+    from lemma.formats.encode import encode_prompt
+    from lemma.formats.turns import encode_turns
 
     def text(ids: Any) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
@@ -273,9 +281,22 @@ def _as_tokens(item: Item, fmt: Format, tokenizer: Any) -> str:
         said = {"wanted" if item.wanted else "unwanted": Demonstration(item.problem, response=item.response)}
     shown: list[str] = []
     for name, demonstration in said.items():
-        path = encode_demonstration(fmt, demonstration, tokenizer)
-        prompt, learnt = path.ids_T[~path.chosen_T], path.ids_T[path.chosen_T]
-        if not shown:
-            shown.append(text(prompt))
-        shown.append(f"[[{text(learnt)}]]\n({len(prompt)} tokens of prompt, {len(learnt)} {name})")
+        for path in encode_turns(fmt, demonstration, tokenizer):
+            start, learnt = int(path.chosen_T.argmax()), int(path.chosen_T.sum())
+            if not shown or len(said) == 1:
+                shown.append(text(path.ids_T[:start]))
+            parts = _learnt_parts(path.chosen_T[start:])
+            brackets = "".join(
+                f"[[{text(path.ids_T[start + a : start + b])}]]"
+                if is_learnt
+                else text(path.ids_T[start + a : start + b])
+                for a, b, is_learnt in parts
+            )
+            shown.append(f"{brackets}\n({len(path) - learnt} tokens of prompt, {learnt} {name})")
     return "\n".join(shown) if len(said) > 1 else "".join(shown)
+
+
+def _learnt_parts(chosen: Any) -> list[tuple[int, int, bool]]:
+    """Runs of tokens that are all learnt or all not: begin, end, which."""
+    borders = [0, *(place for place in range(1, len(chosen)) if chosen[place] != chosen[place - 1]), len(chosen)]
+    return [(a, b, bool(chosen[a])) for a, b in pairwise(borders)]

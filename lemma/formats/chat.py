@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from lemma.core.errors import UserError
-from lemma.core.types import Problem
 from lemma.formats.format import Format
 from lemma.formats.templates import (
     SILENCE,
@@ -31,21 +31,30 @@ class ChatFormat(Format):
         template = with_suffix(chatml(self.own_system, self.bos), self.suffix)
         return template if self.takes_system else without_system(template)
 
-    def prompt(self, problem: Problem, tokenizer: Any) -> str:
-        theirs = self._tokenizer_template(tokenizer)
+    def written(
+        self,
+        turns: Sequence[Mapping[str, Any]],
+        tokenizer: Any,
+        *,
+        tools: Sequence[Any] | None = None,
+        is_open: bool = True,
+        about: str = "a conversation",
+    ) -> str:
+        theirs = self._tokenizer_template(tokenizer, "tool_use" if tools else "default")
         if theirs is None:
-            return super().prompt(problem, tokenizer)
+            return super().written(turns, tokenizer, tools=tools, is_open=is_open, about=about)
         from jinja2 import TemplateError
 
+        given = {"tools": list(tools)} if tools else {}
         try:
             return str(
                 tokenizer.apply_chat_template(
-                    self.messages(problem), chat_template=theirs, tokenize=False, add_generation_prompt=True
+                    list(turns), chat_template=theirs, tokenize=False, add_generation_prompt=is_open, **given
                 )
             )
         except TemplateError as error:
             raise UserError(
-                f"the tokenizer's chat template refuses problem {problem.id}: {error}",
+                f"the tokenizer's chat template refuses {about}: {error}",
                 fix="write `template: own` under format, or `system: ''` where it takes no system message",
             ) from None
 
@@ -58,13 +67,13 @@ class ChatFormat(Format):
         template = with_default_system(theirs, self.own_system)
         tokenizer.chat_template = template if self.takes_system else without_system(template)
 
-    def _tokenizer_template(self, tokenizer: Any) -> str | None:
-        """The template of the tokenizer that is to be used, None for ours."""
+    def _tokenizer_template(self, tokenizer: Any, kind: str = "default") -> str | None:
+        """The template of the tokenizer that is to be used, None for ours; some tokenizers have one for each kind."""
         if self.template == "own":
             return None
         theirs = getattr(tokenizer, "chat_template", None)
         if isinstance(theirs, dict):
-            theirs = theirs.get("default")
+            theirs = theirs.get(kind, theirs.get("default"))
         if theirs is None and self.template == "tokenizer":
             raise UserError("the tokenizer has no chat template", fix="write `template: own` under format")
         return None if theirs is None else with_suffix(without_clock(theirs.removeprefix(SILENCE)), self.suffix)

@@ -10,10 +10,12 @@ import numpy as np
 
 from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.types import Demonstration, Problem, Trajectory
-from lemma.formats.format import Format
+from lemma.formats.format import Format, about
 
 if TYPE_CHECKING:
     import torch
+
+THINK = "<think>"
 
 
 def encode_text(text: str, tokenizer: Any) -> list[int]:
@@ -45,7 +47,7 @@ def _adds_space(tokenizer: Any) -> bool:
 def encode_prompt(fmt: Format, problem: Problem, tokenizer: Any) -> np.ndarray:
     """The ids that an engine continues."""
     ids = encode_text(fmt.prompt(problem, tokenizer), tokenizer)
-    _check_beginning(ids, tokenizer)
+    check_beginning(ids, tokenizer)
     return np.asarray(ids, dtype=np.int64)
 
 
@@ -53,11 +55,11 @@ def encode_demonstration(
     fmt: Format, demonstration: Demonstration, tokenizer: Any, train_on: Literal["response", "all"] = "response"
 ) -> Trajectory:
     """Prompt and target, each with its own tokens, then the end-of-sequence token, which is learnt as well."""
-    asked = _prompt_text(fmt, demonstration, tokenizer)
+    asked = prompt_text(fmt, demonstration, tokenizer)
     prompt = encode_text(asked, tokenizer)
-    target = encode_continuation(_target_text(fmt, demonstration, tokenizer), asked, tokenizer)
-    _check_beginning(prompt, tokenizer)
-    ids_T = np.asarray([*prompt, *target, _end(tokenizer)], dtype=np.int64)
+    target = encode_continuation(target_text(fmt, demonstration, tokenizer, asked), asked, tokenizer)
+    check_beginning(prompt, tokenizer)
+    ids_T = np.asarray([*prompt, *target, end_of(tokenizer)], dtype=np.int64)
     chosen_T = np.arange(len(ids_T)) >= (len(prompt) if train_on == "response" else 0)
     chosen_T[0] = False
     return Trajectory(
@@ -67,10 +69,11 @@ def encode_demonstration(
 
 def encode_document(fmt: Format, demonstration: Demonstration, tokenizer: Any) -> np.ndarray:
     """Prompt and response tokenised as one text, then the end-of-sequence token: one document of a stream."""
-    text = _prompt_text(fmt, demonstration, tokenizer) + _target_text(fmt, demonstration, tokenizer)
+    asked = prompt_text(fmt, demonstration, tokenizer)
+    text = asked + target_text(fmt, demonstration, tokenizer, asked)
     ids = encode_text(text, tokenizer)
-    _check_beginning(ids, tokenizer)
-    return np.asarray([*ids, _end(tokenizer)], dtype=np.int64)
+    check_beginning(ids, tokenizer)
+    return np.asarray([*ids, end_of(tokenizer)], dtype=np.int64)
 
 
 def pack_documents(documents: Sequence[Sequence[int] | np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -99,7 +102,7 @@ def tokenize_prompt_and_output(
         (encode_text(prompt, tokenizer), encode_text(output, tokenizer))
         for prompt, output in zip(prompts, outputs, strict=True)
     ]
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else _end(tokenizer)
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end_of(tokenizer)
     longest = max((len(prompt) + len(output) for prompt, output in pairs), default=0)
     ids_BT = torch.full((len(pairs), longest), pad, dtype=torch.long)
     mask_BT = torch.zeros((len(pairs), longest), dtype=torch.bool)
@@ -109,7 +112,7 @@ def tokenize_prompt_and_output(
     return {"input_ids": ids_BT[:, :-1], "labels": ids_BT[:, 1:], "response_mask": mask_BT[:, 1:]}
 
 
-def _check_beginning(ids: Sequence[int], tokenizer: Any) -> None:
+def check_beginning(ids: Sequence[int], tokenizer: Any) -> None:
     """Warn of a prompt that begins twice; formats do not write that, but data and chat templates may."""
     begin = getattr(tokenizer, "bos_token_id", None)
     if begin is not None and list(ids[:2]) == [begin, begin]:
@@ -121,7 +124,7 @@ def _check_beginning(ids: Sequence[int], tokenizer: Any) -> None:
         )
 
 
-def _prompt_text(fmt: Format, demonstration: Demonstration, tokenizer: Any) -> str:
+def prompt_text(fmt: Format, demonstration: Demonstration, tokenizer: Any) -> str:
     """The data set's own prompt where it has one, with BOS in front as in the format's."""
     if demonstration.prompt is None:
         return fmt.prompt(demonstration.problem, tokenizer)
@@ -130,9 +133,14 @@ def _prompt_text(fmt: Format, demonstration: Demonstration, tokenizer: Any) -> s
     return demonstration.prompt
 
 
-def _target_text(fmt: Format, demonstration: Demonstration, tokenizer: Any) -> str:
-    """The response without its end-of-sequence token, which data sets sometimes write out."""
-    target = fmt.target(demonstration).removesuffix(getattr(tokenizer, "eos_token", None) or "")
+def target_text(fmt: Format, demonstration: Demonstration, tokenizer: Any, asked: str) -> str:
+    """The response without its end-of-sequence token, which data sets sometimes write out, and without the `<think>`
+    that the prompt ends in."""
+    said = _called(fmt, demonstration, tokenizer) if demonstration.more else fmt.target(demonstration)
+    target = said.removesuffix(getattr(tokenizer, "eos_token", None) or "")
+    if demonstration.prompt is None and asked.rstrip().endswith(THINK) and target.lstrip().startswith(THINK):
+        target = target.lstrip().removeprefix(THINK)
+        target = target.removeprefix("\n") if asked.endswith("\n") else target
     if not target.strip():
         raise UserError(
             f"the demonstration of problem {demonstration.problem.id} has an empty response",
@@ -141,7 +149,22 @@ def _target_text(fmt: Format, demonstration: Demonstration, tokenizer: Any) -> s
     return target
 
 
-def _end(tokenizer: Any) -> int:
+def _called(fmt: Format, demonstration: Demonstration, tokenizer: Any) -> str:
+    """A response with tool calls, as the chat template writes it."""
+    problem, turns = demonstration.problem, fmt.messages(demonstration.problem)
+    last = {"role": "assistant", "content": demonstration.response or "", **demonstration.more}
+    tools = problem.extra.get("tools")
+    before = fmt.written(turns, tokenizer, tools=tools, about=about(problem))
+    after = fmt.written([*turns, last], tokenizer, tools=tools, is_open=False, about=about(problem))
+    if not after.startswith(before):
+        raise UserError(
+            f"the chat template writes the tool call of {about(problem)} otherwise than it lets a model write it",
+            fix="take a model whose template knows tools, or leave such rows out",
+        )
+    return after[len(before) :].rstrip()
+
+
+def end_of(tokenizer: Any) -> int:
     if tokenizer.eos_token_id is None:
         raise UserError("the tokenizer has no end-of-sequence token", fix="set eos_token in its tokenizer_config.json")
     return int(tokenizer.eos_token_id)

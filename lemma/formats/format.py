@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
+
+from pydantic import field_validator
 
 from lemma.config import Options
 from lemma.core.errors import UserError
@@ -49,9 +53,26 @@ class Format(Options):
     name: str = ""
     """Which format."""
     system: str | None = None
-    """Instruction at the top of the prompt, in place of the format's own and of the problem's. Empty: none."""
+    """Instruction at the top of the prompt, in place of the format's own and of the problem's: text, or {file: PATH}.
+    Empty: none."""
     bos: bool | None = None
     """Begin the prompt with the beginning-of-sequence token, never twice. Default: where the tokenizer does so."""
+
+    @field_validator("system", mode="before")
+    @classmethod
+    def _from_file(cls, given: Any) -> Any:
+        """`{file: PATH}` becomes what the file says, which a run then keeps; one line break at its end is no part."""
+        if not isinstance(given, Mapping):
+            return given
+        if list(given) != ["file"] or not isinstance(given["file"], str):
+            raise ValueError("write the instruction as text, or `{file: path/to/instruction.txt}`")
+        path = Path(given["file"]).expanduser()
+        try:
+            return path.read_text(encoding="utf-8").removesuffix("\n")
+        except UnicodeDecodeError:
+            raise ValueError(f"'{path}' is not UTF-8 text; save it as UTF-8") from None
+        except OSError as error:
+            raise ValueError(f"the file '{path}' cannot be read: {error.strerror}; correct the path") from None
 
     stop: ClassVar[tuple[str, ...]] = ()
     """Generation ends after one of these strings, which stays in the completion."""
@@ -83,9 +104,26 @@ class Format(Options):
 
     def prompt(self, problem: Problem, tokenizer: Any) -> str:
         """The prompt as text, special tokens included; tokenise it without adding any."""
+        return self.written(self.messages(problem), tokenizer, tools=problem.extra.get("tools"), about=about(problem))
+
+    def written(
+        self,
+        turns: Sequence[Mapping[str, Any]],
+        tokenizer: Any,
+        *,
+        tools: Sequence[Any] | None = None,
+        is_open: bool = True,
+        about: str = "a conversation",
+    ) -> str:
+        """Turns as text; where they are open, up to where the assistant speaks next."""
+        if tools or any(turn.get("tool_calls") or turn["role"] == "tool" for turn in turns):
+            raise UserError(
+                f"format {self.name} cannot show the tools of {about}",
+                fix="write `format: own` with a model whose chat template knows tools",
+            )
         template = self.template_for(tokenizer)
         assert template is not None, "a format without a template renders its own prompts"
-        return render(template, self.messages(problem), tokenizer)
+        return render(template, turns, tokenizer, is_open)
 
     def install(self, tokenizer: Any) -> None:
         """Give the tokenizer the template that renders this format's prompts: plain transformers then does so too."""
@@ -107,7 +145,7 @@ class Format(Options):
             return False
         return adds_bos(tokenizer) if self.bos is None else self.bos
 
-    def messages(self, problem: Problem) -> list[dict[str, str]]:
+    def messages(self, problem: Problem) -> list[dict[str, Any]]:
         """The turns of the prompt; the one system message at the front, if any, is the one that counts."""
         turns = [message.as_dict() for message in problem.messages if message.role != "system"]
         if not any(turn["role"] == "user" for turn in turns):
@@ -145,6 +183,11 @@ class Format(Options):
         if prompt is not None and not prompt.endswith(self.opening):
             return response
         return response.removeprefix(self.opening)
+
+
+def about(problem: Problem) -> str:
+    """What a sentence calls a problem."""
+    return f"problem {problem.id}"
 
 
 def adds_bos(tokenizer: Any) -> bool:

@@ -56,7 +56,7 @@ def with_suffix(template: str, suffix: str) -> str:
         return template
     front = (
         "{%- set said = namespace(turns=[]) %}{%- for turn in messages %}{%- set said.turns = said.turns + [{'role': "
-        "turn['role'], 'content': turn['content'] + (" + quote(suffix) + " if turn['role'] == 'user' else '')}] %}"
+        "'user', 'content': turn['content'] + " + quote(suffix) + "} if turn['role'] == 'user' else turn] %}"
         "{%- endfor %}{%- set messages = said.turns %}"
     )
     return template if front in template else front + template
@@ -92,11 +92,11 @@ def _compiled(template: str) -> Template:
     return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(template)
 
 
-def render(template: str, messages: Sequence[Mapping[str, str]], tokenizer: Any) -> str:
-    """What `tokenizer.apply_chat_template` would give for a template of ours, up to where the assistant speaks."""
+def render(template: str, messages: Sequence[Mapping[str, Any]], tokenizer: Any, is_open: bool = True) -> str:
+    """What `tokenizer.apply_chat_template` would give for a template of ours; open ends where the assistant speaks."""
     return _compiled(template).render(
         messages=list(messages),
-        add_generation_prompt=True,
+        add_generation_prompt=is_open,
         bos_token=getattr(tokenizer, "bos_token", None),
         eos_token=getattr(tokenizer, "eos_token", None),
     )

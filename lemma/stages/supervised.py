@@ -17,6 +17,7 @@ from lemma.data.data_options import DataOptions
 from lemma.data.load_rows import filter_by_length, load_demonstrations, split_share
 from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration, encode_document
+from lemma.formats.turns import encode_turns
 from lemma.learning.learner import Learner, StepReport
 from lemma.models.load_model import build_policy
 from lemma.models.policy import Policy
@@ -166,7 +167,7 @@ def prepare(
     if stream:
         items = [_document(fmt, item, policy.tokenizer) for item in train]
     else:
-        items = _within(limit, [encode_demonstration(fmt, d, policy.tokenizer, options.train_on) for d in train], stage)
+        items = _within(limit, _encoded(stage, options, fmt, train, policy.tokenizer), stage)
     data = TrainingData(
         items, options.batch.sequences, stage.seed, stage.name, options.shuffle, options.max_length if stream else None
     )
@@ -175,8 +176,24 @@ def prepare(
             f"stage {stage.name}: {data.tokens} tokens of data do not fill one piece of {options.max_length} tokens",
             fix="lower max_length or use more data",
         )
-    encoded = [encode_demonstration(fmt, d, policy.tokenizer, options.train_on) for d in held_out]
+    encoded = _encoded(stage, options, fmt, held_out, policy.tokenizer)
     return data, _within(policy.context if stream else limit, encoded, stage)
+
+
+def _encoded(
+    stage: Stage, options: SupervisedOptions, fmt: Format, items: Sequence[Demonstration], tokenizer: Any
+) -> list[Trajectory]:
+    """Demonstrations as ids; a conversation whose template rewrites earlier turns gives a sequence for each turn."""
+    if options.train_on == "all":
+        return [encode_demonstration(fmt, item, tokenizer, "all") for item in items]
+    found = [encode_turns(fmt, item, tokenizer, options.turns) for item in items]
+    parted = sum(len(one) > 1 for one in found)
+    if parted:
+        stage.say(
+            f"{parted} of {len(items)} conversations give a sequence for each turn: "
+            "the chat template writes finished turns otherwise than it lets the model write them"
+        )
+    return [trajectory for one in found for trajectory in one]
 
 
 def _demonstrations(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -68,3 +69,15 @@ def test_formats_are_validated_without_heavy_imports() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_an_instruction_may_stand_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "published.txt"
+    file.write_text("Think.  Use {braces} and 'quotes'.\n\n", encoding="utf-8")
+    fmt = make_format({"name": "boxed", "system": {"file": str(file)}})
+    assert fmt.system == "Think.  Use {braces} and 'quotes'.\n"
+    file.unlink()
+    assert make_format(fmt.model_dump()).system == fmt.system  # a run keeps the words, not the place
+    for wrong, sentence in (({"file": str(file)}, "cannot be read"), ({"path": "x"}, r"`\{file: path/to")):
+        with pytest.raises(UserError, match=sentence):
+            make_format({"name": "boxed", "system": wrong})

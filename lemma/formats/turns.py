@@ -1,0 +1,99 @@
+"""Conversations in which every turn of the assistant is learnt, not the last alone.
+
+A turn is learnt behind exactly the text that the model would see when it speaks. Where a chat template only ever adds
+to what it wrote, that is one sequence with several learnt parts. Where it writes finished turns otherwise (templates of
+thinking models take the thoughts out of them), each turn becomes a sequence of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+
+from lemma.core.types import Demonstration, Trajectory
+from lemma.formats.encode import (
+    check_beginning,
+    encode_continuation,
+    encode_demonstration,
+    encode_text,
+    end_of,
+    target_text,
+)
+from lemma.formats.format import Format, about
+
+Turns = Literal["all", "last"]
+
+
+def encode_turns(fmt: Format, item: Demonstration, tokenizer: Any, turns: Turns = "all") -> list[Trajectory]:
+    """The demonstration with all of its turns learnt, or its last: one trajectory, or several where it must be."""
+    earlier = _earlier(item) if turns == "all" else []
+    if not earlier or item.prompt is not None:
+        return [encode_demonstration(fmt, item, tokenizer)]
+    spans = _spans(fmt, item, earlier, tokenizer)
+    if spans is not None:
+        return [_encode_whole(fmt, item, spans, tokenizer)]
+    said = item.problem.messages
+    cut = [
+        replace(
+            item,
+            problem=replace(item.problem, messages=said[:place]),
+            response=said[place].content,
+            more=said[place].more,
+        )
+        for place in earlier
+    ]
+    return [encode_demonstration(fmt, one, tokenizer) for one in (*cut, item)]
+
+
+def _earlier(item: Demonstration) -> list[int]:
+    """Places of the assistant's messages before the response that are learnt: those that answer somebody."""
+    said = item.problem.messages
+    start = len(said) if item.turns_from is None else item.turns_from
+    first = next((place for place, message in enumerate(said) if message.role == "user"), len(said))
+    return [
+        place
+        for place in range(max(start, first), len(said))
+        if said[place].role == "assistant" and (said[place].content.strip() or said[place].more)
+    ]
+
+
+def _spans(fmt: Format, item: Demonstration, earlier: list[int], tokenizer: Any) -> list[tuple[int, int]] | None:
+    """Where the earlier turns stand in the text of the prompt, their end marks included; None where they do not."""
+    problem = item.problem
+    tools, whole = problem.extra.get("tools"), fmt.prompt(problem, tokenizer)
+    turns = fmt.messages(problem)
+    shift = len(turns) - sum(message.role != "system" for message in problem.messages)
+    found = []
+    for place in earlier:
+        number = shift + sum(message.role != "system" for message in problem.messages[:place])
+        before, after = (
+            fmt.written(turns[:end], tokenizer, tools=tools, is_open=end == number, about=about(problem))
+            for end in (number, number + 1)
+        )
+        said = after[len(before) :].rstrip()
+        if not said or not after.startswith(before) or not whole.startswith(before + said):
+            return None
+        found.append((len(before), len(before) + len(said)))
+    return found
+
+
+def _encode_whole(fmt: Format, item: Demonstration, spans: list[tuple[int, int]], tokenizer: Any) -> Trajectory:
+    """One sequence: the prompt with its learnt spans, the response, and the end-of-sequence token."""
+    text = fmt.prompt(item.problem, tokenizer)
+    ids: list[int] = []
+    chosen: list[bool] = []
+    done = 0
+    for start, end in (*spans, (len(text), len(text))):
+        for piece, learnt in ((text[done:start], False), (text[start:end], True)):
+            new = encode_continuation(piece, text[:done], tokenizer) if ids else encode_text(piece, tokenizer)
+            ids += new
+            chosen += [learnt] * len(new)
+            done += len(piece)
+    check_beginning(ids, tokenizer)
+    response = encode_continuation(target_text(fmt, item, tokenizer, text), text, tokenizer)
+    ids_T = np.asarray([*ids, *response, end_of(tokenizer)], dtype=np.int64)
+    chosen_T = np.asarray([*chosen, *[True] * (len(response) + 1)])
+    chosen_T[0] = False
+    return Trajectory(ids_T=ids_T, chosen_T=chosen_T, origin="teacher", finish="given", problem_id=item.problem.id)
