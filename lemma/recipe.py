@@ -46,6 +46,7 @@ WITHOUT_EFFECT = [
     ("run", "tensorboard"),
     ("run", "wandb"),
     ("stages", "*", "checkpoint", "keep"),
+    ("stages", "*", "journal", "keep"),
     ("stages", "*", "data", "cache"),
     ("stages", "*", "validation", "data", "cache"),
 ]

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,11 @@ class BrokenCheckpoint(Exception):
 class CheckpointStore:
     """The checkpoints of one stage: `keep` newest and the best. One write at a time, in the background."""
 
-    def __init__(self, folder: Path, keep: int, say: Callable[[str], None]):
+    def __init__(self, folder: Path, keep: int, say: Callable[[str], None], recipes: Sequence[str] = ()):
         self.folder = folder
         self.keep = keep
+        # Digests of the run's recipe, the newest first; a checkpoint of another one is no good. None: take any.
+        self._recipes = recipes
         self._say = say
         self._best: dict[str, Any] | None = None
         self._writer: threading.Thread | None = None
@@ -59,7 +61,8 @@ class CheckpointStore:
         """Take a snapshot now and write it in the background; waits for an earlier write to end first."""
         self.wait()
         snapshot = {name: _to_host(tensor) for name, tensor in tensors.items()}
-        text = json.dumps({"step": step, "best": self._best, **state}, indent=1, sort_keys=True)
+        own = {"step": step, "best": self._best} | ({"recipe": self._recipes[0]} if self._recipes else {})
+        text = json.dumps({**own, **state}, indent=1, sort_keys=True)
         arguments = (step, snapshot, text, self._best, prune)
         self._writer = threading.Thread(target=self._write_guarded, args=arguments, name="checkpoint")
         self._writer.start()
@@ -122,7 +125,10 @@ class CheckpointStore:
         fault_point("checkpoint.after_rename")
         sync_folder(self.folder)
         if best is not None:
-            write_whole(self.folder / BEST, json.dumps(best))
+            self._write_best(best)
+
+    def _write_best(self, best: Mapping[str, Any]) -> None:
+        write_whole(self.folder / BEST, json.dumps(best, sort_keys=True))
 
     def _prune(self) -> None:
         """Remove all but the newest `keep` and the best."""
@@ -179,7 +185,7 @@ class CheckpointStore:
                 continue
             self._best = found.state["best"]
             if self._best is not None:
-                write_whole(self.folder / BEST, json.dumps(self._best))
+                self._write_best(self._best)
             return found
         return None
 
@@ -199,6 +205,8 @@ class CheckpointStore:
             for found in (manifest["step"], state["step"]):
                 if found != step:
                     raise BrokenCheckpoint(f"it is that of step {found}")
+            if self._recipes and state.get("recipe", self._recipes[0]) not in self._recipes:
+                raise BrokenCheckpoint("it is of a run of another recipe")
             return Checkpoint(step, load_file(path / TENSORS), state)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             raise BrokenCheckpoint(str(error) or type(error).__name__) from error

@@ -43,6 +43,10 @@ class Custom(Reward):
             raise ValueError(f"'{function}' does not name a function; write `path/to/file.py:function`")
         return function
 
+    @property
+    def files(self) -> list[Path]:
+        return [Path(self.function.rpartition(":")[0])]
+
     def check(self) -> None:
         function = load_function(self.function)
         try:

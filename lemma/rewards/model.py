@@ -44,6 +44,12 @@ class RewardModel(Reward):
         for file in sorted(folder.glob("*.safetensors")):
             _check_whole(self.path, file)
 
+    @property
+    def files(self) -> list[Path]:
+        folder = Path(self.path).expanduser()
+        names = ("config.json", *(name for names in PARTS.values() for name in names))
+        return sorted({file for name in names for file in folder.glob(name)}) if folder.is_dir() else []
+
     def score_all(self, items: Sequence[RewardInput]) -> list[float | None]:
         model, tokenizer = _load(self.path, self.device)
         texts = [_text(tokenizer, item) for item in items]

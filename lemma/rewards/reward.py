@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from lemma.config import Options
@@ -89,6 +90,11 @@ class Reward(Options):
     def place(self) -> tuple[str, int | None] | None:
         """File and line of a function that its user wrote."""
         return None
+
+    @property
+    def files(self) -> list[Path]:
+        """Files on this machine that decide what it gives: a run that goes on must find them as they were."""
+        return []
 
     def check(self) -> None:
         """Refuse, before anything is loaded, what could never score, such as a function that is not there."""

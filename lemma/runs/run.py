@@ -48,7 +48,7 @@ def train(
     check_inputs(recipe.stages, [n for n in recipe.stages if n not in skipped and (fresh or not there.is_done(n))])
     device = pick_device(recipe.run.device)
     if recipe.model.path != TINY:
-        resolve(recipe.model.path)
+        _check_start(Path(resolve(recipe.model.path)))
     folder = RunFolder(there.path)
     try:
         threads = recipe.run.threads or torch.get_num_threads()
@@ -63,6 +63,14 @@ def train(
         raise
     finally:
         folder.close()
+
+
+def _check_start(place: Path) -> None:
+    """Look at every byte of a model that another run finished, as a stage does with the one before it."""
+    for final in (place, place.parent):
+        stage = final.parent
+        if final.name == "final" and stage.parent.name == "stages" and (stage / "done.json").is_file():
+            RunFolder(stage.parents[1], only_read=True).checked_model(stage.name)
 
 
 def stages_to_skip(recipe: RecipeLike, skip: Sequence[str], only: Sequence[str]) -> set[str]:

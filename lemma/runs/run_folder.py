@@ -50,6 +50,8 @@ class RunFolder:
         self.metrics: JsonLines | None = None
         self._lock: IO[str] | None = None
         self._aside = path / ".earlier"
+        # Digests of the recipe, the newest first: a run that was lengthened has several.
+        self.recipes: list[str] = []
         if not only_read:
             self._take_lock()
             self._remove_doomed()
@@ -94,6 +96,7 @@ class RunFolder:
             facts = {"digest": digest, "threads": threads, "created": time.strftime("%Y-%m-%dT%H:%M:%S"), **_versions()}
             fault_point("folder.before_identity")
             write_whole(self.path / "run.json", json.dumps(facts, indent=1))
+        self.recipes = [facts["digest"], *facts.get("earlier", [])]
         fault_point("folder.before_recipe")
         if not (self.path / "recipe.yaml").exists():
             write_whole(self.path / "recipe.yaml", recipe_yaml)
@@ -160,6 +163,10 @@ class RunFolder:
         """From now on there is something to lose here, and what was set aside is gone."""
         self._doom(self._aside)
 
+    def remove(self, path: Path) -> None:
+        """Delete something that the run no longer needs, such as an old checkpoint."""
+        self._doom(path)
+
     def _doom(self, path: Path) -> None:
         """Delete a file or a folder; dying in the middle never leaves a part of it under its name."""
         if path.exists():
@@ -191,12 +198,18 @@ class RunFolder:
     def stage(self, name: str) -> Path:
         return self.path / "stages" / name
 
+    def count_rows(self, stage: str, step: int) -> int:
+        """Rows of metrics that a stage has written up to a step."""
+        assert self.metrics is not None
+        places = map(_place, self.metrics.path.read_bytes().splitlines())
+        return sum(1 for place in places if place is not None and place[0] == stage and place[1] <= step)
+
     def forget_after(self, stage: str, step: int) -> None:
         """Drop the rows of a stage's later steps, which a run that was killed wrote and this one will write again."""
         assert self.metrics is not None
         lines = self.metrics.path.read_bytes().splitlines(keepends=True)
-        rows = [json.loads(line) for line in lines]
-        void = [row["stage"] == stage and row["step"] > step for row in rows]
+        places = [_place(line) for line in lines]
+        void = [place is None or (place[0] == stage and place[1] > step) for place in places]
         first = void.index(True) if True in void else len(void)
         if all(void[first:]):
             self.metrics.truncate(sum(map(len, lines[:first])))
@@ -255,6 +268,15 @@ class RunFolder:
             self.metrics.close()
         if self._lock is not None:
             self._lock.close()
+
+
+def _place(line: bytes) -> tuple[str, int] | None:
+    """Stage and step of a row of metrics; None of a line that is none."""
+    try:
+        row = json.loads(line)
+        return str(row["stage"]), int(row["step"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _is_folder(path: Path) -> bool:

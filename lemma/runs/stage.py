@@ -21,11 +21,12 @@ from safetensors import SafetensorError
 from lemma.core.errors import UserError
 from lemma.core.events import Axis, Event, Measured, Progressed, Said, Sink, StageEnded, StageStarted
 from lemma.core.faults import fault_point
-from lemma.learning.checkpoint import CheckpointStore
+from lemma.learning.checkpoint import Checkpoint, CheckpointStore
 from lemma.learning.divergence import Diverged, check_speaks, check_written
 from lemma.learning.learner import Learner
 from lemma.models.model_options import ModelOptions
 from lemma.models.policy import Policy
+from lemma.runs.ingredients import ingredients
 from lemma.runs.run_folder import RunFolder
 from lemma.runs.run_options import StageOptions
 
@@ -123,10 +124,14 @@ class Stage:
         self.earlier = earlier
         self.clock = Clock()
         self._sink, self._stop, self._recipe = sink, stop, recipe
-        self.store = CheckpointStore(folder.stage(name) / "checkpoints", options.checkpoint.keep, self.warn)
+        checkpoints = folder.stage(name) / "checkpoints"
+        self.store = CheckpointStore(checkpoints, options.checkpoint.keep, self.warn, folder.recipes)
         self.best_score = math.inf
         # A digest of what the stage learns from; a run that goes on must find the same.
         self.data = ""
+        # Marks of what it is made with beside the data, and how many rows of metrics it has written.
+        self._ingredients: dict[str, str] = {}
+        self._rows = 0
         self._kept: dict[str, Kept] = {}
         # The step after which rows of metrics are void; None once they are forgotten.
         self._forget_after: int | None = None
@@ -157,6 +162,7 @@ class Stage:
         assert self.folder.metrics is not None
         apart = {**timings, "held_by": held_by} if held_by else dict(timings)
         self.folder.metrics.append({"stage": self.name, "step": step, "axis": axis, **values, "timings": apart})
+        self._rows += 1
         self.emit(Measured(self.name, step, axis, values, timings, held_by))
 
     # --- going on ----------------------------------------------------------------------------------------------
@@ -168,12 +174,9 @@ class Stage:
     def resume(self, learner: Learner, total: int) -> int:
         """Load the newest checkpoint, if any, and forget what was written after it. The step to go on from."""
         checkpoint = self.store.newest()
+        self._ingredients = ingredients(self.options, self.model, self.start_from)
         if checkpoint is not None:
-            if checkpoint.state["data"] != self.data:
-                raise UserError(
-                    f"the data of stage {self.name} are not those it was trained on until step {checkpoint.step}",
-                    fix="restore them, or start anew with --fresh",
-                )
+            self._check_same(checkpoint)
             learner.load(_of_part("", checkpoint.tensors), checkpoint.state["learner"])
             for name, part in self._kept.items():
                 part.load(_of_part(f"{name}{PART}", checkpoint.tensors), checkpoint.state["kept"][name])
@@ -185,6 +188,27 @@ class Stage:
         self.clock = Clock()
         self._went_on = time.perf_counter()
         return step
+
+    def _check_same(self, checkpoint: Checkpoint) -> None:
+        """Refuse to go on with something else than the stage began with; say where rows of metrics are gone."""
+        if checkpoint.state["data"] != self.data:
+            raise UserError(
+                f"the data of stage {self.name} are not those it was trained on until step {checkpoint.step}",
+                fix="restore them, or start anew with --fresh",
+            )
+        for what, mark in checkpoint.state.get("ingredients", {}).items():
+            if self._ingredients.get(what) != mark:
+                raise UserError(
+                    f"{what} is not what stage {self.name} was trained with until step {checkpoint.step}",
+                    fix="restore its files, or start anew with --fresh",
+                )
+        self._rows = checkpoint.state.get("rows", 0)
+        lost = self._rows - self.folder.count_rows(self.name, checkpoint.step)
+        if lost > 0:
+            self.warn(
+                f"metrics.jsonl lacks {lost} of the {self._rows} rows that stage {self.name} wrote until step "
+                f"{checkpoint.step}; its curves have a gap, and nothing else is lost"
+            )
 
     def _begin(self) -> None:
         """Now that there is something to show, forget what was written after the checkpoint, and an earlier run that a
@@ -226,7 +250,8 @@ class Stage:
         for name, part in self._kept.items():
             own, kept[name] = part.state()
             tensors |= {f"{name}{PART}{key}": tensor for key, tensor in own.items()}
-        self.store.save(step, tensors, {"learner": state, "data": self.data, "kept": kept}, prune=prune)
+        same = {"data": self.data, "ingredients": self._ingredients, "rows": self._rows}
+        self.store.save(step, tensors, {"learner": state, "kept": kept, **same}, prune=prune)
 
     def note_score(self, step: int, score: float) -> bool:
         """Remember a validation score (lower is better); whether it is the best so far."""

@@ -1,0 +1,55 @@
+"""What a stage is made with beside its data: base weights and rewards. A run that goes on must find the same."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from lemma.learning.manifest import fingerprint
+from lemma.models.model_options import ModelOptions
+from lemma.models.places import TINY, resolve
+from lemma.runs.run_options import StageOptions
+
+WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "config.json", "adapter_config.json")
+
+
+def ingredients(options: StageOptions, model: ModelOptions, start_from: Path | None) -> dict[str, str]:
+    """A mark of each, by a name for people. A checkpoint of all weights needs no base, unless it is compared with."""
+    marks = {}
+    algorithm = getattr(options, "algorithm", None)
+    if model.lora is not None or getattr(algorithm, "needs_reference", False):
+        source = str(start_from) if start_from is not None else model.path
+        if source != TINY:
+            marks["the base model"] = mark_of(_weights(resolve(source)))
+    for number, reward in enumerate(getattr(options, "rewards", ())):
+        files = reward.files
+        if files:
+            marks[f"what reward {number + 1} ({reward.label}) is computed from"] = mark_of(files)
+    return marks
+
+
+def _weights(place: str) -> list[Path]:
+    """The files that decide what a model says; none where the name is one of the hub that was never fetched."""
+    folder = Path(place)
+    if folder.is_file():
+        return [folder]
+    if not folder.is_dir():
+        folder = _in_the_cache(place) or folder
+    return sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
+
+
+def _in_the_cache(name: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json")
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def mark_of(files: list[Path]) -> str:
+    """One name for the content of some files. Of a file in the hub's cache, its name there says what it holds."""
+    whole = hashlib.sha256()
+    for path in sorted(files):
+        said: Any = path.resolve().name if path.is_symlink() and path.resolve().parent.name == "blobs" else None
+        whole.update(f"{path.name}\0{said or fingerprint(path)['sha256']}\0".encode())
+    return whole.hexdigest()
