@@ -46,10 +46,10 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take longest first, so that two workers end at about the same time."""
+    marked = [(item, mark) for item in items if (mark := item.get_closest_marker("slow"))]
     seconds: Counter[Path] = Counter()
-    for item in items:
-        for mark in item.iter_markers("slow"):
-            seconds[item.path] += mark.kwargs.get("seconds", 10)
+    for (path, _), mark in {(item.path, item.name.partition("[")[0]): mark for item, mark in marked}.items():
+        seconds[path] += mark.kwargs.get("seconds", 10)
     items.sort(key=lambda item: -seconds[item.path])
 
 

@@ -84,10 +84,13 @@ def test_kill_tests_run_only_when_named(tmp_path: Path, options: list[str], outc
 
 
 def test_the_longest_files_come_first(tmp_path: Path) -> None:
-    for name, seconds in {"b": (20, 15), "c": (30,)}.items():
-        tests = (f"@pytest.mark.slow(seconds={s})\ndef test_{s}(): pass\n" for s in seconds)
-        (tmp_path / f"test_{name}.py").write_text("import pytest\n" + "".join(tests))
+    cases = "@pytest.mark.parametrize('n', range(4))\n"
+    for name, tests in {"b": [(20, ""), (15, "")], "c": [(30, "")], "d": [(12, cases)]}.items():
+        lines = (f"@pytest.mark.slow(seconds={s})\n{how}def test_{s}({how and 'n'}): pass\n" for s, how in tests)
+        (tmp_path / f"test_{name}.py").write_text("import pytest\n" + "".join(lines))
     (tmp_path / "test_a.py").write_text("def test_quick(): pass\n")
     listed = run_pytest(tmp_path, "def test_quick(): pass\n", "--collect-only").stdout.split()
-    order = ["test_b.py::test_20", "test_b.py::test_15", "test_c.py::test_30", "test_a.py::test_quick"]
-    assert [word for word in listed if "::" in word] == [*order, "test_tiny.py::test_quick"]
+    order = ["b.py::test_20", "b.py::test_15", "c.py::test_30", *(f"d.py::test_12[{n}]" for n in range(4))]
+    assert [word for word in listed if "::" in word] == [
+        f"test_{name}" for name in [*order, "a.py::test_quick", "tiny.py::test_quick"]
+    ]

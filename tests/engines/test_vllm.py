@@ -27,6 +27,8 @@ from tests.engines.vllm_checks import FREE, GREEDY, QUICK, requests_of
 
 HERE = Path(__file__).parent
 SERVER = QUICK.model_copy(update={"mode": "server"})
+# Seven processes at once, on two cores already.
+pytestmark = pytest.mark.serial
 
 
 def _skip_without_vllm() -> None:

@@ -99,6 +99,7 @@ def test_workers_that_were_started_early_do_the_work() -> None:
         assert service.counts["started"] == 2
 
 
+@pytest.mark.serial
 def test_closing_does_not_wait_for_a_worker_that_nobody_needed() -> None:
     service = GradingService()
     service.start()
