@@ -162,7 +162,7 @@ def compare_texts(gold: str, answer: str, rules: Rules) -> tuple[Kind, str] | Pe
     left = plain_number(wanted)
     right = plain_number(answer) if left is not None else None
     if left is not None and right is not None and not rules.tolerant:
-        equal = left == right or stands_for(Fraction(*left), Fraction(*right))
+        equal = left == right or (rules.rounded and stands_for(Fraction(*left), Fraction(*right)))
         return "right" if equal else "wrong", "number"
     wanted, answer_text = normalise(wanted), normalise(answer)
     if not wanted:

@@ -26,6 +26,8 @@ class Rules(Options):
     """Relative tolerance for numbers; 0 means exact. Only for benchmarks that ask for it."""
     absolute: float = Field(0.0, ge=0)
     """Absolute tolerance for numbers; 0 means exact."""
+    rounded: bool = True
+    """Whether a decimal of ten places or more stands for the fraction whose digits it writes: 0.3333333333 for 1/3."""
     ordered: bool = False
     """Whether the order of a bare list matters: 1, 2 against 2, 1. Tuples are always ordered, sets never."""
     percent: Literal["either", "strict"] = "either"

@@ -290,7 +290,9 @@ def _equal(
             if left != right:
                 if index and _has_roots(gold, answer):
                     raise NotRational
-                return not letters and (stands_for(left, right) or (rules.tolerant and _within(left, right, rules)))
+                return not letters and (
+                    (rules.rounded and stands_for(left, right)) or (rules.tolerant and _within(left, right, rules))
+                )
         return True
     except (NotRational, Undefined):
         return _equal_numerically(gold, answer, factor, modes, context, letters, gold_text, answer_text)

@@ -45,8 +45,12 @@ def gae(
 def gae_packed(
     rewards: Array, values: Array, dones: Array, response_mask: Array, *, gamma: float = 1.0, lam: float = 0.95
 ) -> tuple[Array, Array]:
-    """`gae` for rows that hold several sequences: each ends where `dones` is 1, and prompts take no part."""
-    return gae(rewards, values, gamma=gamma, lam=lam, goes_on=(1 - dones) * response_mask)
+    """`gae` for rows that hold several sequences: each ends where `dones` is not 0, and prompts take no part.
+
+    Both flags may be the numbers of the sequences: they count as 1.
+    """
+    goes_on = (1 - dones.clip(0, 1)) * response_mask.clip(0, 1)
+    return gae(rewards, values, gamma=gamma, lam=lam, goes_on=goes_on)
 
 
 def returns_to_go(rewards: Array, mask: Array, gamma: float = 1.0) -> Array:

@@ -137,7 +137,7 @@ class PolicyLoss:
             found["ratio/mean"] = _mean(ratio_N)
             found["kl/old"] = _mean(kl_estimate("k3", old_N, terms.logprobs_N))
             clipped = dict(self.surrogate.clipped(ratio_N, terms.tokens["advantage"]))
-            if len(clipped) == 2:
+            if {"low", "high"} <= clipped.keys():
                 clipped["region"] = clipped["low"] | clipped["high"]
             for name, clipped_N in clipped.items():
                 found[f"clip/{name}"] = self._share(terms, clipped_N.to(ratio_N.dtype))

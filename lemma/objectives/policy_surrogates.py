@@ -1,7 +1,8 @@
 """What a policy gains from a token: functions of the ratio of the policy to the one that sampled, and the advantage.
 
 Each is elementwise on tensors of any shape. `gain` is maximised. `clipped` marks what the surrogate holds back, for
-the metrics; its names are `low` (an unwanted token, already rarer than before) and `high` (a wanted one, more common).
+the metrics; its names are `low` (an unwanted token, already rarer than before), `high` (a wanted one, more common) and
+`region` (either, or a weight that was cut whatever the advantage).
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class CappedWeight:
         return ratio.detach().clamp(max=self.cap) * advantage * logprobs
 
     def clipped(self, ratio: torch.Tensor, advantage: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        return {"high": (ratio > self.cap) & (advantage > 0)}
+        return {"high": (ratio > self.cap) & (advantage > 0), "region": ratio > self.cap}
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class Repetition(Reward):
 
 
 class Length(Reward):
-    """Nearness to a target length: 1 at the target, less by 1/`scale` for each token away from it."""
+    """Nearness to a target length: 1 at the target, less by 1/`scale` for each token away from it, below 0 as well."""
 
     name: Literal["length"] = "length"
     """Which reward."""
@@ -71,7 +71,7 @@ class Length(Reward):
     scale: int = Field(8192, ge=1)
     """Tokens of difference that cost one point."""
     shorter: bool = False
-    """Anything up to the target counts as on it; beyond, the value may fall below 0."""
+    """Anything up to the target counts as on it."""
 
     def score(self, item: RewardInput) -> float | None:
         wanted = self.target
@@ -83,4 +83,4 @@ class Length(Reward):
         length = len(item.ids)
         if self.shorter:
             return 1.0 if length < wanted else 1 - (length - wanted) / self.scale
-        return max(0.0, 1 - abs(length - wanted) / self.scale)
+        return 1 - abs(length - wanted) / self.scale

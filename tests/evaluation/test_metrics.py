@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lemma.core.types import Message, Problem
-from lemma.evaluation.metrics import Mark, majority, mean_over_benchmarks, pass_at_k, sizes_up_to, summarise
+from lemma.evaluation.metrics import Mark, _mean, majority, mean_over_benchmarks, pass_at_k, sizes_up_to, summarise
 from lemma.formats import make_format
 from lemma.grading import GradingService
 
@@ -45,7 +45,7 @@ def test_pass_at_k_with_different_numbers_of_samples(case: Any) -> None:
     pairs = zip(case["inputs"]["n"], case["inputs"]["c"], strict=True)
     found = [pass_at_k(n, right, case["params"]["k"]) for n, right in pairs]
     assert all(map(close, found, case["outputs"]["per_problem"]))
-    assert close(sum(found) / len(found), case["outputs"]["mean"])
+    assert close(_mean(found), case["outputs"]["mean"])
 
 
 @pytest.mark.parametrize("case", cases("pass_at_k:table"))
@@ -63,7 +63,7 @@ def test_pass_and_average_of_one_problem(case: Any) -> None:
     scores = case["inputs"]["scores"]
     for size in range(1, len(scores) + 1):
         sums = case["outputs"]["sums"]
-        assert close(sum(scores[:size]) / size, sums[f"pass@1[avg-of-{size}]"]["correct"])
+        assert close(_mean(scores[:size]), sums[f"pass@1[avg-of-{size}]"]["correct"])
         if set(scores) <= {0, 1}:
             assert close(pass_at_k(len(scores), sum(scores), size), sums[f"pass@{size}"]["correct"])
 
@@ -88,7 +88,7 @@ def test_majority_on_thousands_of_resamples(case: Any) -> None:
     for source, columns in case["outputs"]["metrics"].items():
         rows = [i for i, one in enumerate(inputs["data_sources"]) if one == source]
         votes, scores = ([inputs[name][i] for i in rows] for name in ("answers", "scores"))
-        assert close(sum(scores) / len(scores), columns["score"][f"mean@{len(scores)}"])
+        assert close(_mean(scores), columns["score"][f"mean@{len(scores)}"])
         for size in [2**power for power in range(1, 6) if 2**power <= len(scores)]:
             legacy = np.random.RandomState(seed)
             drawn = [legacy.choice(len(scores), size=size, replace=True) for _ in range(case["params"]["resamples"])]

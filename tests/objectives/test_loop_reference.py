@@ -55,6 +55,7 @@ def test_clip(case: Case) -> None:
 
 @pytest.mark.parametrize("case", of("rollouts"))
 def test_rollout_losses(case: Case) -> None:
+    """`kl_lambda` is not ours: the original adds it to every advantage, which is no KL; so does this test."""
     p, inputs, outputs = case["params"], case["inputs"], case["outputs"]
     surrogate: Surrogate = Clip.symmetric_in_log(p["epsilon"]) if p["clip"] else Reinforce()
     level = {"pg_per_token": "token", "pg_per_trajectory": "trajectory"}[p["loss_type"]]

@@ -13,7 +13,7 @@ from lemma.objectives.advantages import group_advantages, large_advantages, summ
 from lemma.objectives.kl import KlKind, adapted_coefficient, kl_estimate
 from lemma.objectives.policy_loss import PolicyLoss
 from lemma.objectives.policy_mismatch import MismatchWeight
-from lemma.objectives.policy_surrogates import Clip, GammaWeight, SoftGate, Unclipped
+from lemma.objectives.policy_surrogates import CappedWeight, Clip, GammaWeight, SoftGate, Unclipped
 
 NAN = math.nan
 
@@ -46,6 +46,13 @@ def test_a_cut_support_is_not_a_fall() -> None:
     whole = PolicyLoss(off_policy_limit=0.1)
     assert whole(terms(behaviour=behaviour, kept=[half] * 3)).value.item() == pytest.approx((-2 + 1) / 3)
     assert whole(terms(behaviour=behaviour)).value.item() == pytest.approx(-2 / 3), "a fall by log 2 is left out"
+
+
+def test_a_cut_weight_is_counted_whatever_the_sign_of_the_advantage() -> None:
+    """Ratios e^1, e^0, e^2 with the advantages 1, 1, -1, cut at 2."""
+    loss = PolicyLoss(CappedWeight(2.0))(terms(old=[-2.0, -2.0, -5.0]))
+    shares = {name: float(total) / float(count) for name, (total, count) in loss.metrics.items() if "clip" in name}
+    assert shares == pytest.approx({"clip/high": 1 / 3, "clip/region": 2 / 3})
 
 
 def test_metrics_and_maxima() -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from lemma.grading.compat.math_verify_calls import verified
-from lemma.grading.compat.strings import box_content, hendrycks, hendrycks_equal, last_box
+from lemma.grading.compat.strings import box_content, hendrycks, hendrycks_box, hendrycks_equal
 from lemma.grading.compat.sympy_strings import sympy_equal
 
 _OPEN, _CLOSE = "<think>", "</think>"
@@ -76,11 +76,5 @@ def gsm8k_source(response: str, gold: str | Sequence[str]) -> float:
 
 def math_source(response: str, gold: str | Sequence[str]) -> float:
     """The last box, equal to the gold as Hendrycks strings."""
-    box = last_box(response)
-    if box is None or not isinstance(gold, str):
-        return 0.0
-    if box.startswith("\\boxed "):
-        answer: str | None = box[len("\\boxed ") :]
-    else:
-        answer = box_content(box)
-    return float(answer is not None and hendrycks_equal(answer, gold))
+    answer = hendrycks_box(response)
+    return float(answer is not None and isinstance(gold, str) and hendrycks_equal(answer, gold))

@@ -33,6 +33,12 @@ def box_content(text: str) -> str | None:
     return box[len("\\boxed{") : -1] if box is not None and box.startswith("\\boxed{") else None
 
 
+def hendrycks_box(text: str) -> str | None:
+    """The box as the MATH data set's own reader has it: `\\boxed 7`, up to a dollar sign, comes before braces."""
+    mark = "\\boxed "
+    return text.split(mark)[-1].split("$")[0] if mark in text else box_content(text)
+
+
 def fix_fractions(text: str) -> str:
     """`\\frac12` and `\\frac1{72}` get their braces; a fraction cut short leaves the text alone."""
     head, *pieces = text.split("\\frac")

@@ -12,11 +12,11 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from lemma.grading.expression import Unreadable, read
+from lemma.grading.expression import Tree, Unreadable, read
 from lemma.grading.limits import LimitExceeded, check_shape
 from lemma.grading.names import names
 from lemma.grading.normal_form import normalise
-from lemma.grading.rules import DEFAULT
+from lemma.grading.rules import Rules
 from lemma.grading.single import Context, GoldLimit, Undecided, same_value
 from lemma.grading.tokens import tokenise
 
@@ -24,6 +24,7 @@ _UNITS = names("degree cm centimeter meter mile second minute hour day week mont
 _COMMAS = re.compile(r"(\d)(,)(\d\d\d)($|\D)")
 _FRACTION = re.compile(r"-?[0-9]+.?/0*[1-9][0-9]*.?")
 _BRACKETS = "()[]"
+_EXACT = Rules(rounded=False)
 
 
 @lru_cache(maxsize=1)
@@ -105,6 +106,13 @@ def _allowed(text: str) -> bool:
     return not re.search(r"\^[0-9]+\^", text) and not re.search(r"\^[0-9][0-9]+", text)
 
 
+def _with_letters(tree: Tree) -> Tree:
+    """The tree with i and e as letters: sympy's reader knows the constants by their capitals only."""
+    if tree in (("const", "i"), ("const", "e")):
+        return ("sym", tree[1])
+    return (tree[0], *(_with_letters(part) if isinstance(part, tuple) else part for part in tree[1:]))
+
+
 def _same_formula(gold: str, answer: str) -> bool:
     if not _allowed(f"({gold})-({answer})"):
         return False
@@ -116,8 +124,8 @@ def _same_formula(gold: str, answer: str) -> bool:
         texts = normalise(gold), normalise(answer)
         for text in texts:
             check_shape(text)
-        trees = [read(tokenise(text)) for text in texts]
-        return same_value(trees[0], trees[1], Fraction(1), Context(gold, answer, DEFAULT, undecided), gold, answer)
+        trees = [_with_letters(read(tokenise(text))) for text in texts]
+        return same_value(trees[0], trees[1], Fraction(1), Context(gold, answer, _EXACT, undecided), gold, answer)
     except (Unreadable, Undecided, LimitExceeded, GoldLimit):
         return False
 

@@ -8,7 +8,7 @@ import string
 from collections import Counter
 from collections.abc import Callable
 
-from lemma.grading.compat.strings import box_content, hendrycks_equal, minerva
+from lemma.grading.compat.strings import hendrycks_box, hendrycks_equal, minerva
 from lemma.grading.compat.sympy_strings import strip_commas
 
 _END = "I hope it is correct."
@@ -73,7 +73,7 @@ def _any_equal(answers: list[str], label: str) -> float:
 
 def math(prediction: str, label: str) -> float:
     """The last box and the Minerva sentence; else the last formula between dollars; else the whole text."""
-    answers = [a for a in (box_content(prediction), _minerva_answer(prediction)) if a is not None]
+    answers = [a for a in (hendrycks_box(prediction), _minerva_answer(prediction)) if a is not None]
     if not answers:
         dollars = [m.start() for m in re.finditer(r"\$", prediction)]
         if len(dollars) > 1:
@@ -142,8 +142,8 @@ def re_search(prediction: str, label: str) -> float:
 
 
 def max_length(tokens: int, label: str) -> float:
-    """1 - |tokens - target| / 8192, at least 0."""
-    return max(0.0, 1 - abs(tokens - int(label)) / MAX_LENGTH)
+    """1 - |tokens - target| / 8192, below 0 as well."""
+    return 1 - abs(tokens - int(label)) / MAX_LENGTH
 
 
 def up_to_max_length(tokens: int, label: str) -> float:
