@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lemma.cli.parser import Parser, named
+from lemma.cli.run_comparison import are_runs, print_comparison
 from lemma.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,14 +23,15 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Compare two evaluations problem by problem: the difference with its 95% interval, the p-value of the exact sign-flip
 test (McNemar's for one sample a problem), problems gained and lost, and the verdict in words. A and B are folders that
-`lemma eval` wrote; numbers of samples may differ."""
+`lemma eval` wrote; numbers of samples may differ. Where both are runs: the options in which their recipes differ, where
+their curves ended, and their evaluations of the same name."""
 LONGEST = 1500
 """Characters of a text that are shown."""
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser("compare", help="is one evaluation better than another", description=DESCRIPTION)
-    parser.add_argument("first", metavar="A", type=Path, help="the folder of an evaluation")
+    parser.add_argument("first", metavar="A", type=Path, help="the folder of an evaluation, or of a run")
     parser.add_argument("second", metavar="B", type=Path, help="the folder of another one")
     parser.add_argument("--benchmarks", metavar="A,B", help="only these (default: all that both have)")
     parser.add_argument(
@@ -43,6 +45,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if are_runs(args.first, args.second):
+        return print_comparison(args.first, args.second, args.json)
     from lemma.core.files import write_whole
     from lemma.evaluation.comparison import METRICS, compare, read_evaluation
 

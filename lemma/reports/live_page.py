@@ -54,7 +54,6 @@ class LivePage:
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         if self._path() == "":

@@ -84,17 +84,29 @@ class PageData:
 
 
 def differences(runs: Sequence[RunReader]) -> list[dict[str, Any]]:
-    """The options in which the recipes of several runs differ; where a run lives does not count."""
+    """The options in which the recipes of several runs differ; where a run lives does not count. A part of the recipe
+    that a run lacks altogether, such as a stage, is one line."""
     if len(runs) < 2:
         return []
     found = [leaves(run.recipe) for run in runs]
-    keys = list(dict.fromkeys(key for own in found for key in own))
-    return [
-        {"key": key, "values": [_value(own, key) for own in found]}
-        for key in keys
-        if key != "run.dir" and len({_value(own, key) for own in found}) > 1
-    ]
+    rows: dict[str, list[str]] = {}
+    for key in dict.fromkeys(key for own in found for key in own):
+        values = [str(own[key]) if key in own else _absent(own, key) for own in found]
+        if key == "run.dir" or len(set(values)) == 1:
+            continue
+        missing = [value for own, value in zip(found, values, strict=True) if key not in own]
+        if missing and missing[0] != key:
+            rows[missing[0]] = ["not there" if key not in own else "there" for own in found]
+        else:
+            rows[key] = ["not there" if key not in own else str(own[key]) for own in found]
+    return [{"key": key, "values": values} for key, values in rows.items()]
 
 
-def _value(own: Mapping[str, Any], key: str) -> str:
-    return str(own[key]) if key in own else "not there"
+def _absent(own: Mapping[str, Any], key: str) -> str:
+    """The largest part that holds this option and of which nothing is there."""
+    parts = key.split(".")
+    for length in range(1, len(parts)):
+        part = ".".join(parts[:length])
+        if not any(name == part or name.startswith(f"{part}.") for name in own):
+            return part
+    return key

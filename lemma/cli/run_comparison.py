@@ -1,0 +1,62 @@
+"""`lemma compare RUN_A RUN_B`: what `lemma compare` prints about two runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from textwrap import shorten
+
+from lemma.core.errors import UserError
+
+# Characters of an option's value that are printed.
+LONGEST = 80
+
+
+def are_runs(first: Path, second: Path) -> bool:
+    """Whether both are folders of runs; a run against an evaluation is refused."""
+    from lemma.reports.run_state import is_run
+
+    found = [is_run(first), is_run(second)]
+    if any(found) and not all(found):
+        run, other = (first, second) if found[0] else (second, first)
+        raise UserError(
+            f"{run} is a run and {other} is none",
+            fix=f"compare two runs, or two evaluations: those of the run are in {run / 'evaluations'}",
+        )
+    return all(found)
+
+
+def print_comparison(first: Path, second: Path, to: Path | None) -> int:
+    from lemma.core.files import write_whole
+    from lemma.reporting.text import number
+    from lemma.reports.compare_runs import compare_runs
+    from lemma.reports.run_reader import open_runs
+
+    found = compare_runs(*open_runs([first, second]))
+    print(f"A: {first}\nB: {second}\n\nOptions that differ:")
+    for one in found.options:
+        first_value, second_value = (shorten(value, LONGEST, placeholder=" ...") for value in one["values"])
+        print(f"  {one['key']}: {first_value} in A, {second_value} in B")
+    if not found.options:
+        print("  none")
+    stage = ""
+    for end in found.curves:
+        if end.stage != stage:
+            stage = end.stage
+            print(f"\nStage {stage}, mean of the last tenth of {end.last_step} steps:")
+        print(f"  {end.name:<18} A {number(end.first):>9}   B {number(end.second):>9}")
+    if found.evaluations:
+        print("\nEvaluations, problem by problem:")
+    for row in found.evaluations:
+        print(f"  {row['benchmark']} ({row['b']} against {row['a']}): {row['words']}")
+        print(f"    A {100 * row['first']:.1f}%, B {100 * row['second']:.1f}% on {row['problems']:,} problems; "
+              f"B gains {row['gained']:,} and loses {row['lost']:,}")  # fmt: skip
+    for doubt in found.doubts:
+        print(f"lemma: warning: {doubt}", file=sys.stderr)
+    print(f"\n`lemma report {first} {second}` shows the curves over each other.")
+    if to is not None:
+        content = {"a": str(first), "b": str(second), **asdict(found)}
+        write_whole(to, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    return 0

@@ -1,0 +1,64 @@
+"""`lemma runs clean`: what of old runs can go without losing a model or the way to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lemma.learning.checkpoint import CheckpointStore
+from lemma.reports.run_reader import RunReader
+from lemma.reports.run_state import is_locked
+from lemma.reports.run_table import find_runs, size_of
+from lemma.reports.shown_samples import journal_steps
+from lemma.runs.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Spare:
+    """Files of one kind in one run that nothing needs any more."""
+
+    run: Path
+    kind: str
+    paths: tuple[Path, ...]
+    size: int
+
+
+def find_spare(folder: Path) -> list[Spare]:
+    """Of every run that nobody works on: checkpoints, but the best and, of a stage that is not finished, the newest;
+    the journals of steps that no run will go back to."""
+    found: list[Spare] = []
+    for run in find_runs(folder):
+        if is_locked(run):
+            continue
+        for kind, paths in _spare_of(RunReader(run)).items():
+            size = sum(map(size_of, paths))
+            if paths:
+                found.append(Spare(run, kind, tuple(paths), size))
+    return found
+
+
+def _spare_of(run: RunReader) -> dict[str, list[Path]]:
+    checkpoints: list[Path] = []
+    journals: list[Path] = []
+    for stage in run.stages:
+        place = run.folder / "stages" / stage / "checkpoints"
+        steps = {int(path.name.removeprefix("step-")): path for path in place.glob("step-*")}
+        best = CheckpointStore(place, 1, lambda text: None).best() if steps else None
+        done, newest = run.is_done(stage), max(steps, default=0)
+        kept = {newest if not done else -1, best["step"] if best else -1}
+        checkpoints += [path for step, path in sorted(steps.items()) if step not in kept]
+        journals += [path for step, path in journal_steps(run.folder, stage).items() if done or step <= newest]
+    return {"checkpoints": checkpoints, "journals": journals}
+
+
+def remove(spare: Sequence[Spare]) -> int:
+    """Remove these; the bytes that were freed. A run that someone has started meanwhile is refused by its lock."""
+    for one in spare:
+        folder = RunFolder(one.run)
+        try:
+            for path in one.paths:
+                folder.remove(path)
+        finally:
+            folder.close()
+    return sum(one.size for one in spare)
