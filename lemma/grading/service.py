@@ -26,7 +26,8 @@ from lemma.grading.rules import DEFAULT, Rules
 from lemma.grading.tasks import PROBE, Compat, Task, key_of, message_of
 from lemma.grading.verdict import Kind, Verdict
 
-Outcome = tuple[Kind, str]
+# A verdict, why, and the seconds that it took a worker: none where it was in the cache.
+Outcome = tuple[Kind, str, float]
 _BATCH = 32
 _TRIES = 3
 """Workers that may be lost over one task, or while they start, before its verdict is unknown."""
@@ -81,11 +82,10 @@ class GradingService:
 
     def settle(self, pending: Pending) -> Verdict:
         """The verdict on what the exact path left open."""
-        start = perf_counter()
         if not pending.rules.symbolic:
             return Verdict("wrong", "unreadable", pending.extracted)
-        kind, reason = self._ask(pending).result()
-        return Verdict(kind, reason, pending.extracted, perf_counter() - start)
+        kind, reason, seconds = self._ask(pending).result()
+        return Verdict(kind, reason, pending.extracted, seconds)
 
     def submit(self, prediction: str, gold: str, rules: Rules = DEFAULT) -> Future[Verdict]:
         """A verdict to come; works with `concurrent.futures.as_completed` and `asyncio.wrap_future`."""
@@ -98,14 +98,13 @@ class GradingService:
 
     def _submit(self, pending: Pending) -> Future[Verdict]:
         result: Future[Verdict] = Future()
-        start = perf_counter()
         if not pending.rules.symbolic:
             result.set_result(Verdict("wrong", "unreadable", pending.extracted))
             return result
 
         def done(asked: Future[Outcome]) -> None:
-            kind, reason = asked.result()
-            result.set_result(Verdict(kind, reason, pending.extracted, perf_counter() - start))
+            kind, reason, seconds = asked.result()
+            result.set_result(Verdict(kind, reason, pending.extracted, seconds))
 
         self._ask(pending).add_done_callback(done)
         return result
@@ -209,8 +208,10 @@ class GradingService:
             return []
         try:
             worker.send([message_of(task.question) for task in tasks], self.wall_seconds)
+            begin = perf_counter()
             for task in tasks:
                 answer = worker.receive(self.wall_seconds)
+                task.seconds, begin = perf_counter() - begin, perf_counter()
                 done += 1
                 if "trouble" in answer:
                     self._finish(task, task.unknown, keep=False)
@@ -308,14 +309,14 @@ class GradingService:
             worker.kill()
 
     def _finish(self, task: Task, outcome: Any, keep: bool = True) -> None:
-        key = key_of(task.question)
+        key, is_verdict = key_of(task.question), isinstance(task.question, Pending)
         with self._lock:
             self._waiting.pop(key, None)
             if self.cache_size and keep:
-                self._cache[key] = outcome
+                self._cache[key] = (*outcome, 0.0) if is_verdict else outcome
                 if len(self._cache) > self.cache_size:
                     self._cache.popitem(last=False)
-        task.future.set_result(outcome)
+        task.future.set_result((*outcome, task.seconds) if is_verdict else outcome)
 
     # Ending
 

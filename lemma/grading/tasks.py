@@ -32,6 +32,8 @@ class Task:
     future: Future[Any] = field(default_factory=Future)
     lost: int = 0
     """How many workers went away while they had this task, for a reason that was not its own."""
+    seconds: float = 0.0
+    """How long a worker was at it, without the time that it waited for one."""
 
     @property
     def unknown(self) -> Any:

@@ -75,6 +75,17 @@ def test_results_stream_while_others_are_at_work(service: GradingService) -> Non
     assert slow.result()[:2] == ("wrong", "limit")
 
 
+def test_seconds_of_a_verdict_are_its_own() -> None:
+    """Fifty questions to one worker: what each waits in the queue would add up to many times the whole."""
+    with GradingService(workers=1) as service:
+        service.grade(SUM % 5, "15")
+        begin = perf_counter()
+        found = [future.result() for future in [service.submit(SUM % n, "1") for n in range(20, 70)]]
+        whole = perf_counter() - begin
+        assert all(verdict.seconds > 0 for verdict in found) and sum(verdict.seconds for verdict in found) <= whole
+        assert service.grade(SUM % 20, "1").seconds == 0, "it was known already"
+
+
 def test_asynchronous_use(service: GradingService) -> None:
     async def ask() -> list[str]:
         futures = [asyncio.wrap_future(service.submit(SUM % n, "78")) for n in (12, 13)]
