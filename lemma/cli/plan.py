@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemma.cli.parser import Parser, add_recipe, named
+from lemma.cli.plan_data import length_in_words, many
 from lemma.core.errors import UserError
 
 if TYPE_CHECKING:
+    from lemma.cli.plan_data import Amount
     from lemma.data.data_options import DataOptions, SourceOptions
     from lemma.models.model_options import ModelOptions
     from lemma.recipe import Recipe
@@ -20,8 +22,9 @@ if TYPE_CHECKING:
     from lemma.stages.supervised_options import SupervisedOptions
 
 DESCRIPTION = """\
-Show what a recipe would do. Nothing is written and no model is loaded. Where a stage's data and the benchmarks it
-evaluates on are small files on this machine, rows that repeat a benchmark problem are counted."""
+Show what a recipe would do. Nothing is written and no model is loaded; of a hub model the configuration is fetched.
+Where a stage's data and the benchmarks it evaluates on are small files on this machine, rows that repeat a benchmark
+problem are counted."""
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -38,8 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from lemma.recipe import load_recipe
 
     recipe = load_recipe(args.recipe, args.overrides)
-    print(describe(recipe))
-    print_missing(recipe, recipe.stages)
+    print_plan(recipe, list(recipe.stages))
     _try_prompt(recipe)
     against = named(args.against) if args.against else None
     for line in plan_lines(recipe, against, args.data_dir, is_asked=args.check_data or against is not None):
@@ -47,7 +49,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def print_missing(recipe: Recipe, names: Iterable[str]) -> None:
+def print_plan(recipe: Recipe, names: Sequence[str], *, skip: Sequence[str] = (), only: Sequence[str] = ()) -> None:
+    """The plan, and what these stages lack. The hub is asked where the model or the data are there and not here."""
+    from lemma.cli.plan_data import amount_of
+    from lemma.cli.plan_hub import missing
+
+    sentences = list(missing(recipe, names))
+    amounts = {name: amount_of(recipe, recipe.stages[name]) for name in names}
+    print(describe(recipe, skip=skip, only=only, amounts=amounts))
+    _print_missing(recipe, names)
+    for sentence in sentences:
+        print(f"\nwarning: {sentence}")
+
+
+def _print_missing(recipe: Recipe, names: Iterable[str]) -> None:
     """Say which files of these stages are not there, as the run would refuse them."""
     from lemma.runs.inputs import check_inputs
 
@@ -77,8 +92,15 @@ def _try_prompt(recipe: Recipe) -> None:
         print(f"\nwarning: {error}")
 
 
-def describe(recipe: Recipe, *, skip: Sequence[str] = (), only: Sequence[str] = ()) -> str:
-    """The plan of a run as text: the model, the stages in order, and which of them are skipped."""
+def describe(
+    recipe: Recipe,
+    *,
+    skip: Sequence[str] = (),
+    only: Sequence[str] = (),
+    amounts: Mapping[str, Amount | None] | None = None,
+) -> str:
+    """The plan of a run as text: the model, the stages in order, and which of them are skipped. `amounts` tell how much
+    data stages have."""
     from lemma.runs.run_options import stage_before
 
     where = f"on {recipe.run.device}" if recipe.run.device != "auto" else "on a GPU where there is one"
@@ -96,8 +118,9 @@ def describe(recipe: Recipe, *, skip: Sequence[str] = (), only: Sequence[str] = 
         else:
             before = stage_before(recipe.stages, name)
             lines.append(_row("starts from", f"the end of {before}" if before else "the model"))
-            lines += _stage(stage)
-            lines.append(_row("memory", _memory(recipe, stage)))
+            amount = (amounts or {}).get(name)
+            lines += _stage(stage, amount)
+            lines.append(_row("memory", _memory(recipe, stage, amount)))
     return "\n".join(lines)
 
 
@@ -111,7 +134,7 @@ def _model(model: ModelOptions, device: str) -> str:
         origin = f"the built-in tiny model, created from nothing (hidden {tiny.hidden}, {tiny.layers} layers)"
     else:
         origin = model.path + (f" at {model.revision}" if model.revision else "")
-    parts = [origin]
+    parts = [origin, *_configured(model)]
     if model.override:
         parts.append("with " + ", ".join(f"{key} {value}" for key, value in model.override.items()))
     if model.lora is not None:
@@ -122,8 +145,26 @@ def _model(model: ModelOptions, device: str) -> str:
     return "; ".join(parts)
 
 
-def _memory(recipe: Recipe, stage: StageOptions) -> str:
+def _configured(model: ModelOptions) -> list[str]:
+    """What the configuration of a model tells of it, where it is on this machine."""
+    from lemma.models.memory import Shape
+
+    if model.path == "tiny":
+        return []
+    try:
+        file = _config_file(model)
+        config = {} if file is None else {**_config(file), **model.override}
+        text = config.get("text_config") or config
+        parts = [str(config["model_type"]), f"{Shape.of_config(config).parameters / 1e9:.3g} billion parameters"]
+        parts += [f"context {text['max_position_embeddings']:,}"] if "max_position_embeddings" in text else []
+        return [", ".join(parts)]
+    except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
+def _memory(recipe: Recipe, stage: StageOptions, amount: Amount | None) -> str:
     """The peak of an optimisation step, where the model's shape can be known without fetching anything."""
+    from lemma.cli.plan_data import sequences_of
     from lemma.models.memory import Shape, plan_training
     from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
@@ -133,7 +174,7 @@ def _memory(recipe: Recipe, stage: StageOptions) -> str:
     else:
         file = None
         try:
-            file = _config_file(model.path)
+            file = _config_file(model)
             if file is None:
                 return "unknown until the model is there"
             shape = Shape.of_config({**_config(file), **model.override})
@@ -143,20 +184,29 @@ def _memory(recipe: Recipe, stage: StageOptions) -> str:
             return f"unknown: {file} does not tell the shape of the model"
     precision = model.precision or ("fp32" if recipe.run.device == "cpu" or model.path == "tiny" else "bf16")
     eight_bit = stage.optim.name == "adamw_8bit"
-    plan = plan_training(shape, model, precision, stage.batch.token_budget, eight_bit_moments=eight_bit)
+    budget = stage.batch.token_budget
+    tokens = (amount and amount.pack(budget, sequences_of(stage))) or budget
+    plan = plan_training(shape, model, precision, tokens, eight_bit_moments=eight_bit)
+    told = ""
+    if amount is not None and amount.lengths:
+        whose = "the longest sequence" if max(amount.lengths) >= min(tokens, budget) else "a step's data"
+        told = f"; {tokens:,} tokens at a time by {whose if tokens != budget else 'the budget'}"
     if not isinstance(stage, ReinforcementOptions):
-        return str(plan)
+        return f"{plan}{told}"
     algorithm = stage.algorithm
     plan = plan.beside(critic=algorithm.needs_critic, reference=algorithm.needs_reference and model.lora is None)
-    return f"{plan}; and the engine's cache, {plan.cache_per_token / 1024:.0f} KiB a token"
+    return f"{plan}{told}; and the engine's cache, {plan.cache_per_token / 1024:.0f} KiB a token"
 
 
-def _config_file(path: str) -> Path | None:
-    """The file of a model on this machine that tells its shape."""
+def _config_file(model: ModelOptions) -> Path | None:
+    """The file of a model on this machine that tells its shape: its own, or what the hub's client has kept."""
+    from lemma.cli.plan_hub import kept_config
     from lemma.models.gguf_file import find_gguf
 
-    file = Path(path).expanduser() / "config.json"
-    return file if file.is_file() else find_gguf(path)
+    file = Path(model.path).expanduser() / "config.json"
+    if file.is_file():
+        return file
+    return find_gguf(model.path) or kept_config(model)
 
 
 def _config(file: Path) -> dict[str, Any]:
@@ -169,20 +219,20 @@ def _config(file: Path) -> dict[str, Any]:
     return read_header(file).config()
 
 
-def _stage(stage: StageOptions) -> list[str]:
+def _stage(stage: StageOptions, amount: Amount | None) -> list[str]:
     from lemma.stages.preference.preference_options import PreferenceOptions
     from lemma.stages.reinforcement.rl_options import ReinforcementOptions
     from lemma.stages.supervised_options import SupervisedOptions
 
     optim, lines, batch = stage.optim, [], ""
     if isinstance(stage, SupervisedOptions):
-        lines, batch = _supervised(stage), f"{_many(stage.batch.sequences, 'sequence')} a step, "
+        lines, batch = _supervised(stage, amount), f"{many(stage.batch.sequences, 'sequence')} a step, "
     elif isinstance(stage, PreferenceOptions):
         what = "pair" if stage.algorithm.paired else "response"
-        lines, batch = _preference(stage), f"{_many(stage.batch.examples, what)} a step, "
+        lines, batch = _preference(stage, amount), f"{many(stage.batch.examples, what)} a step, "
     elif isinstance(stage, ReinforcementOptions):
-        groups = f"{_many(stage.batch.problems, 'problem')} x {_many(stage.algorithm.group_size, 'sample')}"
-        lines, batch = _reinforcement(stage), f"{groups} a step, {_many(stage.algorithm.updates, 'update')}, "
+        groups = f"{many(stage.batch.problems, 'problem')} x {many(stage.algorithm.group_size, 'sample')}"
+        lines, batch = _reinforcement(stage, amount), f"{groups} a step, {many(stage.algorithm.updates, 'update')}, "
     warmup = f"warm-up {optim.warmup:.0%} of the steps" if optim.warmup < 1 else f"warm-up {optim.warmup:g} steps"
     warmup = warmup if optim.warmup else "no warm-up"
     return [
@@ -205,15 +255,15 @@ def _evaluation(stage: StageOptions) -> list[str]:
     return [_row("evaluation", f"{names}; {start}{_every(asked.every)}; best by {asked.metric}")]
 
 
-def _supervised(stage: SupervisedOptions) -> list[str]:
+def _supervised(stage: SupervisedOptions, amount: Amount | None) -> list[str]:
     return [
-        _row("length", _length(stage)),
+        _row("length", length_in_words(stage, amount)),
         _row("data", _data(stage.data, stage.unique_examples) + _cut(stage)),
         *_validation(stage),
     ]
 
 
-def _preference(stage: PreferenceOptions) -> list[str]:
+def _preference(stage: PreferenceOptions, amount: Amount | None) -> list[str]:
     algorithm = stage.algorithm
     loss = getattr(algorithm, "loss", None)
     named = f"{algorithm.name}, beta {algorithm.beta:g}"
@@ -227,13 +277,13 @@ def _preference(stage: PreferenceOptions) -> list[str]:
     return [
         _row("algorithm", named),
         _row("reference", kept[stage.reference] if algorithm.needs_reference else "none"),
-        _row("length", _length(stage)),
+        _row("length", length_in_words(stage, amount)),
         _row("data", _data(stage.data) + _cut(stage)),
         *_validation(stage),
     ]
 
 
-def _reinforcement(stage: ReinforcementOptions) -> list[str]:
+def _reinforcement(stage: ReinforcementOptions, amount: Amount | None) -> list[str]:
     algorithm, rollout = stage.algorithm, stage.rollout
     rewards = [f"{reward.weight:g} {reward.label}" for reward in stage.rewards]
     longest = f"at most {rollout.max_tokens} tokens" if rollout.max_tokens else "as long as the context allows"
@@ -246,7 +296,7 @@ def _reinforcement(stage: ReinforcementOptions) -> list[str]:
         _row("reference", held),
         _row("rewards", " + ".join(rewards)),
         _row("samples", f"{rollout.engine.name} engine, temperature {rollout.temperature:g}, {longest}"),
-        _row("length", _length(stage)),
+        _row("length", length_in_words(stage, amount)),
         _row("data", _data(stage.data)),
         _row("journal", _journal(stage)),
     ]
@@ -277,12 +327,6 @@ def _size(count: float) -> str:
     raise AssertionError
 
 
-def _length(stage: SupervisedOptions | PreferenceOptions | ReinforcementOptions) -> str:
-    if stage.steps is not None:
-        return _many(stage.steps, "step")
-    return _many(1 if stage.epochs is None else stage.epochs, "epoch")
-
-
 def _cut(stage: SupervisedOptions | PreferenceOptions) -> str:
     return f", sequences of at most {stage.max_length} tokens" if stage.max_length else ""
 
@@ -294,11 +338,6 @@ def _validation(stage: SupervisedOptions | PreferenceOptions) -> list[str]:
     source = f"{held.share:.1%} of the rows" if held.data is None else _data(held.data)
     most = f", at most {held.count}" if held.count else ""
     return [_row("validation", f"{source}{most}, {_every(held.every)}")]
-
-
-def _many(count: float, what: str) -> str:
-    shown = count if isinstance(count, int) else f"{count:g}"
-    return f"{shown} {what}{'' if count == 1 else 's'}"
 
 
 def _every(steps: int) -> str:
@@ -320,5 +359,5 @@ def _source(source: SourceOptions) -> str:
     is_file = source.source.endswith((".parquet", ".jsonl", ".jsonl.gz", ".json", ".csv"))
     place = source.source if is_file else " / ".join(filter(None, [source.source, source.config, source.split]))
     if source.count is not None:
-        return f"{place}, {_many(source.count, 'row')}"
+        return f"{place}, {many(source.count, 'row')}"
     return f"{place}, {source.fraction:g} of the rows" if source.fraction else place

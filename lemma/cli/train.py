@@ -81,7 +81,7 @@ def _check_stages(recipe: Recipe, skip: list[str], only: list[str]) -> None:
 
 
 def _dry_run(recipe: Recipe, skip: list[str], only: list[str]) -> int:
-    from lemma.cli.plan import describe, print_missing
+    from lemma.cli.plan import print_plan
     from lemma.core.files import write_whole
 
     path = Path(recipe.run.dir) / "recipe.resolved.yaml"
@@ -91,7 +91,7 @@ def _dry_run(recipe: Recipe, skip: list[str], only: list[str]) -> int:
         raise UserError(
             f"cannot write the resolved recipe: {error.strerror}", file=path, fix="name another folder as `run.dir`"
         ) from None
-    print(describe(recipe, skip=skip, only=only))
-    print_missing(recipe, [name for name in recipe.stages if name not in skip and (not only or name in only)])
+    names = [name for name in recipe.stages if name not in skip and (not only or name in only)]
+    print_plan(recipe, names, skip=skip, only=only)
     print(f"\nThe resolved recipe is in {path}. Nothing was loaded.")
     return 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
@@ -30,20 +31,16 @@ def download(
     kind: Kind, name: str, to: Path | None = None, revision: str | None = None, only: str | None = None
 ) -> Path:
     """Fetch a repository at one commit, or the files of it that a pattern names; what is there is not fetched again."""
-    import httpx
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     folder = to or default_folder(kind, name)
     repository = ALIASES.get(name, HubName(name)).path if kind == "dataset" else name
-    try:
+    with hub_errors(kind, repository, revision):
         # Without this question first, an unreachable hub would pass for a finished download where a folder exists.
         info = HfApi().repo_info(repository, repo_type=kind, revision=revision, files_metadata=True)
         wanted = _wanted(info, repository, only)
         _fetch_large(kind, repository, info.sha, wanted, folder)
         snapshot_download(repository, repo_type=kind, revision=info.sha, local_dir=folder, allow_patterns=only)
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, httpx.TransportError, ConnectionError) as error:
-        raise _sentence(kind, repository, revision, error) from error
     missing = [one.rfilename for one in wanted if not _is_whole(folder / one.rfilename, one.size)]
     if missing:
         raise UserError(
@@ -51,6 +48,18 @@ def download(
         )
     shutil.rmtree(folder / PARTS, ignore_errors=True)
     return folder
+
+
+@contextmanager
+def hub_errors(kind: Kind, name: str, revision: str | None = None) -> Iterator[None]:
+    """Within `with`, the hub is asked for this repository: what its client raises becomes one sentence."""
+    import httpx
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        yield
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, httpx.TransportError, ConnectionError) as error:
+        raise _sentence(kind, name, revision, error) from error
 
 
 def _wanted(info: Any, repository: str, only: str | None) -> list[Any]:

@@ -206,7 +206,7 @@ def _problems(benchmark: Benchmark, data_dir: str | Path | None, to_grade: bool 
     from lemma.data.load_rows import load_problems, load_rows
     from lemma.data.readers import problem_of
 
-    source = _source_of(benchmark, data_dir)
+    source = source_of(benchmark, data_dir)
     problems = load_problems(source, 0) if to_grade else [problem_of(item) for item in load_rows(source, 0)]
     return [_without_system(problem) if _is_luffy(problem) else problem for problem in problems]
 
@@ -275,7 +275,7 @@ def check_benchmark(spec: str | Mapping[str, Any] | Benchmark, *, data_dir: str 
     """Refuse a benchmark whose files are not there, without reading them; the hub is not asked."""
     from lemma.data.sources import check_files
 
-    check_files(_source_of(find_benchmark(spec), data_dir))
+    check_files(source_of(find_benchmark(spec), data_dir))
 
 
 def example_source(benchmark: Benchmark, data_dir: str | Path | None) -> DataOptions:
@@ -303,7 +303,7 @@ def example_source(benchmark: Benchmark, data_dir: str | Path | None) -> DataOpt
     return DataOptions(**own)
 
 
-def _source_of(benchmark: Benchmark, data_dir: str | Path | None) -> DataOptions:
+def source_of(benchmark: Benchmark, data_dir: str | Path | None) -> DataOptions:
     """Where its problems are: in the folder that stands in for the hub, where one is given."""
     source = {name: getattr(benchmark, name) for name in SourceOptions.model_fields}
     if data_dir is not None and benchmark.source != "arithmetic" and not Path(benchmark.source).exists():

@@ -1,0 +1,94 @@
+"""`lemma plan`: what is missing, how many steps epochs are, and memory by the lengths of the data."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lemma.cli import main
+from lemma.cli.plan_data import Amount, length_in_words
+from lemma.models.load_model import load_for_inference
+from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+from lemma.stages.supervised_options import SupervisedOptions
+from tests.hub import Hub, serve
+
+CONFIG = {
+    "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+    "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936, "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def write(folder: Path, model: str, **stage: Any) -> str:
+    rows = [{"question": f"{n} + 1 ?", "answer": f"{n} + 1 = {n + 1}\n#### {n + 1}"} for n in range(10)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sft = {"data": {"source": str(folder / "rows.jsonl")}, "batch": {"sequences": 4}, **stage}
+    recipe = {
+        "run": {"dir": str(folder / "run")},
+        "model": {"path": model},
+        "format": "r1_zero",
+        "stages": {"sft": sft},
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return str(folder / "recipe.yaml")
+
+
+def test_epochs_in_steps_and_steps_in_epochs() -> None:
+    ten = Amount(10)
+    assert length_in_words(SupervisedOptions(epochs=2, batch={"sequences": 4}), ten) == "2 epochs of 10 rows, 6 steps"
+    assert length_in_words(SupervisedOptions(steps=6, batch={"sequences": 4}), ten) == "6 steps, 2 epochs of 10 rows"
+    rl = ReinforcementOptions(epochs=3, batch={"problems": 4})
+    assert length_in_words(rl, ten) == "3 epochs of 10 problems, 8 steps" and length_in_words(rl, None) == "3 epochs"
+
+
+def test_tokens_at_a_time_by_the_data() -> None:
+    amount = Amount(10, (100, 200, 300))
+    assert amount.pack(16384, 32) == 6400, "a step has fewer than the budget allows"
+    assert amount.pack(4096, 32) == 4096 and amount.pack(256, 32) == 300, "no sequence is split"
+    assert Amount(10).pack(256, 32) is None
+
+
+def test_a_local_model_and_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, tokenizer = load_for_inference("tiny", "cpu")
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    for command in (["plan"], ["train", "--dry-run"]):
+        assert main([command[0], write(tmp_path, str(tmp_path / "model"), epochs=2), *command[1:]]) == 0
+        out = capsys.readouterr().out
+        assert "2 epochs of 10 rows, 6 steps" in out and "warning" not in out
+        assert re.search(r"model +\S+; \w+, 0\.00\d+ billion parameters, context 512", out)
+        assert re.search(r"memory .*; \d+ tokens at a time by a step's data", out)
+
+
+def test_what_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = write(tmp_path, "nobody/nothing", eval={"benchmarks": ["gsm8k"]})
+    assert main(["plan", recipe]) == 0
+    out = capsys.readouterr().out
+    assert "warning: the model nobody/nothing is not on this machine" in out
+    assert "warning: stage sft: benchmark gsm8k: the dataset openai/gsm8k is not on this machine" in out
+    assert main(["plan", recipe, "--set", f"model.path={tmp_path}/typo"]) == 0
+    assert f"warning: there is no model folder {tmp_path}/typo" in capsys.readouterr().out
+
+
+def test_a_hub_model_is_told_by_its_configuration(tmp_path: Path) -> None:
+    recipe = write(tmp_path, "someone/small", eval={"benchmarks": ["someone/absent"]})
+    files = {"models/someone/small": {"config.json": json.dumps(CONFIG).encode()}}
+    offline = {"HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"}
+    with serve(Hub(files)) as hub:
+        env = {name: value for name, value in os.environ.items() if name not in offline}
+        env |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+        command = [sys.executable, "-m", "lemma", "plan", recipe]
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "someone/small; qwen2, 0.494 billion parameters, context 32,768" in done.stdout
+    assert re.search(r"memory +\d+\.\d GiB: weights", done.stdout)
+    assert f"benchmark absent: there is no dataset 'someone/absent' on {hub.url}" in done.stdout
+    assert not any("safetensors" in path for path, _ in hub.files_sent())
