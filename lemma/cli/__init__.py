@@ -13,6 +13,8 @@ from lemma.core.errors import UserError, nearest, warnings_said
 
 # The commands and what each is for; the module of the same name in this folder has `add(subparsers)`.
 COMMANDS: dict[str, str] = {
+    "init": "write a recipe to begin with, from four questions",
+    "recipes": "list the recipes that come with Lemma, and copy one",
     "train": "run the stages of a recipe; the same command goes on where it stopped",
     "plan": "what a recipe would do; nothing is loaded or written",
     "data": "look at data as the model will see it, and prepare files",

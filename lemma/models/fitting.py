@@ -1,0 +1,70 @@
+"""How a model can be trained in a given memory: all of its weights, adapters, or adapters on 4-bit weights."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from lemma.models.memory import GIB, Shape, plan_training
+from lemma.models.model_options import LoraOptions, ModelOptions, Precision
+
+# What is left for the engine's cache, the libraries and what else runs on the device.
+SHARE = 0.75
+BUDGETS = (16384, 8192, 4096, 2048)
+# Shapes of a widespread family by billions of parameters, for models that are not on this machine yet.
+USUAL = {
+    0.5: Shape(24, 896, 896, 128, 4864, 151936, True),
+    1.5: Shape(28, 1536, 1536, 256, 8960, 151936, True),
+    3.0: Shape(36, 2048, 2048, 256, 11008, 151936, True),
+    7.0: Shape(28, 3584, 3584, 512, 18944, 152064, False),
+    14.0: Shape(48, 5120, 5120, 1024, 13824, 152064, False),
+    32.0: Shape(64, 5120, 5120, 1024, 27648, 152064, False),
+    72.0: Shape(80, 8192, 8192, 1024, 29568, 152064, False),
+}
+SIZE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)([bm])(?![a-z])", re.IGNORECASE)
+
+Way = Literal["full", "lora", "4bit"]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How to train, and the bytes that this takes by the plan."""
+
+    way: Way
+    checkpointing: bool
+    token_budget: int
+    planned: float
+    fits: bool = True
+
+
+def guess_shape(name: str) -> Shape | None:
+    """The shape that a model of the size in this name probably has; larger rather than smaller."""
+    found = SIZE.search(name.rpartition("/")[2])
+    if found is None:
+        return None
+    billions = float(found[1]) * (1.0 if found[2].lower() == "b" else 1e-3)
+    return USUAL[next((size for size in USUAL if size >= 0.9 * billions), max(USUAL))]
+
+
+def fit_memory(shape: Shape, memory: float, precision: Precision, *, copies: int = 1, only: Way | None = None) -> Fit:
+    """The way to train that changes most weights and computes most at a time within a share of `memory` bytes; the
+    smallest one where none fits. `copies` counts models of this size that are held, such as a frozen reference."""
+    tried: list[Fit] = []
+    ways: tuple[Way, ...] = ("full", "lora", "4bit") if precision != "fp32" else ("full", "lora")
+    for way in ways if only is None else (only,):
+        lora = None if way == "full" else LoraOptions()
+        model = ModelOptions(path="x", lora=lora, quantize="4bit" if way == "4bit" else None)
+        for checkpointing in (False, True):
+            options = model.model_copy(update={"checkpointing": checkpointing})
+            for budget in BUDGETS:
+                plan = plan_training(shape, options, precision, budget)
+                needed = plan.total + (copies - 1) * (plan.weights if way == "full" else 0.0)
+                tried.append(Fit(way, checkpointing, budget, needed))
+                if needed <= SHARE * memory:
+                    return tried[-1]
+    return replace(min(tried, key=lambda fit: fit.planned), fits=False)
+
+
+def in_gib(size: float) -> str:
+    return f"{size / GIB:.1f} GiB"
