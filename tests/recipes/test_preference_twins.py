@@ -11,7 +11,7 @@ import pytest
 
 from lemma.core.events import silent
 from lemma.recipe import Recipe, load_recipe
-from lemma.rollouts import read_samples
+from lemma.rollouts import read_episodes
 from lemma.runs.run import train
 from lemma.stages.preference.examples import journal_pairs
 from lemma.stages.preference.preference_options import PreferenceOptions
@@ -79,7 +79,7 @@ def test_a_model_learns_from_its_own_samples(tmp_path: Path) -> None:
     """The whole recipe: the samples of its second stage are the pairs of its third."""
     options = check("own_samples_dpo", tmp_path, [])
     journal = tmp_path / "stages" / "sample" / "journal"
-    samples = [sample for path in sorted(journal.iterdir()) for sample in read_samples(path)]
+    samples = [sample for path in sorted(journal.iterdir()) for sample in read_episodes(path)]
     assert len(samples) == 2 * 32 * 8
     assert {sample.right for sample in samples} == {True, False}
     pairs = journal_pairs(tmp_path, options.journal)

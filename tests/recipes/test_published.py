@@ -15,7 +15,7 @@ from lemma.formats import make_format
 from lemma.recipe import Recipe, load_recipe
 from lemma.rewards import RewardInput, combine
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
-from tests.recipes.published import MODELS, OWN, REWARDS, STAGES
+from tests.recipes.published import MODELS, OTHERS, OWN, REWARDS, STAGES, WANDB
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 
@@ -51,6 +51,19 @@ def test_settings_are_those_published(name: str) -> None:
     assert differing(values, MODELS[name]) == {}
     for stage, wanted in STAGES[name].items():
         assert differing(values["stages"][stage], wanted) == {}, stage
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_so_are_those_of_recipes_without_reinforcement(name: str) -> None:
+    values = recipe_of(name).model_dump()
+    assert list(values["stages"]) == list(OTHERS[name])
+    for stage, wanted in OTHERS[name].items():
+        assert differing(values["stages"][stage], wanted) == {}, stage
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_weights_and_biases_is_on_where_the_system_has_it_on(path: Path) -> None:
+    assert (load_recipe(path).run.wandb is not None) == path.stem.startswith(WANDB)
 
 
 @pytest.mark.parametrize("name", STAGES)

@@ -12,7 +12,7 @@ import pytest
 from lemma.core.errors import UserError
 from lemma.core.events import silent
 from lemma.recipe import Recipe, load_recipe
-from lemma.rollouts import read_samples
+from lemma.rollouts import read_episodes
 from lemma.runs.run import train
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from tests.recipes.published import REWARDS, STAGES
@@ -35,6 +35,7 @@ FIELDS = {
     "math_expert_iteration": {"nll"},
     "openmath_sft_dapo_grpo": SAMPLED | {"kl"},
     "numina_grpo": SAMPLED | {"kl"},
+    "rlvr_gsm8k_grpo": CLIPPED | {"kl"},
     "numina_ppo": CLIPPED | {"kl_seen", "critic/loss", "critic/value_loss", "critic/value_clipped", "critic/grad_norm"},
     "luffy": TAUGHT | {"off/loss", "off/prob", "off/ratio"},
     "luffy_on_policy": MIXED,
@@ -110,7 +111,7 @@ def run_sft_first(name: str, folder: Path) -> None:
 def check_traces(journal: Path, rows: list[dict[str, Any]]) -> None:
     """One sample of eight is a teacher's, whole and right; nothing was generated for it."""
     for row in rows:
-        samples = list(read_samples(journal / f"step-{row['step']:06d}.jsonl"))
+        samples = list(read_episodes(journal / f"step-{row['step']:06d}.jsonl"))
         taught = [sample for sample in samples if sample.given]
         assert len(samples) == 8 * len(taught) == 32
         assert all(sample.given == len(sample.ids) and sample.reward == 1.0 for sample in taught)
