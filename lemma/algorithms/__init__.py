@@ -12,20 +12,25 @@ from lemma.algorithms.luffy import Luffy
 from lemma.algorithms.ppo import Ppo
 from lemma.algorithms.reinforce import Reinforce, ReinforceBaseline
 from lemma.algorithms.rloo import Rloo
+from lemma.config.registry import Registry
 
-ALGORITHMS: dict[str, type[Algorithm]] = {
-    "reinforce": Reinforce,
-    "reinforce_baseline": ReinforceBaseline,
-    "rloo": Rloo,
-    "grpo": Grpo,
-    "dr_grpo": DrGrpo,
-    "dapo": Dapo,
-    "gspo": Gspo,
-    "cispo": Cispo,
-    "loop": Loop,
-    "ppo": Ppo,
-    "luffy": Luffy,
-    "expert_iteration": ExpertIteration,
-}
+ALGORITHMS: Registry[type[Algorithm]] = Registry(
+    "algorithms",
+    Algorithm,
+    {
+        "reinforce": Reinforce,
+        "reinforce_baseline": ReinforceBaseline,
+        "rloo": Rloo,
+        "grpo": Grpo,
+        "dr_grpo": DrGrpo,
+        "dapo": Dapo,
+        "gspo": Gspo,
+        "cispo": Cispo,
+        "loop": Loop,
+        "ppo": Ppo,
+        "luffy": Luffy,
+        "expert_iteration": ExpertIteration,
+    },
+)
 
 __all__ = ["ALGORITHMS", "Algorithm", "Memory", "rewards_of"]

@@ -222,7 +222,7 @@ def _sentence(path: KeyPath, details: ErrorDetails, root: type[Options], documen
 
 def _wrong_choice(name: str, choice: Choice, value: Any) -> tuple[str, str]:
     """A value that does not name one of the classes it could be."""
-    tags = sorted(choice.registry)
+    tags = choice.names()
     if isinstance(value, str):
         return f"'{name}' cannot be {show(value)}", _repair_text(value) or nearest(value, tags)
     if not isinstance(value, dict):

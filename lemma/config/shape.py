@@ -7,17 +7,25 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
-from pydantic import GetCoreSchemaHandler
+from pydantic import (
+    GetCoreSchemaHandler,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    ValidatorFunctionWrapHandler,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
 from lemma.config.options import Options
+from lemma.config.registry import Registry
+from lemma.core.errors import UserError
 
 
 class Choice:
     """Marks a value that is one of the classes in a registry: `Annotated[Base, Choice(REGISTRY, by="name")]`.
 
     A mapping names its class under the key `by`; a bare word stands for a mapping with that name and nothing else.
+    A plain dictionary is all there is; a `Registry` also takes `path.py:Name` and what other packages install.
     Where such values stand in a mapping, `implied` says what a key alone tells: the class, and perhaps more.
     """
 
@@ -35,15 +43,44 @@ class Choice:
             return {**told, **{name: _merged(told.get(name), given) for name, given in value.items()}}
         return value
 
+    def find(self, tag: Any) -> type[Options] | None:
+        """The class of this name: the registry's own, or one from outside where the registry is open to that."""
+        if not isinstance(tag, str):
+            return None
+        return self.registry.find(tag) if isinstance(self.registry, Registry) else self.registry.get(tag)
+
+    def names(self) -> list[str]:
+        return self.registry.names() if isinstance(self.registry, Registry) else sorted(self.registry)
+
     def pick(self, value: Any, key: Any = None) -> type[Options] | None:
+        """The class that a value chooses; None where it names none, or one that cannot be loaded."""
         value = self.expand(value, key)
-        tag = value.get(self.by) if isinstance(value, dict) else None
-        return self.registry.get(tag) if isinstance(tag, str) else None
+        try:
+            return self.find(value.get(self.by)) if isinstance(value, dict) else None
+        except UserError:
+            return None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         classes = {tag: handler.generate_schema(option) for tag, option in self.registry.items()}
         union = core_schema.tagged_union_schema(classes, discriminator=self.by)
-        return core_schema.no_info_before_validator_function(self.expand, union)
+        both = core_schema.no_info_wrap_validator_function(self._validate, union)
+        written = core_schema.wrap_serializer_function_ser_schema(self._write, schema=union, info_arg=True)
+        return core_schema.no_info_before_validator_function(self.expand, both, serialization=written)
+
+    def _validate(self, value: Any, own: ValidatorFunctionWrapHandler) -> Any:
+        """The registry's own classes by their union; a class from outside by itself."""
+        tag = value.get(self.by) if isinstance(value, dict) else getattr(value, self.by, None)
+        if tag is None or (isinstance(tag, str) and tag in self.registry):
+            return own(value)
+        try:
+            outside = self.find(tag)
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        return own(value) if outside is None else outside.model_validate(value)
+
+    def _write(self, value: Any, own: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:
+        is_own = getattr(value, self.by, None) in self.registry
+        return own(value) if is_own else value.model_dump(mode=info.mode)
 
 
 def _merged(told: Any, given: Any) -> Any:
@@ -149,7 +186,8 @@ def words(annotation: Any, plural: bool = False) -> str:
     """What may be written there: 'a whole number of at least 1, or null'."""
     choice = choice_of(annotation)
     if choice is not None:
-        return f"one of: {', '.join(sorted(choice.registry))}"
+        own = f"one of: {', '.join(sorted(choice.registry))}"
+        return f"{own}, or path.py:Name" if isinstance(choice.registry, Registry) else own
     parts = branches(annotation)
     if len(parts) > 1:
         named = [words(part) for part in parts]

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from lemma.config.registry import Registry
 from lemma.core.errors import UserError, nearest
 from lemma.formats.alpaca import Alpaca
 from lemma.formats.boxed import Boxed
@@ -19,29 +20,33 @@ from lemma.formats.think_boxed import ThinkBoxed
 from lemma.formats.working_out import WorkingOut
 from lemma.formats.xml import Xml
 
-FORMATS: dict[str, type[Format]] = {
-    "r1_zero": R1Zero,
-    "question_only": QuestionOnly,
-    "xml": Xml,
-    "working_out": WorkingOut,
-    "boxed": Boxed,
-    "think_boxed": ThinkBoxed,
-    "think_answer": ThinkAnswer,
-    "alpaca": Alpaca,
-    "own": Own,
-    "qwen": Qwen,
-    "simplerl": SimpleRl,
-    "prime": Prime,
-    "prime_sft": PrimeSft,
-    "prime_code": PrimeCode,
-    "no": No,
-}
+FORMATS: Registry[type[Format]] = Registry(
+    "formats",
+    Format,
+    {
+        "r1_zero": R1Zero,
+        "question_only": QuestionOnly,
+        "xml": Xml,
+        "working_out": WorkingOut,
+        "boxed": Boxed,
+        "think_boxed": ThinkBoxed,
+        "think_answer": ThinkAnswer,
+        "alpaca": Alpaca,
+        "own": Own,
+        "qwen": Qwen,
+        "simplerl": SimpleRl,
+        "prime": Prime,
+        "prime_sft": PrimeSft,
+        "prime_code": PrimeCode,
+        "no": No,
+    },
+)
 
 __all__ = ["FAULTS", "FORMATS", "HARMLESS", "Format", "Parsed", "make_format"]
 
 
 def make_format(spec: str | Mapping[str, Any] | Format) -> Format:
-    """A format from its name, or from its name and options as a recipe writes them."""
+    """A format from its name, from `path.py:Name`, or from its name and options as a recipe writes them."""
     if isinstance(spec, Format):
         return spec
     options = {"name": spec} if isinstance(spec, str) else dict(spec)
@@ -50,17 +55,16 @@ def make_format(spec: str | Mapping[str, Any] | Format) -> Format:
             "the format has no name", fix="write one of: " + ", ".join(f"`name: {name}`" for name in FORMATS)
         )
     name = str(options["name"])
-    if name not in FORMATS:
-        raise UserError(f"there is no format '{name}'", fix=nearest(name, FORMATS))
+    kind = FORMATS.find(name)
+    if kind is None:
+        raise UserError(f"there is no format '{name}'", fix=nearest(name, FORMATS.names()))
     try:
-        return FORMATS[name](**options)
+        return kind(**options)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            raise UserError(
-                f"format {name} has no option '{place}'", fix=nearest(place, FORMATS[name].model_fields)
-            ) from None
+            raise UserError(f"format {name} has no option '{place}'", fix=nearest(place, kind.model_fields)) from None
         what = str(first["msg"]).removeprefix("Value error, ")
         where = f"option '{place}' of format {name}" if place else f"format {name}"
         raise UserError(f"{where}: {what}") from None

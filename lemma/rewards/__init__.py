@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from lemma.config.registry import Registry, is_place, load_place
 from lemma.core.errors import UserError, nearest
 from lemma.rewards.combine import RewardFailed, Scored, combine, distributions
 from lemma.rewards.correctness import Accuracy, FormatKept, Graded
@@ -18,28 +19,32 @@ from lemma.rewards.think import R1ZeroReward, ThinkAnswerFormat, ThinkFormat
 from lemma.rewards.working_out_rewards import Answer, ApproximateFormat, ExactFormat, Numbers
 from lemma.rewards.xml_rewards import Correctness, Integer, SoftFormat, StrictFormat, TagCount
 
-REWARDS: dict[str, type[Reward]] = {
-    "accuracy": Accuracy,
-    "format": FormatKept,
-    "graded": Graded,
-    "correctness": Correctness,
-    "integer": Integer,
-    "strict_format": StrictFormat,
-    "soft_format": SoftFormat,
-    "tag_count": TagCount,
-    "exact_format": ExactFormat,
-    "approximate_format": ApproximateFormat,
-    "answer": Answer,
-    "numbers": Numbers,
-    "r1_zero": R1ZeroReward,
-    "think_format": ThinkFormat,
-    "think_answer_format": ThinkAnswerFormat,
-    "soft_overlong": SoftOverlong,
-    "repetition": Repetition,
-    "length": Length,
-    "reward_model": RewardModel,
-    "custom": Custom,
-}
+REWARDS: Registry[type[Reward]] = Registry(
+    "rewards",
+    Reward,
+    {
+        "accuracy": Accuracy,
+        "format": FormatKept,
+        "graded": Graded,
+        "correctness": Correctness,
+        "integer": Integer,
+        "strict_format": StrictFormat,
+        "soft_format": SoftFormat,
+        "tag_count": TagCount,
+        "exact_format": ExactFormat,
+        "approximate_format": ApproximateFormat,
+        "answer": Answer,
+        "numbers": Numbers,
+        "r1_zero": R1ZeroReward,
+        "think_format": ThinkFormat,
+        "think_answer_format": ThinkAnswerFormat,
+        "soft_overlong": SoftOverlong,
+        "repetition": Repetition,
+        "length": Length,
+        "reward_model": RewardModel,
+        "custom": Custom,
+    },
+)
 
 __all__ = [
     "REWARDS",
@@ -47,31 +52,44 @@ __all__ = [
     "RewardFailed",
     "RewardInput",
     "Scored",
+    "as_options",
     "combine",
     "distributions",
     "make_reward",
 ]
 
 
+def as_options(spec: str | Mapping[str, Any]) -> dict[str, Any]:
+    """A reward as a mapping of name and options; a function of a file becomes the function of `custom`.
+
+    A file that cannot be read is taken to hold a function: the reward says what is wrong when it is checked.
+    """
+    options = {"name": spec} if isinstance(spec, str) else dict(spec)
+    place = options.get("name")
+    if not isinstance(place, str) or not (is_place(place) or place.endswith(".py")):
+        return options
+    try:
+        is_class = is_place(place) and isinstance(load_place(place), type)
+    except UserError:
+        is_class = False
+    return options if is_class else {**options, "name": "custom", "function": place}
+
+
 def make_reward(spec: str | Mapping[str, Any] | Reward) -> Reward:
-    """A reward from its name, from `path.py:function`, or from a mapping of name and options as a recipe writes it."""
+    """A reward from its name, from `path.py:Name`, or from a mapping of name and options as a recipe writes it."""
     if isinstance(spec, Reward):
         return spec
-    if isinstance(spec, str):
-        options: dict[str, Any] = {"name": "custom", "function": spec} if ".py:" in spec else {"name": spec}
-    else:
-        options = dict(spec)
+    options = as_options(spec)
     name = str(options.get("name", ""))
-    if name not in REWARDS:
-        raise UserError(f"there is no reward '{name}'", fix=nearest(name, REWARDS))
+    kind = REWARDS.find(name)
+    if kind is None:
+        raise UserError(f"there is no reward '{name}'", fix=nearest(name, REWARDS.names()))
     try:
-        return REWARDS[name](**options)
+        return kind(**options)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            raise UserError(
-                f"reward {name} has no option '{place}'", fix=nearest(place, REWARDS[name].model_fields)
-            ) from None
+            raise UserError(f"reward {name} has no option '{place}'", fix=nearest(place, kind.model_fields)) from None
         what = str(first["msg"]).removeprefix("Value error, ")
         raise UserError(f"option '{place}' of reward {name}: {what}") from None

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import math
-import sys
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from numbers import Real
 from pathlib import Path
-from traceback import extract_tb
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from lemma.core.errors import UserError, nearest
+from lemma.config.registry import load_place
+from lemma.core.errors import UserError
 from lemma.rewards.reward import Reward, RewardInput
 
 Function = Callable[..., float | None]
@@ -77,30 +74,9 @@ class Custom(Reward):
         return self.function.rpartition(":")[0], None if code is None else code.co_firstlineno
 
 
-@lru_cache(maxsize=64)
 def load_function(spec: str) -> Function:
-    """Import the file, once, and find the function in it."""
-    path, _, name = spec.rpartition(":")
-    file = Path(path)
-    if not file.is_file():
-        raise UserError(f"there is no file '{path}'", fix="give the path of the Python file that defines the reward")
-    module_spec = importlib.util.spec_from_file_location(f"lemma_reward_{file.stem}", file.resolve())
-    assert module_spec is not None and module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module
-    try:
-        module_spec.loader.exec_module(module)
-    except SyntaxError as error:
-        raise UserError(f"this is not Python: {error.msg}", file=file, line=error.lineno) from error
-    except (Exception, SystemExit) as error:
-        inside = [frame.lineno for frame in extract_tb(error.__traceback__) if Path(frame.filename) == file.resolve()]
-        raise UserError(
-            f"this file cannot be imported: {type(error).__name__}: {error}",
-            file=file,
-            line=inside[-1] if inside else None,
-        ) from error
-    function = getattr(module, name, None)
+    """The function in its file, which is imported once."""
+    function = load_place(spec)
     if not callable(function):
-        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise UserError(f"there is no function '{name}'", file=file, fix=nearest(name, names))
+        raise UserError(f"'{spec.rpartition(':')[2]}' is not a function", file=spec.rpartition(":")[0])
     return function

@@ -84,7 +84,7 @@ class Reward(Options):
     @property
     def label(self) -> str:
         """The name under which its distribution is logged."""
-        return self.name
+        return self.name.rpartition(":")[2]
 
     @property
     def place(self) -> tuple[str, int | None] | None:

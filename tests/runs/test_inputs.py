@@ -29,7 +29,7 @@ def recipe(folder: Path, **stage: Any) -> Recipe:
 
 def test_a_function_that_is_not_there_is_told_before_anything_is_made(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def polite(item):\n    return 1.0\n")
-    with pytest.raises(UserError, match="there is no function 'polit'; did you mean 'polite'"):
+    with pytest.raises(UserError, match="there is no 'polit'; did you mean 'polite'"):
         train(
             recipe(tmp_path / "run", rewards=[{"name": "custom", "function": f"{tmp_path}/mine.py:polit"}]), sink=silent
         )

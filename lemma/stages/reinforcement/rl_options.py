@@ -14,7 +14,7 @@ from lemma.core.errors import nearest
 from lemma.data.data_options import DataOptions
 from lemma.engines.engine_options import ENGINES, EngineOptions, NativeOptions
 from lemma.learning.learning_options import BudgetOptions
-from lemma.rewards import REWARDS, Reward
+from lemma.rewards import REWARDS, Reward, as_options
 from lemma.rewards.combine import labels
 from lemma.rewards.lengths import SoftOverlong
 from lemma.runs.run_options import StageOptions
@@ -25,12 +25,10 @@ if TYPE_CHECKING:
 
 
 class RewardChoice(Choice):
-    """A reward by name, or a function of one's own as `path.py:function`."""
+    """A reward by name, or a class or function of one's own as `path.py:Name`."""
 
     def expand(self, value: Any, key: Any = None) -> Any:
-        if isinstance(value, str) and (".py:" in value or value.endswith(".py")):
-            return {"name": "custom", "function": value}
-        return super().expand(value, key)
+        return as_options(value) if isinstance(value, str | dict) else value
 
 
 def _accuracy() -> list[Reward]:
@@ -95,7 +93,7 @@ class ReinforcementOptions(StageOptions):
     data: DataOptions = DataOptions()
     """Where the problems come from."""
     rewards: list[Annotated[Reward, RewardChoice(REWARDS, by="name")]] = Field(default_factory=_accuracy, min_length=1)
-    """What completions are worth: names, mappings with name and options, or `path.py:function`."""
+    """What completions are worth: names, mappings with name and options, or `path.py:Name`, a class or a function."""
     rollout: RolloutOptions = RolloutOptions()
     """How completions are sampled."""
     batch: RlBatchOptions = RlBatchOptions()

@@ -1,0 +1,171 @@
+"""Components by name: Lemma's own, those of a Python file as `path.py:Name`, and those that other packages install.
+
+A package offers its components as entry points, such as
+
+    [project.entry-points."lemma.rewards"]
+    brevity = "my_package.rewards:Brevity"
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from traceback import extract_tb
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from lemma.config.options import Options
+from lemma.core.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+_PLACE = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)", re.DOTALL)
+Kind = TypeVar("Kind")
+
+
+class Registry(dict[str, Kind], Generic[Kind]):
+    """A dictionary of Lemma's own components. `find` also looks outside, for subclasses or instances of `base`.
+
+    `what` is the plural by which entry points know them: `lemma.rewards`.
+    """
+
+    def __init__(self, what: str, base: type, own: Mapping[str, Kind]):
+        super().__init__(own)
+        self.what, self.base = what, base
+
+    def find(self, name: str) -> Kind | None:
+        """The component of this name; None where there is none. One that is there and broken is a `UserError`."""
+        if name in self:
+            return self[name]
+        if is_place(name):
+            found = load_place(name)
+            self._check(found, name, file_of(name))
+        elif name in installed(self.what):
+            found = _load_installed(installed(self.what)[name])
+            self._check(found, name, None)
+        else:
+            return None
+        return found
+
+    def names(self) -> list[str]:
+        """Every name without a path, sorted."""
+        return sorted({*self, *installed(self.what)})
+
+    def _check(self, found: Any, name: str, file: Path | None) -> None:
+        is_class = isinstance(found, type)
+        if not (issubclass(found, self.base) if is_class else isinstance(found, self.base)):
+            raise UserError(f"'{name}' is not {_article(self.base.__name__)}", file=file, fix=self._derive())
+        fields = found.model_fields if isinstance(found, type) and issubclass(found, Options) else {}
+        if file is not None and "name" in fields and fields["name"].annotation is not str:
+            raise UserError(
+                f"'{name}' has a field `name` that allows one name only", file=file,
+                fix="remove the field: a recipe names the class by its place",
+            )  # fmt: skip
+
+    def _derive(self) -> str:
+        return f"derive it from `{self.base.__module__}.{self.base.__name__}`"
+
+
+def _article(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "AEIOU" else f"a {noun}"
+
+
+def is_place(text: str) -> bool:
+    """Whether a name says where something is: `path.py:Name`."""
+    return _PLACE.fullmatch(text) is not None
+
+
+def file_of(place: str) -> Path:
+    found = _PLACE.fullmatch(place)
+    assert found is not None, "the caller knows that this is a place"
+    return Path(found["file"]).expanduser()
+
+
+@cache
+def load_place(place: str) -> Any:
+    """What a Python file calls by this name. A file is imported once, until `forget_files`."""
+    file, name = file_of(place), place.rpartition(":")[2]
+    if not file.is_file():
+        raise UserError(f"there is no file '{file}'", fix="correct the path of the Python file")
+    module = _module(file.resolve())
+    if not hasattr(module, name):
+        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UserError(f"there is no '{name}'", file=file, fix=nearest(name, names))
+    return getattr(module, name)
+
+
+@cache
+def _module(file: Path) -> ModuleType:
+    name = f"lemma_outside_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise UserError(f"this is not Python: {error.msg}", file=file, line=error.lineno) from error
+    except (Exception, SystemExit) as error:
+        inside = [frame.lineno for frame in extract_tb(error.__traceback__) if Path(frame.filename) == file]
+        raise UserError(
+            f"this file cannot be imported: {type(error).__name__}: {error}",
+            file=file,
+            line=inside[-1] if inside else None,
+        ) from error
+    return module
+
+
+def forget_files() -> None:
+    """Import files anew when they are next named: in a notebook they may have changed since the last run."""
+    load_place.cache_clear()
+    _module.cache_clear()
+
+
+@cache
+def installed(what: str) -> dict[str, EntryPoint]:
+    """What other packages offer as `lemma.<what>`, by name."""
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in entry_points(group=f"lemma.{what}")}
+
+
+def _load_installed(point: EntryPoint) -> Any:
+    try:
+        return point.load()
+    except (Exception, SystemExit) as error:
+        package = "another package" if point.dist is None else f"the package {point.dist.name}"
+        raise UserError(
+            f"'{point.name}' of {package} cannot be imported: {type(error).__name__}: {error}",
+            fix=f"repair {point.value}, or uninstall the package",
+        ) from error
+
+
+def outside_files(*values: Any) -> list[Path]:
+    """The files of all components from outside of Lemma that some options use, in order and each once."""
+    return list(dict.fromkeys(file for value in values for file in _files(value)))
+
+
+def _files(value: Any) -> Iterator[Path]:
+    if isinstance(value, str):
+        if is_place(value):
+            yield file_of(value)
+    elif isinstance(value, Options):
+        module = sys.modules.get(type(value).__module__)
+        file = getattr(module, "__file__", None)
+        if file is not None and not type(value).__module__.startswith("lemma."):
+            name = getattr(value, "name", "")
+            yield file_of(name) if is_place(name) else Path(file)
+        for field in type(value).model_fields:
+            yield from _files(getattr(value, field))
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _files(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _files(inner)
