@@ -27,9 +27,12 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from lemma.cli.plan import describe
     from lemma.core.files import write_whole
     from lemma.recipe import load_recipe
     from lemma.reporting import demo_summary, make_sink
+    from lemma.reports.report_file import write_report
+    from lemma.reports.run_reader import open_runs
     from lemma.runs.run import train
     from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
@@ -49,4 +52,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"\n{page}")
     print(f"This took {time.perf_counter() - begin:.0f} s. The page above is {run_dir / 'results.md'}.")
     print(f'Ask the model yourself:\n  lemma generate {run_dir} "{demo_summary.question(found)}"')
+    to = run_dir / "report.html"
+    write_report(open_runs([run_dir]), [describe(recipe)], to, megabytes=10)
+    print(f"See what it did, in any browser:\n  {to}")
     return 0

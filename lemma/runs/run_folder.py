@@ -31,7 +31,7 @@ from lemma.core.files import JsonLines, sync_folder, write_whole
 from lemma.core.leaves import leaves
 from lemma.learning.manifest import find_damage, fingerprints
 
-OWN_FILES = ("recipe.yaml", "run.json", "run.log", "metrics.jsonl", "results.md", "wandb_run_id")
+OWN_FILES = ("recipe.yaml", "run.json", "run.log", "metrics.jsonl", "results.md", "report.html", "wandb_run_id")
 OWN_FOLDERS = ("stages", "tensorboard", "wandb", "journal", "evaluations")
 # In `.earlier`: the names that were set aside, written before the first of them moves.
 NAMES = "names.json"

@@ -38,8 +38,7 @@ function filters(run, sources, own) {
     field("Reward from", "low", { type: "number", step: "any", class: "small" }), field("to", "high", { type: "number", step: "any", class: "small" }),
     field("Problem", "problem", { type: "search", id: "problem", placeholder: "id" }),
     field("Search", "search", { type: "search", id: "search", placeholder: "words" }),
-    el("button", { type: "submit", id: "everywhere" }, "Search all steps"),
-    select("Colour", [["logprob", "log-probability"], ["advantage", "advantage"], ["", "none"]], browse.color, (v) => { browse.color = v; remember("color", v); drawDetail(); }));
+    el("button", { type: "submit", id: "everywhere" }, "Search all steps"));
 }
 
 function matches(sample, prompt) {
@@ -136,7 +135,7 @@ function drawDetail() {
     groupStrip(siblings, sample),
     facts(sample),
     el("details", { open: true }, el("summary", {}, "Prompt"), el("div", { class: "text prompt", dir: "auto", tabindex: "0" }, visible(chunk.prompts[sample.prompt]))),
-    el("h3", {}, "Completion"), completionText(sample), legend(sample),
+    el("div", { class: "between" }, el("h3", {}, "Completion"), colours(sample)), completionText(sample), legend(sample),
     el("div", { id: "history" }, el("button", { type: "button", onclick: () => drawHistory(sample.problem) }, "How this problem's answers changed")));
 }
 
@@ -159,7 +158,7 @@ function facts(sample) {
     ["gold", sample.gold?.length ? visible(sample.gold.join(" or ")) : null],
     ["reward", sample.reward === null || sample.reward === undefined ? null : number(sample.reward)],
     ...Object.entries(sample.rewards ?? {}).map(([name, value]) => [`reward: ${name}`, number(value)]),
-    ["advantage", sample.advantage === undefined ? null : `${number(sample.advantage)} above the group's mean reward`],
+    ["advantage", sample.advantage === undefined ? null : `${number(Math.abs(sample.advantage))} ${sample.advantage < 0 ? "below" : "above"} the group's mean reward`],
     ["tokens", `${number(sample.tokens)}, ${{ stop: "ended by itself", length: "cut off", given: "given by a teacher", cancelled: "cancelled" }[sample.finish] ?? sample.finish}`],
     ["format", sample.format ? "kept" : `broken${sample.faults?.length ? `: ${visible(sample.faults.join(", "))}` : ""}`],
     ["problem", el("button", { type: "button", class: "link", onclick: () => showProblem(sample.problem) }, sample.problem)],
@@ -178,11 +177,17 @@ function tokens(part, sample) {
   return part.pieces.map((piece, i) => {
     const lp = logprobOf(part.levels[i]);
     const node = el("span", { class: "token", title: `probability ${percent(Math.exp(lp))}, log-probability ${lp.toFixed(2)}${sample.advantage === undefined ? "" : `, advantage ${number(sample.advantage)}`}` }, visible(piece));
-    if (browse.color === "logprob") node.style.setProperty("--heat", Math.min(1, -lp / 5).toFixed(3));
+    if (browse.color === "logprob") node.style.setProperty("--heat", Math.min(1, -lp / 4).toFixed(3));
     else node.style.setProperty("--pull", Math.max(-1, Math.min(1, sample.advantage ?? 0)).toFixed(3));
     node.dataset.by = browse.color === "logprob" ? "heat" : (sample.advantage ?? 0) < 0 ? "loss" : "gain";
     return node;
   });
+}
+
+function colours(sample) {
+  if (!sample.parts.some((part) => part.pieces)) return null;
+  const kinds = [["logprob", "log-probability"], ["advantage", "advantage"], ["", "nothing"]];
+  return select("Tokens coloured by", kinds, browse.color, (v) => { browse.color = v; remember("color", v); drawDetail(); });
 }
 
 function legend(sample) {

@@ -16,6 +16,7 @@ async function show(name) {
     tab.setAttribute("aria-selected", String(tab.dataset.view === current));
     tab.tabIndex = tab.dataset.view === current ? 0 : -1;
   }
+  document.getElementById(`tab-${current}`)?.scrollIntoView({ inline: "center", block: "nearest" });
   VIEWS[current][1](main);
   if (location.hash.slice(1) !== current) history.replaceState(null, "", `#${current}`);
   if (current === "completions" && browse.key) await store.chunk(browse.run, browse.key).catch(() => null);

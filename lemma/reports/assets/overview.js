@@ -34,6 +34,7 @@ function runCard(run, i) {
     el("h2", { id: `run-${i}` }, ...(colored ? [colored, run.name, " ", badge(run.state)] : ["How far it came"])),
     el("p", { class: "muted" }, `${STATES[run.state]} Started ${run.created.replace("T", " ")}; last heard of ${run.heard || "never"}.`),
     el("ol", { class: "stages" }, run.stages.map((stage) => stageRow(run, stage))),
+    lastStage(run) ? el("p", { class: "note" }, `Stage ${lastStage(run)}: the mean of its last three rows of metrics, from that of its first three.`) : null,
     el("div", { class: "tiles" }, tiles(run, i)),
     attention(run),
     el("details", { open: store.data.runs.length === 1 }, el("summary", {}, el("h3", {}, "The recipe in words")), inWords(run.words)),
