@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _complain(str(error))
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the way out is short, and interrupting it prints tracebacks
         print("lemma: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:

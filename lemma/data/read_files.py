@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError
+from lemma.data.bounded_lines import BoundedLines, check_is_file
 from lemma.data.rows import JsonError, Row, parsed
 
 TEXT_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
@@ -34,13 +35,15 @@ def suffix_of(path: Path) -> str | None:
 def read_file(path: Path) -> Iterator[Row]:
     """The rows of one file, each with its line where the file has lines."""
     kind = suffix_of(path) or ""
+    check_is_file(path)
     try:
         if kind in (".parquet", ".arrow"):
             yield from _table_rows(path, kind)
             return
         with gzip.open(path, "rb") if kind.endswith(".gz") else open(path, "rb") as handle:
             newline = "" if kind.startswith((".csv", ".tsv")) else "\n"
-            text = io.TextIOWrapper(handle, encoding="utf-8-sig", newline=newline)
+            bounded: Any = BoundedLines(handle, path)
+            text = io.TextIOWrapper(bounded, encoding="utf-8-sig", newline=newline)
             yield from _text_rows(path, kind, text)
     except UnicodeDecodeError as error:
         raise UserError("this file is not UTF-8 text", file=path, fix="save it as UTF-8") from error

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from lemma.core.errors import UserError, nearest
 from lemma.core.hub_access import looks_like_path, notice_offline
+from lemma.data.bounded_lines import check_is_file
 from lemma.data.data_options import SourceOptions
 from lemma.data.read_files import SUFFIXES, read_file, suffix_of, without_nan
 from lemma.data.rows import Row
@@ -79,6 +80,7 @@ def files_of(options: SourceOptions) -> list[Path]:
     if path.exists():
         if not suffix_of(path):
             raise UserError("this kind of file cannot be read", file=path, fix=f"give one of {', '.join(SUFFIXES)}")
+        check_is_file(path)
         return [path]
     if suffix_of(path) or looks_like_path(options.source):
         raise UserError(f"the file or folder '{options.source}' does not exist", fix=_neighbour(path))

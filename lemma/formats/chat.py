@@ -10,6 +10,7 @@ from lemma.formats.format import Format
 from lemma.formats.templates import (
     SILENCE,
     chatml,
+    rendering,
     with_default_system,
     with_suffix,
     without_clock,
@@ -43,20 +44,13 @@ class ChatFormat(Format):
         theirs = self._tokenizer_template(tokenizer, "tool_use" if tools else "default")
         if theirs is None:
             return super().written(turns, tokenizer, tools=tools, is_open=is_open, about=about)
-        from jinja2 import TemplateError
-
         given = {"tools": list(tools)} if tools else {}
-        try:
+        with rendering(about, "write `template: own` under format, or `system: ''` where it takes no system message"):
             return str(
                 tokenizer.apply_chat_template(
                     list(turns), chat_template=theirs, tokenize=False, add_generation_prompt=is_open, **given
                 )
             )
-        except TemplateError as error:
-            raise UserError(
-                f"the tokenizer's chat template refuses {about}: {error}",
-                fix="write `template: own` under format, or `system: ''` where it takes no system message",
-            ) from None
 
     def install(self, tokenizer: Any) -> None:
         """Save our template, or the tokenizer's with this format's system message as its default."""

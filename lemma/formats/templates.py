@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+from lemma.core.deadlines import Overdue, cpu_limit
+from lemma.core.errors import UserError
+
+# A conversation is written in less than a millisecond.
+RENDER_SECONDS = 10.0
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -83,6 +90,20 @@ def chatml(default_system: str, bos: bool | None, generation: str = "") -> str:
         + quote(generation)
         + " }}{%- endif %}"
     )
+
+
+@contextmanager
+def rendering(about: str, fix: str) -> Iterator[None]:
+    """Within `with`, a template of somebody else writes `about`: whatever it does, it ends, or in one sentence."""
+    whose = "the tokenizer's chat template"
+    try:
+        with cpu_limit(RENDER_SECONDS):
+            yield
+    except Overdue:
+        raise UserError(f"{whose} has not written {about} after {RENDER_SECONDS:g} s of computing", fix=fix) from None
+    except Exception as error:  # a template can raise what any Python code can
+        reason = str(error) or type(error).__name__
+        raise UserError(f"{whose} refuses {about}: {reason}", fix=fix) from error
 
 
 @lru_cache(maxsize=64)

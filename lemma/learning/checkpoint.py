@@ -75,7 +75,8 @@ class CheckpointStore:
     def settle(self) -> None:
         """Until nothing is written any more, well or badly."""
         if self._writer is not None:
-            self._writer.join()
+            if self._writer.ident is not None:  # an interrupt may come while it is being started
+                self._writer.join()
             self._writer = None
 
     def check(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lemma.core.deadlines import Overdue, cpu_limit
 from lemma.core.errors import UserError
 from lemma.models.gguf_file import FLOAT32, Header, damaged, ends_of_turns, read_header
 from lemma.models.gguf_tokenizer import build_tokenizer
@@ -39,6 +40,8 @@ MORE_VALUES = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 ROPE_FACTORS = "rope_freqs.weight"
+# For a chat template, which takes milliseconds.
+TEMPLATE_SECONDS = 10.0
 # Rotations that a configuration gives as numbers, not as weights of their own.
 NOT_WEIGHTS = (ROPE_FACTORS, "attn_rot_embd.weight")
 # How Llama 3.1 and its successors scale rotations: all but the factor is the same for all of them.
@@ -267,8 +270,9 @@ def _end_of_turn(tokenizer: Any) -> int | None:
     said = "what was said"
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": said}]
     try:
-        after = str(tokenizer.apply_chat_template(turns, tokenize=False)).rpartition(said)[2].lstrip()
-    except (TemplateError, TypeError, ValueError):
+        with cpu_limit(TEMPLATE_SECONDS):
+            after = str(tokenizer.apply_chat_template(turns, tokenize=False)).rpartition(said)[2].lstrip()
+    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, Overdue):
         return None
     special = {text: number for number, text in _special(tokenizer).items() if text and after.startswith(text)}
     return special[max(special, key=len)] if special else None

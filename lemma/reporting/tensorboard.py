@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,7 @@ class TensorBoard:
         """Steps after `step` that an earlier process wrote are hidden by what this writer puts first."""
         from torch.utils.tensorboard import SummaryWriter
 
+        _silence_writers()
         folder = self._folder / stage
         first_void = None if not folder.exists() else step + 1 if step else 0
         return SummaryWriter(str(folder), purge_step=first_void, flush_secs=10)
@@ -48,3 +51,16 @@ class TensorBoard:
     def close(self, failed: bool) -> None:
         for stage in list(self._writers):
             self._end(stage)
+
+
+@lru_cache(maxsize=1)
+def _silence_writers() -> None:
+    """A writer's own thread prints a traceback when the disk is full. The caller hears of it too, and says so."""
+    before = threading.excepthook
+
+    def hear(args: threading.ExceptHookArgs) -> None:
+        is_writer = type(args.thread).__module__.startswith("tensorboard.")
+        if not (is_writer and isinstance(args.exc_value, OSError)):
+            before(args)
+
+    threading.excepthook = hear

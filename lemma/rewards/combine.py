@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import extract_tb
 
+from lemma.core.deadlines import Overdue, Watch
 from lemma.core.errors import UserError
 from lemma.rewards.reward import Reward, RewardInput
 
@@ -80,15 +82,28 @@ def labels(rewards: Sequence[Reward]) -> list[str]:
 def _column(reward: Reward, name: str, items: Sequence[RewardInput]) -> list[float | None]:
     if type(reward).score_all is not Reward.score_all:
         return reward.score_all(items)
-    values: list[float | None] = []
-    for item in items:
-        try:
-            values.append(reward.score(item))
-        except UserError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise RewardFailed(reward, name, item.completion, error) from error
-    return values
+    limit = reward.seconds_each
+    watch = None if limit is None else Watch(limit)
+    with watch or nullcontext():
+        return [_value(reward, name, item, watch) for item in items]
+
+
+def _value(reward: Reward, name: str, item: RewardInput, watch: Watch | None) -> float | None:
+    try:
+        with watch.piece() if watch is not None else nullcontext():
+            return reward.score(item)
+    except UserError:
+        raise
+    except Overdue as error:
+        file, line = reward.place or (None, None)
+        raise UserError(
+            f"reward '{name}' took longer than {reward.seconds_each:g} s on the completion {_shown(item.completion)!r}",
+            file=file,
+            line=line,
+            fix="make it end sooner, or raise its option `seconds`",
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise RewardFailed(reward, name, item.completion, error) from error
 
 
 def _check_sizes(reward: Reward, name: str, column: Sequence[float | None], items: Sequence[RewardInput]) -> None:

@@ -27,6 +27,8 @@ class Custom(Reward):
     """File and function, such as rewards.py:politeness."""
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the function."""
+    seconds: float = Field(300.0, gt=0)
+    """Longest time for one completion; a function that takes longer stops the run, with its name."""
 
     @property
     def label(self) -> str:
@@ -39,6 +41,10 @@ class Custom(Reward):
         if not colon or not path.endswith(".py") or not name.isidentifier():
             raise ValueError(f"'{function}' does not name a function; write `path/to/file.py:function`")
         return function
+
+    @property
+    def seconds_each(self) -> float | None:
+        return self.seconds
 
     @property
     def files(self) -> list[Path]:

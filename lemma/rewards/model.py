@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from lemma.core.errors import UserError, nearest
+from lemma.formats.templates import rendering
 from lemma.rewards.reward import Reward, RewardInput
 
 
@@ -162,7 +163,8 @@ def _text(tokenizer: Any, item: RewardInput) -> str:
     if tokenizer.chat_template:
         turns = [message.as_dict() for message in item.problem.messages]
         turns.append({"role": "assistant", "content": item.completion})
-        return str(tokenizer.apply_chat_template(turns, tokenize=False))
+        with rendering("a conversation for the reward model", "repair chat_template in the reward model's folder"):
+            return str(tokenizer.apply_chat_template(turns, tokenize=False))
     return item.problem.question + "\n" + item.completion
 
 

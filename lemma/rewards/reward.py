@@ -92,6 +92,11 @@ class Reward(Options):
         return None
 
     @property
+    def seconds_each(self) -> float | None:
+        """How long it may take for one completion; None where it is our own code, which ends."""
+        return None
+
+    @property
     def files(self) -> list[Path]:
         """Files on this machine that decide what it gives: a run that goes on must find them as they were."""
         return []

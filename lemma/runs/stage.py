@@ -39,7 +39,8 @@ class Stopped(Exception):
 
 
 class StopSignal:
-    """SIGTERM and Ctrl-C ask for a stop at the end of the step; a second Ctrl-C stops at once."""
+    """SIGTERM and Ctrl-C ask for a stop at the end of the step; a second Ctrl-C stops at once, a third does not even
+    tidy up: what is on disk survives that."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -58,11 +59,16 @@ class StopSignal:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.asked and number == signal.SIGINT:
+            signal.signal(signal.SIGINT, _leave)
             raise KeyboardInterrupt
         self.asked = True
         if sys.__stderr__ is not None:  # otherwise 2 may be the number of any file
             with suppress(OSError):  # nobody reads it any more
                 os.write(2, b"\nlemma: finishing this step, then saving; Ctrl-C again stops at once\n")
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)
 
 
 class Kept(Protocol):
@@ -174,7 +180,7 @@ class Stage:
     def resume(self, learner: Learner, total: int) -> int:
         """Load the newest checkpoint, if any, and forget what was written after it. The step to go on from."""
         checkpoint = self.store.newest()
-        self._ingredients = ingredients(self.options, self.model, self.start_from)
+        self._ingredients = ingredients(self.options, self.model, self.start_from, self._recipe.get("format"))
         if checkpoint is not None:
             self._check_same(checkpoint)
             learner.load(_of_part("", checkpoint.tensors), checkpoint.state["learner"])

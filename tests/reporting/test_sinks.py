@@ -351,3 +351,28 @@ def test_an_error_of_the_run_passes_through(tmp_path: Path) -> None:
         sink(Said("before"))
         raise KeyError("a bug")
     assert "before" in (tmp_path / "run.log").read_text()
+
+
+FULL_DISK = """
+import resource, sys, time
+from pathlib import Path
+from lemma.core.events import Measured, Said, StageEnded, StageStarted
+from lemma.reporting import make_sink
+
+with make_sink(Path(sys.argv[1]), tensorboard=True, wandb=None, recipe={}) as sink:
+    sink(StageStarted("sft", 0, 100))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+    for step in range(1, 200):
+        sink(Measured("sft", step, "train", {f"n{i}": 1.0 for i in range(9)}))
+    time.sleep(0.5)
+    sink(Measured("sft", 200, "train", {"n": 1.0}))
+    sink(Said("it goes on"))
+"""
+
+
+def test_tensorboard_without_room_says_so_once_and_prints_no_traceback(tmp_path: Path) -> None:
+    """A file that may not grow: the thread that writes events fails, as on a full disk."""
+    ran = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    said = ran.stdout + ran.stderr
+    assert ran.returncode == 0 and "it goes on" in said and "Traceback" not in said
+    assert said.count("TensorBoard failed ([Errno 27] File too large); the run goes on without it") == 1

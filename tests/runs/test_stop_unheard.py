@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from lemma.learning.checkpoint import CheckpointStore
 from tests.runs.test_kill import PRELOAD
 from tests.stages.sft_world import World
 
@@ -63,3 +66,23 @@ def test_no_output_at_all(world: World, finished: World) -> None:
     spoilt = [path for path in world.run.rglob("*") if path.is_file() and b"finishing this step" in path.read_bytes()]
     assert spoilt == list[Path]()
     check_saved(world, finished)
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.02, 0.2])
+def test_ctrl_c_again_and_again(world: World, pause: float) -> None:
+    """However quickly they follow each other: a word or two, no traceback, and a run that can go on."""
+    recipe = world.folder / "recipe.yaml"
+    world.recipe({"steps": 5000, "validation": {}, "checkpoint": {"every": 5}})
+    command = [sys.executable, "-m", "lemma", "train", str(recipe)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    metrics = world.run / "metrics.jsonl"
+    end = time.monotonic() + 120
+    while not (metrics.exists() and metrics.stat().st_size > 5000) and time.monotonic() < end:
+        time.sleep(0.05)
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(pause)
+    said = process.communicate(timeout=120)[0]
+    assert "Traceback" not in said and "Error" not in said and "finishing this step" in said
+    assert process.returncode in (0, 130, -signal.SIGINT)
+    assert CheckpointStore(world.run / "stages" / "sft" / "checkpoints", 9, print).newest() is not None
