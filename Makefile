@@ -14,6 +14,7 @@ DOWNLOAD := $(BIN)/python -m pip download --no-deps --timeout 30 --retries 2 $(P
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 WORKERS ?= 2
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+SERIAL = -m serial $(shell grep -rl --include='test_*.py' 'mark\.serial' tests)
 
 # Compiling everything that is installed takes longer than installing it; Python compiles what it imports, once, and
 # keeps it, unless it is told not to.
@@ -32,7 +33,7 @@ demo: $(VENV)/.core  ## Install, then train the built-in tiny model by SFT and G
 test: $(VENV)/.vllm $(VENV)/.real $(VENV)/.browser style  ## Install, then check format, lint and types and run all tests with coverage
 	export LEMMA_STRICT_SKIPS=1; status=0; \
 	$(PYTEST) $(SPREAD) -m "not serial" --cov --cov-report= || status=$$?; \
-	$(PYTEST) -m serial --cov --cov-append --cov-report=term || status=$$?; \
+	$(PYTEST) $(SERIAL) --cov --cov-append --cov-report=term || status=$$?; \
 	exit $$status
 
 check: style  ## Check format, lint and types and run the quick tests: three minutes
