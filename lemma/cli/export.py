@@ -19,7 +19,23 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--stage", metavar="NAME", help="which stage (default: the newest with a checkpoint)")
     parser.add_argument("--checkpoint", metavar="WHICH", default="last", help="last, best or a step (default: last)")
     parser.add_argument("--adapter", action="store_true", help="the adapter alone instead of the merged model")
-    parser.add_argument("--to", metavar="DIR", type=Path, help="folder to write (default: RUN/export/...)")
+    parser.add_argument(
+        "--onto",
+        choices=["base"],
+        help="base: one adapter for the recipe's model, the adapters of all stages joined; its error is printed",
+    )
+    parser.add_argument("--rank", metavar="N", type=int, help="rank of that adapter (default: nothing is cut off)")
+    parser.add_argument(
+        "--to",
+        metavar=("DIR", "NAME"),
+        nargs="+",
+        help="folder to write (default: RUN/export/...), or `hub NAME`: also push it to the hub, as a private model",
+    )
+    parser.add_argument("--public", action="store_true", help="let everybody see what is pushed to the hub")
+    parser.add_argument(
+        "--dtype", choices=["fp32", "bf16", "fp16"], help="precision of the weights (default: that of the run)"
+    )
+    parser.add_argument("--gguf", action="store_true", help="also write the model as a GGUF file, for llama.cpp")
     parser.set_defaults(run=run)
 
 
@@ -30,16 +46,46 @@ def run(args: argparse.Namespace) -> int:
             f"{run_dir} is not the folder of a run", fix="give the folder that `run.dir` of the recipe names"
         )
     from lemma.recipe import load_recipe
+    from lemma.models.gguf_writing import write_gguf
     from lemma.runs.exporting import export_model
+    from lemma.runs.sharing import finish_export, push
 
+    if args.rank is not None and (args.onto is None or args.rank < 1):
+        raise UserError("--rank is the rank of an adapter, at least 1", fix="write `--onto base --rank 16`")
+    folder, name = _target(args)
     recipe = load_recipe(run_dir / "recipe.yaml")
-    target = export_model(
+    done = export_model(
         recipe,
         run_dir,
         stage=args.stage,
         checkpoint=args.checkpoint,
-        kind="adapter" if args.adapter else "merged",
-        to=args.to,
+        kind="adapter" if args.adapter or args.onto else "merged",
+        to=folder,
+        onto_base=args.onto == "base",
+        rank=args.rank,
     )
-    print(f"wrote {target}")
+    finish_export(done, recipe, run_dir, args.dtype)
+    print(f"wrote {done.folder}")
+    if args.gguf:
+        print(f"wrote {write_gguf(done.folder)}")
+    if name is not None:
+        print(f"pushed to {push(done.folder, name, public=args.public)}")
+    if done.base is not None:
+        print(f"it belongs on {done.base}")
+    if done.joined is not None:
+        print(f"rank {done.joined.rank}; {done.joined.error:.2g} of the size of all updates was lost")
     return 0
+
+
+def _target(args: argparse.Namespace) -> tuple[Path | None, str | None]:
+    """The folder and the name on the hub that `--to` gives."""
+    words: list[str] = args.to or []
+    if args.gguf and (args.adapter or args.onto):
+        raise UserError("an adapter has no GGUF file", fix="leave --adapter or --gguf out")
+    if words[:1] == ["hub"] and len(words) == 2:
+        return None, words[1]
+    if len(words) > 1 or words == ["hub"]:
+        raise UserError(f"--to {' '.join(words)} is neither a folder nor `hub NAME`", fix="write --to hub user/model")
+    if args.public:
+        raise UserError("--public is about the hub", fix="write --to hub user/model --public")
+    return (Path(words[0]) if words else None), None

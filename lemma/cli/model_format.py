@@ -14,10 +14,22 @@ def format_of_model(model: str, tokenizer: Any) -> dict[str, Any] | None:
     place = Path(model).absolute()
     for folder in (place, *place.parents):
         if (folder / "recipe.yaml").is_file() and (folder / "stages").is_dir():
-            return load_recipe(folder / "recipe.yaml").format.model_dump(mode="json")
+            spec = load_recipe(folder / "recipe.yaml").format.model_dump(mode="json")
+            system = _trained_system(model, folder)
+            return spec if system is None else {**spec, "system": system}
     template = getattr(tokenizer, "chat_template", None)
     for name in FORMATS if template else ():
         for options in ({"name": name}, {"name": name, "bos": True}, {"name": name, "bos": False}):
             if make_format(options).template_for(tokenizer) == template:
                 return options
     return None
+
+
+def _trained_system(model: str, run: Path) -> str | None:
+    """The system message that the rows brought which the model was trained on, where they did."""
+    from lemma.models.places import resolve
+    from lemma.runs.prompt_file import trained_system
+
+    place = Path(resolve(model)).absolute()
+    inside = [place, *(folder for folder in place.parents if folder.is_relative_to(run))]
+    return next((found for found in map(trained_system, inside) if found is not None), None)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from lemma.core.errors import nearest
+from lemma.core.types import Demonstration, Judged, Preference, Problem
 from lemma.data.rows import Row, Values
 
+ROW = "row"
+"""Where a problem keeps the row that it came from, for rewards that ask for columns by name."""
 NO_COLUMNS: Mapping[str, str] = {}
+Item = Problem | Demonstration | Preference | Judged
 
 ALIKE: dict[str, tuple[str, ...]] = {
     "question": ("question", "query", "problem", "prompt", "instruction", "input", "ask", "task"),
@@ -46,6 +51,13 @@ def _found(values: Values, name: str) -> tuple[bool, Any]:
             return False, None
         inside = inside[part]
     return "." in name, inside
+
+
+def with_columns(item: Item, row: Row) -> Item:
+    """The item with its row, which functions that ask for columns by name get."""
+    problem = item if isinstance(item, Problem) else item.problem
+    kept = replace(problem, extra={**problem.extra, ROW: dict(row.values)})
+    return kept if isinstance(item, Problem) else replace(item, problem=kept)
 
 
 def theirs(sentence: str, columns: Mapping[str, str]) -> str:

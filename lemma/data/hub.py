@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lemma.core.errors import UserError
+from lemma.core.files import write_whole
 from lemma.data.sources import ALIASES, HubName
 
 Kind = Literal["model", "dataset"]
@@ -19,6 +21,8 @@ LARGE = 8 << 20
 SHOWN = 20
 """So many names of files are told."""
 PARTS = Path(".cache") / "lemma"
+ORIGIN = Path(".cache") / "lemma-origin.json"
+"""Beside a downloaded repository: its name and commit."""
 FOLDERS: dict[Kind, str] = {"model": "model", "dataset": "data"}
 
 
@@ -47,7 +51,21 @@ def download(
             f"the download of '{repository}' ended without {missing[0]}", fix="give the same command again to go on"
         )
     shutil.rmtree(folder / PARTS, ignore_errors=True)
+    write_whole(folder / ORIGIN, json.dumps({"repository": repository, "kind": kind, "revision": info.sha}) + "\n")
     return folder
+
+
+def hub_origin(folder: Path) -> str | None:
+    """The hub's name of a folder that was downloaded, by `lemma download` or into the cache of the hub's client."""
+    folder = folder.expanduser().absolute()
+    try:
+        return str(json.loads((folder / ORIGIN).read_text(encoding="utf-8"))["repository"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    for part in folder.parts:
+        if part.startswith("models--") and "snapshots" in folder.parts:
+            return part.removeprefix("models--").replace("--", "/")
+    return None
 
 
 @contextmanager

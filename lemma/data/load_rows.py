@@ -15,6 +15,7 @@ from lemma.core.random import permutation
 from lemma.core.types import Demonstration, Judged, Preference, Problem
 from lemma.data import arithmetic
 from lemma.data.cache import Built, cache_folder, cached, file_digest
+from lemma.data.columns import with_columns
 from lemma.data.data_options import DataOptions, LengthOptions, SourceOptions, names_held_out
 from lemma.data.readers import Item, problem_of, read_each
 from lemma.data.rows import Row
@@ -35,14 +36,14 @@ MARKS_OF_TEMPLATES = re.compile(
 )
 
 
-def load_rows(options: DataOptions, seed: int) -> list[Item]:
-    """Whatever the rows hold, sampled and mixed."""
-    return _mixed(options, seed, lambda item: item, "anything")
+def load_rows(options: DataOptions, seed: int, *, keep_columns: bool = False) -> list[Item]:
+    """Whatever the rows hold, sampled and mixed; `keep_columns` leaves the row itself in `extra` of the problem."""
+    return _mixed(options, seed, lambda item: item, "anything", keep_columns=keep_columns)
 
 
-def load_problems(options: DataOptions, seed: int) -> list[Problem]:
+def load_problems(options: DataOptions, seed: int, *, keep_columns: bool = False) -> list[Problem]:
     """Problems with at least one right answer each."""
-    return _mixed(options, seed, _as_problem, GRADED)
+    return _mixed(options, seed, _as_problem, GRADED, keep_columns=keep_columns)
 
 
 def load_demonstrations(options: DataOptions, seed: int) -> list[Demonstration]:
@@ -89,7 +90,12 @@ def _as_preference(item: Item) -> Preference | None:
 
 
 def _mixed(
-    options: DataOptions, seed: int, convert: Callable[[Item], T | None], wanted: str, some_may_lack: bool = False
+    options: DataOptions,
+    seed: int,
+    convert: Callable[[Item], T | None],
+    wanted: str,
+    some_may_lack: bool = False,
+    keep_columns: bool = False,
 ) -> list[T]:
     """Every source of a mixture, converted and sampled. A mixture of several is shuffled; one keeps its order."""
     sources: Sequence[SourceOptions] = options.mix or [options]
@@ -97,7 +103,9 @@ def _mixed(
     for number, source in enumerate(sources):
         if source.count == 0:
             continue
-        items = _converted(source, options.cache, seed, convert, wanted, some_may_lack)
+        items = _converted(
+            load_items(source, options.cache, seed, keep_columns), source, convert, wanted, some_may_lack
+        )
         found += items if source.source == ARITHMETIC else take(items, source, seed, str(number))
     if not found:
         raise UserError("the mixture holds no rows", fix="raise the count of at least one source")
@@ -107,15 +115,13 @@ def _mixed(
 
 
 def _converted(
+    items: Sequence[Item],
     source: SourceOptions,
-    cache: str | None,
-    seed: int,
     convert: Callable[[Item], T | None],
     wanted: str,
     some_may_lack: bool,
 ) -> list[T]:
     """The rows of one source as what a stage needs."""
-    items = load_items(source, cache, seed)
     found = [one for one in map(convert, items) if one is not None]
     lost = len(items) - len(found)
     if lost and not (some_may_lack and found):
@@ -161,16 +167,18 @@ def row_of(options: DataOptions, problem: Problem, responses: Sequence[str] = ()
     return None
 
 
-def load_items(source: SourceOptions, cache: str | None = None, seed: int = 0) -> list[Item]:
+def load_items(
+    source: SourceOptions, cache: str | None = None, seed: int = 0, keep_columns: bool = False
+) -> list[Item]:
     """Everything that one source holds, before mixing: its rows read, filtered and varied, from the cache where it has
     them."""
     if source.source == ARITHMETIC:
         return list(arithmetic.generate(source.arithmetic, source.split, count=_generated(source)))
-    key = _cache_key(source, seed)
+    key = None if keep_columns else _cache_key(source, seed)
 
     def build() -> Built:
         notes: list[str] = []
-        found = [item for _, item in _read(source, notes.append)]
+        found = [with_columns(item, row) if keep_columns else item for row, item in _read(source, notes.append)]
         return _varied(found, source, seed, notes.append), notes
 
     items, notes = build() if key is None else cached(cache_folder(cache), key, build)

@@ -42,6 +42,7 @@ class StageEvaluator:
         seed: int = 0,
         rewards: Sequence[Reward] = (),
         sink: Sink = silent,
+        given: Sequence[Loaded] = (),
     ):
         self.options, self.policy, self.folder, self.name = options, policy, folder, name
         self.rewards, self.sink = list(rewards), sink
@@ -58,7 +59,8 @@ class StageEvaluator:
             shots=options.shots,
             shots_as=options.shots_as,
         )
-        self._benchmarks: list[Loaded] = load_all(options.benchmarks, self.settings) if options.benchmarks else []
+        wanted = [*options.benchmarks, *given]
+        self._benchmarks: list[Loaded] = load_all(wanted, self.settings) if wanted else []
 
     @property
     def is_asked(self) -> bool:

@@ -16,6 +16,7 @@ from lemma.rewards.lengths import Length, Repetition, SoftOverlong
 from lemma.rewards.model import RewardModel
 from lemma.rewards.reward import Reward, RewardInput
 from lemma.rewards.think import R1ZeroReward, ThinkAnswerFormat, ThinkFormat
+from lemma.rewards.trl_function import TrlFunction
 from lemma.rewards.working_out_rewards import Answer, ApproximateFormat, ExactFormat, Numbers
 from lemma.rewards.xml_rewards import Correctness, Integer, SoftFormat, StrictFormat, TagCount
 
@@ -43,6 +44,7 @@ REWARDS: Registry[type[Reward]] = Registry(
         "length": Length,
         "reward_model": RewardModel,
         "custom": Custom,
+        "trl": TrlFunction,
     },
 )
 
@@ -65,6 +67,8 @@ def as_options(spec: str | Mapping[str, Any]) -> dict[str, Any]:
     A file that cannot be read is taken to hold a function: the reward says what is wrong when it is checked.
     """
     options = {"name": spec} if isinstance(spec, str) else dict(spec)
+    if "trl" in options and "name" not in options:
+        return {"name": "trl", "function": options.pop("trl"), **options}
     place = options.get("name")
     if not isinstance(place, str) or not (is_place(place) or place.endswith(".py")):
         return options

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
 from lemma.core.errors import UserError, nearest
+from lemma.data.hub import hub_origin
 from lemma.learning.checkpoint import BrokenCheckpoint, Checkpoint, CheckpointStore
 from lemma.learning.optimiser import Optimiser
 from lemma.models.load_model import build_policy
+from lemma.models.places import lasting
+from lemma.runs.joined_adapters import SETTINGS, Joined, join_adapters
+from lemma.runs.prompt_file import PROMPT_FILE, trained_system
 from lemma.runs.run import RecipeLike
 from lemma.runs.run_folder import RunFolder
 from lemma.runs.run_options import stage_before
@@ -20,10 +25,29 @@ from lemma.runs.run_options import stage_before
 Kind = Literal["merged", "adapter"]
 
 
+class Exported(NamedTuple):
+    """The folder, and for an adapter the model that it belongs on and what was lost when stages were joined."""
+
+    folder: Path
+    base: str | None = None
+    joined: Joined | None = None
+
+
 def export_model(
-    recipe: RecipeLike, run_dir: Path, *, stage: str | None, checkpoint: str, kind: Kind, to: Path | None
-) -> Path:
-    """Write the model of a checkpoint (`last`, `best` or a step) of a stage (the newest by default); its folder."""
+    recipe: RecipeLike,
+    run_dir: Path,
+    *,
+    stage: str | None,
+    checkpoint: str,
+    kind: Kind,
+    to: Path | None,
+    onto_base: bool = False,
+    rank: int | None = None,
+) -> Exported:
+    """Write the model of a checkpoint (`last`, `best` or a step) of a stage (the newest by default).
+
+    `onto_base` adds the adapters of the stages before, so that one adapter leads from the recipe's model to this one.
+    """
     folder = RunFolder(run_dir, only_read=True)
     try:
         name = stage or _newest_stage(recipe, folder)
@@ -32,11 +56,10 @@ def export_model(
         if kind == "adapter" and recipe.model.lora is None:
             raise UserError("this run trains full weights, so there is no adapter", fix="leave --adapter out")
         saved = _load(CheckpointStore(folder.stage(name) / "checkpoints", 1, lambda text: None), name, checkpoint)
-        target = to or run_dir / "export" / f"{name}-{saved.step}-{kind}"
+        target = to or run_dir / "export" / f"{name}-{saved.step}-{'onto-base' if onto_base else kind}"
         if target.exists():
             raise UserError(f"{target} exists already", fix="name another folder with --to")
-        _write(recipe, folder, name, saved, kind, target)
-        return target
+        return _write(recipe, folder, name, saved, kind, target, onto_base, rank)
     finally:
         folder.close()
 
@@ -70,19 +93,59 @@ def _load(store: CheckpointStore, stage: str, which: str) -> Checkpoint:
         raise UserError(f"the checkpoint of step {step} is broken ({error})", fix="export another one") from error
 
 
-def _write(recipe: RecipeLike, folder: RunFolder, name: str, saved: Checkpoint, kind: Kind, target: Path) -> None:
+def _write(
+    recipe: RecipeLike,
+    folder: RunFolder,
+    name: str,
+    saved: Checkpoint,
+    kind: Kind,
+    target: Path,
+    onto_base: bool,
+    rank: int | None,
+) -> Exported:
     before = stage_before(recipe.stages, name)
     start_from = folder.checked_model(before) if before else None
     policy = build_policy(recipe.model, torch.device("cpu"), recipe.run.seed, start_from)
-    recipe.format.install(policy.tokenizer)
+    system = trained_system(folder.stage(name))
+    fmt = recipe.format if system is None else recipe.format.model_copy(update={"system": system})
+    fmt.install(policy.tokenizer)
     optimiser = Optimiser(policy.parameters(), recipe.stages[name].optim)
     optimiser.load(saved.tensors, saved.state["learner"]["optimiser"])
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
+    base, joined = None, None
     if kind == "adapter":
         policy.save_adapter(partial)
+        base = start_from if start_from is not None and not onto_base else recipe.model.path
+        if onto_base:
+            earlier = [folder.stage(one) / "final" / "adapter" for one in _stages_before(recipe, name)]
+            joined = join_adapters([*earlier, partial], partial, rank)
+        base = _name_base(partial, str(base), recipe.model.revision if base == recipe.model.path else None)
     elif policy.is_adapter:
         policy.save_merged(partial)
     else:
         policy.save(partial)
+    if system is not None:
+        shutil.copy(folder.stage(name) / PROMPT_FILE, partial)
     os.replace(partial, target)
+    return Exported(target, base, joined)
+
+
+def _stages_before(recipe: RecipeLike, name: str) -> list[str]:
+    """The stages whose models this one goes on from, the first one first."""
+    found: list[str] = []
+    before = stage_before(recipe.stages, name)
+    while before is not None:
+        found.insert(0, before)
+        before = stage_before(recipe.stages, before)
+    return found
+
+
+def _name_base(folder: Path, source: str, revision: str | None) -> str:
+    """Write into an adapter's settings which model it belongs on: by its name on the hub where that is known."""
+    name = hub_origin(Path(source)) or lasting(source)
+    file = folder / SETTINGS
+    settings = json.loads(file.read_text())
+    settings |= {"base_model_name_or_path": name, "revision": revision}
+    file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    return name

@@ -26,12 +26,14 @@ from lemma.objectives import NegativeLogLikelihood
 from lemma.runs.stage import Stage
 from lemma.stages.evaluating import StageBenchmarks
 from lemma.stages.supervised_options import SupervisedOptions
+from lemma.stages.trained_prompt import Systems, as_trained, systems_of
 
 
 def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> None:
     policy = build_policy(stage.model, stage.device, stage.seed, stage.start_from)
     fmt.install(policy.tokenizer)
-    data, validation = prepare(stage, options, fmt, policy)
+    data, validation, systems = prepare(stage, options, fmt, policy)
+    trained = as_trained(stage, fmt, policy.tokenizer, systems)
     stage.data = digest([*data.items, *validation])
     total = data.total_steps(options)
     objective = NegativeLogLikelihood(options.normalise, options.constant)
@@ -44,28 +46,41 @@ def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> Non
         compile_blocks=stage.model.compile,
         say=stage.warn,
     )
-    benchmarks = StageBenchmarks(stage, options.eval, fmt, policy)
+    benchmarks = StageBenchmarks(stage, options.eval, trained, policy)
     start, note = stage.resume(learner, total), ""
+
+    def validate(step: int) -> bool:
+        """Whether this step is the best so far by its loss on what is held out."""
+        nonlocal note
+        with stage.clock.measure("validation"):
+            results = stage.evaluate("validation", step, lambda: named(learner.evaluate(validation, objective)))
+        if results is None:
+            return False
+        note = f", validation {results['validation/loss']:.3f}"
+        return not benchmarks.choose_the_best and stage.note_score(step, results["validation/loss"])
+
+    if stage.owes("validation"):
+        validate(start)
     benchmarks.begin(start, total)
+    stage.catch_up(learner, start, total)
     for step in range(start + 1, total + 1):
         with stage.clock.measure("data"):
             batch = data.batch(step - 1)
         with stage.clock.measure("update"):
             report = learner.step(batch, objective)
         stage.clock.tokens += report.tokens
-        is_best = False
-        if validation and stage.is_due(options.validation.every, step, total):
-            with stage.clock.measure("validation"):
-                results = learner.evaluate(validation, objective)
-            stage.measure(step, "eval", {f"validation/{name}": value for name, value in results.items()}, {})
-            is_best = not benchmarks.choose_the_best and stage.note_score(step, results["loss"])
-            note = f", validation {results['loss']:.3f}"
+        is_best = bool(validation) and stage.is_due(options.validation.every, step, total) and validate(step)
         is_best = benchmarks.after(step, total) or is_best
         if stage.is_due(options.log_every, step, total):
             measure_step(stage, step, data.epoch_of(step), report, policy)
         stage.progress(step, total, f"loss {report.loss:.3f}{note}")
         stage.save_if_due(learner, step, total, is_best)
     stage.finish(policy, total, {"tokens": data.tokens, "examples": data.count, "steps": total})
+
+
+def named(results: Mapping[str, float]) -> dict[str, float]:
+    """The numbers of a validation as they are logged."""
+    return {f"validation/{name}": value for name, value in results.items()}
 
 
 def measure_step(stage: Stage, step: int, epoch: float, report: StepReport, policy: Policy) -> None:
@@ -154,8 +169,8 @@ class TrainingData:
 
 def prepare(
     stage: Stage, options: SupervisedOptions, fmt: Format, policy: Policy
-) -> tuple[TrainingData, list[Trajectory]]:
-    """Demonstrations as token ids: what is learnt and what is held out."""
+) -> tuple[TrainingData, list[Trajectory], Systems]:
+    """Demonstrations as token ids: what is learnt and what is held out; and the system messages that they bring."""
     limit = min(options.max_length or policy.context, policy.context)
     train, held_out = _demonstrations(stage, options, fmt, policy.tokenizer)
     stream = options.packing == "stream"
@@ -177,7 +192,8 @@ def prepare(
             fix="lower max_length or use more data",
         )
     encoded = _encoded(stage, options, fmt, held_out, policy.tokenizer)
-    return data, _within(policy.context if stream else limit, encoded, stage)
+    systems = systems_of(item.problem for item in train if item.prompt is None)
+    return data, _within(policy.context if stream else limit, encoded, stage), systems
 
 
 def _encoded(

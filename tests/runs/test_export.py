@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lemma.cli import main
@@ -85,7 +88,85 @@ def test_an_adapter_exports_alone_and_merged(lora: Path, tmp_path: Path) -> None
     assert torch.equal(logits(tmp_path / "merged"), logits(lora / "stages" / "sft" / "final" / "merged"))
 
 
+TWO = (
+    RECIPE
+    + """
+  grpo:
+    steps: 2
+    data: {{arithmetic: {{count: 60, operations: 2}}}}
+    rewards: [accuracy, {{name: length, weight: 0.1}}]
+    batch: {{problems: 4}}
+    algorithm: {{group_size: 4}}
+    rollout: {{max_tokens: 16}}
+    optim: {{lr: 2e-2}}
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def two(full: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SFT, then GRPO, each with an adapter of its own, on a base that was downloaded from the hub."""
+    folder = tmp_path_factory.mktemp("two")
+    base = folder / "base"
+    shutil.copytree(full / "stages" / "sft" / "final", base)
+    (base / ".cache").mkdir()
+    (base / ".cache" / "lemma-origin.json").write_text('{"repository": "owner/base"}')
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(TWO.format(dir=folder / "run", model=base, lora=", lora: {r: 4, alpha: 16}"))
+    assert main(["train", str(recipe)]) == 0
+    return folder
+
+
+def adapted(base: Path, adapter: Path) -> torch.Tensor:
+    from peft import PeftModel
+
+    with torch.no_grad():
+        return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)(IDS).logits
+
+
+def test_the_adapters_of_all_stages_become_one_on_the_base(
+    two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from peft import PeftConfig
+
+    run, base = two / "run", two / "base"
+    whole = logits(run / "stages" / "grpo" / "final" / "merged")
+    assert main(["export", str(run), "--onto", "base", "--to", str(tmp_path / "one")]) == 0
+    said = capsys.readouterr().out
+    assert "it belongs on owner/base" in said and "rank 8;" in said
+    config = PeftConfig.from_pretrained(tmp_path / "one")
+    assert config.base_model_name_or_path == "owner/base" and config.r == 8
+    assert torch.allclose(adapted(base, tmp_path / "one"), whole, atol=1e-4)
+    assert main(["export", str(run), "--adapter", "--to", str(tmp_path / "last")]) == 0
+    assert not torch.allclose(adapted(base, tmp_path / "last"), whole, atol=1e-2)  # GRPO's alone is not enough
+
+
+def test_a_smaller_rank_loses_what_is_printed(two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = two / "run"
+    assert main(["export", str(run), "--onto", "base", "--rank", "3", "--to", str(tmp_path / "small")]) == 0
+    printed = float(capsys.readouterr().out.split("rank 3; ")[1].split(" ")[0])
+    folders = [run / "stages" / name / "final" / "adapter" for name in ("sft", "grpo")]
+    lost = total = 0.0
+    small = updates(tmp_path / "small")
+    for name, update in updates(folders[0]).items():
+        update = update + updates(folders[1])[name]
+        lost += float((update - small[name]).pow(2).sum())
+        total += float(update.pow(2).sum())
+    assert 0.01 < printed < 1 and printed == pytest.approx((lost / total) ** 0.5, rel=0.02)
+
+
+def updates(adapter: Path) -> dict[str, torch.Tensor]:
+    """What each layer is changed by, multiplied out."""
+    settings, tensors = json.loads((adapter / "adapter_config.json").read_text()), load_file(adapter / FILE)
+    names = [name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight")]
+    scale = settings["lora_alpha"] / settings["r"]
+    return {n: scale * tensors[f"{n}.lora_B.weight"].double() @ tensors[f"{n}.lora_A.weight"].double() for n in names}
+
+
+FILE = "adapter_model.safetensors"
 WRONG = {
+    "rank alone": (["{run}", "--rank", "4"], "--rank is the rank of an adapter, at least 1; write `--onto base --rank"),
+    "onto base of full weights": (["{run}", "--onto", "base"], "trains full weights, so there is no adapter"),
     "not a run": (["{nowhere}"], "is not the folder of a run"),
     "no such stage": (["{run}", "--stage", "stf"], "the run has no stage 'stf'; did you mean 'sft'?"),
     "no such step": (["{run}", "--checkpoint", "3"], "stage sft has no checkpoint '3'; steps on disk: 2, 4, 6"),

@@ -11,7 +11,7 @@ from lemma.algorithms.grpo import Grpo
 from lemma.config import Options
 from lemma.config.shape import Choice
 from lemma.core.errors import nearest
-from lemma.data.data_options import DataOptions
+from lemma.data.data_options import DataOptions, ValidationOptions
 from lemma.engines.engine_options import ENGINES, EngineOptions, NativeOptions
 from lemma.learning.learning_options import BudgetOptions
 from lemma.rewards import REWARDS, Reward, as_options
@@ -92,6 +92,8 @@ class ReinforcementOptions(StageOptions):
     """The algorithm: a name, or a mapping with name and options."""
     data: DataOptions = DataOptions()
     """Where the problems come from."""
+    validation: ValidationOptions = ValidationOptions()
+    """Held-out problems, evaluated like a benchmark called `validation`: at the start, every so often, at the end."""
     rewards: list[Annotated[Reward, RewardChoice(REWARDS, by="name")]] = Field(default_factory=_accuracy, min_length=1)
     """What completions are worth: names, mappings with name and options, or `path.py:Name`, a class or a function."""
     rollout: RolloutOptions = RolloutOptions()

@@ -13,8 +13,8 @@ from lemma.algorithms.luffy import Luffy
 from lemma.core.errors import UserError
 from lemma.core.types import Demonstration, Problem
 from lemma.data.choices import as_asked
-from lemma.data.load_rows import filter_by_length, load_problems, load_rows, row_of
-from lemma.data.readers import problem_of
+from lemma.data.load_rows import filter_by_length, load_problems, load_rows, row_of, split_share
+from lemma.data.readers import Item, problem_of
 from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration, encode_prompt
 from lemma.models.policy import Policy
@@ -23,12 +23,15 @@ from lemma.runs.stage import Stage
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
 
-def prepare_tasks(stage: Stage, options: ReinforcementOptions, fmt: Format, policy: Policy) -> tuple[list[Task], int]:
-    """The tasks of the stage, and the most tokens of a response."""
+def prepare_tasks(
+    stage: Stage, options: ReinforcementOptions, fmt: Format, policy: Policy
+) -> tuple[list[Task], int, list[Problem]]:
+    """The tasks of the stage, the most tokens of a response, and the problems that are held out."""
+    items, held_out = _items(stage, options)
     if options.algorithm.uses_traces:
-        tasks = _with_traces(stage, options, fmt, policy.tokenizer)
+        tasks = _with_traces(stage, options, fmt, policy.tokenizer, items)
     else:
-        problems = [as_asked(problem) for problem in load_problems(options.data, stage.seed)]
+        problems = [problem_of(as_asked(item)) for item in items]
         tasks = [Task(problem, encode_prompt(fmt, problem, policy.tokenizer)) for problem in problems]
     lengths = [len(task.prompt) for task in tasks]
     tasks, limit = filter_by_length(tasks, lengths, options.data.prompt_length, stage.say)
@@ -55,15 +58,35 @@ def prepare_tasks(stage: Stage, options: ReinforcementOptions, fmt: Format, poli
     if len(kept) < len(tasks):
         stage.warn(f"{len(tasks) - len(kept)} of {len(tasks)} prompts are longer than {room} tokens and were left out")
     stage.data = _digest(kept, max_tokens)
-    return kept, max_tokens
+    return kept, max_tokens, held_out
 
 
-def _with_traces(stage: Stage, options: ReinforcementOptions, fmt: Format, tokenizer: Any) -> list[Task]:
+def _items(stage: Stage, options: ReinforcementOptions) -> tuple[list[Item], list[Problem]]:
+    """What the stage learns from, and the problems that it is validated on, as they are asked."""
+    validation = options.validation
+    keep = any(getattr(reward, "needs_columns", False) for reward in options.rewards)
+    items: list[Item]
+    if options.algorithm.uses_traces:
+        items = load_rows(options.data, stage.seed, keep_columns=keep)
+    else:
+        items = list(load_problems(options.data, stage.seed, keep_columns=keep))
+    held_out: list[Problem] = []
+    if validation.data is not None:
+        held_out = load_problems(validation.data, stage.seed, keep_columns=keep)
+    elif validation.share:
+        items, held = split_share(items, validation.share, stage.seed, stage.name)
+        held_out = [problem for problem in map(problem_of, held) if problem.golds]
+    # The options of multiple choice stand in the order that the problem has in training.
+    return items, [as_asked(problem) for problem in held_out[: validation.count]]
+
+
+def _with_traces(
+    stage: Stage, options: ReinforcementOptions, fmt: Format, tokenizer: Any, items: Sequence[Item]
+) -> list[Task]:
     """Problems with the teacher's response where there is one; the response ends with the end-of-sequence token."""
     algorithm = options.algorithm
     given = isinstance(algorithm, Luffy) and algorithm.off_policy.behaviour == "given"
     tasks: list[Task] = []
-    items = load_rows(options.data, stage.seed)
     for row in items:
         if isinstance(row, Problem) and row.traces:
             row = Demonstration(row, response=row.traces[0])

@@ -1,0 +1,149 @@
+"""Reward functions as TRL takes them: whole batches in lists, columns of the data by name, a list of numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from lemma.core.errors import UserError
+from lemma.rewards.combine import RewardFailed
+from lemma.rewards.custom import load_function
+from lemma.rewards.reward import Reward, RewardInput
+
+ROW = "row"
+GOLD_COLUMNS = ("answer", "solution", "ground_truth", "target")
+"""A right answer has one of these names in most data; a problem without such a column gives its gold."""
+
+
+class TrlFunction(Reward):
+    """A reward function written for TRL: it gets prompts, completions and the columns of the data, and gives a list."""
+
+    name: Literal["trl"] = "trl"
+    """Which reward."""
+    function: str
+    """File and function, such as rewards.py:accuracy_reward."""
+    completions: Literal["auto", "text", "messages"] = "auto"
+    """What the function gets: texts, or lists of one message each, as TRL gives for conversations. auto: messages where
+    the format uses a chat template, otherwise texts."""
+    options: Mapping[str, Any] = Field(default_factory=dict)
+    """Further keyword arguments for the function."""
+
+    needs_columns: ClassVar[bool] = True
+    """Problems keep the row that they came from."""
+
+    @property
+    def label(self) -> str:
+        return self.function.rpartition(":")[2]
+
+    @field_validator("function")
+    @classmethod
+    def _named(cls, function: str) -> str:
+        path, colon, name = function.rpartition(":")
+        if not colon or not path.endswith(".py") or not name.isidentifier():
+            raise ValueError(f"'{function}' does not name a function; write `path/to/file.py:function`")
+        return function
+
+    @property
+    def place(self) -> tuple[str, int | None]:
+        code = getattr(load_function(self.function), "__code__", None)
+        return self.function.rpartition(":")[0], None if code is None else code.co_firstlineno
+
+    @property
+    def files(self) -> list[Path]:
+        return [Path(self.function.rpartition(":")[0])]
+
+    def check(self) -> None:
+        load_function(self.function)
+
+    def score_all(self, items: Sequence[RewardInput]) -> list[float | None]:
+        if not items:
+            return []
+        function, given = load_function(self.function), self._arguments(items)
+        try:
+            found = function(**given)
+            if inspect.isawaitable(found):
+                found = asyncio.run(_awaited(found))
+            return [_number(value) for value in _listed(found, len(items))]
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise RewardFailed(self, self.label, items[0].completion, error) from error
+
+    def _arguments(self, items: Sequence[RewardInput]) -> dict[str, Any]:
+        """What the function asks for: all there is where it takes `**kwargs`, otherwise what it names."""
+        as_messages = self.completions == "messages" or (self.completions == "auto" and _is_chat(items[0]))
+        known: dict[str, Any] = _columns(items)
+        known["prompts"] = [_prompt(item, as_messages) for item in items]
+        known["completions"] = [
+            [{"role": "assistant", "content": item.completion}] if as_messages else item.completion for item in items
+        ]
+        known["completion_ids"] = [list(item.ids) for item in items]
+        known |= {"trainer_state": None, **self.options}
+        wanted = inspect.signature(load_function(self.function)).parameters.values()
+        lacking = [one.name for one in wanted if one.kind not in _LOOSE and one.default is one.empty]
+        lacking = [name for name in lacking if name not in known]
+        if lacking:
+            file, line = self.place
+            columns = ", ".join(sorted(set(known) - {"trainer_state"}))
+            raise UserError(
+                f"reward '{self.label}' asks for '{lacking[0]}', which no column is called (there are: {columns})",
+                file=file,
+                line=line,
+                fix=f"write `data.columns: {{{lacking[0]}: NAME}}`, or give it under the reward's `options`",
+            )
+        if any(one.kind is one.VAR_KEYWORD for one in wanted):
+            return known
+        return {one.name: known[one.name] for one in wanted if one.name in known}
+
+
+_LOOSE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+
+
+async def _awaited(found: Any) -> Any:
+    return await found
+
+
+def _is_chat(item: RewardInput) -> bool:
+    from lemma.formats.chat import ChatFormat
+
+    return isinstance(item.format, ChatFormat)
+
+
+def _prompt(item: RewardInput, as_messages: bool) -> Any:
+    return [message.as_dict() for message in item.problem.messages] if as_messages else item.problem.question
+
+
+def _columns(items: Sequence[RewardInput]) -> dict[str, Any]:
+    """The columns of the rows, each a list over the batch; null where a row lacks one."""
+    rows = [_row(item) for item in items]
+    return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
+
+
+def _row(item: RewardInput) -> dict[str, Any]:
+    gold = item.problem.gold
+    known = {} if gold is None else dict.fromkeys(GOLD_COLUMNS, gold)
+    return {**known, "question": item.problem.question, **item.problem.extra.get(ROW, {})}
+
+
+def _listed(found: Any, count: int) -> list[Any]:
+    values = list(found) if not isinstance(found, str | bytes | Mapping) else None
+    if values is None or len(values) != count:
+        raise TypeError(f"it returned {found!r:.200} where a list of {count} numbers was expected")
+    return values
+
+
+def _number(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, Real) and math.isfinite(value):
+        return float(value)
+    if hasattr(value, "item"):
+        return _number(value.item())
+    raise TypeError(f"it returned {value!r}, which is not a finite number; write a number, or None for no reward")

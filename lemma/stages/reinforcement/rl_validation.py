@@ -1,0 +1,63 @@
+"""Benchmarks of a reinforcement stage, and the problems that it holds out, each on its own schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lemma.core.types import Problem
+from lemma.engines.protocol import Engine
+from lemma.evaluation.eval_options import BETTER_WHEN_HIGHER, EvalOptions
+from lemma.formats import Format
+from lemma.models.policy import Policy
+from lemma.runs.stage import Stage
+from lemma.stages.evaluating import StageBenchmarks
+from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+
+
+class RlBenchmarks:
+    """Both of them as one. Where there are benchmarks, they choose the best checkpoint, otherwise the held-out
+    problems do."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        options: ReinforcementOptions,
+        fmt: Format,
+        policy: Policy,
+        held_out: Sequence[Problem],
+        max_tokens: int,
+    ):
+        self._benchmarks = StageBenchmarks(stage, options.eval, fmt, policy, rewards=options.rewards)
+        self._parts = [self._benchmarks]
+        if held_out:
+            own = validation_options(options, max_tokens)
+            self._parts.append(StageBenchmarks(stage, own, fmt, policy, rewards=options.rewards, held_out=held_out))
+
+    @property
+    def longest(self) -> int:
+        """Tokens that the cache of an engine must hold at least."""
+        return max(part.longest for part in self._parts)
+
+    def use(self, engine: Engine) -> None:
+        for part in self._parts:
+            part.engine = engine
+
+    def begin(self, step: int, total: int) -> None:
+        for part in self._parts:
+            part.begin(step, total, choose=part is self._chooser)
+
+    def after(self, step: int, total: int) -> bool:
+        """Whether this step was evaluated and is the best so far."""
+        best = [part.after(step, total, choose=part is self._chooser) for part in self._parts]
+        return any(best)
+
+    @property
+    def _chooser(self) -> StageBenchmarks:
+        return self._benchmarks if self._benchmarks.choose_the_best else self._parts[-1]
+
+
+def validation_options(options: ReinforcementOptions, max_tokens: int) -> EvalOptions:
+    """How held-out problems are measured: as `eval` says, answers as long as in training."""
+    metric = options.eval.metric if options.eval.metric in BETTER_WHEN_HIGHER else "answer_accuracy"
+    changes = {"benchmarks": [], "every": options.validation.every, "metric": metric, "max_tokens": max_tokens}
+    return options.eval.model_copy(update={**changes, "limit": None, "shots": None})
