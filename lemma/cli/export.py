@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         onto_base=args.onto == "base",
         rank=args.rank,
     )
-    finish_export(done, recipe, run_dir, args.dtype)
+    finish_export(done.folder, recipe, run_dir, done.stage, done.step, args.dtype)
     print(f"wrote {done.folder}")
     if args.gguf:
         print(f"wrote {write_gguf(done.folder)}")

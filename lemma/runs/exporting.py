@@ -31,6 +31,8 @@ class Exported(NamedTuple):
     folder: Path
     base: str | None = None
     joined: Joined | None = None
+    stage: str = ""
+    step: int = 0
 
 
 def export_model(
@@ -128,7 +130,7 @@ def _write(
     if system is not None:
         shutil.copy(folder.stage(name) / PROMPT_FILE, partial)
     os.replace(partial, target)
-    return Exported(target, base, joined)
+    return Exported(target, base, joined, name, saved.step)
 
 
 def _stages_before(recipe: RecipeLike, name: str) -> list[str]:

@@ -1,0 +1,208 @@
+"""The model card of a finished or exported model: README.md in the hub's format, from the recipe and the evaluations.
+
+The same recipe and results give the same card: it names no time and no machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lemma.core.files import write_whole
+from lemma.core.version import lemma_version
+from lemma.data.hub import hub_origin
+from lemma.models.places import TINY
+
+CARD = "README.md"
+KINDS = {
+    "supervised": "supervised fine-tuning",
+    "preference": "preference optimisation",
+    "rl": "reinforcement learning",
+}
+UNCHECKED = (
+    "Not recorded with this run. `lemma plan recipe.yaml --check-data` compares the training data with the benchmarks; "
+    "see docs/contamination.md of Lemma."
+)
+
+
+def write_cards(folder: Path, recipe: Mapping[str, Any], stage: str, run: Path, step: int | None = None) -> None:
+    """A card for each model in `folder`: itself, or `merged` and `adapter` in it. `step` where it is a checkpoint's."""
+    for place in (folder, folder / "merged", folder / "adapter"):
+        adapter = (place / "adapter_config.json").is_file()
+        if adapter or (place / "config.json").is_file():
+            results = list(find_results(run, stage, step))
+            write_whole(place / CARD, card_text(recipe, stage, results, adapter=adapter, step=step))
+
+
+def card_text(
+    recipe: Mapping[str, Any],
+    stage: str,
+    results: list[dict[str, Any]],
+    *,
+    adapter: bool = False,
+    step: int | None = None,
+) -> str:
+    stages = _stages_until(recipe, stage)
+    base = _base(recipe)
+    at = f", step {step}" if step is not None else ""
+    parts = [
+        f"---\n{_front_matter(recipe, stages, base, results, adapter)}\n---",
+        f"# {base[0]} after {' and '.join(stages)}{at}",
+        f"{_what(base)}, trained with Lemma {lemma_version()}: "
+        + ", then ".join(f"{KINDS.get(one['kind'], one['kind'])} ({name})" for name, one in stages.items())
+        + ".",
+        "## How to load it",
+        f"```python\n{_loading(adapter)}\n```",
+        "## Results",
+        _results_table(results),
+        "## Data",
+        "\n".join(f"- {name}: {_source(one)}" for name, one in stages.items()),
+        "## Contamination",
+        UNCHECKED,
+        "## License",
+        f"That of the base model: {base[2]}." if base[2] else "That of the base model; look it up where it comes from.",
+        "## Recipe",
+        f"```yaml\n{yaml.safe_dump(_shown_recipe(recipe, stages), sort_keys=False, allow_unicode=True)}```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _stages_until(recipe: Mapping[str, Any], stage: str) -> dict[str, Mapping[str, Any]]:
+    """The stages that led to this model, in order."""
+    stages, names = recipe["stages"], list(recipe["stages"])
+    chain: list[str] = []
+    now: str | None = stage
+    while now is not None:
+        chain.insert(0, now)
+        place = names.index(now)
+        now = stages[now].get("start_from") or (names[place - 1] if place else None)
+    return {name: stages[name] for name in chain}
+
+
+def _base(recipe: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
+    """What people call the base model, its name on the hub, and its license, as far as they are known."""
+    path = str(recipe["model"]["path"])
+    if path == TINY:
+        return "Lemma's built-in tiny model", None, "apache-2.0"
+    folder = Path(path).expanduser()
+    if not folder.exists():
+        return path, path if path.count("/") == 1 else None, None
+    name = hub_origin(folder)
+    return name or folder.name, name, _license_of(folder)
+
+
+def _license_of(folder: Path) -> str | None:
+    """From the front matter of the base model's own card."""
+    try:
+        _, front, _ = (folder / CARD).read_text(encoding="utf-8").split("---", 2)
+        found = yaml.safe_load(front)["license"]
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _what(base: tuple[str, str | None, str | None]) -> str:
+    return f"[{base[0]}](https://huggingface.co/{base[1]})" if base[1] else base[0]
+
+
+def _front_matter(
+    recipe: Mapping[str, Any],
+    stages: Mapping[str, Mapping[str, Any]],
+    base: tuple[str, str | None, str | None],
+    results: list[dict[str, Any]],
+    adapter: bool,
+) -> str:
+    """Base, data, license and results as the hub reads them."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    found = [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=one["benchmark"],
+            dataset_name=one["benchmark"],
+            metric_type=one["metric"],
+            metric_value=round(100 * one["value"], 2),
+            metric_name=f"{one['metric']}, 95% interval {100 * one['low']:.1f} to {100 * one['high']:.1f}",
+        )
+        for one in results
+    ]
+    sources = {str(one.get("data", {}).get("source", "")) for one in stages.values()}
+    data = ModelCardData(
+        base_model=base[1],
+        license=base[2],
+        library_name="peft" if adapter else "transformers",
+        pipeline_tag="text-generation",
+        tags=["lemma", *sorted({str(one["kind"]) for one in stages.values()})],
+        datasets=sorted(source for source in sources if source.count("/") == 1 and not Path(source).suffix) or None,
+        model_name=base[0].rpartition("/")[2] if found else None,
+        eval_results=found or None,
+    )
+    return data.to_yaml().strip()
+
+
+def _loading(adapter: bool) -> str:
+    if adapter:
+        return (
+            "from peft import AutoPeftModelForCausalLM\n\n"
+            'model = AutoPeftModelForCausalLM.from_pretrained("this folder")'
+        )
+    return (
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        'model = AutoModelForCausalLM.from_pretrained("this folder", dtype="auto")\n'
+        'tokenizer = AutoTokenizer.from_pretrained("this folder")'
+    )
+
+
+def find_results(run: Path, stage: str, step: int | None) -> Iterator[dict[str, Any]]:
+    """The headline numbers of this model: of the stage's evaluation at `step`, or of its last one."""
+    folders = sorted((run / "evaluations" / stage).glob("step-*"))
+    if step is not None:
+        folders = [folder for folder in folders if folder.name == f"step-{step:06d}"]
+    for folder in folders[-1:]:
+        try:
+            results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+            for name, found in results["benchmarks"].items():
+                yield {"benchmark": name, "n": found["n"], "k": found["k"], **found["headline"]}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return
+
+
+def _results_table(results: list[dict[str, Any]]) -> str:
+    if not results:
+        return "None were measured during training; `lemma eval` measures them."
+    rows = [
+        f"| {one['benchmark']} | {one['metric']} | {100 * one['value']:.1f} | {100 * one['low']:.1f} to "
+        f"{100 * one['high']:.1f} | {one['n']} | {one['k']} |"
+        for one in results
+    ]
+    return "\n".join(
+        ["| benchmark | metric | % | 95% interval | problems | samples |", "|---|---|---|---|---|---|", *rows]
+    )
+
+
+def _source(stage: Mapping[str, Any]) -> str:
+    data = stage.get("data") or {}
+    source = data.get("source", "its own samples") if isinstance(data, Mapping) else str(data)
+    name = Path(str(source)).name if str(source).startswith(("/", ".", "~")) else str(source)
+    split = data.get("split") if isinstance(data, Mapping) else None
+    return f"{name}, split {split}" if split else name
+
+
+def _shown_recipe(recipe: Mapping[str, Any], stages: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe without where things lie on this machine, and with the stages of this model only."""
+    run = {name: value for name, value in recipe["run"].items() if name != "dir"}
+    shown: dict[str, Any] = _without_folders({**recipe, "run": run, "stages": dict(stages)})
+    return shown
+
+
+def _without_folders(value: Any) -> Any:
+    """The same with the last name in place of each absolute path."""
+    if isinstance(value, Mapping):
+        return {name: _without_folders(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_folders(one) for one in value]
+    return Path(value).name if isinstance(value, str) and value.startswith(("/", "~/")) else value

@@ -1,0 +1,83 @@
+"""What happens to an exported model before others get it: its precision, and the way to the hub."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from lemma.core.errors import UserError
+from lemma.core.files import write_whole
+from lemma.runs.model_card import write_cards
+from lemma.runs.run import RecipeLike
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def precision_of(folder: Path) -> str | None:
+    """What the configuration of a model says that its weights are in."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    wanted = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+    return next((name for name, dtype in DTYPES.items() if str(dtype) == f"torch.{wanted}"), None)
+
+
+def convert(folder: Path, precision: str) -> None:
+    """Write the weights of a model in another precision, file by file; its configuration says so afterwards."""
+    dtype = DTYPES[precision]
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as opened:
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            metadata = opened.metadata()
+        tensors = {name: one.to(dtype) if one.is_floating_point() else one for name, one in tensors.items()}
+        if not all(torch.isfinite(one).all() for one in tensors.values() if one.is_floating_point()):
+            raise UserError(f"weights of this model are too large for {precision}", fix="write --dtype bf16 or fp32")
+        partial = path.with_name(f".{path.name}.partial")
+        save_file(tensors, partial, metadata)
+        os.replace(partial, path)
+    config = folder / "config.json"
+    if config.is_file():
+        values = json.loads(config.read_text(encoding="utf-8"))
+        values.pop("torch_dtype", None)
+        write_whole(config, json.dumps(values | {"dtype": str(dtype).removeprefix("torch.")}, indent=2) + "\n")
+
+
+def finish_export(folder: Path, recipe: RecipeLike, run: Path, stage: str, step: int, precision: str | None) -> None:
+    """The precision that was asked for, or that of the run; and the card."""
+    wanted = precision or recipe.model.precision or _trained_in(run, stage)
+    if wanted is not None and wanted != precision_of(folder):
+        convert(folder, wanted)
+    write_cards(folder, recipe.model_dump(mode="json"), stage, run, step)
+
+
+def _trained_in(run: Path, stage: str) -> str | None:
+    """The precision of the stage's finished model, which is that of its device."""
+    final = run / "stages" / stage / "final"
+    return precision_of(final / "merged") or precision_of(final)
+
+
+def push(folder: Path, name: str, *, public: bool = False) -> str:
+    """Upload a model folder, card and all, to the hub; the address of it there. A new repository is private."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
+
+    api = HfApi()
+    try:
+        made = api.create_repo(name, private=not public, exist_ok=True)
+        api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="Exported by Lemma")
+    except HFValidationError as error:
+        raise UserError(f"'{name}' is no name of the hub", fix="write it as user/model") from error
+    except (LocalTokenNotFoundError, HfHubHTTPError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"the hub does not take {name} ({reason})", fix="log in with `hf auth login`, with a token that may write"
+        ) from error
+    except (OfflineModeIsEnabled, OSError) as error:
+        raise UserError(f"the hub cannot be reached ({error})", fix=f"try again; the model is in {folder}") from error
+    return str(made.repo_id)
