@@ -82,6 +82,6 @@ class Meter:
     def _note(self) -> str:
         (begin, first), (end, last) = self._heard[0], self._heard[-1]
         parts = [f"{self._right / self._done:.1%} right"] if self._done else []
-        if end - begin >= 1.0 and last > first:
+        if end - begin >= 1.0 and last - first >= end - begin:
             parts.append(f"{(last - first) / (end - begin):,.0f} tokens/s")
         return ", ".join(parts)

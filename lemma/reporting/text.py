@@ -92,7 +92,7 @@ class Pace:
     @property
     def left(self) -> str:
         """How long the rest will take, in words; nothing while that is not known."""
-        rate = self._rate(2)
+        rate = self._rate(2) if self.share < 1 else 0.0
         return f"{duration((1 - self.share) / rate)} left" if rate else ""
 
     @property
