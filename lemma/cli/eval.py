@@ -92,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
     from lemma.evaluation.benchmarks import find_benchmark
     from lemma.evaluation.evaluator import EvalSettings, evaluate, load_all
+    from lemma.evaluation.lenient import hints
     from lemma.evaluation.rescore import check_graders
     from lemma.formats import make_format
     from lemma.models.places import TINY, resolve
@@ -117,6 +118,8 @@ def run(args: argparse.Namespace) -> int:
         console.close(failed=False)
         engine.close()
     _show(report, folder)
+    for sentence in hints(report):
+        print(f"lemma: warning: {sentence}", file=sys.stderr)
     return 0
 
 

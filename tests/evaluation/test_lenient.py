@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lemma.core.events import Event, Said
 from lemma.evaluation.evaluator import EvalSettings, evaluate
+from lemma.evaluation.lenient import hints
 from lemma.evaluation.rescore import rescore
 from lemma.evaluation.results import Report, as_markdown
 from lemma.grading import GradingService
@@ -25,19 +25,17 @@ def policy() -> Policy:
     return load_policy("tiny", "cpu")
 
 
-def measured(policy: Policy, said: list[str], folder: Path) -> tuple[Report, list[str]]:
+def measured(policy: Policy, said: list[str], folder: Path) -> Report:
     folder.mkdir(exist_ok=True)
     lines = [json.dumps({"question": question, "answer": answer}) + "\n" for question, answer in ROWS]
     (folder / "rows.jsonl").write_text("".join(lines))
-    heard: list[Event] = []
     engine = Scripted(policy.tokenizer, lambda request, sample: said[int(request.key[3])])
     settings = EvalSettings(max_tokens=40, format={"name": "r1_zero", "preamble": False})
-    report = evaluate(engine, policy, [str(folder / "rows.jsonl")], settings, folder / "out", sink=heard.append)
-    return report, [event.text for event in heard if isinstance(event, Said)]
+    return evaluate(engine, policy, [str(folder / "rows.jsonl")], settings, folder / "out")
 
 
 def test_an_answer_outside_the_format_counts_leniently_and_one_inside_as_always(policy: Policy, tmp_path: Path) -> None:
-    report, said = measured(policy, SAID, tmp_path)
+    report = measured(policy, SAID, tmp_path)
     rows = report.rows["rows"]
     assert [row.verdict for row in rows] == ["wrong", "wrong", "wrong", "right"]
     assert [row.lenient for row in rows] == ["right", "wrong", "wrong", "right"]
@@ -45,17 +43,18 @@ def test_an_answer_outside_the_format_counts_leniently_and_one_inside_as_always(
     assert (scores["avg@1"].value, scores["lenient"].value, scores["format"].value) == (0.25, 0.5, 0.5)
     header, _, line = as_markdown(report).splitlines()[:3]
     assert dict(zip(header.split(" | "), line.split(" | "), strict=True))["lenient %"] == "50.0"
-    assert not said, "half of the completions keep the format"
+    assert not hints(report), "half of the completions keep the format"
 
 
 def test_a_hint_where_the_format_is_hardly_ever_kept(policy: Policy, tmp_path: Path) -> None:
-    report, said = measured(policy, ["1 + 1 = 2", "2 + 2 = 4", "3 + 3 = 6", "8 8 9"], tmp_path)
+    report = measured(policy, ["1 + 1 = 2", "2 + 2 = 4", "3 + 3 = 6", "8 8 9"], tmp_path)
     assert report.summaries["rows"].accuracy.value == 0
-    assert len(said) == 1 and "0% of the completions keep the format r1_zero" in said[0] and "75.0%" in said[0]
+    (sentence,) = hints(report)
+    assert "0% of the completions keep the format r1_zero" in sentence and "75.0%" in sentence
 
 
 def test_grading_again_finds_the_same(policy: Policy, tmp_path: Path) -> None:
-    report, _ = measured(policy, SAID, tmp_path)
+    report = measured(policy, SAID, tmp_path)
     with GradingService() as service:
         _, after, _ = rescore(tmp_path / "out", "lemma", service=service)
     assert after.rows == report.rows
