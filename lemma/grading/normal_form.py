@@ -330,6 +330,8 @@ def _trim(text: str) -> str:
         text = trimmed
 
 
+_EXCLAIMED = re.compile(r"(?<=[A-Za-z]{2})[!.\s]+$")
+_LOOSE_SPACE = re.compile(r"(?<!\d) | (?!\d)")
 _SHORT_SCRIPT = re.compile(r"([\^_])\{(\w)\}(?!\w)")
 _GROUPED = re.compile(r"[\^_]\{|\}\{")
 
@@ -342,9 +344,9 @@ def words(text: str) -> str:
     if not _GROUPED.search(text):
         text = text.replace("{", "").replace("}", "")
     text = text.replace("\\", " ").replace('"', "")
-    return _SPACE_RUN.sub(" ", text).strip(" .,;:!'").casefold()
+    return _EXCLAIMED.sub("", _SPACE_RUN.sub(" ", text).strip(" .,;:'")).casefold()
 
 
 def squeezed(text: str) -> str:
-    """Without any white space: the spelling in which equal texts are the same answer."""
-    return text.replace(" ", "")
+    """Without white space but between digits: the spelling in which equal texts are the same answer."""
+    return _LOOSE_SPACE.sub("", text) if " " in text else text

@@ -121,13 +121,13 @@ def _listed(node: Listed) -> Pieces:
 
 
 def _several(node: Listed) -> Pieces:
-    """A bare list: conditions hold together unless "or" joins them or they exclude each other; sets are united."""
+    """A bare list: conditions hold together, unless "or" joins them or no "and" does and they exclude each other."""
     parts = [pieces(item) for item in node.items]
     if node.join != "or" and all(isinstance(item, Relation) for item in node.items):
         met = _everything()
         for part in parts:
             met = _meet(met, part)
-        if met:
+        if met or node.join == "and":
             return met
     return _merge([piece for part in parts for piece in part])
 

@@ -7,6 +7,8 @@ from functools import lru_cache
 from math import lcm
 from typing import NamedTuple
 
+from lemma.grading.names import names
+
 _LARGEST = 10**6
 _MOST = 2_000
 _INTEGER = r"-?\d{1,9}"
@@ -28,9 +30,8 @@ _LINEAR = re.compile(
     rf"^(?:{_LETTER}\s*=\s*)?(?:(?P<first>{_INTEGER})\s*\+\s*)?(?P<step>\d{{1,7}})\s*(?:\\cdot\s*)?(?P<letter>[a-z])"
     r"(?:\s*(?P<sign>[+-])\s*(?P<rest>\d{1,9}))?$"
 )
-_FORM = re.compile(
-    rf"^(?:all|the|numbers|integers|positive|natural|whole|{_LETTER}|is|are|of|that|which|\s|,)*\bof the form\b\s*"
-)
+_FORM = "of the form"
+_SUBJECTS = frozenset(names("all the numbers integers positive natural whole is are of that which a number an integer"))
 _REMAINDER = re.compile(
     rf"remainders?\s+(?:of\s+|is\s+)?(?P<first>{_INTEGER}(?:\s*(?:,|or|and)\s*{_INTEGER})*)\s+(?:when|on|after|if|upon)\s+"
     rf"(?:\w+\s+|it is\s+)?(?:divided|division|dividing)\s+by\s+(?P<modulus>{_INTEGER})$"
@@ -109,9 +110,11 @@ def _classes(members: list[int] | None, modulus: int) -> Residues | None:
 
 def _formulas(text: str) -> Residues | None:
     """7k + 3, n = 7k + 3, "all n of the form 5k + 1 or 5k + 4"."""
-    said = _FORM.search(text)
+    head, said, form = text.partition(_FORM)
+    if said and not all(len(word) == 1 or word in _SUBJECTS for word in head.replace(",", " ").split()):
+        return None
     moduli, members = set(), []
-    for part in _OR.split(text[said.end() :] if said else text):
+    for part in _OR.split(form.strip() if said else text):
         part = re.sub(rf"^(?:for|where|{_LETTER}\s*\\in\s*\\mathbb\s*\{{?[ZN]\}}?).*$", "", part).strip()
         if not part:
             continue

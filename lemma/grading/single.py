@@ -13,7 +13,7 @@ from lemma.grading.evaluate import NotRational, Undefined
 from lemma.grading.expression import Tree, Unreadable, read
 from lemma.grading.limits import GoldLimit, LimitExceeded
 from lemma.grading.names import names
-from lemma.grading.normal_form import words
+from lemma.grading.normal_form import squeezed, words
 from lemma.grading.precision import enough_digits
 from lemma.grading.rounded import stands_for
 from lemma.grading.rules import Rules
@@ -51,7 +51,7 @@ def same_leaf(gold: Leaf, answer: Leaf, context: Context) -> bool:
     if factor is None:
         return False
     gold_text, answer_text = spelling(gold.tokens), spelling(answer.tokens)
-    if factor == 1 and gold_text.replace(" ", "") == answer_text.replace(" ", "") != "":
+    if factor == 1 and squeezed(gold_text) == squeezed(answer_text) != "":
         return True
     gold_tree, answer_tree = _tree(gold.tokens, True), _tree(answer.tokens, False)
     if gold_tree is not None and answer_tree is not None:
@@ -134,10 +134,10 @@ def same_words(gold: str, answer: str, rules: Rules) -> bool:
     if left.replace(" ", "") in _NOTHING:
         return right.replace(" ", "") in _NOTHING
     if len(left) == 1 or rules.case:
-        return gold.strip(" .").replace(" ", "") == answer.strip(" .").replace(" ", "") or (
+        return squeezed(gold.strip(" .")) == squeezed(answer.strip(" .")) or (
             left == right and (len(left) > 1 or _bare(gold) == _bare(answer)) and not rules.case
         )
-    return bool(left) and left.replace(" ", "") == right.replace(" ", "")
+    return bool(left) and squeezed(left) == squeezed(right)
 
 
 def _bare(text: str) -> str:

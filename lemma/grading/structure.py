@@ -230,7 +230,8 @@ def _relation(tokens: Tokens, depth: int) -> Node | None:
     edges = [-1, *places, len(tokens)]
     pieces = [tokens[a + 1 : b] for a, b in pairwise(edges)]
     if not all(pieces):
-        kept = tuple(t for i, t in enumerate(tokens) if i != places[0]) if places[0] == 0 else ()
+        says_value = places[0] == 0 and (tokens[0].kind == "=" or tokens[0].kind not in RELATIONS)
+        kept = tokens[1:] if says_value else ()
         return shape(kept, depth + 1) if kept else None
     signs = tuple(
         tokens[p].kind if tokens[p].kind in RELATIONS else "~" if tokens[p].value == "approx" else "=" for p in places
