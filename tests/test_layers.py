@@ -154,6 +154,17 @@ def test_no_file_is_longer_than_400_lines() -> None:
     assert {module: length for module, length in lengths.items() if length > 400} == {}
 
 
+def test_an_algorithm_is_a_page() -> None:
+    """What several share is in lemma/algorithms/parts, and what an algorithm is in the two files named here."""
+    shared = {"__init__.py", "algorithm.py", "preference_algorithm.py"}
+    folders = (ROOT / "lemma" / "algorithms", ROOT / "lemma" / "algorithms" / "preference")
+    files = [path for folder in folders for path in folder.glob("*.py") if path.name not in shared]
+    lengths = {path.stem: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    assert len(lengths) >= 16
+    assert {name: length for name, length in lengths.items() if length > 80} == {}
+    assert lengths["grpo"] <= 60
+
+
 def test_optional_imports_are_found() -> None:
     assert optional_faults("lemma.models.load_model", "try:\n    import bitsandbytes.nn\nexcept ImportError:\n    pass")
     assert optional_faults("lemma.models.load_model", "class A:\n    from vllm import LLM")

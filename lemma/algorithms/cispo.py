@@ -1,31 +1,40 @@
-"""CISPO (MiniMax, 2025): the weight is cut and not the token, so that rare, decisive tokens keep their gradient."""
+"""CISPO (MiniMax, 2025): the weight is cut and not the token, so that rare, decisive tokens keep their gradient.
+
+A = (R - mean of the group) / (deviation of the group + epsilon)
+loss = - mean over all tokens of min(r, cap) A log p, without a gradient through min(r, cap)
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 from pydantic import Field
 
-from lemma.algorithms.policy_gradient import RatioPolicyGradient
+from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.parts.loss_options import Normalise, Scale
+from lemma.algorithms.parts.policy_gradient import PolicyGradient, RatioOptions
+from lemma.algorithms.parts.signals import compared
 
 if TYPE_CHECKING:
-    from lemma.objectives.policy_surrogates import Surrogate
+    from lemma.objectives.policy_loss import PolicyLoss
 
 
-class Cispo(RatioPolicyGradient):
-    """REINFORCE on older samples: log-probabilities weighted by the ratio, which ends at a cap."""
+class Cispo(RatioOptions, PolicyGradient):
+    """REINFORCE on older samples: log-probabilities weighted by the ratio, up to a cap."""
 
     name: Literal["cispo"] = "cispo"
     """Clipped importance weights."""
-    scale: Literal["none", "group", "batch"] = "group"
-    """Divide advantages by the standard deviation of the rewards: not at all, of the group, or of the whole batch."""
-    normalise: Literal["token", "sequence", "constant"] = "token"
-    """The loss is a mean over tokens, a mean over samples of the means over their tokens, or a mean over samples of
-    sums divided by `constant`."""
+    scale: Scale = "group"
+    normalise: Normalise = "token"
     cap: float = Field(5.0, ge=1)
     """Largest ratio; 1 + 0.28 would be the upper clip of DAPO."""
 
-    def surrogate(self) -> Surrogate:
+    def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return compared(rewards, "mean", scale=self.scale, epsilon=self.epsilon)
+
+    def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
         from lemma.objectives.policy_surrogates import CappedWeight
 
-        return CappedWeight(self.cap)
+        return self.policy_loss(CappedWeight(self.cap), max_tokens, memory)

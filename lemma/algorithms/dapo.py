@@ -1,28 +1,40 @@
 """DAPO (Yu et al., 2025): clip-higher, a mean over tokens, and groups without advantages replaced.
 
+    A = (R - mean of the group) / (deviation of the group + epsilon)
+    loss = - mean over all tokens of min(r A, clip(r, 1 - 0.2, 1 + 0.28) A)
+
 Its fourth part, a penalty for overlong samples, is the reward soft_overlong.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field
+import numpy as np
 
-from lemma.algorithms.policy_gradient import ClippedPolicyGradient
+from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.parts.loss_options import ClipHigh, Normalise, Scale
+from lemma.algorithms.parts.policy_gradient import ClipOptions, PolicyGradient, RatioOptions
+from lemma.algorithms.parts.signals import compared
+
+if TYPE_CHECKING:
+    from lemma.objectives.policy_loss import PolicyLoss
 
 
-class Dapo(ClippedPolicyGradient):
+class Dapo(ClipOptions, RatioOptions, PolicyGradient):
     """GRPO with more room upwards than downwards; every token counts the same."""
 
     name: Literal["dapo"] = "dapo"
     """Decoupled clip and dynamic sampling."""
-    scale: Literal["none", "group", "batch"] = "group"
-    """Divide advantages by the standard deviation of the rewards: not at all, of the group, or of the whole batch."""
-    normalise: Literal["token", "sequence", "constant"] = "token"
-    """The loss is a mean over tokens, a mean over samples of the means over their tokens, or a mean over samples of
-    sums divided by `constant`."""
-    clip_high: float | None = Field(0.28, gt=0)
-    """The distance upwards; null: the same as clip."""
+    scale: Scale = "group"
+    normalise: Normalise = "token"
+    clip_high: ClipHigh = 0.28
 
     replaces_dead: ClassVar[int] = 5
+
+    def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return compared(rewards, "mean", scale=self.scale, epsilon=self.epsilon)
+
+    def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
+        return self.policy_loss(self.clipped(), max_tokens, memory)

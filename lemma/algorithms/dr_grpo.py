@@ -1,17 +1,34 @@
-"""Dr. GRPO (Liu et al., 2025): GRPO without its two biases, the deviation and the length of a sample."""
+"""Dr. GRPO (Liu et al., 2025): GRPO without its two biases, the deviation and the length of a sample.
+
+A = R - mean of the group
+loss = - mean over samples of the sum over their tokens of min(r A, clip(r) A) / constant
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
-from lemma.algorithms.policy_gradient import ClippedPolicyGradient
+import numpy as np
+
+from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.parts.loss_options import Normalise
+from lemma.algorithms.parts.policy_gradient import ClipOptions, PolicyGradient, RatioOptions
+from lemma.algorithms.parts.signals import compared
+
+if TYPE_CHECKING:
+    from lemma.objectives.policy_loss import PolicyLoss
 
 
-class DrGrpo(ClippedPolicyGradient):
+class DrGrpo(ClipOptions, RatioOptions, PolicyGradient):
     """Advantages are rewards less the group's mean, unscaled; sums over tokens are divided by a constant."""
 
     name: Literal["dr_grpo"] = "dr_grpo"
     """GRPO done right."""
-    normalise: Literal["token", "sequence", "constant"] = "constant"
-    """The loss is a mean over tokens, a mean over samples of the means over their tokens, or a mean over samples of
-    sums divided by `constant`."""
+    normalise: Normalise = "constant"
+
+    def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return compared(rewards, "mean", scale=self.scale, epsilon=self.epsilon)
+
+    def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
+        return self.policy_loss(self.clipped(), max_tokens, memory)

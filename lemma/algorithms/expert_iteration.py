@@ -1,17 +1,19 @@
 """Expert iteration, or rejection-sampling fine-tuning: sample, keep what is right, imitate it (Anthony et al., 2017).
 
-Nothing is weighted and nothing is a ratio; a batch may be used several times.
-"""
+    loss = - mean over the tokens of right samples of log p
+
+Nothing is weighted and nothing is a ratio; a batch may be used several times."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from lemma.algorithms.algorithm import Algorithm, Memory
+from lemma.algorithms.parts.loss_options import Constant, Normalise, check_divisor
 from lemma.core.types import Group, Trajectory
 
 if TYPE_CHECKING:
@@ -26,39 +28,39 @@ class ExpertIteration(Algorithm):
     threshold: float = 1.0
     """Reward from which on a sample is right."""
     per_problem: int | None = Field(None, ge=1)
-    """Most samples of a problem to keep, so that easy ones do not crowd out the others. Default: all that are right."""
+    """How many samples of a problem to keep at most, so that easy ones do not crowd out the others. Default: all."""
     distinct: bool = True
     """Keep a response once where several samples of a problem say the same."""
-    normalise: Literal["token", "sequence", "constant"] = "token"
-    """The loss is a mean over tokens, a mean over samples of the means over their tokens, or a mean over samples of
-    sums divided by `constant`; of kept samples only."""
-    constant: float | None = Field(None, gt=0)
-    """Divisor for `normalise: constant`. Default: the longest response."""
+    normalise: Normalise = "token"
+    constant: Constant = None
+
+    compares: ClassVar[bool] = False
 
     @model_validator(mode="after")
     def _works_together(self) -> Self:
-        if self.constant is not None and self.normalise != "constant":
-            raise ValueError("constant is used by `normalise: constant` only; write that, or remove constant")
+        check_divisor(self.normalise, self.constant)
         if self.per_problem is not None and self.per_problem > self.group_size:
             raise ValueError(f"per_problem {self.per_problem} is above group_size {self.group_size}; lower it")
         return self
 
     @property
-    def compares(self) -> bool:
+    def needs_old(self) -> bool:
         return False
 
     @property
-    def needs_old(self) -> bool:
-        return False
+    def advice_for_dead_groups(self) -> str:
+        return (
+            f"almost no completion is worth `algorithm.threshold` ({self.threshold:g}), so nothing is imitated; lower "
+            "it, or raise the weights in `rewards`"
+        )
 
     def assign(self, groups: Sequence[Group], memory: Memory) -> None:
         """Samples that are not kept lose their tokens: they are neither computed nor counted."""
         for group in groups:
             kept = {id(trajectory) for trajectory in self.kept(group)}
             for trajectory in group.trajectories:
-                is_kept = id(trajectory) in kept
-                trajectory.token_fields["advantage"] = np.full(len(trajectory), float(is_kept))
-                if not is_kept:
+                trajectory.token_fields["advantage"] = np.full(len(trajectory), float(id(trajectory) in kept))
+                if id(trajectory) not in kept:
                     trajectory.chosen_T = np.zeros_like(trajectory.chosen_T)
 
     def is_live(self, group: Group) -> bool:
@@ -66,11 +68,11 @@ class ExpertIteration(Algorithm):
 
     def kept(self, group: Group) -> list[Trajectory]:
         """The samples to imitate, in the order in which they were sampled."""
-        found: dict[bytes | int, Trajectory] = {}
+        right: dict[bytes | int, Trajectory] = {}
         for number, trajectory in enumerate(group.trajectories):
             if trajectory.rewards["total"] >= self.threshold and trajectory.trained_tokens:
-                found.setdefault(trajectory.ids_T.tobytes() if self.distinct else number, trajectory)
-        return list(found.values())[: self.per_problem]
+                right.setdefault(trajectory.ids_T.tobytes() if self.distinct else number, trajectory)
+        return list(right.values())[: self.per_problem]
 
     def objective(self, max_tokens: int, memory: Memory) -> NegativeLogLikelihood:
         from lemma.objectives import NegativeLogLikelihood

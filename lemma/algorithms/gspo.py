@@ -1,25 +1,40 @@
-"""GSPO (Zheng et al., 2025): the ratio belongs to the sample, as rewards do."""
+"""GSPO (Zheng et al., 2025): the ratio belongs to the sample, as rewards do.
+
+A = (R - mean of the group) / (deviation of the group + epsilon)
+loss = - mean over samples of min(r A, clip(r) A), with r the geometric mean of the ratios of a sample's tokens
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
+import numpy as np
 
-from lemma.algorithms.policy_gradient import ClippedPolicyGradient, Level
+from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.parts.loss_options import Clip, ClipHigh, Level, Scale
+from lemma.algorithms.parts.policy_gradient import ClipOptions, PolicyGradient, RatioOptions
+from lemma.algorithms.parts.signals import compared
+
+if TYPE_CHECKING:
+    from lemma.objectives.policy_loss import PolicyLoss
 
 
-class Gspo(ClippedPolicyGradient):
+class Gspo(ClipOptions, RatioOptions, PolicyGradient):
     """GRPO with one ratio for each sample, the geometric mean of its tokens'; it varies little, so the clip is tiny."""
 
     name: Literal["gspo"] = "gspo"
     """Group sequence policy optimisation."""
-    scale: Literal["none", "group", "batch"] = "group"
-    """Divide advantages by the standard deviation of the rewards: not at all, of the group, or of the whole batch."""
-    clip: float | None = Field(3e-4, gt=0)
-    """The ratio counts down to 1 - clip and up to 1 + clip; null: without an end."""
-    clip_high: float | None = Field(4e-4, gt=0)
-    """The distance upwards; null: the same as clip."""
+    scale: Scale = "group"
+    clip: Clip = 3e-4
+    clip_high: ClipHigh = 4e-4
 
+    @property
     def ratio_level(self) -> Level:
         return "sequence"
+
+    def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return compared(rewards, "mean", scale=self.scale, epsilon=self.epsilon)
+
+    def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
+        return self.policy_loss(self.clipped(), max_tokens, memory)

@@ -1,34 +1,38 @@
 """LOOP (Chen et al., 2025): leave-one-out advantages with PPO's loss on tokens, made for agents with tools.
 
-Advantages that are nearly 0 are left out; what is left out still counts in the divisors, as dead groups do.
+    A = R - mean of the others, 0 where it is below least_advantage in size
+    loss = - mean over samples of the mean over their tokens of min(r A, clip(r) A)
+
+What is left out still counts in the divisors, as dead groups do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from lemma.algorithms.policy_gradient import Baseline, Level, RatioPolicyGradient
-from lemma.algorithms.unused import refuse_unused
+from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.parts.loss_options import Epochs, GroupSize, Level
+from lemma.algorithms.parts.policy_gradient import PolicyGradient, RatioOptions
+from lemma.algorithms.parts.refusals import refuse_unused
+from lemma.algorithms.parts.signals import compared
 
 if TYPE_CHECKING:
-    from lemma.objectives.policy_surrogates import Surrogate
+    from lemma.objectives.policy_loss import PolicyLoss
 
 
-class Loop(RatioPolicyGradient):
+class Loop(RatioOptions, PolicyGradient):
     """A reward is compared with the mean of the others; the clip is as far down as up, in factors."""
 
     name: Literal["loop"] = "loop"
     """Leave-one-out proximal policy optimisation."""
-    group_size: int = Field(6, ge=1)
-    """Samples per problem."""
-    epochs: int = Field(2, ge=1)
-    """Passes over each batch of rollouts."""
+    group_size: GroupSize = 6
+    epochs: Epochs = 2
     clip: float | None = Field(0.1, gt=0)
-    """The ratio counts from 1 / (1 + clip) to 1 + clip; null: log-probabilities without a ratio."""
+    """The ratio is clipped to 1 / (1 + clip) and 1 + clip; null: log-probabilities without a ratio."""
     ratio: Literal["token", "trajectory"] = "token"
     """Whose ratio counts: each token's, or the product over the sample."""
     leave_out_own: bool = True
@@ -38,30 +42,27 @@ class Loop(RatioPolicyGradient):
     positive_only: bool = False
     """Learn from the better samples alone."""
 
-    unbiased: ClassVar[bool] = False
-
     @model_validator(mode="after")
     def _clip_for_reuse(self) -> Self:
-        if self.clip is None and self.epochs * self.mini_batches > 1:
+        if self.clip is None and self.updates > 1:
             raise ValueError("loop without clip uses a batch once; write `epochs: 1` and `mini_batches: 1`, or a clip")
         if self.clip is None and not self.kl_by_ratio:
             refuse_unused(self, ("ratio",), "with `clip: null`", "write for example `clip: 0.1`")
         return self
 
-    def compared_with(self) -> Baseline:
-        return "leave_one_out" if self.leave_out_own else "mean"
-
-    def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return [np.where(self._is_kept(found), found, 0.0) for found in super().advantages(rewards)]
-
-    def _is_kept(self, advantages: np.ndarray) -> np.ndarray:
-        size = advantages if self.positive_only else np.abs(advantages)
-        return size >= self.least_advantage
-
+    @property
     def ratio_level(self) -> Level:
         return self.ratio
 
-    def surrogate(self) -> Surrogate:
+    def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
+        from lemma.objectives.advantages import is_large
+
+        baseline: Literal["leave_one_out", "mean"] = "leave_one_out" if self.leave_out_own else "mean"
+        groups = compared(rewards, baseline, scale=self.scale, epsilon=self.epsilon, unbiased=False)
+        return [np.where(is_large(a, self.least_advantage, self.positive_only), a, 0.0) for a in groups]
+
+    def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
         from lemma.objectives.policy_surrogates import Clip, Reinforce
 
-        return Reinforce() if self.clip is None else Clip.symmetric_in_log(self.clip)
+        surrogate = Reinforce() if self.clip is None else Clip.symmetric_in_log(self.clip)
+        return self.policy_loss(surrogate, max_tokens, memory)

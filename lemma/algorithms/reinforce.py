@@ -1,5 +1,8 @@
 """REINFORCE (Williams, 1992): log-probabilities weighted by rewards, without a baseline or with the group's mean.
 
+    A = R, or (R - mean of the group) / (deviation of the group + epsilon)
+    loss = - mean over samples of the mean over their tokens of A log p
+
 Nothing corrects for older samples, so each batch is used for one update. With `whiten` the advantages are those of
 REINFORCE++ (Hu, 2025).
 """
@@ -7,18 +10,19 @@ REINFORCE++ (Hu, 2025).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from lemma.algorithms.algorithm import Memory, rewards_of, write_tokens
-from lemma.algorithms.policy_gradient import Baseline, PolicyGradient
-from lemma.core.ranks import add_over_ranks, join_over_ranks
+from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.parts.loss_options import Scale
+from lemma.algorithms.parts.policy_gradient import PolicyGradient
+from lemma.algorithms.parts.signals import compared, discounted
 from lemma.core.types import Group
 
 if TYPE_CHECKING:
-    from lemma.objectives.policy_surrogates import Surrogate
+    from lemma.objectives.policy_loss import PolicyLoss
 
 
 class Reinforce(PolicyGradient):
@@ -31,32 +35,32 @@ class Reinforce(PolicyGradient):
     whiten: bool = False
     """Bring the advantages of all tokens of the batch to mean 0 and deviation 1, as REINFORCE++ does."""
 
-    has_ratio: ClassVar[bool] = False
+    compares: ClassVar[bool] = False
 
-    def compared_with(self) -> Baseline:
-        return "none"
+    @model_validator(mode="after")
+    def _used_once(self) -> Self:
+        if self.updates > 1:
+            raise ValueError(
+                f"{self.name} does not correct for samples of an older policy, so a batch is used once; "
+                "write `epochs: 1` and `mini_batches: 1`, or use grpo"
+            )
+        return self
+
+    def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return compared(rewards, "mean" if self.compares else "none", scale=self.scale, epsilon=self.epsilon)
+
+    def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
+        from lemma.objectives.policy_surrogates import Reinforce as LogProbability
+
+        return self.policy_loss(LogProbability(), max_tokens, memory)
 
     def is_live(self, group: Group) -> bool:
         return self.whiten or super().is_live(group)
 
     def assign(self, groups: Sequence[Group], memory: Memory) -> None:
-        if not self.whiten and self.gamma == 1:
-            return super().assign(groups, memory)
-        from lemma.objectives.gae import padded, returns_to_go, whiten
-
-        everything, own = join_over_ranks([rewards_of(group) for group in groups])
-        found = np.concatenate([np.zeros(0), *self.advantages(everything)[own]])
-        samples = [trajectory for group in groups for trajectory in group.trajectories]
-        last, mask = padded([np.arange(n := sample.trained_tokens) == n - 1 for sample in samples])
-        advantages = returns_to_go(last * found[:, None], mask, self.gamma)
-        if self.whiten:
-            advantages = whiten(advantages, mask, add=add_over_ranks)
-        write_tokens("advantage", samples, advantages)
-
-    def surrogate(self) -> Surrogate:
-        from lemma.objectives.policy_surrogates import Reinforce as LogProbability
-
-        return LogProbability()
+        super().assign(groups, memory)
+        if self.whiten or self.gamma < 1:
+            discounted(groups, self.gamma, whitened=self.whiten)
 
 
 class ReinforceBaseline(Reinforce):
@@ -64,8 +68,6 @@ class ReinforceBaseline(Reinforce):
 
     name: Literal["reinforce_baseline"] = "reinforce_baseline"  # type: ignore[assignment]
     """REINFORCE with the mean of the group as its baseline."""
-    scale: Literal["none", "group", "batch"] = "group"
-    """Divide advantages by the standard deviation of the rewards: not at all, of the group, or of the whole batch."""
+    scale: Scale = "group"
 
-    def compared_with(self) -> Baseline:
-        return "mean"
+    compares: ClassVar[bool] = True

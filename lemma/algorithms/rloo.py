@@ -1,20 +1,29 @@
-"""RLOO (Ahmadian et al., 2024): each sample is compared with the mean of the others of its group."""
+"""RLOO (Ahmadian et al., 2024): each sample is compared with the mean of the others of its group.
+
+A = R - mean of the others, where R may have the KL of the whole sample taken off
+loss = - mean over samples of min(r A, clip(r) A), with r the product of the ratios of a sample's tokens
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from lemma.algorithms.algorithm import Memory, rewards_of, write_advantages
-from lemma.algorithms.policy_gradient import Baseline, ClippedPolicyGradient, Level
-from lemma.core.ranks import add_over_ranks, join_over_ranks
-from lemma.core.types import Group, Trajectory
+from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.parts import signals
+from lemma.algorithms.parts.loss_options import Level
+from lemma.algorithms.parts.policy_gradient import ClipOptions, PolicyGradient, RatioOptions
+from lemma.core.ranks import join_over_ranks
+from lemma.core.types import Group
+
+if TYPE_CHECKING:
+    from lemma.objectives.policy_loss import PolicyLoss
 
 
-class Rloo(ClippedPolicyGradient):
+class Rloo(ClipOptions, RatioOptions, PolicyGradient):
     """A whole sample is one action: its ratio is the product of its tokens', and the KL may be a part of its reward."""
 
     name: Literal["rloo"] = "rloo"
@@ -35,56 +44,35 @@ class Rloo(ClippedPolicyGradient):
         return self
 
     @property
-    def needs_reference(self) -> bool:
-        return self.kl > 0 or self.reward_kl > 0
-
-    @property
-    def needs_dead_groups(self) -> bool:
-        return super().needs_dead_groups or self.reward_kl > 0
-
-    @property
-    def needs_old(self) -> bool:
-        return super().needs_old or self.reward_kl > 0
-
-    @property
-    def scores_first(self) -> bool:
-        return super().scores_first or self.reward_kl > 0
-
-    def compared_with(self) -> Baseline:
-        return "leave_one_out"
-
     def ratio_level(self) -> Level:
         return "trajectory"
 
+    @property
+    def kl_in_reward(self) -> bool:
+        return self.reward_kl > 0
+
+    @property
+    def needs_truncated(self) -> str:
+        return "reward_kl" if self.reward_kl else ""
+
     def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return self._compared([self._clipped(group) for group in rewards])
+        return self._compared([self._within_clip(group) for group in rewards])
+
+    def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
+        return self.policy_loss(self.clipped(), max_tokens, memory)
 
     def assign(self, groups: Sequence[Group], memory: Memory) -> None:
         if not self.reward_kl:
             return super().assign(groups, memory)
-        kls = [np.array([_kl(t) for t in group.trajectories]) for group in groups]
-        total, count = add_over_ranks(sum(float(kl.sum()) for kl in kls), sum(len(kl) for kl in kls))
-        if count:
-            memory.numbers["kl_seen"] = total / count
-        rewards = [
-            self._clipped(rewards_of(group)) - self.reward_kl * kl for group, kl in zip(groups, kls, strict=True)
-        ]
-        everything, own = join_over_ranks(rewards)
-        write_advantages(groups, self._compared(everything)[own])
+        kls = [signals.kl_of_samples(group) for group in groups]
+        signals.remember_kl(sum(float(kl.sum()) for kl in kls), sum(len(kl) for kl in kls), memory)
+        rewards = [self._within_clip(signals.rewards_of(group)) for group in groups]
+        everything, own = join_over_ranks([r - self.reward_kl * kl for r, kl in zip(rewards, kls, strict=True)])
+        signals.write_advantages(groups, self._compared(everything)[own])
 
-    def _clipped(self, rewards: np.ndarray) -> np.ndarray:
+    def _within_clip(self, rewards: np.ndarray) -> np.ndarray:
         return rewards if self.reward_clip is None else np.clip(rewards, *self.reward_clip)
 
     def _compared(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
-        from lemma.objectives.advantages import standardised
-
-        found = super().advantages(rewards)
-        if not self.standardise or not found:
-            return found
-        return np.split(standardised(np.concatenate(found)), np.cumsum([len(group) for group in found])[:-1])
-
-
-def _kl(trajectory: Trajectory) -> float:
-    """The KL of a whole sample by its own log-probabilities."""
-    difference = trajectory.token_fields["old"] - trajectory.token_fields["reference"]
-    return float(difference[trajectory.chosen_T].sum())
+        advantages = signals.compared(rewards, "leave_one_out", scale=self.scale, epsilon=self.epsilon)
+        return signals.standardised(advantages) if self.standardise else advantages

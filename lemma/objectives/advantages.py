@@ -7,7 +7,6 @@ rewards are all the same, and of a group of one, which has nothing to be compare
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -98,26 +97,9 @@ def standardised(values_R: Any, *, epsilon: float = 1e-4) -> np.ndarray:
     return group_advantages(values, np.zeros(len(values)), baseline=baseline, scale="group", epsilon=epsilon)
 
 
-@dataclass(frozen=True)
-class Kept:
-    """Rows worth learning from, those with the most to say first; and the largest size that was left out."""
-
-    rows: np.ndarray
-    largest_dropped: float | None
-
-
-def large_advantages(advantages_R: Any, threshold: float, *, positive_only: bool = False, multiple_of: int = 1) -> Kept:
-    """Rows whose advantage is at least `threshold` in size (or, `positive_only`, in value), as LOOP keeps them.
-
-    Their number is rounded up to a `multiple_of`, as far as there are rows.
-    """
-    advantages = np.asarray(advantages_R, dtype=np.float64)
-    size = advantages if positive_only else np.abs(advantages)
-    order = np.argsort(-size, kind="stable")
-    wanted = int((size >= threshold).sum())
-    count = min(-(-wanted // multiple_of) * multiple_of, len(order))
-    dropped = order[count:]
-    return Kept(order[:count], float(size[dropped[0]]) if len(dropped) else None)
+def is_large(advantages: np.ndarray, least: float, positive_only: bool = False) -> np.ndarray:
+    """Which advantages are at least `least` in size or, `positive_only`, in value: those that LOOP keeps."""
+    return (advantages if positive_only else np.abs(advantages)) >= least
 
 
 def _members(groups_R: Any) -> list[np.ndarray]:

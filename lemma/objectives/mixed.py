@@ -5,7 +5,6 @@ Shapes: N trained tokens of a pack, B sequences in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -15,7 +14,7 @@ from lemma.objectives.normalise import Normalise, token_weights
 from lemma.objectives.objective import Loss, Ratio, Terms
 from lemma.objectives.policy_loss import KlTerm
 from lemma.objectives.policy_mismatch import LARGEST_LOG_RATIO, MismatchWeight, mismatch
-from lemma.objectives.policy_surrogates import Clip, Surrogate, Unclipped
+from lemma.objectives.policy_surrogates import Surrogate, Unclipped
 from lemma.objectives.shaping import Shape
 
 TARGET_EPSILON = 1e-6
@@ -247,13 +246,3 @@ def _maxima(terms: Terms, tokens: _Tokens) -> dict[str, torch.Tensor]:
     if "behaviour" in terms.tokens:
         found["mismatch/max"] = mismatch(terms, tokens.old_N).masked_fill(other_N, 0.0).max()
     return found
-
-
-# The loss in each form that changes its formula or what must stay together.
-MIXED_FORMS: dict[str, Callable[[], MixedPolicyLoss]] = {
-    "mixed": lambda: MixedPolicyLoss(normalise="constant", constant=42.0, entropy=0.01, off_max=0.9, skip_above=0.95),
-    "mixed_sft": lambda: MixedPolicyLoss(
-        Clip.around(0.2, 0.28), "sequence", sft=0.5, kl=KlTerm(0.05, "low_var_kl"), mismatch=MismatchWeight(cap=1.1)
-    ),
-    "mixed_batch": lambda: MixedPolicyLoss(entropy=0.01, entropy_target=2.0, ratio_kl=0.3),
-}

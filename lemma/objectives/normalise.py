@@ -11,17 +11,23 @@ from lemma.objectives.objective import Terms
 Normalise = Literal["token", "sequence", "constant"]
 
 
-def token_weights(terms: Terms, normalise: Normalise, constant: float = 1.0) -> torch.Tensor:
-    """Weights (N,) by which a sum over tokens becomes
+def divisors(terms: Terms, normalise: Normalise, constant: float = 1.0) -> tuple[torch.Tensor | None, float]:
+    """What the sum over each sequence (B,) is divided by, None where by nothing, and then the sum over all of them:
 
     - `token`: a mean over all trained tokens of the step;
     - `sequence`: a mean over sequences of the means over their tokens;
     - `constant`: a mean over sequences of their sums divided by a constant.
     """
-    totals = terms.totals
-    ones_N = torch.ones_like(terms.logprobs_N)
+    sequences = max(terms.totals.sequences, 1.0)
     if normalise == "token":
-        return ones_N / max(totals.tokens, 1.0)
-    if normalise == "sequence":
-        return ones_N / terms.lengths_B()[terms.sequence_N] / max(totals.sequences, 1.0)
-    return ones_N / (constant * max(totals.sequences, 1.0))
+        return None, max(terms.totals.tokens, 1.0)
+    return (terms.lengths_B(), sequences) if normalise == "sequence" else (None, constant * sequences)
+
+
+def token_weights(terms: Terms, normalise: Normalise, constant: float = 1.0) -> torch.Tensor:
+    """The weight (N,) of each token that makes a sum over tokens what `divisors` says."""
+    of_sequence_B, of_all = divisors(terms, normalise, constant)
+    ones_N = torch.ones_like(terms.logprobs_N)
+    if of_sequence_B is not None:
+        ones_N = ones_N / of_sequence_B[terms.sequence_N]
+    return ones_N / of_all

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
 
@@ -11,10 +10,11 @@ import pytest
 
 from lemma.algorithms import ALGORITHMS
 from lemma.algorithms.algorithm import Algorithm, Memory
-from lemma.algorithms.policy_gradient import PolicyGradient
+from lemma.algorithms.parts.policy_gradient import PolicyGradient
 from lemma.config import Options
 from lemma.config.shape import annotation_of, classes_below
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions, RolloutOptions
+from tests.algorithms import toy
 from tests.algorithms.made import group, response, trajectory
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -55,9 +55,9 @@ def test_every_algorithm_has_a_page_that_names_its_options(name: str) -> None:
 
 
 def _named(option: str, words: set[str]) -> bool:
-    """`off_policy.gamma`, or, in a row that lists several, `.gamma`; what on_policy has is told of off_policy."""
+    """`off_policy.gamma`, or, in a row that lists several, `.gamma`; constants of on_policy are told of off_policy."""
     section, _, last = option.rpartition(".")
-    twin = option.replace("on_policy.", "off_policy.")
+    twin = option.replace("compat.on_policy.", "off_policy.")
     return option in words or twin in words or (bool(section) and f".{last}" in words)
 
 
@@ -81,20 +81,19 @@ def test_named_recipes_and_files_exist(path: Path) -> None:
         assert (DOCS.parent / place).is_file() or place == "docs/algorithms/ranked.md", place
 
 
-def test_the_example_of_the_how_to_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_the_how_to_works(tmp_path: Path) -> None:
+    """It is a file of at most 40 lines outside the package, and a recipe trains with it."""
     code = re.search(r"```python\n(.*?)```", HOW_TO.read_text(encoding="utf-8"), re.DOTALL)
-    assert code
-    (tmp_path / "ranked_of_the_how_to.py").write_text(code[1], encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    ranked = importlib.import_module("ranked_of_the_how_to").Ranked(spread=2.0)
-    best, middle, worst, dead = (
-        trajectory(9.0),
-        trajectory(1.0),
-        trajectory(0.0),
-        group(trajectory(1.0), trajectory(1.0)),
-    )
+    assert code and len(code[1].splitlines()) <= 40
+    file = tmp_path / "ranked.py"
+    file.write_text(code[1], encoding="utf-8")
+    named = {"name": f"{file}:Ranked", "spread": 2.0, "group_size": 4}
+    ranked = ReinforcementOptions.model_validate({"algorithm": named}).algorithm
+    best, middle, worst = trajectory(9.0), trajectory(1.0), trajectory(0.0)
+    dead = group(trajectory(1.0), trajectory(1.0))
     ranked.assign([group(best, middle, worst), dead], Memory())
     assert [response(item, "advantage")[0] for item in (best, middle, worst)] == [2.0, 0.0, -2.0]
     assert ranked.is_live(group(best, worst)) and not ranked.is_live(dead)
     assert all(np.all(item.token_fields["advantage"] == 0) for item in dead.trajectories)
-    assert ranked.objective(16, Memory()).normalise == "sequence"
+    stage = toy.reinforcement(tmp_path, named, steps=2, rewards=[toy.PARITY])
+    assert [row["updates"] for row in toy.Toy(tmp_path).train(stage)] == [1.0, 1.0]

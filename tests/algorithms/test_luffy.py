@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from lemma.algorithms.algorithm import Memory
 from lemma.algorithms.luffy import Luffy
-from lemma.algorithms.prefixes import PrefixOptions
+from lemma.algorithms.parts.prefixes import PrefixOptions
 from lemma.core.errors import UserError
 from lemma.objectives import Terms, Totals
 from tests.algorithms.made import group, response, trajectory
@@ -132,7 +132,7 @@ def test_groups_are_compared_each_with_itself() -> None:
 
 def test_tokens_count_by_their_origin() -> None:
     begun = group(trajectory(1.0, given=2), trajectory(0.0))
-    options = luffy(group_size=2, off_policy={"factor": 3.0}, on_policy={"factor": 0.5})
+    options = luffy(group_size=2, off_policy={"factor": 3.0}, compat={"on_policy": {"factor": 0.5}})
     options.assign([begun], Memory())
     assert response(begun.trajectories[0], "advantage") == [1.5, 1.5, 0.25]
     assert response(begun.trajectories[1], "advantage") == [-0.25] * 3
@@ -140,7 +140,7 @@ def test_tokens_count_by_their_origin() -> None:
 
 def test_a_reward_for_the_prefix_alone() -> None:
     begun = group(trajectory(1.0, given=2), trajectory(1.0, given=1))
-    options = luffy(group_size=2, prefix={"samples": -1, "min": 0.0}, prefix_reward=1.0, entropy=0)
+    options = luffy(group_size=2, prefix={"samples": -1, "min": 0.0}, compat={"prefix_reward": 1.0}, entropy=0)
     options.assign([begun], Memory())
     assert response(begun.trajectories[0], "advantage") == [0.5, 0.5, 0.0]
     assert options.is_live(begun), "equal rewards, and still the teacher's tokens are learnt"
@@ -216,10 +216,19 @@ def test_a_teachers_token_does_not_overflow_where_the_old_policy_is_far_away() -
 
 def test_options_reach_the_objective() -> None:
     options = luffy(
-        clip=0.2, clip_high=0.3, kl=0.1, skip_above=0.9, mismatch_cap=2.0, ratio_kl=0.01, compat=True,
-        on_policy={"reshape": "pow", "power": 2.0}, off_policy={"reshape": "p_logp", "weight": 0.3, "max": 0.8},
-        adaptive_entropy={"kind": "proportional", "target": 0.7},
-    )  # fmt: skip
+        clip=0.2,
+        clip_high=0.3,
+        kl=0.1,
+        mismatch_cap=2.0,
+        off_policy={"reshape": "p_logp", "weight": 0.3, "max": 0.8},
+        compat={
+            "micro_batch_scale": True,
+            "skip_above": 0.9,
+            "ratio_kl": 0.01,
+            "on_policy": {"reshape": "pow", "power": 2.0},
+            "adaptive_entropy": {"kind": "proportional", "target": 0.7},
+        },
+    )
     made = options.objective(10, Memory())
     assert (made.surrogate.low, made.surrogate.high) == (0.8, 1.3)  # type: ignore[attr-defined]
     assert made.kl is not None and (made.kl.weight, made.kl.estimator) == (0.1, "low_var_kl")
@@ -231,7 +240,7 @@ def test_options_reach_the_objective() -> None:
 
 
 def test_a_learned_entropy_weight_goes_on_from_what_is_remembered() -> None:
-    options = luffy(entropy=0.01, adaptive_entropy={"target": 1.0, "lr": 0.1})
+    options = luffy(entropy=0.01, compat={"adaptive_entropy": {"target": 1.0, "lr": 0.1}})
     straight, saved = Memory(), Memory()
     for entropy in (0.5, 0.4):
         options.observe({"entropy": entropy}, straight)
@@ -254,11 +263,11 @@ def test_a_learned_entropy_weight_goes_on_from_what_is_remembered() -> None:
         ({"prefix": {"samples": 9}}, "above group_size 8; write -1"),
         ({"prefix": {"samples": -1, "min": 0.2}, "statistics": "on_policy"}, "statistics: group"),
         ({"prefix": {"samples": 0}, "sft_weight": 1.0}, "samples: 1"),
-        ({"prefix_reward": 1.0}, "samples: -1"),
+        ({"compat": {"prefix_reward": 1.0}}, "samples: -1"),
         ({"normalise": "token", "constant": 9}, "normalise: constant"),
         ({"clip_high": 0.3}, "clip: 0.2"),
-        ({"entropy": 0, "adaptive_entropy": {}}, "entropy: 0.001"),
-        ({"compat": True, "normalise": "sequence"}, "normalise: constant"),
+        ({"entropy": 0, "compat": {"adaptive_entropy": {}}}, "entropy: 0.001"),
+        ({"compat": {"micro_batch_scale": True}, "normalise": "sequence"}, "normalise: constant"),
         ({"off_policy": {"min": 0.5, "max": 0.1}}, "lower min"),
         ({"off_policy": {"reshape": "p_div_p_0.1"}}, "p_div_p"),
         ({"prefix": {"min": 0.8, "max": 0.5}}, "lower min"),
@@ -291,12 +300,18 @@ def test_a_learned_entropy_weight_goes_on_from_what_is_remembered() -> None:
             "power has no effect with `reshape: p_div_p`; remove it, or write `reshape: pow`",
         ),
         ({"off_policy": {"reshape": "square_root", "gamma": 0.2}}, "write `reshape: p_div_p`"),
-        ({"on_policy": {"reshape": "logp", "weight": 0.2}}, "weight has no effect with `reshape: logp`"),
-        ({"adaptive_entropy": {"kind": "proportional", "lr": 0.1, "limit": 2}}, "limit and lr have no effect"),
+        ({"compat": {"on_policy": {"reshape": "logp", "weight": 0.2}}}, "weight has no effect with `reshape: logp`"),
+        (
+            {"compat": {"adaptive_entropy": {"kind": "proportional", "lr": 0.1, "limit": 2}}},
+            "limit and lr have no effect",
+        ),
         ({"kl_estimator": "k1"}, "kl_estimator has no effect with `kl: 0`"),
         ({"kl": 0.1, "kl_estimator": "k1"}, "the gradient of k1 in a loss is 0 on average"),
-        ({"clip": 0.2, "on_policy": {"reshape": "logp"}}, "remove clip"),
+        ({"clip": 0.2, "compat": {"on_policy": {"reshape": "logp"}}}, "remove clip"),
         ({"group_size": 1}, "write for example `group_size: 8`"),
+        ({"skip_above": 0.9}, "skip_above is now compat.skip_above; write `compat: {skip_above: 0.9}`"),
+        ({"on_policy": {"factor": 2}}, "write `compat: {on_policy: {factor: 2}}`"),
+        ({"compat": True}, "compat is a block now; write `compat: {micro_batch_scale: true}`"),
     ],
 )
 def test_what_cannot_work_is_refused_with_what_to_write(options: dict[str, Any], words: str) -> None:
@@ -310,11 +325,11 @@ def test_what_cannot_work_is_refused_with_what_to_write(options: dict[str, Any],
     [
         {"prefix": {"strategy": "linear_max", "steps": 5, "max": 0.8}},
         {"prefix": {"samples": -1, "strategy": "linear_max", "steps": 5}, "statistics": "on_policy"},
-        {"prefix": {"samples": -1}, "prefix_reward": 1.0},
+        {"prefix": {"samples": -1}, "compat": {"prefix_reward": 1.0}},
         {"prefix": {"samples": 0, "min": 1.0, "strategy": "random"}, "off_policy": {"reshape": "p_div_p"}},
         {"off_policy": {"reshape": "logp", "weight": 0.2}},
         {"off_policy": {"behaviour": "given", "max": 2.0, "factor": 0.5}},
-        {"sft_weight": 1.0, "on_policy": {"reshape": "pow", "power": 2.0}},
+        {"sft_weight": 1.0, "compat": {"on_policy": {"reshape": "pow", "power": 2.0}}},
         {"group_size": 1, "sft_weight": 1.0},
         {"kl": 0.1, "kl_estimator": "k2"},
     ],

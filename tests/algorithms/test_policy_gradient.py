@@ -205,7 +205,7 @@ def test_the_entropy_bonus_follows_its_target() -> None:
         ("reinforce", {"clip": 0.2}, r"clip"),
         ("grpo", {"constant": 5}, r"`normalise: constant` only; write that, or remove constant"),
         ("grpo", {"clip": None, "clip_high": 0.3}, r"clip_high and clip_cap need clip; write for example `clip: 0.2`"),
-        ("grpo", {"clip": 1.5}, r"clip is a distance from 1 and below it"),
+        ("grpo", {"clip": 1.5}, r"clip\n  Input should be less than 1"),
         ("grpo", {"clip_high": 0.5, "clip_cap": 1.4}, r"clip_cap lies within the clip"),
         ("grpo", {"gain": "sapo", "clip": 0.1}, r"sapo does not clip; remove clip"),
         ("grpo", {"sapo": {"positive": 2}}, r"sapo has no effect with `gain: clip`; remove it, or write `gain: sapo`"),

@@ -47,7 +47,8 @@ def test_the_kl_is_taken_off_the_reward() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "score"), [({}, 1.0), ({"missing_eos_penalty": 0.25}, 0.75), ({"missing_eos_score": -1.0}, -1.0)]
+    ("options", "score"),
+    [({}, 1.0), ({"compat": {"missing_eos_penalty": 0.25}}, 0.75), ({"compat": {"missing_eos_score": -1.0}}, -1.0)],
 )
 def test_a_sample_that_was_cut_off(options: dict[str, Any], score: float) -> None:
     settings = {"kl": 0.0, "lam": 1.0, "whiten": False} | options
@@ -67,7 +68,7 @@ def test_whitening_is_over_the_tokens_of_the_whole_batch() -> None:
 def test_whitened_rewards_keep_their_mean() -> None:
     """Rewards 0, 0, 3: mean 1, deviation the root of 3."""
     item = trajectory(3.0, value=[0.0] * 3)
-    _, returns = assigned(item, kl=0.0, lam=1.0, whiten=False, whiten_rewards=True)
+    _, returns = assigned(item, kl=0.0, lam=1.0, whiten=False, compat={"whiten_rewards": True})
     low, high = 1 - 1 / 3**0.5, 1 + 2 / 3**0.5
     assert returns == pytest.approx([2 * low + high, low + high, high], rel=1e-6)
 
@@ -133,7 +134,7 @@ def test_what_the_loop_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"missing_eos_penalty": 1.0, "missing_eos_score": -1.0}, "remove one of them"),
+        ({"compat": {"missing_eos_penalty": 1.0, "missing_eos_score": -1.0}}, "remove one of them"),
         ({"kl": 0.0, "adaptive_kl": {}}, "kl: 0.05"),
         ({"kl_in": "loss", "kl_estimator": "k3", "adaptive_kl": {}}, "kl_in: reward"),
         ({"kl_by_ratio": True}, "kl_in: loss"),
@@ -143,6 +144,11 @@ def test_what_the_loop_is_asked_for() -> None:
         ({"kl": 0.0, "kl_in": "loss"}, "kl_in has no effect with `kl: 0`"),
         ({"kl": 0.0, "kl_estimator": "k3"}, "kl_estimator has no effect with `kl: 0`"),
         ({"gamma": 0.0}, "greater than 0"),
+        (
+            {"missing_eos_score": -1},
+            "missing_eos_score is now compat.missing_eos_score; write `compat: {missing_eos_score: -1}`",
+        ),
+        ({"whiten_rewards": False}, "write `compat: {whiten_rewards: false}`"),
     ],
 )
 def test_what_cannot_work_is_refused_with_what_to_write(options: dict[str, Any], words: str) -> None:

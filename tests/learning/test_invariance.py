@@ -19,8 +19,9 @@ from lemma.core.types import Trajectory
 from lemma.learning.learner import Learner, StepReport
 from lemma.learning.learning_options import OptimOptions
 from lemma.models.policy import Policy
-from lemma.objectives import OBJECTIVES, Loss, Objective, Terms, Totals
+from lemma.objectives import Loss, Objective, Terms, Totals
 from tests.models.small import in_float64, relative, tiny_policy, trajectories
+from tests.objectives.forms import OBJECTIVES
 from tests.objectives.toys import TOYS
 
 EXACT = 1e-10

@@ -7,7 +7,7 @@ import torch
 
 from lemma.models import logprobs
 from lemma.models.logprobs import map_logits, token_logprobs
-from lemma.objectives import entropy as plain_entropy
+from lemma.objectives.compat import entropy as plain_entropy
 
 ROWS, HIDDEN, WORDS = 7, 5, 11
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from lemma.core.errors import UserError
-from lemma.objectives import (
+from lemma.formats.encode import tokenize_prompt_and_output
+from lemma.objectives.compat import (
     compute_group_normalized_rewards,
     group_normalized_rewards,
     grpo_clip_loss,
@@ -19,7 +20,6 @@ from lemma.objectives import (
     grpo_no_clip_loss,
     naive_policy_gradient_loss,
     policy_gradient_loss,
-    tokenize_prompt_and_output,
 )
 from tests.objectives.padded import Case, assert_equal, cases, tensor
 from tests.objectives.test_reference import BY_VARIANT as OTHERS
@@ -80,8 +80,8 @@ def of_micro_step(case: Case, inputs: dict[str, torch.Tensor]) -> Results:
 class Table:
     """A tokenizer given as a table."""
 
-    def __init__(self, ids: dict[str, list[int]]):
-        self.ids = ids
+    def __init__(self, ids: dict[str, list[int]], pad_token_id: int):
+        self.ids, self.pad_token_id = ids, pad_token_id
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         assert not add_special_tokens
@@ -90,8 +90,8 @@ class Table:
 
 def of_tokenize(case: Case, inputs: dict[str, torch.Tensor]) -> Results:
     given = case["inputs"]
-    table = Table(given["token_ids_of_each_string"])
-    return tokenize_prompt_and_output(given["prompts"], given["outputs"], table, case["params"]["pad_token_id"])
+    table = Table(given["token_ids_of_each_string"], case["params"]["pad_token_id"])
+    return tokenize_prompt_and_output(given["prompts"], given["outputs"], table)
 
 
 BY_VARIANT: dict[str, Callable[[Case, dict[str, torch.Tensor]], Results]] = {

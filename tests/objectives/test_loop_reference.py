@@ -10,7 +10,7 @@ import torch
 
 from lemma.algorithms.loop import Loop
 from lemma.objectives import Totals
-from lemma.objectives.advantages import Baseline, group_advantages, large_advantages
+from lemma.objectives.advantages import Baseline, group_advantages, is_large
 from lemma.objectives.policy_loss import PolicyLoss
 from lemma.objectives.policy_surrogates import Clip, Reinforce, Surrogate
 from tests.objectives.padded import Case, assert_equal, cases, flat, tensor
@@ -84,22 +84,28 @@ def test_rollout_losses(case: Case) -> None:
 
 @pytest.mark.parametrize("case", of("filter"))
 def test_filter(case: Case) -> None:
-    p, outputs, advantages = case["params"], case["outputs"], case["inputs"]["advantages"]
-    kept = large_advantages(advantages, p["threshold"], positive_only=p["positive_only"], multiple_of=p["world_size"])
-    assert kept.rows.tolist() == outputs["kept_indices_sorted_by_abs_advantage"]
-    assert 1 - len(kept.rows) / len(advantages) == pytest.approx(outputs["filtered_fraction"])
-    assert kept.largest_dropped == pytest.approx(outputs["largest_dropped_abs_advantage"])
-    assert [len(part) for part in np.array_split(kept.rows, p["world_size"])] == outputs["per_worker"]
+    """The original keeps as many more, the largest that are left, as it takes to give every worker the same number."""
+    p, outputs, advantages = case["params"], case["outputs"], np.array(case["inputs"]["advantages"])
+    size = advantages if p["positive_only"] else np.abs(advantages)
+    order = np.argsort(-size, kind="stable")
+    large = is_large(advantages, p["threshold"], p["positive_only"])
+    count = min(-(-int(large.sum()) // p["world_size"]) * p["world_size"], len(order))
+    assert set(np.flatnonzero(large)) == set(order[: large.sum()])
+    assert order[:count].tolist() == outputs["kept_indices_sorted_by_abs_advantage"]
+    assert 1 - count / len(advantages) == pytest.approx(outputs["filtered_fraction"])
+    largest_dropped = float(size[order[count]]) if count < len(order) else None
+    assert largest_dropped == pytest.approx(outputs["largest_dropped_abs_advantage"])
+    assert [len(part) for part in np.array_split(order[:count], p["world_size"])] == outputs["per_worker"]
 
 
 @pytest.mark.parametrize("case", of("filter"))
 def test_the_algorithm_leaves_out_the_same_advantages(case: Case) -> None:
-    """But for those that the original keeps beside them to give every worker as many."""
-    p, advantages = case["params"], np.array(case["inputs"]["advantages"])
-    loop = Loop(least_advantage=p["threshold"], positive_only=p["positive_only"])
-    kept = large_advantages(advantages, p["threshold"], positive_only=p["positive_only"])
-    assert set(np.flatnonzero(loop._is_kept(advantages))) == set(kept.rows)
-    assert set(kept.rows.tolist()) <= set(case["outputs"]["kept_indices_sorted_by_abs_advantage"])
+    """Rewards in pairs of opposite sign have a mean of 0, and so are their own advantages."""
+    p, given = case["params"], np.array(case["inputs"]["advantages"])
+    loop = Loop(least_advantage=p["threshold"], positive_only=p["positive_only"], leave_out_own=False)
+    (mine,) = loop.advantages([np.concatenate([given, -given])])
+    kept = np.concatenate([is_large(part, p["threshold"], p["positive_only"]) for part in (given, -given)])
+    np.testing.assert_allclose(mine, np.where(kept, np.concatenate([given, -given]), 0.0), atol=1e-12)
 
 
 def test_every_case_is_covered() -> None:

@@ -15,7 +15,8 @@ import torch
 from lemma.algorithms import Algorithm, Memory
 from lemma.algorithms.reinforce import Reinforce
 from lemma.core.types import Group, Message, Problem, Trajectory
-from lemma.objectives import NegativeLogLikelihood, entropy, masked_mean
+from lemma.objectives import NegativeLogLikelihood
+from lemma.objectives.compat import entropy, masked_mean
 from lemma.objectives.controllers import AdaptiveKl
 from lemma.objectives.gae import gae, kl_penalties, returns_to_go, rewards_with_kl, until_stop, whiten
 from lemma.objectives.kl import kl_estimate

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lemma.objectives import Terms, Totals
-from lemma.objectives.advantages import group_advantages, large_advantages, summed_advantages, total_rewards
+from lemma.objectives.advantages import group_advantages, summed_advantages, total_rewards
 from lemma.objectives.kl import KlKind, adapted_coefficient, kl_estimate
 from lemma.objectives.policy_loss import PolicyLoss
 from lemma.objectives.policy_mismatch import MismatchWeight
@@ -191,9 +191,3 @@ def test_unscored_rows_are_left_out() -> None:
     assert group_advantages([None, None], [0, 0]).tolist() == [0.0, 0.0]
     np.testing.assert_equal(total_rewards([[1.0, None], [None, None], [1.0, 2.0]], [2.0, 3.0]), [2.0, NAN, 8.0])
     assert summed_advantages([[None], [None]], [1.0], [0, 0]).tolist() == [0.0, 0.0]
-
-
-def test_large_advantages_are_rounded_up_as_far_as_there_are_rows() -> None:
-    kept = large_advantages([0.5, 0.0, -0.7, 0.001], 0.01, multiple_of=3)
-    assert (kept.rows.tolist(), kept.largest_dropped) == ([2, 0, 3], 0.0)
-    assert large_advantages([0.5, 0.1], 0.01, multiple_of=8).largest_dropped is None

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.parts.ppo_options import PpoCompat
 from lemma.algorithms.ppo import Ppo
 from lemma.core.types import Group, Message, Problem, Trajectory
-from lemma.objectives import masked_mean_or_zero
+from lemma.objectives.compat import masked_mean_or_zero
 from lemma.objectives.gae import (
     gae,
     gae_packed,
@@ -160,9 +161,11 @@ def trained_ppo(case: Case, **options: Any) -> Ppo:
         lam=params["lam"],
         kl=params["kl_coef"],
         kl_estimator=params["kl_estimator"].replace("kl", "k"),
-        whiten_rewards=params["whiten_rewards"],
-        missing_eos_score=replaced,
-        missing_eos_penalty=params.get("missing_eos_penalty"),
+        compat=PpoCompat(
+            whiten_rewards=params["whiten_rewards"],
+            missing_eos_score=replaced,
+            missing_eos_penalty=params.get("missing_eos_penalty"),
+        ),
         **options,
     )
 

@@ -9,8 +9,8 @@ import torch
 from pydantic import ValidationError
 
 from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.parts.pair_losses import OF_RANKS, LossName
 from lemma.algorithms.preference import Dpo
-from lemma.algorithms.preference.dpo import OF_RANKS, LossName
 from lemma.objectives import Terms, Totals
 from lemma.objectives.preference.dpo_losses import FORMULAS, SORTED
 

@@ -14,10 +14,8 @@ import pytest
 import torch
 
 from lemma.models.logprobs import token_logprobs
-from lemma.objectives import (
-    NegativeLogLikelihood,
-    Terms,
-    Totals,
+from lemma.objectives import NegativeLogLikelihood, Terms, Totals
+from lemma.objectives.compat import (
     entropy,
     masked_mean,
     masked_mean_or_zero,

@@ -52,7 +52,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "group_size": 4,
             "mini_batches": 2,
             "prefix": {"samples": 3, "min": 0.2, "max": 1.0, "strategy": "fixed"},
-            "adaptive_entropy": {"target": 2.0},
+            "compat": {"adaptive_entropy": {"target": 2.0}},
         },
         "rewards": ["accuracy", {"name": "format", "weight": 0.1}, toy.PARITY],
     },

@@ -56,13 +56,13 @@ STAGES: dict[str, tuple[str, str]] = {
         "write `accuracy: 2` in each_reward and remove weight",
     ),
     "a penalty that is never learnt": (
-        "algorithm: {name: ppo, missing_eos_penalty: 1}, truncated: mask",
-        "stages.rl: algorithm.missing_eos_penalty is of samples that `truncated: mask` leaves out; "
-        "write `truncated: keep`, or remove missing_eos_penalty",
+        "algorithm: {name: ppo, compat: {missing_eos_penalty: 1}}, truncated: mask",
+        "stages.rl: algorithm.compat.missing_eos_penalty needs the samples that `truncated: mask` leaves out; "
+        "write `truncated: keep`, or remove compat.missing_eos_penalty",
     ),
     "a score that is never learnt": (
-        "algorithm: {name: ppo, missing_eos_score: -1}, truncated: mask",
-        "stages.rl: algorithm.missing_eos_score is of samples that `truncated: mask` leaves out; ",
+        "algorithm: {name: ppo, compat: {missing_eos_score: -1}}, truncated: mask",
+        "stages.rl: algorithm.compat.missing_eos_score needs the samples that `truncated: mask` leaves out; ",
     ),
     "a file without a function": (
         "rewards: [right.py]",
@@ -70,8 +70,8 @@ STAGES: dict[str, tuple[str, str]] = {
     ),
     "a KL of tokens that are gone": (
         "algorithm: {name: rloo, reward_kl: 0.1}, truncated: mask",
-        "stages.rl: algorithm.reward_kl is of all tokens of a sample, and `truncated: mask` takes some samples' away; "
-        "write `truncated: keep`, or `algorithm.kl` in its place",
+        "stages.rl: algorithm.reward_kl needs the samples that `truncated: mask` leaves out; "
+        "write `truncated: keep`, or remove reward_kl",
     ),
     "an option without effect": (
         "algorithm: {name: grpo, kl_estimator: k1}",

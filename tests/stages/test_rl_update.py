@@ -44,7 +44,7 @@ ALGORITHM: dict[str, dict[str, Any]] = {
         "name": "ppo",
         "epochs": 2,
         "mini_batches": 2,
-        "whiten_rewards": True,
+        "compat": {"whiten_rewards": True},
         "adaptive_kl": {"target": 0.1, "horizon": 40.0},
     },
     "of_the_batch": {"name": "grpo", "scale": "batch", "entropy_target": 3.0},

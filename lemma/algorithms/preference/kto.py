@@ -17,7 +17,7 @@ class Kto(PreferenceAlgorithm):
     """Kahneman-Tversky optimisation: gains and losses of single responses about a reference point."""
 
     name: Literal["kto"] = "kto"
-    """kto."""
+    """Kahneman-Tversky optimisation."""
     loss: Literal["kto", "apo_zero_unpaired"] = "kto"
     """kto estimates its reference point from responses to other prompts; apo_zero_unpaired takes 0."""
     wanted_weight: float = Field(1.0, gt=0)

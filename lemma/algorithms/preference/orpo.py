@@ -15,7 +15,7 @@ class Orpo(PreferenceAlgorithm):
     """Odds-ratio preference optimisation: imitate the chosen response and raise its odds above the rejected one's."""
 
     name: Literal["orpo"] = "orpo"
-    """orpo."""
+    """Odds-ratio preference optimisation."""
     imitate: Literal["all", "response"] = "all"
     """What the NLL term learns: prompt and chosen response, as the original does, or the response alone."""
 

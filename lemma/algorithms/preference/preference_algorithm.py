@@ -8,10 +8,21 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.parts.loss_options import NllWeight
 from lemma.config import Options
 
 if TYPE_CHECKING:
     from lemma.objectives import Objective
+
+
+class NllOptions(Options):
+    """An NLL term: imitation of the chosen responses."""
+
+    nll: NllWeight = 0.0
+
+    @property
+    def learns_nll(self) -> Literal["none", "response", "all"]:
+        return "response" if self.nll else "none"
 
 
 class PreferenceAlgorithm(Options):

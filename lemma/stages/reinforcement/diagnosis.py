@@ -7,9 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lemma.algorithms.expert_iteration import ExpertIteration
-from lemma.algorithms.luffy import Luffy
-from lemma.algorithms.policy_gradient import PolicyGradient
 from lemma.engines.mismatch import warning_mean
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
@@ -64,7 +61,7 @@ def _taught(seen: Seen) -> float:
     algorithm, live = seen.options.algorithm, seen("groups/live", 1.0)
     if not algorithm.compares:
         return 0.0 if seen("reward/commonest") > 0.99 else live
-    if isinstance(algorithm, Luffy) and algorithm.sft_weight is None:
+    if algorithm.compares_traces:
         return live  # a teacher's right sample beside wrong ones is enough
     return min(live, seen("groups/varied", 1.0))
 
@@ -87,12 +84,9 @@ def _dead(seen: Seen) -> str | None:
             f"{seen('truncated'):.0%} of the completions are cut off and `truncated: mask` leaves them out; raise "
             "`rollout.max_tokens`, or write `truncated: keep`"
         )
-    algorithm = seen.options.algorithm
-    if isinstance(algorithm, ExpertIteration) and seen("reward/commonest") <= 0.99:
-        return (
-            f"almost no completion is worth `algorithm.threshold` ({algorithm.threshold:g}), so nothing is imitated; "
-            "lower it, or raise the weights in `rewards`"
-        )
+    advice = seen.options.algorithm.advice_for_dead_groups
+    if advice and seen("reward/commonest") <= 0.99:
+        return advice
     return (
         "the rewards of nearly all groups do not vary; raise `algorithm.group_size` or `rollout.temperature`, or "
         "reward something else in `rewards`"
@@ -135,7 +129,7 @@ def _noise(seen: Seen) -> str | None:
     now = seen("entropy/sampled")
     if seen.first_entropy is None or now <= max(2.0 * seen.first_entropy, seen.first_entropy + 2.0):
         return None
-    bonus = getattr(seen.options.algorithm, "entropy", 0.0)
+    bonus = seen.options.algorithm.gives_entropy_bonus
     return (
         f"the entropy rose from {seen.first_entropy:.2g} to {now:.2g}: the policy forgets its language; "
         f"{'lower `algorithm.entropy`, or ' if bonus else ''}lower `optim.lr`"
@@ -274,9 +268,7 @@ class Diagnosis:
 def _is_stale(seen: Seen) -> bool:
     """Whether the policy has left its batch behind. Shares of samples that are clipped are large by nature, those of
     tokens are not; LUFFY does not measure the KL."""
-    algorithm = seen.options.algorithm
-    by_token = not isinstance(algorithm, PolicyGradient) or algorithm.ratio_level() == "token"
-    if by_token and max(seen("clip/region"), seen("clip/high")) > 0.3:
+    if seen.options.algorithm.ratio_level == "token" and max(seen("clip/region"), seen("clip/high")) > 0.3:
         return True
     return seen("kl/old") > STALE if "kl/old" in seen.values else seen("ratio/max", 1.0) > 10.0
 

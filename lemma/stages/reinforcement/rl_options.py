@@ -129,23 +129,18 @@ class ReinforcementOptions(StageOptions):
                 f"{self.algorithm.name} learns from groups whose rewards do not differ as well: "
                 "there are no dead ones to replace; leave replace_dead out"
             )
-        for name in ("missing_eos_penalty", "missing_eos_score"):
-            if self.truncated == "mask" and getattr(self.algorithm, name, None) is not None:
-                raise ValueError(
-                    f"algorithm.{name} is of samples that `truncated: mask` leaves out; "
-                    f"write `truncated: keep`, or remove {name}"
-                )
-        if self.truncated == "mask" and getattr(self.algorithm, "reward_kl", None):
+        needs_truncated = self.algorithm.needs_truncated
+        if self.truncated == "mask" and needs_truncated:
             raise ValueError(
-                "algorithm.reward_kl is of all tokens of a sample, and `truncated: mask` takes some samples' away; "
-                "write `truncated: keep`, or `algorithm.kl` in its place"
+                f"algorithm.{needs_truncated} needs the samples that `truncated: mask` leaves out; "
+                f"write `truncated: keep`, or remove {needs_truncated}"
             )
         return self
 
     @model_validator(mode="after")
     def _rewards_exist(self) -> ReinforcementOptions:
         known = labels(self.rewards)
-        weights = getattr(self.algorithm, "each_reward", None) or {}
+        weights = self.algorithm.reward_weights
         for name in weights:
             if name not in known:
                 raise ValueError(

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from lemma.algorithms.luffy import Luffy
 from lemma.core.errors import UserError
 from lemma.core.types import Demonstration, Problem
 from lemma.data.choices import as_asked
@@ -84,8 +83,6 @@ def _with_traces(
     stage: Stage, options: ReinforcementOptions, fmt: Format, tokenizer: Any, items: Sequence[Item]
 ) -> list[Task]:
     """Problems with the teacher's response where there is one; the response ends with the end-of-sequence token."""
-    algorithm = options.algorithm
-    given = isinstance(algorithm, Luffy) and algorithm.off_policy.behaviour == "given"
     tasks: list[Task] = []
     for row in items:
         if isinstance(row, Problem) and row.traces:
@@ -101,7 +98,7 @@ def _with_traces(
         if shown is not None:
             encoded = encode_demonstration(fmt, shown, tokenizer)
             trace = encoded.ids_T[encoded.chosen_T]
-            if given:
+            if options.algorithm.needs_trace_probs:
                 _check_probs(options, problem, len(trace))
         tasks.append(Task(problem, prompt, trace))
     if not any(task.trace is not None for task in tasks):

@@ -1,47 +1,22 @@
 """The functions of the course CS336 on padded rectangles, under its names and with its meaning.
 
 Training works on flat tokens; these are for people who do the exercises or compare with padded code. The formulas are
-those of this package.
+those of `lemma.objectives`. Its `tokenize_prompt_and_output` is in `lemma.formats.encode`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
 from lemma.core.errors import UserError
 from lemma.objectives.advantages import group_advantages
+from lemma.objectives.compat.reductions import masked_mean, masked_normalize
 from lemma.objectives.policy_surrogates import Clip, Reinforce, Unclipped
-from lemma.objectives.reductions import masked_mean, masked_normalize
 
 PolicyLossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]
-
-
-class Encoder(Protocol):
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
-
-
-def tokenize_prompt_and_output(
-    prompt_strs: Sequence[str], output_strs: Sequence[str], tokenizer: Encoder, pad_token_id: int
-) -> dict[str, torch.Tensor]:
-    """`input_ids`, `labels` (one further) and `response_mask` (true where a label is of the output), padded right.
-
-    Prompt and output are tokenised apart, so that the border between them never depends on the text.
-    """
-    parts = [
-        [tokenizer.encode(text, add_special_tokens=False) for text in pair]
-        for pair in zip(prompt_strs, output_strs, strict=True)
-    ]
-    width = max(len(prompt) + len(output) for prompt, output in parts)
-    ids = torch.full((len(parts), width), pad_token_id)
-    mask = torch.zeros((len(parts), width), dtype=torch.bool)
-    for row, (prompt, output) in enumerate(parts):
-        end = len(prompt) + len(output)
-        ids[row, :end] = torch.tensor(prompt + output)
-        mask[row, len(prompt) : end] = True
-    return {"input_ids": ids[:, :-1], "labels": ids[:, 1:], "response_mask": mask[:, 1:]}
 
 
 def group_normalized_rewards(

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from lemma.algorithms.unused import refuse_unused
+from lemma.algorithms.parts.refusals import refuse_unused
 from lemma.config import Options
 from lemma.core.random import stream
 

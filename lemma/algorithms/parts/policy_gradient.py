@@ -1,0 +1,189 @@
+"""The options of policy gradients, and the loss that they make. An algorithm adds its advantage and its surrogate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import Field, model_validator
+
+from lemma.algorithms.algorithm import Algorithm, Memory
+from lemma.algorithms.parts.loss_options import (
+    Clip,
+    ClipHigh,
+    Constant,
+    EntropyWeight,
+    Epsilon,
+    KlEstimator,
+    KlWeight,
+    MismatchCap,
+    Normalise,
+    Scale,
+    check_divisor,
+    check_kl_in_loss,
+    clipped,
+    kl_term,
+    mismatch_weight,
+)
+from lemma.algorithms.parts.refusals import refuse_unused
+from lemma.config import Options
+
+if TYPE_CHECKING:
+    from lemma.objectives.policy_loss import PolicyLoss
+    from lemma.objectives.policy_surrogates import Surrogate
+
+
+class RatioOptions(Options):
+    """Options of losses that look at the ratio of the present policy to the one before the batch."""
+
+    kl_by_ratio: bool = False
+    """Multiply the estimate of the KL by the ratio, so that it holds for samples of the older policy."""
+    top_entropy: float = Field(1.0, gt=0, le=1)
+    """Learn from this share of the batch's tokens only, those of highest entropy."""
+    off_policy_limit: float | None = Field(None, gt=0)
+    """Leave out unwanted samples whose log-probability per token has fallen by more than this."""
+
+
+class ClipOptions(Options):
+    """The trust region of PPO: the ratio is clipped."""
+
+    clip: Clip = 0.2
+    clip_high: ClipHigh = None
+    clip_cap: float | None = Field(None, gt=1)
+    """Clip the ratio here for unwanted samples too (two-sided clipping); above 1 + clip_high."""
+
+    @model_validator(mode="after")
+    def _clips_fit(self) -> Self:
+        if self.clip is None and (self.clip_high is not None or self.clip_cap is not None):
+            raise ValueError("clip_high and clip_cap need clip; write for example `clip: 0.2`, or null for them too")
+        if self.clip is not None and self.clip_cap is not None and self.clip_cap <= 1 + (self.clip_high or self.clip):
+            raise ValueError("clip_cap lies within the clip and would undo it; write one above 1 + clip_high")
+        return self
+
+    def clipped(self) -> Surrogate:
+        """min(r A, clip(r) A), or r A without a clip."""
+        return clipped(self.clip, self.clip_high, self.clip_cap)
+
+
+class PolicyGradient(Algorithm):
+    """An advantage for every sample, and a loss that makes tokens of better samples more likely."""
+
+    scale: Scale = "none"
+    epsilon: Epsilon = 1e-6
+    normalise: Normalise = "sequence"
+    constant: Constant = None
+    kl: KlWeight = 0.0
+    kl_estimator: KlEstimator = "k3"
+    entropy: EntropyWeight = 0.0
+    entropy_target: float | None = Field(None, gt=0)
+    """Raise the weight of the bonus after each step that ends below this entropy (in nats), lower it otherwise, and
+    give no bonus above it."""
+    entropy_step: float = Field(0.005, gt=0)
+    """How much `entropy_target` changes the weight in a step."""
+    entropy_max: float = Field(1.0, gt=0)
+    """Largest weight that `entropy_target` leads to."""
+    mismatch_cap: MismatchCap = None
+    mismatch_floor: float | None = Field(None, ge=0)
+    """Least mismatch weight."""
+    mismatch_level: Literal["token", "sequence"] = "token"
+    """Whether a mismatch weight is of a token or of a whole sample."""
+    mismatch_mask: bool = False
+    """Leave out what lies beyond cap and floor, instead of cutting its weight."""
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        check_divisor(self.normalise, self.constant)
+        if not self.compares and self.scale != "none":
+            raise ValueError(
+                f"{self.name} has no baseline, so nothing to scale; remove scale or use reinforce_baseline"
+            )
+        if not self.kl_is_weighted:
+            check_kl_in_loss(self.kl, self.kl_estimator)
+        if self.mismatch_cap is not None and (self.mismatch_floor or 0.0) >= self.mismatch_cap:
+            raise ValueError("mismatch_floor is not below mismatch_cap; lower it")
+        if self.group_size == 1 and self.compares:
+            raise ValueError(
+                f"{self.name} compares the samples of a problem, and with `group_size: 1` every advantage is 0; "
+                "write for example `group_size: 8`"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _all_is_used(self) -> Self:
+        if not self.kl:
+            names = ("kl_estimator", *(["kl_by_ratio"] if isinstance(self, RatioOptions) else []))
+            refuse_unused(self, names, "with `kl: 0`", "write for example `kl: 0.04`")
+        if self.entropy_target is None:
+            where = "without entropy_target"
+            refuse_unused(self, ("entropy_step", "entropy_max"), where, "write for example `entropy_target: 0.5`")
+        if self.mismatch_cap is None:
+            names = ("mismatch_floor", "mismatch_level", "mismatch_mask")
+            refuse_unused(self, names, "without mismatch_cap", "write for example `mismatch_cap: 2`")
+        if self.scale == "none":
+            refuse_unused(self, ("epsilon",), "with `scale: none`", "write `scale: group`" if self.compares else "")
+        return self
+
+    @property
+    def needs_old(self) -> bool:
+        return self.updates > 1 or self.kl_in_reward
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.kl > 0 or self.kl_in_reward
+
+    @property
+    def scores_first(self) -> bool:
+        return self.needs_critic or self.kl_in_reward
+
+    @property
+    def needs_dead_groups(self) -> bool:
+        picks_tokens = isinstance(self, RatioOptions) and self.top_entropy < 1
+        pays_for_entropy = self.gives_entropy_bonus or self.entropy_target is not None
+        return self.kl > 0 or self.kl_in_reward or pays_for_entropy or picks_tokens
+
+    @property
+    def gives_entropy_bonus(self) -> bool:
+        return self.entropy > 0
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """Whether a KL to the reference is taken off rewards."""
+        return False
+
+    @property
+    def kl_is_weighted(self) -> bool:
+        """Whether the KL is more than a plain term of the loss: weighted by the ratio, or a part of the reward."""
+        return isinstance(self, RatioOptions) and self.kl_by_ratio
+
+    def policy_loss(self, surrogate: Surrogate, max_tokens: int, memory: Memory) -> PolicyLoss:
+        """The loss of `surrogate` with everything that the options add to it."""
+        from lemma.objectives.policy_loss import PolicyLoss
+
+        by_ratio = self if isinstance(self, RatioOptions) else RatioOptions()
+        return PolicyLoss(
+            surrogate,
+            level=self.ratio_level,
+            normalise=self.normalise,
+            constant=self.constant or float(max_tokens),
+            kl=kl_term(self.kl, self.kl_estimator, by_ratio.kl_by_ratio),
+            entropy=self._entropy_weight(memory),
+            mismatch=mismatch_weight(self.mismatch_cap, self.mismatch_floor, self.mismatch_level, self.mismatch_mask),
+            top_entropy=by_ratio.top_entropy,
+            off_policy_limit=by_ratio.off_policy_limit,
+            watch_entropy=self.entropy_target is not None,
+            name=self.name,
+        )
+
+    def observe(self, metrics: Mapping[str, float], memory: Memory) -> None:
+        if self.entropy_target is None or "entropy" not in metrics:
+            return
+        seen = metrics["entropy"]
+        step = self.entropy_step if seen <= self.entropy_target else -self.entropy_step
+        weight = memory.numbers.get("entropy_weight", self.entropy) + step
+        memory.numbers |= {"entropy_weight": min(max(weight, 0.0), self.entropy_max), "entropy_seen": seen}
+
+    def _entropy_weight(self, memory: Memory) -> float:
+        if self.entropy_target is None:
+            return self.entropy
+        is_low = memory.numbers.get("entropy_seen", 0.0) <= self.entropy_target
+        return memory.numbers.get("entropy_weight", self.entropy) if is_low else 0.0

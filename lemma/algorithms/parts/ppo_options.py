@@ -1,0 +1,172 @@
+"""The options of PPO (its critic, its KL as a part of the reward, details of published runs), and the numbers of tokens
+that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from lemma.algorithms.parts.loss_options import KlEstimator, KlWeight
+from lemma.algorithms.parts.policy_gradient import RatioOptions
+from lemma.algorithms.parts.refusals import refuse_unused
+from lemma.algorithms.parts.signals import chosen, remember_kl
+from lemma.config import Options
+from lemma.core.ranks import add_over_ranks
+from lemma.core.types import Trajectory
+
+if TYPE_CHECKING:
+    from lemma.algorithms.algorithm import Memory
+    from lemma.objectives.gae import TokenTargets
+    from lemma.objectives.value import ClippedValueLoss
+
+
+class AdaptiveKlOptions(Options):
+    """A weight of the KL penalty that holds the KL near a target."""
+
+    target: float = Field(6.0, gt=0)
+    """KL of a whole sample to hold, in nats."""
+    horizon: float = Field(10_000.0, gt=0)
+    """Samples in which the weight changes by a fifth at most."""
+
+
+class RewardKlOptions(RatioOptions):
+    """A KL to the reference in the reward of each token, or in the loss."""
+
+    kl: KlWeight = 0.05
+    kl_in: Literal["reward", "loss"] = "reward"
+    """Whether the KL is taken off the reward of each token, or added to the loss."""
+    kl_estimator: KlEstimator = "k1"
+    adaptive_kl: AdaptiveKlOptions | None = None
+    """Let the weight of the KL follow the KL."""
+
+    @model_validator(mode="after")
+    def _kl_fits(self) -> Self:
+        if self.adaptive_kl is not None and not self.kl_in_reward:
+            raise ValueError(
+                "adaptive_kl applies only to a KL in the reward; write `kl_in: reward` and `kl: 0.05`, or remove it"
+            )
+        if self.kl_by_ratio and self.kl_in == "reward":
+            raise ValueError("kl_by_ratio applies only to a KL in the loss; write `kl_in: loss`, or remove it")
+        if not self.kl:
+            refuse_unused(self, ("kl_in",), "with `kl: 0`", "write for example `kl: 0.04`")
+        return self
+
+    @property
+    def kl_in_reward(self) -> bool:
+        return self.kl > 0 and self.kl_in == "reward"
+
+    @property
+    def kl_is_weighted(self) -> bool:
+        return self.kl_in == "reward" or self.kl_by_ratio
+
+
+class CriticOptions(Options):
+    """A value model that learns in addition to the policy."""
+
+    gamma: float = Field(1.0, gt=0, le=1)
+    """Discount of later rewards, per token."""
+    lam: float = Field(0.95, ge=0, le=1)
+    """GAE's lambda: 0 trusts the critic's next value, 1 the sampled rewards."""
+    whiten: bool = True
+    """Shift and scale advantages to mean 0 and deviation 1 over the batch."""
+    value_clip: float | None = Field(0.2, gt=0)
+    """A value counts as moved by this much at most in a batch; null: without a limit."""
+    value_weight: float = Field(0.1, gt=0)
+    """Weight of the critic's loss; it matters only where the gradient is clipped."""
+    value_lr: float | None = Field(None, gt=0)
+    """Learning rate of the critic. Default: the policy's."""
+
+    needs_critic: ClassVar[bool] = True
+
+    @property
+    def critic_lr(self) -> float | None:
+        return self.value_lr
+
+    def value_objective(self) -> ClippedValueLoss:
+        from lemma.objectives.value import ClippedValueLoss
+
+        return ClippedValueLoss(self.value_clip, self.value_weight)
+
+
+class PpoCompat(Options):
+    """Details of published runs."""
+
+    whiten_rewards: bool = False
+    """Scale the rewards of tokens to deviation 1 over the batch before advantages are estimated."""
+    missing_eos_penalty: float | None = Field(None, gt=0)
+    """Taken off the score of a sample that was cut off before it ended."""
+    missing_eos_score: float | None = None
+    """The score of a sample that was cut off before it ended, whatever it says."""
+
+    @model_validator(mode="after")
+    def _one_score(self) -> Self:
+        if self.missing_eos_penalty is not None and self.missing_eos_score is not None:
+            raise ValueError("missing_eos_penalty changes a score that missing_eos_score replaces; remove one of them")
+        return self
+
+    @property
+    def needs_truncated(self) -> str:
+        """The option that is about samples which were cut off; empty: there is none."""
+        names = ("missing_eos_penalty", "missing_eos_score")
+        return next((f"compat.{name}" for name in names if getattr(self, name) is not None), "")
+
+
+PPO_MOVED = {name: f"compat.{name}" for name in PpoCompat.model_fields}
+
+
+def kl_of_tokens(samples: Sequence[Trajectory], estimator: KlEstimator) -> np.ndarray:
+    """The KL of each chosen token to the reference, as padded rows (B, T)."""
+    from lemma.objectives.gae import kl_penalties, padded
+
+    old, reference = (padded([chosen(sample, name) for sample in samples])[0] for name in ("old", "reference"))
+    return kl_penalties(old, reference, estimator)
+
+
+def targets(
+    samples: Sequence[Trajectory], kl_BT: np.ndarray | None, kl_weight: float, critic: CriticOptions, compat: PpoCompat
+) -> TokenTargets:
+    """Advantages and returns of the chosen tokens of each sample, as padded rows, from what the critic said of them."""
+    from lemma.objectives.gae import padded, scores_by_end, token_targets
+
+    values_BT, chosen_BT = padded([chosen(sample, "value") for sample in samples])
+    scores_B = scores_by_end(
+        np.array([sample.rewards["total"] for sample in samples], dtype=np.float64),
+        np.array([sample.finish != "length" for sample in samples], dtype=bool),
+        missing_score=compat.missing_eos_score,
+        missing_penalty=compat.missing_eos_penalty,
+    )
+    return token_targets(
+        scores_B,
+        np.zeros_like(values_BT) if kl_BT is None else kl_BT,
+        values_BT,
+        chosen_BT,
+        score_on="last",
+        kl_coef=kl_weight,
+        whiten_rewards=compat.whiten_rewards,
+        whiten_advantages=critic.whiten,
+        gamma=critic.gamma,
+        lam=critic.lam,
+        add=add_over_ranks,
+    )
+
+
+def follow_kl(
+    samples: Sequence[Trajectory],
+    kl_BT: np.ndarray,
+    memory: Memory,
+    weight: float,
+    adaptive: AdaptiveKlOptions | None,
+) -> None:
+    """Remember the mean KL of all ranks' samples that are learnt from, and adapt its weight where that is asked for."""
+    learnt_B = np.array([sample.trained_tokens > 0 for sample in samples], dtype=bool)
+    kl_B = kl_BT.sum(-1)[learnt_B]
+    count = remember_kl(float(kl_B.sum()), len(kl_B), memory)
+    if count and adaptive is not None:
+        from lemma.objectives.controllers import AdaptiveKl
+
+        control = AdaptiveKl(memory.numbers.get("kl_weight", weight), adaptive.target, adaptive.horizon)
+        control.update(memory.numbers["kl_seen"], count)
+        memory.numbers["kl_weight"] = control.coefficient

@@ -1,0 +1,102 @@
+"""Functions on groups of samples: their rewards, their advantages, and how numbers get to tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lemma.algorithms.parts.loss_options import Baseline, Scale
+from lemma.core.ranks import add_over_ranks
+from lemma.core.types import Group, Trajectory
+
+if TYPE_CHECKING:
+    from lemma.algorithms.algorithm import Memory
+
+
+def rewards_of(group: Group) -> np.ndarray:
+    return np.array([trajectory.rewards["total"] for trajectory in group.trajectories], dtype=np.float64)
+
+
+def compared(
+    rewards: Sequence[np.ndarray],
+    baseline: Baseline,
+    *,
+    scale: Scale = "none",
+    epsilon: float = 1e-6,
+    unbiased: bool = True,
+) -> list[np.ndarray]:
+    """The advantage of each sample, (reward - baseline of its group) / deviation, for the rewards of each group."""
+    from lemma.objectives.advantages import group_advantages
+
+    flat, numbers = np.concatenate([np.zeros(0), *rewards]), numbered(rewards)
+    return split_like(
+        rewards,
+        group_advantages(flat, numbers, baseline=baseline, scale=scale, epsilon=epsilon, unbiased=unbiased),
+    )
+
+
+def standardised(groups: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Advantages of all groups together brought to mean 0 and deviation 1."""
+    from lemma.objectives.advantages import standardised as of_batch
+
+    return split_like(groups, of_batch(np.concatenate(groups))) if groups else []
+
+
+def numbered(groups: Sequence[np.ndarray]) -> np.ndarray:
+    """The number of its group for each row of all groups, one after the other."""
+    return np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+
+
+def split_like(groups: Sequence[np.ndarray], values: np.ndarray) -> list[np.ndarray]:
+    """Values of all rows, as one array for each group."""
+    return np.split(values, np.cumsum([len(group) for group in groups])[:-1]) if groups else []
+
+
+def write_advantages(groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> None:
+    """The advantage of each sample at all of its tokens."""
+    for group, of_group in zip(groups, advantages, strict=True):
+        for trajectory, advantage in zip(group.trajectories, of_group, strict=True):
+            trajectory.token_fields["advantage"] = np.full(len(trajectory), advantage)
+
+
+def discounted(groups: Sequence[Group], gamma: float, *, whitened: bool) -> None:
+    """The advantage of each sample becomes that of its last token; earlier ones are discounted. `whitened` over all
+    tokens of the batch, that of all ranks."""
+    from lemma.objectives.gae import padded, returns_to_go, whiten
+
+    samples = [trajectory for group in groups for trajectory in group.trajectories]
+    last = [np.arange(n := sample.trained_tokens) == n - 1 for sample in samples]
+    rows, mask = padded([chosen(sample, "advantage") * end for sample, end in zip(samples, last, strict=True)])
+    advantages = returns_to_go(rows, mask, gamma)
+    write_tokens("advantage", samples, whiten(advantages, mask, add=add_over_ranks) if whitened else advantages)
+
+
+def write_tokens(name: str, trajectories: Sequence[Trajectory], rows: Sequence[np.ndarray] | np.ndarray) -> None:
+    """A number for each chosen token, from rows that may be longer; 0 elsewhere."""
+    for trajectory, numbers in zip(trajectories, rows, strict=True):
+        trajectory.token_fields[name] = np.zeros(len(trajectory))
+        trajectory.token_fields[name][trajectory.chosen_T] = numbers[: trajectory.trained_tokens]
+
+
+def chosen(trajectory: Trajectory, name: str) -> np.ndarray:
+    """What a token field says of the tokens that are learnt."""
+    return np.asarray(trajectory.token_fields[name], dtype=np.float64)[trajectory.chosen_T]
+
+
+def kl_of_samples(group: Group) -> np.ndarray:
+    """The KL of each sample by its own log-probabilities: the sum of `old` - `reference` over its chosen tokens."""
+    sums = []
+    for trajectory in group.trajectories:
+        difference_T = trajectory.token_fields["old"] - trajectory.token_fields["reference"]
+        sums.append(float(difference_T[trajectory.chosen_T].sum()))
+    return np.array(sums)
+
+
+def remember_kl(total: float, count: int, memory: Memory) -> int:
+    """Remember the mean KL of the samples of all ranks as `kl_seen`; their number."""
+    total, samples = add_over_ranks(total, count)
+    if samples:
+        memory.numbers["kl_seen"] = total / samples
+    return int(samples)

@@ -1,0 +1,57 @@
+"""A teacher's tokens in a group: which they are, and how likely the teacher found them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lemma.algorithms.parts.luffy_options import LuffyCompat
+from lemma.core.errors import UserError
+from lemma.core.types import Group, Trajectory
+
+
+def off_policy(trajectory: Trajectory) -> np.ndarray:
+    """1 where a token comes from a teacher."""
+    return trajectory.token_fields.get("off", np.zeros(len(trajectory)))
+
+
+def taught(group: Group) -> np.ndarray:
+    """Which samples a teacher began, also of those whose tokens are masked."""
+    return np.array([bool(off_policy(t).any()) for t in group.trajectories], dtype=bool)
+
+
+def by_origin(
+    group: Group, advantages: np.ndarray, off_factor: float, compat: LuffyCompat, group_size: int
+) -> list[np.ndarray]:
+    """The advantage of every token of each sample: that of the sample, by who chose the token."""
+    from lemma.objectives.luffy_advantages import weighted_by_origin, with_prefix_reward
+
+    rows = []
+    for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
+        off_T, row_T = off_policy(trajectory), np.full(len(trajectory), advantage)
+        row_T = weighted_by_origin(row_T, off_T, off=off_factor, on=compat.on_policy.factor)
+        if compat.prefix_reward is not None:
+            row_T = with_prefix_reward(row_T, off_T, weight=compat.prefix_reward, group_size=group_size)
+        rows.append(row_T)
+    return rows
+
+
+def target_probs(group: Group, trajectory: Trajectory) -> np.ndarray:
+    """The teacher's own probability of each of its tokens; 1 elsewhere, and for the end that was added to a trace."""
+    places = np.flatnonzero(off_policy(trajectory))
+    given: Any = group.problem.extra.get("trace_probs")
+    if len(places) and given is None:
+        raise UserError(
+            f"problem {group.problem.id} has no trace_probs, the teacher's probability of each token of its trace",
+            fix="write `off_policy: {behaviour: one}`",
+        )
+    probs = np.ones(len(trajectory))
+    known = np.asarray(given if len(places) else [], dtype=np.float64)[: len(places)]
+    if len(places) - len(known) > 1:
+        raise UserError(
+            f"problem {group.problem.id} has {len(known)} trace_probs for {len(places)} tokens of its trace",
+            fix="give one for each token of this tokenizer, or write `off_policy: {behaviour: one}`",
+        )
+    probs[places[: len(known)]] = known
+    return probs
