@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lemma.formats import Format
     from lemma.models.policy import Policy
     from lemma.recipe import Recipe
-    from lemma.rollouts import Sample
+    from lemma.rollouts import Episode
     from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
 DESCRIPTION = """\
@@ -159,7 +159,7 @@ def _say(event: Event) -> None:
         print(f"lemma: {event.text}", file=sys.stderr)
 
 
-def _print(diagnosis: Diagnosis, groups: list[list[Sample]], sampling: Sampling, show: int) -> None:
+def _print(diagnosis: Diagnosis, groups: list[list[Episode]], sampling: Sampling, show: int) -> None:
     marks = {"fine": "ok  ", "note": "note", "problem": "BAD "}
     cuts = {"top_p": (sampling.top_p, 1.0), "top_k": (sampling.top_k, 0), "min_p": (sampling.min_p, 0.0)}
     cut = "".join(f", {name} {value:g}" for name, (value, off) in cuts.items() if value != off)

@@ -112,6 +112,15 @@ class Judged:
     wanted: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an episode was worth. None is unknown, never 0: the episode then counts nowhere, and `reason` says why."""
+
+    reward: float | None
+    success: bool | None = None
+    reason: str = ""
+
+
 @dataclass(slots=True)
 class Trajectory:
     """A sequence of token ids and the truth about how it came to be.
@@ -119,7 +128,8 @@ class Trajectory:
     `chosen_T` marks the tokens to learn from: those the policy (or a teacher) chose, never the first one, which
     nothing predicts. `token_fields` (one number per token) and `fields` (one per trajectory) carry what an
     objective needs. Trajectories of the same `unit` are never split over micro-batches where the objective's
-    scope is `pair`.
+    scope is `pair`. Those with the same number of an `episode` of their unit are one attempt, whose history was
+    rewritten on the way: they count once. None: an attempt by itself.
     """
 
     ids_T: np.ndarray
@@ -130,6 +140,7 @@ class Trajectory:
     finish: Finish = "given"
     problem_id: str = ""
     unit: int = 0
+    episode: int | None = None
     policy_version: int = 0
     token_fields: dict[str, np.ndarray] = field(default_factory=dict)
     fields: dict[str, float] = field(default_factory=dict)
@@ -148,7 +159,18 @@ class Trajectory:
 
 @dataclass(slots=True)
 class Group:
-    """The trajectories of one problem."""
+    """The attempts at one problem, as trajectories; those of one episode stand side by side."""
 
     problem: Problem
     trajectories: list[Trajectory]
+
+    @property
+    def episodes(self) -> list[list[Trajectory]]:
+        """The trajectories of each attempt: one, or several where its history was rewritten."""
+        found: list[list[Trajectory]] = []
+        for one in self.trajectories:
+            if found and one.episode is not None and one.episode == found[-1][0].episode:
+                found[-1].append(one)
+            else:
+                found.append([one])
+        return found

@@ -15,7 +15,7 @@ from lemma.core.types import Problem
 from lemma.engines.protocol import Engine, Sampling
 from lemma.formats import FAULTS, Format
 from lemma.formats.encode import encode_prompt
-from lemma.rollouts import Ask, Judge, Sample, collect
+from lemma.rollouts import Ask, Episode, Judge, play
 
 Level = Literal["fine", "note", "problem"]
 SHINGLE = 4
@@ -61,19 +61,19 @@ class Diagnosis:
 
 def sample_groups(
     engine: Engine, tokenizer: Any, judge: Judge, sampling: Sampling, problems: Sequence[Problem], group_size: int
-) -> list[list[Sample]]:
+) -> list[list[Episode]]:
     """`group_size` graded samples of each problem, in the order of the problems."""
     asks = [
         Ask(("debug", number), problem, encode_prompt(judge.fmt, problem, tokenizer), group_size)
         for number, problem in enumerate(problems)
     ]
-    found: dict[Any, list[Sample]] = {ask.key: [] for ask in asks}
-    for sample in collect(engine, asks, sampling, judge):
+    found: dict[Any, list[Episode]] = {ask.key: [] for ask in asks}
+    for sample in play(engine, asks, sampling, judge):
         found[sample.key].append(sample)
     return [sorted(group, key=lambda sample: sample.sample) for group in found.values()]
 
 
-def diagnose(groups: Sequence[Sequence[Sample]], situation: Situation) -> Diagnosis:
+def diagnose(groups: Sequence[Sequence[Episode]], situation: Situation) -> Diagnosis:
     """Look at groups of samples, each of one problem; every number is a mean over samples or over groups.
 
     What only several samples of a problem can show has no number where there is one of each.
@@ -92,7 +92,7 @@ def diagnose(groups: Sequence[Sequence[Sample]], situation: Situation) -> Diagno
     return Diagnosis(numbers, findings)
 
 
-def measure(groups: Sequence[Sequence[Sample]], situation: Situation) -> dict[str, float]:
+def measure(groups: Sequence[Sequence[Episode]], situation: Situation) -> dict[str, float]:
     """The numbers that the findings are made of, by name."""
     samples = [sample for group in groups for sample in group]
     rewards = [[sample.reward for sample in group if sample.reward is not None] for group in groups]
@@ -126,7 +126,7 @@ def measure(groups: Sequence[Sequence[Sample]], situation: Situation) -> dict[st
     return numbers | _round_trip(samples, situation.tokenizer)
 
 
-def similarity(group: Sequence[Sample]) -> float:
+def similarity(group: Sequence[Episode]) -> float:
     """Mean over pairs of the share of 4-token pieces that two completions have in common (Jaccard); 1: all alike."""
     assert len(group) > 1, "two completions to compare"
     pieces = [_pieces(sample.ids.tolist()) for sample in group]
@@ -139,7 +139,7 @@ def _pieces(ids: list[int]) -> set[tuple[int, ...]]:
     return {tuple(ids[place : place + SHINGLE]) for place in range(max(1, len(ids) - SHINGLE + 1))}
 
 
-def _round_trip(samples: Sequence[Sample], tokenizer: Any) -> dict[str, float]:
+def _round_trip(samples: Sequence[Episode], tokenizer: Any) -> dict[str, float]:
     """Whether text made from ids gives the same ids again, and how much of the prompts the tokenizer does not know."""
 
     def again(ids: np.ndarray) -> bool:
@@ -186,7 +186,7 @@ def _diversity(n: Mapping[str, float], s: Situation) -> Iterable[Finding]:
         yield Finding("diversity", text)
 
 
-def _format(groups: Sequence[Sequence[Sample]], n: Mapping[str, float], s: Situation) -> Iterable[Finding]:
+def _format(groups: Sequence[Sequence[Episode]], n: Mapping[str, float], s: Situation) -> Iterable[Finding]:
     samples = [sample for group in groups for sample in group]
     faults = Counter(fault for sample in samples for fault in sample.faults)
     seen = "; ".join(f"{FAULTS[name]} ({count / len(samples):.0%})" for name, count in faults.most_common(3))
@@ -226,7 +226,7 @@ def _length(n: Mapping[str, float], s: Situation) -> Iterable[Finding]:
         yield Finding("length", f"{n['empty']:.0%} of the completions are empty", "problem", advice)
 
 
-def _ends(groups: Sequence[Sequence[Sample]], n: Mapping[str, float], s: Situation) -> Iterable[Finding]:
+def _ends(groups: Sequence[Sequence[Episode]], n: Mapping[str, float], s: Situation) -> Iterable[Finding]:
     """How completions end, and whether anything that should have ended them did not."""
     samples = [sample for group in groups for sample in group]
     own = {s.tokenizer.eos_token_id, *s.sampling.stop_ids}
@@ -242,7 +242,7 @@ def _ends(groups: Sequence[Sequence[Sample]], n: Mapping[str, float], s: Situati
         yield Finding("ends", text)
 
 
-def _rewards(groups: Sequence[Sequence[Sample]], n: Mapping[str, float], s: Situation) -> Iterable[Finding]:
+def _rewards(groups: Sequence[Sequence[Episode]], n: Mapping[str, float], s: Situation) -> Iterable[Finding]:
     spread = f"within a group {n['spread']:.3g}" if "dead" in n else f"over all samples {n['spread_of_all']:.3g}"
     text = f"mean {n['reward']:.3g}, spread {spread}, {n['right']:.0%} of the answers are right"
     if "dead" in n:
@@ -258,7 +258,7 @@ def _rewards(groups: Sequence[Sequence[Sample]], n: Mapping[str, float], s: Situ
                       f"look at the gold answers of {s.prefix}.data" if n["unknown"] > 0.05 else None)  # fmt: skip
 
 
-def _dead_advice(groups: Sequence[Sequence[Sample]], n: Mapping[str, float], s: Situation) -> str:
+def _dead_advice(groups: Sequence[Sequence[Episode]], n: Mapping[str, float], s: Situation) -> str:
     bigger = f"raise {s.prefix}.algorithm.group_size (now {len(groups[0])})" if "dead" in n else ""
     hotter = "" if _is_random(n, s) else f"raise {s.prefix}.rollout.temperature"
     if n["unknown"] > 0.5:

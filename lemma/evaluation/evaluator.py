@@ -21,12 +21,12 @@ import numpy as np
 from lemma.core.events import Progressed, Said, Sink, silent
 from lemma.core.faults import fault_point
 from lemma.core.files import write_whole
-from lemma.core.types import Message, Problem, content_id
+from lemma.core.types import Message, Outcome, Problem, content_id
 from lemma.core.version import lemma_version
 from lemma.engines.protocol import Engine, Sampling
 from lemma.evaluation.eval_folder import alone_in, claim
 from lemma.evaluation.eval_progress import Meter
-from lemma.evaluation.lenient import hints, with_lenient
+from lemma.evaluation.lenient import with_lenient
 from lemma.evaluation.option_likelihood import WORDING, log_likelihoods, rows_of, wording
 from lemma.evaluation.questions import Asked, EvalSettings, Wanted, load_all, prepare
 from lemma.evaluation.relay import read_beside
@@ -43,7 +43,7 @@ from lemma.evaluation.results import (
 from lemma.grading import GradingService
 from lemma.rewards import Reward
 from lemma.rewards.correctness import Accuracy
-from lemma.rollouts import Ask, Journal, Judge, Pending, Sample, collect
+from lemma.rollouts import Ask, Episode, Journal, Judge, Pending, play
 
 if TYPE_CHECKING:
     from lemma.models.policy import Policy
@@ -79,8 +79,6 @@ def evaluate(
         else:
             report = _evaluate(engine, policy, asked, settings, identity, folder, rewards, service, sink)
         (folder / "journal.jsonl").unlink(missing_ok=True)
-    for sentence in hints(report):
-        sink(Said(sentence, "warning"))
     return report
 
 
@@ -205,10 +203,10 @@ class _Judge(Judge):
         super().__init__(asked[0].fmt, rewards, tokenizer, service=service, ends=asked[0].sampling.stop_ids)
         self._asked = {one.name: one for one in asked}
 
-    def begin(self, problem: Problem, sample: Sample) -> Pending:
+    def begin(self, problem: Problem, sample: Episode, outcome: Outcome | None = None) -> Pending:
         own = self._asked[str(sample.key[2])]
         self.fmt, self.rules = own.fmt, own.loaded.benchmark.rules_of(problem)
-        pending = super().begin(problem, sample)
+        pending = super().begin(problem, sample, outcome)
         if sample.answer is None and self.service is not None:
             for gold in problem.golds:  # the lenient verdict will be asked for later: the grader begins now
                 self.service.submit(sample.text, gold, self.rules)
@@ -221,10 +219,10 @@ def _generate(engine: Engine, asked: Sequence[Asked], judge: _Judge, folder: Pat
     by_name = {one.name: one for one in asked}
     fitting = [ask for one in asked for ask in one.asks if len(ask.prompt) < context]
     total = sum(ask.n for one in asked for ask in one.asks)
-    found: dict[tuple[str, int], list[Sample]] = {}
+    found: dict[tuple[str, int], list[Episode]] = {}
     journal = Journal(folder / "journal.jsonl")
-    if journal.samples:
-        sink(Said(f"{len(journal.samples)} of {total} samples are there already"))
+    if journal.episodes:
+        sink(Said(f"{len(journal.episodes)} of {total} samples are there already"))
 
     def sampling(ask: Ask) -> Sampling:
         own = by_name[str(ask.key[2])].sampling
@@ -237,7 +235,7 @@ def _generate(engine: Engine, asked: Sequence[Asked], judge: _Judge, folder: Pat
     meter = Meter(total, max(one.sampling.max_tokens for one in asked), sink)
 
     def read(relay: Engine) -> None:
-        for sample in collect(relay, fitting, sampling, judge, journal=journal, patience=patience):
+        for sample in play(relay, fitting, sampling, judge, journal=journal, patience=patience):
             found.setdefault((str(sample.key[2]), int(sample.key[3])), []).append(sample)
             meter.graded(sample.key, sample.sample, len(sample.ids), sample.right)
 
@@ -257,7 +255,7 @@ def _fields(sampling: Sampling) -> dict[str, Any]:
     return {name: getattr(sampling, name) for name in sampling.__dataclass_fields__}
 
 
-def _rows(one: Asked, found: Mapping[tuple[str, int], list[Sample]], sink: Sink) -> list[Row]:
+def _rows(one: Asked, found: Mapping[tuple[str, int], list[Episode]], sink: Sink) -> list[Row]:
     rows, too_long = [], 0
     for place, (ask, prompt) in enumerate(zip(one.asks, one.prompts, strict=True)):
         samples = found.get((one.name, place))
@@ -273,16 +271,16 @@ def _rows(one: Asked, found: Mapping[tuple[str, int], list[Sample]], sink: Sink)
     return rows
 
 
-def _never_asked(ask: Ask, number: int) -> Sample:
+def _never_asked(ask: Ask, number: int) -> Episode:
     """What stands for an answer to a prompt that is longer than the model's context: the problem still counts."""
     nothing = np.zeros(0, dtype=np.float32)
-    return Sample(
+    return Episode.at_once(
         ask.key, number, ask.problem.id, ask.prompt, nothing.astype(np.int32), nothing, nothing, "length",
         verdict="wrong", reason="prompt_too_long",
     )  # fmt: skip
 
 
-def _row(benchmark: str, problem: Problem, prompt: str, sample: Sample, tolerance: float | None) -> Row:
+def _row(benchmark: str, problem: Problem, prompt: str, sample: Episode, tolerance: float | None) -> Row:
     return Row(
         benchmark=benchmark,
         problem=problem.id,

@@ -25,7 +25,10 @@ class Totals:
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory]) -> Totals:
         tokens = sum(t.trained_tokens for t in trajectories)
-        return cls(float(tokens), float(len(trajectories)), float(len({t.unit for t in trajectories})))
+        # Trajectories of one episode, which several share where its history was rewritten, count once.
+        shared = [(t.unit, t.episode) for t in trajectories if t.episode is not None]
+        sequences = len(trajectories) - len(shared) + len(set(shared))
+        return cls(float(tokens), float(sequences), float(len({t.unit for t in trajectories})))
 
 
 @dataclass(frozen=True)

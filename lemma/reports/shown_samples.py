@@ -17,8 +17,8 @@ import numpy as np
 
 from lemma.core.files import read_json_lines
 from lemma.reports.token_texts import TokenTexts
-from lemma.rollouts.journal import read_samples
-from lemma.rollouts.sample import Sample
+from lemma.rollouts.episode import Episode, Turn
+from lemma.rollouts.journal import read_episodes
 
 NAME = re.compile(r"^step-(\d+)\.jsonl")
 # Levels of a log-probability: the square root of its distance from 0, up to 16 nats, in 90 parts, as characters.
@@ -40,7 +40,7 @@ def read_chunk(path: Path, tokens: TokenTexts | None, longest: int | None = None
     prompts: dict[bytes, int] = {}
     texts: list[str] = []
     shown = []
-    samples = sorted(read_samples(path), key=_place)
+    samples = sorted(read_episodes(path), key=_place)
     means = _group_means(samples)
     for sample in samples:
         key = sample.prompt.tobytes()
@@ -55,16 +55,16 @@ def read_chunk(path: Path, tokens: TokenTexts | None, longest: int | None = None
     return {"prompts": texts, "samples": shown}
 
 
-def _place(sample: Sample) -> tuple[int, int]:
+def _place(sample: Episode) -> tuple[int, int]:
     return _group(sample), sample.sample
 
 
-def _group(sample: Sample) -> int:
+def _group(sample: Episode) -> int:
     """The number of the draw that a sample belongs to."""
     return int(sample.key[2]) if len(sample.key) > 2 else 0
 
 
-def _group_means(samples: Sequence[Sample]) -> dict[int, float]:
+def _group_means(samples: Sequence[Episode]) -> dict[int, float]:
     rewards: dict[int, list[float]] = {}
     for sample in samples:
         if sample.reward is not None:
@@ -72,7 +72,7 @@ def _group_means(samples: Sequence[Sample]) -> dict[int, float]:
     return {group: sum(own) / len(own) for group, own in rewards.items()}
 
 
-def _shown(sample: Sample, tokens: TokenTexts | None, longest: int | None) -> dict[str, Any]:
+def _shown(sample: Episode, tokens: TokenTexts | None, longest: int | None) -> dict[str, Any]:
     return {
         "group": _group(sample),
         "number": sample.sample,
@@ -91,17 +91,26 @@ def _shown(sample: Sample, tokens: TokenTexts | None, longest: int | None) -> di
     }
 
 
-def _parts(sample: Sample, tokens: TokenTexts | None, longest: int | None) -> list[dict[str, Any]]:
+def _parts(sample: Episode, tokens: TokenTexts | None, longest: int | None) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = []
+    for turn in sample.turns:
+        parts += _said(turn, tokens, longest)
+        if turn.heard:
+            parts.append({"kind": "observation", "text": _cut(turn.heard, longest)})
+    return parts
+
+
+def _said(turn: Turn, tokens: TokenTexts | None, longest: int | None) -> list[dict[str, Any]]:
     if tokens is None:
-        return [{"kind": "sampled", "text": _cut(sample.text, longest)}]
-    pieces = tokens.pieces(sample.ids.tolist())
-    if pieces and pieces[0].startswith(" ") and not sample.text.startswith(" "):
+        return [{"kind": "sampled", "text": _cut(turn.text, longest)}]
+    pieces = tokens.pieces(turn.ids.tolist())
+    if pieces and pieces[0].startswith(" ") and not turn.text.startswith(" "):
         pieces[0] = pieces[0][1:]
     parts: list[dict[str, Any]] = []
-    if sample.given:
-        parts.append({"kind": "given", "text": _cut("".join(pieces[: sample.given]), longest)})
-    if sample.given < len(pieces):
-        own, levels = pieces[sample.given :], levels_of(sample.logprobs[sample.given :])
+    if turn.given:
+        parts.append({"kind": "given", "text": _cut("".join(pieces[: turn.given]), longest)})
+    if turn.given < len(pieces):
+        own, levels = pieces[turn.given :], levels_of(turn.logprobs[turn.given :])
         parts.append({"kind": "sampled", **_cut_pieces(own, levels, longest)})
     return parts
 

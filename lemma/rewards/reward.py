@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from lemma.config import Options
-from lemma.core.types import Finish, Problem
+from lemma.core.types import Finish, Outcome, Problem
 from lemma.formats import Format, Parsed
 from lemma.grading import DEFAULT, GradingService, Rules, Verdict, default_service
 
@@ -33,6 +33,8 @@ class RewardInput:
     rules: Rules = DEFAULT
     format: Format | None = None
     """What the completion was asked to look like; rewards that look for tags take its."""
+    outcome: Outcome | None = None
+    """What the environment says of the whole episode, where there was one; it takes the place of the grader's word."""
     _asked: list[Future[Verdict]] = field(default_factory=list, repr=False)
     _verdict: Verdict | None = field(default=None, repr=False)
     looked: bool = field(default=False, repr=False)
@@ -42,7 +44,9 @@ class RewardInput:
         """Begin grading without waiting for the verdict."""
         if self._verdict is not None or self._asked:
             return
-        if not self.problem.golds:
+        if self.outcome is not None:
+            self._verdict = verdict_of(self.outcome)
+        elif not self.problem.golds:
             self._verdict = Verdict("unknown", "no_gold")
         elif self.parsed is not None and self.parsed.answer is None:
             self._verdict = Verdict("wrong", "no_answer")
@@ -66,6 +70,13 @@ class RewardInput:
                 order = {"right": 0, "wrong": 1, "unknown": 2}
                 self._verdict = min((asked.result() for asked in self._asked), key=lambda verdict: order[verdict.kind])
         return self._verdict
+
+
+def verdict_of(outcome: Outcome) -> Verdict:
+    """An environment's word as a verdict: unknown where it does not know."""
+    if outcome.success is None:
+        return Verdict("unknown", outcome.reason or "environment")
+    return Verdict("right" if outcome.success else "wrong", outcome.reason or "environment")
 
 
 class Reward(Options):

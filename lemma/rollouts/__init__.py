@@ -1,22 +1,26 @@
-"""Engine, format and rewards together: problems go in, graded samples come out, and a journal keeps every one."""
+"""Engine, environment, format and rewards together: problems go in, graded episodes come out, and a journal keeps every
+one."""
 
-from lemma.rollouts.collect import Ask, collect
+from lemma.rollouts.episode import Episode, Turn
 from lemma.rollouts.groups import Roller, Rollouts
-from lemma.rollouts.journal import Journal, read_samples
+from lemma.rollouts.journal import Journal, read_episodes
 from lemma.rollouts.judge import Judge, Pending
 from lemma.rollouts.order import ProblemOrder, Task
-from lemma.rollouts.sample import Sample
+from lemma.rollouts.play import Ask, play
+from lemma.rollouts.player import World
 
 __all__ = [
     "Ask",
+    "Episode",
     "Journal",
     "Judge",
     "Pending",
     "ProblemOrder",
     "Roller",
     "Rollouts",
-    "Sample",
     "Task",
-    "collect",
-    "read_samples",
+    "Turn",
+    "World",
+    "play",
+    "read_episodes",
 ]

@@ -15,24 +15,25 @@ from lemma.core.errors import LemmaWarning
 from lemma.core.faults import fault_point
 from lemma.core.types import Group, Trajectory
 from lemma.engines.protocol import Engine, Sampling
-from lemma.rollouts.collect import Ask, collect
+from lemma.rollouts.episode import Episode
 from lemma.rollouts.journal import Journal
 from lemma.rollouts.journal_files import journal_path
 from lemma.rollouts.judge import Judge, Pending
 from lemma.rollouts.order import ProblemOrder, Task
-from lemma.rollouts.sample import Sample
+from lemma.rollouts.play import Ask, play
+from lemma.rollouts.player import World
 
 
 @dataclass
 class Rollouts:
-    """What a step learns from (`groups`), and everything that was sampled for it (`samples`).
+    """What a step learns from (`groups`), and everything that was played for it (`episodes`).
 
-    A sample without a reward belongs to no group; it is counted in `unscored`. One that was cut off and is masked keeps
-    its reward and loses its tokens.
+    An episode without a reward belongs to no group; it is counted in `unscored`. One that was cut off and is masked
+    keeps its reward and loses its tokens.
     """
 
     groups: list[Group] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    episodes: list[Episode] = field(default_factory=list)
     rounds: int = 0
     wanted: int = 0
     drawn: int = 0
@@ -61,10 +62,12 @@ class Roller:
         name: str,
         data: str = "",
         mask_truncated: bool = False,
+        world: World | None = None,
     ):
         self.engine, self.judge, self.sampling, self.algorithm, self.order = engine, judge, sampling, algorithm, order
         self.folder, self.problems, self.further_rounds = folder, problems, further_rounds
         self.seed, self.name, self.data, self.mask_truncated = seed, name, data, mask_truncated
+        self.world = world
 
     def step(self, step: int) -> Rollouts:
         """Groups in the order of their draws; with further rounds, live ones only, at most as many as wanted."""
@@ -84,7 +87,7 @@ class Roller:
         found.groups = found.groups[: self.problems]
         fault_point("rollouts.before_finish")
         if not journal.is_complete:
-            journal.finish()
+            journal.finish(self.order.drawn)
         journal.close()
         found.grade_seconds = self.judge.seconds - graded_before
         for unit, group in enumerate(found.groups):
@@ -95,7 +98,7 @@ class Roller:
     def _journal(self, step: int) -> Journal:
         """What is known of this step: all of it, or nothing."""
         journal = Journal(journal_path(self.folder, step), self.data)
-        foreign = any(sample.key[:2] != (self.name, step) for sample in journal.samples.values())
+        foreign = any(episode.key[:2] != (self.name, step) for episode in journal.episodes.values())
         if journal.damaged or (journal.is_complete and foreign):
             what = "holds samples of another step" if foreign else "is not what was written"
             warnings.warn(LemmaWarning(f"{journal.path} {what}; step {step} is sampled again"), stacklevel=2)
@@ -113,24 +116,24 @@ class Roller:
 
     def _round(self, step: int, drawn: Sequence[tuple[int, Task]], journal: Journal, found: Rollouts) -> list[Group]:
         tasks = dict(drawn)
-        teachers: list[Sample] = []
+        teachers: list[Episode] = []
         asks: list[Ask] = []
         for draw, task in drawn:
             whole, requests = self._asks(step, draw, task, found)
             teachers, asks = teachers + whole, asks + requests
-        known = [journal.samples[one.order] for one in teachers if one.order in journal.samples]
-        fresh = [one for one in teachers if one.order not in journal.samples]
+        known = [journal.episodes[one.order] for one in teachers if one.order in journal.episodes]
+        fresh = [one for one in teachers if one.order not in journal.episodes]
         graded = [self.judge.begin(tasks[_draw(one)].problem, one) for one in fresh]
-        sampled: dict[int, list[Sample]] = {draw: [] for draw in tasks}
-        for sample in [*known, *self._sampled(asks, journal), *self._finished(graded, journal)]:
-            sampled[_draw(sample)].append(sample)
+        played: dict[int, list[Episode]] = {draw: [] for draw in tasks}
+        for episode in [*known, *self._played(asks, journal), *self._finished(graded, journal)]:
+            played[_draw(episode)].append(episode)
         found.drawn += len(drawn)
-        return [self._group(tasks[draw], sorted(samples, key=_number), found) for draw, samples in sampled.items()]
+        return [self._group(tasks[draw], sorted(own, key=_number), found) for draw, own in played.items()]
 
-    def _asks(self, step: int, draw: int, task: Task, found: Rollouts) -> tuple[list[Sample], list[Ask]]:
+    def _asks(self, step: int, draw: int, task: Task, found: Rollouts) -> tuple[list[Episode], list[Ask]]:
         """What a teacher says in full, and what the policy is asked: alone, or after the beginning of a trace."""
         key = (self.name, step, draw)
-        whole: list[Sample] = []
+        whole: list[Episode] = []
         size = self.algorithm.group_size
         lengths = [0] * size
         if task.trace is not None:
@@ -143,7 +146,7 @@ class Roller:
         asks: list[Ask] = []
         for number, length in enumerate(lengths):
             if task.trace is not None and length >= len(task.trace):
-                whole.append(_teacher_sample(key, number, task))
+                whole.append(_teachers(key, number, task))
             elif task.trace is not None and length:
                 prefix = task.trace[:length].astype(np.int32)
                 asks.append(Ask((*key, "after", number), task.problem, task.prompt, 1, prefix, number))
@@ -154,59 +157,49 @@ class Roller:
             assert alone == list(range(alone[0], size)), "samples that a teacher begins come first"
         return whole, asks
 
-    def _finished(self, graded: Sequence[Pending], journal: Journal) -> list[Sample]:
+    def _finished(self, graded: Sequence[Pending], journal: Journal) -> list[Episode]:
         """A teacher's whole responses, graded like any other while the policy spoke."""
-        samples = self.judge.finish(graded)
-        for sample in samples:
-            journal.append(sample)
-        return samples
+        episodes = self.judge.finish(graded)
+        for episode in episodes:
+            journal.append(episode)
+        return episodes
 
-    def _sampled(self, asks: Sequence[Ask], journal: Journal) -> list[Sample]:
+    def _played(self, asks: Sequence[Ask], journal: Journal) -> list[Episode]:
         def sampling(ask: Ask) -> Sampling:
             given, least = len(ask.prefix), self.sampling.min_tokens
             return replace(self.sampling, max_tokens=self.sampling.max_tokens - given, min_tokens=max(0, least - given))
 
-        return list(collect(self.engine, asks, sampling, self.judge, journal=journal))
+        return list(play(self.engine, asks, sampling, self.judge, world=self.world, journal=journal))
 
-    def _group(self, task: Task, samples: list[Sample], found: Rollouts) -> Group:
-        found.samples += samples
-        scored = [sample for sample in samples if sample.reward is not None]
-        found.unscored += len(samples) - len(scored)
-        return Group(task.problem, [self._trajectory(sample) for sample in scored])
+    def _group(self, task: Task, episodes: list[Episode], found: Rollouts) -> Group:
+        found.episodes += episodes
+        scored = [episode for episode in episodes if episode.reward is not None]
+        found.unscored += len(episodes) - len(scored)
+        return Group(task.problem, [trajectory for episode in scored for trajectory in self._trajectories(episode)])
 
-    def _trajectory(self, sample: Sample) -> Trajectory:
-        trajectory = sample.trajectory()
-        assert trajectory.behaviour_T is not None
-        trajectory.token_fields["behaviour"] = trajectory.behaviour_T
-        if self.sampling.cuts_support or self.sampling.min_tokens:
-            trajectory.token_fields["kept"] = np.concatenate([np.zeros(len(sample.prompt)), sample.kept])
-        if self.mask_truncated and sample.truncated:
-            trajectory.chosen_T = np.zeros_like(trajectory.chosen_T)
-        off = np.zeros(len(trajectory))
-        off[len(sample.prompt) : len(sample.prompt) + sample.given] = 1.0
-        trajectory.token_fields["off"] = off
-        return trajectory
+    def _trajectories(self, episode: Episode) -> list[Trajectory]:
+        cuts = self.sampling.cuts_support or self.sampling.min_tokens > 0
+        trajectories = episode.trajectories(with_kept=cuts, with_turns=self.world is not None)
+        for trajectory in trajectories:
+            trajectory.episode = episode.sample if len(trajectories) > 1 else None
+            if self.mask_truncated and episode.truncated:
+                trajectory.chosen_T = np.zeros_like(trajectory.chosen_T)
+        return trajectories
 
 
-def _number(sample: Sample) -> int:
-    return sample.sample
+def _number(episode: Episode) -> int:
+    return episode.sample
 
 
-def _draw(sample: Sample) -> int:
-    return int(sample.key[2])
+def _draw(episode: Episode) -> int:
+    return int(episode.key[2])
 
 
-def _teacher_sample(key: tuple[str | int, ...], number: int, task: Task) -> Sample:
+def _teachers(key: tuple[str | int, ...], number: int, task: Task) -> Episode:
+    """What a teacher said, as an attempt of its own."""
     assert task.trace is not None
-    zeros = np.zeros(len(task.trace), dtype=np.float32)
-    return Sample(
-        key=(*key, "trace"),
-        sample=number,
-        problem_id=task.problem.id,
-        prompt=task.prompt.astype(np.int32),
-        ids=task.trace.astype(np.int32),
-        logprobs=zeros,
-        kept=zeros,
-        finish="given",
-        given=len(task.trace),
-    )
+    zeros, trace = np.zeros(len(task.trace), dtype=np.float32), task.trace.astype(np.int32)
+    return Episode.at_once(
+        (*key, "trace"), number, task.problem.id, task.prompt.astype(np.int32), trace, zeros, zeros, "given",
+        given=len(trace), question=task.problem.question,
+    )  # fmt: skip

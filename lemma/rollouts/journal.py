@@ -1,4 +1,4 @@
-"""The journal: every graded sample on disk before anything is learnt from it or counted."""
+"""The journal: every graded episode on disk before anything is learnt from it or counted."""
 
 from __future__ import annotations
 
@@ -11,51 +11,52 @@ from typing import Any
 
 from lemma.core.errors import UserError
 from lemma.core.files import JsonLines, read_json_lines
+from lemma.rollouts.episode import VERSION, Episode
 from lemma.rollouts.journal_files import find, read_bytes, remove
-from lemma.rollouts.sample import VERSION, Sample
 
 END = "end"
+READABLE = (1, VERSION)
 
 
 class Journal:
-    """One file of samples, appended as each is graded. A line is whole or not there.
+    """One file of episodes, appended as each is graded. A line is whole or not there.
 
     `is_complete` once `finish` was called: a step of training reads a complete journal and starts an
-    incomplete one again. An evaluation goes on with whatever is there. `data` names what the samples are about; a
+    incomplete one again. An evaluation goes on with whatever is there. `data` names what the episodes are about; a
     journal that was completed about something else counts as incomplete, and so does one that was changed afterwards,
     which is `damaged`. A complete one may be compressed.
     """
 
     def __init__(self, path: Path, data: str = ""):
         self.path, self._data = path, data
-        self.samples: dict[tuple[str, int], Sample] = {}
+        self.episodes: dict[tuple[str, int], Episode] = {}
         self.is_complete = self.damaged = False
         self._lines: JsonLines | None = None
         there = find(path)
         for found in _read(there) if there is not None else ():
-            if isinstance(found, Sample):
-                self.samples[found.order] = found
+            if isinstance(found, Episode):
+                self.episodes[found.order] = found
             elif there is not None:
                 self.damaged = not _is_as_written(there, found)
                 self.is_complete = found.get("data", "") == data and not self.damaged
         if not self.is_complete:
             self._open()
 
-    def append(self, sample: Sample, extra: Mapping[str, Any] | None = None) -> None:
-        """`extra` are columns for readers of the file, such as the prompt and the gold in words."""
+    def append(self, episode: Episode) -> None:
         assert not self.is_complete, "a complete journal does not grow"
-        self.samples[sample.order] = sample
-        self._open().append({"version": VERSION, **sample.to_row(), **(extra or {})})
+        self.episodes[episode.order] = episode
+        self._open().append({"version": VERSION, **episode.to_row()})
 
     def clear(self) -> None:
         remove(self.path)
         self._open().truncate(0)
-        self.samples, self.is_complete = {}, False
+        self.episodes, self.is_complete = {}, False
 
-    def finish(self) -> None:
+    def finish(self, drawn: int = 0) -> None:
+        """`drawn` is the number of problems that were drawn until then, in all steps."""
         lines = self._open()
         mark = hashlib.sha256(self.path.read_bytes()).hexdigest()
-        lines.append({END: True, "samples": len(self.samples), "data": self._data, "sha256": mark})
+        lines.append({END: True, "episodes": len(self.episodes), "drawn": drawn, "data": self._data, "sha256": mark})
         lines.sync()
         self.is_complete = True
 
@@ -79,36 +80,36 @@ def _is_as_written(path: Path, end: Mapping[str, Any]) -> bool:
     return end.get("sha256") == hashlib.sha256(before + newline).hexdigest()
 
 
-def read_samples(path: Path) -> Iterator[Sample]:
-    """The samples of one journal, as they were written; its file may have been compressed since."""
-    return (found for found in _read(find(path) or path) if isinstance(found, Sample))
+def read_episodes(path: Path) -> Iterator[Episode]:
+    """The episodes of one journal, as they were written; its file may have been compressed since."""
+    return (found for found in _read(find(path) or path) if isinstance(found, Episode))
 
 
-def _read(path: Path) -> Iterator[Sample | dict[str, Any]]:
-    """The samples of a file, and the row that ends it."""
+def _read(path: Path) -> Iterator[Episode | dict[str, Any]]:
+    """The episodes of a file, and the row that ends it."""
     for number, row in enumerate(_parsed(path), start=1):
         if not isinstance(row, dict):
             raise _broken(path, number, "is not an object")
         if END in row:
             yield row
-        elif row.get("version") != VERSION:
+        elif row.get("version") not in READABLE:
             raise UserError(
-                f"this row is not of version {VERSION} of the journal",
+                f"this row is of no version of the journal that is known here ({' and '.join(map(str, READABLE))})",
                 file=path,
                 line=number,
                 fix="write it with this version of Lemma, or move the file away",
             )
         else:
-            yield _sample(row, path, number)
+            yield _episode(row, path, number)
 
 
-def _sample(row: dict[str, Any], path: Path, number: int) -> Sample:
+def _episode(row: dict[str, Any], path: Path, number: int) -> Episode:
     try:
-        return Sample.from_row(row)
+        return Episode.from_row(row)
     except KeyError as error:
         raise _broken(path, number, f"lacks {error}") from error
     except (TypeError, ValueError) as error:
-        raise _broken(path, number, f"is not a sample ({error})") from error
+        raise _broken(path, number, f"is not an episode ({error})") from error
 
 
 def _parsed(path: Path) -> Iterator[Any]:

@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from lemma.core.types import Problem
+from lemma.core.types import Outcome, Problem
 from lemma.formats import Format
 from lemma.grading import DEFAULT, GradingService, Rules
 from lemma.rewards import Reward, RewardInput, combine
-from lemma.rollouts.sample import Sample
+from lemma.rollouts.episode import Episode, Turn
 
 
 @dataclass(slots=True)
 class Pending:
-    """A sample whose verdict is on its way."""
+    """An episode whose verdict is on its way."""
 
-    sample: Sample
+    episode: Episode
     item: RewardInput
 
 
@@ -49,40 +49,46 @@ class Judge:
         self.seconds = 0.0
         """Time that reading, waiting for verdicts and scoring took so far."""
 
-    def begin(self, problem: Problem, sample: Sample) -> Pending:
-        """Read the text and begin grading it; nothing is waited for."""
+    def begin(self, problem: Problem, episode: Episode, outcome: Outcome | None = None) -> Pending:
+        """Read what was said last and begin grading it; nothing is waited for. An environment's `outcome` decides."""
         with self._timed():
-            return self._begin(problem, sample)
+            return self._begin(problem, episode, outcome)
 
-    def _begin(self, problem: Problem, sample: Sample) -> Pending:
-        sample.text = text_of(sample.ids, sample.finish, self.tokenizer, self.ends)
-        parsed = self.fmt.parse(sample.text)
-        sample.reasoning, sample.answer, sample.faults = parsed.reasoning, parsed.answer, parsed.faults
-        sample.format_ok, sample.gold = parsed.ok, problem.golds
+    def text(self, turn: Turn) -> str:
+        """What was said in a turn, without the token that ended it."""
+        return text_of(turn.ids, turn.finish, self.tokenizer, self.ends)
+
+    def _begin(self, problem: Problem, episode: Episode, outcome: Outcome | None) -> Pending:
+        last = episode.turns[-1]
+        last.text = self.text(last)
+        parsed = self.fmt.parse(last.text)
+        episode.reasoning, episode.answer, episode.faults = parsed.reasoning, parsed.answer, parsed.faults
+        episode.format_ok, episode.gold = parsed.ok, problem.golds
         item = RewardInput(
-            sample.text,
+            last.text,
             problem,
             parsed,
-            sample.ids.tolist(),
-            sample.finish,
+            last.ids.tolist(),
+            last.finish,
             service=self.service,
             rules=self.rules,
             format=self.fmt,
+            outcome=outcome,
         )
         if self.needs_verdict:
             item.ask()
-        return Pending(sample, item)
+        return Pending(episode, item)
 
-    def finish(self, pending: Sequence[Pending]) -> list[Sample]:
+    def finish(self, pending: Sequence[Pending]) -> list[Episode]:
         """Wait for the verdicts of these and score them together."""
         with self._timed():
             scored = combine(self.rewards, [one.item for one in pending])
             for one, score in zip(pending, scored, strict=True):
-                sample = one.sample
-                sample.rewards, sample.reward = dict(score.parts), score.total
+                episode = one.episode
+                episode.rewards, episode.reward = dict(score.parts), score.total
                 if self.needs_verdict:
-                    sample.verdict, sample.reason = one.item.verdict.kind, one.item.verdict.reason
-        return [one.sample for one in pending]
+                    episode.verdict, episode.reason = one.item.verdict.kind, one.item.verdict.reason
+        return [one.episode for one in pending]
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

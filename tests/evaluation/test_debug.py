@@ -13,7 +13,7 @@ from lemma.engines.protocol import Sampling
 from lemma.evaluation.diagnose import Diagnosis, Situation, diagnose, similarity
 from lemma.formats.r1_zero import R1Zero
 from lemma.models.tiny import tiny_tokenizer
-from lemma.rollouts import Sample
+from lemma.rollouts import Episode
 
 TOKENIZER = tiny_tokenizer()
 PROMPT = "User: eva has 3 pens . how many ? Assistant: <think>"
@@ -22,15 +22,15 @@ PROMPT = "User: eva has 3 pens . how many ? Assistant: <think>"
 def sample(
     text: str, number: int = 0, *, problem: str = "p", reward: float | None = 0.0, logprob: float = -0.5,
     finish: str = "stop", verdict: str = "wrong", prompt: str = PROMPT,
-) -> Sample:  # fmt: skip
+) -> Episode:  # fmt: skip
     """A sample of the tiny tokenizer's words, parsed as r1_zero; a finished one ends with the end token."""
     parsed = R1Zero().parse(text)
     ids = TOKENIZER.encode(text) + ([TOKENIZER.eos_token_id] if finish == "stop" else [])
-    return Sample(
+    return Episode.at_once(
         key=("debug", problem),
         sample=number,
         problem_id=problem,
-        prompt=np.array(TOKENIZER.encode(prompt), dtype=np.int32),
+        context=np.array(TOKENIZER.encode(prompt), dtype=np.int32),
         ids=np.array(ids, dtype=np.int32),
         logprobs=np.full(len(ids), logprob, dtype=np.float32),
         kept=np.zeros(len(ids), dtype=np.float32),
@@ -49,7 +49,7 @@ def answer(steps: str, value: int) -> str:
     return f"{steps} </think> <answer> {value} </answer>"
 
 
-def good_groups() -> list[list[Sample]]:
+def good_groups() -> list[list[Episode]]:
     """Two problems, four samples each: all different, half of them right."""
     groups = []
     for problem in ("p", "q"):

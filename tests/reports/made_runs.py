@@ -18,8 +18,8 @@ from lemma.core.files import JsonLines
 from lemma.models.tiny import tiny_tokenizer
 from lemma.recipe import load_recipe
 from lemma.reporting.logfile import LogFile
+from lemma.rollouts.episode import Episode
 from lemma.rollouts.journal import Journal
-from lemma.rollouts.sample import Sample
 
 TINY = tiny_tokenizer()
 
@@ -90,14 +90,14 @@ def write_byte_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def sample(step: int, group: int, number: int, said: str | Sequence[int], **changes: Any) -> Sample:
+def sample(step: int, group: int, number: int, said: str | Sequence[int], **changes: Any) -> Episode:
     """A sample of words of the built-in vocabulary, or of the ids of another one."""
     ids = np.array(TINY.encode(said) if isinstance(said, str) else said, dtype=np.int32)
     values: dict[str, Any] = {
         "key": ("grpo", step, group),
         "sample": number,
         "problem_id": f"problem-{group % 7}",
-        "prompt": np.array(TINY.encode("User: how many ? Assistant: <think>"), dtype=np.int32),
+        "context": np.array(TINY.encode("User: how many ? Assistant: <think>"), dtype=np.int32),
         "ids": ids,
         "logprobs": np.linspace(-0.01, -4.0, len(ids)).astype(np.float32),
         "kept": np.zeros(len(ids), dtype=np.float32),
@@ -111,10 +111,10 @@ def sample(step: int, group: int, number: int, said: str | Sequence[int], **chan
         "rewards": {"accuracy": 1.0 - number % 2},
         "reward": 1.0 - number % 2,
     }
-    return Sample(**(values | changes))
+    return Episode.at_once(**(values | changes))
 
 
-def write_journal(folder: Path, step: int, samples: Sequence[Sample]) -> Path:
+def write_journal(folder: Path, step: int, samples: Sequence[Episode]) -> Path:
     path = folder / "stages" / "grpo" / "journal" / f"step-{step:06d}.jsonl"
     journal = Journal(path)
     for one in samples:

@@ -89,7 +89,7 @@ def test_a_complete_journal_is_read_and_nothing_is_generated(tmp_path: Path) -> 
     first = step.run(half_right)
     again = step.run(Silent())
     assert not first.from_journal and again.from_journal
-    assert numbers(again) == numbers(first) and len(first.samples) == 16
+    assert numbers(again) == numbers(first) and len(first.episodes) == 16
     assert [group.trajectories[0].unit for group in first.groups] == [0, 1, 2, 3]
 
 
@@ -100,7 +100,7 @@ def test_an_incomplete_journal_is_started_again(tmp_path: Path) -> None:
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     again = step.run(lambda request, sample: said("9"))
     assert not again.from_journal
-    assert {sample.answer for sample in again.samples} == {"9"}
+    assert {sample.answer for sample in again.episodes} == {"9"}
     assert len(path.read_text().splitlines()) == 17
 
 
@@ -108,7 +108,7 @@ def test_a_journal_about_other_data_is_void(tmp_path: Path) -> None:
     Step(tmp_path, [task(i) for i in range(6)], data="one").run(half_right)
     other = Step(tmp_path, [task(i) for i in range(6, 12)], data="other")
     found = other.run(half_right)
-    assert not found.from_journal and all(s.problem_id in {f"p{i}" for i in range(6, 12)} for s in found.samples)
+    assert not found.from_journal and all(s.problem_id in {f"p{i}" for i in range(6, 12)} for s in found.episodes)
     assert other.run(Silent()).from_journal
 
 
@@ -123,7 +123,7 @@ def test_without_further_rounds_dead_groups_stay_and_are_counted(tmp_path: Path)
 def test_dead_groups_are_replaced_in_the_order_of_draws(tmp_path: Path) -> None:
     step = Step(tmp_path, [task(i) for i in range(9)], further_rounds=3)
     found = step.run(by_draw({1, 2, 5, 6, 9}))
-    live = [int(sample.key[2]) for sample in found.samples if not sample.right]
+    live = [int(sample.key[2]) for sample in found.episodes if not sample.right]
     assert len(found.groups) == 4 and live[:4] == [1, 2, 5, 6]
     # Two of four were live, so for the two that are missing four more are drawn.
     assert (found.rounds, found.drawn, found.dead, step.order.drawn) == (2, 8, 4, 8)
@@ -137,7 +137,7 @@ def test_dynamic_sampling_ends(tmp_path: Path) -> None:
     found = step.run(by_draw(set()))
     assert not found.groups and found.wanted == 4
     assert (found.rounds, found.drawn, found.dead) == (4, 16, 16)
-    assert len(found.samples) == 64
+    assert len(found.episodes) == 64
 
 
 def test_more_live_groups_than_wanted_are_not_learnt_from(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_samples_of_unknown_verdict_belong_to_no_group_and_are_counted(tmp_path:
     by_problem = {group.problem.id: group for group in found.groups}
     assert found.unscored == 3
     assert [len(by_problem[f"p{i}"].trajectories) for i in range(4)] == [4, 1, 4, 4]
-    unknown = [s for s in found.samples if s.verdict == "unknown"]
+    unknown = [s for s in found.episodes if s.verdict == "unknown"]
     assert len(unknown) == 3 and all(s.reward is None and s.rewards["format"] == 1.0 for s in unknown)
 
 
@@ -205,7 +205,7 @@ def test_nothing_is_generated_after_a_whole_trace(tmp_path: Path) -> None:
         assert all(t.origin == "policy" and not t.token_fields["off"].any() for t in own)
         # Samples are numbered through; the noise of the policy's own does not know of the teacher.
         assert [t.rewards["accuracy"] for t in own] == [0.0, 1.0, 0.0]
-    assert sorted(s.sample for s in found.samples) == sorted([0, 1, 2, 3] * 4)
+    assert sorted(s.sample for s in found.episodes) == sorted([0, 1, 2, 3] * 4)
 
 
 def test_a_prefix_begins_the_response_and_shortens_what_may_follow(tmp_path: Path) -> None:
@@ -231,14 +231,14 @@ def test_traces_longer_than_a_response_are_left_out_and_counted(tmp_path: Path) 
     tasks = [task(i, trace="1 + 1 ; " * 9 if i < 2 else TRACE) for i in range(4)]
     found = Step(tmp_path, tasks, luffy()).run(half_right)
     assert found.long_traces == 2
-    assert sorted(sum(s.given > 0 for s in found.samples if s.problem_id == f"p{i}") for i in range(4)) == [0, 0, 1, 1]
+    assert sorted(sum(s.given > 0 for s in found.episodes if s.problem_id == f"p{i}") for i in range(4)) == [0, 0, 1, 1]
 
 
 def test_problems_without_a_trace_are_the_policys_own(tmp_path: Path) -> None:
     tasks = [task(i, trace=TRACE if i else None) for i in range(4)]
     found = Step(tmp_path, tasks, luffy(samples=-1, min=0.5, max=0.5)).run(half_right)
-    given = {s.problem_id: 0 for s in found.samples}
-    for sample in found.samples:
+    given = {s.problem_id: 0 for s in found.episodes}
+    for sample in found.episodes:
         given[sample.problem_id] += sample.given > 0
     assert given == {"p0": 0, "p1": 4, "p2": 4, "p3": 4}
 

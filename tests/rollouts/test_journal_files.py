@@ -16,7 +16,7 @@ import pytest
 
 from lemma.cli.plan import describe
 from lemma.core.errors import LemmaWarning, UserError
-from lemma.rollouts import Journal, read_samples
+from lemma.rollouts import Journal, read_episodes
 from lemma.rollouts.journal_files import journal_path, list_journals, tidy
 from tests.algorithms import toy
 from tests.rollouts.scripted import Silent
@@ -35,11 +35,11 @@ def step(tmp_path: Path) -> Step:
 def test_a_compressed_journal_says_the_same_and_takes_less_room(step: Step) -> None:
     first = step.run(half_right)
     plain = journal_path(step.folder, 1)
-    before, size = list(read_samples(plain)), plain.stat().st_size
+    before, size = list(read_episodes(plain)), plain.stat().st_size
     tidy(step.folder, 1, None, needed_after=0)
     assert [path.name for path in step.folder.iterdir()] == ["step-000001.jsonl.gz"]
     assert plain.with_name("step-000001.jsonl.gz").stat().st_size < size / 3
-    assert repr(list(read_samples(plain))) == repr(before)
+    assert repr(list(read_episodes(plain))) == repr(before)
     assert numbers(step.run(Silent())) == numbers(first)
     assert not plain.exists(), "reading a complete journal writes nothing"
 
@@ -83,7 +83,8 @@ def one_foreign(path: Path) -> None:
 def beyond_the_vocabulary(path: Path) -> None:
     lines = lines_of(path)
     row = json.loads(lines[2])
-    path.write_text("".join([*lines[:2], json.dumps({**row, "ids": "////fw" + row["ids"][6:]}) + "\n", *lines[3:]]))
+    row["turns"][0]["ids"] = "////fw" + row["turns"][0]["ids"][6:]
+    path.write_text("".join([*lines[:2], json.dumps(row) + "\n", *lines[3:]]))
 
 
 def better_reward(path: Path) -> None:
@@ -118,7 +119,7 @@ def test_a_torn_compressed_journal_is_one_sentence(step: Step) -> None:
     path = journal_path(step.folder, 1).with_name("step-000001.jsonl.gz")
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(UserError, match="this compressed journal is damaged"):
-        list(read_samples(path))
+        list(read_episodes(path))
 
 
 def test_a_stage_keeps_as_many_journals_as_it_is_told(tmp_path: Path) -> None:

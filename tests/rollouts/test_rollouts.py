@@ -22,7 +22,7 @@ from lemma.models.load_model import build_policy
 from lemma.models.model_options import ModelOptions, TinyOptions
 from lemma.models.policy import Policy
 from lemma.rewards import make_reward
-from lemma.rollouts import Ask, Journal, Judge, Sample, collect, read_samples
+from lemma.rollouts import Ask, Episode, Journal, Judge, play, read_episodes
 from tests.models.small import CPU
 from tests.rollouts.scripted import Scripted
 
@@ -49,13 +49,15 @@ def judge(policy: Policy) -> Judge:
     return Judge(FORMAT, [make_reward("accuracy"), make_reward("think_answer_format")], policy.tokenizer)
 
 
-def run(policy: Policy, work: list[Ask], journal: Journal | None = None) -> list[Sample]:
+def run(policy: Policy, work: list[Ask], journal: Journal | None = None) -> list[Episode]:
     engine = NativeEngine(policy, 3)
-    return sorted(collect(engine, work, SAMPLING, judge(policy), journal=journal), key=lambda s: s.order)
+    return sorted(play(engine, work, SAMPLING, judge(policy), journal=journal), key=lambda s: s.order)
 
 
-def same(mine: Sample, other: Sample) -> bool:
-    rows = [one.to_row() | {"timings": None} for one in (mine, other)]
+def same(mine: Episode, other: Episode) -> bool:
+    rows = [one.to_row() for one in (mine, other)]
+    for row in rows:
+        row["turns"] = [turn | {"timings": None} for turn in row["turns"]]
     return rows[0] == rows[1]
 
 
@@ -64,7 +66,7 @@ def test_a_journal_gives_back_every_sample_to_the_last_bit(policy: Policy, tmp_p
     made = run(policy, asks(policy), journal)
     journal.finish()
     journal.close()
-    read = sorted(read_samples(tmp_path / "a.jsonl"), key=lambda s: s.order)
+    read = sorted(read_episodes(tmp_path / "a.jsonl"), key=lambda s: s.order)
     assert len(made) == len(read) == 12
     assert all(same(a, b) for a, b in zip(made, read, strict=True))
     assert Journal(tmp_path / "a.jsonl").is_complete
@@ -91,7 +93,7 @@ def test_a_teachers_prefix_is_part_of_the_response_and_not_sampled(policy: Polic
     assert (sample.sample, sample.given) == (6, len(prefix))
     assert (sample.ids[: len(prefix)] == prefix).all() and not sample.logprobs[: len(prefix)].any()
     assert sample.text.startswith(policy.tokenizer.decode(prefix.tolist()))
-    trajectory = sample.trajectory()
+    (trajectory,) = sample.trajectories()
     assert trajectory.trained_tokens == len(sample.ids) and len(trajectory) == len(ask.prompt) + len(sample.ids)
 
 
@@ -101,14 +103,14 @@ def test_verdict_and_rewards_are_those_of_the_text(policy: Policy) -> None:
     answer = f" so </think> <answer> {ask.problem.gold} </answer>"
     ids = np.asarray(policy.tokenizer.encode(answer, add_special_tokens=False), dtype=np.int32)
     stopped = Sampling(max_tokens=1)
-    (sample,) = collect(engine, [replace(ask, n=1, prefix=ids)], stopped, judge(policy))
+    (sample,) = play(engine, [replace(ask, n=1, prefix=ids)], stopped, judge(policy))
     assert sample.answer == ask.problem.gold and sample.verdict == "right"
     assert sample.rewards["accuracy"] == 1.0 and sample.reward is not None
 
 
 def test_a_journal_of_another_version_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"version": 99}\n')
-    with pytest.raises(UserError, match=r"version 1 of the journal"):
+    with pytest.raises(UserError, match=r"no version of the journal that is known here"):
         Journal(tmp_path / "a.jsonl")
 
 
@@ -134,7 +136,7 @@ def test_a_slow_verdict_does_not_keep_later_completions_from_being_read(policy: 
     engine = Scripted(policy.tokenizer, lambda request, sample: "<think> 1 </think> <answer> 2 </answer>")
     work = [replace(ask, key=("rl", 1, i)) for i, ask in enumerate(asks(policy, 75))]
     judged = Judge(make_format({"name": "r1_zero"}), [make_reward("accuracy")], policy.tokenizer, service=Slow())  # type: ignore[arg-type]
-    samples = iter(collect(engine, work, Sampling(max_tokens=20), judged))
+    samples = iter(play(engine, work, Sampling(max_tokens=20), judged))
     assert next(samples).verdict == "right"
     assert len(read) == 300
     assert len(list(samples)) == 299
@@ -156,15 +158,15 @@ def test_what_is_graded_is_written_though_the_engine_fails(
 ) -> None:
     engine = Failing(policy.tokenizer, lambda request, sample: "<think> 1 </think> <answer> 2 </answer>")
     journal = Journal(tmp_path / "a.jsonl")
-    samples = collect(engine, asks(policy), Sampling(max_tokens=20), judge(policy), journal=journal, patience=patience)
+    samples = play(engine, asks(policy), Sampling(max_tokens=20), judge(policy), journal=journal, patience=patience)
     with pytest.raises(OSError, match="the device is gone"):
         list(samples)
-    assert len(list(read_samples(journal.path))) == (10 if patience is not None else 0)
+    assert len(list(read_episodes(journal.path))) == (10 if patience is not None else 0)
 
 
 def test_with_patience_a_sample_is_written_before_a_batch_is_full(policy: Policy, tmp_path: Path) -> None:
     engine = Scripted(policy.tokenizer, lambda request, sample: "<think> 1 </think> <answer> 2 </answer>")
     journal = Journal(tmp_path / "a.jsonl")
-    samples = iter(collect(engine, asks(policy), Sampling(max_tokens=20), judge(policy), journal=journal, patience=0.0))
+    samples = iter(play(engine, asks(policy), Sampling(max_tokens=20), judge(policy), journal=journal, patience=0.0))
     next(samples)
-    assert len(list(read_samples(journal.path))) == 1
+    assert len(list(read_episodes(journal.path))) == 1

@@ -20,8 +20,8 @@ from lemma.data.load_rows import judgements, load_preferences
 from lemma.formats.boxed import Boxed
 from lemma.models.tiny import tiny_tokenizer
 from lemma.recipe import load_recipe
+from lemma.rollouts.episode import Episode
 from lemma.rollouts.journal import Journal
-from lemma.rollouts.sample import Sample
 from lemma.stages.preference.examples import journal_pairs, of_row, prepare
 from lemma.stages.preference.preference_options import JournalOptions, PreferenceOptions
 from tests.stages.preference_world import RECIPES, Row, World, toy_rows
@@ -150,12 +150,12 @@ def test_held_out_prompts_are_measured_too(world: World, how: str) -> None:
 # --- pairs from a journal --------------------------------------------------------------------------------------------
 
 
-def sample(key: int, number: int, reward: float | None, ids: list[int], **more: Any) -> Sample:
-    return Sample(
+def sample(key: int, number: int, reward: float | None, ids: list[int], **more: Any) -> Episode:
+    return Episode.at_once(
         key=("rl", 0, key),
         sample=number,
         problem_id=f"p{key}",
-        prompt=np.array([3, 10 + key, 5]),
+        context=np.array([3, 10 + key, 5]),
         ids=np.array(ids),
         logprobs=np.zeros(len(ids)),
         kept=np.zeros(len(ids)),
@@ -232,8 +232,10 @@ def test_a_journal_without_pairs_gets_one_sentence(journal: Path, tmp_path: Path
         ("5", "is not an object"),
         ('"end"', "is not an object"),
         ("{", "is not JSON"),
-        ('{"version": 1}', "lacks 'prompt'"),
-        ('{"step": 1}', "not of version 1"),
+        ('{"version": 1}', "lacks 'ids'"),
+        ('{"version": 2}', "lacks 'turns'"),
+        ('{"version": 2, "turns": []}', "is not an episode"),
+        ('{"step": 1}', "no version of the journal that is known here"),
     ],
 )
 def test_a_file_that_is_no_journal_gets_one_sentence(journal: Path, row: str, sentence: str) -> None:
@@ -249,8 +251,10 @@ def test_a_file_that_is_no_journal_gets_one_sentence(journal: Path, row: str, se
 )
 def test_a_damaged_sample_gets_one_sentence(journal: Path, change: Row) -> None:
     first, *others = journal.read_text().splitlines()
-    journal.write_text("\n".join([json.dumps(json.loads(first) | change), *others, ""]))
-    with pytest.raises(UserError, match=r"step-000001\.jsonl:1: this row of the journal is not a sample"):
+    row = json.loads(first)
+    changed = row | change if "reward" in change else row | {"turns": [row["turns"][0] | change]}
+    journal.write_text("\n".join([json.dumps(changed), *others, ""]))
+    with pytest.raises(UserError, match=r"step-000001\.jsonl:1: this row of the journal is not an episode"):
         journal_pairs(journal, JournalOptions())
 
 

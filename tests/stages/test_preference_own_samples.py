@@ -17,7 +17,7 @@ from lemma.formats.question_only import QuestionOnly
 from lemma.models.load_model import load_policy
 from lemma.recipe import load_recipe
 from lemma.rewards import make_reward
-from lemma.rollouts import Ask, Journal, Judge, Sample, collect
+from lemma.rollouts import Ask, Episode, Journal, Judge, play
 from lemma.runs.run import train
 from tests.algorithms import toy
 from tests.stages.preference_world import RECIPES
@@ -25,7 +25,7 @@ from tests.stages.preference_world import RECIPES
 FORMAT = QuestionOnly()
 
 
-def samples(model: Path, seed: int, journal: Journal | None = None) -> list[Sample]:
+def samples(model: Path, seed: int, journal: Journal | None = None) -> list[Episode]:
     """Graded samples, 32 for each question of the toy task."""
     policy = load_policy(str(model), "cpu")
     FORMAT.install(policy.tokenizer)
@@ -36,7 +36,7 @@ def samples(model: Path, seed: int, journal: Journal | None = None) -> list[Samp
         for number, problem in enumerate(problems)
     ]
     engine = make_engine(NativeOptions(), policy, seed)
-    found = list(collect(engine, asks, Sampling(max_tokens=toy.MAX_TOKENS), judge, journal=journal))
+    found = list(play(engine, asks, Sampling(max_tokens=toy.MAX_TOKENS), judge, journal=journal))
     engine.close()
     return found
 

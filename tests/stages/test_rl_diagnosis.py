@@ -19,7 +19,7 @@ from lemma.core.types import Group
 from lemma.models.throughput import throughput
 from lemma.recipe import load_recipe
 from lemma.reporting.text import describe
-from lemma.rollouts import Rollouts, Sample
+from lemma.rollouts import Episode, Rollouts
 from lemma.runs.run import train
 from lemma.stages.reinforcement.diagnosis import CHECKS, FAR, LEAST_GROUPS, PARTS, PAUSE, Diagnosis, Seen, bottleneck
 from lemma.stages.reinforcement.rl_metrics import rollout_metrics
@@ -291,7 +291,7 @@ def untrained_ppo(folder: Path, rewards: list[Any]) -> list[str]:
     stage = content["stages"].pop("ppo")
     stage |= {"rewards": rewards, "rollout": {"max_tokens": 6}, "steps": 2}
     # Otherwise a sample that is cut off has this score, and its reward does not count.
-    del stage["algorithm"]["missing_eos_score"]
+    del stage["algorithm"]["compat"]
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(content | {"stages": {"ppo": stage}}))
     events: list[Event] = []
@@ -325,17 +325,17 @@ def test_a_policy_that_runs_away_from_its_batch_is_warned_about(tmp_path: Path) 
 # --- the numbers of a step -------------------------------------------------------------------------------------------
 
 
-def sample(draw: int, number: int, reward: float | None, *, right: bool = False, **more: Any) -> Sample:
+def sample(draw: int, number: int, reward: float | None, *, right: bool = False, **more: Any) -> Episode:
     zeros = np.zeros(3, dtype=np.float32)
-    return Sample(
+    return Episode.at_once(
         ("rl", 1, draw), number, f"p{draw}", zeros, zeros, zeros - 0.5, zeros, "stop",
         verdict="right" if right else "wrong", reward=reward, rewards={"accuracy": reward}, **more,
     )  # fmt: skip
 
 
-def measured(samples: list[Sample], *, by_verdict: bool = True, **counts: Any) -> dict[str, float]:
+def measured(samples: list[Episode], *, by_verdict: bool = True, **counts: Any) -> dict[str, float]:
     one: list[Group] = [group(trajectory(1.0, advantage=[1, 1, 1]))]
-    return rollout_metrics(Rollouts(groups=one, samples=samples, **counts), one, by_verdict=by_verdict)
+    return rollout_metrics(Rollouts(groups=one, episodes=samples, **counts), one, by_verdict=by_verdict)
 
 
 def test_shares_of_groups_are_of_all_that_were_drawn() -> None:

@@ -18,7 +18,7 @@ from lemma.core.errors import UserError
 from lemma.models.model_options import TinyOptions
 from lemma.models.tiny import tiny_config, tiny_tokenizer
 from lemma.rewards import make_reward
-from lemma.rollouts import read_samples
+from lemma.rollouts import read_episodes
 from tests.algorithms import toy
 
 TINY = {"hidden": 16, "layers": 1, "feed_forward": 16, "heads": 2, "kv_heads": 1, "context": 32}
@@ -60,7 +60,7 @@ def test_ppo_learns_from_a_rule_and_a_model_by_their_weights(reward_model: Path,
     tokenizer = tiny_tokenizer()
     questions = {f"{question}\n" for question in toy.QUESTIONS}
     for number, row in enumerate(rows, 1):
-        samples = list(read_samples(world.run / f"stages/toy/journal/step-{number:06d}.jsonl"))
+        samples = list(read_episodes(world.run / f"stages/toy/journal/step-{number:06d}.jsonl"))
         assert len(samples) == 6
         scores = []
         for sample in samples:

@@ -23,7 +23,7 @@ from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
 from lemma.models.load_model import build_policy
 from lemma.models.model_options import LoraOptions, ModelOptions, TinyOptions
-from lemma.rollouts import Journal, read_samples
+from lemma.rollouts import Journal, read_episodes
 from lemma.runs.run import train
 from lemma.stages.reinforcement.rl_loop import Reference
 from tests.algorithms import toy
@@ -85,7 +85,7 @@ def test_a_kl_of_the_first_update_is_zero_and_grows(lora: dict[str, Any] | None,
 def test_tokens_that_are_learnt_are_those_of_the_journal(truncated: str, tmp_path: Path) -> None:
     stage = {"truncated": truncated, "rollout": {"max_tokens": 28}, "steps": 1}
     world = run(tmp_path, {"name": "reinforce", "group_size": 12}, **stage)
-    samples = list(read_samples(journal(world, 1)))
+    samples = list(read_episodes(journal(world, 1)))
     finishes = [sample.finish for sample in samples]
     assert "length" in finishes and "stop" in finishes
     learnt = [sample for sample in samples if truncated == "keep" or not sample.truncated]
@@ -137,13 +137,13 @@ def test_samples_end_where_the_model_says_that_turns_end(tmp_path: Path) -> None
     (tmp_path / "first").mkdir()
     first = run(tmp_path / "first", steps=1)
     settings = first.final / "generation_config.json"
-    common = [int(token) for sample in read_samples(journal(first, 1)) for token in sample.ids]
+    common = [int(token) for sample in read_episodes(journal(first, 1)) for token in sample.ids]
     other = max(set(common), key=common.count)
     ends = json.loads(settings.read_text())["eos_token_id"]
     settings.write_text(json.dumps({"eos_token_id": [ends, other]}))
     world = toy.Toy(tmp_path, first.final)
     world.train(small_stage(tmp_path, steps=1))
-    samples = list(read_samples(journal(world, 1)))
+    samples = list(read_episodes(journal(world, 1)))
     assert not any(other in sample.ids[:-1] for sample in samples)
     ended = [sample for sample in samples if sample.ids[-1] == other]
     assert ended and all(sample.finish == "stop" for sample in ended)
@@ -196,7 +196,7 @@ def test_a_mismatch_above_the_limit_stops_in_one_sentence(tmp_path: Path, monkey
     with pytest.raises(OSError):
         train(recipe, sink=world.events.append)
     monkeypatch.delenv("LEMMA_FAULT")
-    samples = list(read_samples(journal(world, 1)))
+    samples = list(read_episodes(journal(world, 1)))
     data = json.loads(journal(world, 1).read_text().splitlines()[-1])["data"]
     book = Journal(journal(world, 1), data)
     book.clear()
@@ -251,6 +251,6 @@ def test_a_trace_continues_the_formats_own_prompt(tmp_path: Path) -> None:
     recipe = world.recipe(stage | {"rollout": {"max_tokens": 9}, "batch": {"problems": 1}}, **SMALL)
     recipe = recipe.model_copy(update={"format": make_format({"name": "r1_zero", "preamble": False})})
     train(recipe, sink=world.events.append)
-    trace = next(sample for sample in read_samples(journal(world, 1)) if sample.origin == "teacher")
+    trace = next(sample for sample in read_episodes(journal(world, 1)) if sample.origin == "teacher")
     assert trace.text == "1 </think> <answer> 1 </answer>" and trace.format_ok
     assert "1 of 2 rows have no answer to grade against and were left out" in world.warnings()

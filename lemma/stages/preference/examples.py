@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,9 @@ from lemma.data.sources import ARITHMETIC
 from lemma.data.vary import origin_of
 from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration
-from lemma.rollouts.journal import read_samples
+from lemma.rollouts.episode import Episode
+from lemma.rollouts.journal import read_episodes
 from lemma.rollouts.journal_files import list_journals
-from lemma.rollouts.sample import Sample
 from lemma.runs.stage import Stage
 from lemma.stages.preference.preference_options import JournalOptions, PreferenceOptions
 
@@ -45,6 +45,7 @@ class Example:
     responses: tuple[np.ndarray, ...]
     signs: tuple[int, ...]
     problem_id: str = ""
+    system: str | None = None
 
     @property
     def longest(self) -> int:
@@ -53,7 +54,7 @@ class Example:
     def single(self) -> list[Example]:
         """Each response alone."""
         both = zip(self.responses, self.signs, strict=True)
-        return [Example(self.prompt, (response,), (sign,), self.problem_id) for response, sign in both]
+        return [replace(self, responses=(response,), signs=(sign,)) for response, sign in both]
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,8 @@ def _example(fmt: Format, tokenizer: Any, said: Sequence[Demonstration], signs: 
     """The same prompt with each of these responses."""
     encoded = [encode_demonstration(fmt, one, tokenizer) for one in said]
     start = int(encoded[0].chosen_T.argmax())
-    return Example(encoded[0].ids_T[:start], tuple(one.ids_T[start:] for one in encoded), signs, said[0].problem.id)
+    responses = tuple(one.ids_T[start:] for one in encoded)
+    return Example(encoded[0].ids_T[:start], responses, signs, said[0].problem.id, said[0].problem.system)
 
 
 def built_in(fmt: Format, item: Demonstration, tokenizer: Any) -> Example:
@@ -237,9 +239,9 @@ def journal_pairs(place: Path, options: JournalOptions, stages: Sequence[str] | 
 
     Of a run, `stages` are those whose samples count, in this order; None: all of them.
     """
-    groups: dict[str, list[Sample]] = {}
+    groups: dict[str, list[Episode]] = {}
     for path in _journals(place, stages):
-        for sample in read_samples(path):
+        for sample in read_episodes(path):
             if sample.reward is not None and sample.finish != "cancelled" and len(sample.ids):
                 groups.setdefault(f"{path}\x1f{sample.key!r}", []).append(sample)
     pairs = [pair for group in groups.values() for pair in _pairs_of(group, options)]
@@ -251,7 +253,7 @@ def journal_pairs(place: Path, options: JournalOptions, stages: Sequence[str] | 
     return pairs
 
 
-def _pairs_of(group: Sequence[Sample], options: JournalOptions) -> list[Example]:
+def _pairs_of(group: Sequence[Episode], options: JournalOptions) -> list[Example]:
     ranked = sorted(group, key=lambda sample: (-(sample.reward or 0.0), sample.sample))
     found = []
     for best, worst in list(zip(ranked, reversed(ranked), strict=True))[: min(options.per_group, len(ranked) // 2)]:

@@ -39,11 +39,12 @@ from lemma.rollouts import Judge, ProblemOrder, Roller, Rollouts
 from lemma.rollouts.journal_files import tidy
 from lemma.runs.stage import Stage
 from lemma.stages.dropout import switch_dropout_off
-from lemma.stages.evaluating import StageBenchmarks
 from lemma.stages.reinforcement.diagnosis import Diagnosis
 from lemma.stages.reinforcement.rl_metrics import rollout_metrics
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.reinforcement.rl_tasks import prepare_tasks
+from lemma.stages.reinforcement.rl_validation import RlBenchmarks
+from lemma.stages.trained_prompt import as_trained, systems_of
 
 # Share of a GPU's memory that the plan may fill.
 MEMORY_SHARE = 0.92
@@ -54,14 +55,15 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
     policy = build_policy(stage.model, stage.device, stage.seed, stage.start_from)
     fmt.install(policy.tokenizer)
     switch_dropout_off(policy.module, stage)
-    tasks, max_tokens = prepare_tasks(stage, options, fmt, policy)
+    tasks, max_tokens, held_out = prepare_tasks(stage, options, fmt, policy)
+    trained = as_trained(stage, fmt, policy.tokenizer, systems_of(task.problem for task in tasks))
     order = ProblemOrder(tasks, stage.seed, stage.name)
     total = total_steps(options, len(tasks))
     learner = make_learner(stage, options, policy, total)
     critic = make_critic(stage, options, total) if algorithm.needs_critic else None
     reference = Reference(stage, policy) if algorithm.needs_reference else None
     diagnosis = Diagnosis(options, max_tokens, stage.warn)
-    benchmarks = StageBenchmarks(stage, options.eval, fmt, policy, rewards=options.rewards)
+    benchmarks = RlBenchmarks(stage, options, trained, policy, held_out, max_tokens)
     for name, part in (("order", order), ("memory", memory), ("critic", critic), ("diagnosis", diagnosis)):
         if part is not None:
             stage.keep(name, part)
@@ -72,10 +74,11 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
     sampling = sampling_of(options, fmt, max_tokens, policy)
     judge = Judge(fmt, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
     roller = make_roller(stage, options, judge, engine, order, sampling)
-    benchmarks.engine = engine
+    benchmarks.use(engine)
     by_verdict = any(reward.needs_verdict for reward in options.rewards)
     try:
         benchmarks.begin(done, total)
+        stage.catch_up(learner, done, total)
         for step in range(done + 1, total + 1):
             with stage.clock.measure("generate"):
                 rollouts = sample(roller, step, policy)
@@ -372,7 +375,7 @@ def count_tokens(stage: Stage, reports: Sequence[StepReport], rollouts: Rollouts
     """Add a step's tokens to the clock; those of a journal were sampled in another process's time."""
     stage.clock.tokens += sum(report.tokens for report in reports)
     if not rollouts.from_journal:
-        stage.clock.sampled += sum(len(sample.ids) - sample.given for sample in rollouts.samples)
+        stage.clock.sampled += sum(episode.tokens for episode in rollouts.episodes)
 
 
 def measure(stage: Stage, step: int, values: dict[str, float], policy: Policy, held_by: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from lemma.core.types import Group
 from lemma.rewards import Scored, distributions
-from lemma.rollouts import Rollouts, Sample
+from lemma.rollouts import Episode, Rollouts
 
 
 def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: bool) -> dict[str, float]:
@@ -18,17 +18,17 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
     Shares are of all groups that were drawn, replaced ones included. A sample is right `by_verdict`, or, where no
     reward asks for one, if its reward is above 0.
     """
-    taught = [sample for sample in rollouts.samples if sample.given]
+    taught = [sample for sample in rollouts.episodes if sample.given]
     # Where a teacher begins every sample, what follows is the policy's own all the same.
-    own = [s for s in rollouts.samples if not s.given] or [s for s in rollouts.samples if s.origin == "policy"]
+    own = [s for s in rollouts.episodes if not s.given] or [s for s in rollouts.episodes if s.origin == "policy"]
     dead = rollouts.dead / max(rollouts.drawn, 1)
     right = _right_by_group(own, by_verdict)
     values = distributions([Scored(sample.reward, sample.rewards) for sample in own])
     values |= _samples(own)
     values |= {
         "entropy/sampled": _mean([-float(x) for sample in own for x in sample.logprobs[sample.given :]]),
-        "samples": float(len(rollouts.samples)),
-        "generated_tokens": float(sum(len(sample.ids) - sample.given for sample in rollouts.samples)),
+        "samples": float(len(rollouts.episodes)),
+        "generated_tokens": float(sum(episode.tokens for episode in rollouts.episodes)),
         "unscored": float(rollouts.unscored),
         "groups/live": 1.0 - dead,
         "groups/dead": dead,
@@ -54,7 +54,7 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
     return values
 
 
-def _samples(samples: Sequence[Sample]) -> dict[str, float]:
+def _samples(samples: Sequence[Episode]) -> dict[str, float]:
     lengths = [float(len(sample.ids)) for sample in samples]
     right = [sample.right for sample in samples]
     return {
@@ -69,7 +69,7 @@ def _samples(samples: Sequence[Sample]) -> dict[str, float]:
     }
 
 
-def _right_by_group(samples: Sequence[Sample], by_verdict: bool) -> list[list[bool]]:
+def _right_by_group(samples: Sequence[Episode], by_verdict: bool) -> list[list[bool]]:
     """Of each draw, which samples are right; those without a reward do not count."""
     groups: dict[tuple[str | int, ...], list[bool]] = {}
     for sample in samples:
@@ -78,7 +78,7 @@ def _right_by_group(samples: Sequence[Sample], by_verdict: bool) -> list[list[bo
     return list(groups.values())
 
 
-def _rewards_by_group(samples: Sequence[Sample]) -> list[set[tuple[float | None, ...]]]:
+def _rewards_by_group(samples: Sequence[Episode]) -> list[set[tuple[float | None, ...]]]:
     """Of each draw, the rewards that occur in it: their sum and each of them."""
     groups: dict[tuple[str | int, ...], set[tuple[float | None, ...]]] = {}
     for sample in samples:

@@ -1,0 +1,78 @@
+"""What answers the policy between its turns. One instance serves one episode.
+
+Its state depends on the problem, the seed and what was said, and on nothing else: an episode can be played again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from lemma.config import Options
+from lemma.core.types import Finish, Message, Outcome, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the policy said in a turn, without the token that ended it, and how the turn ended."""
+
+    text: str
+    finish: Finish = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the policy reads next. `done` ends the episode; `reward` is for this turn, where the task gives one."""
+
+    text: str = ""
+    done: bool = False
+    reward: float | None = None
+
+
+class Environment:
+    """Override `step` and `score`, and `reset` where an episode begins with more than its problem."""
+
+    def reset(self, problem: Problem, seed: int) -> Sequence[Message]:
+        """Begin. Gives messages that stand behind the problem's own."""
+        return []
+
+    def step(self, said: Said) -> Reply:
+        """Answer what was said."""
+        raise NotImplementedError
+
+    def score(self) -> Outcome:
+        """What the episode was worth, once it is over."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Give back what the episode held. Called once, whatever happened."""
+
+
+class EnvironmentOptions(Options):
+    """Which environment, and how far an episode may go."""
+
+    name: str = ""
+    """Which environment."""
+    turns: int = Field(8, ge=1)
+    """Most turns of the policy in an episode."""
+    reply_tokens: int = Field(512, ge=1)
+    """Longest reply; a longer one loses its middle, and the log counts it."""
+
+    @property
+    def is_single_turn(self) -> bool:
+        """Whether the first answer is the last, and rewards alone say what it is worth."""
+        return False
+
+    def make(self) -> Environment:
+        """A world for one episode."""
+        raise NotImplementedError
+
+    def room(self, turn_tokens: int) -> int:
+        """Most tokens of an episode behind its first prompt, the marks between turns included."""
+        return self.turns * turn_tokens + (self.turns - 1) * (self.reply_tokens + MARKS)
+
+
+# Tokens of a chat template between two turns.
+MARKS = 32

@@ -1,0 +1,54 @@
+"""Guess a number: each guess is answered by higher, lower or right. Small enough to learn on a CPU in minutes."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import Field
+
+from lemma.core.types import Message, Outcome, Problem
+from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Said
+
+NUMBER = re.compile(r"\d+")
+
+
+class Guessing(Environment):
+    """The secret is the problem's gold."""
+
+    def __init__(self, mute: bool = False):
+        self.mute, self.secret, self.found = mute, 0, False
+
+    def reset(self, problem: Problem, seed: int) -> list[Message]:
+        assert problem.gold is not None, "a guessing game has a secret"
+        self.secret, self.found = int(problem.gold), False
+        return []
+
+    def step(self, said: Said) -> Reply:
+        numbers = NUMBER.findall(said.text)
+        guess = int(numbers[-1]) if numbers else None
+        self.found = guess == self.secret
+        if guess is None:
+            return Reply("no number")
+        if self.mute and not self.found:
+            return Reply("no")
+        return Reply("right" if self.found else "higher" if guess < self.secret else "lower", done=self.found)
+
+    def score(self) -> Outcome:
+        return Outcome(float(self.found), self.found)
+
+
+class HigherLower(EnvironmentOptions):
+    """Guess the problem's gold, a whole number, from replies that say higher or lower."""
+
+    name: Literal["higher_lower"] = "higher_lower"
+    """A guessing game."""
+    turns: int = Field(5, ge=1)
+    """Most guesses."""
+    reply_tokens: int = Field(16, ge=1)
+    """Longest reply."""
+    mute: bool = False
+    """Say only whether a guess is right: what nobody can learn more from than chance allows."""
+
+    def make(self) -> Environment:
+        return Guessing(self.mute)

@@ -1,0 +1,22 @@
+"""No environment: a problem is answered at once."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from lemma.environments.environment import EnvironmentOptions
+
+
+class SingleTurn(EnvironmentOptions):
+    """One answer, judged by the stage's rewards."""
+
+    name: Literal["single_turn"] = "single_turn"
+    """Answer at once."""
+    turns: int = Field(1, ge=1, le=1)
+    """Always 1."""
+
+    @property
+    def is_single_turn(self) -> bool:
+        return True

@@ -1,0 +1,266 @@
+"""One attempt at a problem: what the policy read and said turn by turn, what it says in the end and what it is worth.
+
+This is the row of the journal. Arrays are written in base64, exactly; the text stands beside them for people.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+import numpy as np
+
+from lemma.core.types import Finish, Origin, Trajectory
+
+VERSION = 2
+
+VerdictKind = Literal["right", "wrong", "unknown"]
+ARRAYS = {"context": np.int32, "ids": np.int32, "logprobs": np.float32, "kept": np.float32}
+
+
+@dataclass(slots=True)
+class Turn:
+    """What the policy read and what it then said.
+
+    `context` are the ids that it had not read before where the turn `extends` the one before, otherwise all that it
+    read. `ids` is the whole response; its first `given` tokens were put there by a teacher and were not sampled: their
+    log-probabilities are 0 and mean nothing. `versions` are spans of the policy's versions: the first token of each
+    span, and the version that sampled it. `heard` is what came back, in words.
+    """
+
+    context: np.ndarray
+    ids: np.ndarray
+    logprobs: np.ndarray
+    kept: np.ndarray
+    finish: Finish
+    versions: tuple[tuple[int, int], ...] = ((0, 0),)
+    given: int = 0
+    extends: bool = False
+    text: str = ""
+    heard: str = ""
+    reward: float | None = None
+    seconds: float = 0.0
+
+    @property
+    def behaviour(self) -> np.ndarray:
+        """Log-probability of each id under the distribution it was drawn from."""
+        return self.logprobs - self.kept
+
+    def to_row(self) -> dict[str, Any]:
+        row: dict[str, Any] = {}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name in ARRAYS:
+                row[one.name] = base64.b64encode(value.astype(ARRAYS[one.name]).tobytes()).decode()
+            elif one.name == "versions":
+                row[one.name] = [list(span) for span in value]
+            elif one.name != "seconds":
+                row[one.name] = value
+        return {**row, "timings": {"seconds": self.seconds}}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Turn:
+        values = {one.name: row[one.name] for one in fields(cls) if one.name in row}
+        for name, kind in ARRAYS.items():
+            values[name] = np.frombuffer(base64.b64decode(row[name]), dtype=kind)
+        values["versions"] = tuple((int(first), int(version)) for first, version in row["versions"])
+        values["seconds"] = row["timings"]["seconds"]
+        if len({len(values[name]) for name in ("ids", "logprobs", "kept")}) > 1:
+            raise ValueError("ids, logprobs and kept differ in length")
+        return cls(**values)
+
+
+@dataclass(slots=True)
+class Episode:
+    """The turns of one attempt. A problem that is answered at once is an episode of one turn.
+
+    `verdict` is None where nothing asked the grader, `reward` where no reward applies or the verdict is unknown.
+    `question` and `gold` are for people who read the journal.
+    """
+
+    key: tuple[str | int, ...]
+    sample: int
+    problem_id: str
+    turns: list[Turn]
+    question: str = ""
+    gold: tuple[str, ...] = ()
+    reasoning: str | None = None
+    answer: str | None = None
+    faults: tuple[str, ...] = ()
+    format_ok: bool = False
+    verdict: VerdictKind | None = None
+    reason: str = ""
+    rewards: dict[str, float | None] = field(default_factory=dict)
+    reward: float | None = None
+
+    @classmethod
+    def at_once(
+        cls,
+        key: tuple[str | int, ...],
+        sample: int,
+        problem_id: str,
+        context: np.ndarray,
+        ids: np.ndarray,
+        logprobs: np.ndarray,
+        kept: np.ndarray,
+        finish: Finish,
+        *,
+        version: int = 0,
+        given: int = 0,
+        text: str = "",
+        seconds: float = 0.0,
+        **rest: Any,
+    ) -> Episode:
+        """An episode of one turn."""
+        turn = Turn(context, ids, logprobs, kept, finish, ((0, version),), given, text=text, seconds=seconds)
+        return cls(key, sample, problem_id, [turn], **rest)
+
+    # --- what was said, over all turns -----------------------------------------------------------------------------
+
+    @property
+    def prompt(self) -> np.ndarray:
+        """What the policy read first."""
+        return self.turns[0].context
+
+    @property
+    def ids(self) -> np.ndarray:
+        """Everything that was said."""
+        return _joined([turn.ids for turn in self.turns])
+
+    @property
+    def logprobs(self) -> np.ndarray:
+        """Of everything that was said; 0 where a teacher said it."""
+        return _joined([turn.logprobs for turn in self.turns])
+
+    @property
+    def given(self) -> int:
+        """Tokens that a teacher put at the beginning."""
+        return self.turns[0].given
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the policy sampled."""
+        return sum(len(turn.ids) - turn.given for turn in self.turns)
+
+    @property
+    def text(self) -> str:
+        """What was said last."""
+        return self.turns[-1].text
+
+    @property
+    def finish(self) -> Finish:
+        return self.turns[-1].finish
+
+    @property
+    def seconds(self) -> float:
+        return sum(turn.seconds for turn in self.turns)
+
+    @property
+    def origin(self) -> Origin:
+        return "teacher" if self.given and self.given == len(self.ids) else "policy"
+
+    @property
+    def right(self) -> bool:
+        return self.verdict == "right"
+
+    @property
+    def truncated(self) -> bool:
+        return self.finish == "length"
+
+    @property
+    def order(self) -> tuple[str, int]:
+        """Episodes are sorted by this; it does not depend on timing."""
+        return (repr(self.key), self.sample)
+
+    def context(self, number: int) -> np.ndarray:
+        """All ids that the policy had read when turn `number` began."""
+        parts: list[np.ndarray] = []
+        for turn in self.turns[number::-1]:
+            if parts:
+                parts.insert(0, turn.ids)
+            parts.insert(0, turn.context)
+            if not turn.extends:
+                break
+        return _joined(parts)
+
+    # --- what is learnt from ---------------------------------------------------------------------------------------
+
+    def trajectories(self, *, with_kept: bool = False, with_turns: bool = False) -> list[Trajectory]:
+        """Ids to learn from: one trajectory where each turn extends the last, one more wherever history is rewritten.
+
+        Token fields: `behaviour`; `off`, 1 where a teacher spoke; where asked for, `kept`, and the `turn` as a number.
+        """
+        runs: list[list[int]] = []
+        for number, turn in enumerate(self.turns):
+            if turn.extends and runs:
+                runs[-1].append(number)
+            else:
+                runs.append([number])
+        return [self._trajectory(run, with_kept, with_turns) for run in runs]
+
+    def _trajectory(self, numbers: Sequence[int], with_kept: bool, with_turns: bool) -> Trajectory:
+        turns = [self.turns[number] for number in numbers]
+        behaviour_T = _spread(turns, [turn.behaviour for turn in turns])
+        trajectory = Trajectory(
+            ids_T=_joined([part for turn in turns for part in (turn.context, turn.ids)]).astype(np.int64),
+            chosen_T=_spread(turns, [np.ones(len(turn.ids)) for turn in turns]) > 0,
+            behaviour_T=behaviour_T,
+            rewards={name: value for name, value in self.rewards.items() if value is not None}
+            | ({} if self.reward is None else {"total": self.reward}),
+            origin=self.origin,
+            finish=self.finish,
+            problem_id=self.problem_id,
+            policy_version=turns[-1].versions[-1][1],
+        )
+        trajectory.token_fields["behaviour"] = behaviour_T
+        if with_kept:
+            trajectory.token_fields["kept"] = _spread(turns, [turn.kept for turn in turns]).astype(np.float64)
+        trajectory.token_fields["off"] = _spread(
+            turns, [(np.arange(len(turn.ids)) < turn.given).astype(np.float64) for turn in turns]
+        )
+        if with_turns:
+            numbered = [np.full(len(turn.ids), float(number)) for number, turn in zip(numbers, turns, strict=True)]
+            trajectory.token_fields["turn"] = _spread(turns, numbered)
+        return trajectory
+
+    # --- on disk ---------------------------------------------------------------------------------------------------
+
+    def to_row(self) -> dict[str, Any]:
+        row: dict[str, Any] = {}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            row[one.name] = list(value) if isinstance(value, tuple) else value
+        return row | {"turns": [turn.to_row() for turn in self.turns]}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Episode:
+        """The episode of a row; KeyError, TypeError or ValueError where it is none."""
+        if row.get("version") == 1:
+            row = _from_version_1(row)
+        values = {one.name: row[one.name] for one in fields(cls) if one.name in row}
+        values["turns"] = [Turn.from_row(turn) for turn in row["turns"]]
+        if not values["turns"]:
+            raise ValueError("there is no turn")
+        values |= {"key": tuple(row["key"]), "gold": tuple(row.get("gold", ())), "faults": tuple(row["faults"])}
+        if values.get("reward") is not None and not isinstance(values["reward"], int | float):
+            raise TypeError("reward is not a number")
+        return cls(**values)
+
+
+def _from_version_1(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the journal's first version, which held one completion, as an episode of one turn."""
+    turn = {name: row[name] for name in ("ids", "logprobs", "kept", "finish", "given", "text", "timings")}
+    turn |= {"context": row["prompt"], "versions": [[0, row["policy_version"]]]}
+    return {**row, "turns": [turn]}
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _spread(turns: Sequence[Turn], said: Sequence[np.ndarray]) -> np.ndarray:
+    """Numbers of the tokens that were said, with 0 at those that were read."""
+    read = [np.zeros(len(turn.context), dtype=values.dtype) for turn, values in zip(turns, said, strict=True)]
+    return np.concatenate([part for pair in zip(read, said, strict=True) for part in pair])
