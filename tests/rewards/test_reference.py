@@ -140,7 +140,7 @@ def test_hash_answers(case: dict[str, Any]) -> None:
 
 def test_originals_by_name_through_the_service() -> None:
     """The same scores where the graders run in a worker, as rewards ask them."""
-    with GradingService() as service:
+    with GradingService(cpu_seconds=1.0) as service:
         assert service.compat("luffy_v3", "a</think>\\boxed{2\\sqrt2}", "\\sqrt{8}") == 1.0
         assert service.compat("luffy_v1", "a</think>\\boxed{3}", "4") == -0.5
         assert service.compat("boxed_slow", "\\boxed{2/4}", "1/2") == [{"formatted": True}, 1.0]
