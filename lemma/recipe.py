@@ -45,6 +45,7 @@ WITHOUT_EFFECT = [
     ("run", "dir"),
     ("run", "tensorboard"),
     ("run", "wandb"),
+    ("run", "loggers"),
     ("stages", "*", "checkpoint", "keep"),
     ("stages", "*", "journal", "keep"),
     ("stages", "*", "data", "cache"),

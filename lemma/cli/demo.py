@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from lemma.cli.plan import describe
     from lemma.core.files import write_whole
     from lemma.recipe import load_recipe
-    from lemma.reporting import demo_summary, make_sink
+    from lemma.reporting import demo_summary, sink_of
     from lemma.reports.report_file import write_report
     from lemma.reports.run_reader import open_runs
     from lemma.runs.run import train
@@ -41,8 +41,7 @@ def run(args: argparse.Namespace) -> int:
     assert isinstance(grpo, ReinforcementOptions)
     print(f"The recipe is {RECIPE.name}, the run folder {run_dir}. Ctrl-C stops; the same command goes on.\n")
     begin = time.perf_counter()
-    values = recipe.model_dump(mode="json")
-    with make_sink(run_dir, tensorboard=recipe.run.tensorboard, wandb=recipe.run.wandb or None, recipe=values) as sink:
+    with sink_of(recipe) as sink:
         code = train(recipe, fresh=args.fresh, sink=sink)
         if code or not (run_dir / "stages" / list(recipe.stages)[-1] / "done.json").is_file():
             return code

@@ -84,6 +84,8 @@ def _hub_sources(recipe: Recipe, name: str) -> Iterator[tuple[str, SourceOptions
             found += [("the data", source) for source in data.mix or [data]]
     for one in stage.eval.benchmarks:
         benchmark = find_benchmark(one)
+        if benchmark.makes_problems:
+            continue
         try:
             found.append((f"benchmark {benchmark.name}", source_of(benchmark, stage.eval.data_dir)))
         except UserError:

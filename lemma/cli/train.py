@@ -54,18 +54,11 @@ def run(args: argparse.Namespace) -> int:
     _check_stages(recipe, args.skip, args.only)
     if args.dry_run:
         return _dry_run(recipe, args.skip, args.only)
-    from lemma.reporting import make_sink
+    from lemma.reporting import sink_of
     from lemma.runs.run import train
 
-    options = recipe.run
-    values = recipe.model_dump(mode="json")
-    beside = watched(options.dir) if args.watch else nullcontext()
-    with (
-        beside,
-        make_sink(
-            Path(options.dir), tensorboard=options.tensorboard, wandb=options.wandb or None, recipe=values
-        ) as sink,
-    ):
+    beside = watched(recipe.run.dir) if args.watch else nullcontext()
+    with beside, sink_of(recipe) as sink:
         return train(recipe, skip=args.skip, only=args.only, fresh=args.fresh, sink=sink)
 
 

@@ -153,7 +153,7 @@ def outside_files(*values: Any) -> list[Path]:
 
 def _files(value: Any) -> Iterator[Path]:
     if isinstance(value, str):
-        if is_place(value):
+        if is_place(value) and file_of(value).is_file():
             yield file_of(value)
     elif isinstance(value, Options):
         module = sys.modules.get(type(value).__module__)

@@ -1,6 +1,7 @@
 """Benchmarks by name: where each comes from, how its rows are read, asked and graded, and how many samples it wants.
 
-Adding one is an entry in `BENCHMARKS`, or, without touching the code, a YAML file of a few lines or a data file.
+Adding one is an entry in `BENCHMARKS`, or, without touching the code, a data file, a YAML file of a few lines, a Python
+file or an entry point of another package.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from lemma.config.registry import Registry
 from lemma.core.errors import UserError, nearest
 from lemma.core.random import permutation
 from lemma.core.types import Problem
@@ -59,6 +61,14 @@ class Benchmark(SourceOptions):
     tolerance: str | None = None
     """Column, or columns joined by dots, that gives a row its own absolute tolerance, such as `original.error`."""
 
+    def problems(self) -> Sequence[Problem] | None:
+        """The problems, where a benchmark of your own makes them; None: they are read from the source."""
+        return None
+
+    @property
+    def makes_problems(self) -> bool:
+        return type(self).problems is not Benchmark.problems
+
     def rules_of(self, problem: Problem) -> Rules:
         """The rules for one problem, its own tolerance included."""
         value: Any = problem.extra
@@ -78,57 +88,63 @@ class Benchmark(SourceOptions):
 FROM_MATH: dict[str, Any] = {"shots_source": "math", "shots_files": ("math/train",)}
 """Examples of benchmarks that have no training split of their own."""
 
-BENCHMARKS: dict[str, Benchmark] = {
-    one.name: one
-    for one in (
-        Benchmark(name="gsm8k", source="gsm8k", files=("gsm8k/test",)),
-        Benchmark(name="math", source="math", files=("math/test",)),
-        Benchmark(name="math500", source="math500", files=("math/math500",), **FROM_MATH),
-        Benchmark(name="aime24", source="aime24", split="train", samples=32, **FROM_MATH),
-        Benchmark(name="aime25", source="aime25", samples=32, **FROM_MATH),
-        Benchmark(name="amc23", source="amc23", samples=32, **FROM_MATH),
-        Benchmark(
-            name="amc",
-            source="AI-MO/aimo-validation-amc",
-            split="train",
-            files=("amc_aimo83",),
-            samples=32,
-            **FROM_MATH,
-        ),
-        Benchmark(
-            name="minerva", source="minerva_math", files=("minerva_math",), rules=Rules(relative=0.01), **FROM_MATH
-        ),
-        Benchmark(
-            name="olympiadbench",
-            source="olympiadbench",
-            files=("olympiadbench_math_en",),
-            tolerance="original.error",
-            **FROM_MATH,
-        ),
-        Benchmark(name="arc_challenge", source="arc_challenge", files=("arc_challenge_test",)),
-        Benchmark(
-            name="gpqa_diamond", source="gpqa_diamond", split="train", samples=4, weighs="letter", shots_split=None
-        ),
-        Benchmark(
-            name="hellaswag",
-            source="hellaswag",
-            split="validation",
-            files=("hellaswag_validation",),
-            scoring="likelihood",
-            metric="acc_norm",
-            wording="{question}",
-        ),
-        Benchmark(
-            name="mmlu_pro",
-            source="mmlu_pro",
-            files=("mmlu_pro_test",),
-            weighs="letter",
-            wording="{question}\nAnswer:",
-            shots_split="validation",
-        ),
-        Benchmark(name="arithmetic", source="arithmetic", format="r1_zero", arithmetic=ArithmeticOptions(count=500)),
-    )
-}
+BENCHMARKS: Registry[Benchmark] = Registry(
+    "benchmarks",
+    Benchmark,
+    {
+        one.name: one
+        for one in (
+            Benchmark(name="gsm8k", source="gsm8k", files=("gsm8k/test",)),
+            Benchmark(name="math", source="math", files=("math/test",)),
+            Benchmark(name="math500", source="math500", files=("math/math500",), **FROM_MATH),
+            Benchmark(name="aime24", source="aime24", split="train", samples=32, **FROM_MATH),
+            Benchmark(name="aime25", source="aime25", samples=32, **FROM_MATH),
+            Benchmark(name="amc23", source="amc23", samples=32, **FROM_MATH),
+            Benchmark(
+                name="amc",
+                source="AI-MO/aimo-validation-amc",
+                split="train",
+                files=("amc_aimo83",),
+                samples=32,
+                **FROM_MATH,
+            ),
+            Benchmark(
+                name="minerva", source="minerva_math", files=("minerva_math",), rules=Rules(relative=0.01), **FROM_MATH
+            ),
+            Benchmark(
+                name="olympiadbench",
+                source="olympiadbench",
+                files=("olympiadbench_math_en",),
+                tolerance="original.error",
+                **FROM_MATH,
+            ),
+            Benchmark(name="arc_challenge", source="arc_challenge", files=("arc_challenge_test",)),
+            Benchmark(
+                name="gpqa_diamond", source="gpqa_diamond", split="train", samples=4, weighs="letter", shots_split=None
+            ),
+            Benchmark(
+                name="hellaswag",
+                source="hellaswag",
+                split="validation",
+                files=("hellaswag_validation",),
+                scoring="likelihood",
+                metric="acc_norm",
+                wording="{question}",
+            ),
+            Benchmark(
+                name="mmlu_pro",
+                source="mmlu_pro",
+                files=("mmlu_pro_test",),
+                weighs="letter",
+                wording="{question}\nAnswer:",
+                shots_split="validation",
+            ),
+            Benchmark(
+                name="arithmetic", source="arithmetic", format="r1_zero", arithmetic=ArithmeticOptions(count=500)
+            ),
+        )
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -146,13 +162,16 @@ class Loaded:
 
 
 def find_benchmark(spec: str | Mapping[str, Any] | Benchmark) -> Benchmark:
-    """A benchmark by its name, a YAML file, a data file, a hub dataset, or a mapping as a recipe writes it."""
+    """A benchmark by its name, a YAML file, `path.py:Name`, a data file, a hub dataset, or a mapping of a recipe."""
     if isinstance(spec, Benchmark):
         return spec if spec.name else spec.model_copy(update={"name": _name_of(spec.source)})
     if isinstance(spec, Mapping):
         return find_benchmark(_validated(spec, "a benchmark"))
-    if spec in BENCHMARKS:
-        return BENCHMARKS[spec]
+    found: Benchmark | type[Benchmark] | None = BENCHMARKS.find(spec)
+    if found is not None:
+        one = found() if isinstance(found, type) else found
+        source = spec if one.makes_problems else one.source
+        return one.model_copy(update={"name": one.name or spec.rpartition(":")[2], "source": source})
     if spec.endswith((".yaml", ".yml")):
         from lemma.config.load import load
 
@@ -168,7 +187,7 @@ def find_benchmark(spec: str | Mapping[str, Any] | Benchmark) -> Benchmark:
         return Benchmark(name=_name_of(spec), source=spec)
     raise UserError(
         f"there is no benchmark '{spec}'",
-        fix=f"{nearest(spec, BENCHMARKS)} (a data file, a hub dataset or a YAML entry will do as well)",
+        fix=f"{nearest(spec, BENCHMARKS.names())} (a data file, a hub dataset or a YAML entry will do as well)",
     )
 
 
@@ -206,6 +225,9 @@ def _problems(benchmark: Benchmark, data_dir: str | Path | None, to_grade: bool 
     from lemma.data.load_rows import load_problems, load_rows
     from lemma.data.readers import problem_of
 
+    made = benchmark.problems()
+    if made is not None:
+        return list(made)
     source = source_of(benchmark, data_dir)
     problems = load_problems(source, 0) if to_grade else [problem_of(item) for item in load_rows(source, 0)]
     return [_without_system(problem) if _is_luffy(problem) else problem for problem in problems]
@@ -275,12 +297,14 @@ def check_benchmark(spec: str | Mapping[str, Any] | Benchmark, *, data_dir: str 
     """Refuse a benchmark whose files are not there, without reading them; the hub is not asked."""
     from lemma.data.sources import check_files
 
-    check_files(source_of(find_benchmark(spec), data_dir))
+    benchmark = find_benchmark(spec)
+    if not benchmark.makes_problems:
+        check_files(source_of(benchmark, data_dir))
 
 
 def example_source(benchmark: Benchmark, data_dir: str | Path | None) -> DataOptions:
     """Where solved examples come from, which are never the benchmark's own problems."""
-    split = benchmark.shots_split
+    split = None if benchmark.makes_problems and benchmark.shots_source is None else benchmark.shots_split
     own = {name: getattr(benchmark, name) for name in SourceOptions.model_fields} | {"split": split or "train"}
     if benchmark.shots_source is not None:
         own |= {"source": benchmark.shots_source, "config": None, "revision": None}

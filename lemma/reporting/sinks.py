@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from lemma.core.errors import warnings_said
+from lemma.config.registry import Registry
+from lemma.core.errors import UserError, nearest, warnings_said
 from lemma.core.events import Event, Said, Sink
 from lemma.reporting.console import Console
 from lemma.reporting.logfile import LogFile
 from lemma.reporting.tensorboard import TensorBoard
 from lemma.reporting.wandb import WeightsAndBiases
+
+if TYPE_CHECKING:
+    from lemma.recipe import Recipe
 
 
 class Logger(Protocol):
@@ -61,21 +66,82 @@ class Loggers:
                     self._loggers.remove(logger)
 
 
+@dataclass(frozen=True)
+class Logged:
+    """What a logger may know about the run: its folder, its recipe, a Weights & Biases project, a way to speak."""
+
+    run_dir: Path
+    recipe: Mapping[str, Any]
+    project: str
+    say: Callable[[str], None]
+
+
+LOGGERS: Registry[Callable[[Logged], Logger]] = Registry(
+    "loggers",
+    object,
+    {
+        "console": lambda run: Console(),
+        "run.log": lambda run: LogFile(run.run_dir / "run.log"),
+        "tensorboard": lambda run: TensorBoard(run.run_dir / "tensorboard"),
+        "wandb": lambda run: WeightsAndBiases(run.run_dir, run.project, run.recipe, run.say),
+    },
+)
+
+
+class OwnLogger:
+    """A logger from outside of Lemma: a function of an event, or a class made with the run folder and the recipe.
+
+    Whatever goes wrong in it, the run goes on.
+    """
+
+    troubles: tuple[type[Exception], ...] = (Exception,)
+
+    def __init__(self, name: str, log: Any, run: Logged):
+        self.name = name
+        try:
+            self._log = log(run.run_dir, run.recipe) if isinstance(log, type) else log
+        except Exception as error:
+            raise UserError(
+                f"the logger {name} does not start ({type(error).__name__}: {error})",
+                fix="repair it, or leave it out of run.loggers",
+            ) from error
+
+    def __call__(self, event: Event) -> None:
+        self._log(event)
+
+    def close(self, failed: bool) -> None:
+        close = getattr(self._log, "close", None)
+        if close is not None:
+            close(failed)
+
+
+def make_logger(name: str, run: Logged) -> Logger:
+    """A logger by its name, by `path.py:Name`, or from another package."""
+    found = LOGGERS.find(name)
+    if not callable(found):
+        raise UserError(f"there is no logger '{name}'", fix=nearest(name, LOGGERS.names()))
+    return found(run) if name in LOGGERS else OwnLogger(name, found, run)
+
+
 @contextmanager
 def make_sink(
-    run_dir: Path, *, tensorboard: bool, wandb: str | None, recipe: Mapping[str, Any], console: bool = True
+    run_dir: Path,
+    *,
+    tensorboard: bool,
+    wandb: str | None,
+    recipe: Mapping[str, Any],
+    console: bool = True,
+    loggers: Sequence[str] = (),
 ) -> Iterator[Sink]:
-    """The sink of a run in `run_dir`, open until the block ends. `wandb` is the name of a project, or none.
+    """The sink of a run in `run_dir`, open until the block ends. `wandb` is the name of a project, or none; `loggers`
+    are names of further ones.
 
     Nothing is written before the first event: until then the folder may be locked, cleared or refused.
     """
-    loggers: list[Logger] = [Console()] if console else []
-    loggers.append(LogFile(run_dir / "run.log"))
-    if tensorboard:
-        loggers.append(TensorBoard(run_dir / "tensorboard"))
-    if wandb is not None:
-        loggers.append(WeightsAndBiases(run_dir, wandb, recipe, say=lambda text: sink(Said(text))))
-    sink = Loggers(loggers)
+    usual = {"console": console, "run.log": True, "tensorboard": tensorboard, "wandb": wandb is not None}
+    names = dict.fromkeys([*(name for name, is_wanted in usual.items() if is_wanted), *loggers])
+    run = Logged(run_dir, recipe, wandb or "lemma", say=lambda text: sink(Said(text)))
+    sink = Loggers([make_logger(name, run) for name in names])
     failed = True
     try:
         with warnings_said(lambda text: sink(Said(text, "warning"))):
@@ -83,3 +149,16 @@ def make_sink(
         failed = False
     finally:
         sink.close(failed)
+
+
+def sink_of(recipe: Recipe, *, console: bool = True) -> AbstractContextManager[Sink]:
+    """The sink that a recipe asks for."""
+    run, values = recipe.run, recipe.model_dump(mode="json")
+    return make_sink(
+        Path(run.dir),
+        tensorboard=run.tensorboard,
+        wandb=run.wandb or None,
+        recipe=values,
+        console=console,
+        loggers=run.loggers,
+    )

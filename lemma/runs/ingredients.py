@@ -1,11 +1,14 @@
-"""What a stage is made with beside its data: base weights and rewards. A run that goes on must find the same."""
+"""What a stage is made with beside its data: base weights, rewards, code of one's own. A run that goes on must find
+the same."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lemma.config.registry import outside_files
 from lemma.learning.manifest import fingerprint
 from lemma.models.model_options import ModelOptions
 from lemma.models.places import TINY, resolve
@@ -14,7 +17,9 @@ from lemma.runs.run_options import StageOptions
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "config.json", "adapter_config.json")
 
 
-def ingredients(options: StageOptions, model: ModelOptions, start_from: Path | None) -> dict[str, str]:
+def ingredients(
+    options: StageOptions, model: ModelOptions, start_from: Path | None, fmt: Mapping[str, Any] | None = None
+) -> dict[str, str]:
     """A mark of each, by a name for people. A checkpoint of all weights needs no base, unless it is compared with."""
     marks = {}
     algorithm = getattr(options, "algorithm", None)
@@ -26,6 +31,8 @@ def ingredients(options: StageOptions, model: ModelOptions, start_from: Path | N
         files = reward.files
         if files:
             marks[f"what reward {number + 1} ({reward.label}) is computed from"] = mark_of(files)
+    for file in outside_files(options, fmt):
+        marks[f"the code in {file}"] = mark_of([file])
     return marks
 
 

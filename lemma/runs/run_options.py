@@ -38,6 +38,8 @@ class RunOptions(Options):
     """Write TensorBoard event files."""
     wandb: str | None = None
     """Name of a Weights & Biases project to log to; honours WANDB_MODE=offline."""
+    loggers: list[str] = Field(default_factory=list)
+    """Further loggers: `path.py:Name`, a class or a function, or names that other packages install."""
 
     @field_validator("dir")
     @classmethod
