@@ -154,6 +154,10 @@ class CheckpointStore:
         """Remember which step is best. Call it before saving that step: the mark reaches the disk with it."""
         self._best = {"step": step, "score": score}
 
+    def is_best(self, step: int) -> bool:
+        """Whether this step was marked as the best so far."""
+        return self._best is not None and self._best["step"] == step
+
     # --- reading -----------------------------------------------------------------------------------------------
 
     def best(self) -> dict[str, Any] | None:

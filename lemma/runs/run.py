@@ -20,7 +20,8 @@ from lemma.models.places import TINY, resolve
 from lemma.runs.inputs import check_inputs
 from lemma.runs.run_folder import RunFolder
 from lemma.runs.run_options import RunOptions, StageOptions, stage_before
-from lemma.runs.stage import Stage, Stopped, StopSignal
+from lemma.runs.stage import Stage
+from lemma.runs.stopping import Stopped, StopSignal
 
 
 class RecipeLike(Protocol):

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
-import signal
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -27,48 +23,13 @@ from lemma.learning.learner import Learner
 from lemma.models.model_options import ModelOptions
 from lemma.models.policy import Policy
 from lemma.runs.ingredients import ingredients
+from lemma.runs.model_card import write_cards
 from lemma.runs.run_folder import RunFolder
 from lemma.runs.run_options import StageOptions
+from lemma.runs.stopping import StopNow, Stopped, StopSignal
 
 # Between the name of a kept part and the name of its tensor in a checkpoint; the learner's own have no part.
 PART = "//"
-
-
-class Stopped(Exception):
-    """The run was asked to stop, has finished its step and saved."""
-
-
-class StopSignal:
-    """SIGTERM and Ctrl-C ask for a stop at the end of the step; a second Ctrl-C stops at once, a third does not even
-    tidy up: what is on disk survives that."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    @contextmanager
-    def listening(self) -> Iterator[StopSignal]:
-        try:
-            before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
-        except ValueError:  # only the main thread hears signals
-            before = {}
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked and number == signal.SIGINT:
-            signal.signal(signal.SIGINT, _leave)
-            raise KeyboardInterrupt
-        self.asked = True
-        if sys.__stderr__ is not None:  # otherwise 2 may be the number of any file
-            with suppress(OSError):  # nobody reads it any more
-                os.write(2, b"\nlemma: finishing this step, then saving; Ctrl-C again stops at once\n")
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    os._exit(128 + number)
 
 
 class Kept(Protocol):
@@ -143,6 +104,10 @@ class Stage:
         self._forget_after: int | None = None
         # A checkpoint was due while updates were skipped.
         self._is_owed = False
+        # Evaluations that a stop broke off, and rows that stand after theirs.
+        self._unmeasured: list[str] = []
+        self._is_behind = False
+        self._rows_after: list[dict[str, Any]] = []
         self._went_on = time.perf_counter()
 
     # --- telling -----------------------------------------------------------------------------------------------
@@ -167,9 +132,65 @@ class Stage:
         self._begin()
         assert self.folder.metrics is not None
         apart = {**timings, "held_by": held_by} if held_by else dict(timings)
-        self.folder.metrics.append({"stage": self.name, "step": step, "axis": axis, **values, "timings": apart})
-        self._rows += 1
+        row = {"stage": self.name, "step": step, "axis": axis, **values, "timings": apart}
+        if self._unmeasured and axis == "train":
+            self._rows_after.append(row)
+        else:
+            self._write(row)
         self.emit(Measured(self.name, step, axis, values, timings, held_by))
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        assert self.folder.metrics is not None
+        self.folder.metrics.append(row)
+        self._rows += 1
+
+    # --- evaluations that a stop may break off -----------------------------------------------------------------
+
+    @contextmanager
+    def precomputing(self) -> Iterator[None]:
+        """Within `with`, before the first step, a stop ends the run at once."""
+        try:
+            with self._stop.at_once():
+                yield
+        except StopNow:
+            raise Stopped from None
+
+    def evaluate(self, name: str, step: int, run: Callable[[], Mapping[str, float]]) -> Mapping[str, float] | None:
+        """The numbers of an evaluation, written as a row; None where a stop broke it off.
+
+        The stage is then saved without them, and the next start evaluates before it trains.
+        """
+        try:
+            with self._stop.at_once():
+                values = run()
+        except StopNow:
+            if step == 0:
+                raise Stopped from None
+            self._unmeasured.append(name)
+            return None
+        self.measure(step, "eval", values, {})
+        return values
+
+    def owes(self, name: str) -> bool:
+        """Whether this evaluation of the last step was broken off; asking settles it."""
+        owed = name in self._unmeasured
+        if owed:
+            self._unmeasured.remove(name)
+        return owed
+
+    def catch_up(self, learner: Learner, step: int, total: int) -> None:
+        """After the evaluations that were owed: write the rows that stand after theirs, and what they found out."""
+        if not self._is_behind:
+            return
+        if self._unmeasured:  # broken off again
+            self.save(learner, step)
+            self.store.wait()
+            raise Stopped
+        for row in self._rows_after:
+            self._write(row)
+        self._rows_after, self._is_behind = [], False
+        if self.store.is_best(step) or self.is_due(self.options.checkpoint.every, step, total):
+            self.save(learner, step)
 
     # --- going on ----------------------------------------------------------------------------------------------
 
@@ -209,6 +230,9 @@ class Stage:
                     fix="restore its files, or start anew with --fresh",
                 )
         self._rows = checkpoint.state.get("rows", 0)
+        self._unmeasured = list(checkpoint.state.get("unmeasured", []))
+        self._rows_after = list(checkpoint.state.get("rows_after", []))
+        self._is_behind = bool(self._unmeasured)
         lost = self._rows - self.folder.count_rows(self.name, checkpoint.step)
         if lost > 0:
             self.warn(
@@ -244,7 +268,7 @@ class Stage:
             with self.clock.measure("checkpoint"):
                 self.save(learner, step, prune=healthy)
         fault_point("stage.step_end")
-        if asked and step < total:
+        if asked and (step < total or self._unmeasured):
             self.store.wait()
             raise Stopped
 
@@ -257,6 +281,7 @@ class Stage:
             own, kept[name] = part.state()
             tensors |= {f"{name}{PART}{key}": tensor for key, tensor in own.items()}
         same = {"data": self.data, "ingredients": self._ingredients, "rows": self._rows}
+        same |= {"unmeasured": self._unmeasured, "rows_after": self._rows_after}
         self.store.save(step, tensors, {"learner": state, "kept": kept, **same}, prune=prune)
 
     def note_score(self, step: int, score: float) -> bool:
@@ -277,6 +302,7 @@ class Stage:
         try:
             policy.save(partial)
             check_written(partial)
+            write_cards(partial, self._recipe, self.name, self.folder.path)
         except (OSError, SafetensorError) as error:
             raise UserError(
                 f"the model of stage {self.name} could not be written ({error}); its checkpoints are intact",

@@ -7,9 +7,11 @@ from contextlib import contextmanager
 
 import torch
 
+from lemma.core.types import Problem
 from lemma.engines import make_engine
 from lemma.engines.engine_options import NativeOptions
 from lemma.engines.protocol import Engine
+from lemma.evaluation.benchmarks import Benchmark, Loaded
 from lemma.evaluation.during_training import StageEvaluator
 from lemma.evaluation.eval_options import EvalOptions
 from lemma.formats import Format
@@ -17,11 +19,14 @@ from lemma.models.policy import Policy
 from lemma.rewards import Reward
 from lemma.runs.stage import Stage
 
+VALIDATION = "validation"
+
 
 class StageBenchmarks:
     """Evaluates a stage's policy when that is due, logs the numbers, and notes whether they are the best so far.
 
     The benchmarks are loaded when it is made: a stage makes it before it begins, and gives it an `engine` later.
+    `held_out` are problems of the stage itself, measured as one benchmark called `validation`.
     """
 
     def __init__(
@@ -32,18 +37,23 @@ class StageBenchmarks:
         policy: Policy,
         *,
         rewards: Sequence[Reward] = (),
+        held_out: Sequence[Problem] = (),
     ):
         self._stage, self._policy = stage, policy
+        self._name = "held-out problems" if held_out else "benchmarks"
+        validation = Loaded(Benchmark(name=VALIDATION), tuple(held_out))
+        place = stage.folder.path / "evaluations" / stage.name
         self.engine: Engine | None = None
         self._evaluator = StageEvaluator(
             options,
             policy,
             fmt,
-            stage.folder.path / "evaluations" / stage.name,
+            place / VALIDATION if held_out else place,
             name=f"stage {stage.name}",
             seed=stage.seed,
             rewards=rewards,
             sink=stage.emit,
+            given=[validation] if held_out else [],
         )
 
     @property
@@ -56,21 +66,28 @@ class StageBenchmarks:
         """Tokens that the cache of an engine must hold at least."""
         return self._evaluator.longest
 
-    def begin(self, step: int, total: int) -> None:
-        """Forget what a killed run measured after this step; measure the untrained policy where that is asked for."""
+    def begin(self, step: int, total: int, *, choose: bool = True) -> None:
+        """Forget what a killed run measured after this step; measure the untrained policy where that is asked for, and
+        what a stop broke off."""
         self._evaluator.begin(step)
         if step == 0 and self._evaluator.is_due(0, total):
             self._measure(0)
+        elif self._stage.owes(self._name):
+            self._choose(step, choose)
 
-    def after(self, step: int, total: int) -> bool:
-        """Whether this step was evaluated and is the best so far."""
-        return self._evaluator.is_due(step, total) and self._stage.note_score(step, -self._measure(step))
+    def after(self, step: int, total: int, *, choose: bool = True) -> bool:
+        """Whether this step was evaluated and is the best so far, where these numbers choose."""
+        return self._evaluator.is_due(step, total) and self._choose(step, choose)
 
-    def _measure(self, step: int) -> float:
+    def _choose(self, step: int, choose: bool) -> bool:
+        score = self._measure(step)
+        return choose and score is not None and self._stage.note_score(step, -score)
+
+    def _measure(self, step: int) -> float | None:
+        """The score; None where a stop broke the evaluation off."""
         with self._stage.clock.measure("evaluate"), self._own_engine() as engine:
-            values = self._evaluator.run(engine, step)
-        self._stage.measure(step, "eval", values, {})
-        return self._evaluator.score(values)
+            values = self._stage.evaluate(self._name, step, lambda: self._evaluator.run(engine, step))
+        return None if values is None else self._evaluator.score(dict(values))
 
     @contextmanager
     def _own_engine(self) -> Iterator[Engine]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,7 +26,8 @@ from lemma.stages.evaluating import StageBenchmarks
 from lemma.stages.preference.examples import Example, Order, check_ids, digest, prepare, trajectory
 from lemma.stages.preference.preference_options import PreferenceOptions
 from lemma.stages.preference.scores import AdaptersOff, Reference, SquaredMass, mismatched, precompute, put
-from lemma.stages.supervised import measure_step
+from lemma.stages.supervised import measure_step, named
+from lemma.stages.trained_prompt import as_trained
 
 
 def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> None:
@@ -55,9 +57,26 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
     reference = open_reference(stage, options, policy, learner, [train, held_out], [*steps, held_out], limit)
     scorer = Scorer(options.algorithm, policy, learner, reference, limit)
     stage.keep("algorithm", scorer.memory)
-    benchmarks = StageBenchmarks(stage, options.eval, fmt, policy)
+    trained = as_trained(stage, fmt, policy.tokenizer, Counter(example.system for example in train))
+    benchmarks = StageBenchmarks(stage, options.eval, trained, policy)
     start, note = stage.resume(learner, total), ""
+
+    def validate(step: int) -> bool:
+        """Whether this step is the best so far by its loss on what is held out."""
+        nonlocal note
+        with stage.clock.measure("validation"):
+            results = stage.evaluate(
+                "validation", step, lambda: named(of_sides(learner.evaluate(*scorer.ready(held_out)), held_out))
+            )
+        if results is None:
+            return False
+        note = f", validation {results['validation/loss']:.3f}"
+        return not benchmarks.choose_the_best and stage.note_score(step, results["validation/loss"])
+
+    if stage.owes("validation"):
+        validate(start)
     benchmarks.begin(start, total)
+    stage.catch_up(learner, start, total)
     for step in range(start + 1, total + 1):
         with stage.clock.measure("data"):
             examples = [train[i] for i in order.batch(step - 1)]
@@ -66,13 +85,7 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
         with stage.clock.measure("update"):
             report = scorer.observe(learner.step(batch, objective), examples)
         stage.clock.tokens += report.tokens
-        is_best = False
-        if held_out and stage.is_due(options.validation.every, step, total):
-            with stage.clock.measure("validation"):
-                results = of_sides(learner.evaluate(*scorer.ready(held_out)), held_out)
-            stage.measure(step, "eval", {f"validation/{name}": value for name, value in results.items()}, {})
-            is_best = not benchmarks.choose_the_best and stage.note_score(step, results["loss"])
-            note = f", validation {results['loss']:.3f}"
+        is_best = bool(held_out) and stage.is_due(options.validation.every, step, total) and validate(step)
         is_best = benchmarks.after(step, total) or is_best
         if stage.is_due(options.log_every, step, total):
             measure_step(stage, step, step / order.steps_per_epoch, report, policy)
@@ -102,9 +115,10 @@ def open_reference(
     if options.algorithm.needs_baseline:
         wanted += [one for together in steps for one in mismatched(together, limit)]
     folder = cache_folder(options.data.cache).with_name("reference")
-    return precompute(
-        policy, learner, wanted, folder, lambda done, total: stage.emit(Progressed("reference", done, total))
-    )
+    with stage.precomputing():
+        return precompute(
+            policy, learner, wanted, folder, lambda done, total: stage.emit(Progressed("reference", done, total))
+        )
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from lemma.core.errors import LemmaWarning
+from lemma.core.faults import fault_point
 from lemma.core.files import write_whole
 from lemma.core.types import Trajectory, content_id
 from lemma.core.version import lemma_version
@@ -73,11 +74,20 @@ def precompute(
     flat = _load(path, sum(sizes))
     if flat is None:
         parts: list[np.ndarray] = []
-        for start in range(0, len(different), PART):
-            parts += learner.score(different[start : start + PART])
-            progress(min(start + PART, len(different)), len(different))
+        pieces = [path.with_suffix(f".part-{start}") for start in range(0, len(different), PART)]
+        for number, piece in enumerate(pieces):
+            group = different[number * PART : (number + 1) * PART]
+            found = _load(piece, sum(one.trained_tokens for one in group))
+            if found is None:
+                found = np.concatenate([np.zeros(0, dtype=np.float32), *learner.score(group)])
+                _store(piece, found)
+                fault_point("reference.part")
+            parts.append(found)
+            progress(min((number + 1) * PART, len(different)), len(different))
         flat = np.concatenate([np.zeros(0, dtype=np.float32), *parts])
         _store(path, flat)
+        for piece in pieces:
+            piece.unlink(missing_ok=True)
     return Precomputed(dict(zip(names, np.split(flat, np.cumsum(sizes)[:-1]), strict=True)))
 
 

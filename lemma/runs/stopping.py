@@ -1,0 +1,66 @@
+"""Stopping a run in good order: what SIGTERM and Ctrl-C ask for, and when."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+
+class Stopped(Exception):
+    """The run was asked to stop, has finished its step and saved."""
+
+
+class StopNow(BaseException):
+    """The run was asked to stop during something that a later start does again. No handler of errors may forgive it."""
+
+
+class StopSignal:
+    """SIGTERM and Ctrl-C ask for a stop at the end of the step; a second Ctrl-C stops at once, a third does not even
+    tidy up: what is on disk survives that."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._is_at_once = False
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Within `with`, a stop does not wait for the end: it raises StopNow."""
+        if self.asked:
+            raise StopNow
+        self._is_at_once = True
+        try:
+            yield
+        finally:
+            self._is_at_once = False
+
+    @contextmanager
+    def listening(self) -> Iterator[StopSignal]:
+        try:
+            before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        except ValueError:  # only the main thread hears signals
+            before = {}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked and number == signal.SIGINT:
+            signal.signal(signal.SIGINT, _leave)
+            raise KeyboardInterrupt
+        self.asked = True
+        what = b"breaking off the evaluation" if self._is_at_once else b"finishing this step"
+        if sys.__stderr__ is not None:  # otherwise 2 may be the number of any file
+            with suppress(OSError):  # nobody reads it any more
+                os.write(2, b"\nlemma: " + what + b", then saving; Ctrl-C again stops at once\n")
+        if self._is_at_once:
+            raise StopNow
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)
