@@ -256,9 +256,12 @@ def _evaluation(stage: StageOptions) -> list[str]:
 
 
 def _supervised(stage: SupervisedOptions, amount: Amount | None) -> list[str]:
+    from lemma.cli.plan_prompts import prompts_in_words
+
     return [
         _row("length", length_in_words(stage, amount)),
         _row("data", _data(stage.data, stage.unique_examples) + _cut(stage)),
+        _row("prompts", prompts_in_words(stage.data)),
         *_validation(stage),
     ]
 
@@ -298,6 +301,7 @@ def _reinforcement(stage: ReinforcementOptions, amount: Amount | None) -> list[s
         _row("samples", f"{rollout.engine.name} engine, temperature {rollout.temperature:g}, {longest}"),
         _row("length", length_in_words(stage, amount)),
         _row("data", _data(stage.data)),
+        *_validation(stage),
         _row("journal", _journal(stage)),
     ]
 
@@ -331,7 +335,7 @@ def _cut(stage: SupervisedOptions | PreferenceOptions) -> str:
     return f", sequences of at most {stage.max_length} tokens" if stage.max_length else ""
 
 
-def _validation(stage: SupervisedOptions | PreferenceOptions) -> list[str]:
+def _validation(stage: SupervisedOptions | PreferenceOptions | ReinforcementOptions) -> list[str]:
     held = stage.validation
     if not held.share and held.data is None:
         return []
@@ -351,12 +355,14 @@ def _data(data: DataOptions, first: int | str = "all") -> str:
 
 
 def _source(source: SourceOptions) -> str:
+    from lemma.data.read_files import suffix_of
+
     if source.source == "arithmetic":
         made = source.arithmetic
         return f"built-in arithmetic ({made.count} problems of {made.operations} operations, {made.style})"
     if source.source.split(":")[0] == "journal":
         return f"pairs from the samples in {source.source.removeprefix('journal').lstrip(':') or 'this run'}"
-    is_file = source.source.endswith((".parquet", ".jsonl", ".jsonl.gz", ".json", ".csv"))
+    is_file = suffix_of(Path(source.source)) is not None
     place = source.source if is_file else " / ".join(filter(None, [source.source, source.config, source.split]))
     if source.count is not None:
         return f"{place}, {many(source.count, 'row')}"

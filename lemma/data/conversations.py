@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from dataclasses import replace
+from typing import Any, TypeVar
 
-from lemma.core.types import Demonstration, Message, Problem
+from lemma.core.types import Demonstration, Judged, Message, Preference, Problem
 from lemma.data.rows import (
     JsonError,
+    Row,
     RowError,
     Values,
     as_messages,
@@ -20,8 +23,14 @@ from lemma.data.rows import (
     text,
 )
 
+T = TypeVar("T", bound=Problem | Demonstration | Preference | Judged)
+
 TOOLS = "tools"
 """Where a problem keeps the tools of its conversation, for the chat template."""
+MARKS_OF_TEMPLATES = re.compile(
+    r"<\|im_start\|>|<\|start_header_id\|>|<\|(?:user|assistant)\|>|<start_of_turn>|<｜User｜>|\[/INST\]"
+    r"|### (?:Instruction|Response):|(?:^|\n)(?:User|Human): [\s\S]*\bAssistant:\s*(?:<think>)?\s*$"
+)
 
 
 def prompt_response(values: Values) -> Demonstration:
@@ -96,3 +105,18 @@ def _tools(values: Values) -> list[Any]:
     if not isinstance(found, list | tuple):
         raise RowError(f"the column '{TOOLS}' holds no list of tools")
     return [filled(tool) for tool in found]
+
+
+def word_for_word(item: T, row: Row) -> T:
+    """The item with its question as the whole prompt, where it brings a response."""
+    if not isinstance(item, Demonstration) or item.prompt is not None:
+        return item
+    if [message.role for message in item.problem.messages] != ["user"]:
+        raise row.error("`verbatim` wants prompts of text, and this one is messages", fix="remove `verbatim`")
+    return replace(item, prompt=item.problem.question)
+
+
+def looks_templated(item: Any) -> bool:
+    """Whether the question of a row with a response looks like a whole prompt."""
+    question = item.problem.question if isinstance(item, Demonstration) and item.prompt is None else ""
+    return bool(MARKS_OF_TEMPLATES.search(question))

@@ -124,6 +124,9 @@ class DataOptions(SourceOptions):
     """Several sources, each with its fraction or count; replaces `source`."""
     prompt_length: LengthOptions = LengthOptions()
     """Drop rows by prompt length."""
+    streaming: bool = False
+    """For data larger than memory, in supervised stages: rows are read one at a time, and their token ids are kept in
+    files of the run. `count` then takes the first rows, and `validation.share` is met on average."""
     cache: str | None = None
     """Folder of the content-addressed cache of prepared data; default `~/.cache/lemma` or $LEMMA_CACHE."""
 
@@ -134,6 +137,15 @@ class DataOptions(SourceOptions):
         beside = [name for name in fields if getattr(self, name) != usual[name]] if self.mix else []
         if beside:
             raise ValueError(f"{beside[0]} says nothing beside mix: write it inside each source of the mix")
+        return self
+
+    @model_validator(mode="after")
+    def _streamed(self) -> DataOptions:
+        if self.streaming and (self.prompt_length.percentile or any(one.fraction for one in (self, *self.mix))):
+            raise ValueError(
+                "streaming cannot count all rows first: use prompt_length.max_tokens in place of percentile, and count "
+                "in place of fraction"
+            )
         return self
 
 

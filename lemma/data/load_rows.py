@@ -16,6 +16,7 @@ from lemma.core.types import Demonstration, Judged, Preference, Problem
 from lemma.data import arithmetic
 from lemma.data.cache import Built, cache_folder, cached, file_digest
 from lemma.data.columns import with_columns
+from lemma.data.conversations import looks_templated, word_for_word
 from lemma.data.data_options import DataOptions, LengthOptions, SourceOptions, names_held_out
 from lemma.data.readers import Item, problem_of, read_each
 from lemma.data.rows import Row
@@ -30,10 +31,6 @@ GRADED = "an answer to grade against"
 IMITATED = "a solution to imitate"
 FALSE = {"", "false", "0", "0.0", "no", "none", "null", "nan", "[]"}
 """Texts that mean no in a column to filter by."""
-MARKS_OF_TEMPLATES = re.compile(
-    r"<\|im_start\|>|<\|start_header_id\|>|<\|(?:user|assistant)\|>|<start_of_turn>|<｜User｜>|\[/INST\]"
-    r"|### (?:Instruction|Response):|(?:^|\n)(?:User|Human): [\s\S]*\bAssistant:\s*(?:<think>)?\s*$"
-)
 
 
 def load_rows(options: DataOptions, seed: int, *, keep_columns: bool = False) -> list[Item]:
@@ -51,7 +48,7 @@ def load_demonstrations(options: DataOptions, seed: int) -> list[Demonstration]:
 
     Some rows may have none, as in LUFFY's data: they are left out, with a warning.
     """
-    return _mixed(options, seed, _as_demonstration, IMITATED, some_may_lack=True)
+    return _mixed(options, seed, as_demonstration, IMITATED, some_may_lack=True)
 
 
 def load_preferences(options: DataOptions, seed: int) -> list[Preference]:
@@ -77,7 +74,7 @@ def _as_problem(item: Item) -> Problem | None:
     return problem if problem.golds else None
 
 
-def _as_demonstration(item: Item) -> Demonstration | None:
+def as_demonstration(item: Item) -> Demonstration | None:
     if isinstance(item, Demonstration):
         return item
     if isinstance(item, Problem) and item.traces:
@@ -98,6 +95,10 @@ def _mixed(
     keep_columns: bool = False,
 ) -> list[T]:
     """Every source of a mixture, converted and sampled. A mixture of several is shuffled; one keeps its order."""
+    if options.streaming:
+        raise UserError(
+            "`data.streaming` is for supervised stages", fix="remove it: other stages hold their rows in memory"
+        )
     sources: Sequence[SourceOptions] = options.mix or [options]
     found: list[T] = []
     for number, source in enumerate(sources):
@@ -179,7 +180,7 @@ def load_items(
     def build() -> Built:
         notes: list[str] = []
         found = [with_columns(item, row) if keep_columns else item for row, item in _read(source, notes.append)]
-        return _varied(found, source, seed, notes.append), notes
+        return varied(found, source, seed, notes.append), notes
 
     items, notes = build() if key is None else cached(cache_folder(cache), key, build)
     for note in [*_of_no_split(source), *notes]:
@@ -202,7 +203,9 @@ def _generated(source: SourceOptions) -> int:
     return max(1, round(source.arithmetic.count * (source.fraction or 1)))
 
 
-def _varied(items: list[Item], source: SourceOptions, seed: int, say: Callable[[str], None]) -> list[Item]:
+def varied(
+    items: list[Item], source: SourceOptions, seed: int, say: Callable[[str], None] = lambda note: None
+) -> list[Item]:
     """Each item followed by its variations, and all without calculator marks where the source drops them."""
     if source.variations:
         found = [(item, vary(item, source.variations, seed)) for item in items]
@@ -245,27 +248,12 @@ def read_source(
         if source.answers == "number" and not _is_number(problem_of(item).gold):
             continue
         is_marked = is_marked or looks_templated(item)
-        yield row, _named(_word_for_word(item, row) if source.verbatim else item, row)
+        yield row, _named(word_for_word(item, row) if source.verbatim else item, row)
     if is_marked and not source.verbatim:
         say(
             f"prompts of '{source.source}' already hold the marks of a chat template, and the format adds its own; "
             "write `verbatim: true` beside the source to use them word for word"
         )
-
-
-def _word_for_word(item: Item, row: Row) -> Item:
-    """The item with its question as the whole prompt, where it brings a response."""
-    if not isinstance(item, Demonstration) or item.prompt is not None:
-        return item
-    if [message.role for message in item.problem.messages] != ["user"]:
-        raise row.error("`verbatim` wants prompts of text, and this one is messages", fix="remove `verbatim`")
-    return replace(item, prompt=item.problem.question)
-
-
-def looks_templated(item: Item) -> bool:
-    """Whether the question of a row with a response looks like a whole prompt."""
-    question = item.problem.question if isinstance(item, Demonstration) and item.prompt is None else ""
-    return bool(MARKS_OF_TEMPLATES.search(question))
 
 
 def _refuse_held_out(row: Row) -> None:

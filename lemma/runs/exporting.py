@@ -115,14 +115,16 @@ def _write(
     optimiser.load(saved.tensors, saved.state["learner"]["optimiser"])
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    base, joined = None, None
+    base: str | None = None
+    joined: Joined | None = None
     if kind == "adapter":
         policy.save_adapter(partial)
-        base = start_from if start_from is not None and not onto_base else recipe.model.path
+        above = None if onto_base else start_from
         if onto_base:
             earlier = [folder.stage(one) / "final" / "adapter" for one in _stages_before(recipe, name)]
             joined = join_adapters([*earlier, partial], partial, rank)
-        base = _name_base(partial, str(base), recipe.model.revision if base == recipe.model.path else None)
+        model = recipe.model
+        base = _name_base(partial, str(above or model.path), model.revision if above is None else None)
     elif policy.is_adapter:
         policy.save_merged(partial)
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from lemma.core.errors import UserError
 from lemma.core.random import permutation
-from lemma.core.types import Demonstration, Trajectory
+from lemma.core.types import Demonstration, Trajectory, content_id
 from lemma.data.choices import as_asked
 from lemma.data.data_options import DataOptions
 from lemma.data.load_rows import filter_by_length, load_demonstrations, split_share
@@ -26,6 +26,7 @@ from lemma.objectives import NegativeLogLikelihood
 from lemma.runs.stage import Stage
 from lemma.stages.evaluating import StageBenchmarks
 from lemma.stages.supervised_options import SupervisedOptions
+from lemma.stages.token_store import StoredTokens
 from lemma.stages.trained_prompt import Systems, as_trained, systems_of
 
 
@@ -34,7 +35,7 @@ def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> Non
     fmt.install(policy.tokenizer)
     data, validation, systems = prepare(stage, options, fmt, policy)
     trained = as_trained(stage, fmt, policy.tokenizer, systems)
-    stage.data = digest([*data.items, *validation])
+    stage.data = data.digest(validation)
     total = data.total_steps(options)
     objective = NegativeLogLikelihood(options.normalise, options.constant)
     learner = Learner(
@@ -124,11 +125,17 @@ class TrainingData:
     name: str
     shuffle: bool
     length: int | None = None
-    _cached: tuple[int, list[Trajectory]] = (-1, [])
+    _cached: tuple[int, Sequence[Any]] = (-1, [])
 
     @property
     def tokens(self) -> int:
-        return sum(len(t) for t in self.items)
+        return self.items.tokens if isinstance(self.items, StoredTokens) else sum(len(t) for t in self.items)
+
+    def digest(self, validation: Sequence[Trajectory]) -> str:
+        """A name for all that is learnt and all that is held out."""
+        if isinstance(self.items, StoredTokens):
+            return content_id(self.items.digest, digest(validation))
+        return digest([*self.items, *validation])
 
     @property
     def count(self) -> int:
@@ -151,17 +158,19 @@ class TrainingData:
         """The trajectories of step number `index`, counted from 0; the last step of an epoch takes what is left."""
         epoch, place = divmod(index, self.steps_per_epoch)
         if self._cached[0] != epoch:
-            self._cached = (epoch, self._epoch(epoch))
-        return self._cached[1][place * self.per_step : (place + 1) * self.per_step]
+            order = self._order(epoch)
+            self._cached = (epoch, order.tolist() if self.length is None else self._pieces(order))
+        found = self._cached[1][place * self.per_step : (place + 1) * self.per_step]
+        return [self.items[number] for number in found] if self.length is None else list(found)
 
-    def _epoch(self, epoch: int) -> list[Trajectory]:
-        order = np.arange(len(self.items))
-        if self.shuffle:
-            order = permutation(len(self.items), self.seed, self.name, "order", epoch)
-        ordered = [self.items[i] for i in order.tolist()]
-        if self.length is None:
-            return ordered
-        stream = np.concatenate([t.ids_T for t in ordered])
+    def _order(self, epoch: int) -> np.ndarray:
+        if not self.shuffle:
+            return np.arange(len(self.items))
+        return permutation(len(self.items), self.seed, self.name, "order", epoch)
+
+    def _pieces(self, order: np.ndarray) -> list[Trajectory]:
+        assert self.length is not None
+        stream = np.concatenate([self.items[number].ids_T for number in order.tolist()])
         starts = range(0, self.count * self.length, self.length)
         pieces = [stream[start : start + self.length + 1] for start in starts]
         return [Trajectory(ids, np.arange(len(ids)) > 0, origin="teacher") for ids in pieces]
@@ -169,9 +178,11 @@ class TrainingData:
 
 def prepare(
     stage: Stage, options: SupervisedOptions, fmt: Format, policy: Policy
-) -> tuple[TrainingData, list[Trajectory], Systems]:
+) -> tuple[TrainingData, Sequence[Trajectory], Systems]:
     """Demonstrations as token ids: what is learnt and what is held out; and the system messages that they bring."""
     limit = min(options.max_length or policy.context, policy.context)
+    if options.data.streaming:
+        return _streamed(stage, options, fmt, policy, limit)
     train, held_out = _demonstrations(stage, options, fmt, policy.tokenizer)
     stream = options.packing == "stream"
     if stream and options.max_length is not None and options.max_length > policy.context:
@@ -194,6 +205,19 @@ def prepare(
     encoded = _encoded(stage, options, fmt, held_out, policy.tokenizer)
     systems = systems_of(item.problem for item in train if item.prompt is None)
     return data, _within(policy.context if stream else limit, encoded, stage), systems
+
+
+def _streamed(
+    stage: Stage, options: SupervisedOptions, fmt: Format, policy: Policy, limit: int
+) -> tuple[TrainingData, Sequence[Trajectory], Systems]:
+    from lemma.stages.streamed import stream_demonstrations
+
+    learnt, held_out, systems = stream_demonstrations(stage, options, fmt, policy.tokenizer, limit)
+    data = TrainingData(learnt, options.batch.sequences, stage.seed, stage.name, options.shuffle)
+    if options.validation.data is None:
+        return data, held_out, systems
+    others = _short_prompts(stage, options.validation.data, fmt, policy.tokenizer)[: options.validation.count]
+    return data, _within(limit, _encoded(stage, options, fmt, others, policy.tokenizer), stage), systems
 
 
 def _encoded(

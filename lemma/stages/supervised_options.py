@@ -53,6 +53,8 @@ class SupervisedOptions(StageOptions):
     def _one_length(self) -> SupervisedOptions:
         if self.epochs is not None and self.steps is not None:
             raise ValueError("give epochs or steps, not both")
+        if self.packing == "stream" and self.data.streaming:
+            raise ValueError("`data.streaming` keeps whole sequences; write `packing: borders`")
         if self.packing == "stream" and self.max_length is None:
             raise ValueError("`packing: stream` cuts every max_length tokens; add `max_length: 512` to the stage")
         return self

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lemma.rollouts import read_episodes
 from tests.algorithms import toy
 from tests.stages.test_rl_stage import SMALL, small_stage
 
@@ -20,16 +21,8 @@ def run(folder: Path, **changes: Any) -> toy.Toy:
 
 def asked(world: toy.Toy) -> set[str]:
     """The problems that were sampled for training."""
-    found = set()
-    for path in sorted((world.run / "stages" / "toy" / "journal").iterdir()):
-        found |= {sample.problem_id for sample in read(path)}
-    return found
-
-
-def read(path: Path) -> Any:
-    from lemma.rollouts import read_samples
-
-    return read_samples(path)
+    files = sorted((world.run / "stages" / "toy" / "journal").iterdir())
+    return {episode.problem_id for path in files for episode in read_episodes(path)}
 
 
 def test_held_out_problems_are_measured_and_never_sampled(tmp_path: Path) -> None:
@@ -37,7 +30,7 @@ def test_held_out_problems_are_measured_and_never_sampled(tmp_path: Path) -> Non
     rows = [row for row in world.rows() if VALUES in row]
     assert [row["step"] for row in rows] == [0, 2, 4]
     folder = world.run / "evaluations" / "toy" / "validation"
-    held = {row["problem_id"] for path in folder.glob("step-*/samples*.jsonl") for row in map(json.loads, path.open())}
+    held = {row["problem"] for path in folder.glob("step-*/samples*.jsonl") for row in map(json.loads, path.open())}
     assert held and not held & asked(world)
     assert (world.run / "stages" / "toy" / "checkpoints" / "best.json").is_file()
 

@@ -1,0 +1,130 @@
+"""Demonstrations of data sets larger than memory: read, filtered, encoded and stored a row at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from lemma.core.errors import UserError
+from lemma.core.types import Demonstration, Trajectory, content_id
+from lemma.data.choices import as_asked
+from lemma.data.data_options import SourceOptions
+from lemma.data.load_rows import as_demonstration, load_items, read_source, varied
+from lemma.data.readers import Item, problem_of
+from lemma.data.sources import ARITHMETIC, files_of
+from lemma.formats import Format
+from lemma.formats.encode import encode_demonstration
+from lemma.formats.turns import encode_turns
+from lemma.runs.stage import Stage
+from lemma.stages.supervised_options import SupervisedOptions
+from lemma.stages.token_store import StoredTokens, stored
+from lemma.stages.trained_prompt import Systems
+
+
+def stream_demonstrations(
+    stage: Stage, options: SupervisedOptions, fmt: Format, tokenizer: Any, limit: int
+) -> tuple[StoredTokens, StoredTokens, Systems]:
+    """What is learnt and what is held out, in files of the stage, and the system messages of the rows.
+
+    Two passes over the rows, one for each side; a later start of the run finds the files.
+    """
+    key = _key(stage, options, fmt, tokenizer, limit)
+    folder = stage.folder.stage(stage.name) / "tokens"
+    reader = _Rows(stage, options, fmt, tokenizer, limit)
+    learnt = stored(
+        folder / "learnt",
+        {**key, "side": "learnt"},
+        reader.encoded(held_out=False),
+        lambda: list(reader.systems.items()),
+    )
+    if not len(learnt):
+        raise UserError(
+            f"stage {stage.name}: no row gives a demonstration of at most {limit} tokens",
+            fix="raise max_length, or check the data with `lemma data show`",
+        )
+    has_some = options.validation.share > 0 and options.validation.data is None
+    held = reader.encoded(held_out=True) if has_some else iter(())
+    systems: Systems = Counter(dict(learnt.facts))
+    return learnt, stored(folder / "held_out", {**key, "side": "held out"}, held), systems
+
+
+class _Rows:
+    """The rows of a stage's data, read anew at each pass."""
+
+    def __init__(self, stage: Stage, options: SupervisedOptions, fmt: Format, tokenizer: Any, limit: int):
+        self.stage, self.options, self.fmt, self.tokenizer, self.limit = stage, options, fmt, tokenizer, limit
+        self.systems: Systems = Counter()
+
+    def encoded(self, *, held_out: bool) -> Iterator[Trajectory]:
+        """The sequences of one side, in the order of the rows."""
+        most = self.options.validation.count if held_out else self.options.unique_examples
+        long = 0
+        for count, item in enumerate(self._demonstrations(held_out)):
+            if isinstance(most, int) and count >= most:
+                break
+            if not held_out and item.prompt is None:
+                self.systems[item.problem.system] += 1
+            for one in self._encode(item):
+                if len(one) <= self.limit:
+                    yield one
+                else:
+                    long += 1
+        if long:
+            self.stage.warn(f"{long} demonstrations are longer than {self.limit} tokens and were left out")
+
+    def _encode(self, item: Demonstration) -> list[Trajectory]:
+        if self.options.train_on == "all":
+            return [encode_demonstration(self.fmt, item, self.tokenizer, "all")]
+        found = encode_turns(self.fmt, item, self.tokenizer, self.options.turns)
+        longest = self.options.data.prompt_length.max_tokens
+        return found if longest is None or int(found[-1].chosen_T.argmax()) <= longest else []
+
+    def _demonstrations(self, held_out: bool) -> Iterator[Demonstration]:
+        lacking = 0
+        for source in self.options.data.mix or [self.options.data]:
+            for number, item in enumerate(_items(source, self.stage.seed, self.stage.say)):
+                if source.count is not None and number >= source.count:
+                    break
+                if self._is_held_out(item) != held_out:
+                    continue
+                for one in varied([item], source, self.stage.seed):
+                    shown = as_demonstration(one)
+                    lacking += shown is None
+                    if shown is not None:
+                        yield as_asked(shown)
+        if lacking:
+            self.stage.warn(f"{lacking} rows lack a solution to imitate and were left out")
+
+    def _is_held_out(self, item: Item) -> bool:
+        """By what the row asks alone, so that repeated rows are on one side whatever stands between them."""
+        problem, share = problem_of(item), self.options.validation.share
+        if not share or self.options.validation.data is not None:
+            return False
+        asked = [(message.role, message.content) for message in problem.messages]
+        drawn = int(content_id(self.stage.seed, self.stage.name, "held out", asked, problem.choices), 16)
+        return drawn < share * 2**64
+
+
+def _items(source: SourceOptions, seed: int, say: Any) -> Iterator[Item]:
+    if source.source == ARITHMETIC:
+        yield from load_items(source, None, seed)
+        return
+    for _, item in read_source(source, say, streamed=True):
+        yield item
+
+
+def _key(stage: Stage, options: SupervisedOptions, fmt: Format, tokenizer: Any, limit: int) -> dict[str, Any]:
+    """What the stored ids depend on. Files are known by size and time: reading them all to see is what this avoids."""
+    sources = [one for one in options.data.mix or [options.data] if one.source != ARITHMETIC]
+    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for one in sources for path in files_of(one)]
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    words = {"data", "validation", "train_on", "turns", "max_length", "unique_examples"}
+    return {
+        "options": options.model_dump(mode="json", include=words),
+        "format": fmt.model_dump(mode="json"),
+        "tokenizer": content_id(len(tokenizer) if backend is None else backend.to_str(), tokenizer.chat_template),
+        "files": files,
+        "limit": limit,
+        "seed": stage.seed,
+    }
