@@ -12,7 +12,7 @@ from lemma.core.events import Event, Measured, Progressed, Said, StageEnded, Sta
 
 HEADLINES = ("reward", "accuracy", "loss", "kl", "entropy", "grad_norm", "lr", "tokens_per_second", "mfu")
 """The numbers people look at first, in this order; a line about a step shows a few of them."""
-REACHED = ("loss", "reward", "reward/mean", "accuracy", "right")
+REACHED = ("reward", "reward/mean", "right", "accuracy", "loss")
 """What the last step of a stage tells of where it got to."""
 EVALUATION = "evaluation/"
 ACCURACY = "answer_accuracy"
@@ -159,7 +159,7 @@ def ended(event: StageEnded, last: Measured | None = None) -> str:
     seconds, model = rest.pop("seconds", None), rest.pop("model", None)
     reached = {}
     if last is not None and last.stage == event.stage:
-        reached = {name: last.values[name] for name in REACHED if name in last.values}
+        reached = {name.removesuffix("/mean"): last.values[name] for name in REACHED if name in last.values}
     took = "" if seconds is None else f" after {duration(seconds)}"
     told = numbers({**reached, **{name: value for name, value in rest.items() if name != "steps"}})
     where = "" if model is None else f"; the model is in {model}"

@@ -99,11 +99,11 @@ def test_a_stage_ends_with_what_it_reached() -> None:
     summary = {"steps": 9, "problems": 100, "seconds": 200.4, "best answer_accuracy": 0.412, "model": "runs/a/final"}
     events = [
         StageStarted("grpo", 0, 9),
-        Measured("grpo", 9, "train", {"loss": 0.25, "reward": 0.7, "lr": 1e-6}),
+        Measured("grpo", 9, "train", {"loss": 0.25, "reward/mean": 0.7, "lr": 1e-6}),
         StageEnded("grpo", 9, summary),
     ]
     assert shown(events)[-1] == (
-        "grpo: ended at step 9 after 3 min 20 s: loss 0.25, reward 0.7, problems 100, best answer_accuracy 0.412; "
+        "grpo: ended at step 9 after 3 min 20 s: reward 0.7, loss 0.25, problems 100, best answer_accuracy 0.412; "
         "the model is in runs/a/final"
     )
 
