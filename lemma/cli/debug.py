@@ -129,7 +129,7 @@ def _chosen(
     from lemma.core.random import permutation
     from lemma.data.load_rows import filter_by_length
     from lemma.formats.encode import encode_prompt
-    from lemma.stages.reinforcement.rl_loop import sampling_of
+    from lemma.stages.reinforcement.speaking import sampling_of
 
     lengths = [len(encode_prompt(fmt, problem, policy.tokenizer)) for problem in problems]
     pairs, limit = filter_by_length(list(zip(problems, lengths, strict=True)), lengths, options.data.prompt_length)

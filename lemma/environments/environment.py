@@ -69,6 +69,9 @@ class EnvironmentOptions(Options):
         """A world for one episode."""
         raise NotImplementedError
 
+    def check(self) -> None:
+        """Refuse, before anything is loaded, what could never be played, such as a class that is not there."""
+
     def room(self, turn_tokens: int) -> int:
         """Most tokens of an episode behind its first prompt, the marks between turns included."""
         return self.turns * turn_tokens + (self.turns - 1) * (self.reply_tokens + MARKS)

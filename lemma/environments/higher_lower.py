@@ -16,8 +16,8 @@ NUMBER = re.compile(r"\d+")
 class Guessing(Environment):
     """The secret is the problem's gold."""
 
-    def __init__(self, mute: bool = False):
-        self.mute, self.secret, self.found = mute, 0, False
+    def __init__(self, words: tuple[str, str, str], mute: bool):
+        self.words, self.mute, self.secret, self.found = words, mute, 0, False
 
     def reset(self, problem: Problem, seed: int) -> list[Message]:
         assert problem.gold is not None, "a guessing game has a secret"
@@ -30,9 +30,10 @@ class Guessing(Environment):
         self.found = guess == self.secret
         if guess is None:
             return Reply("no number")
+        higher, lower, right = self.words
         if self.mute and not self.found:
-            return Reply("no")
-        return Reply("right" if self.found else "higher" if guess < self.secret else "lower", done=self.found)
+            return Reply(lower)
+        return Reply(right if self.found else higher if guess < self.secret else lower, done=self.found)
 
     def score(self) -> Outcome:
         return Outcome(float(self.found), self.found)
@@ -47,8 +48,10 @@ class HigherLower(EnvironmentOptions):
     """Most guesses."""
     reply_tokens: int = Field(16, ge=1)
     """Longest reply."""
+    words: tuple[str, str, str] = ("higher", "lower", "right")
+    """How the replies are spelled: those that the model's vocabulary knows."""
     mute: bool = False
-    """Say only whether a guess is right: what nobody can learn more from than chance allows."""
+    """Say the same to every wrong guess, so that no player can do better than chance."""
 
     def make(self) -> Environment:
-        return Guessing(self.mute)
+        return Guessing(self.words, self.mute)

@@ -12,6 +12,7 @@ from lemma.core.errors import UserError, nearest
 from lemma.rewards.combine import RewardFailed, Scored, combine, distributions
 from lemma.rewards.correctness import Accuracy, FormatKept, Graded
 from lemma.rewards.custom import Custom
+from lemma.rewards.episodes import EnvironmentReward
 from lemma.rewards.lengths import Length, Repetition, SoftOverlong
 from lemma.rewards.model import RewardModel
 from lemma.rewards.reward import Reward, RewardInput
@@ -43,6 +44,7 @@ REWARDS: Registry[type[Reward]] = Registry(
         "repetition": Repetition,
         "length": Length,
         "reward_model": RewardModel,
+        "environment": EnvironmentReward,
         "custom": Custom,
         "trl": TrlFunction,
     },

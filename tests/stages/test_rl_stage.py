@@ -201,7 +201,7 @@ def test_a_mismatch_above_the_limit_stops_in_one_sentence(tmp_path: Path, monkey
     book = Journal(journal(world, 1), data)
     book.clear()
     for sample in samples:
-        sample.logprobs = sample.logprobs + np.float32(0.01)
+        sample.turns[0].logprobs = sample.turns[0].logprobs + np.float32(0.01)
         book.append(sample)
     book.finish()
     book.close()

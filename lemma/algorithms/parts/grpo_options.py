@@ -121,6 +121,6 @@ def any_differs(group: Group, weights: Mapping[str, float], epsilon: float) -> b
 
 
 def _table(group: Group, weights: Mapping[str, float]) -> np.ndarray:
-    """The named rewards of every sample (R, K); NaN where one does not apply."""
-    table = [[trajectory.rewards.get(name, np.nan) for name in weights] for trajectory in group.trajectories]
+    """The named rewards of every episode (R, K); NaN where one does not apply."""
+    table = [[episode[0].rewards.get(name, np.nan) for name in weights] for episode in group.episodes]
     return np.array(table, dtype=np.float64).reshape(len(table), len(weights))

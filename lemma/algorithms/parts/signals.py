@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def rewards_of(group: Group) -> np.ndarray:
-    return np.array([trajectory.rewards["total"] for trajectory in group.trajectories], dtype=np.float64)
+    """One for each episode, however many trajectories it gave."""
+    return np.array([episode[0].rewards["total"] for episode in group.episodes], dtype=np.float64)
 
 
 def compared(
@@ -55,10 +56,11 @@ def split_like(groups: Sequence[np.ndarray], values: np.ndarray) -> list[np.ndar
 
 
 def write_advantages(groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> None:
-    """The advantage of each sample at all of its tokens."""
+    """The advantage of each episode at all of its tokens."""
     for group, of_group in zip(groups, advantages, strict=True):
-        for trajectory, advantage in zip(group.trajectories, of_group, strict=True):
-            trajectory.token_fields["advantage"] = np.full(len(trajectory), advantage)
+        for episode, advantage in zip(group.episodes, of_group, strict=True):
+            for trajectory in episode:
+                trajectory.token_fields["advantage"] = np.full(len(trajectory), advantage)
 
 
 def discounted(groups: Sequence[Group], gamma: float, *, whitened: bool) -> None:
@@ -86,12 +88,13 @@ def chosen(trajectory: Trajectory, name: str) -> np.ndarray:
 
 
 def kl_of_samples(group: Group) -> np.ndarray:
-    """The KL of each sample by its own log-probabilities: the sum of `old` - `reference` over its chosen tokens."""
-    sums = []
-    for trajectory in group.trajectories:
-        difference_T = trajectory.token_fields["old"] - trajectory.token_fields["reference"]
-        sums.append(float(difference_T[trajectory.chosen_T].sum()))
-    return np.array(sums)
+    """The KL of each episode by its own log-probabilities: the sum of `old` - `reference` over its chosen tokens."""
+    return np.array([sum(_kl(trajectory) for trajectory in episode) for episode in group.episodes])
+
+
+def _kl(trajectory: Trajectory) -> float:
+    difference_T = trajectory.token_fields["old"] - trajectory.token_fields["reference"]
+    return float(difference_T[trajectory.chosen_T].sum())
 
 
 def remember_kl(total: float, count: int, memory: Memory) -> int:

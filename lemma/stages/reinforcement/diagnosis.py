@@ -218,7 +218,7 @@ CHECKS: dict[str, Callable[[Seen], str | None]] = {
     "unscored": _unscored,
     "long traces": _long_traces,
 }
-OF_GROUPS = {"truncation", "dead groups", "format", "unscored", "long traces"}
+OF_GROUPS = {"truncation", "dead groups", "format"}
 """Checks that look at shares of groups and samples, and wait until they have seen enough of them."""
 
 

@@ -13,25 +13,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from lemma.algorithms import Algorithm, Memory
-from lemma.core.errors import UserError
 from lemma.core.faults import fault_point
 from lemma.core.random import permutation
 from lemma.core.ranks import gather_over_ranks, join_over_ranks
 from lemma.core.types import Group, Trajectory
-from lemma.engines import make_engine
-from lemma.engines.engine_options import EngineOptions, NativeOptions
 from lemma.engines.mismatch import Mismatch, check_mismatch
-from lemma.engines.protocol import Engine, EngineError, Sampling
-from lemma.engines.stop_strings import ends_of
+from lemma.engines.protocol import Engine, EngineError
 from lemma.formats import Format
 from lemma.learning.divergence import check_speaks
 from lemma.learning.learner import Learner, StepReport
 from lemma.models.critic import build_critic
 from lemma.models.load_model import build_policy, pick_precision
-from lemma.models.memory import Shape, plan_training
 from lemma.models.policy import Policy
 from lemma.models.throughput import throughput
 from lemma.objectives import Totals
@@ -44,10 +38,8 @@ from lemma.stages.reinforcement.rl_metrics import rollout_metrics
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.reinforcement.rl_tasks import prepare_tasks
 from lemma.stages.reinforcement.rl_validation import RlBenchmarks
+from lemma.stages.reinforcement.speaking import make_roller, make_rollout_engine, make_world, sampling_of
 from lemma.stages.trained_prompt import as_trained, systems_of
-
-# Share of a GPU's memory that the plan may fill.
-MEMORY_SHARE = 0.92
 
 
 def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) -> None:
@@ -68,12 +60,14 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
         if part is not None:
             stage.keep(name, part)
     done = stage.resume(learner, total)
-    longest = max(len(task.prompt) for task in tasks) + max_tokens
+    said = options.environment.turns * max_tokens
+    longest = min(max(len(task.prompt) for task in tasks) + options.environment.room(max_tokens), policy.context)
     engine = make_rollout_engine(stage, options, policy, longest, benchmarks.longest)
     engine.update_weights(done)
     sampling = sampling_of(options, fmt, max_tokens, policy)
     judge = Judge(fmt, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
-    roller = make_roller(stage, options, judge, engine, order, sampling)
+    world = make_world(stage, options, fmt, policy, sampling)
+    roller = make_roller(stage, options, judge, engine, order, sampling, world)
     benchmarks.use(engine)
     by_verdict = any(reward.needs_verdict for reward in options.rewards)
     try:
@@ -94,7 +88,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
                     add_scores(worth, algorithm, learner, reference, critic)
             fault_point("rl.before_update")
             with stage.clock.measure("update"):
-                reports = update(stage, step, algorithm, memory, learner, critic, batch, worth, max_tokens)
+                reports = update(stage, step, algorithm, memory, learner, critic, batch, worth, said)
             count_tokens(stage, reports, rollouts)
             engine.update_weights(step)
             values = (
@@ -175,84 +169,6 @@ class Reference:
         else:
             with self.policy.peft.disable_adapter():
                 yield self.policy
-
-
-def make_rollout_engine(
-    stage: Stage, options: ReinforcementOptions, policy: Policy, longest: int, evaluated: int
-) -> Engine:
-    """The engine, its cache as large as the step's samples need; less where that much is not free.
-
-    `longest` and `evaluated` are the longest prompts with their answers, of the step and of the benchmarks.
-    """
-    wanted: EngineOptions = options.rollout.engine
-    if isinstance(wanted, NativeOptions) and wanted.cache_gib is None and wanted.cache_tokens is None:
-        rows = min(options.batch.problems * options.algorithm.group_size, wanted.sequences)
-        needed = max(rows * longest, evaluated)
-        wanted = wanted.model_copy(update={"cache_tokens": cache_tokens(stage, options, policy, needed)})
-    engine = make_engine(wanted, policy, stage.seed, stage.emit)
-    room = getattr(engine, "room", evaluated)
-    if evaluated > room:
-        engine.close()
-        raise UserError(
-            f"stage {stage.name}: a benchmark needs {evaluated} tokens of the engine's cache, which holds {room}",
-            fix="lower `eval.max_tokens`, or raise `rollout.engine.cache_tokens`",
-        )
-    return engine
-
-
-def cache_tokens(stage: Stage, options: ReinforcementOptions, policy: Policy, needed: int) -> int:
-    """Tokens that the cache holds: all that are needed, or what the plan of the update leaves of the GPU's memory."""
-    from lemma.engines.native.engine import BLOCK, bytes_per_token
-
-    needed += BLOCK * options.batch.problems * options.algorithm.group_size
-    if policy.device.type != "cuda":
-        return needed
-    try:
-        shape = Shape.of_config(policy.causal.config.to_dict())
-    except KeyError:  # nothing is known about the update's needs: leave it half of what is free
-        free, _ = torch.cuda.mem_get_info(policy.device)
-        return max(BLOCK, min(needed, int(free / 2 // bytes_per_token(policy))))
-    precision = pick_precision(stage.model.precision, policy.device)
-    eight_bit = options.optim.name == "adamw_8bit"
-    plan = plan_training(shape, stage.model, precision, options.batch.token_budget, eight_bit_moments=eight_bit)
-    algorithm = options.algorithm
-    plan = plan.beside(critic=algorithm.needs_critic, reference=algorithm.needs_reference and not policy.is_adapter)
-    room = torch.cuda.get_device_properties(policy.device).total_memory * MEMORY_SHARE - plan.total
-    return max(BLOCK, min(needed, int(room // bytes_per_token(policy))))
-
-
-def make_roller(
-    stage: Stage, options: ReinforcementOptions, judge: Judge, engine: Engine, order: ProblemOrder, sampling: Sampling
-) -> Roller:
-    return Roller(
-        engine,
-        judge,
-        sampling,
-        options.algorithm,
-        order,
-        stage.folder.stage(stage.name) / "journal",
-        problems=options.batch.problems,
-        further_rounds=options.rounds,
-        seed=stage.seed,
-        name=stage.name,
-        data=stage.data,
-        mask_truncated=options.truncated == "mask",
-    )
-
-
-def sampling_of(options: ReinforcementOptions, fmt: Format, max_tokens: int, policy: Policy) -> Sampling:
-    """How completions are drawn; they end at every token that ends a turn of this model."""
-    rollout = options.rollout
-    return Sampling(
-        max_tokens=max_tokens,
-        temperature=rollout.temperature,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k,
-        min_p=rollout.min_p,
-        min_tokens=rollout.min_tokens,
-        stop=(*fmt.stop, *rollout.stop),
-        stop_ids=tuple(sorted(ends_of(policy))),
-    )
 
 
 def add_scores(

@@ -39,6 +39,9 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
         "rounds": float(rollouts.rounds),
         "missing_groups": float(max(0, rollouts.wanted - len(rollouts.groups))),
     }
+    if any(len(episode.turns) > 1 for episode in rollouts.episodes):
+        values["turns/mean"] = _mean([len(episode.turns) for episode in own])
+        values["turns/max"] = float(max(len(episode.turns) for episode in own))
     advantages = [t.token_fields["advantage"][t.chosen_T] for group in batch for t in group.trajectories]
     flat = np.concatenate(advantages) if advantages else np.zeros(0)
     if len(flat):

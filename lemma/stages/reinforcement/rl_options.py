@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -13,6 +14,7 @@ from lemma.config.shape import Choice
 from lemma.core.errors import nearest
 from lemma.data.data_options import DataOptions, ValidationOptions
 from lemma.engines.engine_options import ENGINES, EngineOptions, NativeOptions
+from lemma.environments import ENVIRONMENTS, EnvironmentOptions, SingleTurn
 from lemma.learning.learning_options import BudgetOptions
 from lemma.rewards import REWARDS, Reward, as_options
 from lemma.rewards.combine import labels
@@ -96,8 +98,11 @@ class ReinforcementOptions(StageOptions):
     """Held-out problems, evaluated like a benchmark called `validation`: at the start, every so often, at the end."""
     rewards: list[Annotated[Reward, RewardChoice(REWARDS, by="name")]] = Field(default_factory=_accuracy, min_length=1)
     """What completions are worth: names, mappings with name and options, or `path.py:Name`, a class or a function."""
+    environment: Annotated[EnvironmentOptions, Choice(ENVIRONMENTS, by="name")] = Field(default_factory=SingleTurn)
+    """What answers between the turns of an episode: a name, or a mapping with name and options. By default nothing: a
+    problem is answered at once. The environment's own word is the reward `environment`, and the verdict."""
     rollout: RolloutOptions = RolloutOptions()
-    """How completions are sampled."""
+    """How completions are sampled; limits are those of one turn."""
     batch: RlBatchOptions = RlBatchOptions()
     """Batch sizes."""
     journal: KeptJournalOptions = KeptJournalOptions()
@@ -135,6 +140,29 @@ class ReinforcementOptions(StageOptions):
                 f"algorithm.{needs_truncated} needs the samples that `truncated: mask` leaves out; "
                 f"write `truncated: keep`, or remove {needs_truncated}"
             )
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _environments_reward(cls, given: Any) -> Any:
+        """What an environment says is what counts, where the recipe says nothing else."""
+        if not isinstance(given, Mapping) or "rewards" in given:
+            return given
+        chosen = given.get("environment")
+        name = chosen.get("name") if isinstance(chosen, Mapping) else getattr(chosen, "name", chosen)
+        return given if name in (None, "single_turn") else {**given, "rewards": ["environment"]}
+
+    @model_validator(mode="after")
+    def _environment_fits(self) -> ReinforcementOptions:
+        if self.environment.is_single_turn:
+            if any(reward.name == "environment" for reward in self.rewards):
+                raise ValueError("the reward environment needs one; write for example `environment: higher_lower`")
+        elif self.algorithm.uses_traces:
+            raise ValueError(f"{self.algorithm.name} takes a teacher's answers, not episodes; leave environment out")
+        elif self.rollout.max_tokens is None:
+            raise ValueError("an episode needs a limit on each of its turns; write `rollout: {max_tokens: 256}`")
+        elif self.validation.share or self.validation.data is not None:
+            raise ValueError("held-out problems are answered in one turn; leave validation out beside an environment")
         return self
 
     @model_validator(mode="after")

@@ -1,0 +1,20 @@
+"""What the environment says that an episode was worth."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from lemma.rewards.reward import Reward, RewardInput
+
+
+class EnvironmentReward(Reward):
+    """The environment's own reward. Where it does not know, the episode is left out."""
+
+    name: Literal["environment"] = "environment"
+    """Which reward."""
+
+    needs_verdict: ClassVar[bool] = True
+    leaves_out: ClassVar[bool] = True
+
+    def score(self, item: RewardInput) -> float | None:
+        return None if item.outcome is None else item.outcome.reward

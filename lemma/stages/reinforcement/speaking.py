@@ -1,0 +1,118 @@
+"""What a reinforcement stage samples with: the engine and its room, the world of episodes, the roller, the sampling."""
+
+from __future__ import annotations
+
+import torch
+
+from lemma.core.errors import UserError
+from lemma.engines import make_engine
+from lemma.engines.engine_options import EngineOptions, NativeOptions
+from lemma.engines.protocol import Engine, Sampling
+from lemma.engines.stop_strings import ends_of
+from lemma.formats import Format
+from lemma.formats.bridge import Bridge
+from lemma.models.load_model import pick_precision
+from lemma.models.memory import Shape, plan_training
+from lemma.models.policy import Policy
+from lemma.rollouts import Judge, ProblemOrder, Roller, World
+from lemma.runs.stage import Stage
+from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+
+# Share of a GPU's memory that the plan may fill.
+MEMORY_SHARE = 0.92
+
+
+def make_rollout_engine(
+    stage: Stage, options: ReinforcementOptions, policy: Policy, longest: int, evaluated: int
+) -> Engine:
+    """The engine, its cache as large as the step's samples need; less where that much is not free.
+
+    `longest` and `evaluated` are the longest prompts with their answers, of the step and of the benchmarks.
+    """
+    wanted: EngineOptions = options.rollout.engine
+    if isinstance(wanted, NativeOptions) and wanted.cache_gib is None and wanted.cache_tokens is None:
+        rows = min(options.batch.problems * options.algorithm.group_size, wanted.sequences)
+        needed = max(rows * longest, evaluated)
+        wanted = wanted.model_copy(update={"cache_tokens": cache_tokens(stage, options, policy, needed)})
+    engine = make_engine(wanted, policy, stage.seed, stage.emit)
+    room = getattr(engine, "room", evaluated)
+    if evaluated > room:
+        engine.close()
+        raise UserError(
+            f"stage {stage.name}: a benchmark needs {evaluated} tokens of the engine's cache, which holds {room}",
+            fix="lower `eval.max_tokens`, or raise `rollout.engine.cache_tokens`",
+        )
+    return engine
+
+
+def cache_tokens(stage: Stage, options: ReinforcementOptions, policy: Policy, needed: int) -> int:
+    """Tokens that the cache holds: all that are needed, or what the plan of the update leaves of the GPU's memory."""
+    from lemma.engines.native.engine import BLOCK, bytes_per_token
+
+    needed += BLOCK * options.batch.problems * options.algorithm.group_size
+    if policy.device.type != "cuda":
+        return needed
+    try:
+        shape = Shape.of_config(policy.causal.config.to_dict())
+    except KeyError:  # nothing is known about the update's needs: leave it half of what is free
+        free, _ = torch.cuda.mem_get_info(policy.device)
+        return max(BLOCK, min(needed, int(free / 2 // bytes_per_token(policy))))
+    precision = pick_precision(stage.model.precision, policy.device)
+    eight_bit = options.optim.name == "adamw_8bit"
+    plan = plan_training(shape, stage.model, precision, options.batch.token_budget, eight_bit_moments=eight_bit)
+    algorithm = options.algorithm
+    plan = plan.beside(critic=algorithm.needs_critic, reference=algorithm.needs_reference and not policy.is_adapter)
+    room = torch.cuda.get_device_properties(policy.device).total_memory * MEMORY_SHARE - plan.total
+    return max(BLOCK, min(needed, int(room // bytes_per_token(policy))))
+
+
+def make_world(
+    stage: Stage, options: ReinforcementOptions, fmt: Format, policy: Policy, sampling: Sampling
+) -> World | None:
+    """Where episodes of several turns are played; None where a problem is answered at once."""
+    environment = options.environment
+    if environment.is_single_turn:
+        return None
+    bridge = Bridge.of(fmt, policy.tokenizer, sampling.stop_ids, environment.reply_tokens)
+    return World(environment, bridge, policy.context, stage.seed)
+
+
+def make_roller(
+    stage: Stage,
+    options: ReinforcementOptions,
+    judge: Judge,
+    engine: Engine,
+    order: ProblemOrder,
+    sampling: Sampling,
+    world: World | None,
+) -> Roller:
+    return Roller(
+        engine,
+        judge,
+        sampling,
+        options.algorithm,
+        order,
+        stage.folder.stage(stage.name) / "journal",
+        problems=options.batch.problems,
+        further_rounds=options.rounds,
+        seed=stage.seed,
+        name=stage.name,
+        data=stage.data,
+        mask_truncated=options.truncated == "mask",
+        world=world,
+    )
+
+
+def sampling_of(options: ReinforcementOptions, fmt: Format, max_tokens: int, policy: Policy) -> Sampling:
+    """How completions are drawn; they end at every token that ends a turn of this model."""
+    rollout = options.rollout
+    return Sampling(
+        max_tokens=max_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        min_p=rollout.min_p,
+        min_tokens=rollout.min_tokens,
+        stop=(*fmt.stop, *rollout.stop),
+        stop_ids=tuple(sorted(ends_of(policy))),
+    )

@@ -1,0 +1,169 @@
+"""Episodes of several turns through a real stage: what is read, what is learnt, and what a model learns from replies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lemma.core.events import Event
+from lemma.core.types import Problem
+from lemma.environments import Environment, Outcome, Reply, Said
+from lemma.recipe import Recipe
+from lemma.rollouts import read_episodes
+from lemma.runs.run import train
+
+NUMBERS = 8
+
+
+def secrets(folder: Path) -> Path:
+    path = folder / "secrets.jsonl"
+    rows = [{"question": "how many ?", "answer": str(number)} for number in range(1, NUMBERS + 1)]
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return path
+
+
+def recipe(folder: Path, **stage: Any) -> Recipe:
+    settings: dict[str, Any] = {
+        "kind": "rl", "algorithm": {"name": "grpo", "group_size": 4}, "data": {"source": str(secrets(folder))},
+        "environment": {"name": "higher_lower", "turns": 3}, "rollout": {"max_tokens": 1},
+        "batch": {"problems": 4}, "steps": 2, "optim": {"lr": 1e-3}, "eval": {"benchmarks": []},
+    }  # fmt: skip
+    tiny = {"hidden": 32, "layers": 2, "feed_forward": 64, "heads": 2, "kv_heads": 1}
+    return Recipe.model_validate({
+        "run": {"dir": str(folder / "run"), "threads": 1, "tensorboard": False},
+        "model": {"tiny": tiny}, "format": "r1_zero", "stages": {"rl": settings | stage},
+    })  # fmt: skip
+
+
+def run(folder: Path, **stage: Any) -> tuple[Path, list[Event]]:
+    events: list[Event] = []
+    assert train(recipe(folder, **stage), sink=events.append) == 0
+    return folder / "run", events
+
+
+def rows(run_folder: Path) -> list[dict[str, Any]]:
+    return [row for line in (run_folder / "metrics.jsonl").read_text().splitlines() if (row := json.loads(line))]
+
+
+def test_every_turn_is_in_the_journal_and_extends_the_last(tmp_path: Path) -> None:
+    folder, _ = run(tmp_path)
+    episodes = list(read_episodes(folder / "stages/rl/journal/step-000001.jsonl"))
+    assert len(episodes) == 16 and {len(one.turns) for one in episodes} >= {3}
+    for episode in episodes:
+        (trajectory,) = episode.trajectories(with_turns=True)
+        assert trajectory.trained_tokens == len(episode.turns) == episode.tokens
+        for number, turn in enumerate(episode.turns):
+            assert turn.extends == (number > 0)
+            read = episode.context(number)
+            assert trajectory.ids_T[: len(read)].tolist() == read.tolist()
+        assert episode.right == (episode.turns[-1].heard == "right") == (episode.reward == 1.0)
+    first = next(row for row in rows(folder) if row["axis"] == "train")
+    assert first["turns/max"] == 3.0 and first["generated_tokens"] == sum(one.tokens for one in episodes)
+
+
+TALKATIVE = """
+from lemma.environments import Environment, Outcome, Reply
+
+class Talkative(Environment):
+    total = turns = 0
+
+    def step(self, said):
+        self.turns += 1
+        self.total += sum(map(ord, said.text))
+        return Reply("how many pens ?" if self.total % 3 else "", done=self.turns == 2 + self.total % 3)
+
+    def score(self):
+        return Outcome(float(self.total % 2), self.total % 2 == 1)
+"""
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dapo", "ppo", "loop", "rloo", "reinforce", "expert_iteration"])
+def test_engine_and_learner_agree_on_every_turn(algorithm: str, tmp_path: Path) -> None:
+    (tmp_path / "world.py").write_text(TALKATIVE)
+    world = {"name": "custom", "class": f"{tmp_path / 'world.py'}:Talkative", "turns": 4}
+    settings = {"name": algorithm} | ({} if algorithm == "ppo" else {"group_size": 4})
+    folder, _ = run(tmp_path, environment=world, algorithm=settings, rollout={"max_tokens": 5})
+    found = [row for row in rows(folder) if row["axis"] == "train"]
+    assert [row["updates"] > 0 for row in found] == [True, True]
+    assert all(row["mismatch/max"] < 1e-5 for row in found if "mismatch/max" in row)
+    assert algorithm == "expert_iteration" or "mismatch/max" in found[0]
+    assert any(2 < row["turns/mean"] < 4 for row in found)
+
+
+def test_a_killed_step_is_played_again_to_the_last_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lemma.core import faults
+
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    whole, _ = run(tmp_path / "a")
+    monkeypatch.setattr(faults, "_visits", type(faults._visits)())
+    monkeypatch.setenv("LEMMA_FAULT", "rollouts.sampled:21:EIO")
+    with pytest.raises(OSError):
+        run(tmp_path / "b")
+    monkeypatch.delenv("LEMMA_FAULT")
+    again, _ = run(tmp_path / "b")
+    strip = {"timings", "seconds"}
+    both = [[{k: v for k, v in row.items() if k not in strip} for row in rows(one)] for one in (whole, again)]
+    assert both[0] == both[1]
+
+
+BROKEN = """
+from lemma.environments import Environment, Outcome, Reply
+
+class Broken(Environment):
+    def reset(self, problem, seed):
+        self.secret = int(problem.gold)
+        return []
+
+    def step(self, said):
+        if self.secret % 2:
+            raise OSError("the world is gone")
+        return Reply("no", done=True)
+
+    def score(self):
+        return Outcome(0.5, True)
+"""
+
+
+def test_an_environment_that_fails_is_unknown_and_never_a_reward(tmp_path: Path) -> None:
+    (tmp_path / "world.py").write_text(BROKEN)
+    folder, events = run(tmp_path, environment={"name": "custom", "class": f"{tmp_path / 'world.py'}:Broken"}, steps=1)
+    episodes = list(read_episodes(folder / "stages/rl/journal/step-000001.jsonl"))
+    failed = [one for one in episodes if one.verdict == "unknown"]
+    assert 0 < len(failed) < 16
+    assert all(one.reward is None and "OSError: the world is gone" in one.reason for one in failed)
+    assert all(one.reward == 0.5 for one in episodes if one.verdict == "right")
+    assert any("have no reward" in str(event) for event in events)
+
+
+@pytest.mark.parametrize(
+    ("stage", "sentence"),
+    [
+        ({"environment": "higher_lower", "rollout": {}}, "needs a limit on each of its turns"),
+        ({"environment": "single_turn", "rewards": ["environment"]}, "the reward environment needs one"),
+        ({"environment": {"name": "custom", "class": "nowhere.py:A"}}, "there is no file 'nowhere.py'"),
+    ],
+)
+def test_what_cannot_be_played_is_refused(stage: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=sentence):
+        train(recipe(tmp_path, **stage), sink=lambda event: None)
+
+
+def test_a_world_depends_on_what_was_said_alone() -> None:
+    class Count(Environment):
+        heard = 0
+
+        def step(self, said: Said) -> Reply:
+            self.heard += 1
+            return Reply(str(self.heard), done=self.heard == 2)
+
+        def score(self) -> Outcome:
+            return Outcome(float(self.heard))
+
+    one = Count()
+    assert list(one.reset(Problem((), id="p"), 0)) == []
+    assert [one.step(Said("a")).done, one.step(Said("b")).done] == [False, True]
+    assert one.score() == Outcome(2.0) and np.isfinite(one.score().reward or 0.0)
