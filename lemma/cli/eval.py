@@ -8,16 +8,13 @@ import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lemma.cli.parser import Parser, named
 from lemma.core.errors import UserError
 
 if TYPE_CHECKING:
-    from lemma.core.events import Sink
-    from lemma.engines.protocol import Engine
     from lemma.evaluation.results import Report
-    from lemma.models.policy import Policy
 
 DESCRIPTION = """\
 Measure a model on benchmarks. MODEL is a run folder, an exported model, an adapter folder, any folder in the Hugging
@@ -29,6 +26,7 @@ DEFAULTS = {
     "top_p": 1.0, "max_tokens": 4096, "thinking": "after", "seed": 0, "device": "auto", "engine": "native",
     "likelihood": False,
 }  # fmt: skip
+UNUSUAL = ("shots", "shots_as", "likelihood", "preset")
 RESCORE_USES = {"rescore", "grader", "out", "command", "version", "run"}
 
 
@@ -88,35 +86,31 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name) is None:
             setattr(args, name, value)
     _check(args)
-    from dataclasses import replace
-
+    from lemma.api.evaluate_call import measure
     from lemma.evaluation.benchmarks import find_benchmark
-    from lemma.evaluation.evaluator import EvalSettings, evaluate, load_all
+    from lemma.evaluation.evaluator import EvalSettings, load_all
     from lemma.evaluation.lenient import hints
     from lemma.evaluation.rescore import check_graders
     from lemma.formats import make_format
-    from lemma.models.places import TINY, resolve
     from lemma.reporting.console import Console
 
     names = [
         *("samples", "temperature", "top_p", "max_tokens", "seed", "limit", "thinking", "data_dir"),
         *("shots", "shots_as", "likelihood"),
     ]
-    settings = EvalSettings(**{name: getattr(args, name) for name in names}, grader=args.grader or "lemma")
+    settings = EvalSettings(
+        **{name: getattr(args, name) for name in names}, grader=args.grader or "lemma", format=args.format
+    )
     check_graders(settings.grader)
     if args.format is not None:
         make_format(args.format)
     benchmarks = load_all([preset.of(find_benchmark(one)) for one in named(args.benchmarks)], settings)
-    model = args.model if args.model == TINY else resolve(args.model)
-    console = Console(sys.stderr)
-    policy, engine = _open(args, model, console)
-    settings = replace(settings, format=args.format or _model_format(args.model, policy.tokenizer))
     folder = Path(args.out) if args.out else _default_folder(args, [one.name for one in benchmarks])
+    console = Console(sys.stderr)
     try:
-        report = evaluate(engine, policy, benchmarks, settings, folder, model=model, sink=console)
+        report = measure(args.model, benchmarks, settings, folder, args.device, args.engine, console).report
     finally:
         console.close(failed=False)
-        engine.close()
     _show(report, folder)
     for sentence in hints(report):
         print(f"lemma: warning: {sentence}", file=sys.stderr)
@@ -149,28 +143,12 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError(f"--top-p is {args.top_p}", fix="write a number above 0 and up to 1")
 
 
-def _open(args: argparse.Namespace, model: str, sink: Sink) -> tuple[Policy, Engine]:
-    from lemma.engines import make_engine, open_engine
-    from lemma.engines.engine_options import ENGINES
-    from lemma.models.load_model import load_policy
-
-    if args.engine == "native":
-        return open_engine(model, args.device, args.seed, sink)
-    policy = load_policy(model, args.device, plain=args.engine == "transformers")
-    return policy, make_engine(ENGINES[args.engine](), policy, args.seed, sink)
-
-
-def _model_format(model: str, tokenizer: Any) -> dict[str, Any] | None:
-    from lemma.cli.model_format import format_of_model
-
-    return format_of_model(model, tokenizer)
-
-
 def _default_folder(args: argparse.Namespace, benchmarks: list[str]) -> Path:
     """A folder that belongs to this command: giving it again goes on there."""
     from lemma.core.types import content_id
 
     said = {name: value for name, value in vars(args).items() if name not in ("run", "out", "command", "data_dir")}
+    said = {name: value for name, value in said.items() if value or name not in UNUSUAL}
     place = Path(args.model)
     stem = "-".join(place.parts[-2:] if place.exists() else place.parts).strip("./") or "model"
     return Path("evaluations") / f"{stem}-{'+'.join(benchmarks)[:60]}-{content_id(said)[:8]}"
