@@ -2,12 +2,16 @@
 
     loss = - sum w keep m gain(r, A)  +  kl sum w KL  -  entropy (mean entropy)
 
-`gain` is a surrogate (policy_surrogates.py), r the ratio current / old of a token or of a sequence, w the share of a
-token (normalise.py), m the mismatch weight (policy_mismatch.py), and `keep` leaves tokens out. Known algorithms are
-points of this space:
+- r is current / old, of a token or of a whole sequence; A the advantage of the token.
+- `gain` is a surrogate (policy_surrogates.py). Clip is min(r A, clip(r, low, high) A).
+- w divides (normalise.py): 1 / tokens of the step; 1 / (tokens of the sequence x sequences of the step); or
+  1 / (constant x sequences of the step).
+- m is the mismatch weight (policy_mismatch.py), and `keep` leaves tokens out; both are 1 unless they are asked for.
+
+Known algorithms are points of this space:
 
 - REINFORCE: Reinforce, and the advantages say which baseline;
-- PPO, GRPO: Clip.around(0.2), normalised by sequence; Dr. GRPO: by a constant; DAPO, BNPO: by token;
+- GRPO: Clip.around(0.2), normalised by sequence; Dr. GRPO: by a constant; PPO, DAPO, BNPO: by token;
 - GSPO: Clip with tiny bounds on the ratio of a `sequence`; LUSPO: the same, normalised by the constant 1;
 - RLOO, LOOP per trajectory: Clip on the ratio of a `trajectory`;
 - CISPO: CappedWeight; SAPO: SoftGate; VESPO: GammaWeight on the ratio of a `trajectory`.

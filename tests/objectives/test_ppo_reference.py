@@ -20,20 +20,18 @@ from lemma.core.types import Group, Message, Problem, Trajectory
 from lemma.objectives.compat import masked_mean_or_zero
 from lemma.objectives.gae import (
     gae,
-    gae_packed,
     kl_penalties,
     padded,
-    ppo_targets,
     returns_to_go,
     rewards_with_kl,
     token_targets,
-    truncate_after_stop,
     whiten,
 )
 from lemma.objectives.kl import kl_estimate
 from lemma.objectives.policy_loss import PolicyLoss
 from lemma.objectives.policy_surrogates import Clip
 from lemma.objectives.value import ClippedValueLoss
+from tests.objectives.padded_ppo import gae_packed, ppo_targets, truncate_after_stop
 from tests.objectives.rows import Case, assert_equal, cases, flat, measured, parameters, tensors
 
 CASES = cases("ppo")

@@ -82,7 +82,7 @@ LUFFY = {
     "algorithm.off_policy.reshape": "p_div_p",
     "algorithm.off_policy.gamma": 0.1,
     "algorithm.off_policy.behaviour": "one",
-    "algorithm.on_policy.reshape": "no_reshape",
+    "algorithm.compat.on_policy.reshape": "no_reshape",
     "algorithm.statistics": "group",
     "algorithm.scale": "none",
     "algorithm.clip": None,
