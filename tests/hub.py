@@ -6,6 +6,7 @@ login, and look at the requests that came.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -27,6 +28,8 @@ class Hub:
 
     repositories: dict[str, dict[str, bytes]]
     gated: set[str] = field(default_factory=set)
+    private: set[str] = field(default_factory=set)
+    """Repositories that were made by a client and are not for everybody."""
     stop_after: int | None = None
     """Send no more than this many bytes of the next file that is longer, and keep the client waiting for the rest."""
     go_on: threading.Event = field(default_factory=threading.Event)
@@ -68,7 +71,45 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
-        self._answer(body=True, asked=json.loads(self.rfile.read(length) or b"{}"))
+        data = self.rfile.read(length)
+        path = unquote(urlsplit(self.path).path)
+        if path == "/api/repos/create":
+            self._create(json.loads(data))
+        elif path == "/api/validate-yaml":
+            self._send(200, b'{"errors": [], "warnings": []}', True, {"Content-Type": "application/json"})
+        elif push := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/main", path):
+            self._take(f"models/{push[1]}", push[2], data)
+        else:
+            self._answer(body=True, asked=json.loads(data or b"{}"))
+
+    def _create(self, asked: dict) -> None:
+        repository = f"models/{asked.get('organization') or 'me'}/{asked['name']}"
+        if repository in self.hub.gated or "Authorization" not in self.headers:
+            self._send(403, b'{"error": "this token may not write there"}', True)
+            return
+        self.hub.repositories.setdefault(repository, {})
+        if asked.get("private") or asked.get("visibility") == "private":
+            self.hub.private.add(repository)
+        name = repository.removeprefix("models/")
+        found = {"url": f"{self.hub.url}/{name}", "name": name, "id": COMMIT}
+        self._send(200, json.dumps(found).encode(), True, {"Content-Type": "application/json"})
+
+    def _take(self, repository: str, what: str, data: bytes) -> None:
+        """Files come in the commit itself: the large file storage is not asked for."""
+        if what == "preupload":
+            files = [
+                {"path": one["path"], "uploadMode": "regular", "shouldIgnore": False}
+                for one in json.loads(data)["files"]
+            ]
+            found: dict = {"files": files}
+        else:
+            for row in map(json.loads, data.splitlines()):
+                if row["key"] == "file":
+                    content = base64.b64decode(row["value"]["content"])
+                    self.hub.repositories[repository][row["value"]["path"]] = content
+            url = f"{self.hub.url}/{repository.removeprefix('models/')}/commit/{COMMIT}"
+            found = {"commitUrl": url, "commitOid": COMMIT, "pullRequestUrl": None}
+        self._send(200, json.dumps(found).encode(), True, {"Content-Type": "application/json"})
 
     def _answer(self, body: bool, asked: dict | None = None) -> None:
         path = unquote(urlsplit(self.path).path)

@@ -89,9 +89,10 @@ def _write_shape(writer: Any, config: Mapping[str, Any]) -> None:
 
 def tokenizer_metadata(folder: Path, config: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """What a GGUF file says about the tokenizer of a folder; the rule that cuts words is found by trying all."""
-    from transformers import AutoTokenizer
+    from transformers import PreTrainedTokenizerFast
 
-    theirs: Any = AutoTokenizer.from_pretrained(str(folder))
+    # As it was saved: the classes of some families add tokens that the model has no embedding for.
+    theirs: Any = PreTrainedTokenizerFast.from_pretrained(str(folder))
     model = json.loads(theirs.backend_tokenizer.to_str())["model"]
     if model["type"] != "BPE" or model.get("byte_fallback"):
         raise UserError("only byte-level vocabularies can be written as GGUF yet", fix="leave --gguf out")
@@ -102,7 +103,9 @@ def tokenizer_metadata(folder: Path, config: Mapping[str, Any], kind: str) -> di
     tokens = [words.get(number, f"[PAD{number}]") for number in range(count)]
     types = [_type(number, words, added) for number in range(count)]
     about: dict[str, Any] = {"model": "gpt2", "tokens": tokens, "token_type": types, "merges": merges}
-    for name, number in (("bos", theirs.bos_token_id), ("eos", theirs.eos_token_id), ("padding", theirs.pad_token_id)):
+    # Readers of a file without a padding token take one that their family usually has.
+    padding = theirs.eos_token_id if theirs.pad_token_id is None else theirs.pad_token_id
+    for name, number in (("bos", theirs.bos_token_id), ("eos", theirs.eos_token_id), ("padding", padding)):
         if number is not None:
             about[f"{name}_token_id"] = int(number)
     begins = theirs("x")["input_ids"]

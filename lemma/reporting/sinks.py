@@ -14,7 +14,9 @@ from lemma.core.errors import UserError, nearest, warnings_said
 from lemma.core.events import Event, Said, Sink
 from lemma.reporting.console import Console
 from lemma.reporting.logfile import LogFile
+from lemma.reporting.mlflow import MLflow
 from lemma.reporting.tensorboard import TensorBoard
+from lemma.reporting.trackio import Trackio
 from lemma.reporting.wandb import WeightsAndBiases
 
 if TYPE_CHECKING:
@@ -84,6 +86,8 @@ LOGGERS: Registry[Callable[[Logged], Logger]] = Registry(
         "run.log": lambda run: LogFile(run.run_dir / "run.log"),
         "tensorboard": lambda run: TensorBoard(run.run_dir / "tensorboard"),
         "wandb": lambda run: WeightsAndBiases(run.run_dir, run.project, run.recipe, run.say),
+        "mlflow": lambda run: MLflow(run.run_dir, run.recipe, run.say),
+        "trackio": lambda run: Trackio(run.run_dir, run.recipe, run.say),
     },
 )
 

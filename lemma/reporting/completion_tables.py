@@ -1,0 +1,33 @@
+"""A few completions of a step as rows of a table, for loggers that show tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lemma.core.errors import UserError
+from lemma.rollouts.journal import read_episodes
+from lemma.rollouts.journal_files import journal_path
+
+# Rows of a table, and steps between two tables.
+ROWS, EVERY = 16, 10
+COLUMNS = ("step", "problem", "completion", "answer", "gold", "verdict", "reward")
+
+
+def is_due(step: int) -> bool:
+    return step == 1 or step % EVERY == 0
+
+
+def completion_rows(run_dir: Path, stage: str, step: int, most: int = ROWS) -> list[dict[str, Any]]:
+    """The first completions of a step's journal; none where the stage samples nothing or the journal is gone."""
+    rows: list[dict[str, Any]] = []
+    try:
+        for episode in read_episodes(journal_path(run_dir / "stages" / stage / "journal", step)):
+            if len(rows) == most:
+                break
+            said = (episode.text, episode.answer or "", " | ".join(episode.gold), episode.verdict or "")
+            reward = float("nan") if episode.reward is None else float(episode.reward)
+            rows.append(dict(zip(COLUMNS, (step, episode.problem_id, *said, reward), strict=True)))
+    except (OSError, UserError):
+        return []
+    return rows
