@@ -25,6 +25,9 @@ def check_inputs(stages: Mapping[str, StageOptions], names: Iterable[str]) -> No
 def _check(stage: StageOptions) -> None:
     for reward in getattr(stage, "rewards", ()):
         reward.check()
+    environment = getattr(stage, "environment", None)
+    if environment is not None:
+        environment.check()
     validation = getattr(stage, "validation", None)
     for data in (getattr(stage, "data", None), getattr(validation, "data", None)):
         if isinstance(data, DataOptions):
