@@ -70,18 +70,26 @@ def _is_quick(stage: StageOptions) -> bool:
 
 
 def _amount(recipe: Recipe, stage: StageOptions) -> Amount:
-    items = _items(stage, recipe.run.seed)
+    tokenizer = _tokenizer(recipe)
+    items = range(_made(stage)) if tokenizer is None and _made(stage) else _items(stage, recipe.run.seed)
     share = getattr(getattr(stage, "validation", None), "share", 0.0)
     first = getattr(stage, "unique_examples", "all")
     rows = max(1, round(len(items) * (1 - share)))
     if isinstance(first, int):
         rows = min(rows, first)
-    tokenizer = _tokenizer(recipe)
     if tokenizer is None:
         return Amount(rows)
     apart = max(1, len(items) // MEASURED)
     chosen = items[::apart][:MEASURED]
     return Amount(rows, tuple(_tokens(stage, recipe.format, item, tokenizer) for item in chosen))
+
+
+def _made(stage: StageOptions) -> int:
+    """How many problems the built-in generator would make for this stage, which need not be made to be counted."""
+    data = stage.data  # type: ignore[attr-defined]
+    if data.mix or data.source != "arithmetic":
+        return 0
+    return data.count if data.count is not None else max(1, round(data.arithmetic.count * (data.fraction or 1)))
 
 
 def _items(stage: StageOptions, seed: int) -> Sequence[Any]:
