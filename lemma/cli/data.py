@@ -214,14 +214,15 @@ def _think_target(item: Demonstration) -> str:
 
 def run_show(args: argparse.Namespace) -> int:
     from lemma.data.choices import as_asked
-    from lemma.data.load_rows import load_rows
+    from lemma.data.load_rows import first_items, load_rows
 
     if args.n < 1:
         raise UserError(f"-n {args.n} shows nothing", fix="write a number from 1")
     options = _options(args)
     if options.source == "arithmetic" and not options.mix:
         options = options.model_copy(update={"count": args.n, "fraction": None})
-    items = load_rows(options, args.seed)
+    is_whole = options.source == "arithmetic" or options.mix or options.count is not None or options.fraction
+    items = load_rows(options, args.seed) if is_whole else first_items(options, args.n, args.seed)
     view = _as_written if args.format is None else _in_format(args.format, args.model)
     for number, row in enumerate(items[: args.n], start=1):
         item = row if args.format is None else as_asked(row)

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -95,10 +96,6 @@ def _mixed(
     keep_columns: bool = False,
 ) -> list[T]:
     """Every source of a mixture, converted and sampled. A mixture of several is shuffled; one keeps its order."""
-    if options.streaming:
-        raise UserError(
-            "`data.streaming` is for supervised stages", fix="remove it: other stages hold their rows in memory"
-        )
     sources: Sequence[SourceOptions] = options.mix or [options]
     found: list[T] = []
     for number, source in enumerate(sources):
@@ -166,6 +163,16 @@ def row_of(options: DataOptions, problem: Problem, responses: Sequence[str] = ()
                 if identity(problem_of(item)) == identity(problem) and held.issuperset(responses):
                     return row
     return None
+
+
+def first_items(source: SourceOptions, count: int, seed: int = 0) -> list[Item]:
+    """The first items of a source, reading no more of it than that takes."""
+    notes: list[str] = []
+    found = islice((item for _, item in read_source(source, notes.append)), count)
+    items = varied(list(found), source, seed, notes.append)[:count]
+    for note in notes:
+        warnings.warn(note, LemmaWarning, stacklevel=2)
+    return items
 
 
 def load_items(
@@ -241,19 +248,19 @@ def read_source(
 ) -> Iterator[tuple[Row, Item]]:
     """Each row that the filters of a source let through, and what it holds; one at a time."""
     rows = (row for row in stream_rows(source, streamed=streamed) if _passes(row, source))
-    is_marked = False
+    is_marked = source.verbatim
     for row, item in read_each(rows, source.reader, say, source.columns):
         if source.variations:
             _refuse_held_out(row)
         if source.answers == "number" and not _is_number(problem_of(item).gold):
             continue
-        is_marked = is_marked or looks_templated(item)
+        if not is_marked and looks_templated(item):
+            is_marked = True
+            say(
+                f"prompts of '{source.source}' already hold the marks of a chat template, and the format adds its own; "
+                "write `verbatim: true` beside the source to use them word for word"
+            )
         yield row, _named(word_for_word(item, row) if source.verbatim else item, row)
-    if is_marked and not source.verbatim:
-        say(
-            f"prompts of '{source.source}' already hold the marks of a chat template, and the format adds its own; "
-            "write `verbatim: true` beside the source to use them word for word"
-        )
 
 
 def _refuse_held_out(row: Row) -> None:

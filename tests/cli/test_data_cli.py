@@ -284,3 +284,10 @@ def test_show_needs_no_torch_without_a_format():
         "import sys; from lemma.cli import main; main(['data', 'show', 'arithmetic']); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_show_reads_no_more_rows_than_it_prints(run, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"question": "2+2?", "answer": "4"}) + "\nthis line is not JSON\n")
+    code, out, _ = run("data", "show", str(path), "-n", "1")
+    assert code == 0 and "2+2?" in out

@@ -12,6 +12,7 @@ import pytest
 
 from lemma.core.errors import UserError
 from lemma.core.types import Trajectory
+from lemma.recipe import load_recipe
 from lemma.stages.supervised import TrainingData
 from lemma.stages.token_store import StoredTokens, stored
 from tests.stages.sft_world import World
@@ -105,5 +106,9 @@ def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=sentence):
             world.recipe(stage(source, streaming=True, **more))
+    other = {"kind": "rl", "data": {"source": source, "streaming": True}}
+    (tmp_path / "rl.yaml").write_text(json.dumps({"stages": {"grpo": other}}))
+    with pytest.raises(UserError, match="is for supervised stages"):
+        load_recipe(tmp_path / "rl.yaml")
     with pytest.raises(UserError, match="keeps whole sequences; write `packing: borders`"):
         world.recipe(stage(source, streaming=True) | {"packing": "stream", "max_length": 16})

@@ -70,9 +70,12 @@ class PreferenceOptions(StageOptions):
     def _consistent(self) -> PreferenceOptions:
         if self.epochs is not None and self.steps is not None:
             raise ValueError("give epochs or steps, not both")
+        if self.data.streaming:
+            raise ValueError("`data.streaming` is for supervised stages: pairs stay in memory; remove it")
         if self.algorithm.needs_baseline and self.batch.examples < 2:
             raise ValueError(
-                "kto compares each response with those to other prompts of the step; write `examples: 2` or more"
+                f"{self.algorithm.name} compares each response with those to other prompts of the step; write "
+                "`examples: 2` or more"
             )
         for key, data in self._sources():
             if any(journal_place(part.source) is not None for part in data.mix):

@@ -122,6 +122,8 @@ class ReinforcementOptions(StageOptions):
     def _one_length(self) -> ReinforcementOptions:
         if self.epochs is not None and self.steps is not None:
             raise ValueError("give epochs or steps, not both")
+        if self.data.streaming:
+            raise ValueError("`data.streaming` is for supervised stages: problems stay in memory; remove it")
         if self.rollout.max_tokens is not None and self.rollout.min_tokens > self.rollout.max_tokens:
             raise ValueError("rollout.min_tokens is above rollout.max_tokens; lower it")
         if self.algorithm.mini_batches > self.batch.problems:
