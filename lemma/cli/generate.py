@@ -163,16 +163,9 @@ def _streams(args: argparse.Namespace) -> bool:
 
 def _format(args: argparse.Namespace, tokenizer: Any) -> tuple[Format, bool]:
     """The format, and whether somebody chose it: here, or by training the model in it."""
-    from lemma.cli.model_format import format_of_model
-    from lemma.formats import make_format
+    from lemma.api.model_format import format_to_ask_in
 
-    spec = {"name": args.format} if args.format else format_of_model(args.model, tokenizer)
-    is_chosen = spec is not None
-    if spec is None:
-        spec = {"name": "boxed" if getattr(tokenizer, "chat_template", None) else "r1_zero"}
-    if args.system is not None:
-        spec = {**spec, "system": args.system}
-    return make_format(spec), is_chosen
+    return format_to_ask_in(args.model, tokenizer, args.format or None, args.system)
 
 
 def _answer(speaker: _Speaker, problems: list[Problem], args: argparse.Namespace) -> None:
@@ -243,24 +236,12 @@ def _print_cut(completion: Completion, args: argparse.Namespace) -> None:
 
 
 def _print_json(speaker: _Speaker, problem: Problem, completion: Completion, args: argparse.Namespace) -> None:
-    from lemma.cli.stream import text_of
+    from lemma.api.generate_call import answer_of
 
-    text = text_of(completion, speaker.ends, speaker.format.stop, speaker.policy.tokenizer)
-    parsed = speaker.format.parse(text)
-    row: dict[str, Any] = {
-        "question": problem.question,
-        "sample": completion.sample,
-        "text": text,
-        "answer": parsed.answer,
-        "format": speaker.format.name,
-        "faults": list(parsed.faults),
-        "finish": completion.finish,
-        "tokens": len(completion.ids),
-        "logprob": float(completion.logprobs.sum()),
-    }
-    if args.show_logprobs:
-        row |= {"ids": completion.ids.tolist(), "logprobs": completion.logprobs.tolist()}
-    print(json.dumps(row, ensure_ascii=False), flush=True)
+    answer = answer_of(completion, problem, speaker.format, speaker.ends, speaker.policy.tokenizer)
+    row = dict(vars(answer))
+    numbers = {name: row.pop(name).tolist() for name in ("ids", "logprobs")}
+    print(json.dumps(row | (numbers if args.show_logprobs else {}), ensure_ascii=False), flush=True)
 
 
 def _chat(speaker: _Speaker, args: argparse.Namespace) -> int:

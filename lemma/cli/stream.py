@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from lemma.engines.stop_strings import UNKNOWN, decode, ends_of
+from lemma.engines.stop_strings import UNKNOWN, decode, ends_of, text_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,16 +40,6 @@ class Words:
         self._stream.write(text[len(self._shown) :])
         self._stream.flush()
         self._shown = text
-
-
-def text_of(completion: Completion, ends: frozenset[int], stops: Sequence[str], tokenizer: Any) -> str:
-    """The text up to its end: without the token that ends it, and without what the last token adds to a stop string."""
-    ids = completion.ids.tolist()
-    if completion.finish == "stop" and ids and ids[-1] in ends:
-        ids = ids[:-1]
-    text = decode(tokenizer, ids)
-    places = [(text.find(stop) + len(stop)) for stop in stops if stop in text]
-    return text[: min(places)] if places and completion.finish == "stop" else text
 
 
 def token_lines(completion: Completion, tokenizer: Any) -> list[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from lemma.config.document import read
+from lemma.config.document import Document, Place, read
 from lemma.config.explain import explain
 from lemma.config.options import Options
 from lemma.config.overrides import apply
@@ -19,7 +19,18 @@ Kind = TypeVar("Kind", bound=Options)
 
 def load(kind: type[Kind], path: str | Path, overrides: Sequence[str] = (), what: str = "recipe") -> Kind:
     """Read a YAML file, apply the overrides and validate; every mistake is a `UserError` of one sentence."""
-    document = read(path, what)
+    return _validated(kind, read(path, what), overrides)
+
+
+def load_values(
+    kind: type[Kind], values: Mapping[str, Any], overrides: Sequence[str] = (), what: str = "recipe"
+) -> Kind:
+    """The same for values that stand in a program, not in a file."""
+    document = Document(f"the {what}", copy.deepcopy(dict(values)), {(): Place(f"the {what}")})
+    return _validated(kind, document, overrides)
+
+
+def _validated(kind: type[Kind], document: Document, overrides: Sequence[str]) -> Kind:
     written = copy.deepcopy(document.data)
     apply(document, overrides, kind)
     try:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lemma.engines.protocol import Completion
     from lemma.models.policy import Policy
 
 UNKNOWN = "\ufffd"  # what a decoder writes for bytes that are no whole character (yet)
@@ -26,6 +27,16 @@ def ends_of(policy: Policy) -> frozenset[int]:
     named = getattr(policy.causal.generation_config, "eos_token_id", None)
     several = named if isinstance(named, list) else [named]
     return frozenset(int(token) for token in (*several, policy.tokenizer.eos_token_id) if token is not None)
+
+
+def text_of(completion: Completion, ends: frozenset[int], stops: Sequence[str], tokenizer: Any) -> str:
+    """The text up to its end: without the token that ends it, and without what the last token adds to a stop string."""
+    ids = completion.ids.tolist()
+    if completion.finish == "stop" and ids and ids[-1] in ends:
+        ids = ids[:-1]
+    text = decode(tokenizer, ids)
+    places = [(text.find(stop) + len(stop)) for stop in stops if stop in text]
+    return text[: min(places)] if places and completion.finish == "stop" else text
 
 
 class StopTable:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from lemma.cli.model_format import format_of_model
+from lemma.api.model_format import format_of_model
 from lemma.core.types import Message, Problem
 from lemma.formats import make_format
 from lemma.formats.encode import encode_prompt

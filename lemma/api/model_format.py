@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lemma.formats import Format
 
 
 def format_of_model(model: str, tokenizer: Any) -> dict[str, Any] | None:
@@ -23,6 +27,21 @@ def format_of_model(model: str, tokenizer: Any) -> dict[str, Any] | None:
             if make_format(options).template_for(tokenizer) == template:
                 return options
     return None
+
+
+def format_to_ask_in(
+    model: str, tokenizer: Any, wanted: str | Mapping[str, Any] | None = None, system: str | None = None
+) -> tuple[Format, bool]:
+    """The format for questions to a model, and whether somebody chose it: here, or by training the model in it."""
+    from lemma.formats import make_format
+
+    spec = {"name": wanted} if isinstance(wanted, str) else wanted or format_of_model(model, tokenizer)
+    is_chosen = spec is not None
+    if spec is None:
+        spec = {"name": "boxed" if getattr(tokenizer, "chat_template", None) else "r1_zero"}
+    if system is not None:
+        spec = {**spec, "system": system}
+    return make_format(spec), is_chosen
 
 
 def _trained_system(model: str, run: Path) -> str | None:

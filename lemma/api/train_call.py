@@ -1,0 +1,54 @@
+"""`lemma.train`: a recipe in, a run out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lemma.api.run_result import Run
+from lemma.config.load import load_values
+from lemma.config.registry import forget_files
+from lemma.core.events import Event
+from lemma.recipe import Recipe, load_recipe
+
+
+def train(
+    recipe: str | Path | Mapping[str, Any] | Recipe,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    skip: Sequence[str] = (),
+    only: Sequence[str] = (),
+    fresh: bool = False,
+    console: bool = True,
+    listen: Callable[[Event], None] | None = None,
+) -> Run:
+    """Run the stages of a recipe, or go on where the run stopped. The same as `lemma train`.
+
+    The recipe is a YAML file, a mapping with its content, or a `Recipe`; `overrides` are values by path, such as
+    `{"stages.sft.optim.lr": 1e-5}`. `listen` hears every event of the run.
+    """
+    from lemma.reporting import sink_of
+    from lemma.runs.run import train as run_stages
+
+    forget_files()
+    wanted = _recipe(recipe, overrides or {})
+    with sink_of(wanted, console=console) as sink:
+
+        def hear(event: Event) -> None:
+            sink(event)
+            if listen is not None:
+                listen(event)
+
+        run_stages(wanted, skip=skip, only=only, fresh=fresh, sink=hear)
+    return Run(wanted.run.dir)
+
+
+def _recipe(recipe: str | Path | Mapping[str, Any] | Recipe, overrides: Mapping[str, Any]) -> Recipe:
+    texts = [f"{path}={json.dumps(value, default=str)}" for path, value in overrides.items()]
+    if isinstance(recipe, str | Path):
+        return load_recipe(recipe, texts)
+    if isinstance(recipe, Recipe):
+        return load_values(Recipe, recipe.model_dump(mode="json"), texts) if texts else recipe
+    return load_values(Recipe, recipe, texts)

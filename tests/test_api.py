@@ -1,0 +1,100 @@
+"""The Python interface: light to import, typed, and documented by examples that run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lemma
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "python.md"
+HEAVY = ("torch", "transformers", "numpy", "pydantic", "sympy", "datasets")
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def test_importing_lemma_loads_nothing_heavy() -> None:
+    code = f"import lemma, sys; dir(lemma); print([name for name in {HEAVY} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout.strip() == "[]"
+
+
+def test_a_recipe_is_read_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("stages: {sft: {steps: 3}}\n")
+    code = f"import lemma, sys; lemma.load_recipe({str(tmp_path / 'recipe.yaml')!r}); print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout.strip() == "False"
+
+
+def test_every_public_name_is_there() -> None:
+    assert sorted(lemma._HOMES) == sorted(lemma.__all__) and set(lemma.__all__) <= set(dir(lemma))
+    for name in lemma.__all__:
+        assert getattr(lemma, name).__module__.startswith("lemma."), name
+    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
+        lemma.trian  # type: ignore[attr-defined]  # noqa: B018
+    page = PAGE.read_text(encoding="utf-8")
+    assert all(f"lemma.{name}" in page or f"`{name}`" in page for name in lemma.__all__ if name[0].islower())
+
+
+@pytest.mark.slow(15)
+def test_the_examples_of_the_page_run_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for code in blocks(PAGE):
+        exec(compile(code, str(PAGE), "exec"), names)
+    said = capsys.readouterr().out
+    assert "95% interval" in said and "right" in said
+    run = names["run"]
+    assert isinstance(run, lemma.Run) and run.model == Path("runs/first/stages/sft/final")
+    assert [row.step for row in run.metrics("sft", "train")] == [1, 2, 3, 4] and run.metrics("rl") == []
+    assert run.recipe.stages["sft"].optim.lr == 2e-3
+    again = lemma.train(names["recipe"], {"stages.sft.optim.lr": 2e-3}, console=False)  # type: ignore[arg-type]
+    assert again.metrics() == run.metrics(), "a finished run is left as it is"
+    assert (tmp_path / "evaluations/first/results.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "sentence"),
+    [
+        ({"stages": {"sft": {"step": 3}}}, {}, "the recipe: unknown key 'stages.sft.step'; did you mean 'steps'?"),
+        ({"stages": {"sft": {}}}, {"stages.sft.steps": "x"}, "--set stages.sft.steps=\"x\": 'stages.sft.steps' cannot"),
+        ("nothere.yaml", {}, "nothere.yaml"),
+    ],
+)
+def test_a_wrong_recipe_is_one_sentence(recipe: object, overrides: dict[str, object], sentence: str) -> None:
+    with pytest.raises(lemma.UserError) as caught:
+        lemma.train(recipe, overrides)  # type: ignore[arg-type]
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"samples": 0}, "samples is 0; write 1 or more"),
+        ({"samples": 2, "temperature": 0.0}, "samples at temperature 0 are all the same"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"engine": "fast"}, "there is no engine 'fast'; write one of: native"),
+    ],
+)
+def test_wrong_arguments_are_told_before_a_model_is_loaded(arguments: dict[str, object], sentence: str) -> None:
+    with pytest.raises(lemma.UserError) as caught:
+        lemma.generate("nowhere/nothing", "2 + 2 ?", **arguments)  # type: ignore[arg-type]
+    assert sentence in str(caught.value)
+
+
+def test_wrong_settings_of_an_evaluation_are_told_first() -> None:
+    with pytest.raises(lemma.UserError, match="limit is 0; write 1 or more"):
+        lemma.evaluate("nowhere/nothing", "arithmetic", limit=0)
+    with pytest.raises(lemma.UserError, match="there is no benchmark 'gsm8'"):
+        lemma.evaluate("nowhere/nothing", "gsm8")
+    with pytest.raises(lemma.UserError, match="is not the folder of a run"):
+        lemma.load_run("nowhere")
