@@ -120,7 +120,10 @@ class Recipe(Options):
 
     def digest(self) -> str:
         """A name for everything in here that determines results."""
-        values = self.model_dump(mode="json")
+        return self.digest_of(self.model_dump(mode="json"))
+
+    def digest_of(self, values: dict[str, Any]) -> str:
+        """The same of these values in the place of its own; they lose what has no effect."""
         for path in WITHOUT_EFFECT:
             _remove(values, path)
         text = json.dumps(values, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

@@ -33,6 +33,11 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     )
     parser.add_argument("--fresh", action="store_true", help="throw away what the run folder holds and start anew")
     parser.add_argument(
+        "--extend",
+        action="store_true",
+        help="let a stage with more steps or epochs than before go on, though its learning rate was planned for fewer",
+    )
+    parser.add_argument(
         "--dry-run", action="store_true", help="check the recipe, write it out in full and show the plan; load nothing"
     )
     parser.add_argument("--watch", action="store_true", help="serve a page that shows the run while it goes on")
@@ -59,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
     beside = watched(recipe.run.dir) if args.watch else nullcontext()
     with beside, sink_of(recipe) as sink:
-        return train(recipe, skip=args.skip, only=args.only, fresh=args.fresh, sink=sink)
+        return train(recipe, skip=args.skip, only=args.only, fresh=args.fresh, extend=args.extend, sink=sink)
 
 
 def _check_stages(recipe: Recipe, skip: list[str], only: list[str]) -> None:

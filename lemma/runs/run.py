@@ -18,6 +18,7 @@ from lemma.models.load_model import pick_device
 from lemma.models.model_options import ModelOptions
 from lemma.models.places import TINY, resolve
 from lemma.runs.inputs import check_inputs
+from lemma.runs.lengthening import lengthen
 from lemma.runs.run_folder import RunFolder
 from lemma.runs.run_options import RunOptions, StageOptions, stage_before
 from lemma.runs.stage import Stage
@@ -37,13 +38,23 @@ class RecipeLike(Protocol):
     def stages(self) -> Mapping[str, StageOptions]: ...
     def to_yaml(self) -> str: ...
     def digest(self) -> str: ...
+    def digest_of(self, values: dict[str, Any]) -> str: ...
     def model_dump(self, *, mode: str) -> dict[str, Any]: ...
 
 
 def train(
-    recipe: RecipeLike, *, skip: Sequence[str] = (), only: Sequence[str] = (), fresh: bool = False, sink: Sink
+    recipe: RecipeLike,
+    *,
+    skip: Sequence[str] = (),
+    only: Sequence[str] = (),
+    fresh: bool = False,
+    extend: bool = False,
+    sink: Sink,
 ) -> int:
-    """Run every stage that is not done yet. The exit code: 0 when finished or stopped in good order."""
+    """Run every stage that is not done yet. The exit code: 0 when finished or stopped in good order.
+
+    With `extend`, a stage that is longer than before goes on although its schedule depends on its length.
+    """
     skipped = stages_to_skip(recipe, skip, only)
     there = RunFolder(Path(recipe.run.dir), only_read=True)
     check_inputs(recipe.stages, [n for n in recipe.stages if n not in skipped and (fresh or not there.is_done(n))])
@@ -55,6 +66,8 @@ def train(
         threads = recipe.run.threads or torch.get_num_threads()
         anew = [name for name in recipe.stages if name not in skipped] if fresh else []
         _check_heirs(recipe.stages, anew, folder)
+        if not fresh:
+            lengthen(folder, recipe, extend, lambda text: sink(Said(text)))
         torch.set_num_threads(folder.begin(recipe.to_yaml(), recipe.digest(), threads, fresh=anew))
         _determinism(recipe.run, device, sink)
         with StopSignal().listening() as stop:

@@ -1,0 +1,111 @@
+"""A run that is to go on for longer than it was first asked to: more steps or epochs, further stages at the end."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import yaml
+
+from lemma.core.errors import UserError
+from lemma.core.faults import fault_point
+from lemma.core.files import write_whole
+from lemma.runs.run_folder import RunFolder
+from lemma.runs.run_options import StageOptions, stage_before
+
+LENGTHS = ("steps", "epochs")
+
+
+class Lengthened(Protocol):
+    """What this needs of a recipe."""
+
+    @property
+    def stages(self) -> Mapping[str, StageOptions]: ...
+    def to_yaml(self) -> str: ...
+    def digest(self) -> str: ...
+    def digest_of(self, values: dict[str, Any]) -> str: ...
+    def model_dump(self, *, mode: str) -> dict[str, Any]: ...
+
+
+def lengthen(folder: RunFolder, recipe: Lengthened, extend: bool, say: Callable[[str], None]) -> None:
+    """Make the run one of this recipe where that differs in nothing but lengths and new last stages.
+
+    A stage whose schedule depends on its length is lengthened only with `extend`. Anything else is left to
+    `RunFolder.begin`, which refuses a run of another recipe.
+    """
+    facts = folder.facts()
+    if facts is None or facts["digest"] == recipe.digest():
+        return
+    changed = _changed(folder, recipe, [facts["digest"], *facts.get("earlier", [])])
+    if changed is None:
+        return
+    for name, (key, was, now) in changed.items():
+        _check(folder, recipe.stages, name, key, was, now, extend)
+    for name, (key, was, now) in changed.items():
+        say(f"{name}: goes on to {now:g} {key}; it was to end after {was:g}{_about_schedule(recipe.stages[name])}")
+        # First: without the mark, the stage goes on from its last checkpoint under either recipe.
+        (folder.stage(name) / "done.json").unlink(missing_ok=True)
+    facts |= {"digest": recipe.digest(), "earlier": [facts["digest"], *facts.get("earlier", [])]}
+    fault_point("folder.lengthening")
+    write_whole(folder.path / "run.json", json.dumps(facts, indent=1))
+    fault_point("folder.lengthening")
+    write_whole(folder.path / "recipe.yaml", recipe.to_yaml())
+
+
+def _changed(folder: RunFolder, recipe: Lengthened, known: list[str]) -> dict[str, tuple[str, float, float]] | None:
+    """The lengths that differ, by stage, as key, old and new value; None where something else differs as well."""
+    try:
+        before = yaml.safe_load((folder.path / "recipe.yaml").read_text())["stages"]
+        lengths = {name: {key: before[name].get(key) for key in LENGTHS} for name in before}
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+        return None
+    now = recipe.model_dump(mode="json")
+    shortened = copy.deepcopy(now)
+    if list(now["stages"])[: len(lengths)] != list(lengths):
+        return None
+    shortened["stages"] = {name: shortened["stages"][name] | lengths[name] for name in lengths}
+    if recipe.digest_of(shortened) not in known:
+        return None
+    changed = {}
+    for name, old in lengths.items():
+        (key, was), (new_key, length) = _length(old), _length(now["stages"][name])
+        if key != new_key:  # steps in the place of epochs: which is longer, the data decide
+            return None
+        if length != was:
+            changed[name] = (key, was, length)
+    return changed
+
+
+def _length(stage: Mapping[str, Any]) -> tuple[str, float]:
+    return ("steps", stage["steps"]) if stage["steps"] is not None else ("epochs", stage["epochs"] or 1.0)
+
+
+def _check(
+    folder: RunFolder, stages: Mapping[str, StageOptions], name: str, key: str, was: float, now: float, extend: bool
+) -> None:
+    if not folder.has_work(name):
+        return
+    place = f"stages.{name}.{key} was {was:g}, is {now:g}"
+    if now < was:
+        raise UserError(f"{place}: a stage cannot be made shorter", fix=f"write {was:g}, or start anew with --fresh")
+    heirs = [other for other in stages if stage_before(stages, other) == name and folder.has_work(other)]
+    if heirs:
+        raise UserError(
+            f"{place}, but stage {heirs[0]} went on from the model that {name} ended with",
+            fix=f"write {was:g}, or give this run another run.dir",
+        )
+    if _about_schedule(stages[name]) and not extend:
+        raise UserError(
+            f"{place}, and its learning rate was planned for {was:g} {key}",
+            fix=f"give --extend to go on with the plan for {now:g}, which makes the rate jump, or write {was:g}",
+        )
+
+
+def _about_schedule(stage: StageOptions) -> str:
+    """What a longer stage changes in its learning rate; empty where that does not depend on the length."""
+    optim = stage.optim
+    if optim.schedule != "constant":
+        return f"; its {optim.schedule} schedule now ends there, so the learning rate jumps where it goes on"
+    return "; its warm-up is a share of all steps, and may begin again" if 0 < optim.warmup < 1 else ""
