@@ -20,11 +20,11 @@ SAID, HEARD = "THE\u2063POLICY\u2063SAID", "THE\u2063REPLY\u2063WAS"
 
 @dataclass(frozen=True)
 class Bridge:
-    """The pieces of text around a reply, as one format and tokenizer write them."""
+    """The ids around a reply, as one format and tokenizer write them."""
 
     tokenizer: Any
-    before: str
-    after: str
+    before: list[int]
+    after: list[int]
     ends: frozenset[int]
     longest: int
 
@@ -41,14 +41,15 @@ class Bridge:
         before, heard, after = behind.partition(HEARD)
         if not said or not heard:
             before, after = "\n", "\n"
-        return cls(tokenizer, before, after, frozenset(ends) | {tokenizer.eos_token_id}, longest)
+        around = encode_text(before, tokenizer), encode_text(after, tokenizer)
+        return cls(tokenizer, *around, frozenset(ends) | {tokenizer.eos_token_id}, longest)
 
     def ids(self, said: np.ndarray, reply: str) -> tuple[np.ndarray, bool]:
         """The ids that follow what was said, and whether the reply was cut.
 
         The token that ends a turn is part of the bridge only where the policy did not sample it.
         """
-        front = encode_text(self.before, self.tokenizer)
+        front = self.before
         if len(said) and int(said[-1]) in self.ends and front and front[0] in self.ends:
             front = front[1:]
         middle = self._plain(reply)
@@ -56,7 +57,7 @@ class Bridge:
         if cut:
             half = self.longest // 2
             middle = [*middle[: self.longest - half], *middle[len(middle) - half :]]
-        ids = [*front, *middle, *encode_text(self.after, self.tokenizer)]
+        ids = [*front, *middle, *self.after]
         return np.asarray(ids, dtype=np.int32), cut
 
     def _plain(self, text: str) -> list[int]:

@@ -133,10 +133,6 @@ class Scheduler:
     def is_idle(self) -> bool:
         return not (self.waiting or self.filling or self.running)
 
-    @property
-    def _active(self) -> int:
-        return len(self.running) + sum(1 + len(job.followers) for job in self.filling)
-
     def add(self, sequences: list[Sequence]) -> None:
         """Samples of one request, the first of which leads."""
         self.waiting.append(Prefill(sequences[0], sequences[1:]))
@@ -172,8 +168,9 @@ class Scheduler:
 
     def next_prefill(self) -> list[tuple[Prefill, int]]:
         """Prompts to compute now and how many tokens of each; empty when running sequences should go on."""
-        while self.waiting and self._admit(self.waiting[0]):
-            pass
+        promised = sum(len(job.followers) for job in self.filling)
+        while self.waiting and (more := self._admit(self.waiting[0], promised)) is not None:
+            promised += more
         assert self.running or self.filling or not self.waiting, "a sequence that the cache cannot hold was let in"
         budget, chosen = self.prefill_tokens, []
         for job in self.filling:
@@ -184,18 +181,21 @@ class Scheduler:
             budget -= part
         return chosen
 
-    def _admit(self, job: Prefill) -> bool:
-        """Give blocks to a prompt and to as many of its samples as there is room for; the rest waits its turn."""
-        room = self.max_sequences - self._active
+    def _admit(self, job: Prefill, promised: int) -> int | None:
+        """Give blocks to a prompt and to as many of its samples as there is room for; the rest waits its turn.
+
+        `promised` are the samples that follow prompts which are being computed. Gives how many follow this one; None
+        where there is no room for it, or not for all of its samples.
+        """
+        room = self.max_sequences - len(self.running) - len(self.filling) - promised
         leader = job.leader
         if room < 1:
-            return False
+            return None
         known = self.pool.find(leader.tokens) if self.share_prefixes else []
         own = self.pool.needed(leader.length + 1) - len(known)
-        promised = sum(len(filling.followers) for filling in self.filling)
         spare = self.pool.free - self.pool.unowned(known) - own - promised
         if spare < 0:
-            return False
+            return None
         self.waiting.popleft()
         leader.blocks = [self.pool.share(block) for block in known] + [self.pool.take() for _ in range(own)]
         leader.cached = len(known) * self.pool.size
@@ -204,8 +204,8 @@ class Scheduler:
         self.filling.append(Prefill(leader, job.followers[:fits]))
         if later:
             self.waiting.appendleft(Prefill(later[0], later[1:]))
-            return False
-        return True
+            return None
+        return fits
 
     def prefilled(self, job: Prefill, tokens: int) -> list[tuple[Sequence, int, int]]:
         """Note that tokens of a prompt are in the cache. When it is complete: block copies to make, as
