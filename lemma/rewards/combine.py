@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import extract_tb
@@ -80,30 +80,44 @@ def labels(rewards: Sequence[Reward]) -> list[str]:
 
 
 def _column(reward: Reward, name: str, items: Sequence[RewardInput]) -> list[float | None]:
-    if type(reward).score_all is not Reward.score_all:
-        return reward.score_all(items)
-    limit = reward.seconds_each
-    watch = None if limit is None else Watch(limit)
+    """What a reward gives for each; one that takes them all at once has the time of all of them."""
+    limit, at_once = reward.seconds_each, type(reward).score_all is not Reward.score_all
+    watch = None if limit is None else Watch(limit * max(1, len(items)) if at_once else limit)
     with watch or nullcontext():
+        if at_once:
+            with _in_time(reward, name, items, watch):
+                return reward.score_all(items)
         return [_value(reward, name, item, watch) for item in items]
 
 
 def _value(reward: Reward, name: str, item: RewardInput, watch: Watch | None) -> float | None:
     try:
-        with watch.piece() if watch is not None else nullcontext():
+        with _in_time(reward, name, [item], watch):
             return reward.score(item)
     except UserError:
         raise
+    except (Exception, SystemExit) as error:
+        raise RewardFailed(reward, name, item.completion, error) from error
+
+
+@contextmanager
+def _in_time(reward: Reward, name: str, items: Sequence[RewardInput], watch: Watch | None) -> Iterator[None]:
+    try:
+        with watch.piece() if watch is not None else nullcontext():
+            yield
     except Overdue as error:
         file, line = reward.place or (None, None)
+        on = (
+            f"the completion {_shown(items[0].completion)!r}"
+            if len(items) == 1
+            else f"each of {len(items)} completions"
+        )
         raise UserError(
-            f"reward '{name}' took longer than {reward.seconds_each:g} s on the completion {_shown(item.completion)!r}",
+            f"reward '{name}' took longer than {reward.seconds_each:g} s on {on}",
             file=file,
             line=line,
             fix="make it end sooner, or raise its option `seconds`",
         ) from error
-    except (Exception, SystemExit) as error:
-        raise RewardFailed(reward, name, item.completion, error) from error
 
 
 def _check_sizes(reward: Reward, name: str, column: Sequence[float | None], items: Sequence[RewardInput]) -> None:

@@ -34,6 +34,8 @@ class TrlFunction(Reward):
     the format uses a chat template, otherwise texts."""
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Further keyword arguments for the function."""
+    seconds: float = Field(300.0, gt=0)
+    """Longest time, as a mean over the completions that it is given; one that takes longer stops the run."""
 
     needs_columns: ClassVar[bool] = True
     """Problems keep the row that they came from."""
@@ -54,6 +56,10 @@ class TrlFunction(Reward):
     def place(self) -> tuple[str, int | None]:
         code = getattr(load_function(self.function), "__code__", None)
         return self.function.rpartition(":")[0], None if code is None else code.co_firstlineno
+
+    @property
+    def seconds_each(self) -> float | None:
+        return self.seconds
 
     @property
     def files(self) -> list[Path]:

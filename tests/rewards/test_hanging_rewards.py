@@ -37,6 +37,9 @@ def listens(item):
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.accept()
 
+def batch(completions, **columns):
+    time.sleep(60)
+
 def quick(item):
     time.sleep(0.1)
     return 1.0
@@ -56,6 +59,13 @@ def test_a_hanging_reward_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=sentence):
         combine([reward], items(3))
     assert time.monotonic() - began < 20
+
+
+def test_a_hanging_function_of_trl_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(HANGING)
+    reward = make_reward({"name": "trl", "function": f"{tmp_path / 'mine.py'}:batch", "seconds": 0.1})
+    with pytest.raises(UserError, match=r"reward 'batch' took longer than 0.1 s on each of 3 completions; make it end"):
+        combine([reward], items(3))
 
 
 def test_the_deadline_is_of_one_completion_and_leaves_nothing_behind(tmp_path: Path) -> None:
