@@ -68,11 +68,11 @@ class ExpertIteration(Algorithm):
 
     def kept(self, group: Group) -> list[Trajectory]:
         """The samples to imitate, in the order in which they were sampled."""
-        right: dict[bytes | int, Trajectory] = {}
-        for number, trajectory in enumerate(group.trajectories):
-            if trajectory.rewards["total"] >= self.threshold and trajectory.trained_tokens:
-                right.setdefault(trajectory.ids_T.tobytes() if self.distinct else number, trajectory)
-        return list(right.values())[: self.per_problem]
+        right: dict[bytes | int, list[Trajectory]] = {}
+        for number, episode in enumerate(group.episodes):
+            if episode[0].rewards["total"] >= self.threshold and any(one.trained_tokens for one in episode):
+                right.setdefault(b"".join(one.ids_T.tobytes() for one in episode) if self.distinct else number, episode)
+        return [one for episode in list(right.values())[: self.per_problem] for one in episode]
 
     def objective(self, max_tokens: int, memory: Memory) -> NegativeLogLikelihood:
         from lemma.objectives import NegativeLogLikelihood

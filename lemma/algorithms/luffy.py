@@ -48,7 +48,7 @@ class Luffy(LuffyOptions):
         """The advantage of every token of each sample."""
         from lemma.objectives.luffy_advantages import mixed_advantages
 
-        same, scaled = np.zeros(len(group.trajectories)), self.scale == "group"
+        same, scaled = np.zeros(len(group.episodes)), self.scale == "group"
         advantages = mixed_advantages(
             rewards_of(group), same, taught(group), statistics=self.statistics, use_std=scaled
         )

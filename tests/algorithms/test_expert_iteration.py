@@ -51,6 +51,13 @@ def test_what_was_cut_off_and_lost_its_tokens_is_not_kept() -> None:
     assert [id(t) for t in expert().kept(mine)] == [id(mine.trajectories[2]), id(mine.trajectories[3])]
 
 
+def test_an_episode_of_two_trajectories_is_kept_whole_and_counts_once() -> None:
+    mine = samples()
+    mine.trajectories[0].episode = mine.trajectories[1].episode = 0
+    mine.trajectories[1].rewards["total"] = 1.0
+    assert [id(t) for t in expert(per_problem=1).kept(mine)] == [id(t) for t in mine.trajectories[:2]]
+
+
 def test_its_loss_is_the_likelihood() -> None:
     loss = expert(normalise="constant").objective(30, Memory())
     assert (loss.normalise, loss.constant) == ("constant", 30.0)

@@ -122,6 +122,14 @@ def test_advantages_of_a_mixed_group(options: dict[str, Any], expected: list[flo
     assert luffy(**options).is_live(mixed)
 
 
+def test_an_episode_of_two_trajectories_counts_once() -> None:
+    """Rewards 1 and 0: the mean is 1/2, though the first has two trajectories."""
+    mixed = group(trajectory(1.0, given=3), trajectory(1.0), trajectory(0.0))
+    mixed.trajectories[0].episode = mixed.trajectories[1].episode = 0
+    luffy().assign([mixed], Memory())
+    assert [response(item, "advantage")[0] for item in mixed.trajectories] == [0.5, 0.5, -0.5]
+
+
 def test_groups_are_compared_each_with_itself() -> None:
     first, second = group(trajectory(1.0), trajectory(0.0)), group(trajectory(5.0), trajectory(5.0))
     luffy(group_size=2).assign([first, second], Memory())

@@ -79,7 +79,7 @@ class OffPolicyOptions(ReshapeOptions):
     min: float | None = None
     """Smallest weight of a token."""
     max: float | None = None
-    """Largest weight of a token."""
+    """Maximum weight of a token."""
 
     constants: ClassVar[dict[str, tuple[Reshape, ...]]] = ReshapeOptions.constants | {"weight": ("p_logp", "logp")}
 
@@ -101,7 +101,7 @@ class AdaptiveEntropyOptions(Options):
     target: float = Field(1.0, gt=0)
     """Entropy in nats per token to hold."""
     limit: float | None = Field(None, gt=0)
-    """Largest weight (learned only)."""
+    """Maximum weight (learned only)."""
     lr: float = Field(1e-2, gt=0)
     """Learning rate of the logarithm of the weight (learned only)."""
 

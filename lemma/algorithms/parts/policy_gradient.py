@@ -81,7 +81,7 @@ class PolicyGradient(Algorithm):
     entropy_step: float = Field(0.005, gt=0)
     """How much `entropy_target` changes the weight in a step."""
     entropy_max: float = Field(1.0, gt=0)
-    """Largest weight that `entropy_target` leads to."""
+    """Maximum weight that `entropy_target` leads to."""
     mismatch_cap: MismatchCap = None
     mismatch_floor: float | None = Field(None, ge=0)
     """Least mismatch weight."""

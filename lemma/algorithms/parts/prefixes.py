@@ -24,7 +24,7 @@ class PrefixOptions(Options):
     """Smallest share of the trace for random and fixed. With min and max at 1 the whole trace is the sample and nothing
     is generated."""
     max: float = Field(1.0, ge=0, le=1)
-    """Largest share of the trace."""
+    """Maximum share of the trace."""
     strategy: Strategy = "random"
     """How the share is chosen. `random`: anything from min to max. `fixed`: evenly spaced from min to max over the
     samples. `linear_max` and `reverse_linear`: anything from 0 to a limit that falls (or rises) in equal windows of

@@ -17,18 +17,19 @@ def off_policy(trajectory: Trajectory) -> np.ndarray:
 
 
 def taught(group: Group) -> np.ndarray:
-    """Which samples a teacher began, also of those whose tokens are masked."""
-    return np.array([bool(off_policy(t).any()) for t in group.trajectories], dtype=bool)
+    """Which episodes a teacher began, also of those whose tokens are masked."""
+    return np.array([any(off_policy(t).any() for t in episode) for episode in group.episodes], dtype=bool)
 
 
 def by_origin(
     group: Group, advantages: np.ndarray, off_factor: float, compat: LuffyCompat, group_size: int
 ) -> list[np.ndarray]:
-    """The advantage of every token of each sample: that of the sample, by who chose the token."""
+    """The advantage of every token of each trajectory: that of its episode, by who chose the token."""
     from lemma.objectives.luffy_advantages import weighted_by_origin, with_prefix_reward
 
     rows = []
-    for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
+    pairs = zip(group.episodes, advantages, strict=True)
+    for trajectory, advantage in ((one, advantage) for episode, advantage in pairs for one in episode):
         off_T, row_T = off_policy(trajectory), np.full(len(trajectory), advantage)
         row_T = weighted_by_origin(row_T, off_T, off=off_factor, on=compat.on_policy.factor)
         if compat.prefix_reward is not None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.parts.signals import write_tokens
 from lemma.algorithms.preference import PreferenceAlgorithm
 from lemma.core.events import Progressed
 from lemma.core.types import Trajectory
@@ -25,7 +26,7 @@ from lemma.stages.dropout import switch_dropout_off
 from lemma.stages.evaluating import StageBenchmarks
 from lemma.stages.preference.examples import Example, Order, check_ids, digest, prepare, trajectory
 from lemma.stages.preference.preference_options import PreferenceOptions
-from lemma.stages.preference.scores import AdaptersOff, Reference, SquaredMass, mismatched, precompute, put
+from lemma.stages.preference.scores import AdaptersOff, Reference, SquaredMass, mismatched, precompute
 from lemma.stages.supervised import measure_step, named
 from lemma.stages.trained_prompt import as_trained
 
@@ -135,9 +136,9 @@ class Scorer:
     def ready(self, examples: Sequence[Example]) -> tuple[list[Trajectory], Objective]:
         batch = as_trajectories(examples, self.algorithm)
         if self.reference is not None:
-            put(batch, "reference", self.reference.scores(batch))
+            write_tokens("reference", batch, self.reference.scores(batch))
         if self.algorithm.needs_collisions:
-            put(batch, "collision", self.learner.score(batch, SquaredMass(self.policy)))
+            write_tokens("collision", batch, self.learner.score(batch, SquaredMass(self.policy)))
         return batch, self.algorithm.objective(self.memory, self.baseline(examples))
 
     def observe(self, report: StepReport, examples: Sequence[Example]) -> StepReport:

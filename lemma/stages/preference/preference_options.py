@@ -59,7 +59,7 @@ class PreferenceOptions(StageOptions):
     steps: int | None = Field(None, ge=1)
     """Optimisation steps."""
     max_length: int | None = Field(None, ge=8)
-    """Longest sequence; an example with a longer one is dropped and counted. Default: the model's context."""
+    """Maximum sequence length; an example with a longer one is dropped and counted. Default: the model's context."""
     reference: Literal["precomputed", "adapters_off"] = "precomputed"
     """Log-probabilities under the model that the stage starts from: computed once and kept in the cache, or at every
     step with the adapters of model.lora switched off. Losses without a reference hold none."""

@@ -142,13 +142,6 @@ def _load(path: Path, size: int) -> np.ndarray | None:
     return flat if whole and len(flat) == size else None
 
 
-def put(trajectories: Sequence[Trajectory], name: str, scores: Sequence[np.ndarray]) -> None:
-    """Numbers of trained tokens as a field of all tokens."""
-    for one, numbers in zip(trajectories, scores, strict=True):
-        one.token_fields[name] = np.zeros(len(one), dtype=numbers.dtype)
-        one.token_fields[name][one.chosen_T] = numbers
-
-
 def mismatched(examples: Sequence[Example], limit: int) -> list[Trajectory]:
     """Each prompt with the response of the example before it in the step, the first one with that of the last.
 

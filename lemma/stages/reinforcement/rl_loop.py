@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from lemma.algorithms import Algorithm, Memory
+from lemma.algorithms.parts.signals import write_tokens
 from lemma.core.faults import fault_point
 from lemma.core.random import permutation
 from lemma.core.ranks import gather_over_ranks, join_over_ranks
-from lemma.core.types import Group, Trajectory
+from lemma.core.types import Group
 from lemma.engines.mismatch import Mismatch, check_mismatch
 from lemma.engines.protocol import Engine, EngineError
 from lemma.formats import Format
@@ -183,19 +184,12 @@ def add_scores(
     if not trajectories:
         return
     if algorithm.needs_old:
-        _attach("old", trajectories, learner.score(trajectories))
+        write_tokens("old", trajectories, learner.score(trajectories))
     if reference is not None:
         with reference.asked() as other:
-            _attach("reference", trajectories, learner.score(trajectories, other))
+            write_tokens("reference", trajectories, learner.score(trajectories, other))
     if critic is not None:
-        _attach("value", trajectories, critic.score(trajectories))
-
-
-def _attach(name: str, trajectories: Sequence[Trajectory], scores: Sequence[np.ndarray]) -> None:
-    for trajectory, found in zip(trajectories, scores, strict=True):
-        values = np.zeros(len(trajectory), dtype=np.float64)
-        values[trajectory.chosen_T] = found
-        trajectory.token_fields[name] = values
+        write_tokens("value", trajectories, critic.score(trajectories))
 
 
 def sample(roller: Roller, step: int, policy: Policy) -> Rollouts:
