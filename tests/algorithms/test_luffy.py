@@ -318,6 +318,7 @@ def test_a_learned_entropy_weight_goes_on_from_what_is_remembered() -> None:
         ({"clip": 0.2, "compat": {"on_policy": {"reshape": "logp"}}}, "remove clip"),
         ({"group_size": 1}, "write for example `group_size: 8`"),
         ({"skip_above": 0.9}, "skip_above is now compat.skip_above; write `compat: {skip_above: 0.9}`"),
+        ({"ratio_kl": 1}, "write `compat: {ratio_kl: 1}`"),
         ({"on_policy": {"factor": 2}}, "write `compat: {on_policy: {factor: 2}}`"),
         ({"compat": True}, "compat is a block now; write `compat: {micro_batch_scale: true}`"),
     ],

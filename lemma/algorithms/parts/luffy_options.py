@@ -8,18 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from lemma.algorithms.algorithm import Algorithm, Memory
-from lemma.algorithms.parts.loss_options import (
-    Clip,
-    ClipHigh,
-    Constant,
-    EntropyWeight,
-    KlEstimator,
-    KlWeight,
-    MismatchCap,
-    Normalise,
-    check_divisor,
-    check_kl_in_loss,
-)
+from lemma.algorithms.parts import loss_options as shared
 from lemma.algorithms.parts.prefixes import PrefixOptions
 from lemma.algorithms.parts.refusals import refuse_moved, refuse_unused
 from lemma.config import Options
@@ -181,17 +170,17 @@ class LuffyOptions(Algorithm):
     """Whose rewards make the baseline: those of the whole group, or of the policy's own samples."""
     scale: Literal["none", "group"] = "none"
     """Divide advantages by the standard deviation of the rewards that make the baseline."""
-    clip: Clip = None
-    clip_high: ClipHigh = None
-    normalise: Normalise = "constant"
-    constant: Constant = None
+    clip: shared.Clip = None
+    clip_high: shared.ClipHigh = None
+    normalise: shared.Normalise = "constant"
+    constant: shared.Constant = None
     sft_weight: float | None = Field(None, gt=0)
     """Imitate a teacher's samples (negative log-likelihood with this weight) instead of weighing them: the baseline
     "RL with SFT loss". It is divided like the rest of the loss."""
-    entropy: EntropyWeight = 0.001
-    kl: KlWeight = 0.0
-    kl_estimator: KlEstimator = "low_var_kl"
-    mismatch_cap: MismatchCap = None
+    entropy: shared.EntropyWeight = 0.001
+    kl: shared.KlWeight = 0.0
+    kl_estimator: shared.KlEstimator = "low_var_kl"
+    mismatch_cap: shared.MismatchCap = None
     compat: LuffyCompat = LuffyCompat()
     """What the original's code can do and its published runs do not."""
 
@@ -230,8 +219,8 @@ class LuffyOptions(Algorithm):
 
     @model_validator(mode="after")
     def _loss_fits(self) -> Self:
-        check_divisor(self.normalise, self.constant)
-        check_kl_in_loss(self.kl, self.kl_estimator)
+        shared.check_divisor(self.normalise, self.constant)
+        shared.check_kl_in_loss(self.kl, self.kl_estimator)
         if self.clip_high is not None and self.clip is None:
             raise ValueError("clip_high needs clip; write for example `clip: 0.2`, or remove it")
         if self.clip is not None and self.compat.on_policy.reshape == "logp":

@@ -8,23 +8,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import Field, model_validator
 
 from lemma.algorithms.algorithm import Algorithm, Memory
-from lemma.algorithms.parts.loss_options import (
-    Clip,
-    ClipHigh,
-    Constant,
-    EntropyWeight,
-    Epsilon,
-    KlEstimator,
-    KlWeight,
-    MismatchCap,
-    Normalise,
-    Scale,
-    check_divisor,
-    check_kl_in_loss,
-    clipped,
-    kl_term,
-    mismatch_weight,
-)
+from lemma.algorithms.parts import loss_options as shared
 from lemma.algorithms.parts.refusals import refuse_unused
 from lemma.config import Options
 
@@ -47,8 +31,8 @@ class RatioOptions(Options):
 class ClipOptions(Options):
     """The trust region of PPO: the ratio is clipped."""
 
-    clip: Clip = 0.2
-    clip_high: ClipHigh = None
+    clip: shared.Clip = 0.2
+    clip_high: shared.ClipHigh = None
     clip_cap: float | None = Field(None, gt=1)
     """Clip the ratio here for unwanted samples too (two-sided clipping); above 1 + clip_high."""
 
@@ -62,19 +46,19 @@ class ClipOptions(Options):
 
     def clipped(self) -> Surrogate:
         """min(r A, clip(r) A), or r A without a clip."""
-        return clipped(self.clip, self.clip_high, self.clip_cap)
+        return shared.clipped(self.clip, self.clip_high, self.clip_cap)
 
 
 class PolicyGradient(Algorithm):
     """An advantage for every sample, and a loss that makes tokens of better samples more likely."""
 
-    scale: Scale = "none"
-    epsilon: Epsilon = 1e-6
-    normalise: Normalise = "sequence"
-    constant: Constant = None
-    kl: KlWeight = 0.0
-    kl_estimator: KlEstimator = "k3"
-    entropy: EntropyWeight = 0.0
+    scale: shared.Scale = "none"
+    epsilon: shared.Epsilon = 1e-6
+    normalise: shared.Normalise = "sequence"
+    constant: shared.Constant = None
+    kl: shared.KlWeight = 0.0
+    kl_estimator: shared.KlEstimator = "k3"
+    entropy: shared.EntropyWeight = 0.0
     entropy_target: float | None = Field(None, gt=0)
     """Raise the weight of the bonus after each step that ends below this entropy (in nats), lower it otherwise, and
     give no bonus above it."""
@@ -82,7 +66,7 @@ class PolicyGradient(Algorithm):
     """How much `entropy_target` changes the weight in a step."""
     entropy_max: float = Field(1.0, gt=0)
     """Maximum weight that `entropy_target` leads to."""
-    mismatch_cap: MismatchCap = None
+    mismatch_cap: shared.MismatchCap = None
     mismatch_floor: float | None = Field(None, ge=0)
     """Least mismatch weight."""
     mismatch_level: Literal["token", "sequence"] = "token"
@@ -92,13 +76,13 @@ class PolicyGradient(Algorithm):
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
-        check_divisor(self.normalise, self.constant)
+        shared.check_divisor(self.normalise, self.constant)
         if not self.compares and self.scale != "none":
             raise ValueError(
                 f"{self.name} has no baseline, so nothing to scale; remove scale or use reinforce_baseline"
             )
         if not self.kl_is_weighted:
-            check_kl_in_loss(self.kl, self.kl_estimator)
+            shared.check_kl_in_loss(self.kl, self.kl_estimator)
         if self.mismatch_cap is not None and (self.mismatch_floor or 0.0) >= self.mismatch_cap:
             raise ValueError("mismatch_floor is not below mismatch_cap; lower it")
         if self.group_size == 1 and self.compares:
@@ -165,9 +149,11 @@ class PolicyGradient(Algorithm):
             level=self.ratio_level,
             normalise=self.normalise,
             constant=self.constant or float(max_tokens),
-            kl=kl_term(self.kl, self.kl_estimator, by_ratio.kl_by_ratio),
+            kl=shared.kl_term(self.kl, self.kl_estimator, by_ratio.kl_by_ratio),
             entropy=self._entropy_weight(memory),
-            mismatch=mismatch_weight(self.mismatch_cap, self.mismatch_floor, self.mismatch_level, self.mismatch_mask),
+            mismatch=shared.mismatch_weight(
+                self.mismatch_cap, self.mismatch_floor, self.mismatch_level, self.mismatch_mask
+            ),
             top_entropy=by_ratio.top_entropy,
             off_policy_limit=by_ratio.off_policy_limit,
             watch_entropy=self.entropy_target is not None,

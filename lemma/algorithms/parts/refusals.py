@@ -40,4 +40,6 @@ def _written(value: Any) -> str:
     """A value as YAML on one line."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name}: {_written(inner)}" for name, inner in value.items()) + "}"
-    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if not isinstance(value, list) else "..."
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
