@@ -21,15 +21,15 @@ class NativeOptions(EngineOptions):
     """Lemma's own engine, on the very modules that train."""
 
     name: Literal["native"] = "native"
-    """native."""
+    """Lemma's own engine, on the trainer's weights."""
     cache_gib: float | None = Field(None, gt=0)
     """Memory of the key-value cache in GiB. Default: half of what is free on the GPU, or 65536 tokens on a CPU."""
     cache_tokens: int | None = Field(None, ge=1)
     """Size of the cache in tokens, in place of `cache_gib`."""
     sequences: int = Field(1024, ge=1, le=1024)
-    """Most sequences that run side by side."""
+    """Maximum number of sequences that are generated at the same time."""
     prefill_tokens: int | None = Field(None, ge=1)
-    """Most tokens of prompts that are computed at once; longer prompts are computed in pieces. Default: at most 16384,
+    """Maximum number of prompt tokens in one pass; longer prompts are computed in pieces. Default: at most 16384,
     fewer for wide models, so that they need less than 0.8 GiB beside the cache."""
     share_prefixes: bool = True
     """Use what is cached of the beginning of a prompt again, as in the next turn of a conversation."""
@@ -43,7 +43,7 @@ class TransformersOptions(EngineOptions):
     """Transformers' own cache and masks, step by step: slow, and it serves every causal language model."""
 
     name: Literal["transformers"] = "transformers"
-    """transformers."""
+    """The `generate` function of transformers."""
     batch: int = Field(64, ge=1)
     """Sequences that run together."""
 
@@ -52,7 +52,7 @@ class VllmEngineOptions(VllmOptions, EngineOptions):
     """vLLM as the engine: in the trainer's process, or as a supervised server on this machine."""
 
     name: Literal["vllm"] = "vllm"
-    """vllm."""
+    """vLLM, in this process or as a server."""
 
 
 ENGINES: dict[str, type[EngineOptions]] = {

@@ -1,16 +1,42 @@
 """Environments: what answers the policy between its turns, and what an episode was worth in the end."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lemma.config.registry import Registry, is_place, load_place
+from lemma.core.errors import UserError
 from lemma.core.types import Outcome
 from lemma.environments.custom_world import CustomWorld
 from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Said
 from lemma.environments.higher_lower import HigherLower
 from lemma.environments.single_turn import SingleTurn
 
-ENVIRONMENTS: dict[str, type[EnvironmentOptions]] = {
-    "single_turn": SingleTurn,
-    "higher_lower": HigherLower,
-    "custom": CustomWorld,
-}
+ENVIRONMENTS: Registry[type[EnvironmentOptions]] = Registry(
+    "environments",
+    EnvironmentOptions,
+    {
+        "single_turn": SingleTurn,
+        "higher_lower": HigherLower,
+        "custom": CustomWorld,
+    },
+)
+
+
+def as_options(spec: str | Mapping[str, Any]) -> dict[str, Any]:
+    """An environment as a mapping of name and options; a plain class of a file becomes the class of `custom`."""
+    options = {"name": spec} if isinstance(spec, str) else dict(spec)
+    place = options.get("name")
+    if not isinstance(place, str) or not is_place(place):
+        return options
+    try:
+        found = load_place(place)
+    except UserError:
+        found = None
+    is_options = isinstance(found, type) and issubclass(found, EnvironmentOptions)
+    return options if is_options else {**options, "name": "custom", "class": place}
+
 
 __all__ = [
     "ENVIRONMENTS",
@@ -22,4 +48,5 @@ __all__ = [
     "Reply",
     "Said",
     "SingleTurn",
+    "as_options",
 ]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from lemma.core.errors import UserError, nearest
+from lemma.config.registry import file_of, is_place, load_place
+from lemma.core.errors import UserError
 from lemma.environments.environment import Environment, EnvironmentOptions
 
 
 class CustomWorld(EnvironmentOptions):
     """A class of one's own with `reset`, `step` and `score`."""
+
+    # `class` is a word of Python's own: the recipe says it, the field cannot be called so.
+    model_config = ConfigDict(serialize_by_alias=True)
 
     name: Literal["custom"] = "custom"
     """A class in a file."""
@@ -30,15 +33,9 @@ class CustomWorld(EnvironmentOptions):
 
 def load_class(place: str) -> Any:
     """The class that `path.py:Name` names."""
-    file, colon, name = place.rpartition(":")
-    if not colon or not file.endswith(".py"):
+    if not is_place(place):
         raise UserError(f"'{place}' names no class in a file", fix="write for example `class: my_world.py:Guess`")
-    path = Path(file).expanduser()
-    if not path.is_file():
-        raise UserError(f"there is no file '{file}'", fix="correct the path of the environment's class")
-    namespace: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
-    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), namespace)
-    if not isinstance(namespace.get(name), type):
-        names = [key for key, value in namespace.items() if isinstance(value, type) and not key.startswith("_")]
-        raise UserError(f"'{file}' has no class '{name}'", fix=nearest(name, names))
-    return namespace[name]
+    found = load_place(place)
+    if not isinstance(found, type):
+        raise UserError(f"'{place.rpartition(':')[2]}' is not a class", file=file_of(place))
+    return found

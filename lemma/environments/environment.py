@@ -56,9 +56,9 @@ class EnvironmentOptions(Options):
     name: str = ""
     """Which environment."""
     turns: int = Field(8, ge=1)
-    """Most turns of the policy in an episode."""
+    """Maximum number of turns in an episode."""
     reply_tokens: int = Field(512, ge=1)
-    """Longest reply; a longer one loses its middle, and the log counts it."""
+    """Maximum number of tokens in a reply; a longer one loses its middle, and the metrics count it."""
 
     @property
     def is_single_turn(self) -> bool:
@@ -73,7 +73,7 @@ class EnvironmentOptions(Options):
         """Refuse, before anything is loaded, what could never be played, such as a class that is not there."""
 
     def room(self, turn_tokens: int) -> int:
-        """Most tokens of an episode behind its first prompt, the marks between turns included."""
+        """Maximum number of tokens after the first prompt, including the template's tokens between turns."""
         return self.turns * turn_tokens + (self.turns - 1) * (self.reply_tokens + MARKS)
 
 

@@ -45,9 +45,9 @@ class HigherLower(EnvironmentOptions):
     name: Literal["higher_lower"] = "higher_lower"
     """A guessing game."""
     turns: int = Field(5, ge=1)
-    """Most guesses."""
+    """Maximum number of guesses."""
     reply_tokens: int = Field(16, ge=1)
-    """Longest reply."""
+    """Maximum number of tokens in a reply."""
     words: tuple[str, str, str] = ("higher", "lower", "right")
     """How the replies are spelled: those that the model's vocabulary knows."""
     mute: bool = False

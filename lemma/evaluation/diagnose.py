@@ -20,7 +20,7 @@ from lemma.rollouts import Ask, Episode, Judge, play
 Level = Literal["fine", "note", "problem"]
 SHINGLE = 4
 PAIRS = 28
-"""Most pairs of a group that are compared."""
+"""Maximum number of pairs of a group that are compared."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Whose a folder is: one evaluation's, and one process at a time."""
+"""Who owns an evaluation's folder: one evaluation, and one process at a time."""
 
 from __future__ import annotations
 

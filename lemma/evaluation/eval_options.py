@@ -46,7 +46,7 @@ class EvalOptions(Options):
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling; 1 samples from everything."""
     max_tokens: int = Field(1024, ge=1)
-    """Longest completion."""
+    """Maximum number of tokens in a completion."""
     limit: int | None = Field(None, ge=1)
     """At most this many problems of each benchmark; always the same ones."""
     thinking: Literal["after", "whole"] = "after"

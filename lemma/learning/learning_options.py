@@ -31,7 +31,7 @@ class OptimOptions(Options):
     final_lr: float = Field(0.0, ge=0, le=1)
     """Where linear and cosine schedules end, as a share of lr."""
     clip: float = Field(1.0, ge=0)
-    """Largest norm of the gradient; 0 turns clipping off."""
+    """Maximum gradient norm; 0 turns clipping off."""
 
     @model_validator(mode="after")
     def _whole_warmup(self) -> OptimOptions:
@@ -44,7 +44,7 @@ class BudgetOptions(Options):
     """How much is computed at a time."""
 
     token_budget: int = Field(16384, ge=16)
-    """Most tokens in one forward and backward pass. Changes speed and memory, never the gradient."""
+    """Maximum number of tokens in one forward and backward pass. Changes speed and memory, never the gradient."""
 
 
 class BatchOptions(BudgetOptions):

@@ -38,7 +38,7 @@ class TinyOptions(Options):
     kv_heads: int = Field(2, ge=1)
     """Key and value heads."""
     context: int = Field(512, ge=16)
-    """Longest sequence."""
+    """Maximum sequence length."""
     words: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     """Further tokens, such as the tags of a format; they are found wherever they stand, line breaks included."""
 

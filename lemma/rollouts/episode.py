@@ -27,7 +27,7 @@ class Turn:
     `context` are the ids that it had not read before where the turn `extends` the one before, otherwise all that it
     read. `ids` is the whole response; its first `given` tokens were put there by a teacher and were not sampled: their
     log-probabilities are 0 and mean nothing. `versions` are spans of the policy's versions: the first token of each
-    span, and the version that sampled it. `heard` is what came back, in words.
+    span, and the version that sampled it. `heard` is what came back, in words; `cut` where it was shortened.
     """
 
     context: np.ndarray
@@ -40,6 +40,7 @@ class Turn:
     extends: bool = False
     text: str = ""
     heard: str = ""
+    cut: bool = False
     reward: float | None = None
     seconds: float = 0.0
 

@@ -70,7 +70,7 @@ class Player:
         turn.heard, turn.reward = reply.text, reply.reward
         if reply.done or len(self.episode.turns) >= world.options.turns:
             return False
-        self._next, _ = world.bridge.ids(turn.ids, reply.text)
+        self._next, turn.cut = world.bridge.ids(turn.ids, reply.text)
         return self._room() >= 1
 
     def request(self) -> Request:

@@ -36,7 +36,7 @@ class SupervisedOptions(StageOptions):
     """borders: sequences side by side, attention never crosses. stream: documents run on and are cut every
     max_length tokens, as in classic instruction tuning."""
     max_length: int | None = Field(None, ge=8)
-    """Longest sequence; longer ones are dropped and counted. Default: the model's context."""
+    """Maximum sequence length; longer ones are dropped and counted. Default: the model's context."""
     train_on: Literal["response", "all"] = "response"
     """Tokens that are learnt: the response only, or the prompt as well."""
     turns: Literal["all", "last"] = "all"

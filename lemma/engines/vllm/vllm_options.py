@@ -21,7 +21,7 @@ class VllmOptions(Options):
     cache_gib: float | None = Field(None, gt=0)
     """Size of the key-value cache in GiB, in place of `memory`. On a CPU it is 1 where it is not given."""
     sequences: int = Field(256, ge=1)
-    """Most sequences that run side by side."""
+    """Maximum number of sequences that are generated at the same time."""
     eager: bool = False
     """Start sooner and run slower: no compilation and no CUDA graphs. Always so on a CPU."""
     sleep: bool = False

@@ -41,6 +41,7 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
     }
     if any(len(episode.turns) > 1 for episode in rollouts.episodes):
         values["turns/mean"] = _mean([len(episode.turns) for episode in own])
+        values["turns/replies_cut"] = float(sum(turn.cut for episode in own for turn in episode.turns))
         values["turns/max"] = float(max(len(episode.turns) for episode in own))
     advantages = [t.token_fields["advantage"][t.chosen_T] for group in batch for t in group.trajectories]
     flat = np.concatenate(advantages) if advantages else np.zeros(0)
