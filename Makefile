@@ -21,7 +21,7 @@ SERIAL = -m serial $(shell grep -rl --include='test_*.py' 'mark\.serial' tests)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style test-cpus test-kill test-demo-seeds docs screens clean
+.PHONY: help demo test check style durations test-cpus test-kill test-demo-seeds docs screens clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -43,6 +43,9 @@ style: $(VENV)/.dev  ## Check format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+durations: $(VENV)/.dev  ## Measure how long every test takes, for the order of `make test` and the choice of `make check`
+	$(PYTEST) -p tests.durations
 
 test-kill: $(VENV)/.dev  ## Run the long chain of kills: 100 deaths of a training process
 	LEMMA_STRICT_SKIPS=1 $(BIN)/python -m pytest -m kill --timeout 7200

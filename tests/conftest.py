@@ -31,6 +31,8 @@ for _name, _value in {
     os.environ.setdefault(_name, _value)
 
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
+DURATIONS = Path(__file__).with_name("durations.txt")
+SLOW_SECONDS = 2.0
 
 
 # Marks of tests that run only where `-m` names them.
@@ -43,13 +45,25 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.markexpr = " and ".join([*parts, *(f"not {mark}" for mark in ONLY_WHEN_NAMED if mark not in wanted)])
 
 
-@pytest.hookimpl(trylast=True)
+def _durations() -> dict[str, float]:
+    """Seconds of a core for each test, all cases together; quick ones are not listed."""
+    lines = DURATIONS.read_text(encoding="utf-8").splitlines() if DURATIONS.is_file() else []
+    pairs = [line.split() for line in lines if line and not line.startswith("#")]
+    return {name: float(seconds) for seconds, name in pairs}
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take longest first, so that two workers end at about the same time."""
-    marked = [(item, mark) for item in items if (mark := item.get_closest_marker("slow"))]
-    seconds: Counter[Path] = Counter()
-    for (path, _), mark in {(item.path, item.name.partition("[")[0]): mark for item, mark in marked}.items():
-        seconds[path] += mark.kwargs.get("seconds", 10)
+    """Mark what is slow, and put the files that take longest first, so that two workers end at about the same time."""
+    durations, seconds = _durations(), Counter[Path]()
+    by_test: dict[tuple[str, Path], list[pytest.Item]] = {}
+    for item in items:
+        by_test.setdefault((item.nodeid.partition("[")[0], item.path), []).append(item)
+    for (name, path), cases in by_test.items():
+        seconds[path] += durations.get(name, 0.0)
+        if durations.get(name, 0.0) >= SLOW_SECONDS:
+            for case in cases:
+                case.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: -seconds[item.path])
 
 

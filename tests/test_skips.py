@@ -83,14 +83,22 @@ def test_kill_tests_run_only_when_named(tmp_path: Path, options: list[str], outc
     assert outcome in run_pytest(tmp_path, MARKED, *options).stdout
 
 
-def test_the_longest_files_come_first(tmp_path: Path) -> None:
-    cases = "@pytest.mark.parametrize('n', range(4))\n"
-    for name, tests in {"b": [(20, ""), (15, "")], "c": [(30, "")], "d": [(12, cases)]}.items():
-        lines = (f"@pytest.mark.slow(seconds={s})\n{how}def test_{s}({how and 'n'}): pass\n" for s, how in tests)
-        (tmp_path / f"test_{name}.py").write_text("import pytest\n" + "".join(lines))
-    (tmp_path / "test_a.py").write_text("def test_quick(): pass\n")
-    listed = run_pytest(tmp_path, "def test_quick(): pass\n", "--collect-only").stdout.split()
-    order = ["b.py::test_20", "b.py::test_15", "c.py::test_30", *(f"d.py::test_12[{n}]" for n in range(4))]
-    assert [word for word in listed if "::" in word] == [
-        f"test_{name}" for name in [*order, "a.py::test_quick", "tiny.py::test_quick"]
+def test_long_files_come_first_and_slow_tests_are_marked(tmp_path: Path) -> None:
+    tests = {"a": ["quick"], "b": ["x", "y"], "c": ["z"], "d": ["two"]}
+    for name, functions in tests.items():
+        cases = "@__import__('pytest').mark.parametrize('n', range(2))\n" if name == "d" else ""
+        lines = (f"{cases}def test_{function}({cases and 'n'}): pass\n" for function in functions)
+        (tmp_path / f"test_{name}.py").write_text("".join(lines))
+    seconds = {"b.py::test_x": 20.0, "b.py::test_y": 1.5, "c.py::test_z": 21.0, "d.py::test_two": 12.0}
+    (tmp_path / "durations.txt").write_text("# x\n" + "".join(f"{s} test_{name}\n" for name, s in seconds.items()))
+    run = [run_pytest(tmp_path, "", "--collect-only", *options) for options in ([], ["-m", "not slow"])]
+    found = [[word for word in result.stdout.split() if "::" in word] for result in run]
+    order = [
+        "b.py::test_x",
+        "b.py::test_y",
+        "c.py::test_z",
+        "d.py::test_two[0]",
+        "d.py::test_two[1]",
+        "a.py::test_quick",
     ]
+    assert found == [[f"test_{name}" for name in order], ["test_b.py::test_y", "test_a.py::test_quick"]]
