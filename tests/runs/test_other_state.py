@@ -122,7 +122,7 @@ def test_another_reward_between_two_starts_is_refused(tmp_path: Path, die: Calla
     die("")
     rule.write_text(text.replace("2", "3"))
     with pytest.raises(
-        UserError, match=r"what reward 1 \(rule\) is computed from is not what stage toy was trained with"
+        UserError, match=r"rule.* is not what stage toy was trained with until step 1; restore its files"
     ):
         world.train(stage)
     rule.write_text(text)
