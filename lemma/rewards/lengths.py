@@ -32,7 +32,6 @@ class SoftOverlong(Reward):
 
     @property
     def begins(self) -> int:
-        """The longest response that costs nothing."""
         return self.max_tokens - (self.max_tokens // 4 if self.margin is None else self.margin)
 
     def score(self, item: RewardInput) -> float | None:

@@ -103,6 +103,11 @@ class Reward(Options):
         return None
 
     @property
+    def begins(self) -> int | None:
+        """The longest response whose length costs nothing; None where length never does."""
+        return None
+
+    @property
     def seconds_each(self) -> float | None:
         """How long it may take for one completion; None where it is our own code, which ends."""
         return None

@@ -18,7 +18,6 @@ from lemma.environments import ENVIRONMENTS, EnvironmentOptions, SingleTurn
 from lemma.learning.learning_options import BudgetOptions
 from lemma.rewards import REWARDS, Reward, as_options
 from lemma.rewards.combine import labels
-from lemma.rewards.lengths import SoftOverlong
 from lemma.runs.run_options import StageOptions
 
 if TYPE_CHECKING:
@@ -193,9 +192,9 @@ class ReinforcementOptions(StageOptions):
     def _length_costs_something(self) -> ReinforcementOptions:
         longest = self.rollout.max_tokens
         for reward in self.rewards:
-            if isinstance(reward, SoftOverlong) and longest is not None and reward.begins >= longest:
+            if reward.begins is not None and longest is not None and reward.begins >= longest:
                 raise ValueError(
-                    f"soft_overlong begins after {reward.begins} tokens, which no response has; "
+                    f"{reward.name} begins after {reward.begins} tokens, which no response has; "
                     f"give it `max_tokens: {longest}` and perhaps a `margin`"
                 )
         return self
