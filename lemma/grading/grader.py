@@ -19,7 +19,7 @@ from lemma.grading.rounded import stands_for
 from lemma.grading.rules import DEFAULT, Rules
 from lemma.grading.shapes import same
 from lemma.grading.single import Context, GoldLimit, Undecided, same_words
-from lemma.grading.statements import doubted, negated
+from lemma.grading.statements import doubted
 from lemma.grading.structure import Leaf, shape
 from lemma.grading.tokens import ambiguous, join_thousands, tokenise
 from lemma.grading.verdict import Kind, Verdict
@@ -77,6 +77,7 @@ def _same_sentence(prediction: str, gold: str, rules: Rules) -> bool:
 
 _ANY_TAG = re.compile(r"</?[A-Za-z_]{1,30}>")
 _PLAIN = re.compile(r"-?\d{1,18}").fullmatch
+_DENIALS = ("ot", "OT", "n't")
 _SLOW = ("<|", "<think", "<SOLUTION>", "<solution>", "<reasoning>", "<start_working_out>", "</s>", "<eos>")
 
 
@@ -104,8 +105,12 @@ def _plain_mark(prediction: str, gold: str, rules: Rules) -> tuple[Kind, str] | 
     end = prediction.find("}", start)
     if end < 0 or prediction[start + 6] != "{" or prediction.rfind("\\boxed", begin, start) >= 0:
         return None
-    if doubted(prediction, end) or negated(prediction, start):
+    if len(prediction) > end + 8 and doubted(prediction, end):
         return None
+    near = start - 40 if start > 40 else 0
+    for denial in _DENIALS:
+        if prediction.find(denial, near, start) >= 0:
+            return None
     return _plain_verdict(prediction[start + 7 : end], gold)
 
 

@@ -52,4 +52,4 @@ def negated(text: str, place: int) -> bool:
 
 def doubted(text: str, place: int) -> bool:
     """Whether anything after `place` may take the answer back; a quick look."""
-    return len(text) - place > 8 and _CUE.search(text, max(place, len(text) - _SEARCHED)) is not None
+    return _CUE.search(text, max(place, len(text) - _SEARCHED)) is not None
