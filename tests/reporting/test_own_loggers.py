@@ -79,4 +79,4 @@ def test_a_wrong_logger_is_told_before_the_run(tmp_path: Path, code: str, name: 
 
 
 def test_the_loggers_of_lemma_are_in_the_registry() -> None:
-    assert list(LOGGERS) == ["console", "run.log", "tensorboard", "wandb"]
+    assert {"console", "run.log", "tensorboard", "wandb"} <= set(LOGGERS)

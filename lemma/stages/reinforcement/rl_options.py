@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from lemma import environments
 from lemma.algorithms import ALGORITHMS, Algorithm
 from lemma.algorithms.grpo import Grpo
 from lemma.config import Options
@@ -32,6 +33,13 @@ class RewardChoice(Choice):
         return as_options(value) if isinstance(value, str | dict) else value
 
 
+class EnvironmentChoice(Choice):
+    """An environment by name, or a class of one's own as `path.py:Name`."""
+
+    def expand(self, value: Any, key: Any = None) -> Any:
+        return environments.as_options(value) if isinstance(value, str | dict) else value
+
+
 def _accuracy() -> list[Reward]:
     return [REWARDS["accuracy"]()]
 
@@ -50,7 +58,7 @@ class RolloutOptions(Options):
     min_p: float = Field(0.0, ge=0, le=1)
     """Leave out tokens less likely than this share of the likeliest."""
     max_tokens: int | None = Field(None, ge=1)
-    """Longest response. Default: what the longest prompt leaves of the model's context."""
+    """Maximum number of tokens in a response. Default: what the longest prompt leaves of the model's context."""
     min_tokens: int = Field(0, ge=0)
     """No response ends before this many tokens."""
     stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
@@ -97,7 +105,9 @@ class ReinforcementOptions(StageOptions):
     """Held-out problems, evaluated like a benchmark called `validation`: at the start, every so often, at the end."""
     rewards: list[Annotated[Reward, RewardChoice(REWARDS, by="name")]] = Field(default_factory=_accuracy, min_length=1)
     """What completions are worth: names, mappings with name and options, or `path.py:Name`, a class or a function."""
-    environment: Annotated[EnvironmentOptions, Choice(ENVIRONMENTS, by="name")] = Field(default_factory=SingleTurn)
+    environment: Annotated[EnvironmentOptions, EnvironmentChoice(ENVIRONMENTS, by="name")] = Field(
+        default_factory=SingleTurn
+    )
     """What answers between the turns of an episode: a name, or a mapping with name and options. By default nothing: a
     problem is answered at once. The environment's own word is the reward `environment`, and the verdict."""
     rollout: RolloutOptions = RolloutOptions()
@@ -114,7 +124,7 @@ class ReinforcementOptions(StageOptions):
     """What becomes of responses that were cut off at max_tokens: learnt from like others, or counted in their group's
     statistics only. To make length cost something, add the reward soft_overlong."""
     replace_dead: int | None = Field(None, ge=0)
-    """Most further rounds of generation in which groups whose rewards do not differ are replaced by other problems.
+    """Maximum number of further rounds in which groups whose rewards do not differ are replaced by other problems.
     Default: what the algorithm does, which is 0 but for dapo."""
 
     @model_validator(mode="after")
