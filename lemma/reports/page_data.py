@@ -10,6 +10,7 @@ import yaml
 
 from lemma.core.leaves import leaves
 from lemma.core.version import lemma_version
+from lemma.reports.planned_memory import planned_gib
 from lemma.reports.run_reader import RunReader
 from lemma.reports.shown_evaluations import Comparisons, evaluation_rows, pairs_between, pairs_within
 
@@ -63,6 +64,7 @@ class PageData:
                     "kind": str(options.get("kind", "")) if isinstance(options, dict) else "",
                     "done": run.is_done(name),
                     "total": run.log.totals.get(name),
+                    "planned_gib": planned_gib(run.folder, run.recipe, name),
                 }
                 for name, options in run.stages.items()
             ],

@@ -69,6 +69,7 @@ def measure(folder: Path, steps: Sequence[int], warnings: dict[int, str] | None 
     for step in steps:
         row = metrics_row(step)
         timings = {"seconds": 2.0, "generate_seconds": 1.2, "update_seconds": 0.5, "tokens_per_second": 1000.0 + step}
+        timings["peak_memory_gib"] = 0.3
         apart = {**timings, "held_by": "generate"}
         lines.append({"stage": "grpo", "step": step, "axis": "train", **row, "timings": apart})
         log(Measured("grpo", step, "train", row, timings, "generate"))

@@ -1,4 +1,4 @@
-"""Write the pictures of the report in docs/: `make screenshots`, from the demo's run in runs/demo (made where it lacks)."""
+"""Write the pictures of the report in docs/: `make screenshots`, from the run of the demo, which is made if need be."""
 
 from __future__ import annotations
 

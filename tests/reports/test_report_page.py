@@ -130,9 +130,13 @@ def test_the_overview_tells_state_warnings_and_recipe(small: Path, tmp_path: Pat
 
 
 def test_time_is_split_and_what_held_steps_back_is_named(small: Path, tmp_path: Path, page: Page) -> None:
-    text = page.open(write(tmp_path, small) + "#time").locator("main").inner_text()
+    tab = page.open(write(tmp_path, small) + "#time")
+    text = tab.locator("main").inner_text()
     assert "generate" in text and "60.0%" in text, "1.2 of 2 seconds"
     assert "held back by" in text.lower()
+    memory = tab.locator(".chart[data-name='peak_memory_gib']")
+    memory.scroll_into_view_if_needed()
+    assert "plan of an update" in (memory.locator("svg").text_content() or ""), "memory against the plan"
 
 
 def test_completions_are_filtered_searched_and_shown_token_by_token(small: Path, tmp_path: Path, page: Page) -> None:
@@ -159,6 +163,28 @@ def test_completions_are_filtered_searched_and_shown_token_by_token(small: Path,
     tab.click("text=How this problem's answers changed")
     tab.wait_for_selector("#history table")
     assert "grpo, step" in tab.locator("#history").inner_text()
+
+
+def test_turns_of_an_agent_and_a_teachers_beginning_are_told_apart(tmp_path: Path, page: Page) -> None:
+    run = tmp_path / "agent"
+    recipe(run, steps=1)
+    measure(run, [1], total=1)
+    whole = sample(1, 0, 0, "3 + 4 = 7 ; 7 * 2 = 14", given=4)
+    first, second = sample(1, 1, 0, "3 + 4"), sample(1, 1, 0, "= 7 </think>")
+    first.turns[0].heard = "the tool says <b>7</b>"
+    first.turns.append(second.turns[0])
+    write_journal(run, 1, [whole, first])
+    tab = page.open(write(tmp_path, run) + "#completions")
+    parts = tab.locator("#detail .part")
+    assert parts.evaluate_all("all => all.map((one) => one.className)") == ["part given", "part sampled"]
+    assert "given by a teacher" in parts.first.inner_text() and "3 + 4 =" in parts.first.inner_text()
+    assert parts.nth(1).locator(".token").count() == len(whole.ids) - 4
+    tab.click("#detail h2")
+    tab.keyboard.press("j")
+    kinds = parts.evaluate_all("all => all.map((one) => one.className)")
+    assert kinds == ["part sampled", "part observation", "part sampled"]
+    assert "the tool says <b>7</b>" in parts.nth(1).inner_text()
+    assert page.troubles == []
 
 
 HOSTILE = {

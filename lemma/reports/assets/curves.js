@@ -165,7 +165,9 @@ function timeBody(body) {
     body.append(el("section", { class: "card" }, el("h2", {}, run.name), chart.node,
       el("div", { class: "two" }, partTable(parts, own), heldTable(own))));
   });
-  const rates = RATES.map(([name, title, how = {}]) => chartOf(name, title, how, stage)).filter(Boolean);
+  const planned = store.data.runs[0].stages.find((one) => one.name === stage)?.planned_gib;
+  const line = planned && store.data.runs.length === 1 ? { value: planned, name: "plan of an update" } : undefined;
+  const rates = RATES.map(([name, title, how = {}]) => chartOf(name, title, name === "peak_memory_gib" ? { line } : how, stage)).filter(Boolean);
   if (rates.length) body.append(section("Rates and memory", rates));
   if (!body.childElementCount) body.append(el("p", {}, "No timings were measured yet."));
 }
