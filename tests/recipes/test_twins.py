@@ -86,7 +86,9 @@ def test_a_twin_trains(name: str, tmp_path: Path) -> None:
     measured = [row for row in run(name, tmp_path) if row["stage"] == stage]
     rows = [row for row in measured if row["axis"] == "train"]
     evaluated = [row["step"] for row in measured if row["axis"] == "eval"]
-    assert evaluated == ([0, options.steps] if options.eval.benchmarks else [])
+    between = range(options.validation.every, (options.steps or 0), options.validation.every or 1)
+    held_out = [0, *between, options.steps] if options.validation.share else []
+    assert evaluated == ([0, options.steps] if options.eval.benchmarks else held_out)
     assert (tmp_path / "stages" / stage / "done.json").is_file()
     assert [row["step"] for row in rows] == list(range(1, (options.steps or 0) + 1))
     learnt = [row for row in rows if row["updates"]]
