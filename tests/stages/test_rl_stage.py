@@ -4,6 +4,7 @@ stops it."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -136,18 +137,19 @@ def test_samples_end_where_the_model_says_that_turns_end(tmp_path: Path) -> None
     """Not only at the tokenizer's end of sequence; and that token is no part of the text."""
     (tmp_path / "first").mkdir()
     first = run(tmp_path / "first", steps=1)
-    settings = first.final / "generation_config.json"
+    model = Path(shutil.copytree(first.final, tmp_path / "model"))
+    settings = model / "generation_config.json"
     common = [int(token) for sample in read_episodes(journal(first, 1)) for token in sample.ids]
     other = max(set(common), key=common.count)
     ends = json.loads(settings.read_text())["eos_token_id"]
     settings.write_text(json.dumps({"eos_token_id": [ends, other]}))
-    world = toy.Toy(tmp_path, first.final)
+    world = toy.Toy(tmp_path, model)
     world.train(small_stage(tmp_path, steps=1))
     samples = list(read_episodes(journal(world, 1)))
     assert not any(other in sample.ids[:-1] for sample in samples)
     ended = [sample for sample in samples if sample.ids[-1] == other]
     assert ended and all(sample.finish == "stop" for sample in ended)
-    word = build_policy(ModelOptions(path=str(first.final)), CPU, 0).tokenizer.decode([other])
+    word = build_policy(ModelOptions(path=str(model)), CPU, 0).tokenizer.decode([other])
     assert not any(sample.text.endswith(word) and len(sample.ids) == 1 for sample in ended)
 
 
@@ -247,7 +249,9 @@ def test_a_trace_continues_the_formats_own_prompt(tmp_path: Path) -> None:
     row = {"prompt": "User: eva Assistant:", "response": "<think> 1 </think> <answer> 1 </answer>", "ground_truth": "1"}
     rows.write_text(json.dumps(row) + "\n" + json.dumps(row | {"ground_truth": None}) + "\n")
     world = toy.Toy(tmp_path)
-    stage = small_stage(tmp_path, {"name": "luffy", "group_size": 2}, data={"source": str(rows)}, steps=1)
+    stage = small_stage(
+        tmp_path, {"name": "luffy", "group_size": 2}, data={"source": str(rows), "verbatim": True}, steps=1
+    )
     recipe = world.recipe(stage | {"rollout": {"max_tokens": 9}, "batch": {"problems": 1}}, **SMALL)
     recipe = recipe.model_copy(update={"format": make_format({"name": "r1_zero", "preamble": False})})
     train(recipe, sink=world.events.append)
