@@ -1,4 +1,4 @@
-"""Episodes of several turns through a real stage: what is read, what is learnt, and what a model learns from replies."""
+"""Episodes of several turns through a real stage: what is read and learnt, and what failing worlds do to a run."""
 
 from __future__ import annotations
 
