@@ -99,10 +99,16 @@ def outcome(chain: Chain) -> tuple[list[dict[str, Any]], dict[str, Any], dict[st
         lines = list(read_json_lines(path))
         assert lines.pop()["end"], f"{path.name} is not complete"
         in_order = sorted(lines, key=lambda line: repr((line["key"], line["sample"])))
-        samples[path.name] = [line | {"timings": None} for line in in_order]
+        samples[path.name] = [
+            line | {"timings": None, "turns": [turn | {"timings": None} for turn in line["turns"]]} for line in in_order
+        ]
     weights = [*(stage / "final").rglob("*.safetensors"), *(stage / "checkpoints").rglob("*.safetensors")]
     states = [path for path in (stage / "checkpoints").rglob("*.json") if path.name == "state.json"]
-    return rows, samples, {str(path.relative_to(stage)): path.read_bytes() for path in [*weights, *states]}
+    files = {str(path.relative_to(stage)): path.read_bytes() for path in weights}
+    for path in states:  # the recipe names the folder of its data
+        state = {key: value for key, value in json.loads(path.read_text()).items() if key != "recipe"}
+        files[str(path.relative_to(stage))] = json.dumps(state).encode()
+    return rows, samples, files
 
 
 @pytest.mark.parametrize("name", SETTINGS)
