@@ -11,7 +11,7 @@ from lemma.core.files import write_whole
 from lemma.reports.page import make_page, packed
 from lemma.reports.page_data import PageData
 from lemma.reports.run_reader import ChunkPlace, RunReader
-from lemma.reports.shown_samples import first_groups, problems_of
+from lemma.reports.shown_samples import problems_of
 
 MEGABYTE = 1_000_000
 # Characters of one text, and samples of one step, that a report holds; the live page has all of them.
@@ -53,7 +53,7 @@ def _fill(run: RunReader, number: int, chunks: dict[str, str], room: int) -> dic
     kept: dict[str, dict[str, object]] = {}
     for place in in_turn(run.chunks()):
         try:
-            chunk = first_groups(run.read(place, LONGEST), SAMPLES)
+            chunk = run.read(place, LONGEST, SAMPLES)
         except (UserError, OSError, ValueError):  # removed meanwhile, or damaged: the others are shown
             continue
         if not chunk["samples"]:

@@ -14,7 +14,7 @@ from lemma.core.errors import UserError
 from lemma.evaluation.results import is_complete
 from lemma.reports.curves import Metrics
 from lemma.reports.run_state import Log, State, check_is_run, state_of
-from lemma.reports.shown_samples import journal_steps, read_chunk, read_evaluation_chunk
+from lemma.reports.shown_samples import first_groups, journal_steps, read_chunk, read_evaluation_chunk
 from lemma.reports.token_texts import TokenTexts, load_token_texts
 
 
@@ -97,10 +97,11 @@ class RunReader:
             found.append(ChunkPlace(f"{source}/{one.step}", source, one.step, one.folder, is_evaluation=True))
         return found
 
-    def read(self, place: ChunkPlace, longest: int | None = None) -> dict[str, Any]:
+    def read(self, place: ChunkPlace, longest: int | None = None, most: int | None = None) -> dict[str, Any]:
+        """The samples of a step or an evaluation; `most` of them, and the rest of their group."""
         if place.is_evaluation:
-            return read_evaluation_chunk(place.path, longest)
-        return read_chunk(place.path, self.tokens, longest)
+            return first_groups(read_evaluation_chunk(place.path, longest), most)
+        return read_chunk(place.path, self.tokens, longest, most)
 
     @property
     def tokens(self) -> TokenTexts | None:

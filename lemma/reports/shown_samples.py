@@ -35,13 +35,19 @@ def journal_steps(run: Path, stage: str) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def read_chunk(path: Path, tokens: TokenTexts | None, longest: int | None = None) -> dict[str, Any]:
-    """The samples of one journal, in order. Texts beyond `longest` characters lose their middle."""
+def read_chunk(
+    path: Path, tokens: TokenTexts | None, longest: int | None = None, most: int | None = None
+) -> dict[str, Any]:
+    """The samples of one journal, in order: all, or the first groups, whole, that have `most` together. Texts beyond
+    `longest` characters lose their middle."""
     prompts: dict[bytes, int] = {}
     texts: list[str] = []
     shown = []
     samples = sorted(read_episodes(path), key=_place)
-    means = _group_means(samples)
+    means, everything = _group_means(samples), len(samples)
+    if most is not None and everything > most:
+        last = _group(samples[most - 1])
+        samples = [sample for sample in samples if _group(sample) <= last]
     for sample in samples:
         key = sample.prompt.tobytes()
         if key not in prompts:
@@ -52,7 +58,7 @@ def read_chunk(path: Path, tokens: TokenTexts | None, longest: int | None = None
         if sample.reward is not None and mean is not None:
             one["advantage"] = round(sample.reward - mean, 5)
         shown.append({"prompt": prompts[key], **one})
-    return {"prompts": texts, "samples": shown}
+    return {"prompts": texts, "samples": shown} | ({"all": everything} if everything > len(shown) else {})
 
 
 def _place(sample: Episode) -> tuple[int, int]:
@@ -136,13 +142,11 @@ def _cut_pieces(pieces: list[str], levels: str, longest: int | None) -> dict[str
 # --- evaluations -------------------------------------------------------------------------------------------------
 
 
-def read_evaluation_chunk(folder: Path, longest: int | None = None, most: int | None = None) -> dict[str, Any]:
-    """The samples of a finished evaluation, or its first `most`."""
+def read_evaluation_chunk(folder: Path, longest: int | None = None) -> dict[str, Any]:
+    """The samples of a finished evaluation."""
     prompts: dict[str, int] = {}
     shown: list[dict[str, Any]] = []
     for row in read_json_lines(folder / "samples.jsonl"):
-        if most is not None and len(shown) >= most:
-            break
         number = prompts.setdefault(_cut(row["prompt"], longest), len(prompts))
         shown.append({"prompt": number, **_shown_row(row, longest)})
     return {"prompts": list(prompts), "samples": shown}
@@ -172,9 +176,9 @@ def problems_of(chunk: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(sample["problem"] for sample in chunk["samples"]))
 
 
-def first_groups(chunk: dict[str, Any], most: int) -> dict[str, Any]:
+def first_groups(chunk: dict[str, Any], most: int | None) -> dict[str, Any]:
     """The first groups of a chunk, whole, that have `most` samples or a few more together."""
-    if len(chunk["samples"]) <= most:
+    if most is None or len(chunk["samples"]) <= most:
         return chunk
     kept: list[dict[str, Any]] = []
     for sample in chunk["samples"]:

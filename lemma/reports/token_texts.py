@@ -35,8 +35,9 @@ class TokenTexts:
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """One piece for each id. A character that several tokens make together stands at the last of them."""
-        found = [self.piece(token) for token in ids]
-        place = 0
+        known = self._pieces
+        found = [known[token] if token in known else self.piece(token) for token in ids]
+        place = 0 if TORN in "".join(found) else len(found)
         while place < len(found):
             place += self._mend(ids, found, place) if TORN in found[place] else 1
         return found
