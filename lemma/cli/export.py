@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(
             f"{run_dir} is not the folder of a run", fix="give the folder that `run.dir` of the recipe names"
         )
-    from lemma.recipe import load_recipe
     from lemma.models.gguf_writing import write_gguf
+    from lemma.recipe import load_recipe
     from lemma.runs.exporting import export_model
     from lemma.runs.sharing import finish_export, push
 
