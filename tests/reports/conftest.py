@@ -16,8 +16,9 @@ from tests.reports.made_runs import small_run
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
+    """Not for the session: as long as it is there, an event loop runs, and no other test could start one."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs a browser: playwright is not installed")
     os.environ.setdefault("PLAYWRIGHT_BROWSERS_PATH", str(Path(sys.prefix) / "browsers"))
     path = next(filter(None, map(shutil.which, NAMES)), None)
