@@ -242,7 +242,7 @@ def _generate(engine: Engine, asked: Sequence[Asked], judge: _Judge, folder: Pat
     try:
         with meter.listening(engine):
             # A reward that computes on the device must not do so while the engine captures its graphs.
-            if any(reward.name in ("reward_model", "custom") for reward in judge.rewards):
+            if any(reward.may_use_device for reward in judge.rewards):
                 read(engine)
             else:
                 read_beside(engine, read)

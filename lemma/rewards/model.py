@@ -46,6 +46,10 @@ class RewardModel(Reward):
             _check_whole(self.path, file)
 
     @property
+    def may_use_device(self) -> bool:
+        return True
+
+    @property
     def files(self) -> list[Path]:
         folder = Path(self.path).expanduser()
         names = ("config.json", *(name for names in PARTS.values() for name in names))

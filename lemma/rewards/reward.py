@@ -79,6 +79,10 @@ def verdict_of(outcome: Outcome) -> Verdict:
     return Verdict("right" if outcome.success else "wrong", outcome.reason or "environment")
 
 
+SECONDS_EACH = 300.0
+"""Longest time for one completion, where a class from outside says nothing else."""
+
+
 class Reward(Options):
     """A reward and its options. The name picks it in a recipe; the weight multiplies it in the sum."""
 
@@ -108,9 +112,19 @@ class Reward(Options):
         return None
 
     @property
+    def is_ours(self) -> bool:
+        """Whether it runs Lemma's own code only."""
+        return type(self).__module__.startswith("lemma.") and self.place is None
+
+    @property
+    def may_use_device(self) -> bool:
+        """Whether scoring may compute on the device of the policy: a model does, and code of a user might."""
+        return not self.is_ours
+
+    @property
     def seconds_each(self) -> float | None:
         """How long it may take for one completion; None where it is our own code, which ends."""
-        return None
+        return None if self.is_ours else SECONDS_EACH
 
     @property
     def files(self) -> list[Path]:

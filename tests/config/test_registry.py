@@ -226,3 +226,10 @@ def test_an_installed_package_brings_components(files: Path) -> None:
     assert "'broken' of the package tiny-lemma-extras cannot be imported: AttributeError" in broken
     assert "repair tiny_extras:Missing" in broken
     assert "did you mean 'brevity'?" in misspelt
+
+
+def test_code_from_outside_has_a_deadline_and_stays_off_the_engine(files: Path) -> None:
+    outside = [make_reward("my_rewards.py:Brevity"), make_reward("my_rewards.py:politeness")]
+    assert all(reward.seconds_each == 300 and reward.may_use_device for reward in outside)
+    assert make_reward("accuracy").seconds_each is None and not make_reward("accuracy").may_use_device
+    assert make_reward({"name": "reward_model", "path": "x"}).may_use_device
