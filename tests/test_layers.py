@@ -35,7 +35,19 @@ FLOORS = [
 NEIGHBOURS: set[tuple[str, str]] = set()
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 
-OPTIONAL = {"wandb", "mlflow", "trackio", "bitsandbytes", "gguf", "ray", "deepspeed", "vllm", "liger_kernel", "triton", "flash_attn"}
+OPTIONAL = {
+    "wandb",
+    "mlflow",
+    "trackio",
+    "bitsandbytes",
+    "gguf",
+    "ray",
+    "deepspeed",
+    "vllm",
+    "liger_kernel",
+    "triton",
+    "flash_attn",
+}
 # Modules that may import an optional dependency when they are imported; at module level only those that have the same
 # one import these.
 OWN_MODULES = {

@@ -171,7 +171,7 @@ def assert_is_what_it_says(name: str, rows: list[dict[str, Any]], samples: dict[
     if name == "ppo":
         assert len({row["kl_weight"] for row in train}) == STEPS and all("critic/loss" in row for row in train)
     if name == "luffy":
-        given = {(line["given"] > 0) + (line["given"] > 0 and line["finish"] == "given")
-                 for lines in samples.values() for line in lines}  # fmt: skip
+        turns = [turn for lines in samples.values() for line in lines for turn in line["turns"]]
+        given = {(turn["given"] > 0) + (turn["given"] > 0 and turn["finish"] == "given") for turn in turns}
         assert given == {0, 1, 2}, "own samples, samples that a teacher began, and whole traces"
         assert len({row["entropy_weight"] for row in train}) == STEPS
