@@ -39,7 +39,7 @@ class RunOptions(Options):
     wandb: str | None = None
     """Name of a Weights & Biases project to log to; honours WANDB_MODE=offline."""
     loggers: list[str] = Field(default_factory=list)
-    """Further loggers: mlflow, trackio, `path.py:Name` (a class or a function), or names that other packages install."""
+    """Further loggers: mlflow, trackio, `path.py:Name` (a class or a function), or names from other packages."""
 
     @field_validator("dir")
     @classmethod
