@@ -32,7 +32,6 @@ for _name, _value in {
 
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
 DURATIONS = Path(__file__).with_name("durations.txt")
-SLOW_SECONDS = 2.0
 
 
 # Marks of tests that run only where `-m` names them.
@@ -61,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         by_test.setdefault((item.nodeid.partition("[")[0], item.path), []).append(item)
     for (name, path), cases in by_test.items():
         seconds[path] += durations.get(name, 0.0)
-        if durations.get(name, 0.0) >= SLOW_SECONDS:
+        if name in durations:
             for case in cases:
                 case.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: -seconds[item.path])

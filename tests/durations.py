@@ -10,7 +10,7 @@ import pytest
 DURATIONS = Path(__file__).with_name("durations.txt")
 HEADER = """\
 # Seconds that a test takes a core, all cases together, where that is a second or more: `make durations` writes them.
-# Files with long tests start first. `make check` leaves out what takes two seconds or more.
+# `make test` starts files with long tests first, and `make check` leaves these tests out.
 """
 LEAST_SECONDS = 1.0
 
