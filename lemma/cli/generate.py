@@ -198,9 +198,9 @@ def _stream(speaker: _Speaker, request: Request) -> Completion:
     from lemma.cli.stream import Words
 
     words = Words(speaker.policy.tokenizer, speaker.ends, sys.stdout)
-    tells = hasattr(speaker.engine, "listen")
+    tells = speaker.engine.tells
     if tells:
-        speaker.engine.listen = words.hear  # type: ignore[attr-defined]
+        speaker.engine.listen = words.hear
     speaker.engine.submit(request)
     (completion,) = speaker.engine.completions()
     if not tells:

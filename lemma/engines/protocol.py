@@ -8,8 +8,9 @@ kept. The behaviour policy's log-probability is their difference.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -88,9 +89,30 @@ class EngineError(UserError):
 
 
 class Engine(Protocol):
-    """`completions` yields until nothing that was submitted is left; more may be submitted and cancelled meanwhile."""
+    """`completions` yields until nothing that was submitted is left; more may be submitted and cancelled meanwhile.
+
+    What has a value here is what an engine may leave out.
+    """
 
     name: str
+    context: int
+    """Longest prompt and completion together."""
+    in_place_of: str | None = None
+    """The engine that was asked for and does not serve this model."""
+    tells: ClassVar[bool] = False
+    """Whether it calls `listen`, where that is set, with new tokens as they come."""
+    listen: Listener | None = None
+    meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Entered whenever the engine waits for the device and the interpreter is free for others."""
+
+    @property
+    def room(self) -> int | None:
+        """Tokens that its cache holds; None where it looks after that by itself."""
+        return None
+
+    def sleep(self) -> None:
+        """Give memory back until the next `update_weights`, where the engine can and its options want that."""
+        return None
 
     def submit(self, request: Request) -> None: ...
     def cancel(self, key: Key) -> None: ...

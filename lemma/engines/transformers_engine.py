@@ -21,7 +21,7 @@ import torch
 
 from lemma.core.random import stream
 from lemma.core.types import Finish
-from lemma.engines.protocol import Completion, EngineError, Key, Listener, Request, Sampling, check_request
+from lemma.engines.protocol import Completion, Engine, EngineError, Key, Listener, Request, Sampling, check_request
 from lemma.engines.sampling import cut, end_ids, logprobs, penalise
 from lemma.engines.stop_strings import StopTable, StopWatcher
 from lemma.models.policy import Policy
@@ -76,13 +76,14 @@ class _Row:
         )
 
 
-class TransformersEngine:
+class TransformersEngine(Engine):
     """`batch` sequences run together; the next ones begin when all of them have ended.
 
     `in_place_of` names the engine that was asked for and does not serve this model.
     """
 
     name = "transformers"
+    tells = True
 
     def __init__(self, policy: Policy, seed: int, *, batch: int = 64, in_place_of: str | None = None):
         self._policy, self._seed = policy, seed
@@ -94,6 +95,7 @@ class TransformersEngine:
         self._done: deque[_Row] = deque()
         self._cache: Any = None
         self._mask_BL = torch.empty(0)
+        self.context = policy.context
         self.listen: Listener | None = None
 
     def submit(self, request: Request) -> None:

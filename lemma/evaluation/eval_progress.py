@@ -35,14 +35,14 @@ class Meter:
     @contextmanager
     def listening(self, engine: Engine) -> Iterator[None]:
         """Hear what the engine makes, where it is one that tells and nobody else listens."""
-        if getattr(engine, "listen", engine) is not None:
+        if not engine.tells or engine.listen is not None:
             yield
             return
-        engine.listen = self.hear  # type: ignore[attr-defined]
+        engine.listen = self.hear
         try:
             yield
         finally:
-            engine.listen = None  # type: ignore[attr-defined]
+            engine.listen = None
 
     def hear(self, key: Key, sample: int, ids: np.ndarray) -> None:
         with self._lock:

@@ -163,8 +163,8 @@ def _unusual(one: Asked) -> dict[str, Any]:
 
 
 def _engine_in_words(engine: Engine) -> str:
-    wanted = getattr(engine, "in_place_of", None)
-    return f"{engine.name} {_engine_version(engine.name)}" + (f", in place of {wanted}" if wanted else "")
+    stands_in = f", in place of {engine.in_place_of}" if engine.in_place_of else ""
+    return f"{engine.name} {_engine_version(engine.name)}{stands_in}"
 
 
 def _engine_version(name: str) -> str:
@@ -215,7 +215,7 @@ class _Judge(Judge):
 
 def _generate(engine: Engine, asked: Sequence[Asked], judge: _Judge, folder: Path, sink: Sink) -> dict[str, list[Row]]:
     """All samples as rows, in the order of benchmarks, problems and samples."""
-    context = int(getattr(getattr(engine, "policy", None), "context", 0)) or 2**31
+    context = engine.context
     by_name = {one.name: one for one in asked}
     fitting = [ask for one in asked for ask in one.asks if len(ask.prompt) < context]
     total = sum(ask.n for one in asked for ask in one.asks)

@@ -25,11 +25,11 @@ class _Abandoned(Exception):
     """The engine's thread has gone: there are no more completions to read."""
 
 
-class _Relay:
+class _Relay(Engine):
     """The engine as the reader sees it: `completions` gives what the caller's thread passes on."""
 
     def __init__(self, engine: Engine):
-        self.name, self._engine = engine.name, engine
+        self.name, self.context, self._engine = engine.name, engine.context, engine
         self.ready = threading.Event()
         self.may_read = threading.Event()
         self.may_read.set()
@@ -108,15 +108,12 @@ def read_beside(engine: Engine, reader: Callable[[Engine], None]) -> None:
 @contextmanager
 def _heeding(engine: Engine, relay: _Relay) -> Iterator[None]:
     """Tell the reader when the engine waits, if it is one that says so."""
-    before = getattr(engine, "meanwhile", None)
-    if before is None:
-        yield
-        return
-    engine.meanwhile = relay.meanwhile  # type: ignore[attr-defined]
+    before = engine.meanwhile
+    engine.meanwhile = relay.meanwhile
     try:
         yield
     finally:
-        engine.meanwhile = before  # type: ignore[attr-defined]
+        engine.meanwhile = before
 
 
 @contextmanager

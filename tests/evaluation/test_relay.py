@@ -16,10 +16,11 @@ from lemma.evaluation.relay import PATIENCE, read_beside
 PROMPT = np.array([1, 2])
 
 
-class Counting:
+class Counting(Engine):
     """An engine that answers at once, remembers which threads used it, and may fail after some answers."""
 
     name = "counting"
+    context = 2**31
 
     def __init__(self, fail_after: int = 1000):
         self.asked: list[Request] = []

@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from lemma.engines.protocol import Completion, Key, Request
+from lemma.engines.protocol import Completion, Engine, Key, Request
 
 Line = Callable[[Request, int], str]
 
 
-class Scripted:
+class Scripted(Engine):
     """`say` gives the text of each sample; it ends with the end-of-sequence token, or is cut off at max_tokens."""
 
     name = "scripted"
+    context = 2**31
 
     def __init__(self, tokenizer: Any, say: Line):
         self.tokenizer, self.say = tokenizer, say

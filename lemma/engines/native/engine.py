@@ -15,7 +15,7 @@ from lemma.engines.native.paging import BlockPool
 from lemma.engines.native.runner import BURST, LADDER, Burst, Runner
 from lemma.engines.native.sampler import is_plain
 from lemma.engines.native.scheduler import Prefill, Scheduler, Sequence, watcher
-from lemma.engines.protocol import Completion, EngineError, Key, Listener, Request, check_request
+from lemma.engines.protocol import Completion, Engine, EngineError, Key, Listener, Request, check_request
 from lemma.engines.sampling import end_ids
 from lemma.engines.stop_strings import StopTable
 from lemma.models.policy import Policy
@@ -35,10 +35,11 @@ CPU_BURST = 4
 ROWS_PER_SURPRISE = 16
 
 
-class NativeEngine:
+class NativeEngine(Engine):
     """See `lemma.engines.protocol.Engine`. One thread at a time uses it."""
 
     name = "native"
+    tells = True
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class NativeEngine:
         self._flying: Burst | None = None
         self.bursts_ahead = 0
         self._surprises = 0
+        self.context = policy.context
         self.listen: Listener | None = None
         # Entered for as long as the engine waits for the device: when another thread may use the interpreter.
         self.meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 
-from lemma.engines.protocol import Completion, EngineError, Key, Request, check_request
+from lemma.engines.protocol import Completion, Engine, EngineError, Key, Request, check_request
 from lemma.engines.vllm import jobs
 from lemma.engines.vllm.jobs import Job
 from lemma.engines.vllm.versions import check_version
@@ -20,7 +20,7 @@ from lemma.models.policy import Policy
 ADAPTER = "policy"  # the name of the policy's adapter in vLLM
 
 
-class VllmBase(ABC):
+class VllmBase(Engine, ABC):
     """A copy of the policy in vLLM. What differs between the engines: how vLLM is reached.
 
     The temporary folder holds what vLLM starts from. It is removed at `close` or when the process ends; where that was
@@ -83,6 +83,7 @@ class VllmBase(ABC):
         Requests that are running go on with the new weights; what they had computed is computed again.
         """
         self.version = version
+        self.wake()
         self._hand_over()
         if self._is_tainted:
             self._wipe()
@@ -129,7 +130,7 @@ class VllmBase(ABC):
 
     @abstractmethod
     def sleep(self) -> None:
-        """Give memory back until `wake`, where the platform can and the recipe wants it; else nothing happens."""
+        """Give memory back until `wake`, where the platform can and the options want it; else nothing happens."""
 
     @abstractmethod
     def wake(self) -> None:

@@ -77,6 +77,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
         for step in range(done + 1, total + 1):
             with stage.clock.measure("generate"):
                 rollouts = sample(roller, step, policy)
+            engine.sleep()
             stage.clock.move("generate", "grade", rollouts.grade_seconds)
             batch = [group for group in rollouts.groups if group.trajectories]
             if algorithm.scores_first:

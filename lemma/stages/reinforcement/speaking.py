@@ -35,8 +35,8 @@ def make_rollout_engine(
         needed = max(rows * longest, evaluated)
         wanted = wanted.model_copy(update={"cache_tokens": cache_tokens(stage, options, policy, needed)})
     engine = make_engine(wanted, policy, stage.seed, stage.emit)
-    room = getattr(engine, "room", evaluated)
-    if evaluated > room:
+    room = engine.room
+    if room is not None and evaluated > room:
         engine.close()
         raise UserError(
             f"stage {stage.name}: a benchmark needs {evaluated} tokens of the engine's cache, which holds {room}",
