@@ -22,7 +22,14 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Lines of files that were not run stay, as long as the file is there."""
     if hasattr(session.config, "workerinput"):
         return
+    measured = {name.partition("::")[0] for name in seconds}
+    for line in DURATIONS.read_text(encoding="utf-8").splitlines():
+        written, name = line.split(maxsplit=1)
+        path = name.partition("::")[0]
+        if written != "#" and path not in measured and (session.config.rootpath / path).is_file():
+            seconds[name] = float(written)
     long = sorted((name, spent) for name, spent in seconds.items() if spent >= LEAST_SECONDS)
     DURATIONS.write_text(HEADER + "".join(f"{spent:6.1f} {name}\n" for name, spent in long), encoding="utf-8")
