@@ -162,6 +162,15 @@ def test_a_name_belongs_to_one_file() -> None:
     assert len(twins([Path("a/options.py"), Path("b/options.py"), Path("b/__init__.py"), Path("a/__init__.py")])) == 1
 
 
+def test_a_class_has_a_name_of_its_own() -> None:
+    places: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(module_of(path))
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
 def test_no_file_is_longer_than_400_lines() -> None:
     lengths = {module_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
     assert {module: length for module, length in lengths.items() if length > 400} == {}

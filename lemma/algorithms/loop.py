@@ -62,7 +62,7 @@ class Loop(RatioOptions, PolicyGradient):
         return [np.where(is_large(a, self.least_advantage, self.positive_only), a, 0.0) for a in groups]
 
     def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
-        from lemma.objectives.policy_surrogates import Clip, Reinforce
+        from lemma.objectives.policy_surrogates import Clip, LogprobGain
 
-        surrogate = Reinforce() if self.clip is None else Clip.symmetric_in_log(self.clip)
+        surrogate = LogprobGain() if self.clip is None else Clip.symmetric_in_log(self.clip)
         return self.policy_loss(surrogate, max_tokens, memory)

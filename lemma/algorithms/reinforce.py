@@ -50,9 +50,9 @@ class Reinforce(PolicyGradient):
         return compared(rewards, "mean" if self.compares else "none", scale=self.scale, epsilon=self.epsilon)
 
     def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
-        from lemma.objectives.policy_surrogates import Reinforce as LogProbability
+        from lemma.objectives.policy_surrogates import LogprobGain
 
-        return self.policy_loss(LogProbability(), max_tokens, memory)
+        return self.policy_loss(LogprobGain(), max_tokens, memory)
 
     def is_live(self, group: Group) -> bool:
         return self.whiten or super().is_live(group)

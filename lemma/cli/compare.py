@@ -15,10 +15,10 @@ from lemma.cli.run_comparison import are_runs, print_comparison
 from lemma.core.errors import UserError
 
 if TYPE_CHECKING:
-    from lemma.evaluation.comparison import Change, Comparison, Evaluation
-    from lemma.evaluation.results import Row
+    from lemma.evaluation.comparison import Change, Comparison, EvalResult
+    from lemma.evaluation.results import EvalRow
 
-    Score = Callable[[Row], float]
+    Score = Callable[[EvalRow], float]
 
 DESCRIPTION = """\
 Compare two evaluations problem by problem: the difference with its 95% interval, the p-value of the exact sign-flip
@@ -85,7 +85,7 @@ def _ends(row: Comparison, count: int) -> list[tuple[str, Change]]:
     return [(what, change) for what, changes in (("gained", gained), ("lost", lost)) for change in changes]
 
 
-def _shown(what: str, change: Change, benchmark: str, first: Evaluation, second: Evaluation, score: Score) -> str:
+def _shown(what: str, change: Change, benchmark: str, first: EvalResult, second: EvalResult, score: Score) -> str:
     """A problem on which the two differ: the question, the gold and an answer of each."""
     golds = " or ".join(first.golds[benchmark][change.problem])
     lines = [

@@ -16,7 +16,7 @@ from lemma.core.events import Event, Said
 if TYPE_CHECKING:
     from lemma.core.types import Problem
     from lemma.engines.protocol import Sampling
-    from lemma.evaluation.diagnose import Diagnosis
+    from lemma.evaluation.diagnose import Checkup
     from lemma.formats import Format
     from lemma.models.policy import Policy
     from lemma.recipe import Recipe
@@ -159,7 +159,7 @@ def _say(event: Event) -> None:
         print(f"lemma: {event.text}", file=sys.stderr)
 
 
-def _print(diagnosis: Diagnosis, groups: list[list[Episode]], sampling: Sampling, show: int) -> None:
+def _print(diagnosis: Checkup, groups: list[list[Episode]], sampling: Sampling, show: int) -> None:
     marks = {"fine": "ok  ", "note": "note", "problem": "BAD "}
     cuts = {"top_p": (sampling.top_p, 1.0), "top_k": (sampling.top_k, 0), "min_p": (sampling.min_p, 0.0)}
     cut = "".join(f", {name} {value:g}" for name, (value, off) in cuts.items() if value != off)
@@ -181,7 +181,7 @@ def _print(diagnosis: Diagnosis, groups: list[list[Episode]], sampling: Sampling
         print(f"\n--- {sample.problem_id}: {sample.finish}, {len(sample.ids)} tokens, reward {reward}\n{text}")
 
 
-def _write(path: Path, diagnosis: Diagnosis) -> None:
+def _write(path: Path, diagnosis: Checkup) -> None:
     from dataclasses import asdict
 
     from lemma.core.files import write_whole

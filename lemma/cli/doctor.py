@@ -16,7 +16,7 @@ from rich.text import Text
 from lemma.cli.parser import Parser
 
 if TYPE_CHECKING:
-    from lemma.reporting.health import Finding
+    from lemma.reporting.health import HealthFinding
 
 DESCRIPTION = """\
 Try every part that Lemma can use, each with a small real action, and say what repairs what is broken.
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if works else 1
 
 
-def _print_table(findings: list[Finding]) -> None:
+def _print_table(findings: list[HealthFinding]) -> None:
     console = Console(highlight=False, soft_wrap=True)
     width = max(len(finding.part) for finding in findings)
     for finding in findings:

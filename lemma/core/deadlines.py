@@ -44,7 +44,7 @@ def cpu_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-class Watch:
+class Stopwatch:
     """Raises Overdue in the main thread when one piece of work takes longer than `seconds`, also while it waits.
 
     A second thread looks at the clock. What never returns to Python, such as a loop in C, is not interrupted.
@@ -56,7 +56,7 @@ class Watch:
         self._changed = threading.Condition()
         self._is_over = False
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Stopwatch:
         self._is_on = _is_main()
         if self._is_on:
             self._before = signal.signal(SIGNAL, self._hear)

@@ -86,7 +86,7 @@ class Symbol:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NumberPlace:
     """Where a symbol is written, and how."""
 
     symbol: int
@@ -97,7 +97,7 @@ class Place:
     """Whether a number below 1 is written without its zero."""
 
 
-Template = list[str | Place]
+Template = list[str | NumberPlace]
 
 
 @dataclass(slots=True)
@@ -246,7 +246,7 @@ class _Planner:
             inside[mark.start] = ["<<", *self._filled(content, holes, False), ">>"]
         done: Template = []
         for number, piece in zip([None, *(n for n, _ in filled for _ in (0, 1))], pieces, strict=True):
-            if isinstance(piece, Place) and number is not None:
+            if isinstance(piece, NumberPlace) and number is not None:
                 done += inside.pop(number.start, [])
             done.append(piece)
         if inside:
@@ -262,7 +262,7 @@ class _Planner:
             exact |= prose and number.decimals == 2 and text[number.start - 1 : number.start] == "$"
             commas = number.commas if number.value >= 1000 else prose and self.commas
             bare = text[number.start] == "."
-            pieces += [text[at : number.start], Place(symbol, number.decimals if exact else -1, commas, bare)]
+            pieces += [text[at : number.start], NumberPlace(symbol, number.decimals if exact else -1, commas, bare)]
             at = number.end
         return [*pieces, text[at:]]
 

@@ -21,7 +21,7 @@ from lemma.core.random import stream
 from lemma.core.types import Demonstration, Message, Problem
 from lemma.data.marks import Exact, holds, quotient, value_of, without_marks
 from lemma.data.readers import Item
-from lemma.data.roles import Place, Plan, Symbol, Template, Unclear, decimals_of, plan_of
+from lemma.data.roles import NumberPlace, Plan, Symbol, Template, Unclear, decimals_of, plan_of
 
 ORIGIN = "varied_from"
 """Where a varied problem keeps the id of the one it was made from."""
@@ -260,7 +260,7 @@ def written(template: Template, values: list[Exact]) -> str:
     return "".join(piece if isinstance(piece, str) else _number(values[piece.symbol], piece) for piece in template)
 
 
-def _number(value: Exact, place: Place) -> str:
+def _number(value: Exact, place: NumberPlace) -> str:
     decimals = decimals_of(value) if place.decimals < 0 else place.decimals
     digits, beyond = divmod(value.numerator * 10**decimals, value.denominator)
     assert not beyond, "a value has no more decimals than its place"

@@ -9,7 +9,7 @@ from lemma.config.registry import Registry, is_place, load_place
 from lemma.core.errors import UserError
 from lemma.core.types import Outcome
 from lemma.environments.custom_world import CustomWorld
-from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Said
+from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance
 from lemma.environments.higher_lower import HigherLower
 from lemma.environments.single_turn import SingleTurn
 
@@ -46,7 +46,7 @@ __all__ = [
     "HigherLower",
     "Outcome",
     "Reply",
-    "Said",
     "SingleTurn",
+    "Utterance",
     "as_options",
 ]

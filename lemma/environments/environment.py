@@ -15,7 +15,7 @@ from lemma.core.types import Finish, Message, Outcome, Problem
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Utterance:
     """What the policy said in a turn, without the token that ended it, and how the turn ended."""
 
     text: str
@@ -38,7 +38,7 @@ class Environment:
         """Begin. Gives messages that stand behind the problem's own."""
         return []
 
-    def step(self, said: Said) -> Reply:
+    def step(self, said: Utterance) -> Reply:
         """Answer what was said."""
         raise NotImplementedError
 

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from lemma.core.types import Message, Outcome, Problem
-from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Said
+from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance
 
 NUMBER = re.compile(r"\d+")
 
@@ -24,7 +24,7 @@ class Guessing(Environment):
         self.secret, self.found = int(problem.gold), False
         return []
 
-    def step(self, said: Said) -> Reply:
+    def step(self, said: Utterance) -> Reply:
         numbers = NUMBER.findall(said.text)
         guess = int(numbers[-1]) if numbers else None
         self.found = guess == self.secret

@@ -9,9 +9,9 @@ from typing import Any
 
 from lemma.core.errors import UserError, nearest
 from lemma.evaluation.paired import LEVEL, Paired, holm, paired_mean, paired_test
-from lemma.evaluation.results import Row, read_report
+from lemma.evaluation.results import EvalRow, read_report
 
-METRICS: dict[str, Callable[[Row], float]] = {
+METRICS: dict[str, Callable[[EvalRow], float]] = {
     "accuracy": lambda row: float(row.verdict == "right"),
     "format": lambda row: float(row.format_ok),
     "finished": lambda row: float(row.finish != "length"),
@@ -22,7 +22,7 @@ Scores = dict[str, list[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class EvalResult:
     """The samples of an evaluation: for each benchmark, the scores, the gold and the question of each problem; and its
     samples in words, where it was read from a folder."""
 
@@ -31,7 +31,7 @@ class Evaluation:
     golds: dict[str, dict[str, tuple[str, ...]]]
     questions: dict[str, dict[str, str]]
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    samples: dict[str, dict[str, list[Row]]] = field(default_factory=dict)
+    samples: dict[str, dict[str, list[EvalRow]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +82,23 @@ class Compared:
     doubts: tuple[str, ...]
 
 
-def read_evaluation(folder: Path, metric: str = "accuracy") -> Evaluation:
+def read_evaluation(folder: Path, metric: str = "accuracy") -> EvalResult:
     """A finished evaluation from the folder that `lemma eval` wrote."""
     report = read_report(folder)
     scores: dict[str, Scores] = {}
     golds: dict[str, dict[str, tuple[str, ...]]] = {}
     questions: dict[str, dict[str, str]] = {}
-    samples: dict[str, dict[str, list[Row]]] = {}
+    samples: dict[str, dict[str, list[EvalRow]]] = {}
     for name, rows in report.rows.items():
         for row in rows:
             scores.setdefault(name, {}).setdefault(row.problem, []).append(METRICS[metric](row))
             golds.setdefault(name, {})[row.problem] = tuple(row.gold)
             questions.setdefault(name, {})[row.problem] = row.question
             samples.setdefault(name, {}).setdefault(row.problem, []).append(row)
-    return Evaluation(str(folder), scores, golds, questions, report.settings, samples)
+    return EvalResult(str(folder), scores, golds, questions, report.settings, samples)
 
 
-def compare(first: Evaluation, second: Evaluation, benchmarks: Sequence[str] | None = None) -> Compared:
+def compare(first: EvalResult, second: EvalResult, benchmarks: Sequence[str] | None = None) -> Compared:
     """Compare what both evaluations have. Refuses where they share no problem."""
     for name in benchmarks or ():
         if name not in first.scores and name not in second.scores:
@@ -136,7 +136,7 @@ def compare(first: Evaluation, second: Evaluation, benchmarks: Sequence[str] | N
     return Compared(rows, mean, tuple(doubts))
 
 
-def _shared(first: Evaluation, second: Evaluation, name: str) -> tuple[list[str], list[str]]:
+def _shared(first: EvalResult, second: EvalResult, name: str) -> tuple[list[str], list[str]]:
     """The problems that both have with the same question and gold, and a sentence where that is not all of them."""
     mine, theirs = first.scores[name], second.scores[name]
     both = [one for one in mine if one in theirs]
@@ -156,7 +156,7 @@ HARMLESS = {"seed", "n", "k", "engine", "device", "metric", "ties"}
 """Settings in which two evaluations may differ without a word."""
 
 
-def _different_settings(first: Evaluation, second: Evaluation, names: Sequence[str]) -> list[str]:
+def _different_settings(first: EvalResult, second: EvalResult, names: Sequence[str]) -> list[str]:
     """A sentence for every setting that differs, with the benchmarks for which it does."""
     found: dict[str, list[str]] = {}
     for name in names:

@@ -47,7 +47,7 @@ class Situation:
 
 
 @dataclass(slots=True)
-class Diagnosis:
+class Checkup:
     numbers: dict[str, float] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
@@ -73,7 +73,7 @@ def sample_groups(
     return [sorted(group, key=lambda sample: sample.sample) for group in found.values()]
 
 
-def diagnose(groups: Sequence[Sequence[Episode]], situation: Situation) -> Diagnosis:
+def diagnose(groups: Sequence[Sequence[Episode]], situation: Situation) -> Checkup:
     """Look at groups of samples, each of one problem; every number is a mean over samples or over groups.
 
     What only several samples of a problem can show has no number where there is one of each.
@@ -89,7 +89,7 @@ def diagnose(groups: Sequence[Sequence[Episode]], situation: Situation) -> Diagn
         *_certainty(numbers, situation),
         *_tokens(numbers),
     ]
-    return Diagnosis(numbers, findings)
+    return Checkup(numbers, findings)
 
 
 def measure(groups: Sequence[Sequence[Episode]], situation: Situation) -> dict[str, float]:

@@ -33,8 +33,8 @@ from lemma.evaluation.relay import read_beside
 from lemma.evaluation.rescore import OURS, check_graders, grader_version, regrade
 from lemma.evaluation.results import (
     VERSION,
+    EvalRow,
     Report,
-    Row,
     is_complete,
     make_report,
     read_report,
@@ -187,7 +187,7 @@ def _weights(model: str) -> str | None:
 # --- samples and verdicts ------------------------------------------------------------------------------------------
 
 
-def _weigh(one: Asked, policy: Policy, sink: Sink) -> list[Row]:
+def _weigh(one: Asked, policy: Policy, sink: Sink) -> list[EvalRow]:
     """A multiple-choice benchmark by the log-likelihoods of its options."""
     questions = [wording(one.loaded, problem, one.shots) for problem in one.loaded.problems]
     sums = log_likelihoods(
@@ -213,7 +213,9 @@ class _Judge(Judge):
         return pending
 
 
-def _generate(engine: Engine, asked: Sequence[Asked], judge: _Judge, folder: Path, sink: Sink) -> dict[str, list[Row]]:
+def _generate(
+    engine: Engine, asked: Sequence[Asked], judge: _Judge, folder: Path, sink: Sink
+) -> dict[str, list[EvalRow]]:
     """All samples as rows, in the order of benchmarks, problems and samples."""
     context = engine.context
     by_name = {one.name: one for one in asked}
@@ -255,7 +257,7 @@ def _fields(sampling: Sampling) -> dict[str, Any]:
     return {name: getattr(sampling, name) for name in sampling.__dataclass_fields__}
 
 
-def _rows(one: Asked, found: Mapping[tuple[str, int], list[Episode]], sink: Sink) -> list[Row]:
+def _rows(one: Asked, found: Mapping[tuple[str, int], list[Episode]], sink: Sink) -> list[EvalRow]:
     rows, too_long = [], 0
     for place, (ask, prompt) in enumerate(zip(one.asks, one.prompts, strict=True)):
         samples = found.get((one.name, place))
@@ -280,8 +282,8 @@ def _never_asked(ask: Ask, number: int) -> Episode:
     )  # fmt: skip
 
 
-def _row(benchmark: str, problem: Problem, prompt: str, sample: Episode, tolerance: float | None) -> Row:
-    return Row(
+def _row(benchmark: str, problem: Problem, prompt: str, sample: Episode, tolerance: float | None) -> EvalRow:
+    return EvalRow(
         benchmark=benchmark,
         problem=problem.id,
         sample=sample.sample,

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lemma.evaluation.results import Report, Row
+from lemma.evaluation.results import EvalRow, Report
 from lemma.grading import GradingService, Rules
 
 FEW = 0.1
 """Below this share of completions that keep the format, people are told."""
 
 
-def with_lenient(rows: Sequence[Row], settings: Mapping[str, Any], service: GradingService) -> list[Row]:
+def with_lenient(rows: Sequence[EvalRow], settings: Mapping[str, Any], service: GradingService) -> list[EvalRow]:
     """The rows of one benchmark, each with its lenient verdict."""
     if settings.get("scoring") == "likelihood":
         return list(rows)
@@ -26,18 +26,18 @@ def with_lenient(rows: Sequence[Row], settings: Mapping[str, Any], service: Grad
     return [replace(row, lenient=_verdict(row, asked.get(place))) for place, row in enumerate(rows)]
 
 
-def is_open(row: Row) -> bool:
+def is_open(row: EvalRow) -> bool:
     """Whether the format leaves the answer to be found."""
     return row.extracted is None and row.verdict != "right" and bool(row.gold) and bool(row.completion.strip())
 
 
-def ask(row: Row, rules: Rules, service: GradingService) -> list[Any]:
+def ask(row: EvalRow, rules: Rules, service: GradingService) -> list[Any]:
     """Verdicts to come on the whole completion, one for each gold."""
     own = rules if row.tolerance is None else rules.model_copy(update={"absolute": row.tolerance})
     return [service.submit(row.completion, gold, own) for gold in row.gold]
 
 
-def _verdict(row: Row, asked: Sequence[Any] | None) -> str:
+def _verdict(row: EvalRow, asked: Sequence[Any] | None) -> str:
     if asked is None:
         return row.verdict
     return "right" if any(future.result().kind == "right" for future in asked) else row.verdict

@@ -17,7 +17,7 @@ from lemma.core.errors import UserError
 from lemma.core.types import Problem, Trajectory
 from lemma.data.choices import LETTERS
 from lemma.evaluation.benchmarks import Loaded
-from lemma.evaluation.results import Row
+from lemma.evaluation.results import EvalRow
 from lemma.evaluation.shots import Shots
 from lemma.formats.encode import encode_text
 from lemma.formats.format import adds_bos
@@ -145,7 +145,7 @@ def _encoded(context: str, continuation: str, policy: Policy) -> Trajectory:
     return Trajectory(ids_T=ids, chosen_T=np.arange(len(ids)) >= before)
 
 
-def rows_of(loaded: Loaded, questions: Sequence[Weighed], sums: Sequence[Sequence[float]]) -> list[Row]:
+def rows_of(loaded: Loaded, questions: Sequence[Weighed], sums: Sequence[Sequence[float]]) -> list[EvalRow]:
     """Samples as every evaluation writes them; the completion is the chosen option."""
     rows = []
     for problem, question, own in zip(loaded.problems, questions, sums, strict=True):
@@ -154,7 +154,7 @@ def rows_of(loaded: Loaded, questions: Sequence[Weighed], sums: Sequence[Sequenc
         best, normalised = int(np.argmax(own)), int(np.argmax(per_character))
         right = LETTERS[best] in problem.golds
         rows.append(
-            Row(
+            EvalRow(
                 benchmark=loaded.name,
                 problem=problem.id,
                 sample=0,

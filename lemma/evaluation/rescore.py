@@ -14,7 +14,7 @@ from typing import Any
 from lemma.core.errors import UserError, nearest
 from lemma.evaluation.eval_folder import alone_in, claim, write_settings
 from lemma.evaluation.lenient import with_lenient
-from lemma.evaluation.results import Report, Row, make_report, read_report, read_settings, write_report
+from lemma.evaluation.results import EvalRow, Report, make_report, read_report, read_settings, write_report
 from lemma.formats import make_format
 from lemma.grading import GradingService, Rules
 
@@ -48,8 +48,12 @@ def check_graders(names: str) -> list[str]:
 
 
 def regrade(
-    rows: Sequence[Row], settings: Mapping[str, Any], graders: str, service: GradingService, told: Told | None = None
-) -> list[Row]:
+    rows: Sequence[EvalRow],
+    settings: Mapping[str, Any],
+    graders: str,
+    service: GradingService,
+    told: Told | None = None,
+) -> list[EvalRow]:
     """The rows of one benchmark with new verdicts. Thoughts that never end are wrong by every grader.
 
     Rewards follow from Lemma's verdicts: they are left out where another grader was asked, or where a verdict changed.
@@ -61,7 +65,7 @@ def regrade(
     parsed = [fmt.parse(row.completion) for row in rows]
     unfinished = [one.answer is None and "missing_think_end" in one.faults for one in parsed]
 
-    def ours(row: Row, answer: str | None) -> tuple[str, str]:
+    def ours(row: EvalRow, answer: str | None) -> tuple[str, str]:
         if not row.gold or answer is None:
             return ("wrong", "no_answer") if row.gold else ("unknown", "no_gold")
         own = rules if row.tolerance is None else rules.model_copy(update={"absolute": row.tolerance})
@@ -97,7 +101,7 @@ def _best(verdicts: Iterable[tuple[str, str]]) -> tuple[str, str]:
     return min(verdicts, key=lambda verdict: ("right", "wrong", "unknown").index(verdict[0]))
 
 
-def _compat(name: str, row: Row, service: GradingService) -> tuple[str, str]:
+def _compat(name: str, row: EvalRow, service: GradingService) -> tuple[str, str]:
     """The verdict of another system's grader on the whole completion, word for word as that system would ask it.
 
     Of several gold answers, any counts: each is asked alone, because some graders take only one.
@@ -151,8 +155,8 @@ def rescore(
     return before, after, target
 
 
-def _regrade_all(report: Report, graders: str, service: GradingService, told: Told | None) -> dict[str, list[Row]]:
-    rows: dict[str, list[Row]] = {}
+def _regrade_all(report: Report, graders: str, service: GradingService, told: Told | None) -> dict[str, list[EvalRow]]:
+    rows: dict[str, list[EvalRow]] = {}
     total, done = sum(map(len, report.rows.values())), 0
     for name, own in report.rows.items():
         start = done

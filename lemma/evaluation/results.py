@@ -32,7 +32,7 @@ LONGEST_VOTE = 500
 
 
 @dataclass(slots=True)
-class Row:
+class EvalRow:
     """One sample in words. `tolerance` is the problem's own, where it has one; `lenient` is the verdict with the answer
     found anywhere. `options` are the log-likelihoods of a multiple-choice question's options, where those decide, and
     `normalised` says whether the likeliest one a character is right."""
@@ -79,7 +79,7 @@ class Row:
         )
 
 
-COLUMNS = tuple(field.name for field in fields(Row))
+COLUMNS = tuple(field.name for field in fields(EvalRow))
 SOMETIMES = ("options", "normalised")
 """Columns that a sample has only where it holds something there."""
 
@@ -91,7 +91,7 @@ class Report:
     model: dict[str, Any]
     settings: dict[str, dict[str, Any]]
     summaries: dict[str, Summary]
-    rows: dict[str, list[Row]]
+    rows: dict[str, list[EvalRow]]
 
     @property
     def mean(self) -> Score:
@@ -108,12 +108,12 @@ class Report:
 
 
 def make_report(
-    model: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]], rows: Mapping[str, Sequence[Row]]
+    model: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]], rows: Mapping[str, Sequence[EvalRow]]
 ) -> Report:
     """Numbers from samples; the same samples give the same numbers."""
     summaries = {}
     for name, own in rows.items():
-        groups: dict[str, list[Row]] = {}
+        groups: dict[str, list[EvalRow]] = {}
         for row in own:
             groups.setdefault(row.problem, []).append(row)
         members = [sorted(group, key=lambda row: row.sample) for group in groups.values()]
@@ -145,7 +145,7 @@ def write_report(folder: Path, report: Report) -> None:
     write_whole(folder / "results.json", json.dumps(as_json(report), indent=1, ensure_ascii=False) + "\n")
 
 
-def _as_columns(row: Row) -> dict[str, Any]:
+def _as_columns(row: EvalRow) -> dict[str, Any]:
     values = {name: getattr(row, name) for name in COLUMNS}
     return {name: value for name, value in values.items() if value is not None or name not in SOMETIMES}
 
@@ -191,7 +191,7 @@ def _results_csv(report: Report) -> str:
     return _csv(lines)
 
 
-def _questions_csv(rows: Iterable[Row]) -> str:
+def _questions_csv(rows: Iterable[EvalRow]) -> str:
     return _csv(
         [
             {
@@ -315,14 +315,14 @@ def read_report(folder: str | Path) -> Report:
     if not is_complete(folder):
         raise UserError(f"the evaluation in {folder} is not complete", fix="give its `lemma eval` command again")
     path = folder / "samples.jsonl"
-    rows: dict[str, list[Row]] = {name: [] for name in settings["benchmarks"]}
+    rows: dict[str, list[EvalRow]] = {name: [] for name in settings["benchmarks"]}
     lines = read_json_lines(path)
     for number in count(1):
         try:
             values = next(lines, None)
             if values is None:
                 break
-            row = Row(**values)
+            row = EvalRow(**values)
             rows[row.benchmark].append(row)
         except (TypeError, KeyError, ValueError) as error:
             fix = "evaluate again in another folder"
@@ -332,7 +332,7 @@ def read_report(folder: str | Path) -> Report:
     return make_report(settings["model"], settings["benchmarks"], rows)
 
 
-def _check_whole(path: Path, name: str, rows: Sequence[Row], settings: Mapping[str, Any]) -> None:
+def _check_whole(path: Path, name: str, rows: Sequence[EvalRow], settings: Mapping[str, Any]) -> None:
     """A file that lost some of its samples would give numbers over fewer problems."""
     counts = Counter(row.problem for row in rows)
     if len(counts) != settings["n"] or set(counts.values()) != {settings["k"]}:

@@ -23,27 +23,27 @@ def several(text: str) -> frozenset[str] | None:
     return frozenset(letters) if len(set(letters)) == len(letters) > 1 else None
 
 
-class Choice(NamedTuple):
+class LetterChoice(NamedTuple):
     """The letter of an option and what stands beside it, which may be nothing."""
 
     letter: str
     content: str
 
 
-def read_choice(text: str) -> Choice | None:
+def read_choice(text: str) -> LetterChoice | None:
     """The option that a normalised answer names, if it begins with one."""
     if not text or len(text) > 400:
         return None
     plain = _TEXT.sub(r"\1", text).strip()
     whole = _WHOLE.match(plain)
     if whole:
-        return Choice(whole[1], "")
+        return LetterChoice(whole[1], "")
     labelled = _LABEL.match(plain)
     if labelled:
         start = text.find(labelled[1] or labelled[2])
         rest = re.sub(r"^[\s).:}]+", "", text[start + 1 :])
-        return Choice(labelled[1] or labelled[2], rest)
+        return LetterChoice(labelled[1] or labelled[2], rest)
     named = _NAMED.match(plain) if len(plain) < 12 and not plain.islower() else None
     if named and not plain[:1].isspace() and len(plain) > 1:
-        return Choice(named[1].upper(), "")
+        return LetterChoice(named[1].upper(), "")
     return None

@@ -27,7 +27,7 @@ from lemma.grading.verdict import Kind, Verdict
 Symbolic: TypeAlias = Callable[[str, str], bool]
 
 
-class Pending(NamedTuple):
+class PendingGrade(NamedTuple):
     """The exact path could not decide: these two normalised texts need sympy."""
 
     gold: str
@@ -48,7 +48,7 @@ def gold_answer(gold: str) -> str:
     return gold.strip()
 
 
-def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | Pending:
+def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | PendingGrade:
     """Everything that is safe to do in the caller's process: bounded work, no sympy."""
     start = perf_counter()
     fast = _plain_mark(prediction, gold, rules)
@@ -62,7 +62,7 @@ def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | Pendi
     if not found.answer or not found.answer.strip():
         return Verdict("wrong", "no_answer", None, perf_counter() - start)
     outcome = compare_texts(gold, found.answer, rules)
-    if isinstance(outcome, Pending):
+    if isinstance(outcome, PendingGrade):
         return outcome
     return Verdict(outcome[0], outcome[1], _shown(found.answer), perf_counter() - start)
 
@@ -153,7 +153,7 @@ def _undecided(gold: str, answer: str) -> bool:
     raise Undecided
 
 
-def compare_texts(gold: str, answer: str, rules: Rules) -> tuple[Kind, str] | Pending:
+def compare_texts(gold: str, answer: str, rules: Rules) -> tuple[Kind, str] | PendingGrade:
     """Compare an extracted answer with a gold text: (kind, reason), or what sympy must still decide."""
     wanted = gold_answer(gold)
     if not wanted:
@@ -179,7 +179,7 @@ def compare_texts(gold: str, answer: str, rules: Rules) -> tuple[Kind, str] | Pe
     try:
         return decide(wanted, answer_text, rules, _undecided)
     except Undecided:
-        return Pending(wanted, answer_text, _shown(answer), rules)
+        return PendingGrade(wanted, answer_text, _shown(answer), rules)
 
 
 def decide(wanted: str, answer: str, rules: Rules, symbolic: Symbolic) -> tuple[Kind, str]:

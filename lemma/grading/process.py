@@ -15,7 +15,7 @@ from typing import Any
 START_SECONDS = 120.0
 
 
-class Stopped(Exception):
+class WorkerStopped(Exception):
     """The worker died, or was silent for too long without using its processor."""
 
 
@@ -49,7 +49,7 @@ class Worker:
             return
         try:
             self.cpu_limit = float(self.receive(START_SECONDS)["cpu_seconds"])
-        except Stopped:
+        except WorkerStopped:
             self.kill()
             raise
         self.is_ready = True
@@ -65,7 +65,7 @@ class Worker:
             except BlockingIOError:
                 continue
             except OSError as error:
-                raise Stopped("worker gone") from error
+                raise WorkerStopped("worker gone") from error
 
     def receive(self, seconds: float) -> dict[str, Any]:
         """The next answer; raises where the worker is gone, or idle for so many seconds."""
@@ -75,7 +75,7 @@ class Worker:
             self._wait(handle, seconds)
             data = os.read(handle, 65536)
             if not data:
-                raise Stopped("worker gone")
+                raise WorkerStopped("worker gone")
             self.buffer += data
         line, self.buffer = self.buffer.split(b"\n", 1)
         self._seen = self._cpu_time() or 0.0
@@ -92,7 +92,7 @@ class Worker:
         while not any(select.select(*pipes, [], max(0.0, deadline - monotonic()))):
             now = self._cpu_time()
             if now is None or now == used:
-                raise Stopped("worker idle")
+                raise WorkerStopped("worker idle")
             used, deadline = now, monotonic() + seconds
 
     def _cpu_time(self) -> float | None:

@@ -20,10 +20,10 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
-from lemma.grading.grader import Pending, quick
-from lemma.grading.process import Stopped, Worker
+from lemma.grading.grader import PendingGrade, quick
+from lemma.grading.process import Worker, WorkerStopped
 from lemma.grading.rules import DEFAULT, Rules
-from lemma.grading.tasks import PROBE, Compat, Task, key_of, message_of
+from lemma.grading.tasks import PROBE, CompatTask, GradingTask, key_of, message_of
 from lemma.grading.verdict import Kind, Verdict
 
 # A verdict, why, and the seconds that it took a worker: none where it was in the cache.
@@ -67,10 +67,10 @@ class GradingService:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[GradingTask | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._live: dict[int, Worker] = {}
-        self._waiting: dict[Hashable, Task] = {}
+        self._waiting: dict[Hashable, GradingTask] = {}
         self._closed = self._ended = False
 
     # Asking
@@ -80,7 +80,7 @@ class GradingService:
         outcome = quick(prediction, gold, rules)
         return outcome if isinstance(outcome, Verdict) else self.settle(outcome)
 
-    def settle(self, pending: Pending) -> Verdict:
+    def settle(self, pending: PendingGrade) -> Verdict:
         """The verdict on what the exact path left open."""
         if not pending.rules.symbolic:
             return Verdict("wrong", "unreadable", pending.extracted)
@@ -90,13 +90,13 @@ class GradingService:
     def submit(self, prediction: str, gold: str, rules: Rules = DEFAULT) -> Future[Verdict]:
         """A verdict to come; works with `concurrent.futures.as_completed` and `asyncio.wrap_future`."""
         outcome = quick(prediction, gold, rules)
-        if isinstance(outcome, Pending):
+        if isinstance(outcome, PendingGrade):
             return self._submit(outcome)
         result: Future[Verdict] = Future()
         result.set_result(outcome)
         return result
 
-    def _submit(self, pending: Pending) -> Future[Verdict]:
+    def _submit(self, pending: PendingGrade) -> Future[Verdict]:
         result: Future[Verdict] = Future()
         if not pending.rules.symbolic:
             result.set_result(Verdict("wrong", "unreadable", pending.extracted))
@@ -131,9 +131,9 @@ class GradingService:
         A response that exceeds a limit scores as an empty one; None where the gold does, or where no worker is left.
         """
         golds = gold if isinstance(gold, str) else tuple(gold)
-        return self._ask(Compat(name, response, golds, compat)).result()
+        return self._ask(CompatTask(name, response, golds, compat)).result()
 
-    def _ask(self, question: Pending | Compat) -> Future[Any]:
+    def _ask(self, question: PendingGrade | CompatTask) -> Future[Any]:
         key = key_of(question)
         with self._lock:
             self.counts["asked"] += 1
@@ -146,7 +146,7 @@ class GradingService:
             if key in self._waiting:
                 return self._waiting[key].future
             assert not self._closed, "the grading service is closed"
-            task = Task(question)
+            task = GradingTask(question)
             self._waiting[key] = task
             if len(self._threads) < self.workers:
                 self._add_thread()
@@ -178,7 +178,7 @@ class GradingService:
             with suppress(OSError):
                 self._live[place] = self._new_worker()
         started.set()
-        todo: list[Task] = []
+        todo: list[GradingTask] = []
         while True:
             if not todo:
                 first = self._queue.get()
@@ -197,12 +197,12 @@ class GradingService:
             todo = self._work(place, todo)
         self._drop(place)
 
-    def _work(self, place: int, tasks: list[Task]) -> list[Task]:
+    def _work(self, place: int, tasks: list[GradingTask]) -> list[GradingTask]:
         """Do a batch; returns what is still to do after a worker was lost or left."""
         done = 0
         try:
             worker = self._worker(place)
-        except (Stopped, OSError):
+        except (WorkerStopped, OSError):
             for task in tasks:
                 self._finish(task, task.unknown, keep=False)
             return []
@@ -220,7 +220,7 @@ class GradingService:
                     break
                 else:
                     self._finish(task, answer["score"] if "score" in answer else (answer["kind"], answer["reason"]))
-        except (Stopped, OSError):
+        except (WorkerStopped, OSError):
             task = tasks[done]
             task.lost += 1
             if self._lose(place, worker):
@@ -238,11 +238,11 @@ class GradingService:
         self.counts["lost"] += not own
         return own
 
-    def _blame(self, place: int, task: Task, answer: dict[str, Any]) -> None:
+    def _blame(self, place: int, task: GradingTask, answer: dict[str, Any]) -> None:
         """Whose fault an overrun is: the gold's if reading it alone overruns as well, otherwise the answer's."""
         self.counts["killed" if "overrun" in answer else "failed"] += 1
         self._drop(place)
-        if isinstance(task.question, Compat):
+        if isinstance(task.question, CompatTask):
             self._blame_compat(place, task, task.question, answer)
             return
         alone = self._alone(place, {"op": "probe", "gold": task.question.gold})
@@ -258,17 +258,17 @@ class GradingService:
         for _ in range(_TRIES):
             try:
                 worker = self._worker(place)
-            except (Stopped, OSError):
+            except (WorkerStopped, OSError):
                 break
             try:
                 worker.send([message], self.wall_seconds)
                 return worker.receive(self.wall_seconds)
-            except (Stopped, OSError):
+            except (WorkerStopped, OSError):
                 if self._lose(place, worker):
                     return {"overrun": "cpu"}
         return None
 
-    def _blame_compat(self, place: int, task: Task, question: Compat, answer: dict[str, Any]) -> None:
+    def _blame_compat(self, place: int, task: GradingTask, question: CompatTask, answer: dict[str, Any]) -> None:
         """None where the gold overruns with any answer, otherwise the score of an empty response."""
         if "error" in answer:
             with self._lock:
@@ -285,7 +285,7 @@ class GradingService:
     def _worker(self, place: int) -> Worker:
         """A worker that is ready; raises where none gets there."""
         for _ in range(_TRIES - 1):
-            with suppress(Stopped):
+            with suppress(WorkerStopped):
                 return self._ready_worker(place)
         return self._ready_worker(place)
 
@@ -299,7 +299,7 @@ class GradingService:
 
     def _new_worker(self) -> Worker:
         if self._ended:
-            raise Stopped("the service has ended")
+            raise WorkerStopped("the service has ended")
         self.counts["started"] += 1
         return Worker(self.cpu_seconds, self.megabytes)
 
@@ -308,8 +308,8 @@ class GradingService:
         if worker is not None:
             worker.kill()
 
-    def _finish(self, task: Task, outcome: Any, keep: bool = True) -> None:
-        key, is_verdict = key_of(task.question), isinstance(task.question, Pending)
+    def _finish(self, task: GradingTask, outcome: Any, keep: bool = True) -> None:
+        key, is_verdict = key_of(task.question), isinstance(task.question, PendingGrade)
         with self._lock:
             self._waiting.pop(key, None)
             if self.cache_size and keep:

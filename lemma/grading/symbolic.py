@@ -10,7 +10,7 @@ from functools import lru_cache
 from time import perf_counter
 from typing import Any
 
-from lemma.grading.grader import Pending, decide, quick
+from lemma.grading.grader import PendingGrade, decide, quick
 from lemma.grading.guard import Refused, check_symbolic
 from lemma.grading.limits import MAX_PRECISION, GoldLimit, LimitExceeded
 from lemma.grading.rules import DEFAULT, Rules
@@ -89,7 +89,7 @@ def equal(gold: str, answer: str) -> bool:
         raise LimitExceeded("comparison") from error
 
 
-def settle(pending: Pending) -> tuple[str, str]:
+def settle(pending: PendingGrade) -> tuple[str, str]:
     """Decide what the exact path left open: (kind, reason)."""
     kind, reason = decide(pending.gold, pending.answer, pending.rules, equal)
     return kind, reason if reason in ("limit", "gold_limit", "choice") else "symbolic"

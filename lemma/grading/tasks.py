@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lemma.grading.grader import Pending
+from lemma.grading.grader import PendingGrade
 
 PROBE = (
     "\\boxed{987654321} </think> <answer>\\boxed{987654321}</answer> "
@@ -17,7 +17,7 @@ PROBE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Compat:
+class CompatTask:
     """A question to a grader of another system."""
 
     name: str
@@ -27,8 +27,8 @@ class Compat:
 
 
 @dataclass(slots=True)
-class Task:
-    question: Pending | Compat
+class GradingTask:
+    question: PendingGrade | CompatTask
     future: Future[Any] = field(default_factory=Future)
     lost: int = 0
     """How many workers went away while they had this task, for a reason that was not its own."""
@@ -38,15 +38,15 @@ class Task:
     @property
     def unknown(self) -> Any:
         """The outcome where the grader is at fault; it is never cached."""
-        return ("unknown", "grader") if isinstance(self.question, Pending) else None
+        return ("unknown", "grader") if isinstance(self.question, PendingGrade) else None
 
 
-def key_of(question: Pending | Compat) -> Hashable:
+def key_of(question: PendingGrade | CompatTask) -> Hashable:
     """What results are cached by: the gold, the answer and the rules."""
-    return (question.gold, question.answer, question.rules) if isinstance(question, Pending) else question
+    return (question.gold, question.answer, question.rules) if isinstance(question, PendingGrade) else question
 
 
-def message_of(question: Pending | Compat) -> dict[str, Any]:
-    if isinstance(question, Compat):
+def message_of(question: PendingGrade | CompatTask) -> dict[str, Any]:
+    if isinstance(question, CompatTask):
         return {"op": "compat", **asdict(question)}
     return {"op": "settle", "gold": question.gold, "answer": question.answer, "rules": question.rules.model_dump()}

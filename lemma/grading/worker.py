@@ -99,7 +99,7 @@ def _stop_clock() -> None:
 
 
 def _perform(task: dict[str, Any]) -> dict[str, Any]:
-    from lemma.grading.grader import Pending
+    from lemma.grading.grader import PendingGrade
     from lemma.grading.limits import GoldLimit
     from lemma.grading.rules import Rules
     from lemma.grading.symbolic import probe, settle
@@ -115,7 +115,7 @@ def _perform(task: dict[str, Any]) -> dict[str, Any]:
         probe(task["gold"])
         return {"kind": "right", "reason": "exact"}
     rules = Rules.model_validate(task["rules"])
-    kind, reason = settle(Pending(task["gold"], task["answer"], "", rules))
+    kind, reason = settle(PendingGrade(task["gold"], task["answer"], "", rules))
     return {"kind": kind, "reason": reason}
 
 

@@ -45,7 +45,7 @@ TROUBLE = (ArithmeticError, AttributeError, IndexError, KeyError, RuntimeError, 
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ProbeComparison:
     """Log-probabilities of the same tokens from the model's own forward in float32, from its own forward as it is, and
     from Lemma, in float32 and as it is."""
 
@@ -92,7 +92,7 @@ def is_rounding(mine: torch.Tensor, own: torch.Tensor, exact: torch.Tensor) -> b
 
 def compare(
     policy: Policy, texts: list[torch.Tensor], compute: Callable[[torch.Tensor], torch.Tensor], last: int | None = None
-) -> Comparison:
+) -> ProbeComparison:
     """Compare at the last places of some sequences (all of them, unless `last` says how many); `compute` gives Lemma's
     log-probability of each candidate, (M, K), from the candidates."""
     sides = [plain_logits(policy, ids, last) for ids in texts]
@@ -102,7 +102,7 @@ def compare(
     if policy.is_narrow:
         with widened(policy):
             wide = compute(best).double()
-    return Comparison(exact.gather(-1, best), own.gather(-1, best), wide, mine)
+    return ProbeComparison(exact.gather(-1, best), own.gather(-1, best), wide, mine)
 
 
 @dataclass(frozen=True, slots=True)

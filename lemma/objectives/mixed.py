@@ -15,7 +15,7 @@ from lemma.objectives.objective import Loss, Ratio, Terms
 from lemma.objectives.policy_loss import KlTerm
 from lemma.objectives.policy_mismatch import LARGEST_LOG_RATIO, MismatchWeight, mismatch
 from lemma.objectives.policy_surrogates import Surrogate, Unclipped
-from lemma.objectives.shaping import Shape
+from lemma.objectives.shaping import Shaping
 
 TARGET_EPSILON = 1e-6
 
@@ -48,8 +48,8 @@ class MixedPolicyLoss:
     surrogate: Surrogate = field(default_factory=Unclipped)
     normalise: Normalise = "token"
     constant: float = 1.0
-    on_shape: Shape = field(default_factory=Shape)
-    off_shape: Shape = field(default_factory=lambda: Shape("p_div_p"))
+    on_shape: Shaping = field(default_factory=Shaping)
+    off_shape: Shaping = field(default_factory=lambda: Shaping("p_div_p"))
     off_max: float | None = None
     off_min: float | None = None
     skip_above: float | None = None

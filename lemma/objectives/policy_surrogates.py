@@ -21,7 +21,7 @@ class Surrogate(Protocol):
 
 
 @dataclass(frozen=True)
-class Reinforce:
+class LogprobGain:
     """A log p: no ratio, and so right only for tokens that the present policy sampled."""
 
     def gain(self, ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ ShapeKind = Literal["no_reshape", "logp", "p_logp", "square_root", "pow", "p_div
 
 
 @dataclass(frozen=True)
-class Shape:
+class Shaping:
     """A reshaping and its constants: `weight` for `logp` and `p_logp`, `power` for `pow`, `gamma` for `p_div_p`."""
 
     kind: ShapeKind = "no_reshape"

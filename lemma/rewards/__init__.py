@@ -18,7 +18,7 @@ from lemma.rewards.model import RewardModel
 from lemma.rewards.reward import Reward, RewardInput
 from lemma.rewards.think import R1ZeroReward, ThinkAnswerFormat, ThinkFormat
 from lemma.rewards.trl_function import TrlFunction
-from lemma.rewards.working_out_rewards import Answer, ApproximateFormat, ExactFormat, Numbers
+from lemma.rewards.working_out_rewards import AnswerReward, ApproximateFormat, ExactFormat, Numbers
 from lemma.rewards.xml_rewards import Correctness, Integer, SoftFormat, StrictFormat, TagCount
 
 REWARDS: Registry[type[Reward]] = Registry(
@@ -35,7 +35,7 @@ REWARDS: Registry[type[Reward]] = Registry(
         "tag_count": TagCount,
         "exact_format": ExactFormat,
         "approximate_format": ApproximateFormat,
-        "answer": Answer,
+        "answer": AnswerReward,
         "numbers": Numbers,
         "r1_zero": R1ZeroReward,
         "think_format": ThinkFormat,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from traceback import extract_tb
 
-from lemma.core.deadlines import Overdue, Watch
+from lemma.core.deadlines import Overdue, Stopwatch
 from lemma.core.errors import UserError
 from lemma.rewards.reward import Reward, RewardInput
 
@@ -82,7 +82,7 @@ def labels(rewards: Sequence[Reward]) -> list[str]:
 def _column(reward: Reward, name: str, items: Sequence[RewardInput]) -> list[float | None]:
     """What a reward gives for each; one that takes them all at once has the time of all of them."""
     limit, at_once = reward.seconds_each, type(reward).score_all is not Reward.score_all
-    watch = None if limit is None else Watch(limit * max(1, len(items)) if at_once else limit)
+    watch = None if limit is None else Stopwatch(limit * max(1, len(items)) if at_once else limit)
     with watch or nullcontext():
         if at_once:
             with _in_time(reward, name, items, watch):
@@ -90,7 +90,7 @@ def _column(reward: Reward, name: str, items: Sequence[RewardInput]) -> list[flo
         return [_value(reward, name, item, watch) for item in items]
 
 
-def _value(reward: Reward, name: str, item: RewardInput, watch: Watch | None) -> float | None:
+def _value(reward: Reward, name: str, item: RewardInput, watch: Stopwatch | None) -> float | None:
     try:
         with _in_time(reward, name, [item], watch):
             return reward.score(item)
@@ -101,7 +101,7 @@ def _value(reward: Reward, name: str, item: RewardInput, watch: Watch | None) ->
 
 
 @contextmanager
-def _in_time(reward: Reward, name: str, items: Sequence[RewardInput], watch: Watch | None) -> Iterator[None]:
+def _in_time(reward: Reward, name: str, items: Sequence[RewardInput], watch: Stopwatch | None) -> Iterator[None]:
     try:
         with watch.piece() if watch is not None else nullcontext():
             yield

@@ -144,7 +144,7 @@ class ApproximateFormat(WorkingOutReward):
         return sum(0.5 if item.completion.count(tag) == 1 else -1.0 for tag in wanted)
 
 
-class Answer(WorkingOutReward):
+class AnswerReward(WorkingOutReward):
     """How near the solution that is graded is: 5 points for the right one, part of them near by."""
 
     name: Literal["answer"] = "answer"

@@ -9,7 +9,7 @@ import numpy as np
 
 from lemma.core.types import Problem
 from lemma.engines.protocol import Completion, Request, Sampling
-from lemma.environments import Environment, EnvironmentOptions, Outcome, Reply, Said
+from lemma.environments import Environment, EnvironmentOptions, Outcome, Reply, Utterance
 from lemma.rollouts.episode import Episode, Turn
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Player:
         if world is None or self._failed is not None:
             return False
         turn.text = judge.text(turn)
-        reply = self._try(lambda environment: environment.step(Said(turn.text, turn.finish)))
+        reply = self._try(lambda environment: environment.step(Utterance(turn.text, turn.finish)))
         if reply is None:
             return False
         assert isinstance(reply, Reply), "an environment answers with a Reply"

@@ -14,7 +14,7 @@ from lemma.algorithms.rloo import Rloo
 from lemma.core.types import Group, Message, Problem, Trajectory
 from lemma.objectives.policy_loss import KlTerm, PolicyLoss
 from lemma.objectives.policy_mismatch import MismatchWeight
-from lemma.objectives.policy_surrogates import CappedWeight, Clip, GammaWeight, Reinforce, SoftGate, Unclipped
+from lemma.objectives.policy_surrogates import CappedWeight, Clip, GammaWeight, LogprobGain, SoftGate, Unclipped
 
 PROBLEM = Problem((Message("user", "1+1?"),), ("2",))
 MIXED, SAME = np.array([1.0, 0.0, 0.0]), np.array([0.5, 0.5])
@@ -80,8 +80,8 @@ def test_one_deviation_for_the_batch() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "objective"),
     [
-        ("reinforce", {}, PolicyLoss(Reinforce(), normalise="sequence")),
-        ("reinforce_baseline", {"normalise": "token"}, PolicyLoss(Reinforce(), normalise="token")),
+        ("reinforce", {}, PolicyLoss(LogprobGain(), normalise="sequence")),
+        ("reinforce_baseline", {"normalise": "token"}, PolicyLoss(LogprobGain(), normalise="token")),
         ("rloo", {}, PolicyLoss(Clip(0.8, 1.2), level="trajectory", normalise="sequence")),
         ("grpo", {}, PolicyLoss(Clip(0.8, 1.2), normalise="sequence")),
         ("grpo", {"clip": None}, PolicyLoss(Unclipped(), normalise="sequence")),
@@ -110,7 +110,7 @@ def test_one_deviation_for_the_batch() -> None:
         ("cispo", {"cap": 3}, PolicyLoss(CappedWeight(3.0), normalise="token")),
         ("loop", {}, PolicyLoss(Clip(1 / 1.1, 1.1), normalise="sequence")),
         ("loop", {"ratio": "trajectory"}, PolicyLoss(Clip(1 / 1.1, 1.1), level="trajectory", normalise="sequence")),
-        ("loop", {"clip": None, "epochs": 1}, PolicyLoss(Reinforce(), normalise="sequence")),
+        ("loop", {"clip": None, "epochs": 1}, PolicyLoss(LogprobGain(), normalise="sequence")),
         (
             "grpo",
             {"kl": 0.1, "kl_by_ratio": True, "entropy": 0.01, "mismatch_cap": 2, "top_entropy": 0.2},

@@ -15,9 +15,9 @@ import pytest
 
 from lemma.cli import main
 from lemma.core import faults
-from lemma.evaluation.results import Report, Row, make_report, read_report
+from lemma.evaluation.results import EvalRow, Report, make_report, read_report
 from lemma.reporting import demo_summary as demo
-from lemma.reporting.demo_summary import Measured, Styles, explanation, is_stepwise, samples, table
+from lemma.reporting.demo_summary import DemoScore, Styles, explanation, is_stepwise, samples, table
 from tests.runs.test_kill import PRELOAD
 
 STAGES = ("sft", "grpo", "sft_longer")
@@ -148,20 +148,20 @@ STEPS, LINE = "3 + 2 = 5 ; 5 - 4 = 1", "3 + 2 - 4 = 1"
 def report(*answers: tuple[str, bool]) -> Report:
     """Problems answered in this way, rightly or not."""
     rows = [
-        Row("held-out", f"p{number}", 0, f"question {number}", "", f"{reasoning} </think>", "1", ["1"],
+        EvalRow("held-out", f"p{number}", 0, f"question {number}", "", f"{reasoning} </think>", "1", ["1"],
             "right" if right else "wrong", "", True, [], "stop", 9, reasoning, 1.1 if right else 0.1)
         for number, (reasoning, right) in enumerate(answers)
     ]  # fmt: skip
     return make_report({"name": "m"}, {"held-out": {"seed": 0, "ties": "average", "metric": "avg"}}, {"held-out": rows})
 
 
-def measured() -> list[Measured]:
+def measured() -> list[DemoScore]:
     sft = report((STEPS, True), (STEPS, True), (LINE, False), (LINE, False), (LINE, True))
     grpo = report((STEPS, True), (STEPS, True), (STEPS, True), (STEPS, True), (LINE, False))
     longer = report((STEPS, True), (STEPS, False), (LINE, False), (LINE, False), (LINE, True))
     times = {"sft": 100.0, "grpo": 30.4, "sft_longer": 61.0}
     found = {"sft": sft, "grpo": grpo, "sft_longer": longer}
-    return [Measured(stage, found[stage], found[stage], times[stage]) for stage in STAGES]
+    return [DemoScore(stage, found[stage], found[stage], times[stage]) for stage in STAGES]
 
 
 def test_steps_that_are_written_down_are_seen() -> None:
@@ -190,7 +190,7 @@ def test_the_explanation_gives_the_numbers_of_the_run() -> None:
 def test_a_style_that_was_never_used_has_no_accuracy() -> None:
     _, grpo, longer = measured()
     never = report(*[(LINE, True)] * 5)
-    text = explanation([Measured("sft", never, never, 1.0), grpo, longer])
+    text = explanation([DemoScore("sft", never, never, 1.0), grpo, longer])
     assert "of those none are right" in text and "every answer was written in the same way" in text
 
 

@@ -11,18 +11,27 @@ import pytest
 from lemma.cli import doctor
 from lemma.cli.parser import Parser
 from lemma.reporting import health
-from lemma.reporting.health import Finding, Part, check_disk, check_folder, check_hub, core_works, run_probe, try_part
+from lemma.reporting.health import (
+    CheckedPart,
+    HealthFinding,
+    check_disk,
+    check_folder,
+    check_hub,
+    core_works,
+    run_probe,
+    try_part,
+)
 
 BY_NAME = {part.name: part for part in health.PARTS}
 
 ODD_PROBES = """
 import ctypes, sys, time
-from lemma.reporting.probes import Answer
+from lemma.reporting.probes import ProbeAnswer
 
 def chatty():
     print("a library that talks")
     print("and warns", file=sys.stderr)
-    return Answer("fine")
+    return ProbeAnswer("fine")
 
 def segfaults():
     ctypes.string_at(0)
@@ -73,9 +82,9 @@ def test_an_installed_but_broken_optional_part_does_not_break_the_core(
 
 
 def test_a_missing_part_is_optional_unless_it_is_core() -> None:
-    absent = Part("absent", "no_such_module", "no_such_module:probe", "install it")
-    assert try_part(absent) == Finding("absent", "missing", "not installed", "install it")
-    needed = Part("needed", "no_such_module", "no_such_module:probe", "install it", core=True)
+    absent = CheckedPart("absent", "no_such_module", "no_such_module:probe", "install it")
+    assert try_part(absent) == HealthFinding("absent", "missing", "not installed", "install it")
+    needed = CheckedPart("needed", "no_such_module", "no_such_module:probe", "install it", core=True)
     assert try_part(needed).state == "broken"
     assert not core_works([try_part(needed)])
 
@@ -102,7 +111,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_hub_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example")
-    assert check_hub() == Finding("hub", "ok", "HF_ENDPOINT is https://mirror.example; offline (HF_HUB_OFFLINE)")
+    assert check_hub() == HealthFinding("hub", "ok", "HF_ENDPOINT is https://mirror.example; offline (HF_HUB_OFFLINE)")
     monkeypatch.setenv("HF_ENDPOINT", "mirror.example")
     assert check_hub().state == "broken"
 
@@ -110,7 +119,7 @@ def test_hub_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command_prints_a_table_and_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    absent = Part("absent", "no_such_module", "no_such_module:probe", "get it from somewhere")
+    absent = CheckedPart("absent", "no_such_module", "no_such_module:probe", "get it from somewhere")
     monkeypatch.setattr(health, "PARTS", (absent,))
     args = parse("--runs", str(tmp_path))
     assert args.run(args) == 0
@@ -118,7 +127,7 @@ def test_the_command_prints_a_table_and_json(
     assert "missing (optional)  not installed" in table and "get it from somewhere" in table
     assert table.endswith("The core works.\n") and "\x1b" not in table
 
-    monkeypatch.setattr(health, "PARTS", (Part("needed", "no_such_module", "x:y", "install it", core=True),))
+    monkeypatch.setattr(health, "PARTS", (CheckedPart("needed", "no_such_module", "x:y", "install it", core=True),))
     args = parse("--json")
     assert args.run(args) == 1
     report = json.loads(capsys.readouterr().out)

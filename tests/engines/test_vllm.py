@@ -18,7 +18,7 @@ import torch
 
 from lemma.engines.protocol import EngineError, Request, generate
 from lemma.engines.vllm import make_vllm
-from lemma.engines.vllm.server import Reply, Server
+from lemma.engines.vllm.server import Server, ServerReply
 from lemma.engines.vllm.server_engine import VllmServerEngine
 from lemma.engines.vllm.versions import installed, judge
 from tests.engines import vllm_checks
@@ -133,7 +133,7 @@ def test_a_lost_connection_does_not_cost_the_server(engine: VllmServerEngine) ->
         engine.submit(request)
     lost = next(iter(engine._jobs))
     server.drop(lost)
-    server.replies.put(Reply(lost, 0, None, "Server disconnected without sending a response."))
+    server.replies.put(ServerReply(lost, 0, None, "Server disconnected without sending a response."))
     found = sorted(engine.completions(), key=lambda c: c.order)
     assert engine.server is server
     assert [c.ids.tolist() for c in found] == [c.ids.tolist() for c in expected]

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 from lemma.engines.protocol import EngineError, Request, Sampling
 from lemma.engines.vllm import jobs
-from lemma.engines.vllm.jobs import Answer, Job
+from lemma.engines.vllm.jobs import Job, JobAnswer
 from lemma.engines.vllm.versions import BEST, judge
-from lemma.engines.vllm.vllm_probe import Scored, compare, policy_logprobs, probe_prompt, verify
+from lemma.engines.vllm.vllm_probe import ProbeScores, compare, policy_logprobs, probe_prompt, verify
 from lemma.engines.vllm.weights import adapter_rank, base_state, check_policy, write_model, write_weights
 from tests.engines.small_policies import shake, small_policy, small_tokenizer
 
@@ -57,7 +57,7 @@ def test_a_stop_string_that_vllm_noticed_late_ends_the_completion_where_it_ends(
     tokenizer = small_tokenizer()
     ids = tokenizer.encode("so <answer>42</answer> and more")
     found = jobs.finish(
-        job_of(Sampling(50, stop=("</answer>",))), Answer(ids, [-1.0] * len(ids), "length"), None, tokenizer
+        job_of(Sampling(50, stop=("</answer>",))), JobAnswer(ids, [-1.0] * len(ids), "length"), None, tokenizer
     )
     assert tokenizer.decode(found.ids) == "so <answer>42</answer>"
     assert found.finish == "stop" and len(found.logprobs) == len(found.kept) == len(found.ids)
@@ -66,11 +66,11 @@ def test_a_stop_string_that_vllm_noticed_late_ends_the_completion_where_it_ends(
 
 def test_what_is_not_finite_is_refused() -> None:
     with pytest.raises(EngineError, match="not finite for request a/1"):
-        jobs.finish(job_of(Sampling(5)), Answer([1, 2], [-1.0, float("nan")], "length"), None, small_tokenizer())
+        jobs.finish(job_of(Sampling(5)), JobAnswer([1, 2], [-1.0, float("nan")], "length"), None, small_tokenizer())
 
 
 def test_logprobs_are_those_before_the_cut() -> None:
-    found = jobs.finish(job_of(Sampling(5, top_k=2)), Answer([1], [-0.5], "length"), [-0.25], small_tokenizer())
+    found = jobs.finish(job_of(Sampling(5, top_k=2)), JobAnswer([1], [-0.5], "length"), [-0.25], small_tokenizer())
     assert found.logprobs.tolist() == [-0.75] and found.behaviour.tolist() == [-0.5]
 
 
@@ -108,9 +108,9 @@ def test_the_probe_tells_old_weights_from_new(dtype: torch.dtype) -> None:
     policy = small_policy(dtype=dtype)
     ids = probe_prompt(policy, policy.context)
     assert len(set(ids)) == 24
-    scored = Scored(ids, policy_logprobs(policy, ids).tolist())
+    scored = ProbeScores(ids, policy_logprobs(policy, ids).tolist())
     assert verify(policy, scored, 1) == 0.0
-    drawn = Scored(ids, scored.logprobs[-8:])
+    drawn = ProbeScores(ids, scored.logprobs[-8:])
     assert verify(policy, drawn, 1) == 0.0
     compare(policy, scored, scored)
     shake(policy, 1)
@@ -118,9 +118,9 @@ def test_the_probe_tells_old_weights_from_new(dtype: torch.dtype) -> None:
         with pytest.raises(EngineError, match="does not hold the policy's weights after the update to version 2"):
             verify(policy, stale, 2)
     with pytest.raises(EngineError, match="came back with other weights"):
-        compare(policy, scored, Scored(ids, policy_logprobs(policy, ids).tolist()))
+        compare(policy, scored, ProbeScores(ids, policy_logprobs(policy, ids).tolist()))
     with pytest.raises(EngineError, match="differ by inf"):
-        compare(policy, scored, Scored(ids[::-1], scored.logprobs))
+        compare(policy, scored, ProbeScores(ids[::-1], scored.logprobs))
 
 
 def test_the_probe_leaves_the_policy_in_training() -> None:

@@ -13,7 +13,7 @@ import pytest
 from lemma.cli import main
 from lemma.core.errors import UserError
 from lemma.core.random import stream
-from lemma.evaluation.comparison import Evaluation, compare, read_evaluation
+from lemma.evaluation.comparison import EvalResult, compare, read_evaluation
 from lemma.evaluation.paired import (
     holm,
     interval,
@@ -23,7 +23,7 @@ from lemma.evaluation.paired import (
     sign_flip_exact,
     t_quantile,
 )
-from lemma.evaluation.results import VERSION, Row, make_report, write_report
+from lemma.evaluation.results import VERSION, EvalRow, make_report, write_report
 
 
 def enumerated(d: np.ndarray) -> float:
@@ -125,9 +125,9 @@ def test_the_mean_weighs_benchmarks_alike() -> None:
     assert test.p == pytest.approx(2 / 1024, abs=0.002) and test.differs
 
 
-def evaluation(scores: dict[str, list[list[float]]], golds: str = "7", **settings: Any) -> Evaluation:
+def evaluation(scores: dict[str, list[list[float]]], golds: str = "7", **settings: Any) -> EvalResult:
     named = {name: {f"p{n}": own for n, own in enumerate(parts)} for name, parts in scores.items()}
-    return Evaluation(
+    return EvalResult(
         "folder",
         named,
         {name: dict.fromkeys(parts, (golds,)) for name, parts in named.items()},
@@ -220,7 +220,7 @@ def write(folder: Path, right: np.ndarray, **more: Any) -> Path:
     }
     made |= {"faults": [], "finish": "stop", "tokens": 9, "reasoning": None}
     rows = [
-        Row("made", f"p{n}", k, verdict="right" if one else "wrong", format_ok=bool(one), **made)
+        EvalRow("made", f"p{n}", k, verdict="right" if one else "wrong", format_ok=bool(one), **made)
         for n, own in enumerate(right)
         for k, one in enumerate(own)
     ]

@@ -10,7 +10,7 @@ import pytest
 
 from lemma.cli import main
 from lemma.engines.protocol import Sampling
-from lemma.evaluation.diagnose import Diagnosis, Situation, diagnose, similarity
+from lemma.evaluation.diagnose import Checkup, Situation, diagnose, similarity
 from lemma.formats.r1_zero import R1Zero
 from lemma.models.tiny import tiny_tokenizer
 from lemma.rollouts import Episode
@@ -69,7 +69,7 @@ def situation(max_tokens: int = 40, temperature: float = 1.0, **more: object) ->
     return Situation(R1Zero(), Sampling(max_tokens, temperature=temperature), TOKENIZER, "stages.grpo", 512, **more)  # type: ignore[arg-type]
 
 
-def topic(diagnosis: Diagnosis, name: str) -> tuple[str, str, str]:
+def topic(diagnosis: Checkup, name: str) -> tuple[str, str, str]:
     found = next(finding for finding in diagnosis.findings if finding.topic == name)
     return found.level, found.text, found.advice or ""
 

@@ -62,7 +62,7 @@ def test_what_a_journal_held_is_no_work(clock: Clock) -> None:
 
 def test_an_engine_that_somebody_listens_to_keeps_its_listener() -> None:
     class Engine:
-        listen: object = None
+        tells, listen = True, None
 
     engine, meter = Engine(), Meter(1, 1, lambda event: None)
     with meter.listening(engine):  # type: ignore[arg-type]

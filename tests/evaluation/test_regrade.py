@@ -12,7 +12,7 @@ import pytest
 from lemma.core.errors import UserError
 from lemma.evaluation.questions import _fitted
 from lemma.evaluation.rescore import regrade, rescore
-from lemma.evaluation.results import VERSION, Row, make_report, read_report, write_report
+from lemma.evaluation.results import VERSION, EvalRow, make_report, read_report, write_report
 from lemma.formats import FORMATS, make_format
 from lemma.grading import GradingService
 from lemma.grading.compat import COMPAT
@@ -26,8 +26,8 @@ def service() -> Iterator[GradingService]:
         yield service
 
 
-def row(completion: str, gold: list[str], verdict: str = "wrong") -> Row:
-    return Row(
+def row(completion: str, gold: list[str], verdict: str = "wrong") -> EvalRow:
+    return EvalRow(
         benchmark="made", problem="p", sample=0, question="q", prompt="q", completion=completion, extracted=None,
         gold=gold, verdict=verdict, reason="", format_ok=False, faults=[], finish="stop", tokens=9, reasoning=None,
         reward=0.5,

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from lemma.evaluation.during_training import flat_metrics
-from lemma.evaluation.results import Report, Row, as_json, as_markdown, make_report, write_report
+from lemma.evaluation.results import EvalRow, Report, as_json, as_markdown, make_report, write_report
 
 
-def rows(benchmark: str, verdicts: list[list[str]]) -> list[Row]:
+def rows(benchmark: str, verdicts: list[list[str]]) -> list[EvalRow]:
     return [
-        Row(
+        EvalRow(
             benchmark, f"p{n}", k, "q", "q", "c", "7", ["7"], verdict, "number", True, [], "stop", 9, None,
             reward=1.0, subject="Algebra", level="2",
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from lemma.objectives import ClippedValueLoss, MixedPolicyLoss, NegativeLogLikelihood, Objective, PolicyLoss
 from lemma.objectives.policy_loss import KlTerm
 from lemma.objectives.policy_mismatch import MismatchWeight
-from lemma.objectives.policy_surrogates import CappedWeight, Clip, GammaWeight, Reinforce, SoftGate, Unclipped
+from lemma.objectives.policy_surrogates import CappedWeight, Clip, GammaWeight, LogprobGain, SoftGate, Unclipped
 from lemma.objectives.preference import ContrastivePreference, DirectPreference, KahnemanTversky, OddsRatio
 
 OBJECTIVES: dict[str, Callable[[], Objective]] = {
@@ -21,7 +21,7 @@ OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "kto": lambda: KahnemanTversky(wanted_weight=1.3, baseline=0.2),
     "simpo": lambda: ContrastivePreference("simpo", beta=2.0, gamma=1.0, alpha=0.1, nll=0.3),
     "orpo": lambda: OddsRatio(),
-    "policy_reinforce": lambda: PolicyLoss(Reinforce(), entropy=0.01),
+    "policy_reinforce": lambda: PolicyLoss(LogprobGain(), entropy=0.01),
     "policy_unclipped": lambda: PolicyLoss(Unclipped(), normalise="constant", constant=42.0),
     "policy_clip": lambda: PolicyLoss(
         Clip.around(0.1, 0.15), kl=KlTerm(0.001), mismatch=MismatchWeight("token", cap=1.1)

@@ -12,7 +12,7 @@ from lemma.algorithms.loop import Loop
 from lemma.objectives import Totals
 from lemma.objectives.advantages import Baseline, group_advantages, is_large
 from lemma.objectives.policy_loss import PolicyLoss
-from lemma.objectives.policy_surrogates import Clip, Reinforce, Surrogate
+from lemma.objectives.policy_surrogates import Clip, LogprobGain, Surrogate
 from tests.objectives.padded import Case, assert_equal, cases, flat, tensor
 
 CASES = cases("loop")
@@ -57,7 +57,7 @@ def test_clip(case: Case) -> None:
 def test_rollout_losses(case: Case) -> None:
     """`kl_lambda` is not ours: the original adds it to every advantage, which is no KL; so does this test."""
     p, inputs, outputs = case["params"], case["inputs"], case["outputs"]
-    surrogate: Surrogate = Clip.symmetric_in_log(p["epsilon"]) if p["clip"] else Reinforce()
+    surrogate: Surrogate = Clip.symmetric_in_log(p["epsilon"]) if p["clip"] else LogprobGain()
     level = {"pg_per_token": "token", "pg_per_trajectory": "trajectory"}[p["loss_type"]]
     objective = PolicyLoss(surrogate, level=level, normalise="sequence")  # type: ignore[arg-type]
     logprobs = tensor(inputs["log_probs"]).requires_grad_()

@@ -15,7 +15,7 @@ from lemma.objectives.controllers import LearnedEntropy
 from lemma.objectives.mixed import Compat, MixedPolicyLoss
 from lemma.objectives.policy_loss import KlTerm
 from lemma.objectives.policy_surrogates import Clip, Unclipped
-from lemma.objectives.shaping import Shape, ShapeKind
+from lemma.objectives.shaping import ShapeKind, Shaping
 from tests.objectives.rows import Case, assert_equal, cases, flat, measured, parameters, tensor, tensors
 
 CASES = cases("luffy_policy_loss")
@@ -44,13 +44,13 @@ def test_every_case_is_used() -> None:
     assert {case["variant"] for case in ERRORS} == {"invalid_option", "actor_step:off_policy_with_kl"}
 
 
-def shape_of(params: dict[str, Any], side: str) -> Shape:
+def shape_of(params: dict[str, Any], side: str) -> Shaping:
     kind, gamma = params[f"{side}_policy_reshape"], 0.1
     name, _, number = kind.rpartition("_")
     if name == "p_div_p" and number in KNOWN_GAMMAS[side]:
         kind, gamma = name, float(number)
     weight, power = params[f"{side}_policy_reshape_weight"], params[f"{side}_policy_reshape_pow_exp"]
-    return Shape(kind, weight, power, gamma)
+    return Shaping(kind, weight, power, gamma)
 
 
 def loss_of(case: Case, **changes: Any) -> MixedPolicyLoss:
@@ -208,7 +208,7 @@ def test_a_kl_beside_teachers_tokens_works_where_the_original_fails() -> None:
 def test_reshapings_by_hand(kind: ShapeKind) -> None:
     """p = 1/4, old p = 1/2."""
     p, old = torch.tensor(0.25).log(), torch.tensor(0.5).log()
-    shape = Shape(kind, weight=0.1, power=2.0, gamma=0.25)
+    shape = Shaping(kind, weight=0.1, power=2.0, gamma=0.25)
     logs = {"ratio": -0.6931472, "p": -1.3862944}
     expected = {
         "no_reshape": (0.5, 0.25),

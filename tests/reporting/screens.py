@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from lemma.core.events import Event, Measured, Progressed, Said, StageEnded, StageStarted
-from lemma.evaluation.results import Report, Row, make_report
+from lemma.evaluation.results import EvalRow, Report, make_report
 from lemma.evaluation.terminal_table import as_table
 from lemma.reporting.console import Console
 
@@ -124,11 +124,11 @@ def train_screen(width: int) -> str:
 def a_report() -> Report:
     """Three benchmarks: one written and mostly without the format, one with several samples, one weighed."""
     kinds = {"gsm8k": (40, 1), "aime24": (30, 4), "arc_challenge": (50, 1)}
-    rows: dict[str, list[Row]] = {}
+    rows: dict[str, list[EvalRow]] = {}
     for name, (count, k) in kinds.items():
         weighed = name == "arc_challenge"
         rows[name] = [
-            Row(
+            EvalRow(
                 benchmark=name, problem=str(n), sample=sample, question="?", prompt="?", completion="1",
                 extracted="1", gold=["1"], verdict="right" if (n + sample) % 3 == 0 else "wrong", reason="",
                 format_ok=n % 20 == 0, faults=[], finish="length" if n % 9 == 0 else "stop", tokens=200 + n,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lemma.cli import main
-from lemma.evaluation.results import Row, make_report, write_report
+from lemma.evaluation.results import EvalRow, make_report, write_report
 from lemma.learning.checkpoint import CheckpointStore
 from lemma.reports.run_table import in_bytes, in_days, size_of
 from tests.reports.made_runs import recipe, small_run
@@ -105,7 +105,7 @@ def evaluate(folder: Path, right: list[bool]) -> None:
     said = {"prompt": "", "completion": "", "extracted": "1", "gold": ["1"], "reason": "", "format_ok": True}
     said |= {"faults": [], "finish": "stop", "tokens": 3, "reasoning": None}
     rows = [
-        Row("held-out", f"p{i}", 0, f"question {i}", verdict="right" if ok else "wrong", **said)
+        EvalRow("held-out", f"p{i}", 0, f"question {i}", verdict="right" if ok else "wrong", **said)
         for i, ok in enumerate(right)
     ]
     folder.mkdir(parents=True)

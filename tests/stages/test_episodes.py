@@ -11,7 +11,7 @@ import pytest
 
 from lemma.core.events import Event
 from lemma.core.types import Problem
-from lemma.environments import Environment, Outcome, Reply, Said
+from lemma.environments import Environment, Outcome, Reply, Utterance
 from lemma.recipe import Recipe
 from lemma.rollouts import read_episodes
 from lemma.runs.run import train
@@ -156,7 +156,7 @@ def test_a_world_depends_on_what_was_said_alone() -> None:
     class Count(Environment):
         heard = 0
 
-        def step(self, said: Said) -> Reply:
+        def step(self, said: Utterance) -> Reply:
             self.heard += 1
             return Reply(str(self.heard), done=self.heard == 2)
 
@@ -165,5 +165,5 @@ def test_a_world_depends_on_what_was_said_alone() -> None:
 
     one = Count()
     assert list(one.reset(Problem((), id="p"), 0)) == []
-    assert [one.step(Said("a")).done, one.step(Said("b")).done] == [False, True]
+    assert [one.step(Utterance("a")).done, one.step(Utterance("b")).done] == [False, True]
     assert one.score() == Outcome(2.0) and np.isfinite(one.score().reward or 0.0)

@@ -15,7 +15,7 @@ from lemma.config import Options
 
 if TYPE_CHECKING:
     from lemma.objectives.controllers import LearnedEntropy
-    from lemma.objectives.shaping import Shape
+    from lemma.objectives.shaping import Shaping
 
 Reshape = Literal["no_reshape", "logp", "p_logp", "square_root", "pow", "p_div_p"]
 
@@ -49,10 +49,10 @@ class ReshapeOptions(Options):
                 refuse_unused(self, (name,), f"with `reshape: {self.reshape}`", f"write `reshape: {users[0]}`")
         return self
 
-    def shape(self) -> Shape:
-        from lemma.objectives.shaping import Shape
+    def shape(self) -> Shaping:
+        from lemma.objectives.shaping import Shaping
 
-        return Shape(self.reshape, self.weight, self.power, self.gamma)
+        return Shaping(self.reshape, self.weight, self.power, self.gamma)
 
 
 class OffPolicyOptions(ReshapeOptions):

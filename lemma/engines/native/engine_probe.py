@@ -10,7 +10,7 @@ from lemma.engines.native.engine import NativeEngine
 from lemma.engines.protocol import Completion, EngineError, Request, Sampling, generate
 from lemma.models.families import uncached_layers
 from lemma.models.policy import Policy
-from lemma.models.probe import TROUBLE, Comparison, plain_logits, probe_ids, refuse_without_room, widened
+from lemma.models.probe import TROUBLE, ProbeComparison, plain_logits, probe_ids, refuse_without_room, widened
 
 # The longest prompt crosses a border between blocks of the cache, and its parts are computed one after the other.
 PROMPTS = (90, 70, 50, 31, 15, 7)
@@ -38,16 +38,16 @@ def _fault(policy: Policy) -> str | None:
     return None if reason is None else f"through an engine's cache, {reason}"
 
 
-def _drawn(policy: Policy) -> Comparison:
+def _drawn(policy: Policy) -> ProbeComparison:
     """Tokens that the engine draws in float32, and other ones as it is; what the model says about both."""
     requests = _requests(policy)
     mine, exact, own = _against_own(policy, requests)
     if not policy.is_narrow:
-        return Comparison(exact, own, mine, mine)
+        return ProbeComparison(exact, own, mine, mine)
     with widened(policy):
         wide, wide_exact, _ = _against_own(policy, requests)
     # Both draw as many tokens, though not the same ones: what is compared is the distance from the exact numbers.
-    return Comparison(exact, own, exact + (wide - wide_exact), mine)
+    return ProbeComparison(exact, own, exact + (wide - wide_exact), mine)
 
 
 def _against_own(policy: Policy, requests: list[Request]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -16,10 +16,10 @@ import torch
 
 from lemma.engines.protocol import EngineError
 from lemma.engines.vllm import jobs
-from lemma.engines.vllm.jobs import Answer, Job
+from lemma.engines.vllm.jobs import Job, JobAnswer
 from lemma.engines.vllm.settings import engine_arguments, environment
 from lemma.engines.vllm.vllm_base import ADAPTER, VllmBase
-from lemma.engines.vllm.vllm_probe import Scored, probe_arguments
+from lemma.engines.vllm.vllm_probe import ProbeScores, probe_arguments
 from lemma.engines.vllm.weights import base_state, write_adapter
 
 PROBE = "probe"
@@ -103,7 +103,7 @@ class VllmEngine(VllmBase):
             job = self._jobs.get(output.request_id)
             if job is not None and output.finished:
                 part = output.outputs[0]
-                answer = Answer(list(part.token_ids), _chosen(part.logprobs, part.token_ids), part.finish_reason)
+                answer = JobAnswer(list(part.token_ids), _chosen(part.logprobs, part.token_ids), part.finish_reason)
                 try:
                     self._finish(job, answer)
                 except EngineError as error:
@@ -135,7 +135,7 @@ class VllmEngine(VllmBase):
     def _wipe(self) -> None:
         self._engine.collective_rpc("lemma_clear")
 
-    def _score(self, prompt: list[int]) -> Scored:
+    def _score(self, prompt: list[int]) -> ProbeScores:
         from vllm import SamplingParams
 
         params = SamplingParams(**probe_arguments(self.policy), detokenize=False)
@@ -151,7 +151,7 @@ class VllmEngine(VllmBase):
         part = found.outputs[0]
         ids = [*prompt, *part.token_ids]
         entries = [*(found.prompt_logprobs or [])[1:], *part.logprobs]
-        return Scored(ids, _chosen(entries, ids[-len(entries) :]))
+        return ProbeScores(ids, _chosen(entries, ids[-len(entries) :]))
 
     def sleep(self) -> None:
         if self._can_sleep():

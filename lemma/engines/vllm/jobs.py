@@ -34,7 +34,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class JobAnswer:
     """What vLLM says about a finished job: ids, log-probabilities after all cuts, and why it ended."""
 
     ids: list[int]
@@ -78,7 +78,7 @@ def arguments(job: Job, seed: int, eos: int, context: int) -> dict[str, Any]:
     }
 
 
-def finish(job: Job, answer: Answer, kept: list[float] | None, tokenizer: Any) -> Completion:
+def finish(job: Job, answer: JobAnswer, kept: list[float] | None, tokenizer: Any) -> Completion:
     """The completion. It ends where a stop string ends, even if vLLM noticed it a token later."""
     ids = np.array(answer.ids, dtype=np.int64)
     behaviour = np.array(answer.behaviour, dtype=np.float32)

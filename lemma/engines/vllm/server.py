@@ -31,7 +31,7 @@ IDLE_SECONDS = 60  # an unused connection; the server keeps it ten times longer,
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ServerReply:
     """An answer, or the error that took its place."""
 
     name: str
@@ -60,7 +60,7 @@ class Server:
         self._kill = weakref.finalize(self, _kill_group, self._process)
         self._settings: dict[str, Any] = {"base_url": f"http://127.0.0.1:{port}", "headers": {HEADER: self._key}}
         self._http = httpx.Client(**self._settings, timeout=CALL_SECONDS, trust_env=False)
-        self.replies: queue.Queue[Reply] = queue.Queue()
+        self.replies: queue.Queue[ServerReply] = queue.Queue()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-client", daemon=True)
@@ -157,10 +157,10 @@ class Server:
         try:
             response = await self._client.post("/v1/completions", json=body)
             is_good = response.status_code == 200
-            reply = Reply(name, response.status_code, response.json() if is_good else None,
+            reply = ServerReply(name, response.status_code, response.json() if is_good else None,
                           "" if is_good else _message(response.text))  # fmt: skip
         except (httpx.HTTPError, OSError, ValueError) as error:
-            reply = Reply(name, 0, None, str(error) or type(error).__name__)
+            reply = ServerReply(name, 0, None, str(error) or type(error).__name__)
         self._tasks.pop(name, None)
         self.replies.put(reply)
 

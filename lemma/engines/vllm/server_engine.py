@@ -9,11 +9,11 @@ from typing import Any
 
 from lemma.engines.protocol import EngineError
 from lemma.engines.vllm import jobs
-from lemma.engines.vllm.jobs import Answer, Job
-from lemma.engines.vllm.server import SERVED, Reply, Server
+from lemma.engines.vllm.jobs import Job, JobAnswer
+from lemma.engines.vllm.server import SERVED, Server, ServerReply
 from lemma.engines.vllm.settings import engine_arguments, environment
 from lemma.engines.vllm.vllm_base import ADAPTER, VllmBase
-from lemma.engines.vllm.vllm_probe import Scored, compare, probe_arguments, probe_prompt
+from lemma.engines.vllm.vllm_probe import ProbeScores, compare, probe_arguments, probe_prompt
 from lemma.engines.vllm.weights import write_adapter, write_weights
 
 WAIT_SECONDS = 0.2
@@ -76,7 +76,7 @@ class VllmServerEngine(VllmBase):
         if failures:
             raise failures[0]
 
-    def _take(self, reply: Reply, failures: list[EngineError]) -> bool:
+    def _take(self, reply: ServerReply, failures: list[EngineError]) -> bool:
         """Finish the job of a reply, or note its failure; True where the server seems to be gone."""
         job = self._jobs.get(reply.name)
         if job is None:
@@ -140,7 +140,7 @@ class VllmServerEngine(VllmBase):
     def _wipe(self) -> None:
         self._running.rpc("lemma_clear")
 
-    def _score(self, prompt: list[int]) -> Scored:
+    def _score(self, prompt: list[int]) -> ProbeScores:
         body = self._body(prompt) | probe_arguments(self.policy)
         try:
             choice = self._running.call("/v1/completions", body)["choices"][0]
@@ -148,7 +148,7 @@ class VllmServerEngine(VllmBase):
             raise EngineError(f"the vLLM server died while it was checked: {self._running.last_words()}") from error
         entries = (choice["prompt_logprobs"] or [])[1:]
         given = [entry[str(token)]["logprob"] for entry, token in zip(entries, prompt[1:], strict=bool(entries))]
-        return Scored([*prompt, *choice["token_ids"]], [*given, *choice["logprobs"]["token_logprobs"]])
+        return ProbeScores([*prompt, *choice["token_ids"]], [*given, *choice["logprobs"]["token_logprobs"]])
 
     def _recover(self, verify: bool = True) -> None:
         """Start the server again with the weights it had, and issue what is unfinished again."""
@@ -176,6 +176,6 @@ class VllmServerEngine(VllmBase):
         return self.options.sleep and self.policy.device.type != "cpu"
 
 
-def _answer(body: Any) -> Answer:
+def _answer(body: Any) -> JobAnswer:
     choice = body["choices"][0]
-    return Answer(choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"])
+    return JobAnswer(choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"])

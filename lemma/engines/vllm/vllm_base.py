@@ -13,7 +13,7 @@ from lemma.engines.vllm.jobs import Job
 from lemma.engines.vllm.versions import check_version
 from lemma.engines.vllm.vllm_folder import VllmFolder
 from lemma.engines.vllm.vllm_options import VllmOptions
-from lemma.engines.vllm.vllm_probe import Scored, probe_prompt, verify
+from lemma.engines.vllm.vllm_probe import ProbeScores, probe_prompt, verify
 from lemma.engines.vllm.weights import check_policy, write_model
 from lemma.models.policy import Policy
 
@@ -28,7 +28,7 @@ class VllmBase(Engine, ABC):
     """
 
     name = "vllm"
-    scored: Scored  # by vLLM, at the last probe
+    scored: ProbeScores  # by vLLM, at the last probe
 
     def __init__(self, policy: Policy, seed: int, options: VllmOptions | None = None):
         check_version()
@@ -114,7 +114,7 @@ class VllmBase(Engine, ABC):
         self._jobs.clear()
         raise EngineError(problem, fix="raise `answer_seconds`, or write `engine: native`")
 
-    def _finish(self, job: Job, answer: jobs.Answer) -> None:
+    def _finish(self, job: Job, answer: jobs.JobAnswer) -> None:
         """A job has ended: keep its completion, or say what is wrong with it."""
         del self._jobs[job.name]
         kept = self._kept(job, len(answer.ids)) if jobs.needs_cuts(job) else None
@@ -157,5 +157,5 @@ class VllmBase(Engine, ABC):
         """Set the whole cache to zero."""
 
     @abstractmethod
-    def _score(self, prompt: list[int]) -> Scored:
+    def _score(self, prompt: list[int]) -> ProbeScores:
         """Log-probabilities of the prompt and of a few greedy tokens after it."""

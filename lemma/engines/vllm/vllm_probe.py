@@ -22,7 +22,7 @@ ROUNDED = 0.05  # half precision: the mean difference
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ProbeScores:
     """A prompt with what vLLM drew after it, and its log-probabilities of the last tokens of both.
 
     With adapters only what was drawn has one: vLLM 0.31 mixes up rows when it scores a prompt under an adapter.
@@ -68,12 +68,12 @@ def policy_logprobs(policy: Policy, ids: list[int]) -> np.ndarray:
     return logprobs.float().cpu().numpy()
 
 
-def difference(policy: Policy, scored: Scored) -> float:
+def difference(policy: Policy, scored: ProbeScores) -> float:
     """The largest difference in float32; the mean one where both sides round."""
     return _sum_up(policy, scored.gaps(policy_logprobs(policy, scored.ids).tolist()))
 
 
-def compare(policy: Policy, before: Scored, now: Scored) -> None:
+def compare(policy: Policy, before: ProbeScores, now: ProbeScores) -> None:
     """The same weights draw and score alike, before and after a restart."""
     gap = _sum_up(policy, before.gaps(now.logprobs)) if before.ids == now.ids else math.inf
     if not gap <= _limit(policy):
@@ -88,7 +88,7 @@ def _limit(policy: Policy) -> float:
     return EXACT if policy.head.weight.dtype == torch.float32 else ROUNDED
 
 
-def verify(policy: Policy, scored: Scored, version: int) -> float:
+def verify(policy: Policy, scored: ProbeScores, version: int) -> float:
     """The difference, or an error where it is too large."""
     found, limit = difference(policy, scored), _limit(policy)
     if not found <= limit:

@@ -14,7 +14,7 @@ import torch
 from lemma.core.errors import UserError
 from lemma.objectives.advantages import group_advantages
 from lemma.objectives.compat.reductions import masked_mean, masked_normalize
-from lemma.objectives.policy_surrogates import Clip, Reinforce, Unclipped
+from lemma.objectives.policy_surrogates import Clip, LogprobGain, Unclipped
 
 PolicyLossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]
 
@@ -48,7 +48,7 @@ def compute_group_normalized_rewards(
 
 def naive_policy_gradient_loss(raw_rewards_or_advantages: torch.Tensor, policy_log_probs: torch.Tensor) -> torch.Tensor:
     """-A log p of each token (B, T), for one A per row (B, 1)."""
-    return -Reinforce().gain(torch.ones_like(policy_log_probs), policy_log_probs, raw_rewards_or_advantages)
+    return -LogprobGain().gain(torch.ones_like(policy_log_probs), policy_log_probs, raw_rewards_or_advantages)
 
 
 def grpo_clip_loss(

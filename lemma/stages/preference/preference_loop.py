@@ -26,7 +26,7 @@ from lemma.stages.dropout import switch_dropout_off
 from lemma.stages.evaluating import StageBenchmarks
 from lemma.stages.preference.examples import Example, Order, check_ids, digest, prepare, trajectory
 from lemma.stages.preference.preference_options import PreferenceOptions
-from lemma.stages.preference.scores import AdaptersOff, Reference, SquaredMass, mismatched, precompute
+from lemma.stages.preference.scores import AdaptersOff, ReferenceModel, SquaredMass, mismatched, precompute
 from lemma.stages.supervised import measure_step, named
 from lemma.stages.trained_prompt import as_trained
 
@@ -103,7 +103,7 @@ def open_reference(
     examples: Sequence[Sequence[Example]],
     steps: Sequence[Sequence[Example]],
     limit: int,
-) -> Reference | None:
+) -> ReferenceModel | None:
     """The reference that the algorithm asks for. Called before the weights change, or are loaded from a checkpoint.
 
     `steps` are the examples that are looked at together: KTO makes its mismatched pairs within each.
@@ -129,7 +129,7 @@ class Scorer:
     algorithm: PreferenceAlgorithm
     policy: Policy
     learner: Learner
-    reference: Reference | None
+    reference: ReferenceModel | None
     limit: int
     memory: Memory = field(default_factory=Memory)
 

@@ -32,7 +32,7 @@ from lemma.stages.preference.examples import Example, trajectory
 PART = 256
 
 
-class Reference(Protocol):
+class ReferenceModel(Protocol):
     def scores(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
         """Log-probabilities of the trained tokens of each trajectory under the reference."""
         ...
