@@ -21,7 +21,7 @@ SERIAL = -m serial $(shell grep -rl --include='test_*.py' 'mark\.serial' tests)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style durations test-cpus test-kill test-demo-seeds docs screens clean
+.PHONY: help demo test check style durations test-cpus test-kill test-long test-demo-seeds docs screens clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -52,6 +52,9 @@ test-kill: $(VENV)/.dev  ## Run the long chain of kills: 100 deaths of a trainin
 
 test-cpus: $(VENV)/.dev  ## Run the numerically sensitive tests as other CPUs would
 	$(BIN)/python -m tests.cpus
+
+test-long: $(VENV)/.dev  ## Run a thousand steps of RL: memory, files, threads and time per step stay as they are
+	LEMMA_STRICT_SKIPS=1 $(BIN)/python -m pytest -m long --timeout 3600 -rP
 
 test-demo-seeds: $(VENV)/.dev  ## Run the whole demo under five seeds: GRPO adds 20 points or more each time
 	LEMMA_STRICT_SKIPS=1 $(BIN)/python -m pytest -m seeds --timeout 3600 -rP
