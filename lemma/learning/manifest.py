@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+CARD = "README.md"
+
 
 def fingerprint(path: Path) -> dict[str, Any]:
     with open(path, "rb") as handle:
@@ -15,8 +17,8 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 
 def fingerprints(folder: Path) -> dict[str, dict[str, Any]]:
-    """Those of all files in a folder, by their path in it."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    """Those of all files in a folder, by their path in it; a model card is for people, who may change it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CARD)
     return {path.relative_to(folder).as_posix(): fingerprint(path) for path in files}
 
 
