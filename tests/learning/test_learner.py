@@ -356,6 +356,8 @@ def test_four_bit_base_weights_learn_through_their_adapter(llama: Path, tmp_path
 def test_compiled_blocks_give_the_same_loss_and_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled once for all packs, whatever their lengths. The graphs run as they are, without a C++ compiler."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    torch._dynamo.reset()  # another test of this process may have compiled the same blocks
+    torch._dynamo.utils.counters.clear()
     packs = [(20, 9, 14), (5, 6, 7, 30), (40, 3), (33,)]
     found, graphs = {}, []
     for compiled in (False, True):
