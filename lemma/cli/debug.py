@@ -99,15 +99,19 @@ def _debug(args: argparse.Namespace, fmt: Format, name: str, options: Reinforcem
     from lemma.engines.engine_options import NativeOptions
     from lemma.evaluation.diagnose import Situation, diagnose, sample_groups
     from lemma.rollouts import Judge
+    from lemma.stages.reinforcement.rl_tasks import opened
+    from lemma.stages.reinforcement.speaking import make_world
 
-    problems = [as_asked(problem) for problem in load_problems(options.data, args.seed)]
+    loaded = load_problems(options.data, args.seed)
+    problems = [opened(options.environment, as_asked(problem), args.seed) for problem in loaded]
     size = args.group_size or options.algorithm.group_size
     together = NativeOptions(sequences=min(1024, size * min(args.groups, len(problems))))
     policy, engine = open_engine(args.model, args.device, args.seed, _say, together)
     fmt.install(policy.tokenizer)
     problems, sampling = _chosen(args, options, fmt, policy, problems)
     judge = Judge(fmt, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
-    groups = sample_groups(engine, policy.tokenizer, judge, sampling, problems, size)
+    world = make_world(options, fmt, policy, sampling, args.seed)
+    groups = sample_groups(engine, policy.tokenizer, judge, sampling, problems, size, world)
     algorithm = options.algorithm
     situation = Situation(fmt, sampling, policy.tokenizer, f"stages.{name}", policy.context, algorithm.compares)
     diagnosis = diagnose(groups, situation)

@@ -14,6 +14,7 @@ from lemma.core.errors import UserError
 if TYPE_CHECKING:
     from lemma.cli.plan_data import Amount
     from lemma.data.data_options import DataOptions, SourceOptions
+    from lemma.environments import EnvironmentOptions
     from lemma.models.model_options import ModelOptions
     from lemma.recipe import Recipe
     from lemma.runs.run_options import StageOptions
@@ -289,7 +290,9 @@ def _preference(stage: PreferenceOptions, amount: Amount | None) -> list[str]:
 def _reinforcement(stage: ReinforcementOptions, amount: Amount | None) -> list[str]:
     algorithm, rollout = stage.algorithm, stage.rollout
     rewards = [f"{reward.weight:g} {reward.label}" for reward in stage.rewards]
-    longest = f"at most {rollout.max_tokens} tokens" if rollout.max_tokens else "as long as the context allows"
+    each = "" if stage.environment.is_single_turn else " a turn"
+    most = f"at most {many(rollout.max_tokens, 'token')}{each}" if rollout.max_tokens else ""
+    longest = most or "as long as the context allows"
     chosen = algorithm.model_dump(exclude_defaults=True, exclude={"name", "group_size"})
     shown = "".join(f", {name} {value}" for name, value in chosen.items() if not isinstance(value, dict))
     critic = "; a value model learns beside it" if algorithm.needs_critic else ""
@@ -298,12 +301,19 @@ def _reinforcement(stage: ReinforcementOptions, amount: Amount | None) -> list[s
         _row("algorithm", f"{algorithm.name}{shown}{critic}"),
         _row("reference", held),
         _row("rewards", " + ".join(rewards)),
+        *_environment(stage.environment),
         _row("samples", f"{rollout.engine.name} engine, temperature {rollout.temperature:g}, {longest}"),
         _row("length", length_in_words(stage, amount)),
         _row("data", _data(stage.data)),
         *_validation(stage),
         _row("journal", _journal(stage)),
     ]
+
+
+def _environment(environment: EnvironmentOptions) -> list[str]:
+    if environment.is_single_turn:
+        return []
+    return [_row("environment", f"{environment.name}, at most {many(environment.turns, 'turn')}")]
 
 
 def _journal(stage: ReinforcementOptions) -> str:
@@ -316,7 +326,7 @@ def _journal(stage: ReinforcementOptions) -> str:
     )
     if stage.rollout.max_tokens is None:
         return f"{kept}, about {BYTES_A_TOKEN} bytes a token, {samples} samples a step"
-    step = samples * stage.rollout.max_tokens * BYTES_A_TOKEN
+    step = samples * stage.environment.room(stage.rollout.max_tokens) * BYTES_A_TOKEN
     most = [count for count in (stage.steps, stage.journal.steps) if count is not None]
     whole = f", {_size(min(most) * step)} in all" if most else ""
     return f"{kept}, at most {_size(step)} a step{whole}"

@@ -163,7 +163,7 @@ def length_in_words(stage: Any, amount: Amount | None) -> str:
     if stage.steps is None:
         return f"{said} {of_rows}, {many(max(1, round(epochs * a_pass)), 'step')}"
     passes = stage.steps / a_pass
-    return f"{said}, {passes:.2g} {'epoch' if passes == 1 else 'epochs'} {of_rows}"
+    return f"{said}, {many(float(f'{passes:.3g}'), 'epoch')} {of_rows}"
 
 
 def many(count: float, what: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -28,7 +29,14 @@ class CustomWorld(EnvironmentOptions):
         return load_class(self.class_)(**self.options)
 
     def check(self) -> None:
-        load_class(self.class_)
+        found = load_class(self.class_)
+        try:
+            inspect.signature(found).bind(**self.options)
+        except TypeError as error:
+            raise UserError(
+                f"class {found.__name__} does not take these options: {error}", file=file_of(self.class_),
+                fix="change `options` of the environment, or what the class takes",
+            ) from error  # fmt: skip
 
 
 def load_class(place: str) -> Any:

@@ -6,7 +6,7 @@ Its state depends on the problem, the seed and what was said, and on nothing els
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import Field
 
@@ -35,7 +35,10 @@ class Environment:
     """Override `step` and `score`, and `reset` where an episode begins with more than its problem."""
 
     def reset(self, problem: Problem, seed: int) -> Sequence[Message]:
-        """Begin. Gives messages that stand behind the problem's own."""
+        """Begin. Gives messages that stand behind the problem's own in the first prompt.
+
+        Called once more when a stage prepares its problems: the same problem and seed give the same messages.
+        """
         return []
 
     def step(self, said: Utterance) -> Reply:
@@ -68,6 +71,15 @@ class EnvironmentOptions(Options):
     def make(self) -> Environment:
         """A world for one episode."""
         raise NotImplementedError
+
+    def opened(self, problem: Problem, seed: int) -> Problem:
+        """The problem with what the environment says before the first turn."""
+        world = self.make()
+        try:
+            messages = tuple(world.reset(problem, seed))
+        finally:
+            world.close()
+        return replace(problem, messages=(*problem.messages, *messages)) if messages else problem
 
     def check(self) -> None:
         """Refuse, before anything is loaded, what could never be played, such as a class that is not there."""

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from lemma.core.types import Problem
 from lemma.environments.environment import EnvironmentOptions
 
 
@@ -20,3 +21,6 @@ class SingleTurn(EnvironmentOptions):
     @property
     def is_single_turn(self) -> bool:
         return True
+
+    def opened(self, problem: Problem, seed: int) -> Problem:
+        return problem

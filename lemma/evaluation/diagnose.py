@@ -15,7 +15,7 @@ from lemma.core.types import Problem
 from lemma.engines.protocol import Engine, Sampling
 from lemma.formats import FAULTS, Format
 from lemma.formats.encode import encode_prompt
-from lemma.rollouts import Ask, Episode, Judge, play
+from lemma.rollouts import Ask, Episode, Judge, World, play
 
 Level = Literal["fine", "note", "problem"]
 SHINGLE = 4
@@ -60,7 +60,13 @@ class Checkup:
 
 
 def sample_groups(
-    engine: Engine, tokenizer: Any, judge: Judge, sampling: Sampling, problems: Sequence[Problem], group_size: int
+    engine: Engine,
+    tokenizer: Any,
+    judge: Judge,
+    sampling: Sampling,
+    problems: Sequence[Problem],
+    group_size: int,
+    world: World | None = None,
 ) -> list[list[Episode]]:
     """`group_size` graded samples of each problem, in the order of the problems."""
     asks = [
@@ -68,7 +74,7 @@ def sample_groups(
         for number, problem in enumerate(problems)
     ]
     found: dict[Any, list[Episode]] = {ask.key: [] for ask in asks}
-    for sample in play(engine, asks, sampling, judge):
+    for sample in play(engine, asks, sampling, judge, world=world):
         found[sample.key].append(sample)
     return [sorted(group, key=lambda sample: sample.sample) for group in found.values()]
 

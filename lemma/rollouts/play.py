@@ -71,6 +71,7 @@ def play(
         engine.submit(ask.request(sampling(ask) if callable(sampling) else sampling))
     waiting = _Waiting(judge, journal)
     playing: dict[Key, Player] = {}
+    begun: list[Player] = []
     try:
         while True:
             going_on: list[Player] = []
@@ -83,6 +84,8 @@ def play(
                         continue
                     fault_point("rollouts.sampled")
                     player = Player(ask.problem, episode, sampling(ask) if callable(sampling) else sampling, world)
+                    if world is not None:
+                        begun.append(player)
                 else:
                     player.spoke(completion)
                 if player.goes_on(judge):
@@ -102,7 +105,7 @@ def play(
             waiting.settle(waiting.graded())
         raise
     finally:
-        for player in playing.values():
+        for player in begun:
             player.close()
     fault_point("rollouts.generated")
     while waiting.all:

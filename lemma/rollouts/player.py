@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from lemma.core.errors import UserError
 from lemma.core.types import Problem
 from lemma.engines.protocol import Completion, Request, Sampling
 from lemma.environments import Environment, EnvironmentOptions, Outcome, Reply, Utterance
@@ -15,6 +17,9 @@ from lemma.rollouts.episode import Episode, Turn
 if TYPE_CHECKING:
     from lemma.formats.bridge import Bridge
     from lemma.rollouts.judge import Judge
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Player:
         self._failed: str | None = None
         if world is not None:
             self._environment = world.options.make()
-            self._try(lambda environment: environment.reset(problem, world.seed))
+            self._try(object, lambda environment: environment.reset(problem, world.seed))
 
     def spoke(self, completion: Completion) -> None:
         """The policy has answered the last reply."""
@@ -63,10 +68,9 @@ class Player:
         if world is None or self._failed is not None:
             return False
         turn.text = judge.text(turn)
-        reply = self._try(lambda environment: environment.step(Utterance(turn.text, turn.finish)))
+        reply = self._try(Reply, lambda environment: environment.step(Utterance(turn.text, turn.finish)))
         if reply is None:
             return False
-        assert isinstance(reply, Reply), "an environment answers with a Reply"
         turn.heard, turn.reward = reply.text, reply.reward
         if reply.done or len(self.episode.turns) >= world.options.turns:
             return False
@@ -92,24 +96,28 @@ class Player:
         """What the environment says of the episode; None without one. The world is gone afterwards."""
         if self._world is None:
             return None
-        found = self._try(lambda environment: environment.score())
+        outcome = self._try(Outcome, lambda environment: environment.score())
         self.close()
-        if self._failed is not None:
-            return Outcome(None, None, self._failed)
-        assert isinstance(found, Outcome), "an environment scores with an Outcome"
-        return found
+        return Outcome(None, None, self._failed or "") if outcome is None else outcome
 
     def close(self) -> None:
         if self._environment is not None:
             self._environment.close()
             self._environment = None
 
-    def _try(self, call):  # type: ignore[no-untyped-def]
+    def _try(self, kind: type[T], call: Callable[[Environment], object]) -> T | None:
         """What the environment gives; None, and a reason noted, where it raises."""
         if self._failed is not None or self._environment is None:
             return None
         try:
-            return call(self._environment)
+            given = call(self._environment)
         except Exception as error:  # noqa: BLE001  (what an environment raises is not the policy's fault)
             self._failed = f"the environment failed: {type(error).__name__}: {error}"
             return None
+        if not isinstance(given, kind):
+            raise UserError(
+                f"the environment {type(self._environment).__name__} gave {type(given).__name__} where "
+                f"{kind.__name__} is wanted",
+                fix=f"return a `lemma.environments.{kind.__name__}`",
+            )
+        return given

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lemma.core.errors import UserError
 from lemma.core.events import Event
 from lemma.core.types import Problem
 from lemma.environments import Environment, Outcome, Reply, Utterance
@@ -167,3 +168,64 @@ def test_a_world_depends_on_what_was_said_alone() -> None:
     assert list(one.reset(Problem((), id="p"), 0)) == []
     assert [one.step(Utterance("a")).done, one.step(Utterance("b")).done] == [False, True]
     assert one.score() == Outcome(2.0) and np.isfinite(one.score().reward or 0.0)
+
+
+OPENING = """
+from lemma.core.types import Message
+from lemma.environments import Environment, Outcome, Reply
+
+class Opening(Environment):
+    open_worlds = 0
+
+    def __init__(self, hint="pens"):
+        self.hint = hint
+
+    def reset(self, problem, seed):
+        type(self).open_worlds += 1
+        return [Message("user", f"how many {self.hint} ?")]
+
+    def step(self, said):
+        return ANSWER
+
+    def score(self):
+        return Outcome(1.0, True)
+
+    def close(self):
+        type(self).open_worlds -= 1
+"""
+
+
+def opening(folder: Path, answer: str, **options: Any) -> dict[str, Any]:
+    (folder / "opening.py").write_text(OPENING.replace("ANSWER", answer))
+    return {"name": "custom", "class": f"{folder / 'opening.py'}:Opening", "turns": 2, "options": options}
+
+
+def test_what_reset_says_is_in_the_first_prompt(tmp_path: Path) -> None:
+    folder, _ = run(tmp_path, environment=opening(tmp_path, 'Reply("no")', hint="books"), steps=1)
+    first, *_ = read_episodes(folder / "stages/rl/journal/step-000001.jsonl")
+    from lemma.models.tiny import tiny_tokenizer
+
+    assert "how many books ?" in tiny_tokenizer().decode(first.turns[0].context)
+
+
+@pytest.mark.parametrize("answer", ["'no'", "None"])
+def test_a_step_that_returns_no_reply_stops_with_one_sentence(answer: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"Opening gave .* where Reply is wanted"):
+        run(tmp_path, environment=opening(tmp_path, answer))
+
+
+def test_options_that_the_class_does_not_take_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"class Opening does not take these options.*hints"):
+        run(tmp_path, environment=opening(tmp_path, 'Reply("no")', hints="books"))
+
+
+def test_every_world_is_closed_where_the_engine_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lemma.config.registry import load_place
+    from lemma.core import faults
+
+    world = opening(tmp_path, 'Reply("no")')
+    monkeypatch.setattr(faults, "_visits", type(faults._visits)())
+    monkeypatch.setenv("LEMMA_FAULT", "rollouts.sampled:9:EIO")
+    with pytest.raises(OSError):
+        run(tmp_path, environment=world)
+    assert load_place(world["class"]).open_worlds == 0

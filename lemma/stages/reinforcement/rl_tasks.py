@@ -14,6 +14,7 @@ from lemma.core.types import Demonstration, Problem
 from lemma.data.choices import as_asked
 from lemma.data.load_rows import filter_by_length, load_problems, load_rows, row_of, split_share
 from lemma.data.readers import Item, problem_of
+from lemma.environments import EnvironmentOptions
 from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration, encode_prompt
 from lemma.models.policy import Policy
@@ -30,7 +31,7 @@ def prepare_tasks(
     if options.algorithm.uses_traces:
         tasks = _with_traces(stage, options, fmt, policy.tokenizer, items)
     else:
-        problems = [problem_of(as_asked(item)) for item in items]
+        problems = [opened(options.environment, problem_of(as_asked(item)), stage.seed) for item in items]
         tasks = [Task(problem, encode_prompt(fmt, problem, policy.tokenizer)) for problem in problems]
     lengths = [len(task.prompt) for task in tasks]
     tasks, limit = filter_by_length(tasks, lengths, options.data.prompt_length, stage.say)
@@ -58,6 +59,19 @@ def prepare_tasks(
         stage.warn(f"{len(tasks) - len(kept)} of {len(tasks)} prompts are longer than {room} tokens and were left out")
     stage.data = _digest(kept, max_tokens)
     return kept, max_tokens, held_out
+
+
+def opened(environment: EnvironmentOptions, problem: Problem, seed: int) -> Problem:
+    """The problem as its environment opens it. One that cannot even begin stops the stage before it starts."""
+    try:
+        return environment.opened(problem, seed)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"environment {environment.name} cannot begin problem {problem.id}: {type(error).__name__}: {error}",
+            fix="repair its `reset`, or the row of the data",
+        ) from error
 
 
 def _items(stage: Stage, options: ReinforcementOptions) -> tuple[list[Item], list[Problem]]:

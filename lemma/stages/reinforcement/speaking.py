@@ -67,14 +67,14 @@ def cache_tokens(stage: Stage, options: ReinforcementOptions, policy: Policy, ne
 
 
 def make_world(
-    stage: Stage, options: ReinforcementOptions, fmt: Format, policy: Policy, sampling: Sampling
+    options: ReinforcementOptions, fmt: Format, policy: Policy, sampling: Sampling, seed: int
 ) -> World | None:
     """Where episodes of several turns are played; None where a problem is answered at once."""
     environment = options.environment
     if environment.is_single_turn:
         return None
     bridge = Bridge.of(fmt, policy.tokenizer, sampling.stop_ids, environment.reply_tokens)
-    return World(environment, bridge, policy.context, stage.seed)
+    return World(environment, bridge, policy.context, seed)
 
 
 def make_roller(
