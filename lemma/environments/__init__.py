@@ -8,6 +8,7 @@ from typing import Any
 from lemma.config.registry import Registry, is_place, load_place
 from lemma.core.errors import UserError
 from lemma.core.types import Outcome
+from lemma.environments.attempts import Attempt
 from lemma.environments.custom_world import CustomWorld
 from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance
 from lemma.environments.higher_lower import HigherLower
@@ -40,6 +41,7 @@ def as_options(spec: str | Mapping[str, Any]) -> dict[str, Any]:
 
 __all__ = [
     "ENVIRONMENTS",
+    "Attempt",
     "CustomWorld",
     "Environment",
     "EnvironmentOptions",

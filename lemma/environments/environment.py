@@ -5,13 +5,14 @@ Its state depends on the problem, the seed and what was said, and on nothing els
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pydantic import Field
 
 from lemma.config import Options
 from lemma.core.types import Finish, Message, Outcome, Problem
+from lemma.environments.attempts import Attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,21 @@ class EnvironmentOptions(Options):
 
     def check(self) -> None:
         """Refuse, before anything is loaded, what could never be played, such as a class that is not there."""
+
+    def problems(self, split: str) -> Sequence[Problem] | None:
+        """The environment's own problems of a split, always the same ones in the same order; None where it has none.
+
+        `lemma eval MODEL --environment NAME --split dev` plays these.
+        """
+        return None
+
+    def summarise(self, attempts: Sequence[Attempt]) -> Mapping[str, Sequence[float]]:
+        """Measures of the environment's own, in addition to success and turns.
+
+        A measure is one number from 0 to 1 for each thing that counts once, such as a task or a scenario: the
+        evaluation gives their mean and its 95% interval. What is unknown is left out.
+        """
+        return {}
 
     def room(self, turn_tokens: int) -> int:
         """Maximum number of tokens after the first prompt, including the template's tokens between turns."""
