@@ -13,6 +13,7 @@ from pydantic_core import InitErrorDetails
 
 from lemma.algorithms import ALGORITHMS
 from lemma.algorithms.preference import PREFERENCE_ALGORITHMS
+from lemma.cluster.cluster_options import ClusterOptions
 from lemma.config import Options
 from lemma.config.document import write
 from lemma.config.load import load
@@ -42,6 +43,7 @@ _stage = Choice(STAGES, by="kind", implied=_IMPLIED)
 
 # What a run may change without changing its results: `*` stands for any name.
 WITHOUT_EFFECT = [
+    ("cluster",),
     ("run", "dir"),
     ("run", "tensorboard"),
     ("run", "wandb"),
@@ -62,6 +64,8 @@ class Recipe(Options):
     """The model that is trained."""
     format: Annotated[Format, Choice(FORMATS, by="name")] = Field(default_factory=R1Zero)
     """How a problem becomes a prompt and a completion becomes an answer: a name, or a mapping with name and options."""
+    cluster: ClusterOptions = ClusterOptions()
+    """Several processes, GPUs and machines."""
     stages: dict[StageName, Annotated[StageOptions, _stage]] = Field(default_factory=dict)
     """The stages by name, in the order in which they run; at least one."""
 

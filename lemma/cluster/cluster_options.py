@@ -1,0 +1,30 @@
+"""What a recipe can say about several processes and machines. Imports no torch: validating a recipe stays fast."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from lemma.config import Options
+
+Shard = Literal["none", "optimiser", "gradients", "weights"]
+
+
+class ClusterOptions(Options):
+    """How many ranks (processes, one for each GPU) share a run, and what each of them holds."""
+
+    ranks: int | None = Field(None, ge=1, le=65536)
+    """Number of ranks. Default: one for each GPU of this machine, one on a CPU. torchrun, `accelerate launch`, Slurm
+    and Ray set it themselves."""
+    shard: Literal["auto", "none", "optimiser", "gradients", "weights"] = "auto"
+    """What is split over the ranks: nothing, the optimiser's state (as ZeRO-1), gradients too (ZeRO-2), or the weights
+    as well (ZeRO-3, FSDP2), which leaves generation to vLLM servers. auto: the first that fits by the memory plan."""
+    slots: int | None = Field(None, ge=1, le=65536)
+    """Parts of a step that are dealt out to the ranks. Recorded at the first start and kept: any number of ranks that
+    divides it gives the same numbers."""
+    restarts: int = Field(3, ge=0)
+    """How often in a row the ranks are started again after one of them died, without a step in between."""
+    config: str | None = Field(None, min_length=1)
+    """A DeepSpeed, Accelerate or FSDP configuration file. What it says takes effect wherever the recipe says nothing;
+    `lemma plan` names what has no counterpart."""
