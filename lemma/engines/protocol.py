@@ -104,6 +104,8 @@ class Engine(Protocol):
     listen: Listener | None = None
     meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext
     """Entered whenever the engine waits for the device and the interpreter is free for others."""
+    between: Callable[[], None] | None = None
+    """Called every few tokens while completions are awaited, where requests may be submitted and cancelled."""
 
     @property
     def room(self) -> int | None:

@@ -128,6 +128,8 @@ class TransformersEngine(Engine):
                 yield self._done.popleft().completion()
             if self._waiting or self._running:
                 self._step()
+                if self.between is not None:
+                    self.between()
 
     def update_weights(self, version: int) -> None:
         self._version = version

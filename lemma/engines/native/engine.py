@@ -199,6 +199,8 @@ class NativeEngine(Engine):
         try:
             while not self._done and not self.scheduler.is_idle:
                 self._work()
+                if self.between is not None:
+                    self.between()
         finally:
             if is_training:
                 self.policy.module.train()

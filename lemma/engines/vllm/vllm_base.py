@@ -74,6 +74,8 @@ class VllmBase(Engine, ABC):
                 yield self._ready.popleft()
             if self._jobs:
                 self._advance()
+                if self.between is not None:
+                    self.between()
                 if not self._ready and time.monotonic() - last > self.options.answer_seconds:
                     self._give_up(f"vLLM gave no completion for {self.options.answer_seconds:g} seconds")
 
