@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "eval": "measure a model on benchmarks, or grade what it said again",
     "generate": "ask a model a question and read its answer",
     "debug": "look into what a model generates under a recipe, and what to change",
+    "env": "play and try the environment of a recipe",
     "report": "write a run, or several, as one page to look at",
     "watch": "look at a run in a browser while it goes on",
     "runs": "a table of runs, and giving back the disk space of old ones",

@@ -10,7 +10,7 @@ from lemma.core.errors import UserError
 from lemma.core.types import Outcome
 from lemma.environments.attempts import Attempt
 from lemma.environments.custom_world import CustomWorld
-from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance
+from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance, WorldGone
 from lemma.environments.higher_lower import HigherLower
 from lemma.environments.single_turn import SingleTurn
 
@@ -50,5 +50,6 @@ __all__ = [
     "Reply",
     "SingleTurn",
     "Utterance",
+    "WorldGone",
     "as_options",
 ]

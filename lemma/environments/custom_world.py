@@ -9,7 +9,10 @@ from pydantic import ConfigDict, Field
 
 from lemma.config.registry import file_of, is_place, load_place
 from lemma.core.errors import UserError
-from lemma.environments.environment import Environment, EnvironmentOptions
+from lemma.environments.environment import Deadlines, Environment, EnvironmentOptions
+
+# Calls that a worker makes at the same time where they are `async`.
+ASYNC_CALLS = 256
 
 
 class CustomWorld(EnvironmentOptions):
@@ -24,9 +27,20 @@ class CustomWorld(EnvironmentOptions):
     """The class, as `path/to/file.py:Name`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the class."""
+    workers: int = Field(2, ge=0)
+    """Processes that the environments run in. 0 runs them in the trainer's, where nothing can end a call that hangs."""
 
     def make(self) -> Environment:
         return load_class(self.class_)(**self.options)
+
+    @property
+    def deadlines(self) -> Deadlines:
+        return self.deadlines_of(load_class(self.class_))
+
+    @property
+    def calls_at_once(self) -> int:
+        is_async = inspect.iscoroutinefunction(getattr(load_class(self.class_), "step", None))
+        return self.worker_calls or (ASYNC_CALLS if is_async else 1)
 
     def check(self) -> None:
         found = load_class(self.class_)

@@ -7,20 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from pydantic import Field
 
 from lemma.config import Options
 from lemma.core.types import Finish, Message, Outcome, Problem
 from lemma.environments.attempts import Attempt
+from lemma.environments.calls import Caller
 
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """What the policy said in a turn, without the token that ended it, and how the turn ended."""
+    """What the policy said in a turn, without the token that ended it, and how the turn ended.
+
+    `code` is the code block and `tool_calls` are the calls that were found in it, where the environment asks for such:
+    each a mapping with `name` and `arguments`, or with `error`, a sentence that says what is wrong with the call.
+    """
 
     text: str
     finish: Finish = "stop"
+    code: str = ""
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +40,20 @@ class Reply:
     reward: float | None = None
 
 
+class WorldGone(Exception):
+    """Raise this where the world is lost and a fresh one may serve: its server died, or answered with a failure.
+
+    The episode is then played again up to the same action, which gets one more try. `ConnectionError` and
+    `TimeoutError` mean the same.
+    """
+
+
 class Environment:
-    """Override `step` and `score`, and `reset` where an episode begins with more than its problem."""
+    """Override `step` and `score`, and `reset` where an episode begins with more than its problem.
+
+    Each may be `async`. A class may say `reset_seconds`, `step_seconds` and `score_seconds`: the deadlines of its calls
+    where a recipe says nothing else.
+    """
 
     def reset(self, problem: Problem, seed: int) -> Sequence[Message]:
         """Begin. Gives messages that stand behind the problem's own in the first prompt.
@@ -63,6 +83,30 @@ class EnvironmentOptions(Options):
     """Maximum number of turns in an episode."""
     reply_tokens: int = Field(512, ge=1)
     """Maximum number of tokens in a reply; a longer one loses its middle, and the metrics count it."""
+    episode_tokens: int | None = Field(None, ge=1)
+    """Maximum number of tokens in an episode, prompt and replies included. Default: the model's context."""
+    reset_seconds: float | None = Field(None, gt=0)
+    """Deadline of the call that begins an episode. Default: what the class says, or 60."""
+    step_seconds: float | None = Field(None, gt=0)
+    """Deadline of a reply. Default: what the class says, or 60."""
+    score_seconds: float | None = Field(None, gt=0)
+    """Deadline of the call that scores an episode. Default: what the class says, or 60."""
+    episode_seconds: float | None = Field(None, gt=0)
+    """Time that all calls of an episode may take together; then it ends and is scored. Default: no limit."""
+    workers: int = Field(0, ge=0)
+    """Processes that the environments run in. 0 runs them in the trainer's, where nothing can end a call that hangs."""
+    worker_calls: int | None = Field(None, ge=1)
+    """Calls that one worker makes at the same time, in threads; 1 where the class is not safe for threads. Default:
+    256 where `step` is `async`, otherwise 1."""
+    episodes: int | None = Field(None, ge=1)
+    """Maximum number of episodes that are played at the same time. Default: as many as the engine's cache holds."""
+    schedule: Literal["exact", "free"] | None = None
+    """exact sends all turns with the same number together, in the order of their keys, so that a run repeats to the
+    last bit; free sends a turn as soon as its reply is there. Default: exact on a CPU and with `run.deterministic`."""
+    limit_reward: float = 0.0
+    """Reward of an episode whose action broke its world twice: it counts as wrong, with the reason `limit`."""
+    unknown_limit: float = Field(0.2, ge=0, le=1)
+    """Share of a step's episodes that may end without a known worth; above it the run stops."""
 
     @property
     def is_single_turn(self) -> bool:
@@ -76,10 +120,11 @@ class EnvironmentOptions(Options):
     def opened(self, problem: Problem, seed: int) -> Problem:
         """The problem with what the environment says before the first turn."""
         world = self.make()
-        try:
-            messages = tuple(world.reset(problem, seed))
-        finally:
-            world.close()
+        with Caller() as caller:
+            try:
+                messages = tuple(caller.call(world.reset, problem, seed))
+            finally:
+                caller.call(world.close)
         return replace(problem, messages=(*problem.messages, *messages)) if messages else problem
 
     def check(self) -> None:
@@ -102,7 +147,45 @@ class EnvironmentOptions(Options):
 
     def room(self, turn_tokens: int) -> int:
         """Maximum number of tokens after the first prompt, including the template's tokens between turns."""
-        return self.turns * turn_tokens + (self.turns - 1) * (self.reply_tokens + MARKS)
+        most = self.turns * turn_tokens + (self.turns - 1) * (self.reply_tokens + MARKS)
+        return most if self.episode_tokens is None else min(most, self.episode_tokens)
+
+    @property
+    def deadlines(self) -> Deadlines:
+        """Seconds that each call may take."""
+        return self.deadlines_of(None)
+
+    @property
+    def calls_at_once(self) -> int:
+        """Calls that one worker makes at the same time."""
+        return self.worker_calls or 1
+
+    @property
+    def driver(self) -> str | None:
+        """The function that plays its episodes in place of `rollouts.play`, as `module:name`; None: it is stepped."""
+        return None
+
+    def deadlines_of(self, found: type | None) -> Deadlines:
+        """The deadlines of a recipe, or else of a class, or else the common ones."""
+        chosen = {}
+        for call in ("reset", "step", "score"):
+            name = f"{call}_seconds"
+            own = getattr(self, name)
+            chosen[call] = float(own if own is not None else getattr(found, name, SECONDS))
+        return Deadlines(**chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds that the calls of an environment may take."""
+
+    reset: float
+    step: float
+    score: float
+
+
+# Seconds that a call may take where nobody says anything.
+SECONDS = 60.0
 
 
 # Tokens of a chat template between two turns.

@@ -31,6 +31,9 @@ class World:
     context: int
     seed: int = 0
 
+    def close(self) -> None:
+        """End what it holds."""
+
 
 class Player:
     """Plays one episode. Without a world, the first answer is the last.

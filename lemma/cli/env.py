@@ -1,0 +1,24 @@
+"""`lemma env play | test`: look at an episode turn by turn, and try an environment before anything is trained in it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+from lemma.cli.parser import Parser
+
+# What can be done with an environment, and the module of this folder for it, with `add(parser)` and `run(args)`.
+ACTIONS: dict[str, tuple[str, str]] = {
+    "play": ("env_play", "print episodes turn by turn: what was read, sampled and learnt from"),
+    "test": ("env_test", "try an environment: its calls, its deadlines, and whether an episode repeats"),
+}
+
+
+def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    parser = subparsers.add_parser("env", help="look at an environment", description="Play and try environments.")
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
+    for name, (module, purpose) in ACTIONS.items():
+        found = importlib.import_module(f"lemma.cli.{module}")
+        action = actions.add_parser(name, help=purpose, description=found.DESCRIPTION)
+        found.add(action)
+        action.set_defaults(run=found.run)

@@ -1,0 +1,25 @@
+"""`lemma env test RECIPE`: try the environment of a recipe before anything is trained in it."""
+
+from __future__ import annotations
+
+import argparse
+
+from lemma.cli.parser import Parser, add_recipe
+from lemma.core.errors import UserError
+
+DESCRIPTION = """\
+Try the environment of a recipe with scripted answers: that every call gives what it should within its deadline, that an
+episode which is played again gives the same replies, and that nothing pays for saying nothing."""
+
+
+def add(parser: Parser) -> None:
+    add_recipe(parser)
+    parser.add_argument("--stage", metavar="NAME", help="which stage of the recipe (default: the last of kind rl)")
+    parser.add_argument("--problems", metavar="N", type=int, default=4, help="how many problems (default: 4)")
+    parser.add_argument("--answer", dest="answers", metavar="TEXT", action="append", default=[],
+                        help="what is said, turn by turn; may be repeated (default: a few plain answers)")  # fmt: skip
+    parser.add_argument("--seed", metavar="S", type=int, default=0, help="another seed, other problems (default: 0)")
+
+
+def run(args: argparse.Namespace) -> int:
+    raise UserError("`lemma env test` is not here yet", fix="`lemma env play` shows an episode")
