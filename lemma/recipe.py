@@ -14,6 +14,7 @@ from pydantic_core import InitErrorDetails
 from lemma.algorithms import ALGORITHMS
 from lemma.algorithms.preference import PREFERENCE_ALGORITHMS
 from lemma.cluster.cluster_options import ClusterOptions
+from lemma.cluster.foreign_configs import fill
 from lemma.config import Options
 from lemma.config.document import write
 from lemma.config.load import load
@@ -68,6 +69,12 @@ class Recipe(Options):
     """Several processes, GPUs and machines."""
     stages: dict[StageName, Annotated[StageOptions, _stage]] = Field(default_factory=dict)
     """The stages by name, in the order in which they run; at least one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_another_system(cls, data: Any) -> Any:
+        """What `cluster.config` says takes the place of what is not written here."""
+        return fill(data, _kind_of) if isinstance(data, dict) else data
 
     @field_validator("stages", mode="before")
     @classmethod
@@ -137,6 +144,12 @@ class Recipe(Options):
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe and apply `a.b=c` overrides; every mistake is a `UserError` of one sentence."""
     return load(Recipe, path, overrides)
+
+
+def _kind_of(name: str, stage: Any) -> Any:
+    """The kind of a stage by its name and what is written under it."""
+    told = _stage.expand(stage, name)
+    return told.get("kind") if isinstance(told, dict) else None
 
 
 def _remove(values: Any, path: Sequence[str]) -> None:

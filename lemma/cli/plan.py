@@ -54,8 +54,9 @@ def print_plan(recipe: Recipe, names: Sequence[str], *, skip: Sequence[str] = ()
     """The plan, and what these stages lack. The hub is asked where the model or the data are there and not here."""
     from lemma.cli.plan_data import amount_of
     from lemma.cli.plan_hub import missing
+    from lemma.cluster.foreign_configs import foreign_sentences
 
-    sentences = list(missing(recipe, names))
+    sentences = [*foreign_sentences(recipe), *missing(recipe, names)]
     amounts = {name: amount_of(recipe, recipe.stages[name]) for name in names}
     print(describe(recipe, skip=skip, only=only, amounts=amounts))
     _print_missing(recipe, names)

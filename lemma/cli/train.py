@@ -59,11 +59,15 @@ def run(args: argparse.Namespace) -> int:
     _check_stages(recipe, args.skip, args.only)
     if args.dry_run:
         return _dry_run(recipe, args.skip, args.only)
+    from lemma.cluster.foreign_configs import foreign_sentences
+    from lemma.core.events import Said
     from lemma.reporting import sink_of
     from lemma.runs.run import train
 
     beside = watched(recipe.run.dir) if args.watch else nullcontext()
     with beside, sink_of(recipe) as sink:
+        for sentence in foreign_sentences(recipe):
+            sink(Said(sentence, "warning"))
         return train(recipe, skip=args.skip, only=args.only, fresh=args.fresh, extend=args.extend, sink=sink)
 
 

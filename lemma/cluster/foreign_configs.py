@@ -1,0 +1,172 @@
+"""`cluster.config`: DeepSpeed, Accelerate and FSDP files, read and put in the place of what a recipe leaves open.
+
+A file decides nothing that the recipe says: where both speak, the recipe stands and `sentences` names the difference.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lemma.cluster.accelerate_config import FSDP_KEYS, STRATEGIES, read_accelerate, read_fsdp
+from lemma.cluster.deepspeed_config import read_deepspeed
+from lemma.cluster.foreign_mapping import Mapped, Place
+from lemma.config import Options
+from lemma.config.document import read
+from lemma.core.errors import UserError
+
+# The key of `batch` that counts the examples of a step, by the kind of a stage.
+STEP_KEYS = {"supervised": "sequences", "preference": "examples"}
+OF_STAGES = ("optim", "batch")
+ACCELERATE_KEYS = {"distributed_type", "compute_environment", "num_processes"}
+DEEPSPEED_KEYS = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16"}
+
+
+@dataclass(frozen=True)
+class ForeignConfig:
+    """A configuration of another system in Lemma's words, and what it says that Lemma has no word for."""
+
+    file: str
+    system: str
+    values: Mapping[Place, Any]
+    notes: tuple[str, ...]
+
+    def sentences(self, recipe: Mapping[str, Any]) -> list[str]:
+        """What has no counterpart, and where the recipe says something else. `recipe` is its plain data."""
+        said = [f"{self.file}: {note}" for note in self.notes]
+        for key, (mine, theirs) in self._differences(recipe).items():
+            said.append(f"{self.file}: the recipe says {key}: {mine}, which stands against {theirs}")
+        return said
+
+    def _differences(self, recipe: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        found = {}
+        for (room, key), theirs in self.values.items():
+            for place, block, name in _blocks(recipe, room, key, lambda name, stage: stage.get("kind")):
+                mine = block.get(name)
+                if mine is not None and _plain(mine) != _plain(theirs):
+                    found[f"{place}.{name}"] = (mine, theirs)
+            if room == "batch" and not any(stage.get("kind") in STEP_KEYS for stage in recipe["stages"].values()):
+                found["stages"] = ("reinforcement learning counts problems", f"{theirs} examples a step")
+        return found
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def read_foreign(path: str) -> ForeignConfig:
+    """Read a file of another system; every mistake in it is a `UserError` of one sentence."""
+    file = Path(path).expanduser()
+    values = _load(file)
+    found = Mapped(path)
+    plain = {key.removeprefix("fsdp_") for key in values}
+    if ACCELERATE_KEYS & values.keys():
+        system = "Accelerate"
+        read_accelerate(values, found)
+        own = found.part(values, "deepspeed_config").get("deepspeed_config_file")
+        if own and values.get("distributed_type") == "DEEPSPEED":
+            read_deepspeed(_load(_beside(file, str(own))), found)
+    elif DEEPSPEED_KEYS & values.keys():
+        system = "DeepSpeed"
+        read_deepspeed(values, found)
+    elif "fsdp_config" in values:
+        system = "FSDP"
+        read_fsdp(found.part(values, "fsdp_config") | _strategy_of(values.get("fsdp")), found)
+    elif plain & FSDP_KEYS:
+        system = "FSDP"
+        read_fsdp(values, found)
+    else:
+        raise UserError(
+            "this is no configuration of DeepSpeed, Accelerate or FSDP",
+            file=path,
+            fix="name a file with `zero_optimization`, `distributed_type` or FSDP's keys in it",
+        )
+    return ForeignConfig(path, system, dict(found.values), tuple(found.sentences()))
+
+
+def _strategy_of(word: Any) -> dict[str, Any]:
+    """`fsdp: full_shard auto_wrap offload`, as transformers' Trainer takes it."""
+    words = str(word or "").split() if not isinstance(word, list) else [str(one) for one in word]
+    found: dict[str, Any] = {"cpu_offload": True} if "offload" in words else {}
+    strategies = [one for one in words if one.upper() in STRATEGIES]
+    return found | ({"sharding_strategy": strategies[0]} if strategies else {})
+
+
+def _beside(file: Path, named: str) -> Path:
+    """A file that another names: from the working folder, as Accelerate reads it, or beside the other."""
+    path = Path(named).expanduser()
+    return path if path.exists() else file.parent / path
+
+
+def _load(file: Path) -> dict[str, Any]:
+    if file.suffix.lower() != ".json":
+        return read(file, "cluster configuration").data
+    try:
+        values = json.loads(file.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise UserError(f"there is no file {file}", fix="correct `cluster.config`") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"this is no JSON: {error.msg}", file=file, line=error.lineno, fix="correct the line") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"it cannot be read: {error}", file=file, fix="correct `cluster.config`") from None
+    if not isinstance(values, dict):
+        raise UserError("this is JSON, but no block of keys", file=file, fix="correct `cluster.config`")
+    return values
+
+
+def foreign_sentences(recipe: Options) -> list[str]:
+    """What a recipe's `cluster.config` says in vain; nothing where it names none."""
+    plain = recipe.model_dump(mode="json")
+    path = plain["cluster"]["config"]
+    return read_foreign(path).sentences(plain) if path else []
+
+
+def fill(data: dict[str, Any], kind_of: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """A recipe's data with the values of its `cluster.config` wherever it has none of its own.
+
+    `kind_of` tells the kind of a stage by its name and what is written under it.
+    """
+    cluster = data.get("cluster")
+    path = cluster.get("config") if isinstance(cluster, dict) else None
+    if not isinstance(path, str) or not path:
+        return data
+    data = {**data, "stages": _copied(data.get("stages"))}
+    for (room, key), value in read_foreign(path).values.items():
+        if room not in OF_STAGES and isinstance(data.setdefault(room, {}), dict):
+            data[room] = dict(data[room])
+        for _, block, name in _blocks(data, room, key, kind_of):
+            block.setdefault(name, value)
+    return data
+
+
+def _copied(stages: Any) -> Any:
+    """Stages whose blocks may be written into; what is wrong with them is said when they are validated."""
+    if not isinstance(stages, dict):
+        return stages
+    copies = {name: dict(stage) if isinstance(stage, dict) else stage for name, stage in stages.items()}
+    for stage in copies.values():
+        if isinstance(stage, dict):
+            for room in OF_STAGES:
+                inner = stage.get(room, {})
+                stage[room] = dict(inner) if isinstance(inner, dict) else inner
+    return copies
+
+
+def _blocks(
+    data: Mapping[str, Any], room: str, key: str, kind_of: Callable[[str, Any], Any]
+) -> list[tuple[str, dict[str, Any], str]]:
+    """Where a value stands in a recipe's data: the name of each block, the block, and the key in it."""
+    if room not in OF_STAGES:
+        block = data.get(room)
+        return [(room, block, key)] if isinstance(block, dict) else []
+    stages = data.get("stages")
+    found = []
+    for name, stage in stages.items() if isinstance(stages, dict) else ():
+        inner = stage.get(room) if isinstance(stage, dict) else None
+        own_key = STEP_KEYS.get(kind_of(name, stage)) if room == "batch" and isinstance(stage, dict) else key
+        if isinstance(inner, dict) and own_key:
+            found.append((f"stages.{name}.{room}", inner, own_key))
+    return found

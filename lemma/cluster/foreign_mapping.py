@@ -1,0 +1,94 @@
+"""What is gathered while a foreign configuration is read: values in Lemma's words, and sentences about the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from lemma.core.errors import UserError
+
+AUTO = "auto"
+# A value of the recipe by its place; `optim` and `batch` stand for those of every stage.
+Place = tuple[str, str]
+RANKS: Place = ("cluster", "ranks")
+SHARD: Place = ("cluster", "shard")
+PRECISION: Place = ("model", "precision")
+CHECKPOINTING: Place = ("model", "checkpointing")
+COMPILE: Place = ("model", "compile")
+DEVICE: Place = ("run", "device")
+CLIP: Place = ("optim", "clip")
+STEP: Place = ("batch", "step")
+
+
+@dataclass(slots=True)
+class Mapped:
+    """`values` has what could be mapped. `autos` and `tuned` are keys: left to the recipe, and decided by Lemma."""
+
+    file: str
+    values: dict[Place, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    autos: list[str] = field(default_factory=list)
+    tuned: list[str] = field(default_factory=list)
+
+    def put(self, place: Place, value: Any, key: str) -> None:
+        """Take a value over; `auto` leaves it to the recipe."""
+        if value == AUTO:
+            self.autos.append(key)
+        elif value is not None:
+            self.values[place] = value
+
+    def say(self, key: str, why: str) -> None:
+        self.notes.append(f"`{key}` {why}")
+
+    def unknown(self, key: str) -> None:
+        self.say(key, "is not known to Lemma and has no effect")
+
+    def number(self, values: Mapping[str, Any], key: str, name: str = "") -> float | None:
+        """A number where there is one; `auto` is noted, and text that is no number refused."""
+        value, name = values.get(key), name or key
+        if value is None:
+            return None
+        if value == AUTO:
+            self.autos.append(name)
+            return None
+        if isinstance(value, str):
+            with suppress(ValueError):
+                value = float(value)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UserError(f"`{name}` is {value!r}, not a number", file=self.file, fix="write a number or auto")
+        return int(value) if float(value).is_integer() else float(value)
+
+    def whole(self, values: Mapping[str, Any], key: str, name: str = "") -> int | None:
+        value = self.number(values, key, name)
+        if value is not None and not (isinstance(value, int) and value >= 1):
+            raise UserError(f"`{name or key}` is {value}, not a whole number of at least 1", file=self.file)
+        return None if value is None else int(value)
+
+    def part(self, values: Mapping[str, Any], key: str) -> dict[str, Any]:
+        """A block of keys; empty where there is none."""
+        value = values.get(key)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise UserError(f"`{key}` is {value!r}, not a block of keys", file=self.file, fix=f"leave `{key}` out")
+        return value
+
+    def sentences(self) -> list[str]:
+        """All that has to be said, a sentence each."""
+        said = list(self.notes)
+        if self.autos:
+            said.append(f"auto is what the recipe says: {_listed(self.autos)}")
+        if self.tuned:
+            said.append(f"Lemma decides these by itself: {_listed(self.tuned)}")
+        return said
+
+
+def _listed(keys: list[str]) -> str:
+    return ", ".join(f"`{key}`" for key in dict.fromkeys(keys))
+
+
+def is_on(value: Any) -> bool:
+    """Accelerate writes booleans as words at times."""
+    return value is True or str(value).lower() in ("true", "yes", "1")
