@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,17 @@ from torch import nn
 
 from lemma.models.attention import CachedAttention, attend
 from lemma.models.packing import Segments
+from lemma.models.products import (
+    GatedDown,
+    as_product,
+    gated,
+    holds_joint,
+    join_weights,
+    joint_product,
+    projected,
+    separate,
+    single_product,
+)
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj", "act_fn")
 SILU = ("SiLU", "SiLUActivation")
@@ -42,15 +53,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, fused: bool = Fa
     wide = x if x.dtype == torch.float64 else x.float()
     normal = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return weight * normal.to(x.dtype)
-
-
-def gated(gate: torch.Tensor, up: torch.Tensor, fused: bool = False) -> torch.Tensor:
-    """silu(gate) * up."""
-    if fused:
-        from lemma.models.kernels import FusedGate
-
-        return FusedGate.apply(gate, up)
-    return F.silu(gate) * up
 
 
 def rotate(
@@ -109,10 +111,21 @@ def _attention_core(
     cached: CachedAttention | None,
 ) -> torch.Tensor:
     """Projections, rotation and attention; what the output projection gets, (T, H, D)."""
-    shape = (hidden_states.shape[1], -1, self.head_dim)
     projections = (self.q_proj, self.k_proj, self.v_proj)
-    project = _separate if cached is None else _projected
-    query, key, value = (part.view(shape) for part in project(self, projections, hidden_states))
+    project = separate if cached is None else projected
+    parts = project(self, projections, hidden_states)
+    return _attended(self, parts, position_embeddings, segments, cached)
+
+
+def _attended(
+    self: nn.Module,
+    parts: Sequence[torch.Tensor],
+    position_embeddings: tuple[torch.Tensor, torch.Tensor],
+    segments: Segments | None,
+    cached: CachedAttention | None,
+) -> torch.Tensor:
+    """Rotation and attention of projected queries, keys and values."""
+    query, key, value = (part.view(part.shape[-2], -1, self.head_dim) for part in parts)
     if hasattr(self, "q_norm"):
         query, key = self.q_norm(query), self.k_norm(key)
     cos, sin = position_embeddings[0][0], position_embeddings[1][0]
@@ -131,24 +144,61 @@ def _block_forward(
     hidden_states: torch.Tensor,
     *args: Any,
     position_embeddings: Any = None,
+    segments: Segments | None = None,
     cached: CachedAttention | None = None,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """A decoder block for an engine: the residual sums are part of the matrix products. Otherwise the class's own."""
+    """A decoder block for an engine or, with joint products, for the learner. Otherwise the class's own."""
+    if cached is not None and all(as_product(layer) for layer in (self.self_attn.o_proj, self.mlp.down_proj)):
+        return _spoken(self, hidden_states, position_embeddings, cached)
+    if segments is not None and self.lemma_jointly and not torch.compiler.is_compiling() and _is_plain(self):
+        return _learnt(self, hidden_states, position_embeddings, segments)
+    return type(self).forward(
+        self, hidden_states, *args, position_embeddings=position_embeddings, segments=segments, cached=cached, **kwargs
+    )
+
+
+def _spoken(
+    self: nn.Module, hidden_states: torch.Tensor, position_embeddings: Any, cached: CachedAttention
+) -> torch.Tensor:
+    """A block for an engine: the residual sums are part of the matrix products."""
     attention, feed_forward = self.self_attn, self.mlp
     outer, down = as_product(attention.o_proj), as_product(feed_forward.down_proj)
-    if cached is None or outer is None or down is None:
-        return type(self).forward(
-            self, hidden_states, *args, position_embeddings=position_embeddings, cached=cached, **kwargs
-        )
+    assert outer is not None and down is not None
     normal = self.input_layernorm(hidden_states)
     out_THD = _attention_core(attention, normal, position_embeddings, None, cached)
     # Nobody else holds the residual stream of an engine's pass, so the sums go into it in place.
     hidden = outer.add_to(hidden_states[0], out_THD.flatten(1))
     normal = self.post_attention_layernorm(hidden)
-    gate, up = _projected(feed_forward, (feed_forward.gate_proj, feed_forward.up_proj), normal)
+    gate, up = projected(feed_forward, (feed_forward.gate_proj, feed_forward.up_proj), normal)
     inner = gated(gate, up, self.lemma_fused and gate.is_cuda)
     return down.add_to(hidden, inner)[None]
+
+
+def _is_plain(self: nn.Module) -> bool:
+    """Whether a block is made of plain linear layers whose weights are joint: no adapters, nothing moved."""
+    attention, feed_forward = self.self_attn, self.mlp
+    return (
+        type(attention.o_proj) is nn.Linear
+        and type(feed_forward.down_proj) is nn.Linear
+        and feed_forward.down_proj.bias is None
+        and holds_joint(attention, (attention.q_proj, attention.k_proj, attention.v_proj))
+        and holds_joint(feed_forward, (feed_forward.gate_proj, feed_forward.up_proj))
+    )
+
+
+def _learnt(self: nn.Module, hidden_states: torch.Tensor, position_embeddings: Any, segments: Segments) -> torch.Tensor:
+    """A block for the learner, with a gradient and without: one product for layers that read the same input."""
+    attention, feed_forward = self.self_attn, self.mlp
+    hidden = hidden_states[0]
+    layers = (attention.q_proj, attention.k_proj, attention.v_proj)
+    joint = joint_product(attention, layers, self.input_layernorm(hidden))
+    parts = joint.split([len(layer.weight) for layer in layers], dim=-1)
+    out_THD = _attended(attention, parts, position_embeddings, segments, None)
+    hidden = hidden + single_product(attention.o_proj, out_THD.flatten(1))
+    pair = (feed_forward.gate_proj, feed_forward.up_proj)
+    joint = joint_product(feed_forward, pair, self.post_attention_layernorm(hidden))
+    return (hidden + GatedDown.apply(joint, feed_forward.down_proj.weight, self.lemma_fused and joint.is_cuda))[None]
 
 
 def _telling_forward(self: nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -190,107 +240,6 @@ def convolved(
     return self.out_proj(after * total.to(inner.dtype))
 
 
-class Product(NamedTuple):
-    """A linear layer as matrix products: its own weight, and the two factors and the scale of an adapter, if any."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    down: torch.Tensor | None = None
-    up: torch.Tensor | None = None
-    scale: float = 0.0
-
-    def add_to(self, target: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """target += layer(x), in place; both are (T, width)."""
-        target.addmm_(x, self.weight.T)
-        if self.bias is not None:
-            target.add_(self.bias)
-        return self.adapt(target, x)
-
-    def adapt(self, target: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """target += what the adapter adds, in place."""
-        if self.down is not None and self.up is not None:
-            target.addmm_(x @ self.down.T, self.up.T, alpha=self.scale)
-        return target
-
-
-def as_product(layer: nn.Module) -> Product | None:
-    """A layer as products, where it is a plain linear layer, or one with a single plain adapter; else None.
-
-    Dropout is not part of it: an engine speaks in evaluation mode.
-    """
-    if type(layer) is nn.Linear:
-        return Product(layer.weight, layer.bias)
-    base: Any = getattr(layer, "base_layer", None)
-    if type(base) is not nn.Linear or not hasattr(layer, "lora_A") or layer.merged:
-        return None
-    if layer.disable_adapters:
-        return Product(base.weight, base.bias)
-    names = list(layer.active_adapters)
-    if len(names) != 1 or names[0] not in layer.lora_A or getattr(layer, "lora_variant", None):
-        return None
-    down, up = layer.lora_A[names[0]], layer.lora_B[names[0]]
-    if up.bias is not None or down.weight.dtype != base.weight.dtype:
-        return None
-    return Product(base.weight, base.bias, down.weight, up.weight, float(layer.scaling[names[0]]))
-
-
-def join_weights(module: nn.Module, layers: Sequence[nn.Module]) -> None:
-    """Lay the weights of layers that read the same input side by side in memory, so that an engine can multiply by all
-    of them at once. The parameters themselves stay what they are, as views of the joint tensor."""
-    if not all(type(layer) is nn.Linear for layer in layers) or len({layer.bias is None for layer in layers}) > 1:
-        return
-    joint: list[torch.Tensor | None] = []
-    for parameters in ([layer.weight for layer in layers], [layer.bias for layer in layers]):
-        if parameters[0] is None:
-            joint.append(None)
-            continue
-        whole = torch.cat([p.data for p in parameters])
-        for parameter, part in zip(parameters, whole.split([len(p) for p in parameters]), strict=True):
-            parameter.data = part
-        joint.append(whole)
-    module.lemma_joint = tuple(joint)
-
-
-def _separate(module: nn.Module, layers: Sequence[nn.Module], x: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The outputs of several layers on the same input, a product each.
-
-    The learner computes so with and without a gradient: what it scores before an update is then what the update finds
-    in the same packs, to the last bit. A wider product may add in another order.
-    """
-    return [layer(x) for layer in layers]
-
-
-def _projected(module: nn.Module, layers: Sequence[nn.Module], x: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The same for an engine: in one product where nothing is learnt and weights are joint."""
-    weight, bias = getattr(module, "lemma_joint", (None, None))
-    speaks = weight is not None and not torch.is_grad_enabled() and not module.training
-    products = [as_product(layer) for layer in layers] if speaks else []
-    if not products or not _are_joint(products, weight, bias):
-        return _separate(module, layers, x)
-    outputs = F.linear(x, weight, bias).split([len(p.weight) for p in products if p is not None], dim=-1)
-    for product, output in zip(products, outputs, strict=True):
-        assert product is not None
-        product.adapt(output.view(-1, output.shape[-1]), x.view(-1, x.shape[-1]))
-    return outputs
-
-
-def _are_joint(products: Sequence[Product | None], weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether every layer's own weights still are its part of the joint tensor: none was moved."""
-    place = weight.data_ptr()
-    bias_place = 0 if bias is None else bias.data_ptr()
-    for product in products:
-        if product is None or product.weight.data_ptr() != place:
-            return False
-        if (product.bias is None) != (bias is None):
-            return False
-        place += product.weight.nbytes
-        if product.bias is not None:
-            if product.bias.data_ptr() != bias_place:
-                return False
-            bias_place += product.bias.nbytes
-    return True
-
-
 def knows(model: nn.Module) -> bool:
     """Whether all attention layers are of classes whose windows are known here."""
     kinds = {
@@ -299,13 +248,15 @@ def knows(model: nn.Module) -> bool:
     return kinds <= set(ATTENTIONS)
 
 
-def install(model: nn.Module, fused: bool = True) -> int:
+def install(model: nn.Module, fused: bool = True, jointly: bool | None = None) -> int:
     """Replace the forwards of known norms, feed-forwards and attention layers on these instances; how many it was.
 
-    Norms are recognised by their shape (`weight` and `variance_epsilon`, which Gemma's 1 + weight norms do not have),
+    With `jointly`, the default on a GPU, the learner multiplies by joint weights as the engine does. Norms are
+    recognised by their shape (`weight` and `variance_epsilon`, which Gemma's 1 + weight norms do not have),
     feed-forwards by their three projections and a SiLU, attention layers by their class.
     """
     changed = 0
+    jointly = next(model.parameters()).is_cuda if jointly is None else jointly
     for module in model.modules():
         kind = type(module).__name__
         if kind.endswith("RMSNorm") and hasattr(module, "variance_epsilon") and hasattr(module, "weight"):
@@ -322,7 +273,7 @@ def install(model: nn.Module, fused: bool = True) -> int:
             module.forward = MethodType(_telling_forward, module)
         else:
             continue
-        module.lemma_fused = fused
+        module.lemma_fused, module.lemma_jointly = fused, jointly
         changed += 1
     return changed
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lemma.models.memory import CHUNK_BYTES
+from lemma.models.products import add_product_, sink_of
 
 
 class Curve(NamedTuple):
@@ -86,6 +87,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             logprobs[part], lse[part], entropies[part] = stats(logits, targets_N[part], curve, entropy, exact)
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, lse, entropies)
         ctx.settings = (curve, rows, entropy, fused, exact)
+        ctx.sink = sink_of(weight_VH) if fused else None
         return logprobs, entropies
 
     @staticmethod
@@ -95,7 +97,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         g_logprobs, g_entropy = grads
         grad_hidden = torch.empty_like(hidden_NH) if ctx.needs_input_grad[0] else None
         wants_weight, wants_bias = ctx.needs_input_grad[1], bias_V is not None and ctx.needs_input_grad[2]
-        grad_weight = torch.zeros_like(weight_VH, dtype=exact) if wants_weight else None
+        sink = ctx.sink
+        grad_weight = torch.zeros_like(weight_VH, dtype=exact) if wants_weight and sink is None else None
         grad_bias = torch.zeros_like(bias_V, dtype=exact) if wants_bias else None
         to_grad = _fused_grad if fused else _plain_grad
         for start in range(0, hidden_NH.shape[0], rows):
@@ -107,7 +110,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
             )
             if grad_hidden is not None:
                 grad_hidden[part] = d_logits @ weight_VH
-            if grad_weight is not None:
+            if sink is not None and wants_weight:
+                add_product_(sink, d_logits.T, hidden_NH[part])
+            elif grad_weight is not None:
                 grad_weight += d_logits.T @ hidden_NH[part]
             if grad_bias is not None:
                 grad_bias += d_logits.sum(0, dtype=exact)

@@ -10,6 +10,7 @@ import torch
 from lemma.models import blocks, kernels
 from lemma.models.blocks import gated, rms_norm
 from lemma.models.logprobs import token_logprobs
+from lemma.models.products import gate_backward
 
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
@@ -48,6 +49,12 @@ def gate(dtype: torch.dtype) -> None:
     compare(results, dtype)
 
 
+def joint_gate(dtype: torch.dtype) -> None:
+    kernels.GATE_BLOCK = 32
+    joint, pull = torch.randn(7, 82, dtype=dtype), torch.randn(7, 41, dtype=dtype)
+    compare([gate_backward(pull, joint, fused) for fused in (False, True)], dtype)
+
+
 def softmax(dtype: torch.dtype) -> None:
     """A vocabulary of several blocks, the last one not full; a bias; both gradients, and one of them alone; logits that
     are plain, scaled, capped."""
@@ -75,7 +82,7 @@ def softmax(dtype: torch.dtype) -> None:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    for check in (norm, gate, softmax):
+    for check in (norm, gate, joint_gate, softmax):
         for dtype in LIMITS:
             check(dtype)
         print(check.__name__)

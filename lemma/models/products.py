@@ -1,0 +1,237 @@
+"""Linear layers as matrix products: those that read one input side by side, for the engine and the learner.
+
+On a GPU the learner multiplies by joint weights too, and its weight gradients are added to their float32 sums inside
+the product (`sink`): no gradient is rounded to half precision on the way, and none is read again to be added.
+
+Shapes: T tokens, I width of the input, O of the output, F width of the feed-forward layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+def gated(gate: torch.Tensor, up: torch.Tensor, fused: bool = False) -> torch.Tensor:
+    """silu(gate) * up."""
+    if fused:
+        from lemma.models.kernels import FusedGate
+
+        return FusedGate.apply(gate, up)
+    return F.silu(gate) * up
+
+
+class Product(NamedTuple):
+    """A linear layer as matrix products: its own weight, and the two factors and the scale of an adapter, if any."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    down: torch.Tensor | None = None
+    up: torch.Tensor | None = None
+    scale: float = 0.0
+
+    def add_to(self, target: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """target += layer(x), in place; both are (T, width)."""
+        target.addmm_(x, self.weight.T)
+        if self.bias is not None:
+            target.add_(self.bias)
+        return self.adapt(target, x)
+
+    def adapt(self, target: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """target += what the adapter adds, in place."""
+        if self.down is not None and self.up is not None:
+            target.addmm_(x @ self.down.T, self.up.T, alpha=self.scale)
+        return target
+
+
+def as_product(layer: nn.Module) -> Product | None:
+    """A layer as products, where it is a plain linear layer, or one with a single plain adapter; else None.
+
+    Dropout is not part of it: an engine speaks in evaluation mode.
+    """
+    if type(layer) is nn.Linear:
+        return Product(layer.weight, layer.bias)
+    base: Any = getattr(layer, "base_layer", None)
+    if type(base) is not nn.Linear or not hasattr(layer, "lora_A") or layer.merged:
+        return None
+    if layer.disable_adapters:
+        return Product(base.weight, base.bias)
+    names = list(layer.active_adapters)
+    if len(names) != 1 or names[0] not in layer.lora_A or getattr(layer, "lora_variant", None):
+        return None
+    down, up = layer.lora_A[names[0]], layer.lora_B[names[0]]
+    if up.bias is not None or down.weight.dtype != base.weight.dtype:
+        return None
+    return Product(base.weight, base.bias, down.weight, up.weight, float(layer.scaling[names[0]]))
+
+
+def join_weights(module: nn.Module, layers: Sequence[nn.Module]) -> None:
+    """Lay the weights of layers that read the same input side by side in memory, so that an engine can multiply by all
+    of them at once. The parameters themselves stay what they are, as views of the joint tensor."""
+    if not all(type(layer) is nn.Linear for layer in layers) or len({layer.bias is None for layer in layers}) > 1:
+        return
+    joint: list[torch.Tensor | None] = []
+    for parameters in ([layer.weight for layer in layers], [layer.bias for layer in layers]):
+        if parameters[0] is None:
+            joint.append(None)
+            continue
+        whole = torch.cat([p.data for p in parameters])
+        for parameter, part in zip(parameters, whole.split([len(p) for p in parameters]), strict=True):
+            parameter.data = part
+        joint.append(whole)
+    module.lemma_joint = tuple(joint)
+
+
+def separate(module: nn.Module, layers: Sequence[nn.Module], x: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The outputs of several layers on the same input, a product each.
+
+    The learner computes so with and without a gradient: what it scores before an update is then what the update finds
+    in the same packs, to the last bit. A wider product may add in another order.
+    """
+    return [layer(x) for layer in layers]
+
+
+def projected(module: nn.Module, layers: Sequence[nn.Module], x: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The same for an engine: in one product where nothing is learnt and weights are joint."""
+    weight, bias = getattr(module, "lemma_joint", (None, None))
+    speaks = weight is not None and not torch.is_grad_enabled() and not module.training
+    products = [as_product(layer) for layer in layers] if speaks else []
+    if not products or not are_joint(products, weight, bias):
+        return separate(module, layers, x)
+    outputs = F.linear(x, weight, bias).split([len(p.weight) for p in products if p is not None], dim=-1)
+    for product, output in zip(products, outputs, strict=True):
+        assert product is not None
+        product.adapt(output.view(-1, output.shape[-1]), x.view(-1, x.shape[-1]))
+    return outputs
+
+
+def are_joint(products: Sequence[Product | None], weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether every layer's own weights still are its part of the joint tensor: none was moved."""
+    place = weight.data_ptr()
+    bias_place = 0 if bias is None else bias.data_ptr()
+    for product in products:
+        if product is None or product.weight.data_ptr() != place:
+            return False
+        if (product.bias is None) != (bias is None):
+            return False
+        place += product.weight.nbytes
+        if product.bias is not None:
+            if product.bias.data_ptr() != bias_place:
+                return False
+            bias_place += product.bias.nbytes
+    return True
+
+
+def sink_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """Where an optimiser adds this parameter's gradients up in float32; None where autograd brings them."""
+    return getattr(parameter, "lemma_sink", None)
+
+
+def add_product_(sink: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """sink += left @ right, in one product with float32 sums on a GPU."""
+    if left.is_cuda and left.dtype in HALF:
+        torch.ops.aten.addmm.dtype_out(sink, left, right, torch.float32, out=sink)
+    else:
+        sink.add_(left @ right)
+
+
+def _give(weight: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor | None:
+    """The gradient left @ right of a weight: added to its sink, or handed to autograd where there is none."""
+    sink = sink_of(weight)
+    if sink is None:
+        return left @ right
+    add_product_(sink, left, right)
+    return None
+
+
+class JointLinear(torch.autograd.Function):
+    """x @ joint.T + bias for layers that lie side by side in `joint`; `parts` are their weights, then their biases.
+
+    Parameters are not saved as tensors of the graph: recomputation would hand them back without their sinks.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_TI: torch.Tensor, joint_OI: torch.Tensor, bias_O: torch.Tensor | None, *parts: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x_TI)
+        ctx.weights, ctx.has_bias = (joint_OI, parts), bias_O is not None
+        return F.linear(x_TI, joint_OI, bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        (x_TI,) = ctx.saved_tensors
+        joint_OI, parts = ctx.weights
+        grad_TO = grads[0]
+        weights = parts[: len(parts) // 2] if ctx.has_bias else parts
+        d_x = grad_TO @ joint_OI if ctx.needs_input_grad[0] else None
+        pieces = grad_TO.split([len(weight) for weight in weights], dim=-1)
+        learnt = ctx.needs_input_grad[3:]
+        found = [
+            _give(weight, piece.T, x_TI) if wanted else None
+            for weight, piece, wanted in zip(weights, pieces, learnt, strict=False)
+        ]
+        if ctx.has_bias:
+            sums = grad_TO.sum(0).split([len(weight) for weight in weights])
+            found += [part if wanted else None for part, wanted in zip(sums, learnt[len(weights) :], strict=True)]
+        return d_x, None, None, *found
+
+
+class GatedDown(torch.autograd.Function):
+    """(silu(gate) * up) @ weight.T, where gate and up lie side by side. The inner one is not kept but made again."""
+
+    @staticmethod
+    def forward(ctx: Any, joint_T2F: torch.Tensor, weight_OF: torch.Tensor, fused: bool) -> torch.Tensor:
+        gate, up = joint_T2F.chunk(2, dim=-1)
+        ctx.save_for_backward(joint_T2F)
+        ctx.weight, ctx.fused = weight_OF, fused
+        return gated(gate, up, fused) @ weight_OF.T
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        (joint_T2F,) = ctx.saved_tensors
+        weight_OF = ctx.weight
+        d_joint, inner_TF = gate_backward(grads[0] @ weight_OF, joint_T2F, ctx.fused)
+        return d_joint, _give(weight_OF, grads[0].T, inner_TF) if ctx.needs_input_grad[1] else None, None
+
+
+def gate_backward(grad_TF: torch.Tensor, joint_T2F: torch.Tensor, fused: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of gate and up side by side, and silu(gate) * up once more."""
+    if fused:
+        from lemma.models.kernels import joint_gate_backward
+
+        return joint_gate_backward(grad_TF, joint_T2F)
+    wide = grad_TF.dtype if grad_TF.dtype == torch.float64 else torch.float32
+    gate, up = joint_T2F.to(wide).chunk(2, dim=-1)
+    grad, s = grad_TF.to(wide), torch.sigmoid(gate)
+    joint = torch.cat([grad * up * (s + gate * s * (1 - s)), grad * gate * s], dim=-1)
+    return joint.to(joint_T2F.dtype), (gate * s * up).to(joint_T2F.dtype)
+
+
+def joint_product(module: nn.Module, layers: Sequence[nn.Module], x_TI: torch.Tensor) -> torch.Tensor:
+    """The outputs of layers whose weights are joint, side by side, for the learner."""
+    weight, bias = module.lemma_joint
+    biases = [] if bias is None else [layer.bias for layer in layers]
+    return JointLinear.apply(x_TI, weight, bias, *(layer.weight for layer in layers), *biases)
+
+
+def single_product(layer: nn.Module, x_TI: torch.Tensor) -> torch.Tensor:
+    """One plain linear layer, for the learner."""
+    biases = [] if layer.bias is None else [layer.bias]
+    return JointLinear.apply(x_TI, layer.weight, layer.bias, layer.weight, *biases)
+
+
+def holds_joint(module: nn.Module, layers: Sequence[nn.Module]) -> bool:
+    """Whether these are plain linear layers whose weights lie side by side, in the order given."""
+    weight, bias = getattr(module, "lemma_joint", (None, None))
+    return (
+        weight is not None
+        and are_joint([as_product(layer) for layer in layers], weight, bias)
+        and all(type(layer) is nn.Linear for layer in layers)
+    )
