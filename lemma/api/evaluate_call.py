@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lemma.core.errors import UserError
 from lemma.core.events import Sink, silent
+from lemma.evaluation.eval_settings import EvalSettings, make_settings
 
 if TYPE_CHECKING:
     from lemma.engines.protocol import Engine
     from lemma.evaluation.benchmarks import Benchmark
     from lemma.evaluation.metrics import Score
-    from lemma.evaluation.questions import EvalSettings
     from lemma.evaluation.results import Report
-    from lemma.formats import Format
     from lemma.models.policy import Policy
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -40,56 +39,40 @@ class Evaluation:
         return {name: self[name] for name in self.report.summaries}
 
 
+def with_settings(call: Callable[..., Any]) -> inspect.Signature:
+    """What `help` and editors show: the settings one by one, in place of `**settings`."""
+    kept = [one for one in inspect.signature(call).parameters.values() if one.kind is not one.VAR_KEYWORD]
+    fields = EvalSettings.model_fields.items()
+    told = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=one.default) for name, one in fields]
+    return inspect.Signature([*kept, *told], return_annotation="Evaluation")
+
+
 def evaluate(
     model: str | Path,
     benchmarks: str | Benchmark | Mapping[str, Any] | Sequence[str | Benchmark | Mapping[str, Any]],
     *,
-    samples: int | None = None,
-    temperature: float | None = None,
-    top_p: float = 1.0,
-    max_tokens: int = 4096,
-    format: str | Mapping[str, Any] | Format | None = None,
-    shots: int | None = None,
-    shots_as: Literal["chat", "text"] | None = None,
-    likelihood: bool = False,
-    thinking: Literal["after", "whole"] = "after",
-    grader: str = "lemma",
-    limit: int | None = None,
-    seed: int = 0,
-    data_dir: str | Path | None = None,
     device: Device = "auto",
     engine: EngineName = "native",
     out: str | Path | None = None,
     sink: Sink = silent,
+    **settings: Any,
 ) -> Evaluation:
     """Measure a model on benchmarks, or go on with an evaluation that was cut off. The same as `lemma eval`.
 
-    A benchmark is a name, a data file, a hub dataset, a YAML entry, `path.py:Name`, a mapping or a `Benchmark`. What
-    the arguments mean is in docs/evaluation.md. Results go into `out`, by default a folder below `evaluations/` that
-    belongs to these arguments.
+    A benchmark is a name, a data file, a hub dataset, a YAML entry, `path.py:Name`, a mapping or a `Benchmark`. The
+    settings are those of `lemma.evaluation.eval_settings.EvalSettings`. Results go into `out`, by default a folder
+    below `evaluations/` that belongs to these arguments.
     """
-    from lemma.evaluation.questions import EvalSettings, load_all
+    from lemma.evaluation.questions import load_all
 
-    settings = EvalSettings(
-        samples=samples,
-        temperature=temperature,
-        top_p=top_p,
-        max_tokens=max_tokens,
-        seed=seed,
-        limit=limit,
-        format=format,
-        grader=grader,
-        thinking=thinking,
-        data_dir=None if data_dir is None else str(data_dir),
-        shots=shots,
-        shots_as=shots_as,
-        likelihood=likelihood,
-    )
-    check_settings(settings)
+    told = checked_settings(settings)
     wanted = [benchmarks] if isinstance(benchmarks, str | Mapping) or hasattr(benchmarks, "source") else benchmarks
-    loaded = load_all(list(wanted), settings)  # type: ignore[arg-type]
-    folder = Path(out) if out else default_folder(str(model), [one.name for one in loaded], settings, device, engine)
-    return measure(str(model), loaded, settings, folder, device, engine, sink)
+    loaded = load_all(list(wanted), told)  # type: ignore[arg-type]
+    folder = Path(out) if out else default_folder(str(model), [one.name for one in loaded], told, device, engine)
+    return measure(str(model), loaded, told, folder, device, engine, sink)
+
+
+evaluate.__signature__ = with_settings(evaluate)  # type: ignore[attr-defined]
 
 
 def measure(
@@ -111,28 +94,25 @@ def measure(
     try:
         own = settings.format or format_of_model(model, policy.tokenizer)
         report = evaluate_policy(
-            speaker, policy, benchmarks, replace(settings, format=own), folder, model=place, sink=sink
+            speaker, policy, benchmarks, settings.model_copy(update={"format": own}), folder, model=place, sink=sink
         )
     finally:
         speaker.close()
     return Evaluation(report, folder)
 
 
-def check_settings(settings: EvalSettings) -> None:
-    """Refuse, before anything is loaded, numbers, graders and formats that cannot be."""
+def checked_settings(values: Mapping[str, Any], spelt: Callable[[str], str] = str) -> EvalSettings:
+    """The settings, or one sentence about what cannot be, before anything is loaded."""
     from lemma.evaluation.rescore import check_graders
     from lemma.formats import make_format
 
-    leasts = {"samples": 1, "max_tokens": 1, "temperature": 0, "seed": 0, "limit": 1, "shots": 0}
-    for name, least in leasts.items():
-        value = getattr(settings, name)
-        if value is not None and not least <= value < math.inf:
-            raise UserError(f"{name} is {value}", fix=f"write {least} or more")
-    if not 0 < settings.top_p <= 1:
-        raise UserError(f"top_p is {settings.top_p}", fix="write a number above 0 and up to 1")
+    if values.get("data_dir") is not None:
+        values = {**values, "data_dir": str(values["data_dir"])}
+    settings = make_settings(values, spelt)
     check_graders(settings.grader)
     if settings.format is not None:
         make_format(settings.format)
+    return settings
 
 
 def open_model(model: str, device: Device, engine: EngineName, seed: int, sink: Sink) -> tuple[Policy, Engine]:
@@ -155,5 +135,8 @@ def default_folder(model: str, benchmarks: Sequence[str], settings: EvalSettings
 
     place = Path(model)
     stem = "-".join(place.parts[-2:] if place.exists() else place.parts).strip("./") or "model"
-    said = content_id(model, list(benchmarks), repr(replace(settings, data_dir=None)), more)
-    return Path("evaluations") / f"{stem}-{'+'.join(benchmarks)[:60]}-{said[:8]}"
+    said = {name: value for name, value in settings.said.items() if name != "data_dir"}
+    return (
+        Path("evaluations")
+        / f"{stem}-{'+'.join(benchmarks)[:60]}-{content_id(model, list(benchmarks), said, more)[:8]}"
+    )

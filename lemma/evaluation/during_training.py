@@ -12,7 +12,8 @@ from lemma.core.events import Sink, silent
 from lemma.engines.protocol import Engine
 from lemma.evaluation.benchmarks import Loaded
 from lemma.evaluation.eval_options import EvalOptions
-from lemma.evaluation.evaluator import EvalSettings, evaluate, load_all
+from lemma.evaluation.eval_settings import EvalSettings
+from lemma.evaluation.evaluator import evaluate, load_all
 from lemma.evaluation.metrics import mean_over_benchmarks
 from lemma.evaluation.questions import prepare
 from lemma.evaluation.results import Report
@@ -46,19 +47,7 @@ class StageEvaluator:
     ):
         self.options, self.policy, self.folder, self.name = options, policy, folder, name
         self.rewards, self.sink = list(rewards), sink
-        self.settings = EvalSettings(
-            samples=options.samples,
-            temperature=options.temperature,
-            top_p=options.top_p,
-            max_tokens=options.max_tokens,
-            seed=seed,
-            limit=options.limit,
-            format=fmt,
-            thinking=options.thinking,
-            data_dir=options.data_dir,
-            shots=options.shots,
-            shots_as=options.shots_as,
-        )
+        self.settings = EvalSettings.of(options, seed=seed, format=fmt)
         wanted = [*options.benchmarks, *given]
         self._benchmarks: list[Loaded] = load_all(wanted, self.settings) if wanted else []
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from lemma.config import Options
 from lemma.core.errors import UserError
 from lemma.evaluation.benchmarks import Benchmark, find_benchmark
+from lemma.evaluation.eval_settings import Measuring
 from lemma.evaluation.metrics import sizes_up_to
 
 # The five numbers of every benchmark that a stage logs, and two more that say why they are low.
@@ -26,7 +25,7 @@ BETTER_WHEN_HIGHER = ("answer_accuracy", "format_accuracy", "reasoning_present",
 _AT_K = re.compile(r"(pass|maj)@([1-9]\d*)")
 
 
-class EvalOptions(Options):
+class EvalOptions(Measuring):
     """Benchmarks during a stage, with the policy's own weights: before the first step, every so often, at the end."""
 
     benchmarks: list[str | Benchmark] = Field(default_factory=list)
@@ -39,24 +38,8 @@ class EvalOptions(Options):
     """The best checkpoint is the one with the highest of this: the mean over benchmarks of answer_accuracy,
     format_accuracy, reasoning_present, reward, pass@k or maj@k, or of one benchmark, such as gsm8k/pass@4. k is 2, 4,
     8 and so on up to the number of samples, or that number; pass@1 is answer_accuracy."""
-    samples: int | None = Field(None, ge=1)
-    """Samples of each problem. Default: the benchmark's own number."""
-    temperature: float | None = Field(None, ge=0)
-    """Default: 0 for one sample, 0.6 for several."""
-    top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling; 1 samples from everything."""
     max_tokens: int = Field(1024, ge=1)
     """Maximum number of tokens in a completion."""
-    limit: int | None = Field(None, ge=1)
-    """At most this many problems of each benchmark; always the same ones."""
-    thinking: Literal["after", "whole"] = "after"
-    """Where thoughts never end: after counts no answer, whole looks for one in the whole text."""
-    data_dir: str | None = None
-    """A folder of data files that stands in for the hub."""
-    shots: int | None = Field(None, ge=0)
-    """Solved examples in front of each question, from the benchmark's training split. Default: the benchmark's."""
-    shots_as: Literal["chat", "text"] | None = None
-    """Examples as chat turns or as plain text. Default: chat for tokenizers with a chat template."""
 
     @field_validator("benchmarks")
     @classmethod

@@ -26,11 +26,12 @@ from lemma.core.version import lemma_version
 from lemma.engines.protocol import Engine, Sampling
 from lemma.evaluation.eval_folder import alone_in, claim
 from lemma.evaluation.eval_progress import Meter
+from lemma.evaluation.eval_settings import OURS, EvalSettings
 from lemma.evaluation.lenient import with_lenient
 from lemma.evaluation.option_likelihood import WORDING, log_likelihoods, rows_of, wording
-from lemma.evaluation.questions import Asked, EvalSettings, Wanted, load_all, prepare
+from lemma.evaluation.questions import Asked, Wanted, load_all, prepare
 from lemma.evaluation.relay import read_beside
-from lemma.evaluation.rescore import OURS, check_graders, grader_version, regrade
+from lemma.evaluation.rescore import check_graders, grader_version, regrade
 from lemma.evaluation.results import (
     VERSION,
     EvalRow,

@@ -1,10 +1,10 @@
-"""What an evaluation asks: the settings, the problems of every benchmark as token ids, and how they are sampled."""
+"""What an evaluation asks: the problems of every benchmark as token ids, and how they are sampled."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,8 +12,7 @@ from lemma.core.errors import UserError
 from lemma.engines.protocol import Sampling
 from lemma.engines.stop_strings import ends_of
 from lemma.evaluation.benchmarks import Benchmark, Loaded, find_benchmark, load_parts
-from lemma.evaluation.metrics import Ties
-from lemma.evaluation.rescore import OURS
+from lemma.evaluation.eval_settings import EvalSettings
 from lemma.evaluation.shots import STOP, Shots, ShotsAs, load_shots, prompt_with
 from lemma.formats import Format, make_format
 from lemma.formats.encode import encode_text
@@ -25,32 +24,6 @@ if TYPE_CHECKING:
 Wanted = str | Mapping[str, Any] | Benchmark | Loaded
 
 SEVERAL_TEMPERATURE = 0.6
-
-
-@dataclass(frozen=True)
-class EvalSettings:
-    """How every benchmark is measured; None leaves a value to the benchmark.
-
-    `format` is a name, a mapping or a format. `thinking` says what an answer inside thoughts that never end counts.
-    `grader` is Lemma's own, or one or several of `lemma.grading.compat`, joined by commas. `shots_as` is how examples
-    are shown; None: as chat turns to a tokenizer that has a chat template. `likelihood` weighs the options of multiple
-    choice whatever the benchmark says.
-    """
-
-    samples: int | None = None
-    temperature: float | None = None
-    top_p: float = 1.0
-    max_tokens: int = 4096
-    seed: int = 0
-    limit: int | None = None
-    format: str | Mapping[str, Any] | Format | None = None
-    grader: str = OURS
-    thinking: Literal["after", "whole"] = "after"
-    ties: Ties = "average"
-    data_dir: str | None = None
-    shots: int | None = None
-    shots_as: ShotsAs | None = None
-    likelihood: bool = False
 
 
 @dataclass(frozen=True)

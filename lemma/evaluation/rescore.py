@@ -13,12 +13,12 @@ from typing import Any
 
 from lemma.core.errors import UserError, nearest
 from lemma.evaluation.eval_folder import alone_in, claim, write_settings
+from lemma.evaluation.eval_settings import OURS
 from lemma.evaluation.lenient import with_lenient
 from lemma.evaluation.results import EvalRow, Report, make_report, read_report, read_settings, write_report
 from lemma.formats import make_format
 from lemma.grading import GradingService, Rules
 
-OURS = "lemma"
 Told = Callable[[int, int], None]
 
 
