@@ -69,6 +69,8 @@ class Optimiser:
                 self.masters[name] = parameter.detach().float()
                 self.masters[name].grad = torch.zeros_like(self.masters[name])
                 parameter.register_post_accumulate_grad_hook(self._collector(self.masters[name]))
+                if parameter.is_cuda:  # products add their gradients there themselves (lemma.models.products)
+                    parameter.lemma_sink = self.masters[name].grad
         self.scaler = LossScaler(any(p.dtype == torch.float16 for p in self.parameters.values()))
         self.adamw = _make_adamw(self.masters, options)
 
