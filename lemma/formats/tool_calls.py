@@ -1,0 +1,196 @@
+"""Tool calls in what a policy said, in the spelling that its chat template teaches.
+
+Nothing here raises on what a model writes: a call that cannot be read has a `fault`, a sentence that answers it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from lemma.formats.tool_schema import Tool
+
+Style = Literal["hermes", "llama", "mistral", "code"]
+"""`hermes`: <tool_call>{"name": ..., "arguments": {...}}</tool_call>, as Qwen 2.5, Qwen 3 and Hermes write it.
+`llama`: {"name": ..., "parameters": {...}}, with or without <|python_tag|>. `mistral`: [TOOL_CALLS] and a list.
+`code`: ```python blocks, or <code>...</code>: for the tool `python`, or else the first tool that takes a text."""
+
+PYTHON_TAG, TOOL_CALLS = "<|python_tag|>", "[TOOL_CALLS]"
+CALL, CALLED = "<tool_call>", "</tool_call>"
+CODE = re.compile(r"<code>(.*?)</code>|^[ \t]*```(?:python|py)[ \t]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+THINK, THOUGHT = "<think>", "</think>"
+CODE_TOOL = "python"
+LONGEST = 1_000_000
+# Models write line breaks in strings as they are.
+DECODER = json.JSONDecoder(strict=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call. `fault` says in words why it cannot be made; name and arguments are then what could be read."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    fault: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        return {"type": "function", "function": {"name": self.name, "arguments": dict(self.arguments)}}
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """What was said: the words around the calls, the calls, and the code of all code blocks, None without one."""
+
+    content: str
+    calls: tuple[ToolCall, ...] = ()
+    code: str | None = None
+
+
+def parse_tool_calls(text: str, style: Style, tools: Sequence[Tool] | None = None) -> Spoken:
+    """Read the calls in a text; where the tools are known, name and arguments are checked too.
+
+    What stands between <think> and </think> calls nothing.
+    """
+    thoughts, said = split_thoughts(text[:LONGEST])
+    content, calls = READERS[style](said)
+    if tools is not None:
+        known = {tool.name: tool for tool in tools}
+        calls = [_checked(_taken(call, known) if style == "code" else call, known) for call in calls]
+    return Spoken(thoughts + content, tuple(calls), code_of(said))
+
+
+def split_thoughts(text: str) -> tuple[str, str]:
+    """The thoughts with their tags, and what is said behind them; nothing is said before thoughts end."""
+    end = text.rfind(THOUGHT)
+    end = 0 if end < 0 else end + len(THOUGHT)
+    begin = text.find(THINK, end)
+    return (text[:end], text[end:]) if begin < 0 else (text, "")
+
+
+def code_of(text: str) -> str | None:
+    """The code of all closed code blocks, one behind the other; None without one."""
+    blocks = [(first or second).strip("\n") for first, second in CODE.findall(text)]
+    return "\n".join(blocks) if blocks else None
+
+
+def _hermes(text: str) -> tuple[str, list[ToolCall]]:
+    """A closing tag in a string of the JSON closes nothing; a call may stay open; text behind its JSON is dropped."""
+    content, calls, place = "", [], 0
+    while (begin := text.find(CALL, place)) >= 0:
+        content += text[place:begin]
+        begin += len(CALL)
+        begin += len(text[begin:]) - len(text[begin:].lstrip())
+        call, end = _decoded(text, begin)
+        calls.append(call)
+        closed, opened = text.find(CALLED, end), text.find(CALL, end)
+        place = len(text) if closed < 0 else closed + len(CALLED)
+        place = opened if 0 <= opened < place else place
+    return (content + text[place:]).strip(), calls
+
+
+def _llama(text: str) -> tuple[str, list[ToolCall]]:
+    content, tag, rest = text.partition(PYTHON_TAG)
+    body = (rest if tag else text).strip()
+    if body.startswith("{"):
+        return (content.strip() if tag else ""), _listed(body)
+    if not tag:
+        return text, []
+    return content.strip(), [_from_python(body)]
+
+
+def _mistral(text: str) -> tuple[str, list[ToolCall]]:
+    content, tag, rest = text.partition(TOOL_CALLS)
+    return content.strip() if tag else text, _listed(rest.strip()) if tag else []
+
+
+def _code(text: str) -> tuple[str, list[ToolCall]]:
+    code = code_of(text)
+    return CODE.sub("", text).strip(), [] if code is None else [ToolCall(CODE_TOOL, {"code": code})]
+
+
+READERS: dict[Style, Callable[[str], tuple[str, list[ToolCall]]]] = {
+    "hermes": _hermes,
+    "llama": _llama,
+    "mistral": _mistral,
+    "code": _code,
+}
+
+
+def _listed(text: str) -> list[ToolCall]:
+    """Calls one behind the other, with or without `;` between them, or as one list; what follows them is dropped."""
+    calls: list[ToolCall] = []
+    while text.startswith(("{", "[")):
+        try:
+            found, end = DECODER.raw_decode(text)
+        except (ValueError, RecursionError) as error:
+            return [*calls, _broken(error)]
+        calls += [_from_object(one) for one in (found if isinstance(found, list) else [found])]
+        text = text[end:].lstrip(" \n\t;,")
+    return calls
+
+
+def _decoded(text: str, begin: int) -> tuple[ToolCall, int]:
+    """The call whose JSON begins there, and where it ends."""
+    try:
+        found, end = DECODER.raw_decode(text, begin)
+    except (ValueError, RecursionError) as error:
+        return _broken(error, begin), begin
+    return _from_object(found), end
+
+
+def _broken(error: Exception, begin: int = 0) -> ToolCall:
+    where = f": {error.msg} at character {error.pos - begin}" if isinstance(error, json.JSONDecodeError) else ""
+    return ToolCall("", {}, f"this call is not JSON{where}")
+
+
+def _from_object(found: Any) -> ToolCall:
+    """A call of a JSON object, whichever of the two names its arguments have."""
+    if isinstance(found, dict) and isinstance(found.get("function"), dict):
+        found = found["function"]
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        return ToolCall("", {}, 'a call is a JSON object with "name" and "arguments"')
+    name, arguments = found["name"], found.get("arguments", found.get("parameters", {}))
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments, strict=False)
+        except (ValueError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, dict):
+        return ToolCall(name, {}, f"the arguments of {name} are not a JSON object")
+    return ToolCall(name, arguments)
+
+
+def _from_python(body: str) -> ToolCall:
+    """What Llama writes behind its python tag: `name.call(argument=value)`, or a program."""
+    try:
+        call = ast.parse(body, mode="eval").body
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "call":
+            arguments = {one.arg: ast.literal_eval(one.value) for one in call.keywords if one.arg is not None}
+            return ToolCall(ast.unparse(call.func.value), arguments)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        pass
+    return ToolCall(CODE_TOOL, {"code": body})
+
+
+def _taken(call: ToolCall, known: Mapping[str, Tool]) -> ToolCall:
+    """A code block is for the tool `python`; without one, for the first tool that needs one text."""
+    code = call.arguments["code"]
+    for tool in known.values() if CODE_TOOL not in known else ():
+        needed = tool.parameters.get("required", ())
+        if len(needed) == 1 and tool.parameters["properties"][needed[0]].get("type") == "string":
+            return ToolCall(tool.name, {needed[0]: code})
+    return call
+
+
+def _checked(call: ToolCall, known: Mapping[str, Tool]) -> ToolCall:
+    if call.fault:
+        return call
+    if call.name not in known:
+        return replace(call, fault=f"there is no tool '{call.name[:80]}'; there are: {', '.join(known) or 'none'}")
+    arguments, fault = known[call.name].checked(call.arguments)
+    return replace(call, arguments=arguments, fault=fault)

@@ -1,0 +1,141 @@
+"""Tools that a model can call: name, description and a JSON schema of the arguments, made from Python functions."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+SIMPLE = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+KINDS: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+ARGUMENTS = re.compile(r"^\s*(?:Args|Arguments|Parameters):\s*$", re.MULTILINE)
+ARGUMENT = re.compile(r"^\s+\**(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
+SECTION = re.compile(r"^(Returns|Raises|Yields|Examples?|Notes?):\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """What a model is told about a function that it can call. `parameters` is a JSON schema of an object."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}}, hash=False)
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], name: str | None = None) -> Tool:
+        """From the signature and the docstring; `Args:` in it describes the arguments."""
+        description, words = _documented(inspect.getdoc(function) or "")
+        try:
+            hints = typing.get_type_hints(function)
+        except (NameError, TypeError):  # an annotation that means nothing here: any value will do
+            hints = {}
+        properties: dict[str, Any] = {}
+        required = []
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.name == "self" or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                continue
+            properties[parameter.name] = schema_of(hints.get(parameter.name, Any))
+            if parameter.name in words:
+                properties[parameter.name]["description"] = words[parameter.name]
+            if parameter.default is parameter.empty:
+                required.append(parameter.name)
+        schema = {"type": "object", "properties": properties} | ({"required": required} if required else {})
+        return cls(name or function.__name__, description, schema)
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Tool:
+        """From what a chat template takes: `{"type": "function", "function": {...}}`, or what is inside."""
+        inner = given.get("function", given)
+        parameters = inner.get("parameters") or {"type": "object", "properties": {}}
+        return cls(str(inner["name"]), str(inner.get("description") or ""), parameters)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        inner = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": inner}
+
+    def checked(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+        """The arguments as the schema wants them, and what is wrong with them in words, or nothing."""
+        known = self.parameters.get("properties") or {}
+        taken = ", ".join(known) or "none"
+        fixed = dict(arguments)
+        for name, value in arguments.items():
+            if name not in known:
+                if self.parameters.get("additionalProperties"):
+                    continue
+                return fixed, f"{self.name} has no argument '{name}'; it takes: {taken}"
+            kinds = _kinds(known[name])
+            if "integer" in kinds and isinstance(value, float) and value.is_integer():
+                fixed[name] = value = int(value)
+            if kinds and not any(_is_kind(value, kind) for kind in kinds):
+                return fixed, f"argument '{name}' of {self.name} must be of type {' or '.join(kinds)}"
+            options = known[name].get("enum")
+            if options and value not in options:
+                return fixed, f"argument '{name}' of {self.name} must be one of {', '.join(map(str, options))}"
+        missing = [name for name in self.parameters.get("required", ()) if name not in arguments]
+        return fixed, f"{self.name} needs the argument '{missing[0]}'" if missing else ""
+
+
+def schema_of(hint: Any) -> dict[str, Any]:
+    """The JSON schema of a type hint; empty, which allows everything, for a type that JSON does not know."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if hint in SIMPLE:
+        return {"type": SIMPLE[hint]}
+    if origin is Literal:
+        return schema_of(type(inside[0])) | {"enum": list(inside)}
+    if origin is typing.Annotated:
+        return schema_of(inside[0])
+    if origin in (typing.Union, types.UnionType):
+        some = [schema_of(one) for one in inside if one is not type(None)]
+        if not all("type" in one for one in some):
+            return {}
+        if len(some) == 1:
+            return some[0]
+        names = [one["type"] for one in some]
+        return {"type": list(dict.fromkeys(names))} if all(isinstance(name, str) for name in names) else {}
+    if origin in (list, tuple, set, frozenset) or getattr(origin, "__name__", "") in ("Sequence", "Iterable"):
+        items = schema_of(inside[0]) if inside else {}
+        return {"type": "array"} | ({"items": items} if items else {})
+    if origin is dict or getattr(origin, "__name__", "") == "Mapping":
+        return {"type": "object"}
+    return {}
+
+
+def _documented(doc: str) -> tuple[str, dict[str, str]]:
+    """What a docstring says in front of its arguments, and what it says of each."""
+    head, *rest = ARGUMENTS.split(doc, maxsplit=1)
+    head = SECTION.split(head, maxsplit=1)[0]
+    words: dict[str, str] = {}
+    last = None
+    for line in SECTION.split(rest[0], maxsplit=1)[0].splitlines() if rest else ():
+        found = ARGUMENT.match(line)
+        if found:
+            last = found[1]
+            words[last] = found[2].strip()
+        elif last is not None and line.strip():
+            words[last] = f"{words[last]} {line.strip()}".strip()
+    return " ".join(head.split()), words
+
+
+def _kinds(schema: Mapping[str, Any]) -> list[str]:
+    given = schema.get("type")
+    kinds = [given] if isinstance(given, str) else list(given or ())
+    return [kind for kind in kinds if kind in KINDS]
+
+
+def _is_kind(value: Any, kind: str) -> bool:
+    if isinstance(value, bool) and kind != "boolean":
+        return False
+    return isinstance(value, KINDS[kind])

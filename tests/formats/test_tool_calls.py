@@ -1,0 +1,148 @@
+"""Tool calls as models write them, well and badly, and tools as Python functions describe them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lemma.formats.tool_calls import Spoken, ToolCall, parse_tool_calls
+from lemma.formats.tool_schema import Tool
+
+
+def add(a: float, b: float, unit: Literal["m", "km"] = "m", notes: list[str] | None = None) -> float:
+    """Add two lengths.
+
+    Args:
+        a: The first.
+        b (float): The second,
+            in the same unit.
+        unit: Of both.
+
+    Returns:
+        Their sum.
+    """
+    return a + b
+
+
+def python(code: str) -> str:
+    """Run a program."""
+    return code
+
+
+TOOLS = [Tool.of(add), Tool.of(python)]
+ADD = ToolCall("add", {"a": 2, "b": 3})
+
+
+def test_a_tool_is_its_signature_and_docstring() -> None:
+    assert Tool.of(add).as_dict() == {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Add two lengths.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "a": {"type": "number", "description": "The first."},
+                    "b": {"type": "number", "description": "The second, in the same unit."},
+                    "unit": {"type": "string", "enum": ["m", "km"], "description": "Of both."},
+                    "notes": {"type": "array", "items": {"type": "string"}},
+                },
+                "required": ["a", "b"],
+            },
+        },
+    }
+    assert Tool.from_dict(Tool.of(add).as_dict()) == Tool.of(add)
+
+
+@pytest.mark.parametrize(
+    ("style", "text", "content", "calls"),
+    [
+        ("hermes", "Let me see.\n<tool_call>\n" + '{"name": "add", "arguments": {"a": 2, "b": 3}}' + "\n</tool_call>",
+         "Let me see.", [ADD]),
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>' * 2, "", [ADD, ADD]),
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}', "", [ADD]),
+        ("hermes", '<tool_call>{"name": "add", "arguments": "{\\"a\\": 2, \\"b\\": 3}"}</tool_call>', "", [ADD]),
+        ("hermes", '<tool_call>{"name": "python", "arguments": {"code": "a\nb"}}</tool_call>', "",
+         [ToolCall("python", {"code": "a\nb"})]),
+        ("hermes", "<think><tool_call>{}</tool_call></think>5", "<think><tool_call>{}</tool_call></think>5",
+         []),
+        ("llama", '{"name": "add", "parameters": {"a": 2, "b": 3}}', "", [ADD]),
+        ("llama", '<|python_tag|>{"name": "add", "parameters": {"a": 2, "b": 3}}; {"name": "add", "parameters": '
+         '{"a": 2, "b": 3}}', "", [ADD, ADD]),
+        ("llama", "<|python_tag|>add.call(a=2, b=3)", "", [ADD]),
+        ("llama", "<|python_tag|>print(2 + 3)", "", [ToolCall("python", {"code": "print(2 + 3)"})]),
+        ("llama", "It is 5: {2, 3} added.", "It is 5: {2, 3} added.", []),
+        ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"a": 2, "b": 3}}]', "", [ADD]),
+        ("code", "So:\n```python\nprint(1)\n```\nand\n<code>x = 2</code>", "So:\n\nand",
+         [ToolCall("python", {"code": "print(1)\nx = 2"})]),
+        ("code", "```python\nprint(1)", "```python\nprint(1)", []),
+    ],
+)  # fmt: skip
+def test_calls_are_read(style: Any, text: str, content: str, calls: list[ToolCall]) -> None:
+    found = parse_tool_calls(text, style, TOOLS)
+    assert (found.content, list(found.calls)) == (content, calls)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ('{"name": "add", "arguments": {"a": 2,}}', "not JSON"),
+        ("add(2, 3)", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ('{"arguments": {}}', 'a JSON object with "name"'),
+        ('{"name": "add", "arguments": 7}', "are not a JSON object"),
+        ('{"name": "multiply", "arguments": {}}', "there is no tool 'multiply'; there are: add, python"),
+        ('{"name": "add", "arguments": {"a": 2}}', "add needs the argument 'b'"),
+        ('{"name": "add", "arguments": {"a": 2, "c": 3}}', "add has no argument 'c'; it takes: a, b, unit, notes"),
+        ('{"name": "add", "arguments": {"a": 2, "b": "3"}}', "argument 'b' of add must be of type number"),
+        ('{"name": "add", "arguments": {"a": 2, "b": true}}', "argument 'b' of add must be of type number"),
+        ('{"name": "add", "arguments": {"a": 2, "b": 3, "unit": "mile"}}', "must be one of m, km"),
+    ],
+)
+def test_what_cannot_be_called_is_answered_in_words(call: str, words: str) -> None:
+    (found,) = parse_tool_calls(f"<tool_call>{call}</tool_call>", "hermes", TOOLS).calls
+    assert words in found.fault
+
+
+def test_a_block_goes_to_the_tool_that_takes_a_text() -> None:
+    def calculator(expression: str) -> str:
+        return expression
+
+    (call,) = parse_tool_calls("<code> 3 + 4 </code>", "code", [Tool.of(calculator)]).calls
+    assert call == ToolCall("calculator", {"expression": " 3 + 4 "})
+
+
+def test_code_is_there_in_every_style() -> None:
+    assert parse_tool_calls("<code>x</code>", "hermes").code == "x"
+    assert parse_tool_calls("<think><code>x</code></think>", "hermes").code is None
+    assert parse_tool_calls("<think><code>x</code>", "hermes") == Spoken("<think><code>x</code>")
+
+
+@given(st.sampled_from(["hermes", "llama", "mistral", "code"]), st.text(max_size=60), st.text(max_size=60))
+def test_nothing_that_a_model_writes_raises(style: Any, left: str, right: str) -> None:
+    for text in (
+        left,
+        f"<tool_call>{left}</tool_call>{right}",
+        f"<|python_tag|>{left}",
+        "{" + left,
+        "[TOOL_CALLS]" + left,
+    ):
+        parse_tool_calls(text, style, TOOLS)
+
+
+@given(st.dictionaries(st.text(max_size=5), st.one_of(st.text(max_size=9), st.integers(), st.none()), max_size=3))
+def test_what_is_written_as_json_is_read_back(arguments: dict[str, Any]) -> None:
+    said = json.dumps({"name": "any", "arguments": arguments})
+    assert parse_tool_calls(f"<tool_call>{said}</tool_call>", "hermes").calls == (ToolCall("any", arguments),)
+
+
+def test_a_call_may_quote_tags_and_stay_open() -> None:
+    code = json.dumps({"name": "python", "arguments": {"code": "'</tool_call>' + '<tool_call>'"}})
+    found = parse_tool_calls(
+        f"a<tool_call>{code}\n<tool_call>{{]</tool_call> b <tool_call>{code}}}</tool_call>", "hermes"
+    )
+    assert [bool(call.fault) for call in found.calls] == [False, True, False] and found.content == "a b"
