@@ -1,21 +1,25 @@
 """The optimiser: fp32 master weights under low-precision compute weights, schedules, loss scaling, and its state.
 
-Low-precision parameters keep their addresses: after a step the masters are copied into them in place.
+Low-precision parameters keep their addresses: after a step the masters are copied into them in place. Where several
+ranks share a run, masters and moments may be dealt out among them by pieces; every rank keeps all compute weights.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from lemma.core.errors import UserError
-from lemma.core.ranks import sum_over_ranks, world_size
+from lemma.core.ranks import gather_over_ranks, own_slots, rank, slots, world_size
+from lemma.learning.gradients import SlotSums, spread, sum_to_homes
 from lemma.learning.learning_options import OptimOptions
+from lemma.learning.pieces import Piece, cut
 
+Split = Literal["none", "optimiser", "gradients"]
 SCALE_START, SCALE_GROWTH, SCALE_PATIENCE = 2.0**16, 2.0, 2000
 
 
@@ -56,127 +60,312 @@ class LossScaler:
 
 
 class Optimiser:
-    """AdamW over master weights. Gradients add up in `masters[name].grad`, in float32 or better, until `step`."""
+    """AdamW over master weights. Gradients add up in float32 or better, slot by slot, until `step`.
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], options: OptimOptions):
+    `shard` says what is dealt out over the ranks: nothing; masters and moments; or the sums of gradients too, which are
+    then sent home after each round of packs, and no rank ever holds all of them in full precision.
+
+    `masters` are whole ones, and those of a rank that holds no others; with one slot, `masters[name].grad` is the gradient.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], options: OptimOptions, shard: Split = "none"):
         self.options = options
         self.parameters = dict(parameters)
+        self.shard: Split = shard if world_size() > 1 or shard == "gradients" else "none"
+        self.pieces = cut(self.parameters, world_size())
         self.masters: dict[str, torch.Tensor] = {}
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._values: dict[Piece, torch.Tensor] = {}
+        self._sums = SlotSums()
+        self._rounds: dict[Piece, torch.Tensor] = {}
         for name, parameter in self.parameters.items():
-            if parameter.dtype in (torch.float32, torch.float64):
-                self.masters[name] = parameter
-            else:
-                self.masters[name] = parameter.detach().float()
-                self.masters[name].grad = torch.zeros_like(self.masters[name])
-                parameter.register_post_accumulate_grad_hook(self._collector(self.masters[name]))
-                if parameter.is_cuda:  # products add their gradients there themselves (lemma.models.products)
-                    parameter.lemma_sink = self.masters[name].grad
+            if not _is_exact(parameter) and self.shard != "gradients":
+                self._buffers[name] = torch.zeros_like(parameter, dtype=torch.float32)
+                parameter.register_post_accumulate_grad_hook(_collector(self._buffers[name]))
+        self._make_masters()
         self.scaler = LossScaler(any(p.dtype == torch.float16 for p in self.parameters.values()))
-        self.adamw = _make_adamw(self.masters, options)
+        self.adamw = _make_adamw(self._values, options)
 
-    @staticmethod
-    def _collector(master: torch.Tensor) -> Any:
-        """Move a low-precision gradient into the master's as soon as it is complete, so that none is kept."""
+    def _make_masters(self) -> None:
+        if self.shard == "none" or world_size() == 1:
+            for name, parameter in self.parameters.items():
+                self.masters[name] = parameter if _is_exact(parameter) else parameter.detach().float()
+                if name in self._buffers:
+                    self.masters[name].grad = self._buffers[name]
+        for piece in self.pieces:
+            parameter = self.parameters[piece.name]
+            if piece.name in self.masters:
+                whole = self.masters[piece.name]
+                self._values[piece] = whole if piece.is_whole else piece.of(whole.detach())
+            elif self._owns(piece):
+                own = parameter if _is_exact(parameter) and piece.is_whole else piece.of(parameter.detach())
+                self._values[piece] = own if _is_exact(parameter) else own.float()
+                if piece.is_whole:
+                    self.masters[piece.name] = self._values[piece]
 
-        def collect(parameter: torch.Tensor) -> None:
-            assert master.grad is not None and parameter.grad is not None
-            master.grad.add_(parameter.grad)
-            parameter.grad = None
+    def _owns(self, piece: Piece) -> bool:
+        """Whether this rank updates a piece."""
+        return self.shard == "none" or piece.home == rank()
 
-        return collect
+    # --- gradients ---------------------------------------------------------------------------------------------
 
     def zero(self) -> None:
         """Forget all gradients; the buffers under low-precision parameters keep their addresses."""
-        for name, master in self.masters.items():
-            if master is self.parameters[name]:
-                master.grad = None
-            elif master.grad is not None:
-                master.grad.zero_()
-                self.parameters[name].grad = None
+        self._sums, self._rounds = SlotSums(), {}
+        for value in self._values.values():
+            value.grad = None
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        for name, buffer in self._buffers.items():
+            buffer.zero_()
+            if name in self.masters:
+                self.masters[name].grad = buffer if self.shard == "none" else None
+
+    @torch.no_grad()
+    def end_slot(self, slot: int) -> None:
+        """What has come together since the last call is the gradient of this slot."""
+        if slots() == world_size() == 1 and self.shard == "none":
+            return
+        grads: dict[str, torch.Tensor] = {}
+        more = len(own_slots()) > 1
+        for name, parameter in self.parameters.items():
+            if name in self._buffers:
+                grads[name] = self._buffers[name].clone() if more else self._buffers[name]
+                if more:
+                    self._buffers[name].zero_()
+            elif parameter.grad is not None:
+                grads[name] = parameter.grad if _is_exact(parameter) else parameter.grad.float()
+                parameter.grad = None
+        self._sums.push(slot, grads)
+
+    @torch.no_grad()
+    def end_round(self) -> None:
+        """Send the gradients of this round of packs home; they are not kept elsewhere."""
+        assert self.shard == "gradients"
+        for piece, grad in self._at_home().items():
+            if piece in self._rounds:
+                self._rounds[piece].add_(grad)
+            else:
+                self._rounds[piece] = grad if world_size() == 1 else grad.clone()
+        self._sums = SlotSums()
+
+    def _at_home(self) -> dict[Piece, torch.Tensor]:
+        """The sums over all slots of the pieces that are at home here."""
+        if world_size() == 1:
+            whole = self._sums.only()
+            return {piece: piece.of(whole[piece.name]) for piece in self.pieces if piece.name in whole}
+        like = {name: self._buffers.get(name, p if _is_exact(p) else p.float()) for name, p in self.parameters.items()}
+        return sum_to_homes(self._sums, self.pieces, like)
+
+    def _gather(self) -> list[Piece]:
+        """Give every value that this rank updates its gradient, summed over all slots; those that have one."""
+        if slots() == world_size() == 1 and self.shard == "none":
+            grads = {name: master.grad for name, master in self.masters.items() if master.grad is not None}
+            found = {piece: piece.of(grads[piece.name]) for piece in self.pieces if piece.name in grads}
+        else:
+            found = self._rounds if self.shard == "gradients" else self._at_home()
+            if self.shard == "none" and world_size() > 1:
+                found = self._everywhere(found)
+        for piece, grad in found.items():
+            value = self._values[piece]
+            value.grad = grad.view(value.shape)
+        return [piece for piece in self.pieces if piece in found]
+
+    def _everywhere(self, sums: Mapping[Piece, torch.Tensor]) -> dict[Piece, torch.Tensor]:
+        """The sums of all pieces, on every rank."""
+        homes = gather_over_ranks(
+            [n for n, piece in enumerate(self.pieces) if piece in sums], "gradients that are there"
+        )
+        there = {self.pieces[n] for of_home in homes for n in of_home}
+        everything = {
+            piece: sums.get(piece, torch.empty(piece.size, dtype=value.dtype, device=value.device))
+            for piece, value in self._values.items()
+            if piece in there
+        }
+        spread(everything, "the summed gradients")
+        return everything
+
+    # --- the update --------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def step(self, rate: float) -> tuple[float, bool]:
-        """Sum gradients over ranks, unscale, clip, update, copy into the compute weights.
+        """Sum gradients over slots and ranks, unscale, clip, update, copy into the compute weights.
 
         Returns the norm of the gradient before clipping, and whether it was finite; if not, nothing is updated.
         """
-        if world_size() > 1:  # a rank without work takes part in every sum
-            for master in self.masters.values():
-                master.grad = torch.zeros_like(master) if master.grad is None else master.grad
-        grads = [m.grad for m in self.masters.values() if m.grad is not None]
-        for grad in grads:
-            sum_over_ranks(grad)
-        if self.scaler.enabled:
+        pieces = self._gather()
+        grads = [_grad(self._values[piece]) for piece in pieces]
+        if self.scaler.enabled and grads:
             torch._foreach_mul_(grads, 1.0 / self.scaler.scale)
-        norm = torch.nn.utils.get_total_norm(grads, foreach=True) if grads else torch.zeros(())
-        size = norm.item()
+        size = self._norm(pieces, grads)
         finite = math.isfinite(size)
         self.scaler.update(finite)
-        if finite and grads:
-            if self.options.clip and size > self.options.clip:
+        if finite:
+            if grads and self.options.clip and size > self.options.clip:
                 torch._foreach_mul_(grads, self.options.clip / size)
-            for group in self.adamw.param_groups:
-                group["lr"] = rate
-            self.adamw.step()
+            if self.adamw is not None:
+                for group in self.adamw.param_groups:
+                    group["lr"] = rate
+                self.adamw.step()
             self._publish()
         self.zero()
         return size, finite
 
+    def _norm(self, pieces: Sequence[Piece], grads: Sequence[torch.Tensor]) -> float:
+        """The norm of the whole gradient, from those of its pieces, each taken at home and all in order."""
+        if world_size() == 1:
+            return torch.nn.utils.get_total_norm(grads, foreach=True).item() if grads else 0.0
+        own = [(piece, grad) for piece, grad in zip(pieces, grads, strict=True) if piece.home == rank()]
+        places = {piece: number for number, piece in enumerate(self.pieces)}
+        norms = torch._foreach_norm([grad for _, grad in own], 2.0) if own else []
+        table = {places[piece]: norm.cpu() for (piece, _), norm in zip(own, norms, strict=True)}
+        everything = {
+            n: norm for part in gather_over_ranks(table, "the norm of the gradient") for n, norm in part.items()
+        }
+        if not everything:
+            return 0.0
+        return torch.linalg.vector_norm(torch.stack([everything[n] for n in sorted(everything)]), 2.0).item()
+
     def _publish(self) -> None:
-        pairs = [(self.parameters[n], m) for n, m in self.masters.items() if m is not self.parameters[n]]
+        """Bring what was updated into the compute weights of all ranks, in place."""
+        pairs = [
+            (piece.of(self.parameters[piece.name].data), value)
+            for piece, value in self._values.items()
+            if not _is_exact(self.parameters[piece.name])
+        ]
         if pairs:
-            torch._foreach_copy_([p.data for p, _ in pairs], [m for _, m in pairs])
+            torch._foreach_copy_([part for part, _ in pairs], [value.view(part.shape) for part, value in pairs])
+        if self.shard != "none" and world_size() > 1:
+            spread({piece: piece.of(self.parameters[piece.name].data) for piece in self.pieces}, "the new weights")
+
+    # --- state -------------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """All weights and moments by name, and what is not a tensor."""
-        tensors = {f"weight/{name}": master.detach() for name, master in self.masters.items()}
+        """Weights and moments of the pieces that are at home here, by name, and what is not a tensor."""
+        tensors: dict[str, torch.Tensor] = {}
         plain: dict[str, Any] = {}
-        for name, master in self.masters.items():
-            for key, value in self.adamw.state.get(master, {}).items():
-                if isinstance(value, torch.Tensor):
-                    tensors[f"optimiser/{name}/{key}"] = value
+        for piece, value in self._values.items():
+            if piece.home != rank():
+                continue
+            tensors[f"weight/{piece.name}{piece.mark}"] = value.detach()
+            for key, kept in self._state_of(value).items():
+                if isinstance(kept, torch.Tensor):
+                    tensors[f"optimiser/{piece.name}/{key}{piece.mark}"] = kept
                 else:
-                    plain[f"{name}/{key}"] = value
-        return tensors, {"plain": plain, "scaler": self.scaler.state()}
+                    plain[f"{piece.name}/{key}{piece.mark}"] = kept
+        everything = {key: kept for part in gather_over_ranks(plain, "the state") for key, kept in part.items()}
+        return tensors, {"plain": everything, "scaler": self.scaler.state()}
+
+    def _state_of(self, value: torch.Tensor) -> dict[str, Any]:
+        return {} if self.adamw is None else self.adamw.state.get(value, {})
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any]) -> None:
         """Put a saved state back, in place; a state of another model is refused before anything changes."""
-        for name, master in self.masters.items():
-            saved = tensors.get(f"weight/{name}")
-            if saved is None or saved.shape != master.shape:
-                shape = "no such tensor" if saved is None else f"shape {tuple(saved.shape)}"
+        self._check_same(tensors)
+        kept: dict[str, list[str]] = {}
+        for key in tensors:
+            if key.startswith("optimiser/"):
+                kept.setdefault(key.partition("@")[0].removeprefix("optimiser/").rpartition("/")[0], []).append(key)
+        for piece in self.pieces:
+            whole = self.parameters[piece.name]
+            weight = _part(tensors, f"weight/{piece.name}", piece)
+            value = self._values.get(piece)
+            if value is not None:
+                value.copy_(weight.view(value.shape))
+            part = piece.of(whole.data)
+            part.copy_(weight.view(part.shape))
+            if value is not None and self.adamw is not None:
+                self._load_state(piece, value, tensors, kept.get(piece.name, []), extra["plain"])
+        self.scaler.load(extra["scaler"])
+
+    def _check_same(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for piece in self.pieces:
+            whole, key = self.parameters[piece.name], f"weight/{piece.name}"
+            if key in tensors:
+                there, same = f"shape {tuple(tensors[key].shape)}", tensors[key].shape == whole.shape
+            elif key + piece.mark in tensors:
+                there, same = f"cut otherwise at {piece.start}", tensors[key + piece.mark].numel() == piece.size
+            else:
+                there, same = "no such tensor", False
+            if not same:
                 raise UserError(
-                    f"the checkpoint is of another model: {name} is {tuple(master.shape)} here and {shape} there",
+                    f"the checkpoint is of another model: {piece.name} is {tuple(whole.shape)} here and {there} there",
                     fix="start anew with --fresh, or give the run another folder",
                 )
-        for name, master in self.masters.items():
-            master.copy_(tensors[f"weight/{name}"])
-            prefix = f"optimiser/{name}/"
-            state = {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
-            state |= {k.rpartition("/")[2]: v for k, v in extra["plain"].items() if k.rpartition("/")[0] == name}
-            on_device = {k: self._placed(k, v, master) for k, v in state.items()}
-            self.adamw.state.pop(master, None)
-            if on_device:
-                self.adamw.state[master] = on_device
-        self._publish()
-        self.scaler.load(extra["scaler"])
+
+    def _load_state(
+        self,
+        piece: Piece,
+        value: torch.Tensor,
+        tensors: Mapping[str, torch.Tensor],
+        keys: Sequence[str],
+        plain: Mapping[str, Any],
+    ) -> None:
+        state: dict[str, Any] = {}
+        for key in keys:
+            name, _, mark = key.partition("@")
+            if not mark or f"@{mark}" == piece.mark:
+                label = name.rpartition("/")[2]
+                whole = tensors[key]
+                cuts = not mark and not piece.is_whole and whole.numel() == self.parameters[piece.name].numel()
+                state[label] = whole.flatten()[piece.start : piece.stop] if cuts else whole
+        for key, other in plain.items():
+            name, _, mark = key.partition("@")
+            if name.rpartition("/")[0] == piece.name and (not mark or f"@{mark}" == piece.mark):
+                state[name.rpartition("/")[2]] = other
+        assert self.adamw is not None
+        self.adamw.state.pop(value, None)
+        if state:
+            self.adamw.state[value] = {key: self._placed(key, kept, value) for key, kept in state.items()}
 
     def _placed(self, key: str, value: Any, master: torch.Tensor) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
+        assert self.adamw is not None
         stays = key == "step" and not self.adamw.param_groups[0].get("fused")
-        return value.clone() if stays else value.to(master.device, copy=True)
+        placed = value.clone() if stays else value.to(master.device, copy=True)
+        return placed.view(master.shape) if placed.numel() == master.numel() and placed.ndim else placed
 
 
-def _make_adamw(masters: Mapping[str, torch.Tensor], options: OptimOptions) -> torch.optim.Optimizer:
-    """Weight decay acts on matrices only."""
+def _is_exact(parameter: torch.Tensor) -> bool:
+    """Whether a parameter is its own master."""
+    return parameter.dtype in (torch.float32, torch.float64)
+
+
+def _grad(value: torch.Tensor) -> torch.Tensor:
+    assert value.grad is not None
+    return value.grad
+
+
+def _collector(buffer: torch.Tensor) -> Any:
+    """Move a low-precision gradient into a buffer as soon as it is complete, so that none is kept."""
+
+    def collect(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        buffer.add_(parameter.grad)
+        parameter.grad = None
+
+    return collect
+
+
+def _part(tensors: Mapping[str, torch.Tensor], key: str, piece: Piece) -> torch.Tensor:
+    """A piece of a saved tensor, which may be there whole or cut as it is here."""
+    if not piece.is_whole and key in tensors:
+        return tensors[key].flatten()[piece.start : piece.stop]
+    return tensors[key + piece.mark]
+
+
+def _make_adamw(values: Mapping[Piece, torch.Tensor], options: OptimOptions) -> torch.optim.Optimizer | None:
+    """Weight decay acts on matrices only. None where there is nothing to update."""
     groups = [
-        {"params": [m for m in masters.values() if m.ndim >= 2], "weight_decay": options.weight_decay},
-        {"params": [m for m in masters.values() if m.ndim < 2], "weight_decay": 0.0},
+        {"params": [v for piece, v in values.items() if piece.decays], "weight_decay": options.weight_decay},
+        {"params": [v for piece, v in values.items() if not piece.decays], "weight_decay": 0.0},
     ]
     settings: dict[str, Any] = {"lr": options.lr, "betas": options.betas, "eps": options.eps}
     filled = [group for group in groups if group["params"]]
+    if not filled:
+        return None
     if options.name == "adamw":
         return torch.optim.AdamW(filled, fused=True, **settings)
     try:
