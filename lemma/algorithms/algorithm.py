@@ -146,7 +146,7 @@ class Algorithm(Options):
 
     @property
     def ratio_level(self) -> Level:
-        """Whose ratio the loss sees: of a token, of a sequence as a mean, of a trajectory as a product."""
+        """Whose ratio the loss sees: of a token, of a turn or trajectory as a product, of a sequence as a mean."""
         return "token"
 
     @property

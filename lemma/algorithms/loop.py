@@ -33,8 +33,8 @@ class Loop(RatioOptions, PolicyGradient):
     epochs: Epochs = 2
     clip: float | None = Field(0.1, gt=0)
     """The ratio is clipped to 1 / (1 + clip) and 1 + clip; null: log-probabilities without a ratio."""
-    ratio: Literal["token", "trajectory"] = "token"
-    """Whose ratio counts: each token's, or the product over the sample."""
+    ratio: Literal["token", "turn", "trajectory"] = "token"
+    """Whose ratio counts: each token's, the product over a turn's tokens, or the product over the sample's."""
     leave_out_own: bool = True
     """Compare with the mean of the other samples; else with the mean of all."""
     least_advantage: float = Field(0.01, ge=0)

@@ -1,11 +1,13 @@
 """PPO (Schulman et al., 2017) for language models: a critic says what was to be expected, token by token.
 
-    reward of a token = the score of its sample on the last one, less kl x KL to the reference on every one
+    reward of a token = the score of its sample on the last one, less kl x KL to the reference on every one; what an
+        environment pays for a turn stands on the turn's last token
     A = generalised advantage estimate (gamma, lam) against the critic's values, whitened over the batch
     loss = - mean over all tokens of min(r A, clip(r) A)
 
 Unlike the textbook: the critic is a model of its own with an optimiser of its own, and the value after the last token
-is 0, whether the sample ended or was cut off.
+is 0, whether the sample ended or was cut off. Of several turns, time runs over the tokens that the policy chose alone,
+also from one trajectory to the next where the history of an episode was rewritten.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from lemma.algorithms.parts.ppo_options import (
     targets,
 )
 from lemma.algorithms.parts.refusals import refuse_moved
-from lemma.algorithms.parts.signals import write_tokens
+from lemma.algorithms.parts.signals import write_episodes
 from lemma.core.types import Group
 
 if TYPE_CHECKING:
@@ -67,13 +69,13 @@ class Ppo(CriticOptions, RewardKlOptions, ClipOptions, PolicyGradient):
 
     def assign(self, groups: Sequence[Group], memory: Memory) -> None:
         """`advantage` and `return` of every token, from `value`, and for a KL in the reward `old` and `reference`."""
-        samples = [trajectory for group in groups for trajectory in group.trajectories]
-        kl_BT = kl_of_tokens(samples, self.kl_estimator) if self.kl_in_reward else None
-        found = targets(samples, kl_BT, memory.numbers.get("kl_weight", self.kl), self, self.compat)
-        write_tokens("advantage", samples, found.advantages)
-        write_tokens("return", samples, found.returns)
+        episodes = [episode for group in groups for episode in group.episodes]
+        kl_BT = kl_of_tokens(episodes, self.kl_estimator) if self.kl_in_reward else None
+        found = targets(episodes, kl_BT, memory.numbers.get("kl_weight", self.kl), self, self.compat)
+        write_episodes("advantage", episodes, found.advantages)
+        write_episodes("return", episodes, found.returns)
         if kl_BT is not None:
-            follow_kl(samples, kl_BT, memory, self.kl, self.adaptive_kl)
+            follow_kl(episodes, kl_BT, memory, self.kl, self.adaptive_kl)
 
     def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
         loss = self.policy_loss(self.clipped(), max_tokens, memory)

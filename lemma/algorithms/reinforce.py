@@ -4,7 +4,8 @@
     loss = - mean over samples of the mean over their tokens of A log p
 
 Nothing corrects for older samples, so each batch is used for one update. With `whiten` the advantages are those of
-REINFORCE++ (Hu, 2025).
+REINFORCE++ (Hu, 2025). Where an environment pays for single turns, a token is worth what this turn and later ones are
+paid; with the group's mean as the baseline, each turn's pay is compared with that of the group's turns of its number.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from pydantic import Field, model_validator
 from lemma.algorithms.algorithm import Memory
 from lemma.algorithms.parts.loss_options import Scale
 from lemma.algorithms.parts.policy_gradient import PolicyGradient
-from lemma.algorithms.parts.signals import compared, discounted
+from lemma.algorithms.parts.signals import compared, rewards_of
+from lemma.algorithms.parts.turn_returns import divisors, is_paid, write_returns
+from lemma.core.ranks import join_over_ranks
 from lemma.core.types import Group
 
 if TYPE_CHECKING:
@@ -59,8 +62,10 @@ class Reinforce(PolicyGradient):
 
     def assign(self, groups: Sequence[Group], memory: Memory) -> None:
         super().assign(groups, memory)
-        if self.whiten or self.gamma < 1:
-            discounted(groups, self.gamma, whitened=self.whiten)
+        everything, own = join_over_ranks([rewards_of(group) for group in groups])
+        if self.whiten or self.gamma < 1 or is_paid(groups):
+            by = divisors(everything, self.scale, self.epsilon)[own]
+            write_returns(groups, self.gamma, whitened=self.whiten, divided_by=by, centred=self.compares)
 
 
 class ReinforceBaseline(Reinforce):

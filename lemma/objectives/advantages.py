@@ -63,13 +63,16 @@ def group_advantages(
         mine = rows[scored[rows]]
         alone = compat and len(inside) == 1
         base = np.zeros(len(mine)) if alone else _baseline(rewards, mine, inside, baseline)
-        deviation = _deviation(rewards[inside], unbiased) if scale == "group" else 0.0
-        divisor = (deviation or 1.0) + epsilon if scale == "group" else 1.0
-        advantages[mine] = (rewards[mine] - base) / divisor
+        by = divisor(rewards[inside], epsilon, unbiased) if scale == "group" else 1.0
+        advantages[mine] = (rewards[mine] - base) / by
     if scale == "batch":
-        deviation = _deviation(rewards[counted], unbiased)
-        advantages /= (deviation or 1.0) + epsilon
+        advantages /= divisor(rewards[counted], epsilon, unbiased)
     return advantages
+
+
+def divisor(rewards: np.ndarray, epsilon: float, unbiased: bool = True) -> float:
+    """What scaled advantages are divided by; rewards that are all the same have no deviation, and 1 in its place."""
+    return (_deviation(rewards, unbiased) or 1.0) + epsilon
 
 
 def summed_advantages(

@@ -122,12 +122,14 @@ def token_targets(
     whiten_advantages: bool,
     gamma: float,
     lam: float,
+    paid: Array | None = None,
     add: Add = only_these,
 ) -> TokenTargets:
     """From the scores (B,) of responses, and the KL and value (B, T) of their tokens, to PPO's targets.
 
     Each row of the mask `response` is 1 from its beginning to its end. The score stands `on` the last token, or one
-    place `after` it where the row has room; the value of that place then counts too.
+    place `after` it where the row has room; the value of that place then counts too. `paid` (B, T) are rewards of
+    tokens in addition to it.
     """
     rows, width = response.shape
     last = response.sum(-1) - 1
@@ -135,6 +137,8 @@ def token_targets(
     valued = (np.arange(width) <= place[:, None]).astype(np.int64)
     at_end = np.zeros_like(values)
     at_end[np.arange(rows), place] = scores
+    if paid is not None:
+        at_end = at_end + paid * response
     rewards = rewards_with_kl(at_end * valued, kl * response, kl_coef)
     if whiten_rewards:
         rewards = whiten(rewards, valued, shift_mean=False, add=add) * valued

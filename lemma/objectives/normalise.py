@@ -15,13 +15,13 @@ def divisors(terms: Terms, normalise: Normalise, constant: float = 1.0) -> tuple
     """What the sum over each sequence (B,) is divided by, None where by nothing, and then the sum over all of them:
 
     - `token`: a mean over all trained tokens of the step;
-    - `sequence`: a mean over sequences of the means over their tokens;
+    - `sequence`: a mean over sequences of the means over their tokens; those of one episode are one;
     - `constant`: a mean over sequences of their sums divided by a constant.
     """
     sequences = max(terms.totals.sequences, 1.0)
     if normalise == "token":
         return None, max(terms.totals.tokens, 1.0)
-    return (terms.lengths_B(), sequences) if normalise == "sequence" else (None, constant * sequences)
+    return (terms.said_B(), sequences) if normalise == "sequence" else (None, constant * sequences)
 
 
 def token_weights(terms: Terms, normalise: Normalise, constant: float = 1.0) -> torch.Tensor:

@@ -11,7 +11,11 @@ from typing import Protocol
 
 import torch
 
+from lemma.core.ranks import gather_over_ranks
 from lemma.core.types import Scope, Trajectory
+
+SAID = "said"
+"""The field of a trajectory that counts the trained tokens of its whole episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,22 @@ class Totals:
         shared = [(t.unit, t.episode) for t in trajectories if t.episode is not None]
         sequences = len(trajectories) - len(shared) + len(set(shared))
         return cls(float(tokens), float(sequences), float(len({t.unit for t in trajectories})))
+
+
+def count_said(trajectories: Sequence[Trajectory]) -> None:
+    """Give every trajectory the number of trained tokens of its whole episode, where episodes of any rank gave several.
+
+    Every rank must call this alike.
+    """
+    if not any(gather_over_ranks(any(one.episode is not None for one in trajectories))):
+        return
+    said: dict[tuple[int, int], int] = {}
+    for one in trajectories:
+        if one.episode is not None:
+            place = (one.unit, one.episode)
+            said[place] = said.get(place, 0) + one.trained_tokens
+    for one in trajectories:
+        one.fields[SAID] = float(one.trained_tokens if one.episode is None else said[one.unit, one.episode])
 
 
 @dataclass(frozen=True)
@@ -54,6 +74,17 @@ class Terms:
     def lengths_B(self) -> torch.Tensor:
         """Trained tokens of each sequence, at least 1 so that a sequence without any divides nothing."""
         return self.per_sequence(torch.ones_like(self.logprobs_N)).clamp(min=1)
+
+    def said_B(self) -> torch.Tensor:
+        """Trained tokens of each sequence's whole episode, which other sequences share where history was rewritten."""
+        return self.fields.get(SAID, self.lengths_B()).clamp(min=1)
+
+    def turn_N(self) -> torch.Tensor:
+        """The number of each token's turn, counted over all sequences; without turns a sequence is one."""
+        if "turn" not in self.tokens:
+            return self.sequence_N
+        both = torch.stack([self.sequence_N, self.tokens["turn"].long()])
+        return torch.unique(both, dim=1, return_inverse=True)[1]
 
     def per_sequence(self, values_N: torch.Tensor) -> torch.Tensor:
         """Sum of a per-token quantity over each sequence."""

@@ -2,7 +2,7 @@
 
     loss = - sum w keep m gain(r, A)  +  kl sum w KL  -  entropy (mean entropy)
 
-- r is current / old, of a token or of a whole sequence; A the advantage of the token.
+- r is current / old, of a token, of a turn or of a whole sequence; A the advantage of the token.
 - `gain` is a surrogate (policy_surrogates.py). Clip is min(r A, clip(r, low, high) A).
 - w divides (normalise.py): 1 / tokens of the step; 1 / (tokens of the sequence x sequences of the step); or
   1 / (constant x sequences of the step).
@@ -34,7 +34,7 @@ from lemma.objectives.objective import Loss, Ratio, Terms
 from lemma.objectives.policy_mismatch import LARGEST_LOG_RATIO, MismatchWeight, mismatch, spoken
 from lemma.objectives.policy_surrogates import Clip, GammaWeight, Surrogate
 
-Level = Literal["token", "sequence", "trajectory"]
+Level = Literal["token", "turn", "sequence", "trajectory"]
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class KlTerm:
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """`level` says whose ratio it is: of each `token`; of the `sequence`, as the geometric mean of its tokens' ratios;
-    or of the `trajectory`, as their product.
+    """`level` says whose ratio it is: of each `token`; of the `turn`, as the product of its tokens' ratios; of the
+    `sequence`, as their geometric mean; or of the `trajectory`, as their product.
 
     `top_entropy` keeps the policy's part of the loss on this share of the batch's tokens, those of highest entropy.
     `off_policy_limit` leaves out sequences with negative advantage whose log-probability per token fell by more.
@@ -97,6 +97,9 @@ class PolicyLoss:
         ratio_N = ratios(terms, old_N, self.level)
         weight_N = token_weights(terms, self.normalise, self.constant)
         metrics: dict[str, Ratio] = {}
+        gain_weight_N = weight_N
+        if self.level == "trajectory":  # of an episode with several, each is an action and counts as the whole does
+            gain_weight_N = weight_N * (terms.said_B() / terms.lengths_B())[terms.sequence_N]
 
         policy_N = -self.surrogate.gain(ratio_N, logprobs_N, advantage_N)
         keep_N = self._kept(terms, old_N)
@@ -106,7 +109,7 @@ class PolicyLoss:
             mismatch_N = self.mismatch(terms, old_N)
             policy_N = policy_N * mismatch_N
             metrics["mismatch/weight"] = _mean(mismatch_N)
-        value = (weight_N * policy_N).sum()
+        value = (gain_weight_N * policy_N).sum()
         if self.kl is not None:
             kl_N = self.kl(logprobs_N, terms.tokens["reference"], ratio_N)
             value = value + self.kl.weight * (weight_N * kl_N).sum()
@@ -150,19 +153,31 @@ class PolicyLoss:
         return found
 
     def _share(self, terms: Terms, values_N: torch.Tensor) -> Ratio:
-        """The mean over what has a ratio of its own: tokens, or sequences."""
+        """The mean over what has a ratio of its own: tokens, turns, or sequences."""
         if self.level == "token":
             return _mean(values_N)
+        if self.level == "turn":
+            place_N = terms.turn_N()
+            return _mean(_summed(values_N, place_N) / _summed(torch.ones_like(values_N), place_N).clamp(min=1))
         return (terms.per_sequence(values_N) / terms.lengths_B()).sum(), float(terms.sequences)
 
 
 def ratios(terms: Terms, old_N: torch.Tensor, level: Level) -> torch.Tensor:
-    """current / old for each token (N,), differentiable; at the other levels, that of the token's sequence."""
+    """current / old for each token (N,), differentiable; at the other levels, that of the token's turn or sequence."""
     log_N = terms.logprobs_N - old_N
-    if level != "token":
+    if level == "turn":
+        place_N = terms.turn_N()
+        log_N = _summed(log_N, place_N)[place_N]
+    elif level != "token":
         log_B = terms.per_sequence(log_N)
         log_N = (log_B / terms.lengths_B() if level == "sequence" else log_B)[terms.sequence_N]
     return log_N.clamp(max=LARGEST_LOG_RATIO).exp()
+
+
+def _summed(values_N: torch.Tensor, place_N: torch.Tensor) -> torch.Tensor:
+    """Sums over the tokens of each place."""
+    places = int(place_N.max()) + 1 if len(place_N) else 0
+    return torch.zeros(places, dtype=values_N.dtype, device=values_N.device).index_add(0, place_N, values_N)
 
 
 def _mean(values_N: torch.Tensor) -> Ratio:

@@ -6,6 +6,7 @@ This is the row of the journal. Arrays are written in base64, exactly; the text 
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -167,6 +168,11 @@ class Episode:
         return self.verdict == "right"
 
     @property
+    def paid(self) -> float:
+        """What the environment paid for single turns, in addition to what the whole was worth."""
+        return math.fsum(turn.reward for turn in self.turns if turn.reward is not None)
+
+    @property
     def truncated(self) -> bool:
         return self.finish == "length"
 
@@ -188,10 +194,13 @@ class Episode:
 
     # --- what is learnt from ---------------------------------------------------------------------------------------
 
-    def trajectories(self, *, with_kept: bool = False, with_turns: bool = False) -> list[Trajectory]:
+    def trajectories(
+        self, *, with_kept: bool = False, with_turns: bool = False, turn_weight: float = 1.0
+    ) -> list[Trajectory]:
         """Ids to learn from: one trajectory where each turn extends the last, one more wherever history is rewritten.
 
-        Token fields: `behaviour`; `off`, 1 where a teacher spoke; where asked for, `kept`, and the `turn` as a number.
+        Token fields: `behaviour`; `off`, 1 where a teacher spoke; where asked for, `kept`, and of turns their number as
+        `turn` and as `paid`, at the last token of each, what the environment paid for it, times `turn_weight`.
         """
         runs: list[list[int]] = []
         for number, turn in enumerate(self.turns):
@@ -199,9 +208,20 @@ class Episode:
                 runs[-1].append(number)
             else:
                 runs.append([number])
-        return [self._trajectory(run, with_kept, with_turns) for run in runs]
+        found = [self._trajectory(run, with_kept) for run in runs]
+        if with_turns:
+            for run, trajectory in zip(runs, found, strict=True):
+                trajectory.token_fields |= self._of_turns(run, turn_weight)
+        return found
 
-    def _trajectory(self, numbers: Sequence[int], with_kept: bool, with_turns: bool) -> Trajectory:
+    def _of_turns(self, numbers: Sequence[int], weight: float) -> dict[str, np.ndarray]:
+        turns = [self.turns[number] for number in numbers]
+        numbered = [np.full(len(turn.ids), float(number)) for number, turn in zip(numbers, turns, strict=True)]
+        ends = [np.arange(len(turn.ids)) == len(turn.ids) - 1 for turn in turns]
+        paid = [end * (weight * (turn.reward or 0.0)) for end, turn in zip(ends, turns, strict=True)]
+        return {"turn": _spread(turns, numbered), "paid": _spread(turns, paid)}
+
+    def _trajectory(self, numbers: Sequence[int], with_kept: bool) -> Trajectory:
         turns = [self.turns[number] for number in numbers]
         behaviour_T = _spread(turns, [turn.behaviour for turn in turns])
         trajectory = Trajectory(
@@ -221,9 +241,6 @@ class Episode:
         trajectory.token_fields["off"] = _spread(
             turns, [(np.arange(len(turn.ids)) < turn.given).astype(np.float64) for turn in turns]
         )
-        if with_turns:
-            numbered = [np.full(len(turn.ids), float(number)) for number, turn in zip(numbers, turns, strict=True)]
-            trajectory.token_fields["turn"] = _spread(turns, numbered)
         return trajectory
 
     # --- on disk ---------------------------------------------------------------------------------------------------

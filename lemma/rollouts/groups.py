@@ -68,6 +68,7 @@ class Roller:
         self.folder, self.problems, self.further_rounds = folder, problems, further_rounds
         self.seed, self.name, self.data, self.mask_truncated = seed, name, data, mask_truncated
         self.world = world
+        self.turn_weight = sum(reward.weight for reward in judge.rewards if reward.name == "environment")
 
     def step(self, step: int) -> Rollouts:
         """Groups in the order of their draws; with further rounds, live ones only, at most as many as wanted."""
@@ -179,7 +180,9 @@ class Roller:
 
     def _trajectories(self, episode: Episode) -> list[Trajectory]:
         cuts = self.sampling.cuts_support or self.sampling.min_tokens > 0
-        trajectories = episode.trajectories(with_kept=cuts, with_turns=self.world is not None)
+        trajectories = episode.trajectories(
+            with_kept=cuts, with_turns=self.world is not None, turn_weight=self.turn_weight
+        )
         for trajectory in trajectories:
             trajectory.episode = episode.sample if len(trajectories) > 1 else None
             if self.mask_truncated and episode.truncated:

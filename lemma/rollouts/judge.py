@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,10 @@ class Judge:
         with self._timed():
             return self._begin(problem, episode, outcome)
 
+    def reads(self, problem: Problem, episode: Episode) -> tuple[Format, Rules]:
+        """The format and the rules by which an episode is read; an evaluation has others for each benchmark."""
+        return self.fmt, self.rules
+
     def text(self, turn: Turn) -> str:
         """What was said in a turn, without the token that ended it."""
         return text_of(turn.ids, turn.finish, self.tokenizer, self.ends)
@@ -61,7 +65,10 @@ class Judge:
     def _begin(self, problem: Problem, episode: Episode, outcome: Outcome | None) -> Pending:
         last = episode.turns[-1]
         last.text = self.text(last)
-        parsed = self.fmt.parse(last.text)
+        fmt, rules = self.reads(problem, episode)
+        parsed = fmt.parse(last.text)
+        if outcome is not None and outcome.reward is not None:
+            outcome = replace(outcome, reward=outcome.reward + episode.paid)
         episode.reasoning, episode.answer, episode.faults = parsed.reasoning, parsed.answer, parsed.faults
         episode.format_ok, episode.gold = parsed.ok, problem.golds
         item = RewardInput(
@@ -71,8 +78,8 @@ class Judge:
             last.ids.tolist(),
             last.finish,
             service=self.service,
-            rules=self.rules,
-            format=self.fmt,
+            rules=rules,
+            format=fmt,
             outcome=outcome,
         )
         if self.needs_verdict:

@@ -53,8 +53,8 @@ class GainOptions(ClipOptions):
     vespo: VespoOptions = VespoOptions()
     """The weight of `gain: vespo`."""
     ratio: Level = "token"
-    """Whose ratio counts: each token's; the sample's as the geometric mean of its tokens (sequence), or as their
-    product (trajectory)."""
+    """Whose ratio counts: each token's; the turn's as the product over its tokens; the sample's as the geometric mean
+    of its tokens (sequence), or as their product (trajectory)."""
     mismatch_cap: MismatchCap = None
 
     @model_validator(mode="after")
@@ -64,7 +64,7 @@ class GainOptions(ClipOptions):
         for name in ("sapo", "vespo"):
             if self.gain != name:
                 refuse_unused(self, (name,), f"with `gain: {self.gain}`", f"write `gain: {name}`")
-        if self.gain == "vespo" and self.ratio == "sequence":
+        if self.gain == "vespo" and self.ratio in ("sequence", "turn"):
             raise ValueError("vespo weighs by the product of a sample's ratios; write `ratio: trajectory`")
         if self.gain == "vespo" and self.mismatch_cap is not None:
             raise ValueError("vespo weighs whole samples already; remove mismatch_cap")

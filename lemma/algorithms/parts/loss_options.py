@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lemma.objectives.policy_surrogates import Surrogate
 
 Baseline = Literal["none", "mean", "leave_one_out"]
-Level = Literal["token", "sequence", "trajectory"]
+Level = Literal["token", "turn", "sequence", "trajectory"]
 
 GroupSize = Annotated[int, Field(ge=1, description="Samples per problem.")]
 Epochs = Annotated[int, Field(ge=1, description="Passes over each batch of rollouts.")]

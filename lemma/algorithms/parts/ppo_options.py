@@ -12,10 +12,10 @@ from pydantic import Field, model_validator
 from lemma.algorithms.parts.loss_options import KlEstimator, KlWeight
 from lemma.algorithms.parts.policy_gradient import RatioOptions
 from lemma.algorithms.parts.refusals import refuse_unused
-from lemma.algorithms.parts.signals import chosen, remember_kl
+from lemma.algorithms.parts.signals import of_episode, remember_kl
+from lemma.algorithms.parts.turn_returns import Attempt
 from lemma.config import Options
 from lemma.core.ranks import add_over_ranks
-from lemma.core.types import Trajectory
 
 if TYPE_CHECKING:
     from lemma.algorithms.algorithm import Memory
@@ -117,29 +117,34 @@ class PpoCompat(Options):
 PPO_MOVED = {name: f"compat.{name}" for name in PpoCompat.model_fields}
 
 
-def kl_of_tokens(samples: Sequence[Trajectory], estimator: KlEstimator) -> np.ndarray:
+def kl_of_tokens(episodes: Sequence[Attempt], estimator: KlEstimator) -> np.ndarray:
     """The KL of each chosen token to the reference, as padded rows (B, T)."""
     from lemma.objectives.gae import kl_penalties, padded
 
-    old, reference = (padded([chosen(sample, name) for sample in samples])[0] for name in ("old", "reference"))
+    old, reference = (padded([of_episode(one, name) for one in episodes])[0] for name in ("old", "reference"))
     return kl_penalties(old, reference, estimator)
 
 
 def targets(
-    samples: Sequence[Trajectory], kl_BT: np.ndarray | None, kl_weight: float, critic: CriticOptions, compat: PpoCompat
+    episodes: Sequence[Attempt], kl_BT: np.ndarray | None, kl_weight: float, critic: CriticOptions, compat: PpoCompat
 ) -> TokenTargets:
-    """Advantages and returns of the chosen tokens of each sample, as padded rows, from what the critic said of them."""
+    """Advantages and returns of the chosen tokens of each episode, as padded rows, from what the critic said of them.
+
+    What was read between turns is no step of time, and neither is the place where history was rewritten: the value of
+    the next chosen token follows, in whichever trajectory it stands.
+    """
     from lemma.objectives.gae import padded, scores_by_end, token_targets
 
-    values_BT, chosen_BT = padded([chosen(sample, "value") for sample in samples])
+    values_BT, chosen_BT = padded([of_episode(one, "value") for one in episodes])
+    paid_BT, _ = padded([of_episode(one, "paid") for one in episodes])
     scores_B = scores_by_end(
-        np.array([sample.rewards["total"] for sample in samples], dtype=np.float64),
-        np.array([sample.finish != "length" for sample in samples], dtype=bool),
+        np.array([one[-1].rewards["total"] for one in episodes], dtype=np.float64),
+        np.array([one[-1].finish != "length" for one in episodes], dtype=bool),
         missing_score=compat.missing_eos_score,
         missing_penalty=compat.missing_eos_penalty,
     )
     return token_targets(
-        scores_B,
+        scores_B - paid_BT.sum(-1),
         np.zeros_like(values_BT) if kl_BT is None else kl_BT,
         values_BT,
         chosen_BT,
@@ -149,19 +154,20 @@ def targets(
         whiten_advantages=critic.whiten,
         gamma=critic.gamma,
         lam=critic.lam,
+        paid=paid_BT,
         add=add_over_ranks,
     )
 
 
 def follow_kl(
-    samples: Sequence[Trajectory],
+    episodes: Sequence[Attempt],
     kl_BT: np.ndarray,
     memory: Memory,
     weight: float,
     adaptive: AdaptiveKlOptions | None,
 ) -> None:
-    """Remember the mean KL of all ranks' samples that are learnt from, and adapt its weight where that is asked for."""
-    learnt_B = np.array([sample.trained_tokens > 0 for sample in samples], dtype=bool)
+    """Remember the mean KL of all ranks' learnt episodes, and adapt its weight where that is asked for."""
+    learnt_B = np.array([any(part.trained_tokens for part in one) for one in episodes], dtype=bool)
     kl_B = kl_BT.sum(-1)[learnt_B]
     count = remember_kl(float(kl_B.sum()), len(kl_B), memory)
     if count and adaptive is not None:

@@ -63,16 +63,22 @@ def write_advantages(groups: Sequence[Group], advantages: Sequence[np.ndarray]) 
                 trajectory.token_fields["advantage"] = np.full(len(trajectory), advantage)
 
 
-def discounted(groups: Sequence[Group], gamma: float, *, whitened: bool) -> None:
-    """The advantage of each sample becomes that of its last token; earlier ones are discounted. `whitened` over all
-    tokens of the batch, that of all ranks."""
-    from lemma.objectives.gae import padded, returns_to_go, whiten
+def of_episode(episode: Sequence[Trajectory], name: str) -> np.ndarray:
+    """What a token field says of an episode's tokens that are learnt, over all of its trajectories; 0 without it."""
+    parts = [
+        chosen(one, name) if name in one.token_fields else np.zeros(one.trained_tokens, dtype=np.float64)
+        for one in episode
+    ]
+    return np.concatenate(parts)
 
-    samples = [trajectory for group in groups for trajectory in group.trajectories]
-    last = [np.arange(n := sample.trained_tokens) == n - 1 for sample in samples]
-    rows, mask = padded([chosen(sample, "advantage") * end for sample, end in zip(samples, last, strict=True)])
-    advantages = returns_to_go(rows, mask, gamma)
-    write_tokens("advantage", samples, whiten(advantages, mask, add=add_over_ranks) if whitened else advantages)
+
+def write_episodes(
+    name: str, episodes: Sequence[Sequence[Trajectory]], rows: Sequence[np.ndarray] | np.ndarray
+) -> None:
+    """A number for each chosen token of each episode, from rows that may be longer; 0 elsewhere."""
+    for episode, numbers in zip(episodes, rows, strict=True):
+        ends = np.cumsum([one.trained_tokens for one in episode])
+        write_tokens(name, episode, np.split(np.asarray(numbers)[: ends[-1]], ends[:-1]))
 
 
 def write_tokens(name: str, trajectories: Sequence[Trajectory], rows: Sequence[np.ndarray] | np.ndarray) -> None:

@@ -30,6 +30,7 @@ from lemma.models.load_model import build_policy, pick_precision
 from lemma.models.policy import Policy
 from lemma.models.throughput import throughput
 from lemma.objectives import Totals
+from lemma.objectives.objective import count_said
 from lemma.rollouts import Judge, ProblemOrder, Roller, Rollouts
 from lemma.rollouts.journal_files import tidy
 from lemma.runs.stage import Stage
@@ -224,6 +225,7 @@ def update(
         for groups in mini_batches(stage, step, epoch, algorithm.mini_batches, batch):
             trajectories = [t for group in groups if id(group) in computed for t in group.trajectories]
             trajectories = [t for t in trajectories if t.trained_tokens]
+            count_said(trajectories)
             if not any(gather_over_ranks(bool(trajectories))):
                 learner.pass_over(1)
                 if critic is not None:

@@ -1,0 +1,80 @@
+"""Advantages of tokens where the turns of an episode are paid one by one, or later tokens are discounted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lemma.algorithms.parts.loss_options import Scale
+from lemma.algorithms.parts.signals import of_episode, write_episodes
+from lemma.core.ranks import add_over_ranks
+from lemma.core.types import Group, Trajectory
+
+Attempt = Sequence[Trajectory]
+
+
+def is_paid(groups: Sequence[Group]) -> bool:
+    """Whether any turn of these groups was paid for."""
+    return any(of_episode(episode, "paid").any() for group in groups for episode in group.episodes)
+
+
+def divisors(rewards: Sequence[np.ndarray], scale: Scale, epsilon: float) -> list[float]:
+    """What the advantages of each group were divided by."""
+    from lemma.objectives.advantages import divisor
+
+    if scale == "batch":
+        return [divisor(np.concatenate([np.zeros(0), *rewards]), epsilon)] * len(rewards)
+    return [divisor(group, epsilon) if scale == "group" else 1.0 for group in rewards]
+
+
+def write_returns(
+    groups: Sequence[Group], gamma: float, *, whitened: bool, divided_by: Sequence[float], centred: bool
+) -> None:
+    """The advantage of each token becomes what is still to come: what this and later turns are paid, and on the last
+    token the rest of the episode's advantage, discounted by `gamma` for each token between. `whitened` over all tokens
+    of the batch, that of all ranks.
+
+    Pay is divided as the advantages of its group were. `centred`: the pay of a turn is compared with the mean of the
+    group's turns of that number, as the reward of an episode is with the group's mean.
+    """
+    from lemma.objectives.gae import padded, returns_to_go, whiten
+
+    episodes = [episode for group in groups for episode in group.episodes]
+    rewards = []
+    for group, divisor in zip(groups, divided_by, strict=True):
+        for episode, paid in zip(group.episodes, paid_at(group.episodes, centred=centred), strict=True):
+            whole = of_episode(episode, "advantage")[-1:]
+            rewards.append(rest_at_end(paid / divisor, float(whole.sum())))
+    rows, mask = padded(rewards)
+    returns = returns_to_go(rows, mask, gamma)
+    write_episodes("advantage", episodes, whiten(returns, mask, add=add_over_ranks) if whitened else returns)
+
+
+def rest_at_end(paid: np.ndarray, total: float) -> np.ndarray:
+    """Rewards of tokens that add up to `total`: what was paid, and the rest on the last one."""
+    rewards = paid.copy()
+    if len(rewards):
+        rewards[-1] += total - paid.sum()
+    return rewards
+
+
+def paid_at(episodes: Sequence[Attempt], *, centred: bool) -> list[np.ndarray]:
+    """What was paid at each chosen token of each episode; `centred`, less the mean of the turns of that number."""
+    rows = [of_episode(episode, "paid") for episode in episodes]
+    if not centred or not any(row.any() for row in rows):
+        return rows
+    numbers = [of_episode(episode, "turn") for episode in episodes]
+    by_turn: dict[float, list[float]] = {}
+    for row, turns in zip(rows, numbers, strict=True):
+        for turn in np.unique(turns).tolist():
+            by_turn.setdefault(turn, []).append(float(row[turns == turn].sum()))
+    means = {turn: sum(pays) / len(pays) for turn, pays in by_turn.items()}
+    return [_less_means(row, turns, means) for row, turns in zip(rows, numbers, strict=True)]
+
+
+def _less_means(row: np.ndarray, turns: np.ndarray, means: Mapping[float, float]) -> np.ndarray:
+    less = row.copy()
+    for turn in np.unique(turns).tolist():
+        less[np.flatnonzero(turns == turn)[-1]] -= means[turn]
+    return less
