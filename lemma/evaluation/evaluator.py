@@ -41,7 +41,8 @@ from lemma.evaluation.results import (
     read_report,
     write_report,
 )
-from lemma.grading import GradingService
+from lemma.formats import Format
+from lemma.grading import GradingService, Rules
 from lemma.rewards import Reward
 from lemma.rewards.correctness import Accuracy
 from lemma.rollouts import Ask, Episode, Journal, Judge, Pending, play
@@ -204,13 +205,15 @@ class _Judge(Judge):
         super().__init__(asked[0].fmt, rewards, tokenizer, service=service, ends=asked[0].sampling.stop_ids)
         self._asked = {one.name: one for one in asked}
 
-    def begin(self, problem: Problem, sample: Episode, outcome: Outcome | None = None) -> Pending:
-        own = self._asked[str(sample.key[2])]
-        self.fmt, self.rules = own.fmt, own.loaded.benchmark.rules_of(problem)
-        pending = super().begin(problem, sample, outcome)
-        if sample.answer is None and self.service is not None:
+    def reads(self, problem: Problem, episode: Episode) -> tuple[Format, Rules]:
+        own = self._asked[str(episode.key[2])]
+        return own.fmt, own.loaded.benchmark.rules_of(problem)
+
+    def begin(self, problem: Problem, episode: Episode, outcome: Outcome | None = None) -> Pending:
+        pending = super().begin(problem, episode, outcome)
+        if episode.answer is None and self.service is not None:
             for gold in problem.golds:  # the lenient verdict will be asked for later: the grader begins now
-                self.service.submit(sample.text, gold, self.rules)
+                self.service.submit(episode.text, gold, pending.item.rules)
         return pending
 
 
