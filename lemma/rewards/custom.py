@@ -11,24 +11,23 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from lemma.config.registry import load_place
+from lemma.config.registry import is_place, load_place
 from lemma.core.errors import UserError
 from lemma.rewards.reward import Reward, RewardInput
 
 Function = Callable[..., float | None]
 
 
-class Custom(Reward):
-    """A function of your own: it gets a RewardInput and the options, and returns a number or None."""
+class FunctionReward(Reward):
+    """A reward that is a function in a file; a class below says how it is called."""
 
-    name: Literal["custom"] = "custom"
-    """Which reward."""
     function: str
     """File and function, such as rewards.py:politeness."""
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the function."""
     seconds: float = Field(300.0, gt=0)
-    """Longest time for one completion; a function that takes longer stops the run, with its name."""
+    """Longest time for one completion, as a mean where a function takes several at once; one that takes longer stops
+    the run, with its name."""
 
     @property
     def label(self) -> str:
@@ -37,10 +36,14 @@ class Custom(Reward):
     @field_validator("function")
     @classmethod
     def _named(cls, function: str) -> str:
-        path, colon, name = function.rpartition(":")
-        if not colon or not path.endswith(".py") or not name.isidentifier():
+        if not is_place(function):
             raise ValueError(f"'{function}' does not name a function; write `path/to/file.py:function`")
         return function
+
+    @property
+    def place(self) -> tuple[str, int | None]:
+        code = getattr(load_function(self.function), "__code__", None)
+        return self.function.rpartition(":")[0], None if code is None else code.co_firstlineno
 
     @property
     def seconds_each(self) -> float | None:
@@ -49,6 +52,16 @@ class Custom(Reward):
     @property
     def files(self) -> list[Path]:
         return [Path(self.function.rpartition(":")[0])]
+
+    def check(self) -> None:
+        load_function(self.function)
+
+
+class Custom(FunctionReward):
+    """A function of your own: it gets a RewardInput and the options, and returns a number or None."""
+
+    name: Literal["custom"] = "custom"
+    """Which reward."""
 
     def check(self) -> None:
         function = load_function(self.function)
@@ -73,11 +86,6 @@ class Custom(Reward):
             return float(value)
         instead = f"write {float(value)}" if isinstance(value, bool) else "write a number, or None for no reward"
         raise TypeError(f"it returned {value!r}, which is not a finite number; {instead}")
-
-    @property
-    def place(self) -> tuple[str, int | None]:
-        code = getattr(load_function(self.function), "__code__", None)
-        return self.function.rpartition(":")[0], None if code is None else code.co_firstlineno
 
 
 def load_function(spec: str) -> Function:

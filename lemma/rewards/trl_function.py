@@ -7,66 +7,29 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from pathlib import Path
 from typing import Any, ClassVar, Literal
-
-from pydantic import Field, field_validator
 
 from lemma.core.errors import UserError
 from lemma.rewards.combine import RewardFailed
-from lemma.rewards.custom import load_function
-from lemma.rewards.reward import Reward, RewardInput
+from lemma.rewards.custom import FunctionReward, load_function
+from lemma.rewards.reward import RewardInput
 
 ROW = "row"
 GOLD_COLUMNS = ("answer", "solution", "ground_truth", "target")
 """A right answer has one of these names in most data; a problem without such a column gives its gold."""
 
 
-class TrlFunction(Reward):
+class TrlFunction(FunctionReward):
     """A reward function written for TRL: it gets prompts, completions and the columns of the data, and gives a list."""
 
     name: Literal["trl"] = "trl"
     """Which reward."""
-    function: str
-    """File and function, such as rewards.py:accuracy_reward."""
     completions: Literal["auto", "text", "messages"] = "auto"
     """What the function gets: texts, or lists of one message each, as TRL gives for conversations. auto: messages where
     the format uses a chat template, otherwise texts."""
-    options: Mapping[str, Any] = Field(default_factory=dict)
-    """Further keyword arguments for the function."""
-    seconds: float = Field(300.0, gt=0)
-    """Longest time, as a mean over the completions that it is given; one that takes longer stops the run."""
 
     needs_columns: ClassVar[bool] = True
     """Problems keep the row that they came from."""
-
-    @property
-    def label(self) -> str:
-        return self.function.rpartition(":")[2]
-
-    @field_validator("function")
-    @classmethod
-    def _named(cls, function: str) -> str:
-        path, colon, name = function.rpartition(":")
-        if not colon or not path.endswith(".py") or not name.isidentifier():
-            raise ValueError(f"'{function}' does not name a function; write `path/to/file.py:function`")
-        return function
-
-    @property
-    def place(self) -> tuple[str, int | None]:
-        code = getattr(load_function(self.function), "__code__", None)
-        return self.function.rpartition(":")[0], None if code is None else code.co_firstlineno
-
-    @property
-    def seconds_each(self) -> float | None:
-        return self.seconds
-
-    @property
-    def files(self) -> list[Path]:
-        return [Path(self.function.rpartition(":")[0])]
-
-    def check(self) -> None:
-        load_function(self.function)
 
     def score_all(self, items: Sequence[RewardInput]) -> list[float | None]:
         if not items:
