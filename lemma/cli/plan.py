@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from lemma.cli.parser import Parser, add_recipe, named
 from lemma.cli.plan_data import length_in_words, many
+from lemma.cli.plan_ranks import add_arguments, print_ranks
 from lemma.core.errors import UserError
 
 if TYPE_CHECKING:
     from lemma.cli.plan_data import Amount
     from lemma.data.data_options import DataOptions, SourceOptions
     from lemma.environments import EnvironmentOptions
+    from lemma.models.memory import Shape
     from lemma.models.model_options import ModelOptions
     from lemma.recipe import Recipe
     from lemma.runs.run_options import StageOptions
@@ -34,6 +36,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--check-data", action="store_true", help="compare with benchmarks whatever has to be read")
     parser.add_argument("--against", metavar="A,B", help="benchmarks to compare with, in place of those of the stages")
     parser.add_argument("--data-dir", metavar="DIR", help="folder with the benchmarks' files in place of the hub")
+    add_arguments(parser)
     parser.set_defaults(run=run)
 
 
@@ -43,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     recipe = load_recipe(args.recipe, args.overrides)
     print_plan(recipe, list(recipe.stages))
+    print_ranks(recipe, args)
     _try_prompt(recipe)
     against = named(args.against) if args.against else None
     for line in plan_lines(recipe, against, args.data_dir, is_asked=args.check_data or against is not None):
@@ -167,23 +171,12 @@ def _configured(model: ModelOptions) -> list[str]:
 def _memory(recipe: Recipe, stage: StageOptions, amount: Amount | None) -> str:
     """The peak of an optimisation step, where the model's shape can be known without fetching anything."""
     from lemma.cli.plan_data import sequences_of
-    from lemma.models.memory import Shape, plan_training
+    from lemma.models.memory import plan_training
     from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
-    model = recipe.model
-    if model.path == "tiny":
-        shape = Shape.of_tiny(model.tiny)
-    else:
-        file = None
-        try:
-            file = _config_file(model)
-            if file is None:
-                return "unknown until the model is there"
-            shape = Shape.of_config({**_config(file), **model.override})
-        except UserError as error:
-            return f"unknown: {error.problem}"
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return f"unknown: {file} does not tell the shape of the model"
+    model, shape = recipe.model, shape_of(recipe.model)
+    if isinstance(shape, str):
+        return shape
     precision = model.precision or ("fp32" if recipe.run.device == "cpu" or model.path == "tiny" else "bf16")
     eight_bit = stage.optim.name == "adamw_8bit"
     budget = stage.batch.token_budget
@@ -198,6 +191,24 @@ def _memory(recipe: Recipe, stage: StageOptions, amount: Amount | None) -> str:
     algorithm = stage.algorithm
     plan = plan.beside(critic=algorithm.needs_critic, reference=algorithm.needs_reference and model.lora is None)
     return f"{plan}{told}; and the engine's cache, {plan.cache_per_token / 1024:.0f} KiB a token"
+
+
+def shape_of(model: ModelOptions) -> Shape | str:
+    """The shape of a model, or why it is not known without fetching anything."""
+    from lemma.models.memory import Shape
+
+    if model.path == "tiny":
+        return Shape.of_tiny(model.tiny)
+    file = None
+    try:
+        file = _config_file(model)
+        if file is None:
+            return "unknown until the model is there"
+        return Shape.of_config({**_config(file), **model.override})
+    except UserError as error:
+        return f"unknown: {error.problem}"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"unknown: {file} does not tell the shape of the model"
 
 
 def _config_file(model: ModelOptions) -> Path | None:

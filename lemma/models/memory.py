@@ -21,6 +21,8 @@ CHUNK_BYTES = 2**29
 ALLOCATOR_SHARE = 0.03
 # Words of the built-in tokenizer; its model rounds them up to a multiple of 32.
 TINY_WORDS = 157
+# What ranks can split among them, from nothing to everything: the words of `cluster.shard`.
+SHARDS = ("none", "optimiser", "gradients", "weights")
 
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -79,7 +81,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes, by what they are for. `cache_per_token` is what an engine needs for each token it holds."""
+    """Bytes of one rank, by what they are for. `gathered`: blocks that are whole while they compute, where weights are
+    split. `cache_per_token` is what an engine needs for each token it holds."""
 
     weights: float
     optimiser: float
@@ -89,10 +92,11 @@ class MemoryPlan:
     cache_per_token: float
     critic: float = 0.0
     reference: float = 0.0
+    gathered: float = 0.0
 
     @property
     def total(self) -> float:
-        own = self.weights + self.optimiser + self.activations + self.head + self.reserve
+        own = self.weights + self.optimiser + self.activations + self.head + self.reserve + self.gathered
         return own + self.critic + self.reference
 
     def beside(self, *, critic: bool, reference: bool) -> MemoryPlan:
@@ -116,16 +120,19 @@ def plan_training(
     trained: int | None = None,
     *,
     eight_bit_moments: bool = False,
+    ranks: int = 1,
+    shard: str = "none",
 ) -> MemoryPlan:
-    """Peak memory of an optimisation step on packs of `token_budget` tokens, `trained` of which are targets."""
+    """Peak memory of an optimisation step on packs of `token_budget` tokens, `trained` of which are targets, on one of
+    so many ranks, which split the state as `shard` says."""
     width = BYTES[precision]
-    trainable = _lora_parameters(shape, model.lora.r) if model.lora else shape.parameters
+    trainable = lora_parameters(shape, model.lora.r) if model.lora else shape.parameters
     frozen = shape.parameters if model.lora else 0
     outside = shape.head_parameters * (1 if shape.tied else 2)  # embeddings and head are never held in 4 bits
     base = (frozen - outside) * 0.53 + outside * width if model.quantize else frozen * width
-    weights = base + trainable * width
-    master = 0 if precision == "fp32" else 4
-    optimiser = trainable * (master + 4 + (2.03 if eight_bit_moments else 8))
+    moments = 2.03 if eight_bit_moments else 8
+    weights, optimiser = _state(base, trainable, width, moments, ranks, shard)
+    block = (shape.parameters - outside) / shape.layers
     return MemoryPlan(
         weights=weights,
         optimiser=optimiser,
@@ -133,10 +140,22 @@ def plan_training(
         head=_head(shape, model, width, token_budget if trained is None else trained),
         reserve=ALLOCATOR_SHARE * (weights + optimiser),
         cache_per_token=2.0 * shape.layers * shape.kv_width * width,
+        gathered=width * (outside + 2 * block) if shard == "weights" and ranks > 1 else 0.0,
     )
 
 
-def _lora_parameters(shape: Shape, rank: int) -> int:
+def _state(base: float, trainable: float, width: int, moments: float, ranks: int, shard: str) -> tuple[float, float]:
+    """Bytes of weights, and of gradients, masters and moments. With P parameters in bf16 on N ranks: 18P where nothing
+    is split, 6P + 12P/N, 2P + 16P/N, and 16P/N where fp32 weights are split themselves and need no masters."""
+    gradient, master = 4.0, 0.0 if width == 4 else 4.0
+    if shard == "weights" and ranks > 1:
+        return (base + trainable * 4) / ranks, trainable * (gradient + moments) / ranks
+    whole = gradient if shard in ("none", "optimiser") else 0.0
+    split = master + moments + gradient - whole
+    return base + trainable * width, trainable * (whole + split / (1 if shard == "none" else ranks))
+
+
+def lora_parameters(shape: Shape, rank: int) -> int:
     """Adapters on every linear layer: each adds the rank times the sum of its two sides."""
     attention = 2 * (shape.hidden + shape.query_width) + 2 * (shape.hidden + shape.kv_width)
     return rank * shape.layers * (attention + 3 * (shape.hidden + shape.feed_forward))

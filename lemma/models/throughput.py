@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from lemma.models.gpus import GPUS
 from lemma.models.policy import Policy
 
-# Dense bf16 matrix rate by the vendor's data sheet, in FLOP/s, by a part of the device's name.
-MATRIX_RATES = {
-    "H200": 989e12,
-    "H100": 989e12,
-    "B200": 2250e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "L40": 181e12,
-    "L4": 121e12,
-    "RTX 4090": 165e12,
-    "A10": 125e12,
-}
+# Dense bf16 matrix rate in FLOP/s, by a part of the device's name.
+MATRIX_RATES = {gpu.device: gpu.matrix_rate for gpu in GPUS.values()}
 
 
 def throughput(policy: Policy, tokens: int, seconds: float) -> dict[str, float]:

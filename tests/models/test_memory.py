@@ -74,7 +74,7 @@ def test_a_configuration_has_the_parameters_that_are_counted(kind: str, values: 
 def test_adapters_have_the_parameters_that_are_counted() -> None:
     policy = tiny_policy(lora=LoraOptions(r=3))
     real = sum(p.numel() for p in policy.parameters().values())
-    assert memory._lora_parameters(Shape.of_tiny(SHAPE), 3) == real
+    assert memory.lora_parameters(Shape.of_tiny(SHAPE), 3) == real
 
 
 def test_the_bytes_of_a_full_step() -> None:

@@ -1,0 +1,200 @@
+"""`lemma plan RECIPE --ranks 8 --gpu h100-80`: memory of a rank for each `shard`, what fits, and computed times."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lemma.core.errors import UserError
+
+if TYPE_CHECKING:
+    from lemma.cli.parser import Parser
+    from lemma.cli.plan_data import Amount
+    from lemma.models.gpus import Gpu
+    from lemma.models.memory import MemoryPlan, Shape
+    from lemma.models.step_time import StepWork
+    from lemma.recipe import Recipe
+    from lemma.runs.run_options import StageOptions
+
+DEFAULT_GPU = "h100-80"
+# Of a GPU's memory; the rest is left to libraries and communication.
+USABLE = 0.95
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("--ranks", metavar="N", type=int, help="plan for so many GPUs, one rank each")
+    parser.add_argument("--gpu", metavar="NAME", help=f"which GPUs: a100-80, h200-141, ... (default {DEFAULT_GPU})")
+    parser.add_argument("--length", metavar="TOKENS", type=int, help="tokens of a sequence, where no file tells them")
+
+
+def print_ranks(recipe: Recipe, args: argparse.Namespace) -> None:
+    """The table of every stage, where `--ranks` or `--gpu` asks for it."""
+    if args.ranks is None and args.gpu is None:
+        return
+    ranks = recipe.cluster.ranks or 1 if args.ranks is None else args.ranks
+    for name, value in (("--ranks", ranks), ("--length", args.length)):
+        if value is not None and value < 1:
+            raise UserError(f"{name} {value}: a number of at least 1 is wanted", fix=f"write {name} 8")
+    for line in describe_ranks(recipe, ranks, args.gpu or DEFAULT_GPU, args.length):
+        print(line)
+
+
+def describe_ranks(recipe: Recipe, ranks: int, gpu_name: str, length: int | None = None) -> Iterator[str]:
+    from lemma.cli.plan import shape_of
+    from lemma.cli.plan_data import amount_of
+    from lemma.models import step_time as rates
+    from lemma.models.fitting import guess_shape
+    from lemma.models.gpus import GPUS_A_MACHINE, NETWORK_RATE, find_gpu
+
+    gpu = find_gpu(gpu_name)
+    shape = shape_of(recipe.model)
+    yield f"\n{ranks} x {gpu_name}: {gpu.memory_gib:g} GiB, {gpu.matrix_rate / 1e12:g} TFLOP/s in bf16"
+    if isinstance(shape, str):
+        guessed = guess_shape(recipe.model.path)
+        if guessed is None:
+            yield f"memory is {shape}"
+            return
+        shape = guessed
+        yield f"the model's shape is guessed from its name: {shape.parameters / 1e9:.1f} billion parameters"
+    for name, stage in recipe.stages.items():
+        yield from _stage_table(recipe, name, stage, shape, ranks, gpu, amount_of(recipe, stage), length)
+    link = gpu.link_rate if ranks <= GPUS_A_MACHINE else min(gpu.link_rate, NETWORK_RATE)
+    where = "" if ranks <= GPUS_A_MACHINE else " between machines"
+    yield (
+        f"\nTimes are computed, not measured: {rates.MATRIX_SHARE:.0%} of the matrix rate, {rates.MEMORY_SHARE:.0%} of"
+        f" {gpu.memory_rate / 1e9:,.0f} GB/s to memory, {rates.LINK_SHARE:.0%} of {link / 1e9:g} GB/s{where}; nothing"
+        " overlaps."
+    )
+
+
+@dataclass(frozen=True)
+class _Row:
+    shard: str
+    plan: MemoryPlan
+    work: StepWork
+    gpu: Gpu
+    ranks: int
+    generates: bool
+
+    @property
+    def room(self) -> float:
+        """Tokens of cache that the rest of the memory holds."""
+        free = USABLE * self.gpu.memory_gib * 2**30 - self.plan.total
+        return max(0.0, free / self.plan.cache_per_token)
+
+    @property
+    def fits(self) -> bool:
+        enough = self.plan.total <= USABLE * self.gpu.memory_gib * 2**30
+        needs_room = self.generates and self.shard != "weights" and self.work.response
+        return enough and (not needs_room or self.generation is not None)
+
+    @property
+    def generation(self) -> float | None:
+        return self.work.generation_seconds(self.gpu, self.ranks, self.room, self.plan.cache_per_token)
+
+    def __str__(self) -> str:
+        from lemma.models.memory import GIB
+
+        plan = self.plan
+        state = plan.weights + plan.optimiser + plan.critic + plan.reference
+        shown = f"  {self.shard:<11}{state / GIB:>8.1f}{(plan.total - state) / GIB:>8.1f}{plan.total / GIB:>8.1f}"
+        shown += f"{'yes' if self.fits else 'no':>6}"
+        if not self.fits:
+            return shown
+        update = self.work.update_seconds(self.gpu, self.ranks)
+        link = self.work.communication_seconds(self.gpu, self.ranks, self.shard)
+        times = [update, link]
+        if self.generates:
+            shown += f"{'' if self.shard == 'weights' else f'{self.room:,.0f}':>12}"
+            own = None if self.shard == "weights" or not self.work.response else self.generation
+            shown += f"{_seconds(own) if own is not None else 'servers' if self.shard == 'weights' else '?':>10}"
+            times += [own] if own is not None else []
+        return shown + "".join(f"{_seconds(value):>10}" for value in (*times[:2], sum(times)))
+
+
+def _seconds(value: float) -> str:
+    return f"{1000 * value:.3g} ms" if value < 1 else f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
+
+
+def _stage_table(
+    recipe: Recipe,
+    name: str,
+    stage: StageOptions,
+    shape: Shape,
+    ranks: int,
+    gpu: Gpu,
+    amount: Amount | None,
+    length: int | None,
+) -> Iterator[str]:
+    from lemma.models.memory import SHARDS
+    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+
+    is_rl = isinstance(stage, ReinforcementOptions)
+    work = _work(recipe, stage, shape, ranks, amount.lengths if amount else (), length)
+    rows = [
+        _Row(shard, _plan(recipe, stage, shape, ranks, shard, work.pack), work, gpu, ranks, is_rl) for shard in SHARDS
+    ]
+    yield f"\nstage {name}, GiB a rank and seconds a step of {work.tokens:,.0f} tokens (computed)"
+    columns = f"  {'shard':<11}{'state':>8}{'work':>8}{'total':>8}{'fits':>6}"
+    columns += f"{'cache':>12}{'generate':>10}" if is_rl else ""
+    yield columns + f"{'update':>10}{'link':>10}{'step':>10}"
+    yield from map(str, rows)
+    first = next((row.shard for row in rows if row.fits), None)
+    if first is None:
+        yield "  Nothing fits: take more ranks, larger GPUs, `model.checkpointing: true`, or a smaller token_budget."
+    elif ranks > 1:
+        yield f"  The first that fits: `shard: {first}`."
+
+
+def _plan(recipe: Recipe, stage: StageOptions, shape: Shape, ranks: int, shard: str, pack: int) -> MemoryPlan:
+    """The memory of one rank, in bf16 where the recipe does not say."""
+    from lemma.models.memory import plan_training
+    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+
+    model, eight_bit = recipe.model, stage.optim.name == "adamw_8bit"
+    precision = model.precision or "bf16"
+    plan = plan_training(shape, model, precision, pack, eight_bit_moments=eight_bit, ranks=ranks, shard=shard)
+    if isinstance(stage, ReinforcementOptions):
+        algorithm = stage.algorithm
+        plan = plan.beside(critic=algorithm.needs_critic, reference=algorithm.needs_reference and model.lora is None)
+    return plan
+
+
+def _work(
+    recipe: Recipe, stage: StageOptions, shape: Shape, ranks: int, known: Sequence[int], length: int | None
+) -> StepWork:
+    """A step by the lengths of the data or `--length`; where neither is known, a full pack on every rank."""
+    from lemma.cli.plan_data import sequences_of
+    from lemma.models.memory import lora_parameters
+    from lemma.models.step_time import StepWork
+    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+
+    model, budget = recipe.model, stage.batch.token_budget
+    mean, longest = length or (sum(known) / len(known) if known else 0), max(known, default=0)
+    samples, prompt, response = 0, 0.0, 0.0
+    updates, passes = 1, 1
+    if isinstance(stage, ReinforcementOptions):
+        samples = stage.batch.problems * stage.algorithm.group_size
+        passes = stage.algorithm.updates
+        updates = passes * stage.algorithm.mini_batches
+        most = stage.environment.room(stage.rollout.max_tokens) if stage.rollout.max_tokens else 0
+        response = float(min(length or most, most) if most else length or 0)
+        prompt = max(0.0, sum(known) / len(known) - most) if known else 0.0
+        mean = prompt + response if response else 0
+    tokens = (samples or sequences_of(stage)) * mean or budget * ranks
+    pack = int(max(longest, mean, min(budget, tokens * passes / updates / ranks)))
+    trainable = lora_parameters(shape, model.lora.r) if model.lora else shape.parameters
+    return StepWork(
+        shape.parameters,
+        trainable,
+        tokens,
+        pack,
+        updates,
+        passes,
+        model.checkpointing,
+        samples,
+        prompt,
+        response,
+    )
