@@ -19,6 +19,7 @@ FLOORS = [
     {"models", "grading"},
     {"formats", "objectives"},
     {"engines", "environments", "rewards", "algorithms"},
+    {"serving"},
     {"rollouts"},
     {"evaluation"},
     {"learning"},

@@ -1,0 +1,108 @@
+"""`lemma serve MODEL`: a model behind the wire that OpenAI's clients speak."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import signal
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from lemma.cli.parser import Parser
+from lemma.core.errors import UserError
+from lemma.core.events import Event, Said
+
+if TYPE_CHECKING:
+    from lemma.formats import Format
+
+DESCRIPTION = """\
+Answer clients of OpenAI's chat and text completions: point their base_url to the address that is printed. MODEL is a
+run folder, an exported model, an adapter folder, any folder in the Hugging Face format, a GGUF file, or a hub name.
+Conversations are written in the format that the model was trained in, else by its tokenizer's own chat template.
+docs/serve.md says what is offered. Ctrl-C ends it."""
+KEY_VARIABLE = "LEMMA_API_KEY"
+
+
+def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    parser = subparsers.add_parser("serve", help="answer OpenAI clients", description=DESCRIPTION)
+    parser.add_argument(
+        "model", metavar="MODEL", help="a run, a model folder, an adapter folder, a GGUF file or a hub name"
+    )
+    parser.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="address (default: this machine only)")
+    parser.add_argument("--port", metavar="N", type=int, default=0, help="port (default: any free one)")
+    parser.add_argument(
+        "--api-key", metavar="K", help=f"clients must send this key (default: {KEY_VARIABLE}, or none is asked for)"
+    )
+    parser.add_argument("--name", metavar="NAME", help="what clients call the model (default: MODEL)")
+    parser.add_argument("--format", metavar="NAME", help="how conversations are written")
+    parser.add_argument("--system", metavar="TEXT", help="system message in place of the format's own; empty: none")
+    parser.add_argument("--seed", metavar="S", type=int, help="seed of calls that bring none (default: by chance)")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to compute")
+    parser.add_argument(
+        "--engine", choices=["native", "vllm", "transformers"], default="native", help="what generates (native)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from lemma.serving.http_door import LOOPBACK, HttpDoor
+
+    key = args.api_key or os.environ.get(KEY_VARIABLE) or None
+    if not 0 <= args.port < 65536:
+        raise UserError(f"--port is {args.port}", fix="write a number below 65536")
+    if args.host not in LOOPBACK and key is None:
+        raise UserError(
+            f"everybody who reaches {args.host} could use the model",
+            fix="write --api-key and a key that is hard to guess",
+        )
+    signal.signal(signal.SIGTERM, _leave)
+    host, engine = _host(args, key)
+    try:
+        door = HttpDoor(host, args.host, args.port).start()
+        try:
+            print(f"{door.url}\nCtrl-C ends it.", flush=True)
+            host.driver.run(lambda: False)
+        except KeyboardInterrupt:
+            print()
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            door.close()
+    finally:
+        engine.close()
+    return 0
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _host(args: argparse.Namespace, key: str | None) -> tuple[Any, Any]:
+    from lemma.api.evaluate_call import open_model
+    from lemma.engines.stop_strings import ends_of
+    from lemma.formats.dialogue import Dialogue
+    from lemma.serving.engine_driver import EngineDriver
+    from lemma.serving.plain_host import PlainHost
+
+    seed = secrets.randbits(31) if args.seed is None else args.seed
+    policy, engine = open_model(args.model, args.device, args.engine, seed, _say)
+    dialogue = Dialogue(_format(args, policy.tokenizer), policy.tokenizer, ends_of(policy))
+    names = dict.fromkeys([args.name] if args.name else [args.model, os.path.basename(args.model.rstrip("/"))])
+    return PlainHost(EngineDriver(engine), dialogue, names, key), engine
+
+
+def _format(args: argparse.Namespace, tokenizer: Any) -> Format:
+    """The format that is named, or the run's own, or the tokenizer's own template with nothing added; without one, the
+    format for models that know no chats."""
+    from lemma.api.model_format import format_to_ask_in
+
+    found, is_chosen = format_to_ask_in(args.model, tokenizer, args.format or None, args.system)
+    if is_chosen or not getattr(tokenizer, "chat_template", None):
+        return found
+    return format_to_ask_in(args.model, tokenizer, "own", args.system)[0]
+
+
+def _say(event: Event) -> None:
+    if isinstance(event, Said):
+        print(f"lemma: {event.text}", file=sys.stderr)

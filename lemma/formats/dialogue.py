@@ -1,0 +1,166 @@
+"""Conversations as chat clients send them, in ids: the whole prompt, or what follows a turn whose ids are known.
+
+A special token that somebody else than the assistant spells in a message is only spelled, never meant.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lemma.core.errors import UserError
+from lemma.formats.encode import encode_continuation, encode_text
+from lemma.formats.format import Format
+
+SAID = "THE\u2063POLICY\u2063SAID"
+ROLES = ("system", "user", "assistant", "tool")
+
+Turns = Sequence[Mapping[str, Any]]
+
+
+class Dialogue:
+    """Messages with role, content and perhaps tool calls, as one format and tokenizer write them.
+
+    Any thread may use it: it has a tokenizer of its own, which one thread at a time uses.
+    """
+
+    def __init__(self, fmt: Format, tokenizer: Any, ends: Collection[int]):
+        self.fmt, self.tokenizer = fmt, copy.deepcopy(tokenizer)
+        self._lock = threading.RLock()
+        self.ends = frozenset(ends) | {tokenizer.eos_token_id}
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self._special = tuple(
+            {str(token.content) for token in added.values() if token.special} | set(tokenizer.all_special_tokens)
+        )
+        self._shows_tools: bool | None = None
+
+    def prompt(self, messages: Turns, tools: Sequence[Any] = ()) -> np.ndarray:
+        """All that the model reads before it answers."""
+        with self._lock:
+            turns = self._turns(messages)
+            self._check_roles(turns)
+            marked, contents = self._marked(turns)
+            text = self.fmt.written(marked, self.tokenizer, tools=list(tools) or None)
+            return np.asarray(self._encode(text, contents), dtype=np.int64)
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of a text in which special tokens are meant."""
+        with self._lock:
+            return np.asarray(encode_text(text, self.tokenizer), dtype=np.int64)
+
+    def begin(self, text: str) -> np.ndarray:
+        """The ids of a text that a prompt begins with: behind what the tokenizer puts in front of a text."""
+        with self._lock:
+            return np.asarray(self.tokenizer.encode(text), dtype=np.int64)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of these ids, special tokens included."""
+        with self._lock:
+            return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text of each id by itself."""
+        return [self.decode([token]) for token in ids]
+
+    def after(self, said: np.ndarray, messages: Turns, tools: Sequence[Any] = ()) -> np.ndarray | None:
+        """What the model reads between a turn that it sampled as `said` and its next, where `messages` follow the turn.
+
+        None where the template does not say: it refuses these messages behind a plain turn.
+        """
+        turns = [_as_template_takes(message) for message in messages]
+        if not turns or any(turn["role"] == "assistant" for turn in turns):
+            return None
+        with self._lock:
+            self._check_roles(turns)
+            marked, contents = self._marked(turns)
+            front = [{"role": "user", "content": "?"}, {"role": "assistant", "content": SAID}]
+            try:
+                text = self.fmt.written([*front, *marked], self.tokenizer, tools=list(tools) or None)
+            except UserError:
+                return None
+            before, found, behind = text.rpartition(SAID)
+            if not found:
+                return None
+            ids = self._encode(behind, contents, before + found)
+        # The token that ends a turn is part of the bridge only where the policy did not sample it.
+        if len(said) and int(said[-1]) in self.ends and ids and ids[0] in self.ends:
+            ids = ids[1:]
+        return np.asarray(ids, dtype=np.int64)
+
+    def _turns(self, messages: Turns) -> list[dict[str, Any]]:
+        """Under the format's own system message where the conversation brings none, or none that the format takes."""
+        turns = [_as_template_takes(message) for message in messages]
+        theirs = turns[0]["content"] if turns and turns[0]["role"] == "system" else None
+        rest = turns if theirs is None else turns[1:]
+        if not any(turn["role"] in ("user", "tool") for turn in rest):
+            raise UserError("the conversation asks nothing", fix="give it a message with the role 'user'")
+        takes = self.fmt.takes_system and self.fmt.system is None
+        system = (theirs if takes else None) or self.fmt.own_system
+        for turn in rest:
+            if turn["role"] == "assistant" and not turn["content"].startswith(self.fmt.opening):
+                turn["content"] = self.fmt.opening + turn["content"]
+        return [{"role": "system", "content": system}, *rest] if system else rest
+
+    def _check_roles(self, turns: Turns) -> None:
+        """Refuse what a tool says where the template would leave it out without a word."""
+        if not any(turn["role"] == "tool" for turn in turns):
+            return
+        if self._shows_tools is None:
+            call = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {}}}
+            probe: list[dict[str, Any]] = [
+                {"role": "user", "content": "?"},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "content": SAID, "name": "f", "tool_call_id": "call00000"},
+            ]
+            try:
+                self._shows_tools = SAID in self.fmt.written(probe, self.tokenizer)
+            except UserError:
+                self._shows_tools = True  # it refuses in words, and may take what is really sent
+        if not self._shows_tools:
+            raise UserError(
+                "the chat template leaves out messages of the role 'tool'", fix="send them with the role 'user'"
+            )
+
+    def _marked(self, turns: Turns) -> tuple[list[dict[str, Any]], dict[str, str]]:
+        """The turns with marks in place of contents that spell special tokens, and what the marks stand for."""
+        marked, contents = [], {}
+        for number, turn in enumerate(turns):
+            content = turn["content"]
+            if turn["role"] != "assistant" and any(token in content for token in self._special):
+                mark = f"MESSAGE\u2063{number}\u2063"
+                contents[mark] = content
+                turn = {**turn, "content": mark}
+            marked.append(dict(turn))
+        return marked, contents
+
+    def _encode(self, text: str, contents: Mapping[str, str], before: str = "") -> list[int]:
+        """The ids of a text behind another, with each mark's content in its place, in which nothing is special."""
+        if not contents:
+            return encode_continuation(text, before, self.tokenizer) if before else encode_text(text, self.tokenizer)
+        ids: list[int] = []
+        for mark, content in contents.items():
+            if mark not in text:
+                continue
+            piece, _, text = text.partition(mark)
+            ids += encode_text(piece, self.tokenizer)
+            ids += self.tokenizer.encode(content, add_special_tokens=False, split_special_tokens=True)
+        return [*ids, *encode_text(text, self.tokenizer)]
+
+
+def _as_template_takes(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of tool calls as objects: clients send them as JSON text, and templates write them as JSON."""
+    turn = {key: value for key, value in message.items() if value is not None}
+    turn["content"] = message.get("content") or ""
+    calls = [dict(call) for call in message.get("tool_calls") or ()]
+    for call in calls:
+        call["function"] = dict(call["function"])
+        try:
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        except (ValueError, TypeError):
+            continue
+    return turn | ({"tool_calls": calls} if calls else {})

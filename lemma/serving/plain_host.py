@@ -1,0 +1,90 @@
+"""Whoever asks `lemma serve`: every call stands for itself."""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import secrets
+from collections.abc import Collection
+
+import numpy as np
+
+from lemma.core.types import content_id
+from lemma.engines.protocol import Request, Sampling
+from lemma.formats.dialogue import Dialogue
+from lemma.serving.engine_driver import EngineDriver
+from lemma.serving.exchange import Choice
+from lemma.serving.served_tools import style_of
+from lemma.serving.wire_errors import ApiError
+from lemma.serving.wire_requests import Asked
+
+
+def room_for(prompt: np.ndarray, limit: int) -> int:
+    """Tokens that may follow a prompt."""
+    room = limit - len(prompt)
+    if room < 1:
+        raise ApiError(
+            400, f"the prompt has {len(prompt)} tokens, and prompt and answer together may have {limit}",
+            param="messages", code="context_length_exceeded",
+        )  # fmt: skip
+    return room
+
+
+def limit_of(driver: EngineDriver) -> int:
+    """The most tokens of prompt and answer together."""
+    engine = driver.engine
+    return engine.context if engine.room is None else min(engine.context, engine.room)
+
+
+class PlainHost:
+    """One model for everybody who has the key; without a key, for everybody."""
+
+    def __init__(self, driver: EngineDriver, dialogue: Dialogue, names: Collection[str], api_key: str | None = None):
+        self.driver, self.dialogue, self.style = driver, dialogue, style_of(dialogue.tokenizer)
+        self.name, self._names = next(iter(names)), frozenset(names)
+        self._api_key = api_key
+        self._limit = limit_of(driver)
+        self._numbers = itertools.count()
+        self._once = secrets.token_hex(8)
+
+    def serves(self, model: str) -> bool:
+        return model in self._names
+
+    def caller(self, key: str, session: str | None) -> PlainHost:
+        if self._api_key is not None and not hmac.compare_digest(key.encode(), self._api_key.encode()):
+            raise ApiError(401, "this is not the server's key", code="invalid_api_key")
+        return self
+
+    def heard(self, asked: Asked, choice: Choice) -> None:
+        """Nothing is kept."""
+
+    def requests(self, asked: Asked) -> list[Request]:
+        if asked.kind == "chat":
+            prompts = [self.dialogue.prompt(asked.messages, asked.tools)]
+        else:
+            prompts = [self._encoded(prompt) for prompt in asked.prompts]
+        return [self._request(asked, prompt, place) for place, prompt in enumerate(prompts)]
+
+    def _encoded(self, prompt: str | tuple[int, ...]) -> np.ndarray:
+        return self.dialogue.begin(prompt) if isinstance(prompt, str) else np.asarray(prompt, dtype=np.int64)
+
+    def _request(self, asked: Asked, prompt: np.ndarray, place: int) -> Request:
+        room = room_for(prompt, self._limit)
+        stops = (*self.dialogue.fmt.stop, *asked.stop) if asked.kind == "chat" else asked.stop
+        sampling = Sampling(
+            max_tokens=min(asked.max_tokens or room, room),
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            min_p=asked.min_p,
+            repetition_penalty=asked.repetition_penalty,
+            min_tokens=min(asked.min_tokens, room),
+            stop=stops,
+            stop_ids=tuple(sorted(self.dialogue.ends)),
+        )
+        # With a seed the noise depends on that and on the prompt; without, it is new each time.
+        if asked.seed is not None:
+            key: tuple[str | int, ...] = ("seed", asked.seed, content_id(prompt.tolist()), place)
+        else:
+            key = ("call", self._once, next(self._numbers))
+        return Request(key, prompt, sampling, asked.n)

@@ -1,0 +1,93 @@
+"""The text of one sample as its tokens come: only what will stay is given out, so that a stream equals the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+UNKNOWN = "\ufffd"  # what a decoder writes for bytes that are no whole character (yet)
+# Tokens after which half a character is given out as it is.
+PATIENCE = 16
+
+
+class Speech:
+    """Follows one sample. `hear` gives the text that is certain by now, `end` the rest.
+
+    The token that ends the sample is no part of the text. It ends behind a string of `keeps` and before one of `cuts`.
+    The first `min_tokens` tokens end nothing.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        ends: Collection[int],
+        *,
+        keeps: Sequence[str] = (),
+        cuts: Sequence[str] = (),
+        min_tokens: int = 0,
+    ):
+        self._decode, self._ends, self._keeps, self._cuts = decode, ends, keeps, cuts
+        self._min_tokens = min_tokens
+        self._ids: list[int] = []
+        self._held: int | None = None  # an end token, which counts as text only where more follows
+        self._known, self._read = 0, 0  # ids before the second are in the text; those from the first on decode the next
+        self._text = ""
+        self._over: int | None = None
+        self._given = 0
+        self._longest = max(map(len, (*keeps, *cuts)), default=0)
+
+    @property
+    def text(self) -> str:
+        """What was given out so far."""
+        return self._text[: self._given]
+
+    def hear(self, ids: Iterable[int]) -> str:
+        for token in ids:
+            if self._held is not None:
+                self._take(self._held)
+            self._held = token if token in self._ends else None
+            if self._held is None:
+                self._take(token)
+        return self._give(len(self._text) - self._half_a_cut())
+
+    def end(self, finish: str) -> str:
+        """The rest, and an end token where it did not end the sample."""
+        if self._held is not None and finish != "stop":
+            self._take(self._held)
+        self._grow(is_last=True)
+        return self._give(len(self._text))
+
+    def _take(self, token: int) -> None:
+        self._ids.append(token)
+        before = len(self._text)
+        self._grow(is_last=len(self._ids) - self._read > PATIENCE)
+        if self._over is None and len(self._ids) > self._min_tokens and len(self._text) > before:
+            self._look_for_end(before)
+
+    def _grow(self, is_last: bool) -> None:
+        """Decode with a few tokens in front: some decoders put a space between tokens, others look around."""
+        known, text = self._decode(self._ids[self._known : self._read]), self._decode(self._ids[self._known :])
+        if is_last or not text.endswith(UNKNOWN):
+            self._text += text[len(known) :]
+            self._known, self._read = self._read, len(self._ids)
+
+    def _look_for_end(self, before: int) -> None:
+        """Find the first stop string that ends in what is new."""
+        start = max(0, before - self._longest + 1)
+        places = [(self._text.find(stop, start), 0) for stop in self._cuts]
+        places += [(self._text.find(stop, start), len(stop)) for stop in self._keeps]
+        found = [place + length for place, length in places if place >= 0]
+        if found:
+            self._over = min(found)
+
+    def _half_a_cut(self) -> int:
+        """How many characters at the end may be the beginning of a string that is cut off."""
+        for length in range(min(self._longest - 1, len(self._text)), 0, -1):
+            if any(stop.startswith(self._text[-length:]) and len(stop) > length for stop in self._cuts):
+                return length
+        return 0
+
+    def _give(self, until: int) -> str:
+        until = min(until, len(self._text) if self._over is None else self._over)
+        given = self._text[self._given : until]
+        self._given = max(self._given, until)
+        return given

@@ -1,0 +1,113 @@
+"""What a client reads: whole answers and pieces of a stream."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+from lemma.formats.dialogue import Dialogue
+from lemma.serving.exchange import Choice, Exchange, Part
+from lemma.serving.speech import UNKNOWN
+
+OBJECTS = {
+    ("chat", False): "chat.completion",
+    ("chat", True): "chat.completion.chunk",
+    ("text", False): "text_completion",
+    ("text", True): "text_completion",
+}
+
+
+class Wording:
+    """Writes one exchange as JSON objects, all with the same name and time."""
+
+    def __init__(self, exchange: Exchange, dialogue: Dialogue, model: str):
+        self._exchange, self._asked, self._dialogue = exchange, exchange.asked, dialogue
+        prefix = "chatcmpl" if self._asked.kind == "chat" else "cmpl"
+        self._head = {
+            "id": f"{prefix}-{uuid.uuid4().hex}",
+            "object": OBJECTS[self._asked.kind, self._asked.stream],
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._begun: set[int] = set()
+
+    def whole(self) -> dict[str, Any]:
+        choices = [self._choice(choice) for _, choice in sorted(self._exchange.choices.items())]
+        return {**self._head, "choices": choices, "usage": self._usage()}
+
+    def pieces(self, news: Part | Choice) -> list[dict[str, Any]]:
+        """What a stream says of new text, or of the end of a sample."""
+        if isinstance(news, Part):
+            return [self._piece(news.index, news.text)]
+        found = []
+        if self._asked.tools:
+            # Nothing of it was told yet.
+            found += [self._piece(news.index, news.content)] if news.content else []
+            found += [self._piece(news.index, None, calls=news.calls)] if news.calls else []
+        return [*found, self._last(news)]
+
+    def usage_piece(self) -> dict[str, Any]:
+        return {**self._head, "choices": [], "usage": self._usage()}
+
+    def _usage(self) -> dict[str, int]:
+        prompt, said = self._exchange.prompt_tokens, self._exchange.completion_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
+
+    def _choice(self, choice: Choice) -> dict[str, Any]:
+        row: dict[str, Any] = {"index": choice.index, "finish_reason": choice.finish}
+        row["logprobs"] = self._logprobs(choice) if self._asked.logprobs else None
+        if self._asked.kind == "text":
+            return row | {"text": choice.content} | self._ids(choice)
+        message: dict[str, Any] = {"role": "assistant", "content": choice.content, "refusal": None}
+        if choice.calls:
+            message |= {"content": choice.content or None, "tool_calls": choice.calls}
+        return row | {"message": message} | self._ids(choice)
+
+    def _piece(self, index: int, text: str | None, calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+        row: dict[str, Any] = {"index": index, "finish_reason": None, "logprobs": None}
+        if self._asked.kind == "text":
+            return {**self._head, "choices": [row | {"text": text or ""}]}
+        delta: dict[str, Any] = {} if index in self._begun else {"role": "assistant"}
+        self._begun.add(index)
+        if text is not None:
+            delta["content"] = text
+        if calls:
+            delta["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]
+        return {**self._head, "choices": [row | {"delta": delta}]}
+
+    def _last(self, choice: Choice) -> dict[str, Any]:
+        """The end of a sample, with the log-probabilities of all its tokens."""
+        piece = self._piece(choice.index, None if self._asked.kind == "chat" else "")
+        row = piece["choices"][0]
+        row["finish_reason"] = choice.finish
+        row["logprobs"] = self._logprobs(choice) if self._asked.logprobs else None
+        row |= self._ids(choice)
+        return piece
+
+    def _ids(self, choice: Choice) -> dict[str, Any]:
+        if not self._asked.token_ids:
+            return {}
+        return {
+            "prompt_token_ids": [int(token) for token in choice.prompt],
+            "token_ids": choice.completion.ids.tolist(),
+        }
+
+    def _logprobs(self, choice: Choice) -> dict[str, Any]:
+        """Of every sampled token, the one that ended the sample included."""
+        ids, logprobs = choice.completion.ids.tolist(), choice.completion.logprobs.tolist()
+        pieces = self._dialogue.pieces(ids)
+        if self._asked.kind == "text":
+            return {"tokens": pieces, "token_logprobs": logprobs, "top_logprobs": None, "text_offset": None}
+        return {
+            "content": [
+                {
+                    "token": piece,
+                    "logprob": logprob,
+                    "bytes": None if UNKNOWN in piece else list(piece.encode()),
+                    "top_logprobs": [],
+                }
+                for piece, logprob in zip(pieces, logprobs, strict=True)
+            ],
+            "refusal": None,
+        }

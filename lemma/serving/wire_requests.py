@@ -1,0 +1,257 @@
+"""What a client asks, read and checked: nothing that is sent is left out without a word."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from lemma.serving.wire_errors import ApiError
+
+Kind = Literal["chat", "text"]
+
+MOST_SAMPLES = 128
+MOST_STOPS = 16
+# The default of OpenAI's completions. A chat answer may fill the context.
+TEXT_TOKENS = 16
+
+# Fields that change nothing about an answer.
+WITHOUT_EFFECT = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "parallel_tool_calls"}
+    | {"prompt_cache_key", "prompt_cache_retention"}
+)
+NUMBERS: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+}
+COUNTS: dict[str, tuple[int, int]] = {"n": (1, MOST_SAMPLES), "top_k": (0, 2**31), "min_tokens": (0, 2**31)}
+# Fields that would change an answer in a way that is not offered, with the values that ask for nothing.
+NOT_OFFERED: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0, 0.0),
+    "presence_penalty": (0, 0.0),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "tool_choice": ("auto", "none"),
+    "top_logprobs": (0,),
+    "echo": (False,),
+    "suffix": ("",),
+    "best_of": (1,),
+}
+COMMON = frozenset(
+    ["model", "max_tokens", "stop", "seed", "stream", "stream_options", "logprobs", "return_token_ids"]
+) | {*NUMBERS, *COUNTS}
+FIELDS: dict[Kind, frozenset[str]] = {
+    "chat": COMMON | {"messages", "tools", "max_completion_tokens"},
+    "text": COMMON | {"prompt"},
+}
+ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One call. Of `messages` and `prompts` one is empty; `given` are the names of all fields that were sent."""
+
+    kind: Kind
+    messages: tuple[dict[str, Any], ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+    prompts: tuple[str | tuple[int, ...], ...] = ()
+    model: str | None = None
+    n: int = 1
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    min_tokens: int = 0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    stream: bool = False
+    stream_usage: bool = False
+    logprobs: bool = False
+    token_ids: bool = False
+    given: frozenset[str] = field(default_factory=frozenset)
+
+
+def read_asked(kind: Kind, body: Any) -> Asked:
+    """The call in a JSON body; ApiError where it cannot be what it says."""
+    if not isinstance(body, Mapping):
+        raise ApiError(400, "the body is not a JSON object")
+    sent = {name: value for name, value in body.items() if value is not None and name not in WITHOUT_EFFECT}
+    for name, value in sent.items():
+        if name in NOT_OFFERED and value not in NOT_OFFERED[name]:
+            raise ApiError(400, _not_offered(name, value), param=name, code="unsupported_parameter")
+        if name not in NOT_OFFERED and name not in FIELDS[kind]:
+            raise ApiError(400, f"there is no field '{name}' here", param=name, code="unknown_parameter")
+    values: dict[str, Any] = {name: _number(sent, name, *limits) for name, limits in NUMBERS.items() if name in sent}
+    values |= {name: _count(sent, name, *limits) for name, limits in COUNTS.items() if name in sent}
+    if values.get("top_p") == 0:
+        raise ApiError(400, "top_p is 0; write a number above it", param="top_p")
+    limit = next((name for name in ("max_completion_tokens", "max_tokens") if name in sent), None)
+    values["max_tokens"] = _count(sent, limit, 1, 2**31) if limit else TEXT_TOKENS if kind == "text" else None
+    if values["max_tokens"] is not None and values.get("min_tokens", 0) > values["max_tokens"]:
+        raise ApiError(400, "min_tokens is above max_tokens", param="min_tokens")
+    return Asked(
+        kind,
+        messages=_messages(sent.get("messages")) if kind == "chat" else (),
+        tools=() if sent.get("tool_choice") == "none" else _tools(sent.get("tools", [])),
+        prompts=_prompts(sent.get("prompt")) if kind == "text" else (),
+        model=_text(sent, "model"),
+        stop=_stops(sent.get("stop", [])),
+        seed=_count(sent, "seed", -(2**63), 2**63) if "seed" in sent else None,
+        stream=_flag(sent, "stream"),
+        stream_usage=_flag(_mapping(sent, "stream_options"), "include_usage"),
+        logprobs=_wants_logprobs(kind, sent),
+        token_ids=_flag(sent, "return_token_ids"),
+        given=frozenset(sent),
+        **values,
+    )
+
+
+def _not_offered(name: str, value: Any) -> str:
+    if name == "top_logprobs":
+        return "log-probabilities are those of the sampled tokens; top_logprobs is not offered: write 0 or leave it out"
+    if name == "tool_choice":
+        return "a model is not forced to call tools; write auto or none"
+    return f"{name} is not offered; leave it out"
+
+
+def _wants_logprobs(kind: Kind, sent: Mapping[str, Any]) -> bool:
+    """A chat says true; the older completions say how many alternatives, of which none are offered."""
+    if kind == "chat" or isinstance(sent.get("logprobs"), bool):
+        return _flag(sent, "logprobs")
+    if "logprobs" in sent and _count(sent, "logprobs", 0, 2**31) > 0:
+        raise ApiError(
+            400, "log-probabilities are those of the sampled tokens; write `logprobs: 0`", param="logprobs",
+            code="unsupported_parameter",
+        )  # fmt: skip
+    return "logprobs" in sent
+
+
+def _messages(given: Any) -> tuple[dict[str, Any], ...]:
+    if not isinstance(given, list) or not given:
+        raise ApiError(400, "messages is not a list of messages", param="messages")
+    return tuple(_message(message, f"messages[{number}]") for number, message in enumerate(given))
+
+
+def _message(given: Any, place: str) -> dict[str, Any]:
+    """A message with what templates and comparisons look at: role, content, name, tool calls and their ids."""
+    if not isinstance(given, Mapping):
+        raise ApiError(400, f"{place} is not an object", param=place)
+    role = ROLES.get(str(given.get("role")))
+    if role is None:
+        raise ApiError(400, f"{place} has the role '{given.get('role')}'; there are: {', '.join(ROLES)}", param=place)
+    message: dict[str, Any] = {"role": role, "content": _content(given.get("content"), f"{place}.content")}
+    if role == "assistant" and given.get("tool_calls"):
+        calls = given["tool_calls"]
+        is_list = isinstance(calls, list)
+        message["tool_calls"] = [_call(one, f"{place}.tool_calls") for one in (calls if is_list else [calls])]
+    elif role != "assistant" and given.get("content") is None:
+        raise ApiError(400, f"{place} has no content", param=f"{place}.content")
+    for name in ("name", "tool_call_id"):
+        if isinstance(given.get(name), str):
+            message[name] = given[name]
+    return message
+
+
+def _content(given: Any, place: str) -> str:
+    """The text of a content; parts of text are joined, other parts are refused."""
+    if given is None or isinstance(given, str):
+        return given or ""
+    if isinstance(given, list):
+        parts = [
+            part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in given
+        ]
+        texts = [part for part in parts if isinstance(part, str)]
+        if len(texts) == len(parts):
+            return "".join(texts)
+    raise ApiError(400, f"{place} is not text, and only text is read here", param=place)
+
+
+def _call(given: Any, place: str) -> dict[str, Any]:
+    function = given.get("function") if isinstance(given, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ApiError(400, f"{place} holds something that is not a call of a function", param=place)
+    arguments = function.get("arguments", "{}")
+    if not isinstance(arguments, str):
+        raise ApiError(400, f"{place}: arguments are JSON text", param=place)
+    inner = {"name": function["name"], "arguments": arguments}
+    return {"id": str(given.get("id", "")), "type": "function", "function": inner}
+
+
+def _tools(given: Any) -> tuple[dict[str, Any], ...]:
+    if not isinstance(given, list):
+        raise ApiError(400, "tools is not a list", param="tools")
+    for tool in given:
+        function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise ApiError(400, "a tool is an object of the type function, with a name", param="tools")
+    return tuple(dict(tool) for tool in given)
+
+
+def _prompts(given: Any) -> tuple[str | tuple[int, ...], ...]:
+    """One prompt or several, each text or token ids."""
+    several = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
+    prompts: list[str | tuple[int, ...]] = []
+    for one in several:
+        if isinstance(one, str) and one:
+            prompts.append(one)
+        elif isinstance(one, list) and one and all(isinstance(token, int) and token >= 0 for token in one):
+            prompts.append(tuple(one))
+        else:
+            raise ApiError(400, "prompt is not a text, a list of token ids, or a list of either", param="prompt")
+    return tuple(prompts)
+
+
+def _stops(given: Any) -> tuple[str, ...]:
+    stops = [given] if isinstance(given, str) else given
+    if not isinstance(stops, list) or not all(isinstance(one, str) and one for one in stops):
+        raise ApiError(400, "stop is not a text or a list of texts", param="stop")
+    if len(stops) > MOST_STOPS:
+        raise ApiError(400, f"stop has more than {MOST_STOPS} texts", param="stop")
+    return tuple(stops)
+
+
+def _number(sent: Mapping[str, Any], name: str, least: float, most: float) -> float:
+    value = sent[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ApiError(400, f"{name} is not a number", param=name)
+    if not least <= value <= most:
+        raise ApiError(400, f"{name} is {value:g}; write a number from {least:g} to {most:g}", param=name)
+    return float(value)
+
+
+def _count(sent: Mapping[str, Any], name: str, least: int, most: int) -> int:
+    value = sent[name]
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ApiError(400, f"{name} is not a whole number", param=name)
+    if not least <= value <= most:
+        raise ApiError(400, f"{name} is {value}; write a number from {least} to {most}", param=name)
+    return value
+
+
+def _flag(sent: Mapping[str, Any], name: str) -> bool:
+    value = sent.get(name) or False
+    if not isinstance(value, bool):
+        raise ApiError(400, f"{name} is neither true nor false", param=name)
+    return value
+
+
+def _mapping(sent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = sent.get(name, {})
+    if not isinstance(value, Mapping):
+        raise ApiError(400, f"{name} is not an object", param=name)
+    return value
+
+
+def _text(sent: Mapping[str, Any], name: str) -> str | None:
+    value = sent.get(name)
+    if value is not None and not isinstance(value, str):
+        raise ApiError(400, f"{name} is not a text", param=name)
+    return value
