@@ -1,0 +1,206 @@
+"""Imports AppWorld once and forks a confined process for each world and each judgement.
+
+    python fork_server.py SETTINGS
+
+SETTINGS is JSON: `address` (a name in the abstract space of Unix sockets), `root` (of AppWorld's data), `limits`,
+`sandbox`. One line of JSON on stdout says that the server is ready. It ends, with all its worlds, when its standard
+input is closed: with whoever started it, however that one ends.
+
+For each connection there is a keeper, which reads the first message, confines itself and forks the world. It ends the
+world when the other side or the server is gone, and holds nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import sys
+import tempfile
+from typing import Any
+
+import confinement
+import frames
+import syscall_filter
+import world_child
+
+WORLD = "/world"
+KEPT = ("PATH", "LANG", "TZ", "PYTHONHASHSEED", "HOME", "APPWORLD_ROOT", "APPWORLD_CACHE")
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    world_child.warm(settings["root"])
+    # AppWorld reads any `.env` above its folder: nothing of it belongs to agents.
+    for name in [name for name in os.environ if name not in KEPT]:
+        del os.environ[name]
+    settings["mapped"] = confinement.mapped_bytes()
+    settings["sandbox"], missing = choose(settings["sandbox"])
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind("\0" + settings["address"])
+    listener.listen(256)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    life, held = os.pipe()
+    print(json.dumps({"sandbox": settings["sandbox"], "missing": missing}), flush=True)
+    while True:
+        ready, _, _ = select.select([listener.fileno(), 0], [], [])
+        if 0 in ready and not os.read(0, 1):
+            os._exit(0)
+        if listener.fileno() in ready:
+            connection, _ = listener.accept()
+            if peer_user(connection) == os.getuid() and os.fork() == 0:
+                listener.close()
+                os.close(held)
+                keep(connection, life, settings)
+            connection.close()
+
+
+def peer_user(connection: socket.socket) -> int:
+    given = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", given)[1])
+
+
+def choose(wanted: str) -> tuple[str, str]:
+    """The wanted confinement, or the strongest that this machine allows, tried in a child; empty where there is none.
+    And what is missing, in words."""
+    if wanted == "none":
+        return "none", ""
+    missing: list[str] = []
+    for kind in ("namespaces", "landlock") if wanted == "auto" else (wanted,):
+        why = tried(kind)
+        if not why:
+            return kind, "; ".join(missing)
+        missing.append(why)
+    return "", "; ".join(missing)
+
+
+def tried(kind: str) -> str:
+    """Why a child cannot be confined so; empty where it can."""
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        try:
+            if kind == "namespaces":
+                confinement.enter_namespaces()
+                confinement.enter_root(confinement.View((), "/world"))
+            else:
+                confinement.landlock([], tempfile.gettempdir())
+            os.write(writing, b"ok")
+        except (OSError, KeyError) as error:
+            os.write(writing, str(error).encode())
+        os._exit(0)
+    os.close(writing)
+    said = os.read(reading, 4096).decode()
+    os.close(reading)
+    os.wait()
+    return "" if said == "ok" else f"{kind}: {said or 'failed'}"
+
+
+def keep(connection: socket.socket, life: int, settings: dict[str, Any]) -> None:
+    """Begin a world and watch it. Never returns."""
+    folder = ""
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(nothing, descriptor)
+        connection.settimeout(30)
+        message = frames.receive(connection)
+        connection.settimeout(None)
+        view = view_of(settings["root"], message["task"], with_gold=message["call"] == "judge")
+        if settings["sandbox"] == "namespaces":
+            confinement.enter_namespaces()
+            confinement.enter_root(view)
+        else:
+            folder = tempfile.mkdtemp(prefix="lemma-appworld-")
+        child_life, child_held = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(child_held)
+            confinement.die_with_parent(child_life)
+            serve(connection, message, settings, view, folder)
+        os.close(child_life)
+        watch(connection, life, child)
+    except BaseException as error:  # noqa: BLE001  (the other side is told why, and this process ends)
+        fail(connection, error)
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+def watch(connection: socket.socket, life: int, child: int) -> None:
+    """Wait for the end of the world, of the other side or of the server, whichever comes first; end the world."""
+    ended = os.pidfd_open(child)
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    poll.register(life, select.POLLHUP)
+    poll.register(ended, select.POLLIN)
+    poll.poll()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def serve(
+    connection: socket.socket, message: dict[str, Any], settings: dict[str, Any], view: confinement.View, folder: str
+) -> None:
+    """Confine this process for good, then play or judge. Never returns."""
+    try:
+        os.closerange(3, connection.fileno())
+        os.closerange(connection.fileno() + 1, 4096)
+        os.environ["APPWORLD_ROOT"] = os.environ["HOME"] = confined(settings, view, folder)
+        confinement.set_limits(
+            confinement.Limits(**settings["limits"]), settings["mapped"], own_users=settings["sandbox"] == "namespaces"
+        )
+        syscall_filter.install()
+        if message["call"] == "judge":
+            world_child.judge(connection, message["task"], message["files"])
+        else:
+            world_child.play(connection, message["task"], message["settings"])
+    except EOFError:
+        pass
+    except BaseException as error:  # noqa: BLE001  (the other side is told why, and this process ends)
+        fail(connection, error)
+    os._exit(0)
+
+
+def confined(settings: dict[str, Any], view: confinement.View, folder: str) -> str:
+    """Give up powers, or take on Landlock's rules; the root of AppWorld as this process sees it."""
+    if settings["sandbox"] == "namespaces":
+        os.chdir(WORLD)
+        confinement.drop_powers()
+        return WORLD
+    for path, place in view.read:
+        if place.startswith(f"{WORLD}/"):
+            shown = folder + place.removeprefix(WORLD)
+            os.makedirs(os.path.dirname(shown), exist_ok=True)
+            os.symlink(path, shown)
+    os.chdir(folder)
+    if settings["sandbox"] == "landlock":
+        confinement.landlock([path for path, _ in view.read], folder)
+    return folder
+
+
+def view_of(root: str, task: str, *, with_gold: bool) -> confinement.View:
+    """Python and one task; its gold for the judge alone."""
+    if os.path.basename(task) != task or task in ("", ".", ".."):
+        raise ValueError(f"'{task}' is no name of a task")
+    data = os.path.join(os.path.realpath(root), "data")
+    parts = ["base_dbs", "api_docs", f"tasks/{task}/specs.json", f"tasks/{task}/dbs"]
+    parts += [f"tasks/{task}/ground_truth"] if with_gold else []
+    read = [(path, path) for path in confinement.python_folders()]
+    read += [(os.path.join(data, part), f"{WORLD}/data/{part}") for part in parts]
+    return confinement.View(tuple(read), f"{WORLD}/experiments")
+
+
+def fail(connection: socket.socket, error: BaseException) -> None:
+    with contextlib.suppress(OSError):
+        frames.send(connection, {"error": f"{type(error).__name__}: {error}"})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""One world, or one judgement, in a process of its own that is confined before this file's functions run."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import socket
+from datetime import datetime
+from typing import Any
+
+import frames
+
+EPISODE = "episode"
+# What the policy reads is cut to far fewer tokens; this keeps a flood out of the trainer.
+LONGEST_OUTPUT = 100_000
+
+
+def warm(root: str) -> None:
+    """Import all that a world and a judgement need, and fill what they look up every time, once for all children."""
+    os.environ["APPWORLD_ROOT"] = root
+    import pytest  # noqa: F401  (AppWorld's tests compare with it)
+    from appworld import environment, evaluator  # noqa: F401
+    from appworld.apps import build_main_app, get_all_apps
+    from appworld.apps.api_lib import set_local_date_and_time, unset_local_date_and_time
+    from appworld.collections.api_docs import ApiDocCollection
+    from appworld.common.utils import import_models_module
+    from fastapi.testclient import TestClient
+
+    for app in get_all_apps():
+        import_models_module(app)
+    # The threads of this client are gone again when it is closed: only a process with a single thread may fork.
+    with TestClient(build_main_app(tuple(sorted(get_all_apps())))):
+        pass
+    ApiDocCollection.load(load_apps=tuple(get_all_apps(skip_admin=True)), include_response_schemas=True)
+    unset_local_date_and_time(set_local_date_and_time(datetime(2023, 5, 18, 12)))
+    gc.collect()
+    gc.freeze()
+
+
+def play(connection: socket.socket, task: str, settings: dict[str, Any]) -> None:
+    """Serve one world until the other side says `close` or is gone."""
+    from appworld.environment import AppWorld
+
+    world = AppWorld(task, experiment_name=EPISODE, load_ground_truth=False, **settings)
+    frames.send(connection, {"ready": True})
+    while True:
+        message = frames.receive(connection)
+        call = message["call"]
+        if call == "execute":
+            output = execute(world, message["code"])
+            frames.send(connection, {"output": output, "completed": completed(world)})
+        elif call == "save":
+            world._save_state(world.output_db_home_path_on_disk)
+            frames.send(connection, {"files": saved(world.output_db_home_path_on_disk)})
+        else:
+            return
+
+
+def execute(world: Any, code: str) -> str:
+    """What the code printed, or how it failed. What AppWorld itself stumbles over is told in the same way."""
+    code = code.encode("utf-8", "replace").decode("utf-8")
+    said = len(world.environment_io)
+    try:
+        output = world.execute(code)
+    except UnicodeError:
+        # It was executed; the log of it cannot be written, now or later, before the text is made sound.
+        heard = world.environment_io[said:]
+        output = heard[-1]["output"] if heard else "Execution failed. Traceback:\nUnicodeError"
+    except (KeyboardInterrupt, SystemExit, MemoryError, RecursionError) as error:
+        output = f"Execution failed. Traceback:\n{type(error).__name__}"
+    if getattr(world, "null_patch_unsafe_execution", False):
+        with contextlib.suppress(Exception):
+            world.safety_guard.disable()
+    output = output.encode("utf-8", "backslashreplace").decode("utf-8")
+    for entry in world.environment_io[said:]:
+        entry["output"] = entry["output"].encode("utf-8", "backslashreplace").decode("utf-8")
+    if len(output) > LONGEST_OUTPUT:
+        half = LONGEST_OUTPUT // 2
+        output = f"{output[:half]}\n[...]\n{output[-half:]}"
+    return output
+
+
+def completed(world: Any) -> bool:
+    try:
+        return bool(world.task_completed())
+    except Exception:  # noqa: BLE001  (agent code may have broken anything in this process; the judge has its own eyes)
+        return False
+
+
+def saved(folder: str) -> dict[str, str]:
+    """The changes of every app, as text."""
+    files = {}
+    for name in sorted(os.listdir(folder)):
+        with open(os.path.join(folder, name), encoding="utf-8") as file:
+            files[name] = file.read()
+    return files
+
+
+def judge(connection: socket.socket, task: str, files: dict[str, str]) -> None:
+    """Run a task's tests on the changes that its world saved. No agent code runs here."""
+    from appworld.apps.supervisor.constants import TASK_STATUS_LITERAL
+    from appworld.common.path_store import path_store
+    from appworld.common.utils import get_type_args
+    from appworld.evaluator import evaluate_task
+
+    folder = os.path.join(path_store.experiment_outputs, EPISODE, "tasks", task, "dbs")
+    os.makedirs(folder)
+    for name, text in files.items():
+        if os.path.basename(name) != name or not name.endswith((".jsonl", ".json")):
+            raise ValueError(f"'{name}' is no file of saved changes")
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+            file.write(text)
+    found = evaluate_task(task, EPISODE, suppress_errors=True, save_report=False)
+    status = final_status(folder)
+    verdict = {
+        "passed": [one["label"] for one in found.passes],
+        "failed": [one["label"] for one in found.failures],
+        "tests": found.num_tests,
+        "success": bool(found.success),
+        "completed": status in get_type_args(TASK_STATUS_LITERAL),
+        "gave_up": status == "fail",
+    }
+    frames.send(connection, verdict)
+
+
+def final_status(folder: str) -> str | None:
+    """What the agent said of its task in the end, from the saved changes."""
+    from appworld.apps import get_all_apps
+    from appworld.collections.models import ModelCollection
+
+    models = ModelCollection.load(":memory:lemma", folder, load_apps=get_all_apps())
+    tasks = models.supervisor.Task.all()
+    return str(tasks[-1].status) if tasks and tasks[-1].status is not None else None
