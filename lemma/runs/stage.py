@@ -94,8 +94,7 @@ class Stage:
         checkpoints = folder.stage(name) / "checkpoints"
         self.store = CheckpointStore(checkpoints, options.checkpoint.keep, self.warn, folder.recipes)
         self.best_score = math.inf
-        # A digest of what the stage learns from; a run that goes on must find the same.
-        self.data = ""
+        self._data = ""
         # Marks of what it is made with beside the data, and how many rows of metrics it has written.
         self._ingredients: dict[str, str] = {}
         self._rows = 0
@@ -198,8 +197,12 @@ class Stage:
         """Save this part in every checkpoint, and load it when the stage goes on."""
         self._kept[name] = part
 
-    def resume(self, learner: Learner, total: int) -> int:
-        """Load the newest checkpoint, if any, and forget what was written after it. The step to go on from."""
+    def resume(self, learner: Learner, total: int, data: str) -> int:
+        """Load the newest checkpoint, if any, and forget what was written after it. The step to go on from.
+
+        `data` is a digest of what the stage learns from; a run that goes on must find the same.
+        """
+        self._data = data
         checkpoint = self.store.newest()
         self._ingredients = ingredients(self.options, self.model, self.start_from, self._recipe.get("format"))
         if checkpoint is not None:
@@ -218,7 +221,7 @@ class Stage:
 
     def _check_same(self, checkpoint: Checkpoint) -> None:
         """Refuse to go on with something else than the stage began with; say where rows of metrics are gone."""
-        if checkpoint.state["data"] != self.data:
+        if checkpoint.state["data"] != self._data:
             raise UserError(
                 f"the data of stage {self.name} are not those it was trained on until step {checkpoint.step}",
                 fix="restore them, or start anew with --fresh",
@@ -280,7 +283,7 @@ class Stage:
         for name, part in self._kept.items():
             own, kept[name] = part.state()
             tensors |= {f"{name}{PART}{key}": tensor for key, tensor in own.items()}
-        same = {"data": self.data, "ingredients": self._ingredients, "rows": self._rows}
+        same = {"data": self._data, "ingredients": self._ingredients, "rows": self._rows}
         same |= {"unmeasured": self._unmeasured, "rows_after": self._rows_after}
         self.store.save(step, tensors, {"learner": state, "kept": kept, **same}, prune=prune)
 

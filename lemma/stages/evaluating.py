@@ -1,8 +1,8 @@
-"""Benchmarks during a stage, on its own engine; where it has none, one is made each time and its memory given back."""
+"""What a stage measures on the way: benchmarks, and the loss on what it holds out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -25,8 +25,9 @@ VALIDATION = "validation"
 class StageBenchmarks:
     """Evaluates a stage's policy when that is due, logs the numbers, and notes whether they are the best so far.
 
-    The benchmarks are loaded when it is made: a stage makes it before it begins, and gives it an `engine` later.
-    `held_out` are problems of the stage itself, measured as one benchmark called `validation`.
+    The benchmarks are loaded when it is made, so that a stage that cannot read them stops before it begins. A stage
+    without an engine of its own gives none: one is made each time and its memory given back. `held_out` are problems of
+    the stage itself, measured as one benchmark called `validation`.
     """
 
     def __init__(
@@ -43,7 +44,6 @@ class StageBenchmarks:
         self._name = "held-out problems" if held_out else "benchmarks"
         validation = Loaded(Benchmark(name=VALIDATION), tuple(held_out))
         place = stage.folder.path / "evaluations" / stage.name
-        self.engine: Engine | None = None
         self._evaluator = StageEvaluator(
             options,
             policy,
@@ -66,33 +66,33 @@ class StageBenchmarks:
         """Tokens that the cache of an engine must hold at least."""
         return self._evaluator.longest
 
-    def begin(self, step: int, total: int, *, choose: bool = True) -> None:
+    def begin(self, step: int, total: int, engine: Engine | None = None, *, choose: bool = True) -> None:
         """Forget what a killed run measured after this step; measure the untrained policy where that is asked for, and
         what a stop broke off."""
         self._evaluator.begin(step)
         if step == 0 and self._evaluator.is_due(0, total):
-            self._measure(0)
+            self._measure(0, engine)
         elif self._stage.owes(self._name):
-            self._choose(step, choose)
+            self._choose(step, engine, choose)
 
-    def after(self, step: int, total: int, *, choose: bool = True) -> bool:
+    def after(self, step: int, total: int, engine: Engine | None = None, *, choose: bool = True) -> bool:
         """Whether this step was evaluated and is the best so far, where these numbers choose."""
-        return self._evaluator.is_due(step, total) and self._choose(step, choose)
+        return self._evaluator.is_due(step, total) and self._choose(step, engine, choose)
 
-    def _choose(self, step: int, choose: bool) -> bool:
-        score = self._measure(step)
+    def _choose(self, step: int, engine: Engine | None, choose: bool) -> bool:
+        score = self._measure(step, engine)
         return choose and score is not None and self._stage.note_score(step, -score)
 
-    def _measure(self, step: int) -> float | None:
+    def _measure(self, step: int, given: Engine | None) -> float | None:
         """The score; None where a stop broke the evaluation off."""
-        with self._stage.clock.measure("evaluate"), self._own_engine() as engine:
+        with self._stage.clock.measure("evaluate"), self._open(given) as engine:
             values = self._stage.evaluate(self._name, step, lambda: self._evaluator.run(engine, step))
         return None if values is None else self._evaluator.score(dict(values))
 
     @contextmanager
-    def _own_engine(self) -> Iterator[Engine]:
-        if self.engine is not None:
-            yield self.engine
+    def _open(self, given: Engine | None) -> Iterator[Engine]:
+        if given is not None:
+            yield given
             return
         engine = make_engine(NativeOptions(), self._policy, self._stage.seed, self._stage.emit)
         try:
@@ -101,3 +101,30 @@ class StageBenchmarks:
             engine.close()
             if self._policy.device.type == "cuda":
                 torch.cuda.empty_cache()
+
+
+class HeldOutLoss:
+    """The loss on what a stage holds out. It chooses the best checkpoint where no benchmark does."""
+
+    def __init__(self, stage: Stage, benchmarks: StageBenchmarks, loss: Callable[[], Mapping[str, float]]):
+        self._stage, self._benchmarks, self._loss = stage, benchmarks, loss
+        self.note = ""
+        """The newest loss, for the line of progress."""
+
+    def begin(self, step: int) -> None:
+        """Measure what a stop broke off."""
+        if self._stage.owes(VALIDATION):
+            self.measure(step)
+
+    def measure(self, step: int) -> bool:
+        """Whether this step is the best so far by its loss."""
+        with self._stage.clock.measure(VALIDATION):
+            results = self._stage.evaluate(VALIDATION, step, self._named)
+        if results is None:
+            return False
+        loss = results[f"{VALIDATION}/loss"]
+        self.note = f", validation {loss:.3f}"
+        return not self._benchmarks.choose_the_best and self._stage.note_score(step, loss)
+
+    def _named(self) -> dict[str, float]:
+        return {f"{VALIDATION}/{name}": value for name, value in self._loss().items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,14 @@ from lemma.data.data_options import DataOptions
 from lemma.data.load_rows import filter_by_length, load_demonstrations, split_share
 from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration, encode_document
-from lemma.formats.turns import encode_turns
+from lemma.formats.played import encode_learnt
 from lemma.learning.learner import Learner, StepReport
 from lemma.models.load_model import build_policy
 from lemma.models.policy import Policy
 from lemma.models.throughput import throughput
 from lemma.objectives import NegativeLogLikelihood
 from lemma.runs.stage import Stage
-from lemma.stages.evaluating import StageBenchmarks
+from lemma.stages.evaluating import HeldOutLoss, StageBenchmarks
 from lemma.stages.supervised_options import SupervisedOptions
 from lemma.stages.token_store import StoredTokens
 from lemma.stages.trained_prompt import Systems, as_trained, systems_of
@@ -35,7 +35,6 @@ def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> Non
     fmt.install(policy.tokenizer)
     data, validation, systems = prepare(stage, options, fmt, policy)
     trained = as_trained(stage, fmt, policy.tokenizer, systems)
-    stage.data = data.digest(validation)
     total = data.total_steps(options)
     objective = NegativeLogLikelihood(options.normalise, options.constant)
     learner = Learner(
@@ -48,20 +47,9 @@ def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> Non
         say=stage.warn,
     )
     benchmarks = StageBenchmarks(stage, options.eval, trained, policy)
-    start, note = stage.resume(learner, total), ""
-
-    def validate(step: int) -> bool:
-        """Whether this step is the best so far by its loss on what is held out."""
-        nonlocal note
-        with stage.clock.measure("validation"):
-            results = stage.evaluate("validation", step, lambda: named(learner.evaluate(validation, objective)))
-        if results is None:
-            return False
-        note = f", validation {results['validation/loss']:.3f}"
-        return not benchmarks.choose_the_best and stage.note_score(step, results["validation/loss"])
-
-    if stage.owes("validation"):
-        validate(start)
+    held_out = HeldOutLoss(stage, benchmarks, lambda: learner.evaluate(validation, objective))
+    start = stage.resume(learner, total, data.digest(validation))
+    held_out.begin(start)
     benchmarks.begin(start, total)
     stage.catch_up(learner, start, total)
     for step in range(start + 1, total + 1):
@@ -70,18 +58,13 @@ def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> Non
         with stage.clock.measure("update"):
             report = learner.step(batch, objective)
         stage.clock.tokens += report.tokens
-        is_best = bool(validation) and stage.is_due(options.validation.every, step, total) and validate(step)
+        is_best = bool(validation) and stage.is_due(options.validation.every, step, total) and held_out.measure(step)
         is_best = benchmarks.after(step, total) or is_best
         if stage.is_due(options.log_every, step, total):
             measure_step(stage, step, data.epoch_of(step), report, policy)
-        stage.progress(step, total, f"loss {report.loss:.3f}{note}")
+        stage.progress(step, total, f"loss {report.loss:.3f}{held_out.note}")
         stage.save_if_due(learner, step, total, is_best)
     stage.finish(policy, total, {"tokens": data.tokens, "examples": data.count, "steps": total})
-
-
-def named(results: Mapping[str, float]) -> dict[str, float]:
-    """The numbers of a validation as they are logged."""
-    return {f"validation/{name}": value for name, value in results.items()}
 
 
 def measure_step(stage: Stage, step: int, epoch: float, report: StepReport, policy: Policy) -> None:
@@ -224,9 +207,7 @@ def _encoded(
     stage: Stage, options: SupervisedOptions, fmt: Format, items: Sequence[Demonstration], tokenizer: Any
 ) -> list[Trajectory]:
     """Demonstrations as ids; a conversation whose template rewrites earlier turns gives a sequence for each turn."""
-    if options.train_on == "all":
-        return [encode_demonstration(fmt, item, tokenizer, "all") for item in items]
-    found = [encode_turns(fmt, item, tokenizer, options.turns) for item in items]
+    found = [encode_learnt(fmt, item, tokenizer, options.turns, options.train_on) for item in items]
     parted = sum(len(one) > 1 for one in found)
     if parted:
         stage.say(

@@ -23,11 +23,11 @@ from lemma.objectives import Objective
 from lemma.objectives.preference import reference_point
 from lemma.runs.stage import Stage
 from lemma.stages.dropout import switch_dropout_off
-from lemma.stages.evaluating import StageBenchmarks
+from lemma.stages.evaluating import HeldOutLoss, StageBenchmarks
 from lemma.stages.preference.examples import Example, Order, check_ids, digest, prepare, trajectory
 from lemma.stages.preference.preference_options import PreferenceOptions
 from lemma.stages.preference.scores import AdaptersOff, ReferenceModel, SquaredMass, mismatched, precompute
-from lemma.stages.supervised import measure_step, named
+from lemma.stages.supervised import measure_step
 from lemma.stages.trained_prompt import as_trained
 
 
@@ -38,7 +38,6 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
     limit = min(options.max_length or policy.context, policy.context)
     train, held_out = prepare(stage, options, fmt, policy.tokenizer, limit)
     check_ids([*train, *held_out], len(policy.head.weight), stage)
-    stage.data = digest([*train, *held_out])
     # One response alone has no other prompt to estimate KTO's reference point from.
     fewest = 2 if options.algorithm.needs_baseline else 1
     order = Order(len(train), options.batch.examples, stage.seed, stage.name, options.shuffle, fewest)
@@ -60,22 +59,9 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
     stage.keep("algorithm", scorer.memory)
     trained = as_trained(stage, fmt, policy.tokenizer, Counter(example.system for example in train))
     benchmarks = StageBenchmarks(stage, options.eval, trained, policy)
-    start, note = stage.resume(learner, total), ""
-
-    def validate(step: int) -> bool:
-        """Whether this step is the best so far by its loss on what is held out."""
-        nonlocal note
-        with stage.clock.measure("validation"):
-            results = stage.evaluate(
-                "validation", step, lambda: named(of_sides(learner.evaluate(*scorer.ready(held_out)), held_out))
-            )
-        if results is None:
-            return False
-        note = f", validation {results['validation/loss']:.3f}"
-        return not benchmarks.choose_the_best and stage.note_score(step, results["validation/loss"])
-
-    if stage.owes("validation"):
-        validate(start)
+    validation = HeldOutLoss(stage, benchmarks, lambda: of_sides(learner.evaluate(*scorer.ready(held_out)), held_out))
+    start = stage.resume(learner, total, digest([*train, *held_out]))
+    validation.begin(start)
     benchmarks.begin(start, total)
     stage.catch_up(learner, start, total)
     for step in range(start + 1, total + 1):
@@ -86,11 +72,13 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
         with stage.clock.measure("update"):
             report = scorer.observe(learner.step(batch, objective), examples)
         stage.clock.tokens += report.tokens
-        is_best = bool(held_out) and stage.is_due(options.validation.every, step, total) and validate(step)
+        is_best = bool(held_out) and stage.is_due(options.validation.every, step, total) and validation.measure(step)
         is_best = benchmarks.after(step, total) or is_best
         if stage.is_due(options.log_every, step, total):
             measure_step(stage, step, step / order.steps_per_epoch, report, policy)
-        stage.progress(step, total, f"loss {report.loss:.3f}, right {report.metrics['rewards/accuracies']:.2f}{note}")
+        stage.progress(
+            step, total, f"loss {report.loss:.3f}, right {report.metrics['rewards/accuracies']:.2f}{validation.note}"
+        )
         stage.save_if_due(learner, step, total, is_best)
     stage.finish(policy, total, {"examples": len(train), "steps": total})
 

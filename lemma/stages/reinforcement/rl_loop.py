@@ -38,7 +38,7 @@ from lemma.stages.dropout import switch_dropout_off
 from lemma.stages.reinforcement.diagnosis import Diagnosis
 from lemma.stages.reinforcement.rl_metrics import rollout_metrics
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
-from lemma.stages.reinforcement.rl_tasks import prepare_tasks
+from lemma.stages.reinforcement.rl_tasks import digest_of, prepare_tasks
 from lemma.stages.reinforcement.rl_validation import RlBenchmarks
 from lemma.stages.reinforcement.speaking import make_roller, make_rollout_engine, make_world, sampling_of
 from lemma.stages.trained_prompt import as_trained, systems_of
@@ -61,7 +61,8 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
     for name, part in (("order", order), ("memory", memory), ("critic", critic), ("diagnosis", diagnosis)):
         if part is not None:
             stage.keep(name, part)
-    done = stage.resume(learner, total)
+    data = digest_of(tasks, max_tokens)
+    done = stage.resume(learner, total, data)
     said = options.environment.turns * max_tokens
     longest = min(max(len(task.prompt) for task in tasks) + options.environment.room(max_tokens), policy.context)
     engine = make_rollout_engine(stage, options, policy, longest, benchmarks.longest)
@@ -69,11 +70,10 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
     sampling = sampling_of(options, fmt, max_tokens, policy)
     judge = Judge(fmt, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
     world = make_world(options, fmt, policy, sampling, stage.seed)
-    roller = make_roller(stage, options, judge, engine, order, sampling, world)
-    benchmarks.use(engine)
+    roller = make_roller(stage, options, judge, engine, order, sampling, world, data)
     by_verdict = any(reward.needs_verdict for reward in options.rewards)
     try:
-        benchmarks.begin(done, total)
+        benchmarks.begin(done, total, engine)
         stage.catch_up(learner, done, total)
         for step in range(done + 1, total + 1):
             with stage.clock.measure("generate"):
@@ -102,7 +102,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             )
             algorithm.observe(values, memory)
             check_engine(stage, policy, engine, reports, sampling.temperature)
-            is_best = benchmarks.after(step, total)
+            is_best = benchmarks.after(step, total, engine)
             held_by = diagnosis.look(step, values | memory.numbers, stage.clock.spent)
             if stage.is_due(options.log_every, step, total):
                 measure(stage, step, values | memory.numbers, policy, held_by)

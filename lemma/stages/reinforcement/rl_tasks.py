@@ -57,7 +57,6 @@ def prepare_tasks(
         )
     if len(kept) < len(tasks):
         stage.warn(f"{len(tasks) - len(kept)} of {len(tasks)} prompts are longer than {room} tokens and were left out")
-    stage.data = _digest(kept, max_tokens)
     return kept, max_tokens, held_out
 
 
@@ -79,7 +78,7 @@ def _items(stage: Stage, options: ReinforcementOptions) -> tuple[list[Item], lis
     validation = options.validation
     keep = any(getattr(reward, "needs_columns", False) for reward in options.rewards)
     items: list[Item]
-    if options.algorithm.uses_traces:
+    if options.algorithm.uses_traces or not options.environment.is_single_turn:
         items = load_rows(options.data, stage.seed, keep_columns=keep)
     else:
         items = list(load_problems(options.data, stage.seed, keep_columns=keep))
@@ -141,7 +140,8 @@ def _check_probs(options: ReinforcementOptions, problem: Problem, tokens: int) -
     raise UserError(f"problem {problem.id}: {wrong}", fix=fix) if row is None else row.error(wrong, fix)
 
 
-def _digest(tasks: Sequence[Task], max_tokens: int) -> str:
+def digest_of(tasks: Sequence[Task], max_tokens: int) -> str:
+    """A name for what a stage learns from: prompts, right answers and traces, in this order."""
     whole = hashlib.blake2b(str(max_tokens).encode(), digest_size=16)
     for task in tasks:
         whole.update(task.prompt.tobytes())

@@ -38,17 +38,13 @@ class RlBenchmarks:
         """Tokens that the cache of an engine must hold at least."""
         return max(part.longest for part in self._parts)
 
-    def use(self, engine: Engine) -> None:
+    def begin(self, step: int, total: int, engine: Engine) -> None:
         for part in self._parts:
-            part.engine = engine
+            part.begin(step, total, engine, choose=part is self._chooser)
 
-    def begin(self, step: int, total: int) -> None:
-        for part in self._parts:
-            part.begin(step, total, choose=part is self._chooser)
-
-    def after(self, step: int, total: int) -> bool:
+    def after(self, step: int, total: int, engine: Engine) -> bool:
         """Whether this step was evaluated and is the best so far."""
-        best = [part.after(step, total, choose=part is self._chooser) for part in self._parts]
+        best = [part.after(step, total, engine, choose=part is self._chooser) for part in self._parts]
         return any(best)
 
     @property

@@ -85,6 +85,7 @@ def make_roller(
     order: ProblemOrder,
     sampling: Sampling,
     world: World | None,
+    data: str,
 ) -> Roller:
     return Roller(
         engine,
@@ -97,7 +98,7 @@ def make_roller(
         further_rounds=options.rounds,
         seed=stage.seed,
         name=stage.name,
-        data=stage.data,
+        data=data,
         mask_truncated=options.truncated == "mask",
         world=world,
     )
