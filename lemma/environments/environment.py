@@ -122,10 +122,10 @@ class EnvironmentOptions(Options):
         world = self.make()
         with Caller() as caller:
             try:
-                messages = tuple(caller.call(world.reset, problem, seed))
+                messages = tuple(caller.call(world.reset, problem, seed) or ())
             finally:
                 caller.call(world.close)
-        return replace(problem, messages=(*problem.messages, *messages)) if messages else problem
+        return with_messages(problem, messages)
 
     def check(self) -> None:
         """Refuse, before anything is loaded, what could never be played, such as a class that is not there."""
@@ -182,6 +182,11 @@ class Deadlines:
     reset: float
     step: float
     score: float
+
+
+def with_messages(problem: Problem, messages: Sequence[Message]) -> Problem:
+    """The problem with what an environment says behind its own messages."""
+    return replace(problem, messages=(*problem.messages, *messages)) if messages else problem
 
 
 # Seconds that a call may take where nobody says anything.

@@ -1,0 +1,72 @@
+"""One environment as its episode knows it, the call that is under way in it, and the process that it lives in."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from lemma.core.types import Problem
+from lemma.environments.environment import Reply, Utterance
+from lemma.environments.room import Call
+from lemma.environments.worker_process import WorkerProcess
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A call that gave nothing. With `is_limit` the action is to blame; otherwise nobody knows what it was worth."""
+
+    reason: str
+    is_limit: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """One environment as its episode knows it. `said` and `heard` are what a fresh world is checked by."""
+
+    number: int
+    problem: Problem
+    seed: int
+    answer: Any = None
+    """What the last call gave: messages, a reply, an outcome, or a failure."""
+    seconds: float = 0.0
+    """Time that its calls took."""
+    said: list[Utterance] = field(default_factory=list)
+    heard: list[Reply] = field(default_factory=list)
+    call: Call | None = None
+    saying: Utterance | None = None
+    home: Home | None = None
+    breaks: int = 0
+    lost_replays: int = 0
+    is_alone: bool = False
+    is_left: bool = False
+
+
+@dataclass(slots=True)
+class Flight:
+    """A call that was sent, when, and until when its answer is waited for."""
+
+    held: Held
+    began: float
+    deadline: float
+    replays: bool
+
+
+class Home:
+    """One process with the environments in it: a worker, or the trainer itself."""
+
+    def __init__(self, worker: WorkerProcess | None):
+        self.worker = worker
+        self.started = time.monotonic()
+        self.holds: dict[int, Held] = {}
+        self.queue: deque[Held] = deque()
+        self.flights: dict[int, Flight] = {}
+
+    @property
+    def is_ready(self) -> bool:
+        return self.worker is None or self.worker.is_ready
+
+    @property
+    def load(self) -> int:
+        return len(self.holds) + len(self.queue)

@@ -1,0 +1,114 @@
+"""Orders and answers as bytes: JSON with a length in front. Nothing that a model wrote is ever unpickled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from lemma.core.types import Message, Outcome, Problem
+from lemma.environments.environment import Reply, Utterance
+from lemma.environments.room import Answer, Opening, Order
+
+LENGTH = 4
+# No frame is longer; what is on the wire then is something else.
+MOST = 2**28
+
+
+class NotAFrame(Exception):
+    """Bytes that nobody of ours wrote."""
+
+
+def pack(content: Any) -> bytes:
+    data = json.dumps(content, default=_plain).encode()
+    return len(data).to_bytes(LENGTH, "big") + data
+
+
+def unpack(buffer: bytearray) -> Iterator[Any]:
+    """Every whole frame at the front of the buffer, which is removed from it."""
+    while len(buffer) >= LENGTH:
+        length = int.from_bytes(buffer[:LENGTH], "big")
+        if length > MOST:
+            raise NotAFrame
+        if len(buffer) < LENGTH + length:
+            return
+        data = bytes(buffer[LENGTH : LENGTH + length])
+        del buffer[: LENGTH + length]
+        try:
+            yield json.loads(data)
+        except ValueError as error:
+            raise NotAFrame from error
+
+
+def order_to_wire(order: Order) -> dict[str, Any]:
+    row: dict[str, Any] = {"world": order.world, "call": order.call}
+    if order.said is not None:
+        row["said"] = asdict(order.said)
+    if order.opening is not None:
+        row["opening"] = {
+            "problem": asdict(order.opening.problem),
+            "seed": order.opening.seed,
+            "said": [asdict(said) for said in order.opening.said],
+        }
+    return row
+
+
+def order_from_wire(row: Mapping[str, Any]) -> Order:
+    said, opening = row.get("said"), row.get("opening")
+    return Order(
+        row["world"],
+        row["call"],
+        None if said is None else _utterance(said),
+        None
+        if opening is None
+        else Opening(_problem(opening["problem"]), opening["seed"], tuple(map(_utterance, opening["said"]))),
+    )
+
+
+def answer_to_wire(answer: Answer) -> dict[str, Any]:
+    value = answer.value
+    if isinstance(value, tuple):
+        value = [_part(one) for one in value]
+    elif isinstance(value, Reply | Outcome):
+        value = _part(value)
+    return {"world": answer.world, "kind": answer.kind, "value": value}
+
+
+def answer_from_wire(row: Mapping[str, Any]) -> Answer:
+    try:
+        value = row["value"]
+        if isinstance(value, list):
+            value = tuple(_of_part(one) for one in value)
+        elif isinstance(value, dict):
+            value = _of_part(value)
+        return Answer(row["world"], row["kind"], value)
+    except (KeyError, TypeError) as error:
+        raise NotAFrame from error
+
+
+def _part(value: Reply | Outcome | Message) -> dict[str, Any]:
+    if isinstance(value, Message):
+        return {"is": "message", "role": value.role, "content": value.content, "more": dict(value.more)}
+    return {"is": "reply" if isinstance(value, Reply) else "outcome", **asdict(value)}
+
+
+def _of_part(row: Mapping[str, Any]) -> Reply | Outcome | Message:
+    rest = {name: value for name, value in row.items() if name != "is"}
+    kind: Any = {"message": Message, "reply": Reply, "outcome": Outcome}[row["is"]]
+    return kind(**rest)
+
+
+def _utterance(row: Mapping[str, Any]) -> Utterance:
+    return Utterance(row["text"], row["finish"], row["code"], tuple(row["tool_calls"]))
+
+
+def _problem(row: Mapping[str, Any]) -> Problem:
+    messages = tuple(Message(one["role"], one["content"], one["more"]) for one in row["messages"])
+    tuples = {name: tuple(row[name]) for name in ("golds", "choices", "traces")}
+    return Problem(**{**row, **tuples, "messages": messages})
+
+
+def _plain(value: Any) -> Any:
+    """What JSON does not know: arrays and numbers of numpy, else its text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)

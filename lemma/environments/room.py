@@ -1,0 +1,168 @@
+"""Where environments live: in a worker process, or in the trainer's own. One order at a time for each environment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lemma.core.errors import UserError
+from lemma.core.types import Message, Outcome, Problem
+from lemma.environments.calls import Caller
+from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance, WorldGone
+
+Call = Literal["reset", "step", "score", "close"]
+# What became of an order: what the call gave; the replies of actions that were played again first; the world is lost;
+# the environment raised; it gave something of the wrong kind; it cannot be made.
+Kind = Literal["given", "replayed", "gone", "error", "wrong", "refused"]
+# Characters of a reply that are kept for each token that it may have, at either end.
+CHARACTERS = 64
+LONGEST_REASON = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A fresh world, and what was said in the one whose place it takes."""
+
+    problem: Problem
+    seed: int
+    said: tuple[Utterance, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One call of the environment with this number, in a fresh world where there is an `opening`."""
+
+    world: int
+    call: Call
+    said: Utterance | None = None
+    opening: Opening | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of an order. `value` is a sequence of messages or replies, a reply, an outcome, or a sentence."""
+
+    world: int
+    kind: Kind
+    value: Any = None
+
+
+class WrongKind(Exception):
+    """An environment gave what it must not give; the sentence says what."""
+
+
+class Room:
+    """The environments of one process, by number."""
+
+    def __init__(self, options: EnvironmentOptions):
+        self._options, self._caller = options, Caller()
+        self._worlds: dict[int, Environment] = {}
+
+    def perform(self, order: Order, say: Callable[[Answer], None]) -> None:
+        """Carry an order out and say what became of it. A world that fails is closed and gone."""
+        try:
+            value = self._performed(order, say)
+        except WrongKind as wrong:
+            answer = Answer(order.world, "wrong", str(wrong))
+        except UserError as error:
+            answer = Answer(order.world, "refused", str(error))
+        except (WorldGone, ConnectionError, TimeoutError) as error:
+            answer = Answer(order.world, "gone", _words(error))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (what an environment raises is not the policy's fault)
+            answer = Answer(order.world, "error", _words(error))
+        else:
+            say(Answer(order.world, "given", value))
+            return
+        self._leave(order.world)
+        say(answer)
+
+    def _performed(self, order: Order, say: Callable[[Answer], None]) -> Any:
+        if order.call == "close":
+            self._leave(order.world)
+            return None
+        if order.opening is not None:
+            messages, replies = self._open(order.world, order.opening)
+            if order.call == "reset":
+                return messages
+            say(Answer(order.world, "replayed", replies))
+        world = self._worlds[order.world]
+        if order.call == "score":
+            return outcome_of(self._caller.call(world.score), world)
+        assert order.call == "step" and order.said is not None
+        return self._reply(world, order.said)
+
+    def _open(self, number: int, opening: Opening) -> tuple[tuple[Message, ...], tuple[Reply, ...]]:
+        self._leave(number)
+        world = self._worlds[number] = self._options.make()
+        messages = messages_of(self._caller.call(world.reset, opening.problem, opening.seed), world)
+        return messages, tuple(self._reply(world, said) for said in opening.said)
+
+    def _reply(self, world: Environment, said: Utterance) -> Reply:
+        return reply_of(self._caller.call(world.step, said), world, CHARACTERS * self._options.reply_tokens)
+
+    def _leave(self, number: int) -> None:
+        """Close a world, if it is there; trouble with that is nobody's any more."""
+        world = self._worlds.pop(number, None)
+        if world is not None:
+            with suppress(Exception, SystemExit):
+                self._caller.call(world.close)
+
+    def close(self) -> None:
+        for number in list(self._worlds):
+            self._leave(number)
+        self._caller.close()
+
+
+def messages_of(given: Any, world: Environment) -> tuple[Message, ...]:
+    """What `reset` gave, as messages."""
+    if given is None:
+        return ()
+    if not isinstance(given, Sequence) or not all(isinstance(one, Message) for one in given):
+        raise WrongKind(_wrong(world, given, "a list of Message"))
+    return tuple(Message(one.role, readable(one.content), one.more) for one in given)
+
+
+def reply_of(given: Any, world: Environment, half: int) -> Reply:
+    """What `step` gave, its text readable and not much longer than what can be read of it."""
+    if not isinstance(given, Reply):
+        raise WrongKind(_wrong(world, given, "Reply"))
+    if not isinstance(given.text, str):
+        raise WrongKind(_wrong(world, given.text, "the text of a Reply"))
+    text = given.text if len(given.text) <= 2 * half else given.text[:half] + given.text[len(given.text) - half :]
+    return Reply(readable(text), bool(given.done), _number(given.reward, world))
+
+
+def outcome_of(given: Any, world: Environment) -> Outcome:
+    """What `score` gave. A reward that is no finite number is no reward."""
+    if not isinstance(given, Outcome):
+        raise WrongKind(_wrong(world, given, "Outcome"))
+    success = None if given.success is None else bool(given.success)
+    return Outcome(_number(given.reward, world), success, readable(str(given.reason)))
+
+
+def _number(given: Any, world: Environment) -> float | None:
+    if given is None:
+        return None
+    try:
+        number = float(given)
+    except (TypeError, ValueError):
+        raise WrongKind(_wrong(world, given, "a number as the reward")) from None
+    if not math.isfinite(number):
+        raise ValueError(f"the reward is {number}")
+    return number
+
+
+def readable(text: str) -> str:
+    """The text without halves of characters, which no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _wrong(world: Environment, given: Any, wanted: str) -> str:
+    return f"the environment {type(world).__name__} gave {type(given).__name__} where {wanted} is wanted"
+
+
+def _words(error: BaseException) -> str:
+    return readable(f"{type(error).__name__}: {error}")[:LONGEST_REASON]

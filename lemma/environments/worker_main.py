@@ -1,0 +1,157 @@
+"""One worker process: environments that answer orders from standard input on standard output.
+
+Run as `python -m lemma.environments.worker_main`. Two processes begin: the first only watches. It ends the second, with
+all that this has started, when the trainer is gone or asks for it, whatever the second is doing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import queue
+import select
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from lemma.environments import ENVIRONMENTS
+from lemma.environments.environment import EnvironmentOptions
+from lemma.environments.order_frames import answer_to_wire, order_from_wire, pack, unpack
+from lemma.environments.room import Answer, Order, Room
+
+PR_SET_PDEATHSIG = 1
+# Seconds that worlds get to be closed once the trainer is gone, and between two looks at it.
+CLOSING_SECONDS = 5.0
+LOOK_SECONDS = 0.5
+
+
+class Asked(BaseException):
+    """The trainer asks for the end."""
+
+
+def _ask(number: int, frame: FrameType | None) -> None:
+    raise Asked
+
+
+def watch(child: int, parent: int) -> int:
+    """Wait until the worker has ended or the trainer is gone; the exit status of the worker, which is gone as well."""
+    closing = 0.0
+    try:
+        poll = select.poll()
+        poll.register(0, 0)  # tells of nothing but the other end's closing
+        while True:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                return status
+            if closing and time.monotonic() > closing:
+                break
+            is_gone = os.getppid() != parent or (not closing and bool(poll.poll(LOOK_SECONDS * 1000)))
+            if is_gone and not closing:
+                closing = time.monotonic() + CLOSING_SECONDS
+            if closing:
+                time.sleep(0.02)
+    except Asked:
+        pass
+    with suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1]
+
+
+def _begin_worker(watcher: int) -> None:
+    """In the worker: a group of its own, and death with the watcher."""
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == "linux":
+        import ctypes
+
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != watcher:
+        os._exit(1)
+
+
+class Wire:
+    """Answers go out one at a time; orders come in by a thread, so that the end of the trainer is heard at once."""
+
+    def __init__(self) -> None:
+        self._out = os.dup(1)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)  # what an environment prints is no answer
+        os.close(nowhere)
+        self._lock = threading.Lock()
+        self.orders: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def send(self, content: Any) -> None:
+        data = memoryview(pack(content))
+        with self._lock:
+            while data:
+                data = data[os.write(self._out, data) :]
+
+    def say(self, answer: Answer) -> None:
+        self.send(answer_to_wire(answer))
+
+    def _listen(self) -> None:
+        buffer = bytearray()
+        while data := os.read(0, 65536):
+            buffer += data
+            for row in unpack(buffer):
+                self.orders.put(row)
+        self.orders.put(None)
+
+
+def make_options(row: dict[str, Any]) -> EnvironmentOptions:
+    """The options that the trainer has: their class by name, or else by its module."""
+    module, name = row["class"]
+    found = ENVIRONMENTS.find(row["options"]["name"]) if row["by_name"] else None
+    kind = found or getattr(importlib.import_module(module), name)
+    return kind.model_validate(row["options"])
+
+
+def serve() -> None:
+    wire = Wire()
+    first = wire.orders.get()
+    if first is None:
+        return
+    room = Room(make_options(first))
+    wire.send({"ready": os.getpid()})
+
+    def perform(order: Order) -> None:
+        with suppress(BrokenPipeError):
+            room.perform(order, wire.say)
+
+    threads = ThreadPoolExecutor(first["at_once"]) if first["at_once"] > 1 else None
+    while (row := wire.orders.get()) is not None:
+        order = order_from_wire(row)
+        if threads is None:
+            perform(order)
+        else:
+            threads.submit(perform, order)
+    room.close()
+    os._exit(0)  # whatever threads are doing
+
+
+def main() -> None:
+    parent = os.getppid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _ask)
+    watcher = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _begin_worker(watcher)
+        serve()
+        return
+    os.close(1)
+    status = watch(child, parent)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+if __name__ == "__main__":
+    main()

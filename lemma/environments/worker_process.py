@@ -1,0 +1,130 @@
+"""The trainer's side of one worker process. Nothing here waits for the worker but its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from lemma.environments.environment import EnvironmentOptions
+from lemma.environments.order_frames import NotAFrame, answer_from_wire, order_to_wire, pack, unpack
+from lemma.environments.room import Answer, Order
+
+# Bytes of what workers complain of that are kept, and how much of it a message shows.
+MOST_KEPT, SHOWN = 2**20, 300
+END_SECONDS = 5.0
+
+
+class WorkerLost(Exception):
+    """The worker died, or speaks nonsense."""
+
+
+class WorkerProcess:
+    """A process with environments. Orders go out and answers come in as the pipes allow."""
+
+    def __init__(self, options: EnvironmentOptions):
+        self._complaints = tempfile.TemporaryFile("a+b")
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "lemma.environments.worker_main"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.sending, self.hearing = self.process.stdin.fileno(), self.process.stdout.fileno()
+        os.set_blocking(self.sending, False)
+        os.set_blocking(self.hearing, False)
+        self.is_ready = False
+        self._in, self.out = bytearray(), bytearray()
+        self.out += pack(_introduction(options))
+
+    def send(self, order: Order) -> None:
+        self.out += pack(order_to_wire(order))
+        self.write()
+
+    def write(self) -> None:
+        """As much as the pipe takes now."""
+        try:
+            while self.out:
+                del self.out[: os.write(self.sending, self.out)]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise WorkerLost(self.last_words()) from error
+
+    def read(self) -> Iterator[Answer]:
+        """Answers that are there now."""
+        is_over = False
+        try:
+            while data := os.read(self.hearing, 2**20):
+                self._in += data
+            is_over = True
+        except BlockingIOError:
+            pass
+        try:
+            for row in unpack(self._in):
+                if "ready" in row:
+                    self.is_ready = True
+                else:
+                    yield answer_from_wire(row)
+        except (NotAFrame, TypeError) as error:
+            raise WorkerLost("it wrote what is no answer") from error
+        if is_over:
+            raise WorkerLost(self.last_words())
+        if os.fstat(self._complaints.fileno()).st_size > MOST_KEPT:
+            self._complaints.truncate(0)
+
+    def last_words(self) -> str:
+        """How it ended, with the last line of its complaints."""
+        self._stop()
+        code = self.process.returncode
+        how = f"signal {256 - code}" if code is not None and code > 128 else f"exit code {code}"
+        self._complaints.seek(0)
+        lines = self._complaints.read().decode(errors="replace").strip().splitlines()
+        return f"{how}: {lines[-1][:SHOWN]}" if lines else how
+
+    def end(self) -> None:
+        """End it and all that it started, now."""
+        self._stop()
+        self._complaints.close()
+
+    def _stop(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+        with suppress(ProcessLookupError):
+            self.process.terminate()
+        try:
+            self.process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def forget(self) -> None:
+        """In a forked child: let go of the pipes without touching the worker."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+        self.process.returncode = -signal.SIGKILL
+
+
+def _introduction(options: EnvironmentOptions) -> dict[str, Any]:
+    """What a worker needs to make the same options."""
+    from lemma.environments import ENVIRONMENTS
+
+    kind = type(options)
+    return {
+        "options": options.model_dump(mode="json", by_alias=True),
+        "class": [kind.__module__, kind.__qualname__],
+        "by_name": ENVIRONMENTS.find(options.name) is kind,
+        "at_once": options.calls_at_once,
+    }

@@ -1,0 +1,399 @@
+"""The environments of all episodes, wherever they run, and what happens when one breaks.
+
+A call that kills its worker or runs past its deadline costs the worker, not the episodes: each is played again in a
+fresh world, by what was said in it, when it is needed next. The call itself gets one more try, alone in its worker. If
+it breaks the world again, the action is wrong; a world that answers differently when it is played again is unknown.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import selectors
+import time
+import warnings
+import weakref
+from dataclasses import replace
+from typing import Any
+
+from lemma.core.errors import LemmaWarning, UserError
+from lemma.core.types import Problem
+from lemma.environments.environment import EnvironmentOptions, Reply, Utterance
+from lemma.environments.held import Failure, Flight, Held, Home
+from lemma.environments.room import Answer, Call, Opening, Order, Room
+from lemma.environments.worker_process import WorkerLost, WorkerProcess
+
+CLOSE_SECONDS = 10.0
+START_SECONDS = 120.0
+# Seconds that worlds get to be closed in at the end.
+LAST_SECONDS = 3.0
+# Starts in a row that may fail before the run stops.
+STARTS = 3
+TRIES = 2
+
+
+class Worlds:
+    """Begin calls with `open`, `step` and `score`; `answers` says which have ended. One call at a time for each."""
+
+    def __init__(self, options: EnvironmentOptions):
+        self._options, self._key, self._owner = options, _key_of(options), os.getpid()
+        self._deadlines = options.deadlines
+        self._at_once = options.calls_at_once if options.workers else 1
+        self._count = 0
+        self._homes: list[Home] = []
+        self._room = Room(options)
+        self._done: list[Held] = []
+        self._failed_starts = 0
+        self._selector = selectors.DefaultSelector()
+        self.lost = self.replayed = 0
+        """Workers that were lost, and worlds that were played again, since the start."""
+        _all.add(self)
+
+    # --- asking --------------------------------------------------------------------------------------------------
+
+    def open(self, problem: Problem, seed: int) -> Held:
+        """A new environment; its first answer is what `reset` gives."""
+        self._count += 1
+        held = Held(self._count, problem, seed)
+        self._ask(held, "reset")
+        return held
+
+    def step(self, held: Held, said: Utterance) -> None:
+        held.saying = said
+        self._ask(held, "step")
+
+    def score(self, held: Held) -> None:
+        self._ask(held, "score")
+
+    def leave(self, held: Held) -> None:
+        """The episode is over: close its world, as soon as a call that is under way has ended."""
+        if held.is_left:
+            return
+        held.is_left = True
+        if held.call is None and held.home is not None:
+            self._ask(held, "close")
+
+    def answers(self, wait: float = 0.0) -> list[Held]:
+        """Environments whose call has ended, after at most `wait` seconds; each is told of once."""
+        until = time.monotonic() + wait
+        while True:
+            for home in list(self._homes):
+                self._send(home)
+            if self._done:
+                break
+            left = until - time.monotonic()
+            if not self._listen(max(0.0, left)) and left <= 0:
+                break
+        done, self._done = self._done, []
+        return done
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether any call is under way."""
+        return bool(self._done) or any(home.flights or home.queue for home in self._homes)
+
+    # --- sending -------------------------------------------------------------------------------------------------
+
+    def _ask(self, held: Held, call: Call) -> None:
+        assert held.call is None, "one call at a time"
+        held.call, held.breaks, held.lost_replays = call, 0, 0
+        self._enqueue(held)
+
+    def _enqueue(self, held: Held) -> None:
+        home = held.home if held.home is not None else self._choose()
+        home.queue.append(held)
+        self._send(home)
+
+    def _choose(self) -> Home:
+        """Where a world begins: with the worker that has least to do, or with a new one."""
+        wanted = self._options.workers
+        best = min(self._homes, key=lambda home: home.load, default=None)
+        if best is None or (best.load and len(self._homes) < wanted):
+            best = self._new_home()
+        return best
+
+    def _new_home(self) -> Home:
+        worker = WorkerProcess(self._options) if self._options.workers else None
+        home = Home(worker)
+        self._homes.append(home)
+        if worker is not None:
+            self._selector.register(worker.hearing, selectors.EVENT_READ, home)
+            self._write(home)
+        return home
+
+    def _send(self, home: Home) -> None:
+        """Send what the worker can begin at once: then a deadline counts from here."""
+        while home.queue and home.is_ready and len(home.flights) < self._at_once:
+            held = home.queue[0]
+            alone = held.is_alone or any(flight.held.is_alone for flight in home.flights.values())
+            if alone and home.flights:
+                return
+            home.queue.popleft()
+            self._dispatch(home, held)
+
+    def _dispatch(self, home: Home, held: Held) -> None:
+        call, now = held.call, time.monotonic()
+        assert call is not None
+        opening = None
+        seconds = CLOSE_SECONDS if call == "close" else getattr(self._deadlines, call)
+        if held.home is not home:
+            opening = Opening(held.problem, held.seed, tuple(held.said))
+            if call != "reset":
+                seconds = self._deadlines.reset + self._deadlines.step * len(held.said)
+                self.replayed += 1
+            held.home = home
+            home.holds[held.number] = held
+        replays = opening is not None and call != "reset"
+        home.flights[held.number] = Flight(held, now, now + seconds, replays)
+        order = Order(held.number, call, held.saying if call == "step" else None, opening)
+        if home.worker is None:
+            self._room.perform(order, lambda answer: self._hear(home, answer))
+        else:
+            try:
+                home.worker.send(order)
+            except WorkerLost as lost:
+                self._lose(home, str(lost))
+                return
+            self._watch_writing(home)
+
+    def _write(self, home: Home) -> None:
+        assert home.worker is not None
+        try:
+            home.worker.write()
+        except WorkerLost as lost:
+            self._lose(home, str(lost))
+            return
+        self._watch_writing(home)
+
+    def _watch_writing(self, home: Home) -> None:
+        assert home.worker is not None
+        is_watched = home.worker.sending in self._selector.get_map()
+        if home.worker.out and not is_watched:
+            self._selector.register(home.worker.sending, selectors.EVENT_WRITE, home)
+        elif not home.worker.out and is_watched:
+            self._selector.unregister(home.worker.sending)
+
+    # --- hearing -------------------------------------------------------------------------------------------------
+
+    def _listen(self, wait: float) -> bool:
+        """Take what is there, waiting for it at most so long; whether anything happened."""
+        if self._options.workers == 0:
+            return False
+        now = time.monotonic()
+        limits = [flight.deadline for home in self._homes for flight in home.flights.values()]
+        limits += [home.started + START_SECONDS for home in self._homes if not home.is_ready]
+        wait = min([wait, *(max(0.0, limit - now) for limit in limits)])
+        events = self._selector.select(wait)
+        for key, mask in events:
+            home: Home = key.data
+            if home in self._homes:
+                if mask & selectors.EVENT_WRITE:
+                    self._write(home)
+                elif mask & selectors.EVENT_READ:
+                    self._read(home)
+        return self._end_overdue() or bool(events)
+
+    def _read(self, home: Home) -> None:
+        assert home.worker is not None
+        try:
+            for answer in home.worker.read():
+                self._hear(home, answer)
+        except WorkerLost as lost:
+            self._lose(home, str(lost))
+        else:
+            if home.is_ready:
+                self._failed_starts = 0
+
+    def _hear(self, home: Home, answer: Answer) -> None:
+        flight = home.flights.get(answer.world)
+        if flight is None:
+            return
+        held, now = flight.held, time.monotonic()
+        if answer.kind == "replayed":
+            self._compare(home, flight, answer.value)
+            return
+        del home.flights[held.number]
+        held.seconds += now - flight.began
+        call, held.call = held.call, None
+        if answer.kind == "given":
+            if call == "step":
+                assert held.saying is not None
+                held.said.append(held.saying)
+                held.heard.append(answer.value)
+            if call == "close":
+                self._forget(home, held)
+            held.is_alone = False
+            self._finish(held, call, answer.value)
+            return
+        self._forget(home, held)
+        if answer.kind in ("wrong", "refused"):
+            raise UserError(answer.value, fix=_FIX if answer.kind == "wrong" else None)
+        if answer.kind == "gone":
+            held.call = call
+            self._broke(held, answer.value, in_replay=flight.replays)
+        else:
+            self._finish(held, call, Failure(f"the environment failed: {answer.value}"))
+
+    def _compare(self, home: Home, flight: Flight, heard: tuple[Reply, ...]) -> None:
+        """The replies of a world that was played again; what follows them is the call itself, with its own deadline."""
+        held = flight.held
+        call = held.call
+        if list(heard) == held.heard and call is not None:
+            flight.replays = False
+            flight.deadline = time.monotonic() + (CLOSE_SECONDS if call == "close" else getattr(self._deadlines, call))
+            return
+        # The answer to the call itself is of another world: it is waited for and dropped.
+        stray = replace(held, is_left=True)
+        flight.held = home.holds[held.number] = stray
+        flight.replays, flight.deadline = False, time.monotonic() + max(self._deadlines.step, self._deadlines.score)
+        self._count += 1
+        held.number, held.home, held.call = self._count, None, None
+        self._finish(held, call, Failure("the environment answered differently when it was played again"))
+
+    def _finish(self, held: Held, call: Call | None, value: Any) -> None:
+        if call == "close":
+            return
+        held.answer = value
+        if held.is_left:
+            if held.home is not None:
+                self._ask(held, "close")
+        else:
+            self._done.append(held)
+
+    # --- trouble -------------------------------------------------------------------------------------------------
+
+    def _end_overdue(self) -> bool:
+        """Kill every worker with a call past its deadline, or that does not start."""
+        now, was_any = time.monotonic(), False
+        for home in list(self._homes):
+            late = {number for number, flight in home.flights.items() if flight.deadline <= now}
+            if late or (not home.is_ready and home.started + START_SECONDS <= now):
+                self._lose(home, "it does not answer", late)
+                was_any = True
+        return was_any
+
+    def _lose(self, home: Home, why: str, late: set[int] | None = None) -> None:
+        """Let go of a worker. Where it died, any call that was under way may have done it; each is tried alone."""
+        assert home.worker is not None
+        self._homes.remove(home)
+        for handle in (home.worker.hearing, home.worker.sending):
+            if handle in self._selector.get_map():
+                self._selector.unregister(handle)
+        home.worker.end()
+        flights, queue = list(home.flights.values()), list(home.queue)
+        self.lost += 1
+        if not home.is_ready:
+            self._failed_starts += 1
+            if self._failed_starts >= STARTS:
+                name = self._options.name
+                raise UserError(f"workers of environment {name} do not start ({why})", fix="`workers: 0` shows more")
+        elif any(flight.held.call != "close" for flight in flights) or len(home.holds) > len(flights):
+            text = f"a worker of environment {self._options.name} was lost ({why}) and is replaced"
+            warnings.warn(LemmaWarning(f"{text}; {len(home.holds)} episodes are played again"), stacklevel=2)
+        for flight in flights:
+            held = flight.held
+            held.home = None
+            held.seconds += time.monotonic() - flight.began
+            if held.call == "close":
+                held.call = None
+            elif late is None or held.number in late:
+                held.is_alone = True
+                self._broke(held, why, in_replay=flight.replays)
+            else:
+                self._enqueue(held)
+        for held in queue:
+            held.home = None
+            if held.call == "close":
+                held.call = None
+            else:
+                self._enqueue(held)
+        for held in home.holds.values():
+            held.home = None
+
+    def _broke(self, held: Held, why: str, in_replay: bool) -> None:
+        """A call has cost its world: one more try in a fresh one, or the word that it was once too often."""
+        call = held.call
+        if held.is_left:
+            held.call = None
+            return
+        held.lost_replays += in_replay
+        held.breaks += not in_replay
+        if max(held.breaks, held.lost_replays) < TRIES:
+            self._enqueue(held)
+            return
+        held.call = None
+        if in_replay:
+            self._finish(held, call, Failure(f"the environment broke when it was played again: {why}"))
+        elif call == "step":
+            self._finish(held, call, Failure(f"limit: the same action broke the environment twice ({why})", True))
+        else:
+            self._finish(held, call, Failure(f"`{call}` broke the environment twice: {why}"))
+
+    def _forget(self, home: Home, held: Held) -> None:
+        """The world is no longer there."""
+        home.holds.pop(held.number, None)
+        held.home = None
+
+    # --- ending --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close every world, as far as that takes no time, and end every worker."""
+        if os.getpid() != self._owner:
+            return
+        _shared.pop(self._key, None)
+        for home in self._homes:
+            for held in [*home.holds.values(), *home.queue]:
+                if held.call is not None and held in home.queue:
+                    home.queue.remove(held)
+                    held.call = None
+                self.leave(held)
+        until = time.monotonic() + LAST_SECONDS
+        while any(home.queue or home.flights for home in self._homes) and time.monotonic() < until:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", LemmaWarning)
+                self._listen(until - time.monotonic())
+                for home in list(self._homes):
+                    self._send(home)
+        for home in self._homes:
+            if home.worker is not None:
+                home.worker.end()
+        self._homes, self._done = [], []
+        self._room.close()
+
+    def _after_fork(self) -> None:
+        for home in self._homes:
+            if home.worker is not None:
+                home.worker.forget()
+        self._homes = []
+
+    @classmethod
+    def of(cls, options: EnvironmentOptions) -> Worlds:
+        """Those of these options in this process, so that nobody starts workers twice; whoever ends last closes."""
+        key = _key_of(options)
+        if key not in _shared:
+            _shared[key] = cls(options)
+        return _shared[key]
+
+
+_FIX = "return a `lemma.environments.Reply` from `step` and an `Outcome` from `score`"
+_all: weakref.WeakSet[Worlds] = weakref.WeakSet()
+_shared: dict[str, Worlds] = {}
+
+
+def _key_of(options: EnvironmentOptions) -> str:
+    return f"{type(options).__module__}.{type(options).__qualname__} {options.model_dump_json(by_alias=True)}"
+
+
+def _close_all() -> None:
+    for worlds in list(_all):
+        worlds.close()
+
+
+def _after_fork_in_child() -> None:
+    for worlds in list(_all):
+        worlds._after_fork()
+    _shared.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,186 @@
+"""What environments do to a run when they hang, die, raise or talk nonsense: nothing that becomes a reward."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lemma.core.errors import LemmaWarning, UserError
+from lemma.core.types import Outcome, Problem
+from lemma.environments import CustomWorld, Reply, Utterance
+from lemma.environments.held import Failure, Held
+from lemma.environments.worlds import Worlds
+from tests.environments.trouble import write_world
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture
+def make(place: str, tmp_path: Path) -> Iterator[Any]:
+    made: list[Worlds] = []
+
+    def make(kind: str = "Trouble", **options: Any) -> Worlds:
+        given = {"workers": 1, "step_seconds": 1.5, "reset_seconds": 1.5, "score_seconds": 1.5, "reply_tokens": 8}
+        spec = {"class": f"{place}:{kind}", "options": {"notes": str(tmp_path)}}
+        made.append(Worlds(CustomWorld.model_validate(spec | given | options)))
+        return made[-1]
+
+    yield make
+    for worlds in made:
+        worlds.close()
+
+
+def wait(worlds: Worlds, *held: Held) -> list[Any]:
+    """What each of these gives."""
+    missing = list(held)
+    until = time.monotonic() + 60
+    while missing:
+        assert time.monotonic() < until, "no answer"
+        done = worlds.answers(0.5)
+        missing = [one for one in missing if one not in done]
+    return [one.answer for one in held]
+
+
+def said(worlds: Worlds, held: Held, text: str) -> Any:
+    worlds.step(held, Utterance(text))
+    return wait(worlds, held)[0]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def processes(worlds: Worlds) -> list[int]:
+    """Every process below this one that belongs to the workers."""
+    found = [home.worker.process.pid for home in worlds._homes if home.worker is not None]
+    for pid in found:
+        found += [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::lemma.core.errors.LemmaWarning")
+def test_an_action_that_breaks_its_world_twice_is_wrong_and_others_go_on(make: Any) -> None:
+    worlds = make()
+    other, *broken = [worlds.open(Problem((), ("7",)), 0) for _ in range(5)]
+    assert wait(worlds, other, *broken) == [()] * 5
+    assert said(worlds, other, "a") == Reply("1 a")
+    for held, word in zip(broken, ["hang", "exit", "kill", "gone"], strict=True):
+        assert said(worlds, held, "b") == Reply("1 b")
+        answer = said(worlds, held, word)
+        assert isinstance(answer, Failure) and answer.is_limit and answer.reason.startswith("limit")
+    assert said(worlds, other, "c") == Reply("2 c"), "its world was played again"
+    worlds.score(other)
+    assert wait(worlds, other) == [Outcome(2.0, True)]
+    assert worlds.lost == 6 and worlds.replayed >= 4
+
+
+@pytest.mark.filterwarnings("ignore::lemma.core.errors.LemmaWarning")
+@pytest.mark.parametrize("word", ["exit once", "gone once"])
+def test_what_breaks_once_is_tried_again(make: Any, word: str) -> None:
+    worlds = make()
+    held = worlds.open(Problem(()), 0)
+    wait(worlds, held)
+    assert [said(worlds, held, text) for text in ("a", word)] == [Reply("1 a"), Reply(f"2 {word}")]
+
+
+@pytest.mark.filterwarnings("ignore::lemma.core.errors.LemmaWarning")
+def test_a_world_that_answers_otherwise_when_played_again_is_unknown(make: Any) -> None:
+    worlds = make()
+    held = worlds.open(Problem(()), 0)
+    wait(worlds, held)
+    assert said(worlds, held, "luck").text.startswith("1 luck")
+    answer = said(worlds, held, "kill once")
+    assert isinstance(answer, Failure) and not answer.is_limit and "differently" in answer.reason
+
+
+@pytest.mark.filterwarnings("ignore::lemma.core.errors.LemmaWarning")
+def test_trouble_outside_of_an_action_is_unknown(make: Any) -> None:
+    worlds = make()
+    golds = ["reset exit", "reset raise", "score hang", "score raise"]
+    held = [worlds.open(Problem((), (gold,)), 0) for gold in golds]
+    first = wait(worlds, *held)
+    assert [isinstance(one, Failure) for one in first] == [True, True, False, False]
+    for one in held[2:]:
+        worlds.score(one)
+    both = [*first[:2], *wait(worlds, *held[2:])]
+    assert all(isinstance(one, Failure) and not one.is_limit for one in both), both
+
+
+def test_what_an_environment_says_is_checked(make: Any) -> None:
+    worlds = make(step_seconds=30.0)
+    held = worlds.open(Problem(()), 0)
+    wait(worlds, held)
+    assert said(worlds, held, "odd").text == "half ? a character"
+    huge = said(worlds, held, "huge").text
+    assert len(huge) == 2 * 64 * 8 and huge.endswith("b")
+    for word in ("raise", "leave", "nan"):
+        one = worlds.open(Problem(()), 0)
+        wait(worlds, one)
+        answer = said(worlds, one, word)
+        assert isinstance(answer, Failure) and not answer.is_limit
+    with pytest.raises(UserError, match=r"Trouble gave str where Reply is wanted"):
+        said(worlds, held, "garbage")
+
+
+def test_async_calls_of_one_worker_run_together(make: Any) -> None:
+    worlds = make("Waiting", step_seconds=30.0)
+    held = [worlds.open(Problem(()), 0) for _ in range(20)]
+    wait(worlds, *held)
+    began = time.monotonic()
+    for one in held:
+        worlds.step(one, Utterance("a"))
+    assert wait(worlds, *held) == [Reply("1 a")] * 20
+    assert time.monotonic() - began < 2.0, "twenty calls of 0.2 s each"
+
+
+def test_nothing_is_left_after_the_end(make: Any, tmp_path: Path) -> None:
+    worlds = make(workers=2)
+    held = [worlds.open(Problem(()), 0) for _ in range(4)]
+    wait(worlds, *held)
+    said(worlds, held[0], "child")
+    pids = processes(worlds)
+    assert len(pids) == 5 and all(map(alive, pids))
+    worlds.close()
+    time.sleep(0.1)
+    assert not any(map(alive, pids))
+    assert len(list(tmp_path.glob("closed-*"))) == 4
+
+
+def test_a_worker_ends_with_its_trainer(make: Any, tmp_path: Path) -> None:
+    """Only the trainer's end of the pipe is closed, as `kill -9` does it; the worlds get to be closed."""
+    worlds = make()
+    idle = worlds.open(Problem(()), 0)
+    wait(worlds, idle)
+    said(worlds, idle, "child")
+    (home,) = worlds._homes
+    pids = processes(worlds)
+    home.worker.process.stdin.close()
+    until = time.monotonic() + 20
+    while any(map(alive, pids[1:])) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(map(alive, pids[1:]))
+    assert len(list(tmp_path.glob("closed-*"))) == 1
+
+
+def test_a_killed_worker_is_nobodys_fault(make: Any) -> None:
+    worlds = make(workers=2)
+    held = [worlds.open(Problem(()), 0) for _ in range(6)]
+    wait(worlds, *held)
+    assert [said(worlds, one, "a") for one in held] == [Reply("1 a")] * 6
+    os.kill(processes(worlds)[-1], signal.SIGKILL)
+    with pytest.warns(LemmaWarning, match=r"was lost \(signal 9\) and is replaced"):
+        for one in held:
+            worlds.step(one, Utterance("b"))
+        assert wait(worlds, *held) == [Reply("2 b")] * 6

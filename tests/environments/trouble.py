@@ -1,0 +1,85 @@
+"""A world that breaks where it is told to, as a file that workers load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+WORLD = '''
+import os, pathlib, signal, sys, time
+from lemma.environments import Environment, Outcome, Reply, WorldGone
+
+class Trouble(Environment):
+    """Counts what it hears; words of what is said, and of the problem's gold for reset and score, are faults."""
+
+    def __init__(self, notes):
+        self.notes = pathlib.Path(notes)
+
+    def _once(self, name):
+        path = self.notes / name
+        if path.exists():
+            return False
+        path.touch()
+        return True
+
+    def _fault(self, text):
+        if "once" in text and not self._once("fault"):
+            return
+        if "hang" in text:
+            while True:
+                time.sleep(0.01)
+        if "spin" in text:
+            sum(range(10**11))
+        if "exit" in text:
+            os._exit(3)
+        if "kill" in text:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "raise" in text:
+            raise ValueError("no such luck")
+        if "leave" in text:
+            sys.exit("leaving")
+        if "gone" in text:
+            raise WorldGone("the server is away")
+        if "child" in text:
+            import subprocess
+            subprocess.Popen(["sleep", "600"])
+
+    def reset(self, problem, seed):
+        self.count, self.gold, self.luck = 0, problem.gold or "", os.getpid()
+        if "reset" in self.gold:
+            self._fault(self.gold)
+
+    def step(self, said):
+        self.count += 1
+        print("the policy says", said.text)
+        self._fault(said.text)
+        if "garbage" in said.text:
+            return "not a reply"
+        if "nan" in said.text:
+            return Reply("x", reward=float("nan"))
+        if "odd" in said.text:
+            return Reply("half \\ud800 a character")
+        if "huge" in said.text:
+            return Reply("a" * 30_000_000 + "b")
+        return Reply(f"{self.count} {said.text}" + (f" {self.luck}" if "luck" in said.text else ""))
+
+    def score(self):
+        if "score" in self.gold:
+            self._fault(self.gold)
+        return Outcome(float(self.count), True)
+
+    def close(self):
+        (self.notes / f"closed-{os.getpid()}-{id(self)}").touch()
+
+
+class Waiting(Trouble):
+    async def step(self, said):
+        import asyncio
+        await asyncio.sleep(0.2)
+        return Trouble.step(self, said)
+'''
+
+
+def write_world(folder: Path) -> str:
+    path = folder / "trouble_world.py"
+    path.write_text(WORLD)
+    return str(path)
