@@ -115,7 +115,7 @@ def _shared(place: int, own: Sequence[Trajectory]) -> list[_Line]:
 @torch.no_grad()
 def _sums(policy: Policy, batch: TokenBatch, lines: Sequence[_Line]) -> list[list[float]]:
     """For each sequence of a pack, the sum over its targets, or over each of the last tokens it stands for."""
-    hidden_NH = policy.hidden(batch.ids_T, batch.positions_T, batch.segments)[batch.targets_N - 1]
+    hidden_NH = policy.hidden(batch.ids_T, batch.positions_T, batch.segments)[batch.sources_N]
     targets = batch.ids_T[batch.targets_N].tolist()
     sequence_N = batch.sequence_N.tolist()
     rows, wanted, place_of = [], [], []

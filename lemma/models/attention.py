@@ -24,6 +24,7 @@ from transformers.masking_utils import sdpa_mask
 
 from lemma.core.errors import UserError
 from lemma.models.packing import Segments
+from lemma.models.sharing import Sharing
 
 NAME = "lemma"
 # An engine's attention over its cache: layer, query, key, value (T, H, D), cos and sin (T, D) where query and key are
@@ -64,11 +65,33 @@ def attend(
         if sliding_window is not None:
             kwargs["sliding_window"] = sliding_window
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    if has_varlen(query, value, softcap):
+    sharing, keys = segments.sharing, segments.keys
+    if sharing is not None and keys is not None:
+        out_THD = _attend_shared(query[0], key[0], value[0], segments, sharing, keys, scale, sliding_window, softcap)
+    elif has_varlen(query, value, softcap):
         out_THD = varlen(query[0], key[0], value[0], segments, scale, sliding_window)
     else:
         out_THD = _bucketed(query[0], key[0], value[0], segments, scale, sliding_window, softcap)
     return out_THD[None], None
+
+
+def _attend_shared(
+    query_HTD: torch.Tensor,
+    key_HTD: torch.Tensor,
+    value_HTD: torch.Tensor,
+    segments: Segments,
+    sharing: Sharing,
+    keys: Segments,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Attention where sequences share prompts: keys and values are written out for each, queries are not."""
+    key_HKD, value_HKD = (sharing.spread(x.transpose(0, 1)).transpose(0, 1) for x in (key_HTD, value_HTD))
+    if has_varlen(query_HTD, value_HTD, softcap):
+        return varlen(query_HTD, key_HKD, value_HKD, segments, scale, window, keys)
+    query_HKD = sharing.spread(query_HTD.transpose(0, 1)).transpose(0, 1)
+    return sharing.gather(_bucketed(query_HKD, key_HKD, value_HKD, keys, scale, window, softcap))
 
 
 def has_varlen(query: torch.Tensor, value: torch.Tensor, softcap: float | None) -> bool:

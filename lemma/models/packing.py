@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from lemma.core.types import Scope, Trajectory
+from lemma.models.sharing import Sharing, families, rows_of, shared_size, split_family
 
 # Sequences whose lengths differ by at most this factor share one padded attention call on the CPU.
 BUCKET_RATIO = 1.25
@@ -37,11 +38,14 @@ class Segments:
     """Where each sequence of a pack begins and ends: all that attention needs to know.
 
     `borders_B1` are cumulative lengths, from 0 to T. It and `longest` are made at once, so that a compiled block looks
-    at these two and not at every length, which would be compiled in.
+    at these two and not at every length, which would be compiled in. Where sequences share a prompt, these are the
+    lengths of what each brings itself, `sharing` says what else it reads, and `keys` are the segments written out.
     """
 
     lengths: tuple[int, ...]
     device: torch.device
+    sharing: Sharing | None = None
+    keys: Segments | None = None
     longest: int = field(init=False)
     borders_B1: torch.Tensor = field(init=False)
 
@@ -79,14 +83,16 @@ class Segments:
 class TokenBatch:
     """A pack: ids and positions of all tokens, the targets among them, and what the objective needs to know of each.
 
-    `targets_N` are positions in the pack; `sequence_N` says which sequence a target belongs to, `unit_B` which unit a
-    sequence belongs to, and `index_B` where it stood in the list of trajectories.
+    `targets_N` are positions in the pack, and `sources_N` those of the tokens before them; `sequence_N` says which
+    sequence a target belongs to, `unit_B` which unit a sequence belongs to, and `index_B` where it stood in the list of
+    trajectories.
     """
 
     ids_T: torch.Tensor
     positions_T: torch.Tensor
     segments: Segments
     targets_N: torch.Tensor
+    sources_N: torch.Tensor
     sequence_N: torch.Tensor
     unit_B: torch.Tensor
     index_B: tuple[int, ...]
@@ -108,23 +114,35 @@ class TokenBatch:
         indices: Sequence[int],
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        share: bool = False,
     ) -> TokenBatch:
-        """Pack the trajectories at `indices`. Every one of them has the same fields."""
+        """Pack the trajectories at `indices`; with `share`, prompts that several begin with are there once.
+
+        Every one of them has the same fields.
+        """
+        if share:
+            indices = [index for family in families(trajectories, indices) for index in family]
         chosen = [trajectories[i] for i in indices]
         lengths = tuple(len(t) for t in chosen)
-        mask_T = np.concatenate([t.chosen_T for t in chosen])
-        targets = np.flatnonzero(mask_T)
-        sequence_T = np.repeat(np.arange(len(chosen)), lengths)
+        mask_K = np.concatenate([t.chosen_T for t in chosen])
+        targets = np.flatnonzero(mask_K)
+        sequence_K = np.repeat(np.arange(len(chosen)), lengths)
 
         def put(array: np.ndarray, kind: torch.dtype = torch.int64) -> torch.Tensor:
             return to_device(torch.from_numpy(np.ascontiguousarray(array)).to(kind), device)
 
+        rows_K, own = rows_of(trajectories, indices) if share else (np.arange(len(mask_K)), list(lengths))
+        first_T = np.unique(rows_K, return_index=True)[1] if share else rows_K
+        segments = Segments(lengths, device)
+        if len(first_T) < len(rows_K):
+            segments = Segments(tuple(own), device, Sharing.of(rows_K, put), segments)
         return cls(
-            ids_T=put(np.concatenate([t.ids_T for t in chosen])),
-            positions_T=put(np.concatenate([np.arange(length) for length in lengths])),
-            segments=Segments(lengths, device),
-            targets_N=put(targets),
-            sequence_N=put(sequence_T[targets]),
+            ids_T=put(np.concatenate([t.ids_T for t in chosen])[first_T]),
+            positions_T=put(np.concatenate([np.arange(length) for length in lengths])[first_T]),
+            segments=segments,
+            targets_N=put(rows_K[targets]),
+            sources_N=put(rows_K[targets - 1]),
+            sequence_N=put(sequence_K[targets]),
             unit_B=put(np.array([t.unit for t in chosen])),
             index_B=tuple(indices),
             token_fields={
@@ -135,16 +153,26 @@ class TokenBatch:
         )
 
 
-def plan_packs(trajectories: Sequence[Trajectory], token_budget: int, scope: Scope) -> list[list[int]]:
+def plan_packs(
+    trajectories: Sequence[Trajectory], token_budget: int, scope: Scope, share: bool = False
+) -> list[list[int]]:
     """Which trajectories go into which pack: first fit, longest first, so that packs are few and full.
 
     Where the objective's scope is `pair`, the trajectories of a unit stay together. A unit longer than the budget gets
-    a pack of its own. The plan depends on lengths only, never on time or memory.
+    a pack of its own. With `share`, sequences that begin with the same prompt go into one pack as far as it holds them.
+    The plan depends on lengths and prompts only, never on time or memory.
     """
     units: dict[int, list[int]] = {}
     for i, trajectory in enumerate(trajectories):
         units.setdefault(trajectory.unit if scope == "pair" else i, []).append(i)
-    sized = [(sum(len(trajectories[i]) for i in members), members) for members in units.values()]
+    together = list(units.values())
+    if share and scope != "pair":
+        related = families(trajectories, range(len(trajectories)))
+        together = [part for family in related for part in split_family(trajectories, family, token_budget)]
+    if share:
+        sized = [(shared_size(trajectories, members), members) for members in together]
+    else:
+        sized = [(sum(len(trajectories[i]) for i in members), members) for members in together]
     sized.sort(key=lambda item: (-item[0], item[1]))
     packs: list[list[int]] = []
     room: list[int] = []

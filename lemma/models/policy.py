@@ -117,7 +117,7 @@ class Policy:
         """Log-probability (N,) of each trained token of a pack given what comes before it, and the entropy if asked."""
         hidden_TH = self.hidden(batch.ids_T, batch.positions_T, batch.segments)
         return self.score(
-            hidden_TH[batch.targets_N - 1], batch.ids_T[batch.targets_N], temperature=temperature, entropy=entropy
+            hidden_TH[batch.sources_N], batch.ids_T[batch.targets_N], temperature=temperature, entropy=entropy
         )
 
     def score(

@@ -170,7 +170,7 @@ class SquaredMass(Policy):
     def logprobs(
         self, batch: TokenBatch, *, temperature: float = 1.0, entropy: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        hidden = self.hidden(batch.ids_T, batch.positions_T, batch.segments)[batch.targets_N - 1]
+        hidden = self.hidden(batch.ids_T, batch.positions_T, batch.segments)[batch.sources_N]
         targets = batch.ids_T[batch.targets_N]
         plain, sharp = (self.score(hidden, targets, temperature=share * temperature)[0] for share in (1.0, 0.5))
         return 2 * plain - sharp, None

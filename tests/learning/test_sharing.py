@@ -1,0 +1,142 @@
+"""Prompts that are computed once for all of their answers: the same numbers as with a prompt for each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from lemma.core.types import Trajectory
+from lemma.learning.learner import Learner
+from lemma.learning.learning_options import OptimOptions
+from lemma.models.critic import Critic
+from lemma.models.packing import TokenBatch, plan_packs
+from lemma.models.policy import Policy
+from lemma.models.sharing import SHORTEST, can_share, families, shared_size
+from lemma.objectives import Objective
+from tests.models.small import CPU, WORDS, in_float64, relative, tiny_policy, trajectories
+from tests.objectives.forms import OBJECTIVES
+
+EXACT = 1e-10
+PROMPTS = (SHORTEST + 3, SHORTEST, 20, SHORTEST - 1)
+
+
+@pytest.fixture(scope="module", params=["full", "lora", "recomputed"])
+def policy(request: pytest.FixtureRequest) -> Policy:
+    return in_float64(tiny_policy(lora=request.param == "lora", checkpointing=request.param == "recomputed"))
+
+
+def answers() -> list[Trajectory]:
+    """Four prompts, the last one too short to share, with up to six answers each, in no order; one learns nothing."""
+    lengths = (30, 14, 29, 40, 21, 33, 25, 12, 38, 27, 26, 31, 24, 19, 36, 22)
+    rng = np.random.default_rng(7)
+    prompts = [rng.integers(0, WORDS, length) for length in PROMPTS]
+    made = trajectories([*lengths])
+    for number, item in enumerate(made):
+        prompt = prompts[(number // 2) % len(prompts)]
+        if len(item) <= len(prompt) or not item.chosen_T.any():
+            continue
+        item.ids_T[: len(prompt)] = prompt
+        item.chosen_T[: len(prompt)] = False
+        item.chosen_T[len(prompt)] = True
+    return made
+
+
+def gradients(
+    policy: Policy, objective: Objective, budget: int, share: bool
+) -> tuple[float, dict[str, torch.Tensor], int]:
+    learner = Learner(policy, OptimOptions(lr=1e-30, clip=0.0), token_budget=budget, total_steps=2, share_prompts=share)
+    items = [replace(item, token_fields=dict(item.token_fields)) for item in answers()]
+    for item, scores in zip(items, learner.score(items), strict=True):
+        item.token_fields["old"] = np.zeros(len(item))
+        item.token_fields["old"][item.chosen_T] = scores
+        item.token_fields["behaviour"] = item.token_fields["old"] + 0.01
+    grads: dict[str, torch.Tensor] = {}
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(lambda p, name=name: grads.__setitem__(name, p.grad.clone()))
+        for name, parameter in policy.parameters().items()
+    ]
+    report = learner.step(items, objective)
+    for hook in hooks:
+        hook.remove()
+    return report.loss, grads, report.packs
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_loss_and_gradient_do_not_change(policy: Policy, name: str) -> None:
+    objective = OBJECTIVES[name]()
+    loss, grads, packs = gradients(policy, objective, 10**6, share=False)
+    for budget in (10**6, 90):
+        shared_loss, shared, fewer = gradients(policy, objective, budget, share=True)
+        assert shared_loss == pytest.approx(loss, rel=EXACT, abs=1e-12)
+        assert shared.keys() == grads.keys() and (packs == 1)
+        size = torch.cat([grad.flatten() for grad in grads.values()]).norm().item()
+        for key, grad in grads.items():
+            assert relative(shared[key], grad, floor=1e-3 * size) < EXACT, key
+    assert fewer > 1
+
+
+def test_scores_do_not_change(policy: Policy) -> None:
+    plain, shared = (
+        Learner(policy, OptimOptions(), token_budget=100, total_steps=1, share_prompts=share).score(answers())
+        for share in (False, True)
+    )
+    for mine, other in zip(shared, plain, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-10, atol=1e-12)
+
+
+def test_a_shared_prompt_is_there_once_and_predicts_every_first_token() -> None:
+    items = answers()
+    pack = TokenBatch.build(items, range(len(items)), CPU, torch.float64, share=True)
+    whole = TokenBatch.build(items, range(len(items)), CPU, torch.float64)
+    assert pack.tokens == shared_size(items, range(len(items))) < whole.tokens
+    assert pack.trained_tokens == whole.trained_tokens
+    for sequence, index in enumerate(pack.index_B):
+        mine = pack.sequence_N == sequence
+        chosen = np.flatnonzero(items[index].chosen_T)
+        assert pack.ids_T[pack.targets_N[mine]].tolist() == items[index].ids_T[chosen].tolist()
+        assert pack.ids_T[pack.sources_N[mine]].tolist() == items[index].ids_T[chosen - 1].tolist()
+        assert pack.positions_T[pack.sources_N[mine]].tolist() == (chosen - 1).tolist()
+
+
+@pytest.mark.parametrize("scope", ["token", "pair"])
+@pytest.mark.parametrize("budget", [1, 60, 90, 200, 10**6])
+def test_every_sequence_is_in_one_pack_and_packs_hold_the_budget(budget: int, scope: str) -> None:
+    items = answers()
+    packs = plan_packs(items, budget, scope, share=True)  # type: ignore[arg-type]
+    assert sorted(index for pack in packs for index in pack) == list(range(len(items)))
+    for pack in packs:
+        units = {items[i].unit for i in pack} if scope == "pair" else set(pack)
+        assert shared_size(items, pack) <= budget or len(units) == 1
+        if scope == "pair":
+            assert all((items[i].unit in units) == (i in pack) for i in range(len(items)))
+
+
+def test_prompts_that_are_short_or_learnt_are_not_shared() -> None:
+    items = answers()
+    for family in families(items, range(len(items))):
+        if len(family) > 1:
+            first = items[family[0]].ids_T[:SHORTEST]
+            assert all((items[i].ids_T[:SHORTEST] == first).all() for i in family)
+            assert not any(items[i].chosen_T[:SHORTEST].any() for i in family)
+
+
+def test_a_convolution_over_tokens_refuses_to_share() -> None:
+    assert can_share(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    assert not can_share(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Conv1d(2, 2, 3)))
+
+
+def test_values_of_a_critic_do_not_change() -> None:
+    from lemma.models.critic import build_critic
+    from lemma.models.model_options import ModelOptions
+    from tests.models.small import SHAPE
+
+    critic: Critic = build_critic(ModelOptions(tiny=SHAPE), CPU, 0, None)
+    plain, shared = (
+        Learner(critic, OptimOptions(), token_budget=100, total_steps=1, share_prompts=share).score(answers())
+        for share in (False, True)
+    )
+    for mine, other in zip(shared, plain, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
