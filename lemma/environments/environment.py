@@ -33,11 +33,16 @@ class Utterance:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the policy reads next. `done` ends the episode; `reward` is for this turn, where the task gives one."""
+    """What the policy reads next. `done` ends the episode; `reward` is for this turn, where the task gives one.
+
+    Where an agent has no conversation, `prompt` is all that it reads next, in one message: history is then rewritten,
+    and `text` is what came back, for people.
+    """
 
     text: str = ""
     done: bool = False
     reward: float | None = None
+    prompt: str | None = None
 
 
 class WorldGone(Exception):

@@ -132,7 +132,8 @@ def reply_of(given: Any, world: Environment, half: int) -> Reply:
     if not isinstance(given.text, str):
         raise WrongKind(_wrong(world, given.text, "the text of a Reply"))
     text = given.text if len(given.text) <= 2 * half else given.text[:half] + given.text[len(given.text) - half :]
-    return Reply(readable(text), bool(given.done), _number(given.reward, world))
+    prompt = None if given.prompt is None else readable(str(given.prompt))
+    return Reply(readable(text), bool(given.done), _number(given.reward, world), prompt)
 
 
 def outcome_of(given: Any, world: Environment) -> Outcome:

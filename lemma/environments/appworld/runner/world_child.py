@@ -114,9 +114,9 @@ def judge(connection: socket.socket, task: str, files: dict[str, str]) -> None:
     found = evaluate_task(task, EPISODE, suppress_errors=True, save_report=False)
     status = final_status(folder)
     verdict = {
-        "passed": [one["label"] for one in found.passes],
-        "failed": [one["label"] for one in found.failures],
-        "tests": found.num_tests,
+        "passed": found.pass_count,
+        "total": found.num_tests,
+        "free": len([one for one in found.test_data or [] if one["label"] == "no_op_pass"]),
         "success": bool(found.success),
         "completed": status in get_type_args(TASK_STATUS_LITERAL),
         "gave_up": status == "fail",

@@ -1,0 +1,130 @@
+"""What a recipe can say about AppWorld. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from lemma.core.errors import UserError
+from lemma.core.types import Message, Problem
+from lemma.environments.appworld.agents import Agent, first_prompt
+from lemma.environments.appworld.appworld_episode import GRACE_SECONDS, JUDGE_SECONDS, TASK, AppWorldEpisode
+from lemma.environments.appworld.appworld_tasks import AppTask, check_data, load_split
+from lemma.environments.appworld.runner_client import OPEN_SECONDS, START_SECONDS, RunnerSettings, begin
+from lemma.environments.appworld.task_worth import Worth, goal_completion
+from lemma.environments.attempts import Attempt
+from lemma.environments.environment import Deadlines, Environment, EnvironmentOptions
+
+
+class AppWorldOptions(EnvironmentOptions):
+    """Tasks in the apps of a person, done by code; `lemma env setup appworld` installs what it needs."""
+
+    name: Literal["appworld"] = "appworld"
+    """AppWorld."""
+    root: str = "appworld"
+    """Folder of AppWorld: its tasks are in `data`, its virtual environment in `venv`."""
+    venv: str | None = None
+    """Virtual environment with the package appworld. Default: `venv` in the root."""
+    agent: Agent = "conversation"
+    """conversation: a chat that grows, code in fenced blocks. rebuilt: one prompt, written anew each turn with the
+    steps so far, answered in <think> and <code>."""
+    history: int | None = Field(None, ge=1)
+    """How many of the last steps the rebuilt prompt shows. Default: all."""
+    reward: Worth = "tests"
+    """tests: 1 for a success, otherwise the share of tests passed, 0 where the task was not called complete. success:
+    1 or 0. compat: 10 for calling the task complete, right or wrong, as the public PPO system pays it."""
+    pay_for_nothing: bool = False
+    """Count all tests in the share, also those that pass where nothing was done, as LOOP does."""
+    difficulty: list[Literal[1, 2, 3]] = Field(default_factory=list)
+    """Only tasks of these difficulties, such as [1, 2]. Default: all."""
+    turns: int = Field(40, ge=1)
+    """Maximum number of turns in an episode."""
+    reply_tokens: int = Field(3000, ge=1)
+    """Maximum number of tokens in a reply; a longer one loses its middle, and the metrics count it."""
+    code_seconds: int = Field(30, ge=1)
+    """Time that the code of one turn may take; longer is an error that the agent reads."""
+    api_calls: int = Field(1000, ge=1)
+    """Calls of APIs in the code of one turn."""
+    memory_mb: int = Field(1024, ge=64)
+    """Memory that the code of an episode may take, beyond what a world needs itself."""
+    cpu_seconds: int = Field(600, ge=1)
+    """Processor time of one world; it ends there."""
+    sandbox: Literal["auto", "namespaces", "landlock", "none"] = "auto"
+    """How worlds are confined: auto takes namespaces, or else Landlock, or else refuses. none: not at all, on a machine
+    where nothing is private."""
+    workers: int = Field(1, ge=0)
+    """Processes that speak with the worlds. Each world is a process of its own, whatever this says."""
+    worker_calls: int | None = Field(64, ge=1)
+    """Worlds that one worker speaks with at the same time."""
+    episodes: int | None = Field(64, ge=1)
+    """Maximum number of worlds at the same time; each takes about 100 MB of memory."""
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.root).expanduser()
+
+    @property
+    def python(self) -> Path:
+        place = Path(self.venv).expanduser() if self.venv else self.folder / "venv"
+        return place / "bin" / "python"
+
+    @property
+    def runner(self) -> RunnerSettings:
+        return RunnerSettings(
+            str(self.python.absolute()), str(self.folder.resolve()), self.memory_mb, self.cpu_seconds, self.sandbox
+        )
+
+    @property
+    def deadlines(self) -> Deadlines:
+        """The recipe's, or more than the runner takes itself: then a world that hangs costs no worker."""
+        return Deadlines(
+            reset=self.reset_seconds or START_SECONDS + 2 * OPEN_SECONDS,
+            step=self.step_seconds or self.code_seconds + 2 * GRACE_SECONDS,
+            score=self.score_seconds or 3 * JUDGE_SECONDS + 2 * OPEN_SECONDS,
+        )
+
+    def make(self) -> Environment:
+        return AppWorldEpisode(self)
+
+    def check(self) -> None:
+        if sys.platform != "linux":
+            raise UserError("AppWorld's worlds are confined by Linux", fix="run this stage on Linux")
+        if not self.python.exists():
+            raise UserError(
+                f"there is no virtual environment of AppWorld: '{self.python}' is not there",
+                fix=f"run `lemma env setup appworld --dir {self.root}`, or name one with `venv`",
+            )
+        check_data(self.folder)
+
+    def problems(self, split: str) -> list[Problem]:
+        """The tasks of a split, with the first prompt of the agent. The runner starts meanwhile."""
+        found = [self._problem(task) for task in load_split(self.folder, split) if self._is_wanted(task)]
+        if not found:
+            raise UserError(f"split '{split}' of AppWorld has no task of difficulty {self.difficulty}")
+        self.check()
+        begin(self.runner)
+        return found
+
+    def _is_wanted(self, task: AppTask) -> bool:
+        return not self.difficulty or task.difficulty in self.difficulty
+
+    def _problem(self, task: AppTask) -> Problem:
+        return Problem(
+            (Message("user", first_prompt(self.agent, task)),),
+            id=task.id,
+            source="appworld",
+            subject=task.scenario,
+            level=None if task.difficulty is None else str(task.difficulty),
+            extra={TASK: task.id},
+        )
+
+    def opened(self, problem: Problem, seed: int) -> Problem:
+        """The first prompt is the problem's own: no world is needed to write it."""
+        return problem
+
+    def summarise(self, attempts: Sequence[Attempt]) -> Mapping[str, Sequence[float]]:
+        return goal_completion(attempts)
