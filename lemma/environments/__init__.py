@@ -11,6 +11,7 @@ from lemma.core.types import Outcome
 from lemma.environments.attempts import Attempt
 from lemma.environments.custom_world import CustomWorld
 from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance, WorldGone
+from lemma.environments.gateway import Gateway
 from lemma.environments.higher_lower import HigherLower
 from lemma.environments.single_turn import SingleTurn
 
@@ -21,6 +22,7 @@ ENVIRONMENTS: Registry[type[EnvironmentOptions]] = Registry(
         "single_turn": SingleTurn,
         "higher_lower": HigherLower,
         "custom": CustomWorld,
+        "gateway": Gateway,
     },
 )
 
@@ -45,6 +47,7 @@ __all__ = [
     "CustomWorld",
     "Environment",
     "EnvironmentOptions",
+    "Gateway",
     "HigherLower",
     "Outcome",
     "Reply",

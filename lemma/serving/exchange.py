@@ -15,14 +15,14 @@ from lemma.serving.engine_driver import Call, EngineDriver, Tokens
 from lemma.serving.served_tools import read_calls
 from lemma.serving.speech import Speech
 from lemma.serving.wire_errors import ApiError
-from lemma.serving.wire_requests import Asked
+from lemma.serving.wire_requests import WireCall
 
 # How often somebody looks whether the client is still there.
 LOOK_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
-class Choice:
+class WireChoice:
     """One sample as the client reads it: `content` and `calls` of a chat, `content` alone of a completion."""
 
     index: int
@@ -37,18 +37,23 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Part:
+class NewText:
     """New text of one sample."""
 
     index: int
     text: str
 
 
-class Caller(Protocol):
-    """Whoever may ask: turns a call into requests, and hears what the model said before the client does."""
+class WireCaller(Protocol):
+    """Whoever may ask: turns a call into requests, and hears what the model said before the client does.
 
-    def requests(self, asked: Asked) -> list[Request]: ...
-    def heard(self, asked: Asked, choice: Choice) -> None: ...
+    Nobody waits for the answers of one that `is_over`.
+    """
+
+    is_over: bool
+
+    def requests(self, asked: WireCall) -> list[Request]: ...
+    def heard(self, asked: WireCall, choice: WireChoice) -> None: ...
 
 
 class Host(Protocol):
@@ -59,7 +64,7 @@ class Host(Protocol):
     dialogue: Dialogue
     style: Style
 
-    def caller(self, key: str, session: str | None) -> Caller:
+    def caller(self, key: str, session: str | None) -> WireCaller:
         """Who is speaking, by the key of the call or the name of its session; ApiError for strangers."""
         ...
 
@@ -69,14 +74,14 @@ class Host(Protocol):
 class Exchange:
     """Begun when it is made; `close` it, whatever happened."""
 
-    def __init__(self, host: Host, caller: Caller, asked: Asked):
+    def __init__(self, host: Host, caller: WireCaller, asked: WireCall):
         self.asked, self._host, self._caller = asked, host, caller
         self.requests = caller.requests(asked)
         self._places: dict[Key, int] = {request.key: place for place, request in enumerate(self.requests)}
         # Calls of tools are found in the whole text, so that nothing of it can be told before.
         self._is_told = asked.stream and not asked.tools
         self._speeches = [self._speech(request) for request in self.requests for _ in range(request.n)]
-        self.choices: dict[int, Choice] = {}
+        self.choices: dict[int, WireChoice] = {}
         self._call: Call = host.driver.ask(self.requests, wants_tokens=self._is_told)
 
     @property
@@ -91,7 +96,7 @@ class Exchange:
     def is_over(self) -> bool:
         return len(self.choices) == len(self._speeches)
 
-    def follow(self, is_gone: Callable[[], bool]) -> Iterator[Part | Choice]:
+    def follow(self, is_gone: Callable[[], bool]) -> Iterator[NewText | WireChoice]:
         """Text as it comes, where the client streams, and each choice when it is complete.
 
         ApiError where the engine refuses or fails; ConnectionError where the client has gone away.
@@ -100,6 +105,8 @@ class Exchange:
             news = self._call.next(LOOK_SECONDS)
             if isinstance(news, ApiError):
                 raise news
+            if self._caller.is_over:
+                raise ApiError(401, "this session is over", code="session_over")
             if news is None:
                 if is_gone():
                     raise ConnectionError("the client has gone away")
@@ -116,11 +123,11 @@ class Exchange:
     def _index(self, key: Key, sample: int) -> int:
         return self._places[key] * self.asked.n + sample
 
-    def _part(self, index: int, text: str) -> Iterator[Part]:
+    def _part(self, index: int, text: str) -> Iterator[NewText]:
         if text and self._is_told:
-            yield Part(index, text)
+            yield NewText(index, text)
 
-    def _ended(self, completion: Completion) -> Iterator[Part | Choice]:
+    def _ended(self, completion: Completion) -> Iterator[NewText | WireChoice]:
         index = self._index(completion.key, completion.sample)
         speech = self._speeches[index]
         new = "" if self._call.wants_tokens else speech.hear(completion.ids.tolist())
@@ -130,7 +137,7 @@ class Exchange:
         if self.asked.tools:
             content, calls = read_calls(content, self._host.style, completion.key, completion.sample)
         prompt = self.requests[self._places[completion.key]].prompt
-        choice = Choice(index, content, completion, prompt, calls)
+        choice = WireChoice(index, content, completion, prompt, calls)
         self._caller.heard(self.asked, choice)
         self.choices[index] = choice
         yield choice

@@ -17,7 +17,7 @@ from lemma.core.errors import UserError
 from lemma.serving.exchange import Exchange, Host
 from lemma.serving.wire_errors import ApiError
 from lemma.serving.wire_replies import Wording
-from lemma.serving.wire_requests import Asked, Kind, read_asked
+from lemma.serving.wire_requests import Kind, WireCall, read_call
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 LONGEST_BODY = 64 * 2**20
@@ -59,7 +59,7 @@ class _Handler(BaseHTTPRequestHandler):
             if path not in CALLS:
                 raise ApiError(404, f"there is nothing at {path}; there are: {', '.join(CALLS)}")
             caller = self._caller()
-            asked = read_asked(CALLS[path], _json(body))
+            asked = read_call(CALLS[path], _json(body))
             if asked.model is not None and not self.server.host.serves(asked.model):
                 raise ApiError(
                     404, f"there is no model '{asked.model}'; there is: {self.server.host.name}", param="model",
@@ -82,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
             pass
         self._send(200, wording.whole())
 
-    def _stream(self, exchange: Exchange, wording: Wording, asked: Asked) -> None:
+    def _stream(self, exchange: Exchange, wording: Wording, asked: WireCall) -> None:
         """Events as they come. Trouble before the first has a status of its own, trouble later is an event."""
         news = exchange.follow(self._is_gone)
         first = next(news)

@@ -13,10 +13,10 @@ from lemma.core.types import content_id
 from lemma.engines.protocol import Request, Sampling
 from lemma.formats.dialogue import Dialogue
 from lemma.serving.engine_driver import EngineDriver
-from lemma.serving.exchange import Choice
+from lemma.serving.exchange import WireChoice
 from lemma.serving.served_tools import style_of
 from lemma.serving.wire_errors import ApiError
-from lemma.serving.wire_requests import Asked
+from lemma.serving.wire_requests import WireCall
 
 
 def room_for(prompt: np.ndarray, limit: int) -> int:
@@ -46,6 +46,7 @@ class PlainHost:
         self._limit = limit_of(driver)
         self._numbers = itertools.count()
         self._once = secrets.token_hex(8)
+        self.is_over = False
 
     def serves(self, model: str) -> bool:
         return model in self._names
@@ -55,10 +56,10 @@ class PlainHost:
             raise ApiError(401, "this is not the server's key", code="invalid_api_key")
         return self
 
-    def heard(self, asked: Asked, choice: Choice) -> None:
+    def heard(self, asked: WireCall, choice: WireChoice) -> None:
         """Nothing is kept."""
 
-    def requests(self, asked: Asked) -> list[Request]:
+    def requests(self, asked: WireCall) -> list[Request]:
         if asked.kind == "chat":
             prompts = [self.dialogue.prompt(asked.messages, asked.tools)]
         else:
@@ -68,7 +69,7 @@ class PlainHost:
     def _encoded(self, prompt: str | tuple[int, ...]) -> np.ndarray:
         return self.dialogue.begin(prompt) if isinstance(prompt, str) else np.asarray(prompt, dtype=np.int64)
 
-    def _request(self, asked: Asked, prompt: np.ndarray, place: int) -> Request:
+    def _request(self, asked: WireCall, prompt: np.ndarray, place: int) -> Request:
         room = room_for(prompt, self._limit)
         stops = (*self.dialogue.fmt.stop, *asked.stop) if asked.kind == "chat" else asked.stop
         sampling = Sampling(

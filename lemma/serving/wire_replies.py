@@ -7,7 +7,7 @@ import uuid
 from typing import Any
 
 from lemma.formats.dialogue import Dialogue
-from lemma.serving.exchange import Choice, Exchange, Part
+from lemma.serving.exchange import Exchange, NewText, WireChoice
 from lemma.serving.speech import UNKNOWN
 
 OBJECTS = {
@@ -36,9 +36,9 @@ class Wording:
         choices = [self._choice(choice) for _, choice in sorted(self._exchange.choices.items())]
         return {**self._head, "choices": choices, "usage": self._usage()}
 
-    def pieces(self, news: Part | Choice) -> list[dict[str, Any]]:
+    def pieces(self, news: NewText | WireChoice) -> list[dict[str, Any]]:
         """What a stream says of new text, or of the end of a sample."""
-        if isinstance(news, Part):
+        if isinstance(news, NewText):
             return [self._piece(news.index, news.text)]
         found = []
         if self._asked.tools:
@@ -54,7 +54,7 @@ class Wording:
         prompt, said = self._exchange.prompt_tokens, self._exchange.completion_tokens
         return {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
 
-    def _choice(self, choice: Choice) -> dict[str, Any]:
+    def _choice(self, choice: WireChoice) -> dict[str, Any]:
         row: dict[str, Any] = {"index": choice.index, "finish_reason": choice.finish}
         row["logprobs"] = self._logprobs(choice) if self._asked.logprobs else None
         if self._asked.kind == "text":
@@ -76,7 +76,7 @@ class Wording:
             delta["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]
         return {**self._head, "choices": [row | {"delta": delta}]}
 
-    def _last(self, choice: Choice) -> dict[str, Any]:
+    def _last(self, choice: WireChoice) -> dict[str, Any]:
         """The end of a sample, with the log-probabilities of all its tokens."""
         piece = self._piece(choice.index, None if self._asked.kind == "chat" else "")
         row = piece["choices"][0]
@@ -85,7 +85,7 @@ class Wording:
         row |= self._ids(choice)
         return piece
 
-    def _ids(self, choice: Choice) -> dict[str, Any]:
+    def _ids(self, choice: WireChoice) -> dict[str, Any]:
         if not self._asked.token_ids:
             return {}
         return {
@@ -93,7 +93,7 @@ class Wording:
             "token_ids": choice.completion.ids.tolist(),
         }
 
-    def _logprobs(self, choice: Choice) -> dict[str, Any]:
+    def _logprobs(self, choice: WireChoice) -> dict[str, Any]:
         """Of every sampled token, the one that ended the sample included."""
         ids, logprobs = choice.completion.ids.tolist(), choice.completion.logprobs.tolist()
         pieces = self._dialogue.pieces(ids)

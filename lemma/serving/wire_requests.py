@@ -54,7 +54,7 @@ ROLES = {"developer": "system", "system": "system", "user": "user", "assistant":
 
 
 @dataclass(frozen=True)
-class Asked:
+class WireCall:
     """One call. Of `messages` and `prompts` one is empty; `given` are the names of all fields that were sent."""
 
     kind: Kind
@@ -79,7 +79,7 @@ class Asked:
     given: frozenset[str] = field(default_factory=frozenset)
 
 
-def read_asked(kind: Kind, body: Any) -> Asked:
+def read_call(kind: Kind, body: Any) -> WireCall:
     """The call in a JSON body; ApiError where it cannot be what it says."""
     if not isinstance(body, Mapping):
         raise ApiError(400, "the body is not a JSON object")
@@ -97,7 +97,7 @@ def read_asked(kind: Kind, body: Any) -> Asked:
     values["max_tokens"] = _count(sent, limit, 1, 2**31) if limit else TEXT_TOKENS if kind == "text" else None
     if values["max_tokens"] is not None and values.get("min_tokens", 0) > values["max_tokens"]:
         raise ApiError(400, "min_tokens is above max_tokens", param="min_tokens")
-    return Asked(
+    return WireCall(
         kind,
         messages=_messages(sent.get("messages")) if kind == "chat" else (),
         tools=() if sent.get("tool_choice") == "none" else _tools(sent.get("tools", [])),

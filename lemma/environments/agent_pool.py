@@ -1,0 +1,207 @@
+"""The trainer's side of the processes that run agents. Nothing here waits for an agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from queue import Empty, SimpleQueue
+from typing import IO, Any
+
+from lemma.core.errors import UserError
+from lemma.core.types import Outcome, Problem
+from lemma.environments.process_session import end_session
+
+END_SECONDS = 5.0
+SHOWN = 300
+
+
+@dataclass(frozen=True, slots=True)
+class AgentResult:
+    """What became of an agent. It has `failed` where it raised, died or took too long; it is `lost` where its process
+    died, perhaps by the fault of another agent."""
+
+    name: int
+    outcome: Outcome
+    failed: bool = False
+    lost: bool = False
+
+
+@dataclass(eq=False)
+class _Worker:
+    """One process. `running` are agents with their deadlines, `late` those that were given up and have not ended."""
+
+    process: subprocess.Popen[bytes]
+    running: dict[int, float] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)
+    is_ready: bool = False
+    _orders: SimpleQueue[bytes | None] = field(default_factory=SimpleQueue)
+
+    def send(self, row: Mapping[str, Any]) -> None:
+        self._orders.put(json.dumps(row, default=_plain).encode() + b"\n")
+
+    def speak(self) -> None:
+        """Hand over orders as the pipe takes them, until nobody gives any. A worker that is gone tells so itself."""
+        assert self.process.stdin is not None
+        with suppress(OSError), self.process.stdin as pipe:
+            while (order := self._orders.get()) is not None:
+                pipe.write(order)
+                pipe.flush()
+
+    def ask_to_end(self) -> None:
+        self._orders.put(None)
+
+    def end(self) -> None:
+        """End it and all that agents have started."""
+        self.ask_to_end()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(END_SECONDS)
+        end_session(self.process.pid)
+        self.process.kill()
+        self.process.wait()
+
+
+class AgentPool:
+    """Agents in at most `workers` processes, `at_once` in each. A process with an agent that does not end takes no new
+    ones and is ended as soon as its others have."""
+
+    def __init__(self, settings: Mapping[str, Any], workers: int, at_once: int, log: str | None = None):
+        self._settings = {**settings, "at_once": at_once}
+        self._most, self._at_once = workers, at_once
+        self._printed: IO[bytes] = open(log, "ab") if log else tempfile.TemporaryFile("w+b")
+        self._workers: list[_Worker] = []
+        self._news: SimpleQueue[tuple[_Worker, dict[str, Any] | None]] = SimpleQueue()
+        self.on_news: Callable[[], None] = lambda: None
+        self.is_closed = False
+        self._finalizer = weakref.finalize(self, _end_all, self._workers, self._printed)
+
+    def has_room(self) -> bool:
+        fit = [worker for worker in self._workers if not worker.late]
+        return len(fit) < self._most or any(len(worker.running) < self._at_once for worker in fit)
+
+    def begin(self, name: int, problem: Problem, seed: int, base_url: str, api_key: str, seconds: float) -> None:
+        """Run an agent, in the process that has the fewest."""
+        fit = [worker for worker in self._workers if not worker.late]
+        worker = min(fit, key=lambda one: len(one.running), default=None)
+        if worker is None or (worker.running and len(fit) < self._most):
+            worker = self._start()
+        worker.running[name] = time.monotonic() + seconds
+        order = {"id": name, "problem": asdict(problem), "seed": seed, "base_url": base_url, "api_key": api_key}
+        worker.send(order)
+
+    def look(self) -> list[AgentResult]:
+        """What has ended since the last look, by itself or by its deadline."""
+        found: list[AgentResult] = []
+        with suppress(Empty):
+            while True:
+                worker, row = self._news.get_nowait()
+                found += self._died(worker) if row is None else self._heard(worker, row)
+        now = time.monotonic()
+        for worker in list(self._workers):
+            for name in [name for name, deadline in worker.running.items() if deadline <= now]:
+                del worker.running[name]
+                worker.late.add(name)
+                worker.send({"stop": name})
+                found.append(AgentResult(name, Outcome(None, None, "the agent ran past its deadline"), True))
+            if worker.late and not worker.running:
+                self._workers.remove(worker)
+                threading.Thread(target=worker.end, daemon=True).start()
+            elif worker.process.poll() is not None:
+                found += self._died(worker)
+        return found
+
+    def settle(self) -> None:
+        """End every process in which an agent is still at work."""
+        for worker in [one for one in self._workers if one.running or one.late]:
+            self._workers.remove(worker)
+            worker.end()
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._finalizer()
+
+    def _start(self) -> _Worker:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "lemma.environments.agent_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._printed,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+        worker = _Worker(process)
+        worker.send(self._settings)
+        self._workers.append(worker)
+        threading.Thread(target=worker.speak, daemon=True).start()
+        threading.Thread(target=_listen, args=(worker, self._news, weakref.ref(self)), daemon=True).start()
+        return worker
+
+    def _heard(self, worker: _Worker, row: Mapping[str, Any]) -> list[AgentResult]:
+        if "ready" in row:
+            worker.is_ready = True
+            return []
+        for trouble in ("fatal", "wrong"):
+            if trouble in row:
+                raise UserError(row[trouble], fix="repair the agent")
+        worker.late.discard(row["id"])
+        if worker.running.pop(row["id"], None) is None:
+            return []
+        if "outcome" in row:
+            return [AgentResult(row["id"], Outcome(*row["outcome"]))]
+        return [AgentResult(row["id"], Outcome(None, None, f"the agent failed: {row['failed']}"), True)]
+
+    def _died(self, worker: _Worker) -> list[AgentResult]:
+        if worker not in self._workers:
+            return []
+        self._workers.remove(worker)
+        worker.end()
+        if not worker.is_ready:
+            raise UserError(f"the process of the agents does not begin: {self._last_words()}", fix="repair the agent")
+        outcome = Outcome(None, None, "the process of the agent died")
+        return [AgentResult(name, outcome, failed=True, lost=True) for name in worker.running]
+
+    def _last_words(self) -> str:
+        if not self._printed.readable():
+            return "its log says why"
+        self._printed.seek(0)
+        lines = self._printed.read().decode(errors="replace").strip().splitlines()
+        return lines[-1][:SHOWN] if lines else "it said nothing"
+
+
+def _listen(worker: _Worker, news: SimpleQueue[Any], pool: weakref.ref[AgentPool]) -> None:
+    """Hand over what a worker says, and its end."""
+    assert worker.process.stdout is not None
+    with suppress(OSError, ValueError), worker.process.stdout as pipe:
+        for line in pipe:
+            news.put((worker, json.loads(line)))
+            _wake(pool)
+    news.put((worker, None))
+    _wake(pool)
+
+
+def _wake(pool: weakref.ref[AgentPool]) -> None:
+    found = pool()
+    if found is not None:
+        found.on_news()
+
+
+def _end_all(workers: list[_Worker], printed: IO[bytes]) -> None:
+    """Ask all to end before the first is waited for."""
+    for worker in workers:
+        worker.ask_to_end()
+    while workers:
+        workers.pop().end()
+    printed.close()
+
+
+def _plain(value: Any) -> Any:
+    """What JSON does not know: arrays and numbers of numpy, else its text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -1,0 +1,236 @@
+"""A process that runs agents: `python -m lemma.environments.agent_worker`, one JSON object a line in and out.
+
+Two processes begin. The first only watches: it ends the second, with all that agents have started, when the trainer is
+gone, whatever they are doing. What agents print goes where the trainer's log of them is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from lemma.config.registry import file_of, load_place
+from lemma.core.errors import UserError
+from lemma.core.types import Message, Outcome, Problem
+from lemma.environments.process_session import end_session
+
+LONGEST_REASON = 500
+LOOK_SECONDS = 0.5
+
+
+class WrongReward(Exception):
+    """What an agent gave is no reward."""
+
+
+class Agents:
+    """The agents of this process."""
+
+    def __init__(self, settings: Mapping[str, Any], say: Callable[[Mapping[str, Any]], None]):
+        self._say, self._command, self._options = say, settings["command"], settings["options"]
+        for place in (settings["agent"], settings["score"]):
+            if place is not None:
+                sys.path.insert(0, str(file_of(place).resolve().parent))
+        self._agent = None if settings["agent"] is None else load_place(settings["agent"])
+        self._score = None if settings["score"] is None else load_place(settings["score"])
+        self._threads = ThreadPoolExecutor(settings["at_once"])
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def order(self, row: Mapping[str, Any]) -> None:
+        """Begin an agent, or end one."""
+        if "stop" in row:
+            task = self._tasks.get(row["stop"])
+            if task is not None:
+                task.cancel()
+        else:
+            self._tasks[row["id"]] = asyncio.get_running_loop().create_task(self._play(row))
+
+    async def _play(self, row: Mapping[str, Any]) -> None:
+        try:
+            problem = problem_from(row["problem"])
+            if self._agent is None:
+                given: Any = await self._run_command(row)
+            else:
+                given = await self._call_agent(self._agent, problem, row)
+            if self._score is not None:
+                given = await self._called(self._score, problem, given)
+            elif self._agent is None:
+                given = _last_line(given)
+            outcome = outcome_of(given)
+            self._say({"id": row["id"], "outcome": [outcome.reward, outcome.success, outcome.reason]})
+        except WrongReward as error:
+            self._say({"id": row["id"], "wrong": str(error)})
+        except BaseException as error:  # noqa: BLE001  (an agent may raise what it likes, SystemExit included)
+            self._say({"id": row["id"], "failed": _reason(error)})
+        finally:
+            self._tasks.pop(row["id"], None)
+
+    async def _call_agent(self, agent: Callable[..., Any], problem: Problem, row: Mapping[str, Any]) -> Any:
+        more = dict(self._options)
+        if "seed" in inspect.signature(agent).parameters:
+            more.setdefault("seed", row["seed"])
+        return await self._called(agent, problem, row["base_url"], row["api_key"], **more)
+
+    async def _called(self, function: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+        """What a function gives: `async` in the event loop, others in a thread."""
+        if inspect.iscoroutinefunction(function):
+            return await _guarded(function(*arguments, **more))
+        loop = asyncio.get_running_loop()
+        given, error = await loop.run_in_executor(self._threads, _caught, function, arguments, more)
+        if error is not None:
+            raise AgentRaised(_reason(error))
+        return await _guarded(given) if inspect.isawaitable(given) else given
+
+    async def _run_command(self, row: Mapping[str, Any]) -> str:
+        """What the command prints; its whole group is gone afterwards."""
+        told = {"OPENAI_BASE_URL": row["base_url"], "OPENAI_API_KEY": row["api_key"], "LEMMA_SEED": str(row["seed"])}
+        process = await asyncio.create_subprocess_shell(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **told},
+            process_group=0,
+        )
+        try:
+            out, _ = await process.communicate(json.dumps(row["problem"]).encode())
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        if process.returncode:
+            raise AgentRaised(f"the command ended with {process.returncode}")
+        return out.decode(errors="replace")
+
+
+class AgentRaised(Exception):
+    """What an agent raised, in words: an exception of a thread must not end the event loop."""
+
+
+async def _guarded(given: Awaitable[Any]) -> Any:
+    try:
+        return await given
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise AgentRaised(_reason(error)) from None
+
+
+def _caught(function: Callable[..., Any], arguments: Any, more: Any) -> tuple[Any, BaseException | None]:
+    try:
+        return function(*arguments, **more), None
+    except BaseException as error:  # noqa: BLE001
+        return None, error
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, AgentRaised):
+        return str(error)
+    return f"{type(error).__name__}: {error}"[:LONGEST_REASON]
+
+
+def _last_line(printed: str) -> Any:
+    lines = printed.strip().splitlines()
+    try:
+        return json.loads(lines[-1]) if lines else None
+    except ValueError:
+        return None
+
+
+def outcome_of(given: Any) -> Outcome:
+    """A reward, a mapping with `reward` and `success`, an Outcome, or None: unknown. 1 and more is success, where the
+    agent says nothing else."""
+    if isinstance(given, Outcome):
+        reward, success, reason = given.reward, given.success, given.reason
+    elif isinstance(given, Mapping):
+        reward, success, reason = given.get("reward"), given.get("success"), str(given.get("reason", ""))
+    else:
+        reward, success, reason = given, None, ""
+    if reward is None and success is not None:
+        reward = bool(success)
+    if reward is None:
+        return Outcome(None, None, reason or "the agent gave no reward")
+    if hasattr(reward, "item"):
+        reward = reward.item()
+    if not isinstance(reward, int | float):
+        raise WrongReward(f"the agent gave {type(reward).__name__} where a reward is wanted")
+    if not math.isfinite(reward):
+        return Outcome(None, None, f"the agent gave {reward} as a reward")
+    return Outcome(float(reward), reward >= 1 if success is None else bool(success), reason)
+
+
+def problem_from(row: Mapping[str, Any]) -> Problem:
+    messages = tuple(Message(one["role"], one["content"], one["more"]) for one in row["messages"])
+    lists = {name: tuple(row[name]) for name in ("golds", "choices", "traces")}
+    return Problem(**{**row, **lists, "messages": messages})
+
+
+# --- the process ---------------------------------------------------------------------------------------------------
+
+
+def serve() -> None:
+    """Orders come on standard input; agents have neither this nor standard output for themselves."""
+    orders, answers = os.fdopen(os.dup(0)), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    lock = threading.Lock()
+
+    def say(row: Mapping[str, Any]) -> None:
+        data = json.dumps(row).encode() + b"\n"
+        with lock, suppress(OSError):
+            while data:
+                data = data[os.write(answers, data) :]
+
+    async def work() -> None:
+        try:
+            agents = Agents(json.loads(orders.readline()), say)
+        except UserError as error:
+            say({"fatal": str(error)})
+            return
+        say({"ready": os.getpid()})
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+
+        def listen() -> None:
+            for line in orders:
+                loop.call_soon_threadsafe(agents.order, json.loads(line))
+            loop.call_soon_threadsafe(over.set)
+
+        threading.Thread(target=listen, daemon=True).start()
+        await over.wait()
+
+    try:
+        asyncio.run(work())
+    finally:
+        end_session(os.getsid(0))
+        os._exit(0)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    child = os.fork()
+    if child == 0:
+        serve()
+    os.close(1)
+    watch(child)
+    end_session(os.getsid(0))
+    os._exit(0)
+
+
+def watch(child: int) -> None:
+    """Wait until the other process has ended, or nobody is left who could give orders."""
+    poll = select.poll()
+    poll.register(0, 0)  # tells of nothing but the other end's closing
+    while not os.waitpid(child, os.WNOHANG)[0] and not poll.poll(LOOK_SECONDS * 1000):
+        pass
+
+
+if __name__ == "__main__":
+    main()

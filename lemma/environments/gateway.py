@@ -1,0 +1,105 @@
+"""The second door: an agent of somebody else's, which asks the model through an OpenAI client."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Literal
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from lemma.config.registry import file_of, is_place, load_place
+from lemma.core.errors import UserError
+from lemma.core.types import Problem
+from lemma.environments.agent_pool import AgentPool
+from lemma.environments.environment import EnvironmentOptions
+
+# Agents that one worker runs at the same time: they wait for the model most of the time.
+AGENTS = 64
+
+
+class Gateway(EnvironmentOptions):
+    """Each episode runs an agent, whose calls of the model are its turns."""
+
+    name: Literal["gateway"] = "gateway"
+    """An agent that asks the model through an OpenAI client."""
+    agent: str | None = None
+    """The agent as `path/to/file.py:function`, plain or `async`. It takes problem, base_url and api_key, and gives a
+    reward, a mapping with `reward` and `success`, or None: unknown."""
+    command: str | None = None
+    """The agent as a shell command, in place of `agent`: OPENAI_BASE_URL and OPENAI_API_KEY are in its environment, the
+    problem comes as JSON on standard input, and the last line that it prints is the reward, as JSON."""
+    score: str | None = None
+    """A function as `path/to/file.py:function` that takes the problem and what the agent gave, and gives the reward."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the agent's function."""
+    turns: int = Field(64, ge=1)
+    """Maximum number of calls of the model in an episode; further ones are refused."""
+    episode_seconds: float = Field(600.0, gt=0)
+    """Deadline of an agent; what it did is then unknown."""
+    workers: int = Field(2, ge=1)
+    """Processes that agents run in."""
+    worker_calls: int | None = Field(None, ge=1)
+    """Agents that one worker runs at the same time, in threads where they are not `async`. Default: 64."""
+    log: str | None = None
+    """A file for what agents print."""
+
+    _pool: AgentPool | None = PrivateAttr(None)
+
+    @model_validator(mode="after")
+    def _one_agent(self) -> Gateway:
+        if (self.agent is None) == (self.command is None):
+            raise ValueError("a gateway has one agent; write `agent: my_agent.py:solve`, or `command: ./my_agent`")
+        if self.schedule == "exact":
+            raise ValueError("an agent decides when it calls the model; leave `schedule: exact` out")
+        return self
+
+    @property
+    def driver(self) -> str:
+        return "lemma.rollouts.gateway_play:play_agents"
+
+    @property
+    def calls_at_once(self) -> int:
+        return self.worker_calls or AGENTS
+
+    def opened(self, problem: Problem, seed: int) -> Problem:
+        """The agent begins the conversation."""
+        return problem
+
+    def check(self) -> None:
+        if self.agent is not None:
+            function = load_function(self.agent, "agent: my_agent.py:solve")
+            _check_takes(function, self.agent, ("problem", "base_url", "api_key"), self.options)
+        if self.score is not None:
+            _check_takes(load_function(self.score, "score: my_agent.py:score"), self.score, ("problem", "result"), {})
+
+    def pool(self) -> AgentPool:
+        """The processes of the agents; they stay from step to step, until `close`."""
+        if self._pool is None or self._pool.is_closed:
+            settings = {"agent": self.agent, "command": self.command, "score": self.score, "options": self.options}
+            self._pool = AgentPool(settings, self.workers, self.calls_at_once, self.log)
+        return self._pool
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+
+def load_function(place: str, example: str) -> Any:
+    """The function that `path.py:name` names."""
+    if not is_place(place):
+        raise UserError(f"'{place}' names no function in a file", fix=f"write for example `{example}`")
+    found = load_place(place)
+    if not callable(found):
+        raise UserError(f"'{place.rpartition(':')[2]}' is not a function", file=file_of(place))
+    return found
+
+
+def _check_takes(function: Any, place: str, names: tuple[str, ...], options: dict[str, Any]) -> None:
+    try:
+        inspect.signature(function).bind(*names, **options)
+    except TypeError as error:
+        wanted = ", ".join((*names, *options))
+        raise UserError(
+            f"{place.rpartition(':')[2]} does not take ({wanted}): {error}", file=file_of(place),
+            fix="change what it takes, or `options` of the environment",
+        ) from error  # fmt: skip

@@ -1,0 +1,30 @@
+"""Processes that were started in a session of their own end together, whatever groups they made in it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+
+# A process may start another while they are being ended.
+ROUNDS = 5
+
+
+def end_session(session: int) -> None:
+    """Kill every process of a session but this one."""
+    import psutil
+
+    for _ in range(ROUNDS):
+        found = [pid for pid in psutil.pids() if pid != os.getpid() and _session_of(pid) == session]
+        for pid in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not found:
+            return
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
