@@ -135,6 +135,9 @@ class EnvironmentOptions(Options):
     def check(self) -> None:
         """Refuse, before anything is loaded, what could never be played, such as a class that is not there."""
 
+    def close(self) -> None:
+        """Give back what is held from step to step. Called when nothing more is played, whatever happened."""
+
     def problems(self, split: str) -> Sequence[Problem] | None:
         """The environment's own problems of a split, always the same ones in the same order; None where it has none.
 

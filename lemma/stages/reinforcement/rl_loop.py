@@ -110,6 +110,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             stage.save_if_due(learner, step, total, is_best)
             tidy(roller.folder, step, options.journal.steps, needed_after=stage.store.oldest)
     finally:
+        options.environment.close()
         engine.close()
     stage.finish(policy, total, {"steps": total, "problems": len(tasks), "drawn": order.drawn})
 
