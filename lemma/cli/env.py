@@ -1,4 +1,4 @@
-"""`lemma env play | test`: look at an episode turn by turn, and try an environment before anything is trained in it."""
+"""`lemma env play | setup | test`: look at episodes turn by turn, install and try an environment before training in it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from lemma.cli.parser import Parser
 # What can be done with an environment, and the module of this folder for it, with `add(parser)` and `run(args)`.
 ACTIONS: dict[str, tuple[str, str]] = {
     "play": ("env_play", "print episodes turn by turn: what was read, sampled and learnt from"),
+    "setup": ("env_setup", "install an environment that wants a virtual environment of its own"),
     "test": ("env_test", "try an environment: its calls, its deadlines, and whether an episode repeats"),
 }
 

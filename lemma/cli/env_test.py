@@ -9,7 +9,8 @@ from lemma.core.errors import UserError
 
 DESCRIPTION = """\
 Try the environment of a recipe with scripted answers: that every call gives what it should within its deadline, that an
-episode which is played again gives the same replies, and that nothing pays for saying nothing."""
+episode which is played again gives the same replies, and that nothing pays for saying nothing. `lemma env test appworld`
+tries AppWorld without a recipe; `--set root=DIR` says where it is."""
 
 
 def add(parser: Parser) -> None:
@@ -22,4 +23,8 @@ def add(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.recipe == "appworld":
+        from lemma.cli import env_test_appworld
+
+        return env_test_appworld.run(args.overrides)
     raise UserError("`lemma env test` is not here yet", fix="`lemma env play` shows an episode")

@@ -8,6 +8,7 @@ from typing import Any
 from lemma.config.registry import Registry, is_place, load_place
 from lemma.core.errors import UserError
 from lemma.core.types import Outcome
+from lemma.environments.appworld import AppWorldOptions
 from lemma.environments.attempts import Attempt
 from lemma.environments.custom_world import CustomWorld
 from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance, WorldGone
@@ -22,6 +23,7 @@ ENVIRONMENTS: Registry[type[EnvironmentOptions]] = Registry(
         "single_turn": SingleTurn,
         "higher_lower": HigherLower,
         "custom": CustomWorld,
+        "appworld": AppWorldOptions,
         "gateway": Gateway,
     },
 )
@@ -43,6 +45,7 @@ def as_options(spec: str | Mapping[str, Any]) -> dict[str, Any]:
 
 __all__ = [
     "ENVIRONMENTS",
+    "AppWorldOptions",
     "Attempt",
     "CustomWorld",
     "Environment",
