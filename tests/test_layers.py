@@ -28,7 +28,7 @@ FLOORS = [
     {"stages"},
     {"recipe"},
     {"reporting"},
-    {"reports"},
+    {"reports", "doctor"},
     {"api"},
     {"cli"},
     {"__main__"},

@@ -30,7 +30,8 @@ def run(args: argparse.Namespace) -> int:
     from lemma.cli.plan import describe
     from lemma.core.files import write_whole
     from lemma.recipe import load_recipe
-    from lemma.reporting import demo_summary, sink_of
+    from lemma.reporting import sink_of
+    from lemma.reports import demo_summary
     from lemma.reports.report_file import write_report
     from lemma.reports.run_reader import open_runs
     from lemma.runs.run import train

@@ -16,7 +16,7 @@ from rich.text import Text
 from lemma.cli.parser import Parser
 
 if TYPE_CHECKING:
-    from lemma.reporting.health import HealthFinding
+    from lemma.doctor.health import HealthFinding
 
 DESCRIPTION = """\
 Try every part that Lemma can use, each with a small real action, and say what repairs what is broken.
@@ -34,7 +34,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lemma.reporting.health import core_works, examine
+    from lemma.doctor.health import core_works, examine
 
     waiting = Console(stderr=True).status("Trying every part ...") if sys.stderr.isatty() else nullcontext()
     with waiting:

@@ -10,8 +10,8 @@ import pytest
 
 from lemma.cli import doctor
 from lemma.cli.parser import Parser
-from lemma.reporting import health
-from lemma.reporting.health import (
+from lemma.doctor import health
+from lemma.doctor.health import (
     CheckedPart,
     HealthFinding,
     check_disk,
@@ -26,7 +26,7 @@ BY_NAME = {part.name: part for part in health.PARTS}
 
 ODD_PROBES = """
 import ctypes, sys, time
-from lemma.reporting.probes import ProbeAnswer
+from lemma.doctor.probes import ProbeAnswer
 
 def chatty():
     print("a library that talks")

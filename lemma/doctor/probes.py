@@ -1,6 +1,6 @@
 """One small real action per part that Lemma can use, each to be run in a process of its own.
 
-`python -m lemma.reporting.probes lemma.reporting.probes:wandb` tries one of them. A probe returns a sentence fragment
+`python -m lemma.doctor.probes lemma.doctor.probes:wandb` tries one of them. A probe returns a sentence fragment
 about what it saw, or raises; what ends the process, even a segmentation fault, is the finding.
 """
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from lemma.reporting.probes import GIB, MARK, State
+from lemma.doctor.probes import GIB, MARK, State
 
 LEAST_PYTHON = (3, 11)
 LEAST_FREE_GIB = 5
@@ -46,7 +46,7 @@ class CheckedPart:
 
 
 def _part(name: str, module: str, probe: str, repair: str, **more: bool | float) -> CheckedPart:
-    return CheckedPart(name, module, f"lemma.reporting.probes:{probe}", repair, **more)  # type: ignore[arg-type]
+    return CheckedPart(name, module, f"lemma.doctor.probes:{probe}", repair, **more)  # type: ignore[arg-type]
 
 
 def _extra(extra: str, use: str) -> str:
@@ -76,7 +76,7 @@ PARTS: tuple[CheckedPart, ...] = (
 
 def run_probe(target: str, limit_s: float, env: Mapping[str, str] | None = None) -> tuple[State, str]:
     """Try `module:function` in another process; whatever happens to that one, this one gets a sentence."""
-    command = [sys.executable, "-m", "lemma.reporting.probes", target]
+    command = [sys.executable, "-m", "lemma.doctor.probes", target]
     quiet = {"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error", "WANDB_SILENT": "true"}
     try:
         done = subprocess.run(
