@@ -94,15 +94,15 @@ def _stage(recipe: Recipe, wanted: str | None) -> tuple[str, ReinforcementOption
 
 def _debug(args: argparse.Namespace, fmt: Format, name: str, options: ReinforcementOptions) -> int:
     from lemma.data.choices import as_asked
-    from lemma.data.load_rows import load_problems
     from lemma.engines import open_engine
     from lemma.engines.engine_options import NativeOptions
     from lemma.evaluation.diagnose import Situation, diagnose, sample_groups
     from lemma.rollouts import Judge
+    from lemma.stages.reinforcement.rl_problems import stage_problems
     from lemma.stages.reinforcement.rl_tasks import opened
     from lemma.stages.reinforcement.speaking import make_world
 
-    loaded = load_problems(options.data, args.seed)
+    loaded = stage_problems(options, args.seed)
     problems = [opened(options.environment, as_asked(problem), args.seed) for problem in loaded]
     size = args.group_size or options.algorithm.group_size
     together = NativeOptions(sequences=min(1024, size * min(args.groups, len(problems))))

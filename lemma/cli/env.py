@@ -1,4 +1,4 @@
-"""`lemma env play | setup | test`: look at episodes turn by turn, install and try an environment before training in it."""
+"""`lemma env play | setup | test`: look at episodes turn by turn, install an environment, try it before training."""
 
 from __future__ import annotations
 

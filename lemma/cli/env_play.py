@@ -65,15 +65,15 @@ def _played(
 ) -> tuple[list[Episode], Any, World]:
     """One episode of each of the first problems, by the model of the recipe or another."""
     from lemma.data.choices import as_asked
-    from lemma.data.load_rows import load_problems
     from lemma.engines import open_engine
     from lemma.engines.engine_options import NativeOptions
     from lemma.evaluation.diagnose import sample_groups
     from lemma.rollouts import Judge
+    from lemma.stages.reinforcement.rl_problems import stage_problems
     from lemma.stages.reinforcement.rl_tasks import opened
     from lemma.stages.reinforcement.speaking import make_world, sampling_of
 
-    loaded = load_problems(options.data, args.seed)[: args.problems]
+    loaded = stage_problems(options, args.seed)[: args.problems]
     problems = [opened(options.environment, as_asked(problem), args.seed) for problem in loaded]
     place = args.model or recipe.model.path
     policy, engine = open_engine(place, args.device, args.seed, _say, NativeOptions(sequences=min(1024, args.problems)))

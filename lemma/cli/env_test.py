@@ -9,8 +9,8 @@ from lemma.core.errors import UserError
 
 DESCRIPTION = """\
 Try the environment of a recipe with scripted answers: that every call gives what it should within its deadline, that an
-episode which is played again gives the same replies, and that nothing pays for saying nothing. `lemma env test appworld`
-tries AppWorld without a recipe; `--set root=DIR` says where it is."""
+episode which is played again gives the same replies, and that nothing pays for saying nothing. `lemma env test
+appworld` tries AppWorld without a recipe; `--set root=DIR` says where it is."""
 
 
 def add(parser: Parser) -> None:
