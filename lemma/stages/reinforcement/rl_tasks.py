@@ -21,6 +21,7 @@ from lemma.models.policy import Policy
 from lemma.rollouts import Task
 from lemma.runs.stage import Stage
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+from lemma.stages.reinforcement.rl_problems import own_problems
 
 
 def prepare_tasks(
@@ -78,7 +79,10 @@ def _items(stage: Stage, options: ReinforcementOptions) -> tuple[list[Item], lis
     validation = options.validation
     keep = any(getattr(reward, "needs_columns", False) for reward in options.rewards)
     items: list[Item]
-    if options.algorithm.uses_traces or not options.environment.is_single_turn:
+    own = own_problems(options)
+    if own is not None:
+        items = list(own)
+    elif options.algorithm.uses_traces or not options.environment.is_single_turn:
         items = load_rows(options.data, stage.seed, keep_columns=keep)
     else:
         items = list(load_problems(options.data, stage.seed, keep_columns=keep))
