@@ -281,10 +281,10 @@ def _supervised(stage: SupervisedOptions, amount: Amount | None) -> list[str]:
 
 def _preference(stage: PreferenceOptions, amount: Amount | None) -> list[str]:
     algorithm = stage.algorithm
-    loss = getattr(algorithm, "loss", None)
+    losses = algorithm.losses
     named = f"{algorithm.name}, beta {algorithm.beta:g}"
-    if loss is not None and loss != algorithm.name:
-        parts = [f"{weight:g} {name}" for name, weight in loss.items()] if isinstance(loss, dict) else [str(loss)]
+    if losses and list(losses) != [algorithm.name]:
+        parts = [name if len(losses) == 1 else f"{weight:g} {name}" for name, weight in losses.items()]
         named += f", loss {' + '.join(parts)}"
     kept = {
         "precomputed": "computed once, then taken from the cache",

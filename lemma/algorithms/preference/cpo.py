@@ -30,6 +30,10 @@ class Cpo(NllOptions, PreferenceAlgorithm):
             raise ValueError(f"label_smoothing has no effect on {self.loss}; remove it or write `loss: sigmoid`")
         return self
 
+    @property
+    def losses(self) -> dict[str, float]:
+        return {self.loss: 1.0}
+
     def objective(self, memory: Memory, baseline: float = 0.0) -> ContrastivePreference:
         from lemma.objectives.preference import ContrastivePreference
 

@@ -28,6 +28,10 @@ class Kto(PreferenceAlgorithm):
     paired: ClassVar[bool] = False
 
     @property
+    def losses(self) -> dict[str, float]:
+        return {self.loss: 1.0}
+
+    @property
     def needs_reference(self) -> bool:
         return True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -35,6 +35,11 @@ class PreferenceAlgorithm(Options):
 
     paired: ClassVar[bool] = True
     """Whether it learns from pairs; otherwise from single responses that are wanted or not."""
+
+    @property
+    def losses(self) -> Mapping[Any, float]:
+        """The losses that its options name, with their weights; empty where there is nothing to choose."""
+        return {}
 
     @property
     def needs_reference(self) -> bool:
