@@ -179,7 +179,7 @@ def _memory(recipe: Recipe, stage: StageOptions, amount: Amount | None) -> str:
         return shape
     precision = model.precision or ("fp32" if recipe.run.device == "cpu" or model.path == "tiny" else "bf16")
     eight_bit = stage.optim.name == "adamw_8bit"
-    budget = stage.batch.token_budget
+    budget = stage.batch.planned_budget
     tokens = (amount and amount.pack(budget, sequences_of(stage))) or budget
     plan = plan_training(shape, model, precision, tokens, eight_bit_moments=eight_bit)
     told = ""
@@ -250,7 +250,7 @@ def _stage(stage: StageOptions, amount: Amount | None) -> list[str]:
     warmup = warmup if optim.warmup else "no warm-up"
     return [
         *lines,
-        _row("batch", f"{batch}at most {stage.batch.token_budget} tokens at a time"),
+        _row("batch", f"{batch}{_at_a_time(stage.batch.token_budget)}"),
         _row("optimiser", f"{optim.name}, lr {optim.lr:g} {optim.schedule}, {warmup}"),
         _row("checkpoints", _every(stage.checkpoint.every) + f", the newest {stage.checkpoint.keep} kept"),
         *_evaluation(stage),
@@ -322,6 +322,10 @@ def _reinforcement(stage: ReinforcementOptions, amount: Amount | None) -> list[s
     ]
 
 
+def _at_a_time(budget: int | None) -> str:
+    return f"at most {budget} tokens at a time" if budget else "as many tokens at a time as the device holds well"
+
+
 def _environment(environment: EnvironmentOptions) -> list[str]:
     if environment.is_single_turn:
         return []
@@ -382,6 +386,8 @@ def _source(source: SourceOptions) -> str:
     if source.source == "arithmetic":
         made = source.arithmetic
         return f"built-in arithmetic ({made.count} problems of {made.operations} operations, {made.style})"
+    if source.source == "higher_lower":
+        return f"{source.count or source.guessing.count} built-in games of higher_lower with random guesses"
     if source.source.split(":")[0] == "journal":
         return f"pairs from the samples in {source.source.removeprefix('journal').lstrip(':') or 'this run'}"
     is_file = suffix_of(Path(source.source)) is not None

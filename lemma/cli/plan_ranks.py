@@ -171,7 +171,7 @@ def _work(
     from lemma.models.step_time import StepWork
     from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
-    model, budget = recipe.model, stage.batch.token_budget
+    model, budget = recipe.model, stage.batch.planned_budget
     mean, longest = length or (sum(known) / len(known) if known else 0), max(known, default=0)
     samples, prompt, response = 0, 0.0, 0.0
     updates, passes = 1, 1
@@ -193,7 +193,7 @@ def _work(
         pack,
         updates,
         passes,
-        model.checkpointing,
+        bool(model.checkpointing),
         samples,
         prompt,
         response,

@@ -40,11 +40,21 @@ class OptimOptions(Options):
         return self
 
 
+# Tokens in one pass where nothing else is said.
+USUAL_BUDGET = 16384
+
+
 class BudgetOptions(Options):
     """How much is computed at a time."""
 
-    token_budget: int = Field(16384, ge=16)
-    """Maximum number of tokens in one forward and backward pass. Changes speed and memory, never the gradient."""
+    token_budget: int | None = Field(None, ge=16)
+    """Maximum number of tokens in one forward and backward pass. Changes speed and memory, never the gradient.
+    Default: 16384 on a CPU; on a GPU what the memory plan finds room for, between 8192 and 65536."""
+
+    @property
+    def planned_budget(self) -> int:
+        """The budget by which a plan reckons where the device is not known."""
+        return USUAL_BUDGET if self.token_budget is None else self.token_budget
 
 
 class BatchOptions(BudgetOptions):

@@ -58,8 +58,11 @@ class Critic:
         return self.head(hidden_NH.to(self.head.weight.dtype))[:, 0], None
 
 
-def build_critic(options: ModelOptions, device: torch.device, seed: int, start_from: Path | None = None) -> Critic:
+def build_critic(
+    options: ModelOptions, device: torch.device, seed: int, start_from: Path | None = None, recomputed: int = 0
+) -> Critic:
     """A critic on the backbone of a model: the policy's own at its start, or another. With LoRA only adapters and head
-    are trained."""
+    are trained. Activations of so many blocks are `recomputed`."""
     policy = build_policy(options, device, seed, start_from)
+    policy.recompute(recomputed)
     return Critic(policy.backbone, policy.head.weight.shape[1], device, seed)

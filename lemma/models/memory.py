@@ -122,9 +122,13 @@ def plan_training(
     eight_bit_moments: bool = False,
     ranks: int = 1,
     shard: str = "none",
+    recomputed: int | None = None,
 ) -> MemoryPlan:
     """Peak memory of an optimisation step on packs of `token_budget` tokens, `trained` of which are targets, on one of
-    so many ranks, which split the state as `shard` says."""
+    so many ranks, which split the state as `shard` says. `recomputed` counts blocks whose activations are not kept;
+    without it, `model.checkpointing` decides."""
+    if recomputed is None:
+        recomputed = shape.layers if model.checkpointing else 0
     width = BYTES[precision]
     trainable = lora_parameters(shape, model.lora.r) if model.lora else shape.parameters
     frozen = shape.parameters if model.lora else 0
@@ -136,7 +140,7 @@ def plan_training(
     return MemoryPlan(
         weights=weights,
         optimiser=optimiser,
-        activations=_activations(shape, model, width, token_budget),
+        activations=_activations(shape, model, width, token_budget, recomputed),
         head=_head(shape, model, width, token_budget if trained is None else trained),
         reserve=ALLOCATOR_SHARE * (weights + optimiser),
         cache_per_token=2.0 * shape.layers * shape.kv_width * width,
@@ -161,13 +165,17 @@ def lora_parameters(shape: Shape, rank: int) -> int:
     return rank * shape.layers * (attention + 3 * (shape.hidden + shape.feed_forward))
 
 
-def _activations(shape: Shape, model: ModelOptions, width: int, tokens: int) -> float:
-    """Tensors saved for the backward pass, and the widest ones alive beside them."""
-    block = 4 * shape.hidden + 2 * shape.query_width + 2 * shape.kv_width + 3 * shape.feed_forward
+def _activations(shape: Shape, model: ModelOptions, width: int, tokens: int, recomputed: int) -> float:
+    """Tensors saved for the backward pass, and the widest ones alive beside them.
+
+    In half precision and without adapters, what the last product of a feed-forward layer reads is made again.
+    """
+    kept_inside = 2 if width == 2 and model.lora is None else 3
+    block = 4 * shape.hidden + 2 * shape.query_width + 2 * shape.kv_width + kept_inside * shape.feed_forward
     if model.lora:
         block += 7 * model.lora.r
     working = 3 * shape.feed_forward + 6 * shape.hidden
-    kept = shape.layers * shape.hidden + block if model.checkpointing else shape.layers * block
+    kept = recomputed * shape.hidden + (shape.layers - recomputed + (recomputed > 0)) * block
     return float(tokens * width * (kept + working))
 
 

@@ -66,8 +66,11 @@ class ModelOptions(Options):
     """Compute precision; bf16 and fp16 keep fp32 master weights. Default: bf16 on a GPU, fp32 on a CPU."""
     quantize: Literal["4bit"] | None = None
     """Hold the frozen base weights in 4 bits (bitsandbytes nf4); needs lora."""
-    checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a quarter slower."""
+    checkpointing: bool | None = None
+    """Recompute activations in the backward pass: less memory, up to a quarter slower. Default: on a GPU in as many
+    blocks as the memory plan asks for, on a CPU in none."""
+    share_prompts: bool | None = None
+    """Compute a prompt that several sequences of a pass begin with once. Default: on a GPU."""
     compile: bool = False
     """Compile the decoder blocks for training (torch.compile, as separate callables)."""
     fused: bool = True

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lemma.core.errors import UserError
 from lemma.models import probe as probing
@@ -84,6 +85,22 @@ class Policy:
     def is_independent(self) -> bool:
         """Whether what the model says about a sequence does not depend on others beside it."""
         return not _rotations(getattr(self.causal.config.get_text_config(), "rope_parameters", None)) & NOT_ALONE
+
+    def recompute(self, blocks: int) -> None:
+        """Keep no activations of the first so many blocks; the backward pass computes them again."""
+        if not blocks:
+            return
+        self.causal.gradient_checkpointing_enable({"use_reentrant": False})
+        for number, block in enumerate(self._recomputable()):
+            block.gradient_checkpointing = number < blocks
+
+    @property
+    def recomputed(self) -> int:
+        """How many blocks are computed again in the backward pass."""
+        return sum(bool(block.gradient_checkpointing) for block in self._recomputable())
+
+    def _recomputable(self) -> list[Any]:
+        return [module for module in self.backbone.modules() if isinstance(module, GradientCheckpointingLayer)]
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that are trained, by name, in a fixed order."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from lemma.learning.learning_options import USUAL_BUDGET
 from lemma.models.memory import GIB, Shape, plan_training
 from lemma.models.model_options import ModelOptions
 from lemma.models.places import TINY
@@ -22,7 +23,7 @@ def planned_gib(run: Path, recipe: Mapping[str, Any], stage: str) -> float | Non
         shape = Shape.of_tiny(model.tiny) if model.path == TINY else _shape(run, stage, model.path)
         precision = model.precision or ("fp32" if recipe["run"]["device"] == "cpu" else "bf16")
         eight_bit = options["optim"]["name"] == "adamw_8bit"
-        budget = int(options["batch"]["token_budget"])
+        budget = int(options["batch"]["token_budget"] or USUAL_BUDGET)
         return plan_training(shape, model, precision, budget, eight_bit_moments=eight_bit).total / GIB
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ValidationError):
         return None

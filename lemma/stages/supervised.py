@@ -25,6 +25,7 @@ from lemma.models.throughput import throughput
 from lemma.objectives import NegativeLogLikelihood
 from lemma.runs.stage import Stage
 from lemma.stages.evaluating import HeldOutLoss, StageBenchmarks
+from lemma.stages.fitted import fit_budget
 from lemma.stages.supervised_options import SupervisedOptions
 from lemma.stages.token_store import StoredTokens
 from lemma.stages.trained_prompt import Systems, as_trained, systems_of
@@ -40,10 +41,11 @@ def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> Non
     learner = Learner(
         policy,
         options.optim,
-        token_budget=options.batch.token_budget,
+        token_budget=fit_budget(stage, policy, options.batch, options.optim),
         total_steps=total,
         seed=stage.seed,
         compile_blocks=stage.model.compile,
+        share_prompts=stage.model.share_prompts,
         say=stage.warn,
     )
     benchmarks = StageBenchmarks(stage, options.eval, trained, policy)

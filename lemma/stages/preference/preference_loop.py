@@ -24,6 +24,7 @@ from lemma.objectives.preference import reference_point
 from lemma.runs.stage import Stage
 from lemma.stages.dropout import switch_dropout_off
 from lemma.stages.evaluating import HeldOutLoss, StageBenchmarks
+from lemma.stages.fitted import fit_budget
 from lemma.stages.preference.examples import Example, Order, check_ids, digest, prepare, trajectory
 from lemma.stages.preference.preference_options import PreferenceOptions
 from lemma.stages.preference.scores import AdaptersOff, ReferenceModel, SquaredMass, mismatched, precompute
@@ -45,10 +46,11 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
     learner = Learner(
         policy,
         options.optim,
-        token_budget=options.batch.token_budget,
+        token_budget=fit_budget(stage, policy, options.batch, options.optim, reference=True),
         total_steps=total,
         seed=stage.seed,
         compile_blocks=stage.model.compile,
+        share_prompts=stage.model.share_prompts,
         say=stage.warn,
     )
     steps = (

@@ -35,6 +35,7 @@ from lemma.rollouts import Judge, ProblemOrder, Roller, Rollouts
 from lemma.rollouts.journal_files import tidy
 from lemma.runs.stage import Stage
 from lemma.stages.dropout import switch_dropout_off
+from lemma.stages.fitted import fit_budget
 from lemma.stages.reinforcement.diagnosis import Diagnosis
 from lemma.stages.reinforcement.rl_metrics import rollout_metrics
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
@@ -53,8 +54,12 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
     trained = as_trained(stage, fmt, policy.tokenizer, systems_of(task.problem for task in tasks))
     order = ProblemOrder(tasks, stage.seed, stage.name)
     total = total_steps(options, len(tasks))
-    learner = make_learner(stage, options, policy, total)
-    critic = make_critic(stage, options, total) if algorithm.needs_critic else None
+    budget = fit_budget(
+        stage, policy, options.batch, options.optim,
+        with_engine=True, critic=algorithm.needs_critic, reference=algorithm.needs_reference,
+    )  # fmt: skip
+    learner = make_learner(stage, options, policy, total, budget)
+    critic = make_critic(stage, options, total, budget, policy.recomputed) if algorithm.needs_critic else None
     reference = Reference(stage, policy) if algorithm.needs_reference else None
     diagnosis = Diagnosis(options, max_tokens, stage.warn)
     benchmarks = RlBenchmarks(stage, options, trained, policy, held_out, max_tokens)
@@ -65,7 +70,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
     done = stage.resume(learner, total, data)
     said = options.environment.turns * max_tokens
     longest = min(max(len(task.prompt) for task in tasks) + options.environment.room(max_tokens), policy.context)
-    engine = make_rollout_engine(stage, options, policy, longest, benchmarks.longest)
+    engine = make_rollout_engine(stage, options, policy, longest, benchmarks.longest, learner.token_budget)
     engine.update_weights(done)
     sampling = sampling_of(options, fmt, max_tokens, policy)
     judge = Judge(fmt, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
@@ -124,30 +129,32 @@ def total_steps(options: ReinforcementOptions, problems: int) -> int:
     return max(1, round((options.epochs or 1.0) * problems / options.batch.problems))
 
 
-def make_learner(stage: Stage, options: ReinforcementOptions, policy: Policy, total: int) -> Learner:
+def make_learner(stage: Stage, options: ReinforcementOptions, policy: Policy, total: int, budget: int) -> Learner:
     return Learner(
         policy,
         options.optim,
-        token_budget=options.batch.token_budget,
+        token_budget=budget,
         total_steps=total * options.algorithm.updates,
         seed=stage.seed,
         temperature=options.rollout.temperature,
         compile_blocks=stage.model.compile,
+        share_prompts=stage.model.share_prompts,
         say=stage.warn,
     )
 
 
-def make_critic(stage: Stage, options: ReinforcementOptions, total: int) -> Learner:
+def make_critic(stage: Stage, options: ReinforcementOptions, total: int, budget: int, recomputed: int) -> Learner:
     """A learner of its own for the value model, which begins as a copy of the policy's body."""
     rate = options.algorithm.critic_lr
-    critic = build_critic(stage.model, stage.device, stage.seed, stage.start_from)
+    critic = build_critic(stage.model, stage.device, stage.seed, stage.start_from, recomputed)
     switch_dropout_off(critic.module, stage)
     return Learner(
         critic,
         options.optim if rate is None else options.optim.model_copy(update={"lr": rate}),
-        token_budget=options.batch.token_budget,
+        token_budget=budget,
         total_steps=total * options.algorithm.updates,
         seed=stage.seed,
+        share_prompts=stage.model.share_prompts,
         say=stage.warn,
     )
 

@@ -23,17 +23,18 @@ MEMORY_SHARE = 0.92
 
 
 def make_rollout_engine(
-    stage: Stage, options: ReinforcementOptions, policy: Policy, longest: int, evaluated: int
+    stage: Stage, options: ReinforcementOptions, policy: Policy, longest: int, evaluated: int, budget: int
 ) -> Engine:
     """The engine, its cache as large as the step's samples need; less where that much is not free.
 
-    `longest` and `evaluated` are the longest prompts with their answers, of the step and of the benchmarks.
+    `longest` and `evaluated` are the longest prompts with their answers, of the step and of the benchmarks;
+    `budget` is how many tokens an update computes at a time.
     """
     wanted: EngineOptions = options.rollout.engine
     if isinstance(wanted, NativeOptions) and wanted.cache_gib is None and wanted.cache_tokens is None:
         rows = min(options.batch.problems * options.algorithm.group_size, wanted.sequences)
         needed = max(rows * longest, evaluated)
-        wanted = wanted.model_copy(update={"cache_tokens": cache_tokens(stage, options, policy, needed)})
+        wanted = wanted.model_copy(update={"cache_tokens": cache_tokens(stage, options, policy, needed, budget)})
     engine = make_engine(wanted, policy, stage.seed, stage.emit)
     room = engine.room
     if room is not None and evaluated > room:
@@ -45,7 +46,7 @@ def make_rollout_engine(
     return engine
 
 
-def cache_tokens(stage: Stage, options: ReinforcementOptions, policy: Policy, needed: int) -> int:
+def cache_tokens(stage: Stage, options: ReinforcementOptions, policy: Policy, needed: int, budget: int) -> int:
     """Tokens that the cache holds: all that are needed, or what the plan of the update leaves of the GPU's memory."""
     from lemma.engines.native.engine import BLOCK, bytes_per_token
 
@@ -59,7 +60,9 @@ def cache_tokens(stage: Stage, options: ReinforcementOptions, policy: Policy, ne
         return max(BLOCK, min(needed, int(free / 2 // bytes_per_token(policy))))
     precision = pick_precision(stage.model.precision, policy.device)
     eight_bit = options.optim.name == "adamw_8bit"
-    plan = plan_training(shape, stage.model, precision, options.batch.token_budget, eight_bit_moments=eight_bit)
+    plan = plan_training(
+        shape, stage.model, precision, budget, eight_bit_moments=eight_bit, recomputed=policy.recomputed
+    )
     algorithm = options.algorithm
     plan = plan.beside(critic=algorithm.needs_critic, reference=algorithm.needs_reference and not policy.is_adapter)
     room = torch.cuda.get_device_properties(policy.device).total_memory * MEMORY_SHARE - plan.total

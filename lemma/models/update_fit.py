@@ -1,0 +1,63 @@
+"""How an update fits into a GPU's memory: how many tokens are computed at a time, and which blocks are computed twice.
+
+Large packs keep a GPU busy, since every pack costs the host the same; recomputation costs a quarter of the time. So the
+largest budget without recomputation is taken, then as few recomputed blocks as fit, then smaller packs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lemma.models.memory import Shape, plan_training
+from lemma.models.model_options import ModelOptions, Precision
+
+# Of the device's memory: an update alone, and one that leaves room for an engine's cache.
+ALONE, WITH_ENGINE = 0.85, 0.6
+BUDGETS = (65536, 32768, 16384, 8192)
+USUAL, LEAST = 16384, 2048
+
+
+@dataclass(frozen=True)
+class UpdateFit:
+    """Tokens at a time, and how many of the model's blocks are recomputed."""
+
+    token_budget: int
+    recomputed: int
+
+
+def fit_update(
+    shape: Shape,
+    model: ModelOptions,
+    precision: Precision,
+    memory: float,
+    *,
+    token_budget: int | None = None,
+    with_engine: bool = False,
+    eight_bit_moments: bool = False,
+    critic: bool = False,
+    reference: bool = False,
+    ranks: int = 1,
+    shard: str = "none",
+) -> UpdateFit:
+    """What fits into `memory` bytes by the plan; the smallest where nothing does. What the options say stays."""
+    room = memory * (WITH_ENGINE if with_engine else ALONE)
+
+    def fits(budget: int, recomputed: int) -> bool:
+        plan = plan_training(
+            shape, model, precision, budget,
+            eight_bit_moments=eight_bit_moments, ranks=ranks, shard=shard, recomputed=recomputed,
+        )  # fmt: skip
+        return plan.beside(critic=critic, reference=reference).total <= room
+
+    budgets = BUDGETS if token_budget is None else (token_budget,)
+    counts = range(shape.layers + 1) if model.checkpointing is None else [shape.layers * model.checkpointing]
+    for budget in budgets:
+        if fits(budget, counts[0]):
+            return UpdateFit(budget, counts[0])
+    usual = token_budget or USUAL
+    for count in counts:
+        if fits(usual, count):
+            return UpdateFit(usual, count)
+    while token_budget is None and usual > LEAST and not fits(usual, counts[-1]):
+        usual //= 2
+    return UpdateFit(usual, counts[-1])

@@ -1,0 +1,53 @@
+"""An update fitted into the device's memory, by the plan."""
+
+from __future__ import annotations
+
+import torch
+
+from lemma.core.ranks import gather_over_ranks, world_size
+from lemma.learning.learning_options import BudgetOptions, OptimOptions
+from lemma.models.load_model import pick_precision
+from lemma.models.memory import Shape
+from lemma.models.policy import Policy
+from lemma.models.update_fit import fit_update
+from lemma.runs.stage import Stage
+
+
+def fit_budget(
+    stage: Stage,
+    policy: Policy,
+    batch: BudgetOptions,
+    optim: OptimOptions,
+    *,
+    with_engine: bool = False,
+    critic: bool = False,
+    reference: bool = False,
+) -> int:
+    """How many tokens are computed at a time; ranks agree on the least of what they find room for.
+
+    Where memory asks for it, blocks of the policy are recomputed from here on.
+    """
+    model, device = stage.model, policy.device
+    if device.type != "cuda":
+        return batch.planned_budget
+    try:
+        shape = Shape.of_config(policy.causal.config.to_dict())
+    except KeyError:  # nothing is known about its needs
+        return batch.planned_budget
+    fit = fit_update(
+        shape,
+        model,
+        pick_precision(model.precision, device),
+        torch.cuda.get_device_properties(device).total_memory,
+        token_budget=batch.token_budget,
+        with_engine=with_engine,
+        eight_bit_moments=optim.name == "adamw_8bit",
+        critic=critic,
+        reference=reference and not policy.is_adapter,
+        ranks=world_size(),
+    )
+    policy.recompute(fit.recomputed)
+    if batch.token_budget is None or (fit.recomputed and model.checkpointing is None):
+        again = f", {fit.recomputed} of {shape.layers} blocks recomputed" if fit.recomputed else ""
+        stage.say(f"by the memory plan: {fit.token_budget} tokens at a time{again}")
+    return min(gather_over_ranks(fit.token_budget))

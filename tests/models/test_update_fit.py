@@ -1,0 +1,75 @@
+"""How an update is fitted into a GPU: large packs first, then as little recomputation as possible."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lemma.models.fitting import USUAL
+from lemma.models.memory import GIB, plan_training
+from lemma.models.model_options import LoraOptions, ModelOptions
+from lemma.models.packing import TokenBatch
+from lemma.models.update_fit import ALONE, UpdateFit, fit_update
+from tests.models.small import CPU, tiny_policy, trajectories
+
+SMALL, MIDDLE, LARGE = USUAL[0.5], USUAL[1.5], USUAL[7.0]
+MODEL = ModelOptions(path="x")
+
+
+def planned(fit: UpdateFit, **options: object) -> float:
+    return plan_training(MIDDLE, MODEL, "bf16", fit.token_budget, recomputed=fit.recomputed, **options).total  # type: ignore[arg-type]
+
+
+def test_a_large_gpu_takes_large_packs_and_recomputes_nothing() -> None:
+    assert fit_update(MIDDLE, MODEL, "bf16", 140 * GIB) == UpdateFit(32768, 0)
+    assert fit_update(SMALL, MODEL, "bf16", 140 * GIB) == UpdateFit(65536, 0)
+
+
+def test_as_few_blocks_as_fit_are_recomputed() -> None:
+    memory = 50 * GIB
+    fit = fit_update(MIDDLE, MODEL, "bf16", memory, token_budget=16384)
+    assert 0 < fit.recomputed < MIDDLE.layers
+    fewer = UpdateFit(16384, fit.recomputed - 1)
+    assert planned(fit) <= ALONE * memory < planned(fewer)
+
+
+def test_what_the_options_say_stays() -> None:
+    asked = MODEL.model_copy(update={"checkpointing": True})
+    assert fit_update(SMALL, asked, "bf16", 140 * GIB).recomputed == SMALL.layers
+    refused = MODEL.model_copy(update={"checkpointing": False})
+    assert fit_update(LARGE, refused, "bf16", 24 * GIB, token_budget=4096) == UpdateFit(4096, 0)
+    assert fit_update(SMALL, MODEL, "bf16", 140 * GIB, token_budget=5000) == UpdateFit(5000, 0)
+
+
+def test_an_engine_a_critic_and_a_reference_leave_less() -> None:
+    alone = fit_update(MIDDLE, MODEL, "bf16", 80 * GIB)
+    for other in ({"with_engine": True}, {"critic": True}, {"reference": True}):
+        fit = fit_update(MIDDLE, MODEL, "bf16", 80 * GIB, **other)
+        assert (fit.token_budget, -fit.recomputed) <= (alone.token_budget, -alone.recomputed)
+    assert fit_update(MIDDLE, MODEL, "bf16", 80 * GIB, critic=True) != alone
+
+
+def test_where_nothing_fits_the_smallest_is_taken() -> None:
+    assert fit_update(LARGE, MODEL, "bf16", 24 * GIB) == UpdateFit(2048, LARGE.layers)
+    adapters = MODEL.model_copy(update={"lora": LoraOptions()})
+    assert fit_update(LARGE, adapters, "bf16", 24 * GIB).token_budget >= 4096
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_so_many_blocks_are_computed_twice_and_the_gradient_stays(count: int) -> None:
+    policy = tiny_policy()
+    policy.module.train()
+    policy.recompute(count)
+    assert policy.recomputed == count
+    calls: list[int] = []
+    for number, layer in enumerate(policy.causal.model.layers):
+        layer.mlp.register_forward_pre_hook(lambda *_, number=number: calls.append(number))
+    batch = TokenBatch.build(trajectories((9, 14)), [0, 1], CPU)
+    logprobs, _ = policy.logprobs(batch)
+    logprobs.sum().backward()
+    assert sorted(calls) == sorted([0, 1, *range(count)])
+    plain = tiny_policy()
+    plain.module.train()
+    plain.logprobs(batch)[0].sum().backward()
+    for name, parameter in plain.parameters().items():
+        assert torch.equal(parameter.grad, policy.parameters()[name].grad), name  # type: ignore[arg-type]
