@@ -1,9 +1,17 @@
-"""How many processes share this run, and sums over them. One process is a world of size one and needs nothing."""
+"""The processes (ranks) that share a run, and what they tell each other. One process is a world of its own.
+
+Every rank runs the whole program on the whole step's data. Only work that takes long is dealt out, by *slots*: a fixed
+number of parts, recorded when a run begins, which the ranks share among themselves. What is computed depends on slots
+and never on ranks. Every wait goes through `World.waiting`, which knows a deadline and who is missing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import torch
@@ -11,51 +19,230 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def _active() -> bool:
-    import torch.distributed as dist
+@dataclass
+class World:
+    """This rank among the others. `control` carries objects between hosts' memories, `carrier` carries tensors."""
 
-    return dist.is_available() and dist.is_initialized()
+    rank: int = 0
+    size: int = 1
+    slots: int = 1
+    control: Any = None
+    carrier: Any = None
+    # Whether the carrier takes tensors where they are; otherwise they go through the host's memory.
+    on_device: bool = False
+    waiting: Callable[[str], AbstractContextManager[Any]] = field(default=lambda place: nullcontext())
+    note: Callable[[str], None] = field(default=lambda place: None)
+
+
+_world = World()
+_waits = 0
+
+
+@contextmanager
+def joined(world: World) -> Iterator[World]:
+    """Within `with`, this process is a rank of that world."""
+    global _world
+    before, _world = _world, world
+    try:
+        yield world
+    finally:
+        _world = before
 
 
 def rank() -> int:
-    import torch.distributed as dist
-
-    return dist.get_rank() if _active() else 0
+    return _world.rank
 
 
 def world_size() -> int:
-    import torch.distributed as dist
-
-    return dist.get_world_size() if _active() else 1
+    return _world.size
 
 
-def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """Add a tensor up over all ranks, in place; every rank must call this the same number of times."""
-    import torch.distributed as dist
-
-    if _active():
-        dist.all_reduce(tensor)
-    return tensor
+def is_leader() -> bool:
+    """Whether this is the rank that speaks and writes for all."""
+    return _world.rank == 0
 
 
-def gather_over_ranks(value: T) -> list[T]:
-    """What every rank gives, in the order of ranks; meant for few bytes. Every rank must call this alike."""
-    import torch.distributed as dist
+def slots() -> int:
+    return _world.slots
 
-    if not _active():
+
+def use_slots(count: int) -> None:
+    _world.slots = count
+
+
+def own_slots() -> range:
+    return slots_of(_world.rank)
+
+
+def slots_of(rank: int) -> range:
+    """The slots of a rank: neighbours, so that their sums are added up before anything is sent."""
+    return range(rank * _world.slots // _world.size, (rank + 1) * _world.slots // _world.size)
+
+
+def note_place(place: str) -> None:
+    """Remember what this rank does now, for those who wait for it."""
+    _world.note(place)
+
+
+# --- waiting for each other ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _wait(place: str) -> Iterator[None]:
+    global _waits
+    _waits += 1
+    try:
+        with _world.waiting(place):
+            yield
+    finally:
+        _waits -= 1
+
+
+def is_waiting() -> bool:
+    """Whether this rank is talking to the others right now; leaving then would leave them behind."""
+    return _waits > 0
+
+
+def gather_over_ranks(value: T, place: str = "an agreement") -> list[T]:
+    """What every rank gives, in the order of ranks. Every rank must call this alike."""
+    if _world.size == 1:
         return [value]
-    everything: list[T | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(everything, value)
+    import torch.distributed as dist
+
+    everything: list[T | None] = [None] * _world.size
+    with _wait(place):
+        dist.all_gather_object(everything, value, group=_world.control)
     return everything  # type: ignore[return-value]
 
 
+def together(work: Callable[[], T], place: str = "an agreement") -> list[T]:
+    """Do each rank's own part, then gather. What one rank raises, all raise: nobody waits for somebody who left."""
+    if _world.size == 1:
+        return [work()]
+    mine: T | None = None
+    trouble: BaseException | None = None
+    try:
+        mine = work()
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 (raised again below, here and by all others)
+        trouble = error
+    everybody = gather_over_ranks((mine, None if trouble is None else _portable(trouble)), place)
+    if trouble is not None:
+        raise trouble
+    for _, sent in everybody:
+        if sent is not None:
+            raise pickle.loads(sent)
+    return [value for value, _ in everybody]  # type: ignore[misc]
+
+
+def _portable(error: BaseException) -> bytes:
+    """An error as bytes; one that cannot be sent as it is keeps its words."""
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)
+    except Exception:  # noqa: BLE001 (anything may go wrong in a class that nobody here knows)
+        data = pickle.dumps(RuntimeError(f"rank {_world.rank}: {type(error).__name__}: {error}"))
+    return data
+
+
+def from_leader(work: Callable[[], T], place: str = "what the first rank does") -> T:
+    """Have the first rank do this while the others wait; all get what it found, or raise what it raised."""
+    return together(lambda: work() if is_leader() else None, place)[0]  # type: ignore[return-value]
+
+
+@contextmanager
+def leader_first(place: str) -> Iterator[None]:
+    """Within `with`, the first rank goes ahead, and the others follow when it is done: they find what it has made."""
+    if not is_leader():
+        gather_over_ranks(None, place)
+    try:
+        yield
+    finally:
+        if is_leader():
+            gather_over_ranks(None, place)
+
+
+# --- tensors -------------------------------------------------------------------------------------------------------
+
+
+def exchange(given: torch.Tensor, given_sizes: Sequence[int], taken_sizes: Sequence[int], place: str) -> torch.Tensor:
+    """Send a part of a flat tensor to each rank; what all ranks sent here, one after the other."""
+    import torch.distributed as dist
+
+    sent = given if _world.on_device else given.cpu()
+    taken = sent.new_empty(sum(taken_sizes))
+    with _wait(place):
+        dist.all_to_all_single(taken, sent, list(taken_sizes), list(given_sizes), group=_world.carrier)
+    return taken.to(given.device)
+
+
+def broadcast(tensor: torch.Tensor, source: int, place: str) -> None:
+    """Overwrite a contiguous tensor by that of the rank `source`."""
+    import torch
+    import torch.distributed as dist
+
+    moved = tensor if _world.on_device else tensor.cpu()
+    with _wait(place):
+        dist.broadcast(moved.view(torch.uint8), group_src=source, group=_world.carrier)
+    if moved is not tensor:
+        tensor.copy_(moved)
+
+
+# --- the order of sums ---------------------------------------------------------------------------------------------
+
+Node = tuple[int, int]
+
+
+def halves(node: Node) -> tuple[Node, Node]:
+    """The two nodes below one that spans several slots."""
+    middle = (node[0] + node[1]) // 2
+    return (node[0], middle), (middle, node[1])
+
+
+def is_node(node: Node, count: int) -> bool:
+    """Whether these slots are added up among themselves in the tree over `count` slots."""
+    at = (0, count)
+    while at != node and at[1] - at[0] > 1:
+        left, right = halves(at)
+        at = left if node[1] <= left[1] else right
+    return at == node
+
+
+def nodes_within(own: range, count: int) -> list[Node]:
+    """The largest nodes of the tree over `count` slots that a run of slots covers."""
+    found: list[Node] = []
+    for slot in own:
+        push_node(found, (slot, slot + 1), count)
+    return found
+
+
+def push_node(stack: list[Node], node: Node, count: int) -> int:
+    """Put the next node upon a stack and join what belongs together; how many times two became one."""
+    stack.append(node)
+    joins = 0
+    while len(stack) > 1 and is_node((stack[-2][0], stack[-1][1]), count):
+        right, left = stack.pop(), stack.pop()
+        stack.append((left[0], right[1]))
+        joins += 1
+    return joins
+
+
+def fold(count: int, parts: dict[Node, T], add: Callable[[T, T], T]) -> T:
+    """The sum over all slots from sums over nodes, always in the same order."""
+
+    def of(node: Node) -> T:
+        if node in parts:
+            return parts[node]
+        left, right = halves(node)
+        return add(of(left), of(right))
+
+    return of((0, count))
+
+
 def join_over_ranks(parts: Sequence[T]) -> tuple[list[T], slice]:
-    """The parts of all ranks one after the other, and where this rank's own stand among them."""
-    everything = gather_over_ranks(list(parts))
-    first = sum(len(of_rank) for of_rank in everything[: rank()])
-    return [part for of_rank in everything for part in of_rank], slice(first, first + len(parts))
+    return list(parts), slice(0, len(parts))
 
 
 def add_over_ranks(*numbers: float) -> list[float]:
-    """Numbers added up over all ranks, in the order of ranks: every rank finds the same."""
-    return [sum(column) for column in zip(*gather_over_ranks(numbers), strict=True)]
+    return list(numbers)

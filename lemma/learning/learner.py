@@ -8,27 +8,33 @@ memory halves the budget and repeats the step with the same loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from lemma.core.errors import UserError
 from lemma.core.random import key
-from lemma.core.ranks import gather_over_ranks, rank, sum_over_ranks
+from lemma.core.ranks import gather_over_ranks, own_slots, slots, together
 from lemma.core.types import Scope, Trajectory
 from lemma.learning.divergence import SKIPS_IN_A_ROW, Diverged, are_finite
 from lemma.learning.learning_options import OptimOptions
-from lemma.learning.optimiser import Optimiser, learning_rate
+from lemma.learning.optimiser import Optimiser, Split, learning_rate
+from lemma.learning.pieces import deal
 from lemma.learning.whole_batch import Sums, evaluate_batch, pull
 from lemma.models.compiled import CompiledBlocks
 from lemma.models.critic import Critic
 from lemma.models.packing import TokenBatch, plan_packs
 from lemma.models.policy import Policy
+from lemma.models.sharing import can_share
 from lemma.objectives.objective import Objective, Terms, Totals
+
+T = TypeVar("T")
+# Trajectories that were computed, and those of the pack that ran out of memory.
+_Done = tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,8 @@ class StepReport:
 
 
 class Learner:
-    """Owns the weights, the optimiser and the token budget. `step_count` counts optimisation steps taken, `skipped` how
+    """Owns the weights, the optimiser and the token budget. Every rank gets all trajectories and plans the same packs;
+    it computes those of its slots. `step_count` counts optimisation steps taken, `skipped` how
     many of the last ones were left out because their gradient was not finite."""
 
     def __init__(
@@ -59,6 +66,8 @@ class Learner:
         seed: int = 0,
         temperature: float = 1.0,
         compile_blocks: bool = False,
+        share_prompts: bool | None = None,
+        shard: Split = "none",
         say: Callable[[str], None] = lambda text: None,
     ):
         self.policy = policy
@@ -69,10 +78,12 @@ class Learner:
         self.is_compiled = compile_blocks
         self.step_count = 0
         self.skipped = 0
-        self.optimiser = Optimiser(policy.parameters(), optim)
+        self.optimiser = Optimiser(policy.parameters(), optim, shard)
         self._seed = seed
         self._say = say
         self._has_dropout = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in policy.module.modules())
+        wants_sharing = policy.device.type == "cuda" if share_prompts is None else share_prompts
+        self.shares = wants_sharing and not self._has_dropout and can_share(policy.module)
         self._blocks: AbstractContextManager[Any] = CompiledBlocks(policy.backbone) if compile_blocks else nullcontext()
 
     # --- scoring -----------------------------------------------------------------------------------------------
@@ -83,78 +94,94 @@ class Learner:
 
         `policy` is another one to ask, such as a reference, on the same device.
         """
-        scores: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(trajectories)
         asked = policy or self.policy
         asked.module.eval()
 
-        def work(batch: TokenBatch) -> None:
+        def work(batch: TokenBatch) -> dict[int, np.ndarray]:
             if not batch.trained_tokens:
-                return
+                return {}
             logprobs, _ = asked.logprobs(batch, temperature=self.temperature)
             sizes = torch.bincount(batch.sequence_N, minlength=len(batch.index_B)).tolist()
-            for index, part in zip(batch.index_B, logprobs.cpu().split(sizes), strict=True):
-                scores[index] = part.numpy()
+            parts = logprobs.cpu().split(sizes)
+            return {index: part.numpy() for index, part in zip(batch.index_B, parts, strict=True)}
 
-        self._without_gradient(trajectories, "token", work)
+        own = {
+            i: part for pack in self._without_gradient(trajectories, "token", work).values() for i, part in pack.items()
+        }
+        scores = [np.empty(0, dtype=np.float32)] * len(trajectories)
+        for part in gather_over_ranks(own, "the scores of all sequences"):
+            for index, found in part.items():
+                scores[index] = found
         return scores
 
     @torch.no_grad()
     def evaluate(self, trajectories: Sequence[Trajectory], objective: Objective) -> dict[str, float]:
         """The objective's loss and metrics on held-out trajectories, without gradient and without dropout."""
-        totals = _over_ranks(Totals.of(trajectories), self.policy.device)
-        terms: list[Terms] = []
-        self._without_gradient(
-            trajectories, objective.scope, lambda batch: terms.append(self._terms(batch, objective, totals))
+        totals = Totals.of(trajectories)
+        terms = self._without_gradient(
+            trajectories, objective.scope, lambda batch: self._terms(batch, objective, totals)
         )
         summed = Sums(self.policy.device)
         if objective.scope == "batch":
             evaluate_batch(terms, objective, summed)
         else:
-            for part in terms:
-                summed.add(objective(part))
+            for number, part in terms.items():
+                summed.add(number, objective(part))
         return summed.result()
 
     def _without_gradient(
-        self, trajectories: Sequence[Trajectory], scope: Scope, work: Callable[[TokenBatch], None]
-    ) -> None:
-        """Do `work` on packs that hold every trajectory once; out of memory goes on with smaller ones."""
+        self, trajectories: Sequence[Trajectory], scope: Scope, work: Callable[[TokenBatch], T]
+    ) -> dict[int, T]:
+        """What `work` says of each of this rank's packs; those of all ranks hold every trajectory once. Where memory
+        runs out on any rank, all go on with smaller packs."""
         self.policy.module.eval()
         todo = list(range(len(trajectories)))
+        found: dict[int, T] = {}
+        first = 0
         while todo:
-            done: set[int] = set()
-            tried: list[int] = []
-            ran_out = False
-            try:
-                for pack in plan_packs([trajectories[i] for i in todo], self.token_budget, scope):
-                    tried = [todo[i] for i in pack]
-                    work(TokenBatch.build(trajectories, tried, self.policy.device, self._exact))
-                    done.update(tried)
-            except torch.OutOfMemoryError:
-                ran_out = True
-            if ran_out:
-                self._shrink([trajectories[i] for i in tried], scope)
-            todo = [i for i in todo if i not in done]
+            packs = [
+                [todo[i] for i in pack]
+                for pack in plan_packs([trajectories[i] for i in todo], self.token_budget, scope, self.shares)
+            ]
+            mine = [number for slot in own_slots() for number in _dealt(packs, trajectories)[slot]]
+
+            def own_part(mine: Sequence[int] = mine, packs: Sequence[list[int]] = packs, first: int = first) -> _Done:
+                done: list[int] = []
+                for number in mine:
+                    try:
+                        found[first + number] = work(self._built(trajectories, packs[number]))
+                    except torch.OutOfMemoryError:
+                        return done, packs[number]
+                    done += packs[number]
+                return done, []
+
+            outcomes = together(own_part, "packs without a gradient")
+            self._shrink([[trajectories[i] for i in tried] for _, tried in outcomes if tried], scope)
+            gone = {i for done, _ in outcomes for i in done}
+            todo, first = [i for i in todo if i not in gone], first + len(packs)
+        return found
 
     # --- learning ----------------------------------------------------------------------------------------------
 
     def step(
         self, trajectories: Sequence[Trajectory], objective: Objective, totals: Totals | None = None
     ) -> StepReport:
-        """One optimisation step on all of these trajectories (of this rank; counts are summed over ranks).
+        """One optimisation step on all of these trajectories, the same on every rank.
 
-        `totals` counts this rank's trajectories where some that carry no gradient were left out.
+        `totals` counts all of the step's where some that carry no gradient were left out.
         """
         self.policy.module.train()
-        totals = _over_ranks(totals or Totals.of(trajectories), self.policy.device)
+        totals = totals or Totals.of(trajectories)
         while True:
             self.optimiser.zero()
-            packs = plan_packs(trajectories, self.token_budget, objective.scope)
+            packs = plan_packs(trajectories, self.token_budget, objective.scope, self.shares)
             work = _Work(trajectories, packs, objective, totals, Sums(self.policy.device))
             if objective.scope == "batch":
                 if not self._fits(work, self._score_packs):
                     continue
                 evaluate_batch(work.leaves, objective, work.summed)
-            if self._fits(work, self._accumulate):
+            in_rounds = self.optimiser.shard == "gradients"
+            if self._accumulate_in_rounds(work) if in_rounds else self._fits(work, self._accumulate):
                 break
         rate = learning_rate(self.optim, self.step_count, self.total_steps)
         norm, updated = self._update(rate)
@@ -207,35 +234,65 @@ class Learner:
             raise Diverged(f"{self.skipped} updates of the {whose} in a row had a gradient that is not finite")
 
     def _accumulate(self, work: _Work) -> None:
-        """Forward and backward of every pack; gradients add up in the optimiser."""
+        """Forward and backward of this rank's packs, slot by slot; gradients add up in the optimiser."""
+        dealt = _dealt(work.packs, work.trajectories)
+        for slot in own_slots():
+            for number in dealt[slot]:
+                self._learn_from(work, number)
+            self.optimiser.end_slot(slot)
+
+    def _accumulate_in_rounds(self, work: _Work) -> bool:
+        """The same where gradients go home after every round: one pack of each slot, or none where it has no more."""
+        dealt = _dealt(work.packs, work.trajectories)
+
+        def one_round(number: int) -> Callable[[_Work], None]:
+            def learn(work: _Work) -> None:
+                for slot in own_slots():
+                    if number < len(dealt[slot]):
+                        self._learn_from(work, dealt[slot][number])
+                    self.optimiser.end_slot(slot)
+
+            return learn
+
+        for number in range(max(map(len, dealt), default=0)):
+            if not self._fits(work, one_round(number)):
+                return False
+            self.optimiser.end_round()
+        return True
+
+    def _learn_from(self, work: _Work, number: int) -> None:
         scale = self.optimiser.scaler.scale
-        for number, batch in self._batches(work):
-            with self._blocks:
-                terms = self._terms(batch, work.objective, work.totals)
-                if work.objective.scope == "batch":
-                    pull(terms, work.leaves[number], scale)
-                else:
-                    loss = work.objective(terms)
-                    work.summed.add(loss)
-                    (loss.value * scale).backward()
+        batch = self._batch(work, number)
+        with self._blocks:
+            terms = self._terms(batch, work.objective, work.totals)
+            if work.objective.scope == "batch":
+                pull(terms, work.leaves[number], scale)
+            else:
+                loss = work.objective(terms)
+                work.summed.add(number, loss)
+                (loss.value * scale).backward()
 
     def _score_packs(self, work: _Work) -> None:
         """The first pass of an objective over the whole batch: what it sees of each pack, as leaves."""
-        for _, batch in self._batches(work):
+        dealt = _dealt(work.packs, work.trajectories)
+        for number in [number for slot in own_slots() for number in dealt[slot]]:
+            batch = self._batch(work, number)
             with torch.no_grad(), self._blocks:
                 terms = self._terms(batch, work.objective, work.totals)
             terms.logprobs_N.requires_grad_(True)
             if terms.entropy_N is not None:
                 terms.entropy_N.requires_grad_(True)
-            work.leaves.append(terms)
+            work.leaves[number] = terms
 
-    def _batches(self, work: _Work) -> Iterator[tuple[int, TokenBatch]]:
-        """The packs one after the other, each with its own dropout."""
-        for number, pack in enumerate(work.packs):
-            work.tried = pack
-            if self._has_dropout:
-                torch.manual_seed(key(self._seed, "dropout", self.step_count, rank(), number))
-            yield number, TokenBatch.build(work.trajectories, pack, self.policy.device, self._exact)
+    def _batch(self, work: _Work, number: int) -> TokenBatch:
+        """A pack, with its own dropout from here on, whoever computes it."""
+        work.tried = work.packs[number]
+        if self._has_dropout:
+            torch.manual_seed(key(self._seed, "dropout", self.step_count, 0, number))
+        return self._built(work.trajectories, work.tried)
+
+    def _built(self, trajectories: Sequence[Trajectory], pack: Sequence[int]) -> TokenBatch:
+        return TokenBatch.build(trajectories, pack, self.policy.device, self._exact, self.shares)
 
     def _terms(self, batch: TokenBatch, objective: Objective, totals: Totals) -> Terms:
         if batch.trained_tokens:
@@ -260,34 +317,35 @@ class Learner:
         return torch.float64 if self.policy.head.weight.dtype == torch.float64 else torch.float32
 
     def _fits(self, work: _Work, part: Callable[[_Work], None]) -> bool:
-        """Do a part of the work. False where memory ran out, here or on another rank; the budget is then smaller."""
-        ran_out = False
-        try:
-            part(work)
-        except torch.OutOfMemoryError:
-            ran_out = True
-        tried = [work.trajectories[i] for i in work.tried]
-        trouble = gather_over_ranks((ran_out, ran_out and _is_one_unit(tried, work.objective.scope)))
-        if ran_out:
-            self._shrink(tried, work.objective.scope)
-        elif any(alone for _, alone in trouble):
-            raise UserError("another rank ran out of memory on a single sequence", fix="see what that rank says")
-        return not any(out for out, _ in trouble)
+        """Do this rank's part of the work. False where memory ran out on any rank; the budget is then smaller."""
 
-    def _shrink(self, tried: Sequence[Trajectory], scope: Scope) -> None:
-        """Halve the token budget until what ran out of memory does not fit into one pack any more."""
-        size = sum(len(t) for t in tried)
-        if _is_one_unit(tried, scope):
-            what = "sequence" if len(tried) == 1 else f"unit of {len(tried)} sequences"
-            raise UserError(
-                f"a single {what} of {size} tokens does not fit into memory",
-                fix="write `model.checkpointing: true`, use model.lora, or shorten max_length",
-            )
-        while self.token_budget >= size:
-            self.token_budget //= 2
-        if self.policy.device.type == "cuda":
-            torch.cuda.empty_cache()
-        self._say(f"out of memory: the token budget is now {self.token_budget}; repeating with the same loss")
+        def own_part() -> list[int]:
+            try:
+                part(work)
+            except torch.OutOfMemoryError:
+                return work.tried
+            return []
+
+        ran_out = [tried for tried in together(own_part, "the gradients of a step") if tried]
+        self._shrink([[work.trajectories[i] for i in tried] for tried in ran_out], work.objective.scope)
+        return not ran_out
+
+    def _shrink(self, packs: Sequence[Sequence[Trajectory]], scope: Scope) -> None:
+        """Halve the token budget until none of these, which ran out of memory, fits into one pack any more."""
+        for tried in packs:
+            size = sum(len(t) for t in tried)
+            if _is_one_unit(tried, scope):
+                what = "sequence" if len(tried) == 1 else f"unit of {len(tried)} sequences"
+                raise UserError(
+                    f"a single {what} of {size} tokens does not fit into memory",
+                    fix="write `model.checkpointing: true`, use model.lora, or shorten max_length",
+                )
+            while self.token_budget >= size:
+                self.token_budget //= 2
+        if packs:
+            if self.policy.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self._say(f"out of memory: the token budget is now {self.token_budget}; repeating with the same loss")
 
     # --- state -------------------------------------------------------------------------------------------------
 
@@ -312,7 +370,7 @@ class _Work:
     objective: Objective
     totals: Totals
     summed: Sums
-    leaves: list[Terms] = field(default_factory=list)
+    leaves: dict[int, Terms] = field(default_factory=dict)
     tried: list[int] = field(default_factory=list)
 
 
@@ -321,6 +379,7 @@ def _is_one_unit(trajectories: Sequence[Trajectory], scope: Scope) -> bool:
     return len({t.unit for t in trajectories}) == 1 if scope == "pair" else len(trajectories) == 1
 
 
-def _over_ranks(own: Totals, device: torch.device) -> Totals:
-    summed = torch.tensor([own.tokens, own.sequences, own.units], dtype=torch.float64, device=device)
-    return Totals(*sum_over_ranks(summed).tolist())
+def _dealt(packs: Sequence[Sequence[int]], trajectories: Sequence[Trajectory]) -> list[list[int]]:
+    """The numbers of the packs of each slot, in order."""
+    hands = deal([sum(len(trajectories[i]) for i in pack) for pack in packs], slots())
+    return [[number for number, hand in enumerate(hands) if hand == slot] for slot in range(slots())]

@@ -65,7 +65,7 @@ class Optimiser:
     `shard` says what is dealt out over the ranks: nothing; masters and moments; or the sums of gradients too, which are
     then sent home after each round of packs, and no rank ever holds all of them in full precision.
 
-    `masters` are whole ones, and those of a rank that holds no others; with one slot, `masters[name].grad` is the gradient.
+    `masters` are those that are here whole; with one slot on one rank, `masters[name].grad` is the gradient.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], options: OptimOptions, shard: Split = "none"):
@@ -134,7 +134,7 @@ class Optimiser:
                 if more:
                     self._buffers[name].zero_()
             elif parameter.grad is not None:
-                grads[name] = parameter.grad if _is_exact(parameter) else parameter.grad.float()
+                grads[name] = parameter.grad
                 parameter.grad = None
         self._sums.push(slot, grads)
 
@@ -153,9 +153,10 @@ class Optimiser:
         """The sums over all slots of the pieces that are at home here."""
         if world_size() == 1:
             whole = self._sums.only()
-            return {piece: piece.of(whole[piece.name]) for piece in self.pieces if piece.name in whole}
-        like = {name: self._buffers.get(name, p if _is_exact(p) else p.float()) for name, p in self.parameters.items()}
-        return sum_to_homes(self._sums, self.pieces, like)
+            exact = {name: grad if _is_exact(grad) else grad.float() for name, grad in whole.items()}
+            return {piece: piece.of(exact[piece.name]) for piece in self.pieces if piece.name in exact}
+        kinds = {name: p.dtype if _is_exact(p) else torch.float32 for name, p in self.parameters.items()}
+        return sum_to_homes(self._sums, self.pieces, kinds, next(iter(self.parameters.values())).device)
 
     def _gather(self) -> list[Piece]:
         """Give every value that this rank updates its gradient, summed over all slots; those that have one."""
@@ -168,7 +169,7 @@ class Optimiser:
                 found = self._everywhere(found)
         for piece, grad in found.items():
             value = self._values[piece]
-            value.grad = grad.view(value.shape)
+            value.grad = grad if grad.shape == value.shape else grad.view(value.shape)
         return [piece for piece in self.pieces if piece in found]
 
     def _everywhere(self, sums: Mapping[Piece, torch.Tensor]) -> dict[Piece, torch.Tensor]:

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
-from lemma.core.ranks import gather_over_ranks, rank, world_size
+from lemma.core.ranks import gather_over_ranks, world_size
 from lemma.objectives.objective import Loss, Objective, Terms
 
 
 class Sums:
-    """Adds up losses and metrics on the device; reads them back once."""
+    """Losses and metrics of packs, kept on the device until they are read back, once, and added in the order of packs.
+
+    A pack that several ranks add is the same on all of them and counts once.
+    """
 
     def __init__(self, device: torch.device):
         self._device = device
-        self._sums: dict[str, torch.Tensor] = {}
-        self._maxima: dict[str, torch.Tensor] = {}
+        self._sums: dict[int, dict[str, torch.Tensor]] = {}
+        self._maxima: dict[int, dict[str, torch.Tensor]] = {}
 
-    def add(self, loss: Loss) -> None:
-        self._put("loss", loss.value.detach(), 0.0)
-        for name, (value, count) in loss.metrics.items():
-            self._put(name, value, count)
-        for name, value in loss.maxima.items():
-            largest = value.detach().to(torch.float64)
-            self._maxima[name] = torch.maximum(self._maxima[name], largest) if name in self._maxima else largest
-
-    def _put(self, name: str, value: torch.Tensor | float, count: torch.Tensor | float) -> None:
-        pair = torch.stack([self._number(x) for x in (value, count)])
-        self._sums[name] = self._sums[name] + pair if name in self._sums else pair
+    def add(self, number: int, loss: Loss) -> None:
+        pairs = {"loss": (loss.value.detach(), 0.0), **loss.metrics}
+        self._sums[number] = {
+            name: torch.stack([self._number(x) for x in (value, count)]) for name, (value, count) in pairs.items()
+        }
+        self._maxima[number] = {name: value.detach().to(torch.float64) for name, value in loss.maxima.items()}
 
     def _number(self, x: torch.Tensor | float) -> torch.Tensor:
         """A number, made on the device: a copy from the host would wait for all that the device has to do."""
@@ -38,45 +37,56 @@ class Sums:
         return torch.full((), x, dtype=torch.float64, device=self._device)
 
     def result(self) -> dict[str, float]:
-        """Sums over ranks, each divided by its count, and maxima; the loss is a sum already."""
-        names = sorted(self._sums)
-        table = torch.stack([self._sums[name] for name in names]).tolist() if names else []
-        everybody = gather_over_ranks(dict(zip(names, table, strict=True)))
+        """Sums over the packs of all ranks, each divided by its count, and maxima; the loss is a sum already."""
+        sums: dict[str, tuple[float, float]] = {}
+        for pack in _of_all_packs(self._sums):
+            for name, (value, count) in pack.items():
+                before = sums.get(name)
+                sums[name] = (value, count) if before is None else (before[0] + value, before[1] + count)
         result = {"loss": 0.0}
-        for name in sorted({name for sums in everybody for name in sums}):
-            value, count = (sum(sums[name][i] for sums in everybody if name in sums) for i in (0, 1))
+        for name in sorted(sums):
+            value, count = sums[name]
             result[name] = value if name == "loss" else value / count if count else 0.0
-        for found in gather_over_ranks({name: value.item() for name, value in self._maxima.items()}):
-            for name, value in found.items():
-                result[name] = max(value, result.get(name, value))
+        for pack in _of_all_packs(self._maxima):
+            for name, value in pack.items():
+                result[name] = float(np.maximum(result.get(name, value), value))
         return result
 
 
-def evaluate_batch(leaves: Sequence[Terms], objective: Objective, summed: Sums) -> None:
-    """Evaluate an objective once on the packs of all ranks. Afterwards the leaves hold what the loss pulls on them.
+def _of_all_packs(found: Mapping[int, Mapping[str, torch.Tensor]]) -> list[dict[str, Any]]:
+    """The numbers of the packs of all ranks, in their order."""
+    flat = [tensor for pack in found.values() for tensor in pack.values()]
+    numbers = iter(torch.stack(flat).tolist() if flat else [])
+    own = {number: {name: next(numbers) for name in pack} for number, pack in found.items()}
+    everything = {
+        number: pack for part in gather_over_ranks(own, "the numbers of a step") for number, pack in part.items()
+    }
+    return [everything[number] for number in sorted(everything)]
 
-    Every rank computes the same loss; the first one counts it.
-    """
-    parts = gather_over_ranks(_constants(leaves)) if world_size() > 1 else [[]]
-    parts[rank()] = list(leaves)
-    everything = [part for of_rank in parts for part in of_rank]
-    if not everything:
+
+def evaluate_batch(leaves: Mapping[int, Terms], objective: Objective, summed: Sums) -> None:
+    """Evaluate an objective once on the packs of all ranks. Afterwards the leaves hold what the loss pulls on them."""
+    parts = dict(leaves)
+    if world_size() > 1:
+        everybody = gather_over_ranks(_constants(leaves), "the scores of a batch")
+        parts = {number: part for of_rank in everybody for number, part in of_rank.items()} | parts
+    if not parts:
         return
-    loss = objective(_join(everything, leaves[0].logprobs_N.device if leaves else None))
-    if rank() == 0:
-        summed.add(loss)
+    device = next(iter(leaves.values())).logprobs_N.device if leaves else None
+    loss = objective(_join([parts[number] for number in sorted(parts)], device))
+    summed.add(0, loss)
     if loss.value.requires_grad:
         loss.value.backward()
 
 
-def _constants(parts: Sequence[Terms]) -> list[Terms]:
+def _constants(parts: Mapping[int, Terms]) -> dict[int, Terms]:
     """The same numbers on the host, for other ranks to look at."""
 
     def still(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
 
-    return [
-        Terms(
+    return {
+        number: Terms(
             logprobs_N=part.logprobs_N.detach().cpu(),
             entropy_N=None if part.entropy_N is None else part.entropy_N.detach().cpu(),
             sequence_N=part.sequence_N.cpu(),
@@ -85,8 +95,8 @@ def _constants(parts: Sequence[Terms]) -> list[Terms]:
             tokens=still(part.tokens),
             fields=still(part.fields),
         )
-        for part in parts
-    ]
+        for number, part in parts.items()
+    }
 
 
 def _join(parts: Sequence[Terms], device: torch.device | None) -> Terms:

@@ -1,4 +1,4 @@
-"""The gradient of a step does not change with packing, order, micro-batches, padding or the number of ranks.
+"""The gradient of a step does not change with packing, order, micro-batches or padding; tests/cluster adds ranks.
 
 In float64, for full weights and LoRA, over every objective of the registry and one toy for each scope.
 """
@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed
-import torch.multiprocessing
 
 from lemma.core.types import Trajectory
 from lemma.learning.learner import Learner, StepReport
@@ -214,38 +211,3 @@ class Blind:
 def test_a_batch_objective_need_not_use_what_it_sees(policy: Policy) -> None:
     items = trajectories(LENGTHS)
     assert_same(one_step(policy, items, Blind(), 64), one_step(policy, items, Blind(), 10**6))  # type: ignore[arg-type]
-
-
-# --- several ranks ---------------------------------------------------------------------------------------------------
-
-SPLITS = {"uneven": (slice(0, 6), slice(6, None)), "one idle": (slice(0, None), slice(0, 0))}
-
-
-def work_of_a_rank(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    policy = in_float64(tiny_policy(lora=False))
-    items = items_of(policy)
-    outcomes = {
-        (split, name): one_step(policy, items[parts[rank]], make(), budget=50)
-        for split, parts in SPLITS.items()
-        for name, make in MAKE.items()
-    }
-    torch.save(outcomes, f"{folder}/outcome-{rank}")
-    torch.distributed.destroy_process_group()
-
-
-def test_two_ranks_do_what_one_does(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(work_of_a_rank, (str(tmp_path),), nprocs=2)
-    ranks = [torch.load(tmp_path / f"outcome-{rank}", weights_only=False) for rank in (0, 1)]
-    policy = in_float64(tiny_policy(lora=False))
-    items = items_of(policy)
-    for name, make in MAKE.items():
-        single = one_step(policy, items, make(), budget=50)
-        for split in SPLITS:
-            first, second = (rank[split, name] for rank in ranks)
-            for key, weight in single.weights.items():
-                assert relative(first.weights[key], weight) < EXACT, (split, name, key)
-                assert torch.equal(first.weights[key], second.weights[key])
-            assert first.report.loss == second.report.loss == pytest.approx(single.report.loss, rel=EXACT)
-            assert first.report.metrics == pytest.approx(single.report.metrics, rel=EXACT)

@@ -1,0 +1,130 @@
+"""Sums of gradients in an order that does not depend on the number of ranks: a fixed binary tree over the slots.
+
+A rank adds up the slots that it owns as far as the tree allows. What is left is sent to the home of each piece, which
+adds it up in the order of the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from lemma.core.ranks import (
+    Node,
+    broadcast,
+    exchange,
+    fold,
+    gather_over_ranks,
+    nodes_within,
+    push_node,
+    rank,
+    slots,
+    slots_of,
+    world_size,
+)
+from lemma.learning.pieces import Piece, buckets
+
+Gradients = dict[str, torch.Tensor]
+
+
+class SlotSums:
+    """The gradients of this rank's slots, added up as far as the tree over all slots allows. Owns what it is given."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self._sums: list[Gradients] = []
+
+    def push(self, slot: int, grads: Gradients) -> None:
+        """The gradients of the next slot; one that is absent is zero."""
+        self._sums.append(grads)
+        for _ in range(push_node(self.nodes, (slot, slot + 1), slots())):
+            right, left = self._sums.pop(), self._sums.pop()
+            self._sums.append(_added(left, right))
+
+    @property
+    def names(self) -> set[str]:
+        return {name for grads in self._sums for name in grads}
+
+    def of(self, number: int, piece: Piece) -> torch.Tensor | None:
+        whole = self._sums[number].get(piece.name)
+        return None if whole is None else piece.of(whole).flatten()
+
+    def only(self) -> Gradients:
+        """The sum over all slots, where this rank owns them all."""
+        (sums,) = self._sums
+        return sums
+
+
+def _added(left: Gradients, right: Gradients) -> Gradients:
+    """One that is absent counts as zeros, as it does where it is sent; that matters to -0.0 alone."""
+    for name in left.keys() | right.keys():
+        mine, other = left.get(name), right.get(name)
+        if mine is None:
+            mine, other = other, None
+        assert mine is not None
+        exact = mine if mine.dtype in (torch.float32, torch.float64) else mine.float()
+        left[name] = exact.add_(0.0 if other is None else other)
+    return left
+
+
+def sum_to_homes(
+    sums: SlotSums, pieces: Sequence[Piece], kinds: Mapping[str, torch.dtype], device: torch.device
+) -> dict[Piece, torch.Tensor]:
+    """The sum over all slots of each piece that is at home here, flat; pieces without a gradient anywhere are absent.
+
+    `kinds` are the precisions in which the gradients of each parameter are added up.
+    """
+    names = set().union(*gather_over_ranks(sums.names, "the names of gradients"))
+    found: dict[Piece, torch.Tensor] = {}
+    for dtype in dict.fromkeys(kinds.values()):
+        wanted = [piece for piece in pieces if piece.name in names and kinds[piece.name] == dtype]
+        for parts in buckets(wanted, world_size()) if wanted else ():
+            found |= _round(sums, parts, device, dtype)
+    return found
+
+
+def _round(
+    sums: SlotSums, parts: list[list[Piece]], device: torch.device, dtype: torch.dtype
+) -> dict[Piece, torch.Tensor]:
+    """Send every home its pieces, of each node of this rank; add up what came here."""
+    sizes = [sum(piece.size for piece in part) for part in parts]
+    given = torch.zeros(len(sums.nodes) * sum(sizes), dtype=dtype, device=device)
+    place = 0
+    for part in parts:
+        for number in range(len(sums.nodes)):
+            for piece in part:
+                grad = sums.of(number, piece)
+                if grad is not None:
+                    given[place : place + piece.size].copy_(grad)
+                place += piece.size
+    nodes = [nodes_within(slots_of(other), slots()) for other in range(world_size())]
+    mine = sizes[rank()]
+    taken = exchange(
+        given, [len(sums.nodes) * size for size in sizes], [len(own) * mine for own in nodes], "the sum of gradients"
+    )
+    if not mine:
+        return {}
+    in_order = [node for own in nodes for node in own]
+    whole = fold(slots(), dict(zip(in_order, taken.split(mine), strict=True)), lambda left, right: left.add_(right))
+    return dict(zip(parts[rank()], whole.split([piece.size for piece in parts[rank()]]), strict=True))
+
+
+def spread(tensors: Mapping[Piece, torch.Tensor], place: str) -> None:
+    """Overwrite every piece by what its home has. The tensors are contiguous, and of the same kinds on all ranks."""
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors.values()):
+        for parts in buckets([piece for piece in tensors if tensors[piece].dtype == dtype], world_size()):
+            for home, part in enumerate(parts):
+                if part:
+                    _spread(home, [tensors[piece] for piece in part], place)
+
+
+def _spread(home: int, tensors: Sequence[torch.Tensor], place: str) -> None:
+    if len(tensors) == 1 and tensors[0].ndim:
+        broadcast(tensors[0], home, place)
+        return
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    broadcast(flat, home, place)
+    if rank() != home:
+        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.view(-1).copy_(part)

@@ -1,0 +1,215 @@
+"""Steps of the learner on 1, 2, 3 and 4 ranks: the same bits for the same slots, whatever is dealt out."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from lemma.core import ranks
+from lemma.core.errors import UserError
+from lemma.learning import pieces
+from lemma.learning.learner import Learner
+from lemma.learning.learning_options import OptimOptions
+from lemma.learning.optimiser import Optimiser
+from lemma.models.policy import Policy
+from lemma.objectives import NegativeLogLikelihood, Objective
+from tests.cluster.crew import Crew
+from tests.learning.test_invariance import EXACT, MAKE, items_of
+from tests.models.small import relative, tiny_policy, trajectories
+
+KINDS = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def policy_in(kind: str) -> Policy:
+    policy = tiny_policy(lora=False)
+    policy.module.to(KINDS[kind])
+    return policy
+
+
+def learner_of(policy: Policy, shard: str, budget: int = 50, **options: Any) -> Learner:
+    optim = OptimOptions(lr=1e-3, clip=0.5, weight_decay=0.1, **options)
+    return Learner(policy, optim, token_budget=budget, total_steps=4, temperature=0.7, shard=shard)  # type: ignore[arg-type]
+
+
+def outcome(policy: Policy, learner: Learner, objective: Objective, steps: int) -> dict[str, Any]:
+    """Everything that these steps leave behind, as bytes where it is to be compared to the last bit."""
+    items = (
+        items_of(policy) if policy.head.weight.dtype == torch.float64 else trajectories((7, 31, 5, 12, 2, 40, 19, 19))
+    )
+    reports = [learner.step(items, objective) for _ in range(steps)]
+    return {
+        "reports": [(r.loss, r.grad_norm, r.packs, sorted(r.metrics.items())) for r in reports],
+        "weights": {name: bits(parameter) for name, parameter in policy.parameters().items()},
+        "scores": [part.tobytes() for part in learner.score(items)],
+        "held out": sorted(learner.evaluate(items, objective).items()),
+    }
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def steps_of(kind: str, name: str, shard: str, largest: int, steps: int = 2) -> dict[str, Any]:
+    """Some steps on this rank's world; parameters are cut into pieces of at most `largest` numbers."""
+    with mock.patch.object(pieces, "LARGEST", largest), mock.patch.object(pieces, "BUCKET", 4 * largest):
+        policy = policy_in(kind)
+        objective: Objective = MAKE[name]() if name != "nll" else NegativeLogLikelihood()
+        return outcome(policy, learner_of(policy, shard), objective, steps)
+
+
+def test_every_objective_on_1_2_and_4_ranks(crew: Crew) -> None:
+    """In float64 the same bits for four slots, and one slot's numbers within rounding."""
+    for number, name in enumerate(MAKE):
+        alone = crew.run(1, steps_of, "float64", name, "none", 2**24, 1, slots=4)[0]
+        count, shard = ((2, "none"), (4, "optimiser"))[number % 2]
+        for found in crew.run(count, steps_of, "float64", name, shard, 2**24, 1, slots=4):
+            assert found == alone, (name, count)
+        single = steps_of("float64", name, "none", 2**24, 1)
+        for key, weight in alone["weights"].items():
+            mine, other = (
+                torch.frombuffer(bytearray(one), dtype=torch.float64) for one in (weight, single["weights"][key])
+            )
+            assert relative(mine, other) < EXACT, (name, key)
+        assert alone["reports"][0][0] == pytest.approx(single["reports"][0][0], rel=EXACT)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_every_way_to_share_gives_the_same_bits(crew: Crew, kind: str) -> None:
+    """Pieces smaller than parameters, more ranks than slots, slots that no number of ranks divides."""
+    for slots, counts in ((1, (2,)), (4, (2, 4)), (6, (4,))):
+        alone = crew.run(1, steps_of, kind, "nll", "none", 1000, slots=slots)[0]
+        rounds = crew.run(1, steps_of, kind, "nll", "gradients", 1000, slots=slots)[0]
+        for count in counts:
+            for shard, expected in (("none", alone), ("optimiser", alone), ("gradients", rounds)):
+                found = crew.run(count, steps_of, kind, "nll", shard, 1000, slots=slots)
+                assert all(one == expected for one in found), (slots, count, shard)
+        if slots == 1:  # one slot alone is what a single process computes
+            assert rounds == alone == steps_of(kind, "nll", "none", 1000)
+            whole = steps_of(kind, "nll", "none", 2**24)
+            assert whole["weights"].keys() == alone["weights"].keys()
+
+
+def idle(shard: str) -> dict[str, Any]:
+    """One pack for four ranks; three of them have nothing to do."""
+    policy = policy_in("float32")
+    return outcome(policy, learner_of(policy, shard, budget=10**6), NegativeLogLikelihood(), steps=1)
+
+
+def test_ranks_without_work_take_part(crew: Crew) -> None:
+    alone = crew.run(1, idle, "none", slots=4)[0]
+    for shard in ("none", "optimiser", "gradients"):
+        assert all(found == alone for found in crew.run(4, idle, shard, slots=4)), shard
+
+
+def out_of_memory(on: int, least: int, shard: str) -> tuple[dict[str, Any], int] | str:
+    """Rank `on` cannot hold packs of more than `least` tokens."""
+    policy = policy_in("float32")
+    learner = learner_of(policy, shard, budget=80)
+    terms = learner._terms
+
+    def small(batch: Any, *more: Any) -> Any:
+        if batch.tokens > least and ranks.rank() == on:
+            raise torch.OutOfMemoryError
+        return terms(batch, *more)
+
+    learner._terms = small  # type: ignore[method-assign]
+    try:
+        return outcome(policy, learner, NegativeLogLikelihood(), steps=1), learner.token_budget
+    except UserError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("shard", ["optimiser", "gradients"])
+def test_all_agree_where_one_runs_out_of_memory(crew: Crew, shard: str) -> None:
+    one, two = crew.run(2, out_of_memory, 0, 50, shard, slots=4)
+    assert one == two and one[1] == 40
+    sentences = crew.run(4, out_of_memory, 1, 10, shard, slots=4)
+    assert len(set(sentences)) == 1 and "a single sequence of" in sentences[0]
+
+
+def saved(kind: str, shard: str, steps: int) -> tuple[dict[str, bytes], dict[str, Any]]:
+    policy = policy_in(kind)
+    with mock.patch.object(pieces, "LARGEST", 1000):
+        learner = learner_of(policy, shard)
+        for _ in range(steps):
+            learner.step(trajectories((7, 31, 5, 12, 2, 40, 19, 19)), NegativeLogLikelihood())
+        tensors, extra = learner.state()
+    return {name: (bits(tensor), tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}, extra  # type: ignore[misc]
+
+
+def resumed(kind: str, shard: str, tensors: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+    policy = policy_in(kind)
+    with torch.no_grad():
+        for parameter in policy.parameters().values():
+            parameter.fill_(0.25)
+    given = {n: torch.frombuffer(bytearray(b), dtype=kind).view(shape) for n, (b, kind, shape) in tensors.items()}
+    with mock.patch.object(pieces, "LARGEST", 1000):
+        learner = learner_of(policy, shard)
+        addresses = [parameter.data_ptr() for parameter in policy.parameters().values()]
+        learner.load(given, extra)
+        found = outcome(policy, learner, NegativeLogLikelihood(), steps=1)
+        assert addresses == [parameter.data_ptr() for parameter in policy.parameters().values()]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_a_state_of_some_ranks_goes_on_with_others(crew: Crew, kind: str) -> None:
+    """4 to 1, 2 to 4, 1 to 2, and from one way of sharing to another: each piece is saved once."""
+    expected = crew.run(1, steps_of, kind, "nll", "none", 1000, slots=4)[0]
+    for before, after, first, second in (
+        (4, 1, "optimiser", "none"),
+        (2, 4, "none", "optimiser"),
+        (1, 2, "none", "none"),
+    ):
+        parts = crew.run(before, saved, kind, first, 1, slots=4)
+        tensors = {name: tensor for own, _ in parts for name, tensor in own.items()}
+        assert len(tensors) == sum(len(own) for own, _ in parts)
+        found = crew.run(after, resumed, kind, second, tensors, parts[0][1], slots=4)
+        for one in found:
+            assert one["weights"] == expected["weights"] and one["scores"] == expected["scores"], (before, after)
+
+
+def test_pieces_and_homes() -> None:
+    with mock.patch.object(pieces, "LARGEST", 10):
+        found = pieces.cut({"a": torch.zeros(5, 5), "b": torch.zeros(3), "empty": torch.zeros(0)}, 2)
+    assert [(p.name, p.start, p.stop, p.mark) for p in found] == [
+        ("a", 0, 10, "@0"),
+        ("a", 10, 20, "@10"),
+        ("a", 20, 25, "@20"),
+        ("b", 0, 3, ""),
+        ("empty", 0, 0, ""),
+    ]
+    assert [p.home for p in found] == [0, 1, 0, 1, 1]
+    assert pieces.deal([3, 9, 4, 4], 2) == [1, 0, 1, 1]
+    loads = np.bincount(pieces.deal([5, 5, 4, 4, 3, 3], 3), weights=[5, 5, 4, 4, 3, 3])
+    assert loads.tolist() == [8, 8, 8]
+
+
+def test_the_order_of_a_sum_does_not_depend_on_who_adds() -> None:
+    """Words instead of numbers, which show how they were put together."""
+
+    def word(node: ranks.Node) -> str:
+        if node[1] - node[0] == 1:
+            return chr(97 + node[0])
+        return "(" + "".join(map(word, ranks.halves(node))) + ")"
+
+    for count in range(1, 12):
+        for size in range(1, 14):
+            blocks = [range(rank * count // size, (rank + 1) * count // size) for rank in range(size)]
+            parts = {node: word(node) for own in blocks for node in ranks.nodes_within(own, count)}
+            assert [slot for node in parts for slot in range(*node)] == list(range(count))
+            assert ranks.fold(count, parts, lambda left, right: f"({left}{right})") == word((0, count))
+    assert ranks.nodes_within(range(3, 8), 8) == [(3, 4), (4, 8)]
+
+
+def test_a_piece_cut_otherwise_is_refused() -> None:
+    given = {"w": torch.nn.Parameter(torch.ones(4, 4))}
+    with mock.patch.object(pieces, "LARGEST", 8):
+        tensors, extra = Optimiser(given, OptimOptions()).state()
+    assert sorted(tensors) == ["weight/w@0", "weight/w@8"]
+    with pytest.raises(UserError, match="no such tensor"):
+        Optimiser(given, OptimOptions()).load(tensors, extra)
