@@ -29,7 +29,7 @@ def encode_continuation(text: str, before: str, tokenizer: Any) -> list[int]:
     A tokenizer that puts a space in front of whatever it is given (Llama 2, Phi-3) would put one between the two.
     Other tokenizers get the text by itself.
     """
-    if not _adds_space(tokenizer):
+    if not puts_space_in_front(tokenizer):
         return encode_text(text, tokenizer)
     for front in (before, "\n"):
         known, whole = encode_text(front, tokenizer), encode_text(front + text, tokenizer)
@@ -38,7 +38,8 @@ def encode_continuation(text: str, before: str, tokenizer: Any) -> list[int]:
     return encode_text(text, tokenizer)
 
 
-def _adds_space(tokenizer: Any) -> bool:
+def puts_space_in_front(tokenizer: Any) -> bool:
+    """Whether the ids of a text begin with a space that is not there."""
     tokens = tokenizer.convert_ids_to_tokens(encode_text("a", tokenizer))
     # As SentencePiece and byte-level vocabularies write a space. A vocabulary of figures may not know the letter.
     return "".join(tokens[:1]).startswith(("▁", "Ġ"))

@@ -14,6 +14,7 @@ from lemma.config import Options
 from lemma.core.errors import UserError
 from lemma.core.types import Demonstration, Problem
 from lemma.formats.templates import render
+from lemma.formats.tool_prompt import with_offer
 
 FAULTS: dict[str, str] = {
     "missing_think_start": "the reasoning has no opening tag",
@@ -104,6 +105,7 @@ class Format(Options):
 
     def prompt(self, problem: Problem, tokenizer: Any) -> str:
         """The prompt as text, special tokens included; tokenise it without adding any."""
+        problem = with_offer(self, problem, tokenizer)
         return self.written(self.messages(problem), tokenizer, tools=problem.extra.get("tools"), about=about(problem))
 
     def written(

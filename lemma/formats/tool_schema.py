@@ -46,9 +46,9 @@ class Tool:
         for parameter in inspect.signature(function).parameters.values():
             if parameter.name == "self" or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 continue
-            properties[parameter.name] = schema_of(hints.get(parameter.name, Any))
-            if parameter.name in words:
-                properties[parameter.name]["description"] = words[parameter.name]
+            # Some chat templates want a description, be it empty.
+            described = {"description": words.get(parameter.name, "")}
+            properties[parameter.name] = schema_of(hints.get(parameter.name, Any)) | described
             if parameter.default is parameter.empty:
                 required.append(parameter.name)
         schema = {"type": "object", "properties": properties} | ({"required": required} if required else {})

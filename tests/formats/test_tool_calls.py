@@ -49,7 +49,7 @@ def test_a_tool_is_its_signature_and_docstring() -> None:
                     "a": {"type": "number", "description": "The first."},
                     "b": {"type": "number", "description": "The second, in the same unit."},
                     "unit": {"type": "string", "enum": ["m", "km"], "description": "Of both."},
-                    "notes": {"type": "array", "items": {"type": "string"}},
+                    "notes": {"type": "array", "items": {"type": "string"}, "description": ""},
                 },
                 "required": ["a", "b"],
             },
