@@ -128,6 +128,11 @@ class Algorithm(Options):
         return False
 
     @property
+    def parts_traces(self) -> bool:
+        """Whether a part of a trace may begin a sample that the policy goes on with."""
+        return False
+
+    @property
     def needs_trace_probs(self) -> bool:
         """Whether each trace needs the teacher's probability of each of its tokens."""
         return False

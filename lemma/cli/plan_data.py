@@ -53,14 +53,14 @@ def amount_of(recipe: Recipe, stage: StageOptions) -> Amount | None:
 
 def _is_quick(stage: StageOptions) -> bool:
     from lemma.data.data_options import DataOptions, journal_place
-    from lemma.data.sources import ARITHMETIC, files_of
+    from lemma.data.sources import BUILT_IN, files_of
 
     data = getattr(stage, "data", None)
     if not isinstance(data, DataOptions):
         return False
     size = 0
     for source in data.mix or [data]:
-        if source.source == ARITHMETIC:
+        if source.source in BUILT_IN:
             continue
         files = [] if journal_place(source.source) is not None else files_of(source)
         if not files:

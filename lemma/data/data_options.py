@@ -45,12 +45,29 @@ class ArithmeticOptions(Options):
     """Another seed, other problems. Train and test never share one, whatever the seed."""
 
 
+class GuessingOptions(Options):
+    """Games of the environment `higher_lower` with random guesses: they show the format and no way to win."""
+
+    numbers: int = Field(16, ge=2)
+    """Secrets are whole numbers from 1 to this; games take them in turn."""
+    turns: int = Field(5, ge=1)
+    """Guesses in a game, unless one is right."""
+    count: int = Field(2000, ge=1)
+    """How many games."""
+    seed: int = Field(0, ge=0)
+    """Another seed, other guesses."""
+    question: str = Field("?", min_length=1)
+    """What the player is asked first."""
+    mute: bool = False
+    """Say the same to every wrong guess, as the environment's option of this name does."""
+
+
 class SourceOptions(Options):
     """One place that rows come from."""
 
     source: str = "arithmetic"
     """A file (.parquet, .jsonl, .json, .csv, .tsv, .arrow; text also .gz), a folder of these or from `save_to_disk`, a
-    hub dataset, or `arithmetic`."""
+    hub dataset, or one that is built in: `arithmetic`, `higher_lower`."""
     config: str | None = None
     """Configuration of a hub dataset."""
     split: str = "train"
@@ -78,7 +95,9 @@ class SourceOptions(Options):
     count: int | None = Field(None, ge=0)
     """Use this many rows."""
     arithmetic: ArithmeticOptions = ArithmeticOptions()
-    """Options of the built-in generator."""
+    """Options of the built-in arithmetic."""
+    guessing: GuessingOptions = GuessingOptions()
+    """Options of the built-in games of `higher_lower`."""
 
     @field_validator("split")
     @classmethod

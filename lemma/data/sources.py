@@ -11,10 +11,12 @@ from lemma.core.errors import UserError, nearest
 from lemma.core.hub_access import looks_like_path, notice_offline
 from lemma.data.bounded_lines import check_is_file
 from lemma.data.data_options import SourceOptions
+from lemma.data.guessing import HIGHER_LOWER, game_rows
 from lemma.data.read_files import SUFFIXES, read_file, suffix_of, without_nan
 from lemma.data.rows import Row
 
 ARITHMETIC = "arithmetic"
+BUILT_IN = (ARITHMETIC, HIGHER_LOWER)
 
 
 class HubName(NamedTuple):
@@ -63,7 +65,7 @@ def stream_rows(options: SourceOptions, *, streamed: bool = False) -> Iterator[R
     Files are read piece by piece. A dataset of the hub is downloaded first, unless it is `streamed`.
     """
     files = files_of(options)
-    found = (row for file in files for row in read_file(file)) if files else _hub_rows(options, streamed)
+    found = (row for file in files for row in read_file(file)) if files else _made_or_hub(options, streamed)
     rows = iter(options.part.of(found))
     first = next(rows, None)
     if first is None:
@@ -72,8 +74,16 @@ def stream_rows(options: SourceOptions, *, streamed: bool = False) -> Iterator[R
     yield from rows
 
 
+def _made_or_hub(options: SourceOptions, streamed: bool) -> Iterator[Row]:
+    if options.source == HIGHER_LOWER:
+        return game_rows(options.guessing, options.part.split)
+    return _hub_rows(options, streamed)
+
+
 def files_of(options: SourceOptions) -> list[Path]:
-    """The files of a source on this disk; none where it is a dataset of the hub."""
+    """The files of a source on this disk; none where it is built in or a dataset of the hub."""
+    if options.source in BUILT_IN:
+        return []
     path = Path(options.source).expanduser()
     if path.is_dir():
         return _files_in(path, options)
@@ -89,8 +99,7 @@ def files_of(options: SourceOptions) -> list[Path]:
 
 def check_files(options: SourceOptions) -> None:
     """Refuse a source on this disk that is not there; what is made up or lies on the hub is not looked for."""
-    if options.source != ARITHMETIC:
-        files_of(options)
+    files_of(options)
 
 
 def _neighbour(path: Path) -> str:
@@ -179,7 +188,7 @@ def _load_from_hub(name: str, config: str | None, options: SourceOptions, stream
         wanted = {"split": options.part.split, "revision": options.revision}
         return datasets.load_dataset(name, config, **wanted, streaming=streamed)
     except DatasetNotFoundError as error:
-        close = nearest(options.source, [ARITHMETIC, *ALIASES]) if "/" not in options.source else "check the spelling"
+        close = nearest(options.source, [*BUILT_IN, *ALIASES]) if "/" not in options.source else "check the spelling"
         raise UserError(
             f"there is no file and no public hub dataset '{name}'{revision}",
             fix=f"{close}, or log in with `hf auth login` where it is private or gated",

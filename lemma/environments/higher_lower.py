@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from lemma.core.types import Message, Outcome, Problem
+from lemma.data.guessing import WORDS, reply_to
 from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance
 
 NUMBER = re.compile(r"\d+")
@@ -30,10 +31,7 @@ class Guessing(Environment):
         self.found = guess == self.secret
         if guess is None:
             return Reply("no number")
-        higher, lower, right = self.words
-        if self.mute and not self.found:
-            return Reply(lower)
-        return Reply(right if self.found else higher if guess < self.secret else lower, done=self.found)
+        return Reply(reply_to(guess, self.secret, self.words, self.mute), done=self.found)
 
     def score(self) -> Outcome:
         return Outcome(float(self.found), self.found)
@@ -48,7 +46,7 @@ class HigherLower(EnvironmentOptions):
     """Maximum number of guesses."""
     reply_tokens: int = Field(16, ge=1)
     """Maximum number of tokens in a reply."""
-    words: tuple[str, str, str] = ("higher", "lower", "right")
+    words: tuple[str, str, str] = WORDS
     """How the replies are spelled: those that the model's vocabulary knows."""
     mute: bool = False
     """Say the same to every wrong guess, so that no player can do better than chance."""

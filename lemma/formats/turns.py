@@ -34,6 +34,11 @@ def encode_turns(fmt: Format, item: Demonstration, tokenizer: Any, turns: Turns 
     spans = _spans(fmt, item, earlier, tokenizer)
     if spans is not None:
         return [_encode_whole(fmt, item, spans, tokenizer)]
+    return [encode_demonstration(fmt, one, tokenizer) for one in each_turn(item)]
+
+
+def each_turn(item: Demonstration) -> list[Demonstration]:
+    """Every turn of the assistant that may be learnt, behind what was said before it; the last is the item itself."""
     said = item.problem.messages
     cut = [
         replace(
@@ -42,9 +47,9 @@ def encode_turns(fmt: Format, item: Demonstration, tokenizer: Any, turns: Turns 
             response=said[place].content,
             more=said[place].more,
         )
-        for place in earlier
+        for place in _earlier(item)
     ]
-    return [encode_demonstration(fmt, one, tokenizer) for one in (*cut, item)]
+    return [*cut, item] if item.prompt is None else [item]
 
 
 def _earlier(item: Demonstration) -> list[int]:

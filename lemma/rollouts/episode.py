@@ -138,8 +138,8 @@ class Episode:
 
     @property
     def given(self) -> int:
-        """Tokens that a teacher put at the beginning."""
-        return self.turns[0].given
+        """Tokens that a teacher said: the beginning of the first turn, or everything."""
+        return sum(turn.given for turn in self.turns)
 
     @property
     def tokens(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from lemma.rollouts.judge import Judge, Pending
 from lemma.rollouts.order import ProblemOrder, Task
 from lemma.rollouts.play import Ask, play
 from lemma.rollouts.player import World
+from lemma.rollouts.replay import replayed
 
 
 @dataclass
@@ -124,9 +125,10 @@ class Roller:
             teachers, asks = teachers + whole, asks + requests
         known = [journal.episodes[one.order] for one in teachers if one.order in journal.episodes]
         fresh = [one for one in teachers if one.order not in journal.episodes]
-        graded = [self.judge.begin(tasks[_draw(one)].problem, one) for one in fresh]
+        episodes = [*known, *self._replayed([one for one in fresh if tasks[_draw(one)].turns], tasks, journal)]
+        graded = [self.judge.begin(tasks[_draw(one)].problem, one) for one in fresh if not tasks[_draw(one)].turns]
         played: dict[int, list[Episode]] = {draw: [] for draw in tasks}
-        for episode in [*known, *self._played(asks, journal), *self._finished(graded, journal)]:
+        for episode in [*episodes, *self._played(asks, journal), *self._finished(graded, journal)]:
             played[_draw(episode)].append(episode)
         found.drawn += len(drawn)
         return [self._group(tasks[draw], sorted(own, key=_number), found) for draw, own in played.items()]
@@ -138,7 +140,7 @@ class Roller:
         size = self.algorithm.group_size
         lengths = [0] * size
         if task.trace is not None:
-            if len(task.trace) > self.sampling.max_tokens:
+            if task.longest_turn > self.sampling.max_tokens:
                 found.long_traces += 1
             else:
                 lengths = self.algorithm.prefix_lengths(
@@ -157,6 +159,20 @@ class Roller:
             asks.append(Ask(key, task.problem, task.prompt, len(alone), first=alone[0]))
             assert alone == list(range(alone[0], size)), "samples that a teacher begins come first"
         return whole, asks
+
+    def _replayed(self, teachers: Sequence[Episode], tasks: Mapping[int, Task], journal: Journal) -> list[Episode]:
+        """A teacher's episodes of several turns, answered and judged by the world."""
+        if not teachers:
+            return []
+        assert self.world is not None, "turns are played in a world"
+        pairs = [(one, tasks[_draw(one)]) for one in teachers]
+        asks = [Ask(one.key, task.problem, task.prompt, first=one.sample) for one, task in pairs]
+        most = self.sampling.max_tokens
+        turns = {one.key: [ids[:most].astype(np.int32) for ids in task.turns] for one, task in pairs}
+        episodes = replayed(asks, turns, self.sampling, self.judge, self.world)
+        for episode in episodes:
+            journal.append(episode)
+        return episodes
 
     def _finished(self, graded: Sequence[Pending], journal: Journal) -> list[Episode]:
         """A teacher's whole responses, graded like any other while the policy spoke."""

@@ -14,11 +14,22 @@ from lemma.core.types import Problem
 
 @dataclass(frozen=True)
 class Task:
-    """A problem as an engine gets it; `trace` are the ids of a teacher's whole response, end included, if any."""
+    """A problem as an engine gets it; `trace` are the ids of a teacher's whole response, end included, if any.
+
+    `turns` are those of a trace that takes several, each with its end.
+    """
 
     problem: Problem
     prompt: np.ndarray
     trace: np.ndarray | None = None
+    turns: tuple[np.ndarray, ...] = ()
+
+    @property
+    def longest_turn(self) -> int:
+        """Tokens of the trace that must fit into one turn; the end of a turn in an episode may be left off."""
+        if self.turns:
+            return max(len(turn) - 1 for turn in self.turns)
+        return 0 if self.trace is None else len(self.trace)
 
 
 @dataclass

@@ -14,8 +14,7 @@ from lemma.data.load_rows import as_demonstration, load_items, read_source, vari
 from lemma.data.readers import Item, problem_of
 from lemma.data.sources import ARITHMETIC, files_of
 from lemma.formats import Format
-from lemma.formats.encode import encode_demonstration
-from lemma.formats.turns import encode_turns
+from lemma.formats.played import encode_learnt
 from lemma.runs.stage import Stage
 from lemma.stages.supervised_options import SupervisedOptions
 from lemma.stages.token_store import StoredTokens, stored
@@ -74,9 +73,9 @@ class _Rows:
             self.stage.warn(f"{long} demonstrations are longer than {self.limit} tokens and were left out")
 
     def _encode(self, item: Demonstration) -> list[Trajectory]:
+        found = encode_learnt(self.fmt, item, self.tokenizer, self.options.turns, self.options.train_on)
         if self.options.train_on == "all":
-            return [encode_demonstration(self.fmt, item, self.tokenizer, "all")]
-        found = encode_turns(self.fmt, item, self.tokenizer, self.options.turns)
+            return found
         longest = self.options.data.prompt_length.max_tokens
         return found if longest is None or int(found[-1].chosen_T.argmax()) <= longest else []
 

@@ -39,8 +39,9 @@ class SupervisedOptions(StageOptions):
     """Maximum sequence length; longer ones are dropped and counted. Default: the model's context."""
     train_on: Literal["response", "all"] = "response"
     """Tokens that are learnt: the response only, or the prompt as well."""
-    turns: Literal["all", "last"] = "all"
-    """Of a conversation (rows with messages): every turn of the assistant is learnt, or the last one only."""
+    turns: Literal["all", "last", "played"] = "all"
+    """Of a conversation (rows with messages): every turn of the assistant is learnt, or the last one only; `played`:
+    every turn, token for token as an episode of an environment would hold them."""
     normalise: Literal["token", "sequence", "constant"] = "token"
     """The loss is a sum over tokens divided by: all trained tokens; each sequence's own length and the number of
     sequences; or `constant` times the number of sequences."""

@@ -256,6 +256,10 @@ class LuffyOptions(Algorithm):
         return self.prefix.samples != 0
 
     @property
+    def parts_traces(self) -> bool:
+        return self.uses_traces and self.prefix.least < 1
+
+    @property
     def needs_trace_probs(self) -> bool:
         return self.off_policy.behaviour == "given"
 

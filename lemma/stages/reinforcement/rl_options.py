@@ -168,8 +168,8 @@ class ReinforcementOptions(StageOptions):
         if self.environment.is_single_turn:
             if any(reward.name == "environment" for reward in self.rewards):
                 raise ValueError("the reward environment needs one; write for example `environment: higher_lower`")
-        elif self.algorithm.uses_traces:
-            raise ValueError(f"{self.algorithm.name} takes a teacher's answers, not episodes; leave environment out")
+        elif self.algorithm.parts_traces:
+            raise ValueError("in an environment a teacher's episode is whole; remove min, max and strategy of prefix")
         elif self.rollout.max_tokens is None:
             raise ValueError("an episode needs a limit on each of its turns; write `rollout: {max_tokens: 256}`")
         elif self.validation.share or self.validation.data is not None:

@@ -17,6 +17,7 @@ from lemma.data.readers import Item, problem_of
 from lemma.environments import EnvironmentOptions
 from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration, encode_prompt
+from lemma.formats.played import first_asked, said_ids
 from lemma.models.policy import Policy
 from lemma.rollouts import Task
 from lemma.runs.stage import Stage
@@ -32,7 +33,7 @@ def prepare_tasks(
     if options.algorithm.uses_traces:
         tasks = _with_traces(stage, options, fmt, policy.tokenizer, items)
     else:
-        problems = [opened(options.environment, problem_of(as_asked(item)), stage.seed) for item in items]
+        problems = [opened(options.environment, _asked_first(as_asked(item)), stage.seed) for item in items]
         tasks = [Task(problem, encode_prompt(fmt, problem, policy.tokenizer)) for problem in problems]
     lengths = [len(task.prompt) for task in tasks]
     tasks, limit = filter_by_length(tasks, lengths, options.data.prompt_length, stage.say)
@@ -74,6 +75,11 @@ def opened(environment: EnvironmentOptions, problem: Problem, seed: int) -> Prob
         ) from error
 
 
+def _asked_first(item: Item) -> Problem:
+    """What a row asks, without what its conversation went on with."""
+    return first_asked(item) if isinstance(item, Demonstration) else problem_of(item)
+
+
 def _items(stage: Stage, options: ReinforcementOptions) -> tuple[list[Item], list[Problem]]:
     """What the stage learns from, and the problems that it is validated on, as they are asked."""
     validation = options.validation
@@ -106,10 +112,13 @@ def _with_traces(
             row = Demonstration(row, response=row.traces[0])
         item = as_asked(row)
         problem = problem_of(item)
-        if not problem.golds:
+        if not problem.golds and options.environment.is_single_turn:
             continue
         # The trace continues the format's own prompt, whatever prompt its row was made with.
         shown = replace(item, prompt=None) if isinstance(item, Demonstration) else None
+        if not options.environment.is_single_turn:
+            tasks.append(_with_turns(stage, options, fmt, tokenizer, problem, shown))
+            continue
         prompt = encode_prompt(fmt, problem, tokenizer)
         trace = None
         if shown is not None:
@@ -126,6 +135,25 @@ def _with_traces(
     if len(tasks) < len(items):
         stage.warn(f"{len(items) - len(tasks)} of {len(items)} rows have no answer to grade against and were left out")
     return tasks
+
+
+def _with_turns(
+    stage: Stage,
+    options: ReinforcementOptions,
+    fmt: Format,
+    tokenizer: Any,
+    problem: Problem,
+    shown: Demonstration | None,
+) -> Task:
+    """A problem of an environment with what a teacher said in each of its turns."""
+    asked = opened(options.environment, problem if shown is None else first_asked(shown), stage.seed)
+    prompt = encode_prompt(fmt, asked, tokenizer)
+    if shown is None:
+        return Task(asked, prompt)
+    turns = tuple(said_ids(fmt, shown, tokenizer))
+    if options.algorithm.needs_trace_probs:
+        _check_probs(options, problem, sum(map(len, turns)))
+    return Task(asked, prompt, np.concatenate(turns), turns)
 
 
 def _check_probs(options: ReinforcementOptions, problem: Problem, tokens: int) -> None:
