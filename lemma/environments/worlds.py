@@ -380,8 +380,13 @@ _all: weakref.WeakSet[Worlds] = weakref.WeakSet()
 _shared: dict[str, Worlds] = {}
 
 
+# What says how episodes are played, not what their worlds are.
+_OUTSIDE = {"turns", "episode_tokens", "episode_seconds", "episodes", "schedule", "limit_reward", "unknown_limit"}
+
+
 def _key_of(options: EnvironmentOptions) -> str:
-    return f"{type(options).__module__}.{type(options).__qualname__} {options.model_dump_json(by_alias=True)}"
+    rest = options.model_dump_json(by_alias=True, exclude=_OUTSIDE)
+    return f"{type(options).__module__}.{type(options).__qualname__} {rest}"
 
 
 def _close_all() -> None:

@@ -9,6 +9,7 @@ import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 
 import numpy as np
 
@@ -19,11 +20,14 @@ from lemma.rollouts.episode import Episode, Turn
 from lemma.rollouts.journal import Journal
 from lemma.rollouts.judge import Judge, Pending
 from lemma.rollouts.player import Player, World
+from lemma.rollouts.table import Table
 
 # Episodes that are scored together.
 BATCH = 64
 # How many verdicts may be on their way before the oldest is waited for.
 MOST_WAITING = 4096
+# Seconds between two looks at what is graded, while nobody speaks.
+LOOK_SECONDS = 0.5
 NOTHING = np.zeros(0, dtype=np.int32)
 
 
@@ -55,7 +59,8 @@ def play(
     """Graded episodes, roughly in the order in which they finish; sort them before anything depends on the order.
 
     What the journal holds already is handed back first and not played again: of an ask that is there in part, all
-    attempts are made and those that are there are passed over. Without a `world` the first answer is the last.
+    attempts are made and those that are there are passed over. Without a `world` the first answer is the last; in one,
+    replies are made while others generate.
 
     Episodes are scored in batches that depend on the order alone, never on time, since the last bit of a reward model's
     score may depend on its batch. With `patience` in seconds, what is graded does not wait for a batch any longer than
@@ -66,6 +71,11 @@ def play(
         own = getattr(importlib.import_module(module), name)
         yield from own(engine, asks, sampling, judge, world=world, journal=journal, patience=patience)
         return
+    if world is not None and world.options.driver is not None:
+        yield from _driver(world.options.driver)(
+            engine, asks, sampling, judge, world=world, journal=journal, patience=patience
+        )
+        return
     known = journal.episodes if journal is not None else {}
     missing: dict[Key, Ask] = {}
     for ask in asks:
@@ -73,49 +83,50 @@ def play(
         yield from (episode for episode in there if episode is not None)
         if None in there:
             missing[ask.key] = ask
-    for ask in missing.values():
-        engine.submit(ask.request(sampling(ask) if callable(sampling) else sampling))
     waiting = _Waiting(judge, journal)
-    playing: dict[Key, Player] = {}
-    begun: list[Player] = []
+    drawn = sampling if callable(sampling) else lambda ask: sampling
+
+    def over(player: Player) -> None:
+        table.leave(missing[player.episode.key])
+        waiting.add(player)
+
+    table = Table(engine, world, judge, missing.values(), drawn, over)
+    before, engine.between = engine.between, table.look if world is not None else engine.between
     try:
-        while True:
-            going_on: list[Player] = []
+        while table.next_turn():
             for completion in engine.completions():
-                player = playing.pop(completion.key, None)
-                if player is None:
+                player = table.speaker(completion)
+                if player is not None:
+                    player.spoke(completion, judge)
+                else:
                     ask = missing[completion.key]
-                    episode = _begun(ask, completion)
-                    if episode.order in known:
+                    player = Player(ask.problem, _begun(ask, completion), drawn(ask), world)
+                    if player.episode.order in known:
+                        table.leave(ask)
                         continue
                     fault_point("rollouts.sampled")
-                    player = Player(ask.problem, episode, sampling(ask) if callable(sampling) else sampling, world)
-                    if world is not None:
-                        begun.append(player)
-                else:
-                    player.spoke(completion)
-                if player.goes_on(judge):
-                    going_on.append(player)
-                else:
-                    waiting.add(player)
+                    player.begin(judge)
+                table.sit(player)
                 yield from waiting.settle(waiting.due(patience))
-            if not going_on:
-                break
-            # In the order of their keys once all of a turn are in: nothing depends on which came first.
-            for player in sorted(going_on, key=lambda one: one.episode.order):
-                request = player.request()
-                playing[request.key] = player
-                engine.submit(request)
+            while table.is_waiting and not table.may_speak:
+                table.look(LOOK_SECONDS)
+                yield from waiting.settle(waiting.due(patience))
     except Exception:
         if patience is not None:
             waiting.settle(waiting.graded())
         raise
     finally:
-        for player in begun:
-            player.close()
+        engine.between = before
+        table.clear()
     fault_point("rollouts.generated")
     while waiting.all:
         yield from waiting.settle(waiting.all[:BATCH])
+
+
+def _driver(place: str) -> Callable[..., Iterator[Episode]]:
+    module, _, name = place.partition(":")
+    found: Callable[..., Iterator[Episode]] = getattr(import_module(module), name)
+    return found
 
 
 class _Waiting:
@@ -127,7 +138,7 @@ class _Waiting:
         self.all: list[Pending] = []
 
     def add(self, player: Player) -> None:
-        self.all.append(self._judge.begin(player.problem, player.episode, player.outcome()))
+        self.all.append(self._judge.begin(player.problem, player.episode, player.outcome))
 
     def graded(self) -> list[Pending]:
         return [one for one in self.all if not one.item.is_waiting]
