@@ -129,14 +129,18 @@ def _attended(
     if hasattr(self, "q_norm"):
         query, key = self.q_norm(query), self.k_norm(key)
     cos, sin = position_embeddings[0][0], position_embeddings[1][0]
-    # Mistral's window is in its configuration, Qwen's in the layer; Llama has none, whatever its configuration says.
-    holder = self.config if type(self).__name__ == "MistralAttention" else self
-    window = getattr(holder, "sliding_window", None)
+    window = _window(self)
     if cached is not None:
         return cached(self.layer_idx, query, key, value, cos, sin, self.scaling, window)
     query, key = rotate(query, key, cos, sin, self.lemma_fused and query.is_cuda)
     query, key, value = (x.transpose(0, 1)[None] for x in (query, key, value))
     return attend(self, query, key, value, None, self.scaling, window, segments)[0][0]
+
+
+def _window(self: nn.Module) -> int | None:
+    """Mistral's is in its configuration, Qwen's in the layer; Llama has none, whatever its configuration says."""
+    holder = self.config if type(self).__name__ == "MistralAttention" else self
+    return getattr(holder, "sliding_window", None)
 
 
 def _block_forward(
@@ -190,15 +194,41 @@ def _is_plain(self: nn.Module) -> bool:
 def _learnt(self: nn.Module, hidden_states: torch.Tensor, position_embeddings: Any, segments: Segments) -> torch.Tensor:
     """A block for the learner, with a gradient and without: one product for layers that read the same input."""
     attention, feed_forward = self.self_attn, self.mlp
-    hidden = hidden_states[0]
+    hidden, normal = _add_norm(self.input_layernorm, hidden_states[0], None)
     layers = (attention.q_proj, attention.k_proj, attention.v_proj)
-    joint = joint_product(attention, layers, self.input_layernorm(hidden))
-    parts = joint.split([len(layer.weight) for layer in layers], dim=-1)
-    out_THD = _attended(attention, parts, position_embeddings, segments, None)
-    hidden = hidden + single_product(attention.o_proj, out_THD.flatten(1))
-    pair = (feed_forward.gate_proj, feed_forward.up_proj)
-    joint = joint_product(feed_forward, pair, self.post_attention_layernorm(hidden))
+    joint = joint_product(attention, layers, normal)
+    if self.lemma_fused and joint.is_cuda and not hasattr(attention, "q_norm"):
+        out_THD = _attended_jointly(attention, joint, position_embeddings, segments)
+    else:
+        parts = joint.split([len(layer.weight) for layer in layers], dim=-1)
+        out_THD = _attended(attention, parts, position_embeddings, segments, None)
+    branch = single_product(attention.o_proj, out_THD.flatten(1))
+    hidden, normal = _add_norm(self.post_attention_layernorm, hidden, branch)
+    joint = joint_product(feed_forward, (feed_forward.gate_proj, feed_forward.up_proj), normal)
     return (hidden + GatedDown.apply(joint, feed_forward.down_proj.weight, self.lemma_fused and joint.is_cuda))[None]
+
+
+def _add_norm(norm: nn.Module, x_TH: torch.Tensor, branch_TH: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The residual stream with a branch added, and its norm."""
+    if norm.lemma_fused and x_TH.is_cuda:
+        from lemma.models.joint_kernels import FusedAddNorm
+
+        return FusedAddNorm.apply(x_TH, branch_TH, norm.weight, norm.variance_epsilon)
+    hidden = x_TH if branch_TH is None else x_TH + branch_TH
+    return hidden, norm(hidden)
+
+
+def _attended_jointly(
+    self: nn.Module, joint: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], segments: Segments
+) -> torch.Tensor:
+    """Rotation and attention of queries, keys and values that lie side by side."""
+    from lemma.models.joint_kernels import FusedSplit
+
+    heads = tuple(len(layer.weight) // self.head_dim for layer in (self.q_proj, self.k_proj))
+    cos, sin = position_embeddings[0][0], position_embeddings[1][0]
+    parts = FusedSplit.apply(joint, cos, sin, heads)
+    query, key, value = (x.transpose(0, 1)[None] for x in parts)
+    return attend(self, query, key, value, None, self.scaling, _window(self), segments)[0][0]
 
 
 def _telling_forward(self: nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:

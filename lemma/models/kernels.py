@@ -125,30 +125,6 @@ class FusedGate(torch.autograd.Function):
 
 
 @triton.jit
-def _joint_gate_backward(DY, GU, D_GU, Y, columns, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < columns
-    place = row * 2 * columns + column
-    dy = tl.load(DY + row * columns + column, mask=inside, other=0.0).to(tl.float32)
-    g = tl.load(GU + place, mask=inside, other=0.0).to(tl.float32)
-    u = tl.load(GU + place + columns, mask=inside, other=0.0).to(tl.float32)
-    s = tl.sigmoid(g)
-    tl.store(D_GU + place, (dy * u * (s + g * s * (1.0 - s))).to(D_GU.dtype.element_ty), mask=inside)
-    tl.store(D_GU + place + columns, (dy * g * s).to(D_GU.dtype.element_ty), mask=inside)
-    tl.store(Y + row * columns + column, (g * s * u).to(Y.dtype.element_ty), mask=inside)
-
-
-def joint_gate_backward(grad_TF: torch.Tensor, joint_T2F: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of gate and up side by side, and silu(gate) * up, in one pass."""
-    rows, columns = grad_TF.shape
-    d_joint, inner = torch.empty_like(joint_T2F), torch.empty_like(grad_TF)
-    grid = (rows, triton.cdiv(columns, GATE_BLOCK))
-    _joint_gate_backward[grid](grad_TF.contiguous(), joint_T2F, d_joint, inner, columns, BLOCK=GATE_BLOCK)
-    return d_joint, inner
-
-
-@triton.jit
 def _rotation(X, COS, SIN, Y, stride_token, stride_head, sign, H: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, HALF)

@@ -204,7 +204,7 @@ class GatedDown(torch.autograd.Function):
 def gate_backward(grad_TF: torch.Tensor, joint_T2F: torch.Tensor, fused: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of gate and up side by side, and silu(gate) * up once more."""
     if fused:
-        from lemma.models.kernels import joint_gate_backward
+        from lemma.models.joint_kernels import joint_gate_backward
 
         return joint_gate_backward(grad_TF, joint_T2F)
     wide = grad_TF.dtype if grad_TF.dtype == torch.float64 else torch.float32

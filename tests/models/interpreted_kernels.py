@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lemma.models import blocks, kernels
+from lemma.models import blocks, joint_kernels, kernels
 from lemma.models.blocks import gated, rms_norm
 from lemma.models.logprobs import token_logprobs
 from lemma.models.products import gate_backward
@@ -50,9 +50,34 @@ def gate(dtype: torch.dtype) -> None:
 
 
 def joint_gate(dtype: torch.dtype) -> None:
-    kernels.GATE_BLOCK = 32
+    joint_kernels.GATE_BLOCK = 32
     joint, pull = torch.randn(7, 82, dtype=dtype), torch.randn(7, 41, dtype=dtype)
     compare([gate_backward(pull, joint, fused) for fused in (False, True)], dtype)
+
+
+def add_norm(dtype: torch.dtype) -> None:
+    joint_kernels.NORM_PROGRAMS = 4
+    x, weight = torch.randn(9, 33, dtype=dtype, requires_grad=True), torch.rand(33, dtype=dtype, requires_grad=True)
+    branch = torch.randn(9, 33, dtype=dtype, requires_grad=True)
+    pulls = torch.randn(9, 33, dtype=dtype), torch.randn(9, 33, dtype=dtype)
+    for other in (None, branch):
+        inputs = [x, weight] + ([] if other is None else [other])
+        hidden = x + 0 if other is None else x + other
+        plain = [hidden, rms_norm(hidden, weight, 1e-6)]
+        fused = list(joint_kernels.FusedAddNorm.apply(x, other, weight, 1e-6))
+        compare([[*made, *torch.autograd.grad(made, inputs, pulls)] for made in (plain, fused)], dtype)
+
+
+def split(dtype: torch.dtype) -> None:
+    """Four query heads, two of keys and values, of an odd half; against a rotation of each."""
+    joint = torch.randn(5, 8 * 6, dtype=dtype, requires_grad=True)
+    angle = torch.randn(5, 3).repeat(1, 2)
+    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    query, key, value = (part.view(5, -1, 6) for part in joint.split([24, 12, 12], dim=-1))
+    plain = [*blocks.rotate(query, key, cos, sin), value]
+    fused = list(joint_kernels.FusedSplit.apply(joint, cos, sin, (4, 2)))
+    pulls = [torch.randn_like(part) for part in plain]
+    compare([[*made, *torch.autograd.grad(made, [joint], pulls)] for made in (plain, fused)], dtype)
 
 
 def softmax(dtype: torch.dtype) -> None:
@@ -82,7 +107,7 @@ def softmax(dtype: torch.dtype) -> None:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    for check in (norm, gate, joint_gate, softmax):
+    for check in (norm, add_norm, gate, joint_gate, split, softmax):
         for dtype in LIMITS:
             check(dtype)
         print(check.__name__)

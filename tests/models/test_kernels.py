@@ -19,4 +19,4 @@ def test_kernels_equal_plain_code() -> None:
         [sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines() == ["norm", "gate", "joint_gate", "softmax", "blocks"]
+    assert done.stdout.splitlines() == ["norm", "add_norm", "gate", "joint_gate", "split", "softmax", "blocks"]
