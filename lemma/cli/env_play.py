@@ -67,14 +67,14 @@ def _played(
     from lemma.data.choices import as_asked
     from lemma.engines import open_engine
     from lemma.engines.engine_options import NativeOptions
+    from lemma.environments.openings import opened_all
     from lemma.evaluation.diagnose import sample_groups
     from lemma.rollouts import Judge
     from lemma.stages.reinforcement.rl_problems import stage_problems
-    from lemma.stages.reinforcement.rl_tasks import opened
     from lemma.stages.reinforcement.speaking import make_world, sampling_of
 
     loaded = stage_problems(options, args.seed)[: args.problems]
-    problems = [opened(options.environment, as_asked(problem), args.seed) for problem in loaded]
+    problems = opened_all(options.environment, [as_asked(problem) for problem in loaded], args.seed)
     place = args.model or recipe.model.path
     policy, engine = open_engine(place, args.device, args.seed, _say, NativeOptions(sequences=min(1024, args.problems)))
     recipe.format.install(policy.tokenizer)

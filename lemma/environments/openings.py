@@ -13,7 +13,7 @@ from lemma.environments.worlds import Worlds
 LOOK_SECONDS = 1.0
 
 
-def opened(options: EnvironmentOptions, problems: Sequence[Problem], seed: int) -> list[Problem]:
+def opened_all(options: EnvironmentOptions, problems: Sequence[Problem], seed: int) -> list[Problem]:
     """The problems as their environment opens them. One that cannot even begin stops everything, in one sentence."""
     if options.workers == 0 or type(options).opened is not EnvironmentOptions.opened:
         return [_opened_here(options, problem, seed) for problem in problems]

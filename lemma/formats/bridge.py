@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from lemma.core.errors import UserError
-from lemma.formats.encode import encode_continuation, puts_space_in_front
+from lemma.core.types import Message, Problem
+from lemma.formats.encode import encode_continuation, encode_text, puts_space_in_front
 from lemma.formats.format import Format
-from lemma.formats.tool_schema import Tool
+from lemma.formats.tool_prompt import ToolSpeech
 
 SAID, HEARD = "THE\u2063POLICY\u2063SAID", "THE\u2063REPLY\u2063{}\u2063WAS"
 # Some templates want the name and the number of the call that a tool answers, and a number of just this length.
@@ -40,15 +41,24 @@ class Bridge:
     tokenizer: Any
     ends: frozenset[int]
     longest: int
-    tools: tuple[Tool, ...] = ()
+    speech: ToolSpeech | None = None
     _frames: dict[tuple[str, int], Frame] = field(default_factory=dict, repr=False)
+    _shown: dict[str, bool] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, fmt: Format, tokenizer: Any, ends: Collection[int], longest: int, tools: Sequence[Tool] = ()) -> Bridge:
+    def of(
+        cls, fmt: Format, tokenizer: Any, ends: Collection[int], longest: int, speech: ToolSpeech | None = None
+    ) -> Bridge:
         """From the chat template; around a plain line of text where the format has no turns."""
-        bridge = cls(fmt, tokenizer, frozenset(ends) | {tokenizer.eos_token_id}, longest, tuple(tools))
+        bridge = cls(fmt, tokenizer, frozenset(ends) | {tokenizer.eos_token_id}, longest, speech)
         bridge.frame("user", 1)
         return bridge
+
+    def answer(self, said: np.ndarray, text: str, results: Sequence[str] = ()) -> tuple[np.ndarray, bool]:
+        """The ids of a reply: results of tool calls as such where the template teaches that, else a user's message."""
+        if results and self.speech is not None and self.speech.by_template and self.shows("tool"):
+            return self.ids(said, results, "tool")
+        return self.ids(said, text)
 
     def ids(self, said: np.ndarray, reply: str | Sequence[str], role: str = "user") -> tuple[np.ndarray, bool]:
         """The ids that follow what was said, and whether a reply was cut.
@@ -70,6 +80,12 @@ class Bridge:
             ids += [*middle, *after]
         return np.asarray(ids, dtype=np.int32), cut
 
+    def anew(self, text: str) -> np.ndarray:
+        """The ids of a conversation that begins again with this one message, whose special tokens are only spelled."""
+        before, _, after = self.fmt.prompt(Problem((Message("user", SAID),)), self.tokenizer).partition(SAID)
+        ids = [*encode_text(before, self.tokenizer), *self._plain(text)]
+        return np.asarray([*ids, *encode_continuation(after, "\n", self.tokenizer)], dtype=np.int32)
+
     def frame(self, role: str, count: int) -> Frame:
         """What the template writes around that many messages of a role; made once."""
         if (role, count) not in self._frames:
@@ -78,10 +94,12 @@ class Bridge:
 
     def shows(self, role: str) -> bool:
         """Whether the template shows what a message of this role says."""
-        try:
-            return self._behind_mark(role, [HEARD]) is not None
-        except UserError:
-            return False
+        if role not in self._shown:
+            try:
+                self._shown[role] = self._behind_mark(role, [HEARD]) is not None
+            except UserError:
+                self._shown[role] = False
+        return self._shown[role]
 
     def _frame(self, role: str, count: int) -> Frame:
         marks = [HEARD.format(number) for number in range(count)]
@@ -109,7 +127,7 @@ class Bridge:
             {"role": "assistant", "content": SAID},
             *({"role": role, "content": content, **more} for content in contents),
         ]
-        tools = [tool.as_dict() for tool in self.tools]
+        tools = [tool.as_dict() for tool in self.speech.tools] if self.speech is not None else []
         ways: list[Any] = [None] if not tools else [None, tools] if role == "user" else [tools, None]
         refusals: list[UserError] = []
         for way in ways:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from lemma.algorithms import Algorithm
-from lemma.core.errors import LemmaWarning
+from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.faults import fault_point
 from lemma.core.types import Group, Trajectory
 from lemma.engines.protocol import Engine, Sampling
@@ -87,6 +88,7 @@ class Roller:
                 break
             missing = self._next_count(found)
         found.groups = found.groups[: self.problems]
+        self._check_known(found, journal)
         fault_point("rollouts.before_finish")
         if not journal.is_complete:
             journal.finish(self.order.drawn)
@@ -97,14 +99,28 @@ class Roller:
                 trajectory.unit = unit
         return found
 
+    def _check_known(self, found: Rollouts, journal: Journal) -> None:
+        """Stop where too many episodes of an environment have no known worth. The next run plays the step again."""
+        if self.world is None or found.unscored <= self.world.options.unknown_limit * len(found.episodes):
+            return
+        journal.clear()
+        journal.close()
+        reasons = Counter(episode.reason for episode in found.episodes if episode.reward is None)
+        raise UserError(
+            f"{found.unscored} of {len(found.episodes)} episodes of this step have no known worth, most often because: "
+            f"{reasons.most_common(1)[0][0]}",
+            fix="repair the environment, or raise `environment.unknown_limit`",
+        )
+
     def _journal(self, step: int) -> Journal:
-        """What is known of this step: all of it, or nothing."""
+        """What is known of this step: all of it, or nothing; with a free schedule whatever there is."""
         journal = Journal(journal_path(self.folder, step), self.data)
         foreign = any(episode.key[:2] != (self.name, step) for episode in journal.episodes.values())
         if journal.damaged or (journal.is_complete and foreign):
             what = "holds samples of another step" if foreign else "is not what was written"
             warnings.warn(LemmaWarning(f"{journal.path} {what}; step {step} is sampled again"), stacklevel=2)
-        if not journal.is_complete or foreign:
+        keeps_part = self.world is not None and not self.world.is_exact and not journal.is_ended
+        if foreign or not (journal.is_complete or keeps_part):
             journal.clear()
         return journal
 

@@ -24,19 +24,20 @@ class Journal:
     `is_complete` once `finish` was called: a step of training reads a complete journal and starts an
     incomplete one again. An evaluation goes on with whatever is there. `data` names what the episodes are about; a
     journal that was completed about something else counts as incomplete, and so does one that was changed afterwards,
-    which is `damaged`. A complete one may be compressed.
+    which is `damaged`; both are `is_ended`. A complete one may be compressed.
     """
 
     def __init__(self, path: Path, data: str = ""):
         self.path, self._data = path, data
         self.episodes: dict[tuple[str, int], Episode] = {}
-        self.is_complete = self.damaged = False
+        self.is_complete = self.damaged = self.is_ended = False
         self._lines: JsonLines | None = None
         there = find(path)
         for found in _read(there) if there is not None else ():
             if isinstance(found, Episode):
                 self.episodes[found.order] = found
             elif there is not None:
+                self.is_ended = True
                 self.damaged = not _is_as_written(there, found)
                 self.is_complete = found.get("data", "") == data and not self.damaged
         if not self.is_complete:

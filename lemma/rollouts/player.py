@@ -53,8 +53,9 @@ class World:
         return self.context if most is None else min(most, self.context)
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers, and whatever else the environment runs."""
         self.worlds.close()
+        self.options.close()
 
 
 class Player:
@@ -71,6 +72,7 @@ class Player:
         """What the environment says of the episode, once it is over; None without one."""
         self.held: Held | None = None
         self._next = np.zeros(0, dtype=np.int32)
+        self._extends = True
 
     @property
     def is_waiting(self) -> bool:
@@ -94,7 +96,7 @@ class Player:
                 kept=completion.kept.astype(np.float32),
                 finish=completion.finish,
                 versions=((0, completion.policy_version),),
-                extends=True,
+                extends=self._extends,
                 seconds=completion.seconds,
             )
         )
@@ -140,17 +142,26 @@ class Player:
         assert self.held is not None and self._world is not None
         turn = self.episode.turns[-1]
         self.state = "step"
-        self._world.worlds.step(self.held, self._world.understand(turn.text, turn.finish))
+        said = self._world.understand(turn.text, turn.finish)
+        turn.calls, turn.bad_calls = len(said.tool_calls), sum("error" in call for call in said.tool_calls)
+        self._world.worlds.step(self.held, said)
 
     def _reply(self, reply: Reply) -> None:
         assert self.held is not None and self._world is not None
         world, turn = self._world, self.episode.turns[-1]
         turn.heard, turn.reward = reply.text, reply.reward
         if not (reply.done or len(self.episode.turns) >= world.options.turns or self._is_late()):
-            self._next, turn.cut = world.bridge.ids(turn.ids, reply.text)
+            self._extends = reply.prompt is None
+            if reply.prompt is None:
+                self._next, turn.cut = world.bridge.answer(turn.ids, reply.text, reply.results)
+            else:
+                self._next = world.bridge.anew(reply.prompt)
             if self._room() >= 1:
                 self.state = "speaks"
                 return
+        if world.options.is_graded:
+            self._end(None)
+            return
         self.state = "score"
         world.worlds.score(self.held)
 
@@ -159,12 +170,14 @@ class Player:
         most = self._world.options.episode_seconds
         return most is not None and self.held.seconds >= most
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: Outcome | None) -> None:
         self.outcome, self.state = outcome, "over"
         self.close()
 
     def _read(self) -> np.ndarray:
         """All ids that the policy reads before its next turn."""
+        if not self._extends:
+            return self._next
         last = len(self.episode.turns) - 1
         return np.concatenate([self.episode.context(last), self.episode.turns[last].ids, self._next])
 

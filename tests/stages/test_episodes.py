@@ -131,13 +131,22 @@ class Broken(Environment):
 
 def test_an_environment_that_fails_is_unknown_and_never_a_reward(tmp_path: Path) -> None:
     (tmp_path / "world.py").write_text(BROKEN)
-    folder, events = run(tmp_path, environment={"name": "custom", "class": f"{tmp_path / 'world.py'}:Broken"}, steps=1)
+    world = {"name": "custom", "class": f"{tmp_path / 'world.py'}:Broken", "unknown_limit": 1.0}
+    folder, events = run(tmp_path, environment=world, steps=1)
     episodes = list(read_episodes(folder / "stages/rl/journal/step-000001.jsonl"))
     failed = [one for one in episodes if one.verdict == "unknown"]
     assert 0 < len(failed) < 16
     assert all(one.reward is None and "OSError: the world is gone" in one.reason for one in failed)
     assert all(one.reward == 0.5 for one in episodes if one.verdict == "right")
     assert any("have no reward" in str(event) for event in events)
+
+
+def test_a_step_with_too_many_unknown_episodes_stops_the_run_and_is_played_again(tmp_path: Path) -> None:
+    (tmp_path / "world.py").write_text(BROKEN)
+    world = {"name": "custom", "class": f"{tmp_path / 'world.py'}:Broken", "workers": 0}
+    with pytest.raises(UserError, match=r"of 16 episodes of this step have no known worth, .*OSError: the world is go"):
+        run(tmp_path, environment=world, steps=1)
+    assert (tmp_path / "run/stages/rl/journal/step-000001.jsonl").read_text() == ""
 
 
 @pytest.mark.parametrize(
@@ -197,7 +206,8 @@ class Opening(Environment):
 
 def opening(folder: Path, answer: str, **options: Any) -> dict[str, Any]:
     (folder / "opening.py").write_text(OPENING.replace("ANSWER", answer))
-    return {"name": "custom", "class": f"{folder / 'opening.py'}:Opening", "turns": 2, "options": options}
+    place = f"{folder / 'opening.py'}:Opening"
+    return {"name": "custom", "class": place, "turns": 2, "options": options, "workers": 0}
 
 
 def test_what_reset_says_is_in_the_first_prompt(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from lemma.data.choices import as_asked
 from lemma.data.load_rows import filter_by_length, load_problems, load_rows, row_of, split_share
 from lemma.data.readers import Item, problem_of
 from lemma.environments import EnvironmentOptions
+from lemma.environments.openings import opened_all
 from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration, encode_prompt
 from lemma.formats.played import first_asked, said_ids
@@ -33,7 +34,7 @@ def prepare_tasks(
     if options.algorithm.uses_traces:
         tasks = _with_traces(stage, options, fmt, policy.tokenizer, items)
     else:
-        problems = [opened(options.environment, _asked_first(as_asked(item)), stage.seed) for item in items]
+        problems = opened_all(options.environment, [_asked_first(as_asked(item)) for item in items], stage.seed)
         tasks = [Task(problem, encode_prompt(fmt, problem, policy.tokenizer)) for problem in problems]
     lengths = [len(task.prompt) for task in tasks]
     tasks, limit = filter_by_length(tasks, lengths, options.data.prompt_length, stage.say)
@@ -64,15 +65,7 @@ def prepare_tasks(
 
 def opened(environment: EnvironmentOptions, problem: Problem, seed: int) -> Problem:
     """The problem as its environment opens it. One that cannot even begin stops the stage before it starts."""
-    try:
-        return environment.opened(problem, seed)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(
-            f"environment {environment.name} cannot begin problem {problem.id}: {type(error).__name__}: {error}",
-            fix="repair its `reset`, or the row of the data",
-        ) from error
+    return opened_all(environment, [problem], seed)[0]
 
 
 def _asked_first(item: Item) -> Problem:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from lemma.core.errors import UserError
@@ -9,6 +11,7 @@ from lemma.engines import make_engine
 from lemma.engines.engine_options import EngineOptions, NativeOptions
 from lemma.engines.protocol import Engine, Sampling
 from lemma.engines.stop_strings import ends_of
+from lemma.environments.tools import understanding
 from lemma.formats import Format
 from lemma.formats.bridge import Bridge
 from lemma.models.load_model import pick_precision
@@ -76,8 +79,11 @@ def make_world(
     environment = options.environment
     if environment.is_single_turn:
         return None
-    bridge = Bridge.of(fmt, policy.tokenizer, sampling.stop_ids, environment.reply_tokens)
-    return World(environment, bridge, policy.context, seed)
+    speech = environment.speech(fmt, policy.tokenizer)
+    bridge = Bridge.of(fmt, policy.tokenizer, sampling.stop_ids, environment.reply_tokens, speech)
+    is_exact = policy.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
+    schedule: Literal["exact", "free"] = "exact" if is_exact else "free"
+    return World(environment, bridge, policy.context, seed, schedule, understanding(speech))
 
 
 def make_roller(
