@@ -69,10 +69,10 @@ class Bridge:
         replies = [reply] if isinstance(reply, str) else list(reply)
         frame = self.frame(role, len(replies))
         front, *rest = frame.pieces
-        ids = list(self._behind(said, front))
+        ids = list(self.behind(said, front))
         cut = False
         for text, after in zip(replies, rest, strict=True):
-            middle = self._plain(json.dumps(text, ensure_ascii=False)[1:-1] if frame.quoted else text)
+            middle = self.plain(json.dumps(text, ensure_ascii=False)[1:-1] if frame.quoted else text)
             most = max(self.longest // len(replies), 1)
             if len(middle) > most:
                 cut, half = True, most // 2
@@ -83,7 +83,7 @@ class Bridge:
     def anew(self, text: str) -> np.ndarray:
         """The ids of a conversation that begins again with this one message, whose special tokens are only spelled."""
         before, _, after = self.fmt.prompt(Problem((Message("user", SAID),)), self.tokenizer).partition(SAID)
-        ids = [*encode_text(before, self.tokenizer), *self._plain(text)]
+        ids = [*encode_text(before, self.tokenizer), *self.plain(text)]
         return np.asarray([*ids, *encode_continuation(after, "\n", self.tokenizer)], dtype=np.int32)
 
     def frame(self, role: str, count: int) -> Frame:
@@ -143,7 +143,7 @@ class Bridge:
             raise refusals[-1]
         return None
 
-    def _behind(self, said: np.ndarray, front: Sequence[int]) -> Sequence[int]:
+    def behind(self, said: np.ndarray, front: Sequence[int]) -> Sequence[int]:
         """What follows a turn, without the end that was sampled already, and marks or blanks in front of that end."""
         if not len(said) or int(said[-1]) not in self.ends:
             return front
@@ -152,7 +152,7 @@ class Bridge:
             return front
         return front[place + 1 :]
 
-    def _plain(self, text: str) -> list[int]:
+    def plain(self, text: str) -> list[int]:
         """The ids of a text in which special tokens are only spelled, not meant."""
         if not text:
             return []

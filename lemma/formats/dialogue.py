@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from lemma.core.errors import UserError
+from lemma.formats.bridge import Bridge
 from lemma.formats.encode import encode_continuation, encode_text
 from lemma.formats.format import Format
 
@@ -37,6 +38,7 @@ class Dialogue:
         self._special = tuple(
             {str(token.content) for token in added.values() if token.special} | set(tokenizer.all_special_tokens)
         )
+        self._bridge = Bridge(fmt, self.tokenizer, self.ends, 0)
         self._shows_tools: bool | None = None
 
     def prompt(self, messages: Turns, tools: Sequence[Any] = ()) -> np.ndarray:
@@ -86,11 +88,8 @@ class Dialogue:
             before, found, behind = text.rpartition(SAID)
             if not found:
                 return None
-            ids = self._encode(behind, contents, before + found)
-        # The token that ends a turn is part of the bridge only where the policy did not sample it.
-        if len(said) and int(said[-1]) in self.ends and ids and ids[0] in self.ends:
-            ids = ids[1:]
-        return np.asarray(ids, dtype=np.int64)
+            ids = self._bridge.behind(said, self._encode(behind, contents, before + found))
+            return np.asarray(ids, dtype=np.int64)
 
     def _turns(self, messages: Turns) -> list[dict[str, Any]]:
         """Under the format's own system message where the conversation brings none, or none that the format takes."""
@@ -133,10 +132,18 @@ class Dialogue:
             content = turn["content"]
             if turn["role"] != "assistant" and any(token in content for token in self._special):
                 mark = f"MESSAGE\u2063{number}\u2063"
-                contents[mark] = content
+                contents[mark] = self._quoted(content, turn["role"])
                 turn = {**turn, "content": mark}
             marked.append(dict(turn))
         return marked, contents
+
+    def _quoted(self, content: str, role: str) -> str:
+        """The content as the template writes it: some write what a tool says as JSON."""
+        try:
+            is_quoted = role == "tool" and self._bridge.frame(role, 1).quoted
+        except UserError:
+            is_quoted = False
+        return json.dumps(content, ensure_ascii=False)[1:-1] if is_quoted else content
 
     def _encode(self, text: str, contents: Mapping[str, str], before: str = "") -> list[int]:
         """The ids of a text behind another, with each mark's content in its place, in which nothing is special."""
@@ -148,7 +155,7 @@ class Dialogue:
                 continue
             piece, _, text = text.partition(mark)
             ids += encode_text(piece, self.tokenizer)
-            ids += self.tokenizer.encode(content, add_special_tokens=False, split_special_tokens=True)
+            ids += self._bridge.plain(content)
         return [*ids, *encode_text(text, self.tokenizer)]
 
 

@@ -5,7 +5,6 @@ Every episode is in the journal before anything is learnt from it or counted.
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -66,11 +65,6 @@ def play(
     score may depend on its batch. With `patience` in seconds, what is graded does not wait for a batch any longer than
     that, nor when the engine fails: for rewards that look at one completion at a time.
     """
-    if world is not None and world.options.driver is not None:
-        module, _, name = world.options.driver.partition(":")
-        own = getattr(importlib.import_module(module), name)
-        yield from own(engine, asks, sampling, judge, world=world, journal=journal, patience=patience)
-        return
     if world is not None and world.options.driver is not None:
         yield from _driver(world.options.driver)(
             engine, asks, sampling, judge, world=world, journal=journal, patience=patience

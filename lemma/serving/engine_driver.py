@@ -85,6 +85,11 @@ class EngineDriver:
             self._inbox.append(call)
         self._wake.set()
 
+    @property
+    def at_work(self) -> int:
+        """Requests that the engine generates for, or will."""
+        return len(self._at_work) + len(self._waiting) + len(self._inbox)
+
     def wake(self) -> None:
         """Have `look` called soon, also where nothing is generated."""
         self._wake.set()

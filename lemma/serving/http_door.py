@@ -37,10 +37,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         with self._answering():
             path = self._path()
-            if path == "/health":
-                self._send(200, {"status": "ok"})
-                return
             host = self.server.host
+            if path == "/health":
+                self._send(200, {"status": "ok", "requests": host.driver.at_work})
+                return
             self._caller()
             model = {"id": host.name, "object": "model", "created": self.server.created, "owned_by": "lemma"}
             if path == "/v1/models":
