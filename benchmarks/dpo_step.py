@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.grpo_step import VOCABULARY, make_tokenizer
+from benchmarks.grpo_step import make_tokenizer
 from benchmarks.rows import run_rows
 from benchmarks.sft_step import COMMON, MATRIX_RATE, SHAPES
 
@@ -39,7 +39,7 @@ def is_smoke(row: dict[str, Any]) -> bool:
 def pairs(row: dict[str, Any], steps: int) -> list[list[tuple[np.ndarray, np.ndarray, np.ndarray]]]:
     """Prompt, chosen and rejected response of every pair of every step; responses end with the end of sequence."""
     rng = np.random.default_rng(0)
-    small, words = (16, SMOKE["vocab_size"]) if is_smoke(row) else (1, VOCABULARY)
+    small, words = (16, SMOKE["vocab_size"]) if is_smoke(row) else (1, COMMON["vocab_size"])
 
     def ids(limits: tuple[int, int]) -> np.ndarray:
         return rng.integers(5, words, int(rng.integers(limits[0] // small, limits[1] // small + 1)))
@@ -197,7 +197,7 @@ def run_trl(row: dict[str, Any]) -> dict[str, Any]:
         model=model,
         args=arguments,
         train_dataset=Dataset.from_dict(rows),
-        processing_class=make_tokenizer(),
+        processing_class=make_tokenizer(COMMON["vocab_size"]),
         callbacks=[Timer()],
         **more,
     )

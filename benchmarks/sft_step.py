@@ -20,6 +20,8 @@ import numpy as np
 from benchmarks.rows import run_rows
 
 SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    | {"vocab_size": 2048, "max_position_embeddings": 2048},
     "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
     "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
 }
@@ -44,7 +46,7 @@ def segments(pack_tokens: int, count: int, seed: int) -> list[np.ndarray]:
 def make_config(shape: str) -> Any:
     from transformers import Qwen2Config
 
-    return Qwen2Config(**SHAPES[shape], **COMMON)
+    return Qwen2Config(**{**COMMON, **SHAPES[shape]})
 
 
 def run_lemma(row: dict[str, Any]) -> dict[str, Any]:
