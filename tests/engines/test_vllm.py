@@ -18,7 +18,8 @@ import torch
 
 from lemma.engines.protocol import EngineError, Request, generate
 from lemma.engines.vllm import make_vllm
-from lemma.engines.vllm.server import Server, ServerReply
+from lemma.engines.vllm.server import Server
+from lemma.engines.vllm.server_client import ServerReply
 from lemma.engines.vllm.server_engine import VllmServerEngine
 from lemma.engines.vllm.versions import installed, judge
 from tests.engines import vllm_checks
@@ -178,4 +179,4 @@ def test_the_engine_in_process(in_process: subprocess.Popen[str]) -> None:
 
 def test_what_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"the vLLM server does not start: .*Error.*encodings"):
-        Server({}, {"PYTHONHOME": str(tmp_path)}, tmp_path / "log", 60.0)
+        Server({}, {"PYTHONHOME": str(tmp_path)}, tmp_path / "log", 60.0).wait_until_ready()

@@ -1,22 +1,30 @@
-"""vLLM's server as a child of Lemma: it answers those who know the key, and ends when its parent does.
+"""vLLM's server under Lemma's guard: it answers those who know the key, takes files from them, and ends when its
+parent does, if it has one.
 
 python -m lemma.engines.vllm.serve <options of vllm.entrypoints.openai.api_server>
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import runpy
 import secrets
+import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
 from typing import Any
 
 KEY_VARIABLE = "LEMMA_VLLM_KEY"
 PARENT_VARIABLE = "LEMMA_VLLM_PARENT"
 HEADER = "x-lemma-key"
+FILES_PATH = "/lemma/files/"  # folder and name of a file that is sent
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*/[A-Za-z0-9_][A-Za-z0-9._-]*")
 POLICY_VIOLATION = 1008  # of RFC 6455
 
 Receive = Callable[[], Awaitable[Any]]
@@ -32,7 +40,8 @@ class Guard:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or self._knows_the_key(scope):
-            await self._app(scope, receive, send)
+            is_file = scope["type"] == "http" and str(scope.get("path", "")).startswith(FILES_PATH)
+            await (_keep_file(scope, receive, send) if is_file else self._app(scope, receive, send))
         elif scope["type"] == "http":
             await send({"type": "http.response.start", "status": 401, "headers": []})
             await send({"type": "http.response.body", "body": b""})
@@ -45,6 +54,35 @@ class Guard:
         return secrets.compare_digest(given, self._key)
 
 
+async def _keep_file(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    """Write the body of a request to a file that is whole at every moment, or remove a folder; answer with its path."""
+    name, method = str(scope["path"]).removeprefix(FILES_PATH), scope.get("method")
+    if method not in ("PUT", "DELETE") or not FILE_NAME.fullmatch(name):
+        return await _answer(send, 400, {"error": "a file is sent by PUT, as folder/name"})
+    path = Path(tempfile.gettempdir()) / f"lemma-files-{os.getpid()}" / name
+    if method == "DELETE":
+        shutil.rmtree(path.parent, ignore_errors=True)
+        return await _answer(send, 200, {"folder": str(path.parent)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    with part.open("wb") as stream:
+        is_more = True
+        while is_more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            stream.write(message.get("body", b""))
+            is_more = message.get("more_body", False)
+    os.replace(part, path)
+    return await _answer(send, 200, {"folder": str(path.parent)})
+
+
+async def _answer(send: Send, status: int, values: dict[str, str]) -> None:
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(values).encode()})
+
+
 def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
@@ -52,8 +90,9 @@ def _end_with(parent: int) -> None:
 
 
 def main() -> None:
-    parent = int(os.environ[PARENT_VARIABLE])
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    parent = os.environ.get(PARENT_VARIABLE)
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
 
 

@@ -1,179 +1,352 @@
-"""vLLM as a supervised server: when it dies it is started again with the current weights and asked again."""
+"""vLLM as servers: balanced, published to, watched. One that dies gives its requests to the others and comes back."""
 
 from __future__ import annotations
 
+import os
 import queue
-from collections.abc import Iterator
-from contextlib import contextmanager
+import secrets
+import time
+import warnings
+from contextlib import suppress
 from typing import Any
 
+from lemma.core import ranks
+from lemma.core.errors import LemmaWarning
 from lemma.engines.protocol import EngineError
 from lemma.engines.vllm import jobs
 from lemma.engines.vllm.jobs import Job, JobAnswer
-from lemma.engines.vllm.server import SERVED, Server, ServerReply
+from lemma.engines.vllm.publishing import ADAPTER, Publisher
+from lemma.engines.vllm.serve import KEY_VARIABLE
+from lemma.engines.vllm.server import Server
+from lemma.engines.vllm.server_client import SERVED, ServerClient, ServerReply
+from lemma.engines.vllm.server_gpus import gpus_of_servers
+from lemma.engines.vllm.server_pool import RETRY_SECONDS, Member, ServerPool
 from lemma.engines.vllm.settings import engine_arguments, environment
-from lemma.engines.vllm.vllm_base import ADAPTER, VllmBase
-from lemma.engines.vllm.vllm_probe import ProbeScores, compare, probe_arguments, probe_prompt
-from lemma.engines.vllm.weights import write_adapter, write_weights
+from lemma.engines.vllm.vllm_base import VllmBase
+from lemma.engines.vllm.vllm_probe import ProbeScores, compare, probe_arguments, probe_prompt, verify
 
 WAIT_SECONDS = 0.2
 
 
 class VllmServerEngine(VllmBase):
-    """The noise of a sample has a seed of its own, so a request that is issued again gives the same tokens."""
+    """The noise of a sample has a seed of its own, so a request gives the same tokens wherever and whenever it is
+    issued. Ranks share the servers: the first one starts, publishes to and restarts them."""
 
-    server: Server | None = None
-    restarts = 0  # in a row, without a completion in between
-
-    def _start(self) -> None:
-        if self.policy.is_adapter and not (self.folder / "adapter").exists():
-            write_adapter(self.policy, self.folder / "adapter")
-        wanted = engine_arguments(self.policy, self.options, self.context, self.seed, self.folder / "model")
-        self.server = Server(wanted, environment(self.policy), self.folder / "server.log", self.options.start_seconds)
-        self.server.rpc("lemma_prepare")
-        if self.policy.is_adapter:
-            self._load_adapter()
-
-    def _stop(self) -> None:
-        if self.server is not None:
-            self.server.close()
-            self.server = None
+    def _write_model(self) -> None:
+        self.pool = ServerPool()
+        self.prefix = f"{secrets.token_hex(4)}-"
+        self._waiting: dict[str, Job] = {}
+        self._published = 0
+        self.key = os.environ.get(KEY_VARIABLE) or secrets.token_hex(16)
+        self.publisher = Publisher(self.policy, self.folder, self.prefix)
+        self.publisher.write_all()
 
     @property
-    def _running(self) -> Server:
-        if self.server is None:
-            raise EngineError("the vLLM server is closed", fix="make another engine")
-        return self.server
+    def server(self) -> Any:
+        """The first one that is up."""
+        return self.pool.up[0].client if self.pool.up else None
+
+    @property
+    def restarts(self) -> int:
+        return max((member.deaths for member in self.pool.members), default=0)
+
+    def _start(self) -> None:
+        if isinstance(self.options.servers, list):
+            self._find(self.options.servers)
+        else:
+            self._launch_all(self.options.servers)
+
+    def _find(self, urls: list[str]) -> None:
+        """Servers that run already take the weights before anything else."""
+        end = time.monotonic() + self.options.start_seconds
+        for number, url in enumerate(urls):
+            client = ServerClient(url, self.key, self.pool.replies)
+            self.pool.members.append(Member(number, client))
+            while (wrong := client.refusal()) is not None or not client.is_well():
+                if time.monotonic() > end or (wrong and wrong.startswith("it ")):
+                    raise EngineError(
+                        f"the vLLM server {url} does not serve: {wrong or 'it is not well'}",
+                        fix=f"start it with `python -m lemma.engines.vllm.stand_alone` and the {KEY_VARIABLE} of here",
+                    )
+                time.sleep(RETRY_SECONDS / 10)
+        ranks.from_leader(lambda: self._publish(is_first=True), "publishing weights to the vLLM servers")
+
+    def _launch_all(self, count: int) -> None:
+        """The first rank starts them; the others learn where they are."""
+        if ranks.world_size() > int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size())):
+            raise EngineError(
+                "vLLM servers that Lemma starts serve the ranks of one machine",
+                fix="start them with `python -m lemma.engines.vllm.stand_alone` and give their addresses as `servers`",
+            )
+
+        def start() -> list[tuple[str, str]]:
+            self.pool.members += [Member(number) for number in range(count)]
+            started = [self._launch(member) for member in self.pool.members]
+            for member, server in zip(self.pool.members, started, strict=True):
+                server.wait_until_ready()
+                member.client, member.coming = server, None
+                self.publisher.prepare(server)
+            return [(server.url, server.key) for server in started]
+
+        found = ranks.from_leader(start, "starting the vLLM servers")
+        if not ranks.is_leader():
+            clients = [ServerClient(url, key, self.pool.replies) for url, key in found]
+            self.pool.members += [Member(number, client) for number, client in enumerate(clients)]
+
+    def _launch(self, member: Member) -> Server:
+        wanted = engine_arguments(self.policy, self.options, self.context, self.seed, self.folder / "model")
+        variables = environment(self.policy) | gpus_of_servers(self.policy.device.type, self.options, member.number)
+        log = self.folder / f"server-{member.number}.log"
+        member.published = self._published
+        seconds = self.options.start_seconds
+        member.coming = Server(wanted, variables, log, seconds, self.pool.replies, self.key, member.port)
+        member.port = member.coming.port
+        return member.coming
+
+    def _stop(self) -> None:
+        self._waiting.clear()
+        self.pool.close()
 
     def _ask(self, job: Job) -> None:
+        sampling = job.request.sampling
+        tokens = len(job.request.prompt) + min(sampling.max_tokens, self.context - len(job.request.prompt))
+        client = self.pool.give(job.name, tokens)
+        if client is None:
+            self._waiting[job.name] = job
+            return
         eos = self.policy.tokenizer.eos_token_id
         body = jobs.arguments(job, self.seed, eos, self.context)
         if jobs.needs_cuts(job):
             body["vllm_xargs"] = {jobs.ARGUMENT: jobs.cuts_of(job, eos)}
-        self._running.ask(job.name, self._body(job.request.prompt.tolist()) | body)
+        client.ask(job.name, self._body(job.request.prompt.tolist()) | body)
 
     def _body(self, prompt: list[int]) -> dict[str, Any]:
         model = ADAPTER if self.policy.is_adapter else SERVED
         return {"model": model, "prompt": prompt, "return_token_ids": True, "add_special_tokens": False}
 
     def _abort(self, job: Job) -> None:
-        self._running.drop(job.name)
+        self._waiting.pop(job.name, None)
+        holder = self.pool.holder(job.name)
+        self.pool.release(job.name)
+        if holder is not None and holder.client is not None:
+            holder.client.drop(job.name)
 
     def _advance(self) -> None:
         """Wait for one reply and take all that are there; trouble with one does not lose the others."""
-        try:
-            replies = [self._running.replies.get(timeout=WAIT_SECONDS)]
-            while not self._running.replies.empty():
-                replies.append(self._running.replies.get_nowait())
-        except queue.Empty:
-            replies = []
+        if not self.pool.members:
+            raise EngineError("the vLLM server is closed", fix="make another engine")
+        replies = []
+        with suppress(queue.Empty):
+            replies.append(self.pool.replies.get(timeout=WAIT_SECONDS))
+            while True:
+                replies.append(self.pool.replies.get_nowait())
         failures: list[EngineError] = []
-        lost = not self._running.is_alive()
         for reply in replies:
-            lost |= self._take(reply, failures)
-        if lost:
-            self._recover()
+            self._take(reply, failures)
+        self._look_after()
         if failures:
             raise failures[0]
 
-    def _take(self, reply: ServerReply, failures: list[EngineError]) -> bool:
-        """Finish the job of a reply, or note its failure; True where the server seems to be gone."""
-        job = self._jobs.get(reply.name)
-        if job is None:
-            return False
+    def _take(self, reply: ServerReply, failures: list[EngineError]) -> None:
+        """Finish the job of a reply, ask again where only the connection was lost, or note what is wrong with it."""
+        job, member = self._jobs.get(reply.name), self.pool.holder(reply.name)
+        is_stale = member is None or (reply.source is not None and reply.source is not member.client)
+        if job is None or member is None or member.client is None or is_stale:
+            return
+        member.heard = time.monotonic()
+        is_lost = False
         try:
             if reply.status == 200:
                 self._finish(job, _answer(reply.body))
-                self.restarts = 0
-                return False
-            if not self._running.is_well():
-                return True
-            if reply.status == 0:  # only the connection was lost
+                self.pool.release(job.name)
+                member.deaths = 0
+            elif not member.client.is_well():
+                is_lost = True
+            elif reply.status == 0:  # only the connection was lost
+                self.pool.release(job.name)
                 self._ask(job)
-                return False
-            del self._jobs[job.name]
-            not_finite = "JSON compliant" in reply.error
-            failures.append(
-                jobs.not_finite(job)
-                if not_finite
-                else EngineError(f"the vLLM server could not serve request {job.label}: {reply.error}")
-            )
+            else:
+                del self._jobs[job.name]
+                self.pool.release(job.name)
+                said = f"the vLLM server could not serve request {job.label}: {reply.error}"
+                failures.append(jobs.not_finite(job) if "JSON compliant" in reply.error else EngineError(said))
         except ConnectionError:
             self._jobs[job.name] = job
-            return True
+            is_lost = True
         except EngineError as error:
+            self.pool.release(job.name)
             failures.append(error)
-        return False
+        if is_lost:
+            self._lose(member)
 
     def _kept(self, job: Job, count: int) -> list[float]:
-        return self._running.rpc("lemma_kept", job.name, str(count))
+        holder = self.pool.holder(job.name)
+        assert holder is not None and holder.client is not None
+        return holder.client.rpc("lemma_kept", job.name, str(count))
+
+    def _lose(self, member: Member) -> None:
+        """Start a server again where Lemma started it, wait for it where not; the others take its requests."""
+        client = member.client
+        assert client is not None
+        words = client.last_words()
+        names = self.pool.lose(member)
+        if isinstance(client, Server):
+            client.close()
+            self._start_again(member, words)
+        else:
+            member.away = client
+        for name in names:
+            if name in self._jobs:
+                self._ask(self._jobs[name])
+
+    def _start_again(self, member: Member, words: str) -> None:
+        member.deaths += 1
+        if member.deaths <= self.options.restarts:
+            self._launch(member)
+            return
+        member.coming = None
+        said = f"the vLLM server died {member.deaths} times in a row; its last words: {words}"
+        if not any(other.has_hope for other in self.pool.members):
+            self._jobs.clear()
+            raise EngineError(said)
+        warnings.warn(f"{said}; the others go on without it", LemmaWarning, stacklevel=2)
+
+    def _look_after(self) -> None:
+        """Notice who died or hangs, and take back who is well again; then nothing waits that could be asked."""
+        for member in self.pool.up:
+            if member.client is not None and not member.client.is_alive():
+                self._lose(member)
+        for member in self.pool.hung():
+            self._lose(member)
+        for member in self.pool.members:
+            if member.coming is not None:
+                self._look_at_coming(member, member.coming)
+            elif member.away is not None and self._is_back(member):
+                member.client, member.away = member.away, None
+        if self.pool.up:
+            waiting, self._waiting = self._waiting, {}
+            for job in waiting.values():
+                self._ask(job)
+        elif not any(member.coming or member.away for member in self.pool.members):
+            self._jobs.clear()
+            urls = ", ".join(self.options.servers) if isinstance(self.options.servers, list) else "started by Lemma"
+            raise EngineError(f"no vLLM server is left ({urls})", fix="start them again, then run the same command")
+
+    def _look_at_coming(self, member: Member, server: Server) -> None:
+        try:
+            if not server.is_ready():
+                return
+            self.publisher.prepare(server)
+            if member.published != self._published:
+                self.publisher.load(server)
+            self._compare(server)
+            member.client, member.coming = server, None
+        except (EngineError, ConnectionError) as error:
+            words = server.last_words()
+            server.close()
+            if "other weights" in str(error):
+                raise
+            self._start_again(member, words)
+
+    def _is_back(self, member: Member) -> bool:
+        """A server elsewhere answers again: it takes the weights anew, because it may have lost them."""
+        assert member.away is not None
+        now = time.monotonic()
+        if now - member.lost_at > self.options.start_seconds:
+            member.away.close()
+            member.away = None
+            return False
+        if now - member.heard < RETRY_SECONDS:
+            return False
+        member.heard = now
+        try:
+            if not member.away.is_well(RETRY_SECONDS):
+                return False
+            if ranks.is_leader():
+                member.away.rpc("lemma_prepare")
+                self.publisher.load(member.away)
+            self._compare(member.away)
+        except ConnectionError:
+            return False
+        return True
+
+    def _compare(self, client: ServerClient) -> None:
+        """The policy may have moved on: what counts is what the servers held before."""
+        if hasattr(self, "scored"):
+            compare(self.policy, self.scored, self._scored_by(client, probe_prompt(self.policy, self.context)))
 
     def _hand_over(self) -> None:
-        if self.policy.is_adapter:
-            write_adapter(self.policy, self.folder / "adapter")
-        else:
-            write_weights(self.policy, self.folder / "model")
-        try:
-            with self._pause():
-                if self.policy.is_adapter:
-                    self._load_adapter()
-                else:
-                    self._running.rpc("lemma_load", str(self.folder / "model" / "model.safetensors"))
-                answer = self._running.call("/reset_prefix_cache?reset_running_requests=true")
-        except ConnectionError:
-            self._recover(verify=False)  # it starts with the new weights
-            return
-        if not answer["success"]:
-            raise EngineError("vLLM did not forget the cache of the old weights")
+        self.publisher.write_news()
+        ranks.from_leader(self._publish, "publishing weights to the vLLM servers")
 
-    @contextmanager
-    def _pause(self) -> Iterator[None]:
-        """No token is made meanwhile: it would come from new weights over the old ones' cache."""
-        self._running.call("/pause?mode=keep&clear_cache=false")
-        yield
-        self._running.call("/resume")
+    def _publish(self, is_first: bool = False) -> None:
+        """All servers that are up take what stands in the folder; one that is starting takes it when it is there."""
+        self._published += 1
 
-    def _load_adapter(self) -> None:
-        body = {"lora_name": ADAPTER, "lora_path": str(self.folder / "adapter"), "load_inplace": True}
-        self._running.call("/v1/load_lora_adapter", body)
+        def load(client: ServerClient) -> None:
+            if is_first:
+                client.rpc("lemma_prepare")
+            self.publisher.load(client)
+
+        for member, _ in self.pool.each(load):
+            self._lose(member)
 
     def _wipe(self) -> None:
-        self._running.rpc("lemma_clear")
+        def clear() -> None:
+            for member, _ in self.pool.each(lambda client: client.rpc("lemma_clear")):
+                self._lose(member)
+
+        ranks.from_leader(clear, "wiping the caches of the vLLM servers")
+
+    def _check(self) -> None:
+        """Every server scores the probe, and every rank compares all of them with its policy."""
+        try:
+            found = ranks.from_leader(self._score_all, "the probe of the vLLM servers")
+            self.difference = max(verify(self.policy, scored, self.version) for scored in found)
+            self.scored = found[0]
+        except EngineError:
+            self._is_tainted = True
+            raise
+
+    def _score_all(self) -> list[ProbeScores]:
+        prompt = probe_prompt(self.policy, self.context)
+        end = time.monotonic() + self.options.start_seconds
+        while True:
+            found, words = [], ""
+            for member in self.pool.up:
+                assert member.client is not None
+                try:
+                    found.append(self._scored_by(member.client, prompt))
+                except ConnectionError:
+                    words = member.client.last_words()
+                    self._lose(member)
+            if found:
+                return found
+            if time.monotonic() > end:
+                raise EngineError(f"the vLLM server died while it was checked: {words}")
+            time.sleep(WAIT_SECONDS)
+            self._look_after()
 
     def _score(self, prompt: list[int]) -> ProbeScores:
+        return self._scored_by(self.server, prompt)
+
+    def _scored_by(self, client: ServerClient, prompt: list[int]) -> ProbeScores:
         body = self._body(prompt) | probe_arguments(self.policy)
-        try:
-            choice = self._running.call("/v1/completions", body)["choices"][0]
-        except ConnectionError as error:
-            raise EngineError(f"the vLLM server died while it was checked: {self._running.last_words()}") from error
+        choice = client.call("/v1/completions", body)["choices"][0]
         entries = (choice["prompt_logprobs"] or [])[1:]
         given = [entry[str(token)]["logprob"] for entry, token in zip(entries, prompt[1:], strict=bool(entries))]
         return ProbeScores([*prompt, *choice["token_ids"]], [*given, *choice["logprobs"]["token_logprobs"]])
 
-    def _recover(self, verify: bool = True) -> None:
-        """Start the server again with the weights it had, and issue what is unfinished again."""
-        words = self._running.last_words()
-        self._stop()
-        self.restarts += 1
-        if self.restarts > self.options.restarts:
-            self._jobs.clear()
-            raise EngineError(f"the vLLM server died {self.restarts} times in a row; its last words: {words}")
-        self._start()
-        if verify:  # the policy may have moved on: what counts is what the server held before
-            compare(self.policy, self.scored, self._score(probe_prompt(self.policy, self.context)))
-        for job in self._jobs.values():
-            self._ask(job)
-
     def sleep(self) -> None:
         if self._can_sleep():
-            self._running.call("/sleep?level=1")
+            self.pool.each(lambda client: client.call("/sleep?level=1"))
 
     def wake(self) -> None:
         if self._can_sleep():
-            self._running.call("/wake_up")
+            self.pool.each(lambda client: client.call("/wake_up"))
 
     def _can_sleep(self) -> bool:
-        return self.options.sleep and self.policy.device.type != "cpu"
+        return self.options.sleep and self.policy.device.type != "cpu" and ranks.is_leader()
 
 
 def _answer(body: Any) -> JobAnswer:

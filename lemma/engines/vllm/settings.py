@@ -1,26 +1,39 @@
-"""How vLLM is started: arguments of the engine and variables of the environment, the same in both modes."""
+"""How vLLM is started: arguments of the engine and variables of the environment, the same in every mode."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import lemma
+from lemma.engines.vllm.server_client import IDLE_SECONDS, SERVED
 from lemma.engines.vllm.vllm_options import VllmOptions
 from lemma.engines.vllm.weights import NAMES, adapter_rank, dtype_of
 from lemma.models.policy import Policy
 
 WORKER = "lemma.engines.vllm.vllm_worker"
 GIB = 2**30
+# Variables by which a rank finds the others: a server is none of them.
+OF_RANKS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def engine_arguments(policy: Policy, options: VllmOptions, context: int, seed: int, folder: Path) -> dict[str, Any]:
     """Arguments of vLLM's EngineArgs; the server takes them as options of the same names."""
+    rank = adapter_rank(policy) if policy.is_adapter else 0
     on_cpu = policy.device.type == "cpu"
+    return plain_arguments(str(folder), NAMES[dtype_of(policy)], options, context, seed, rank, on_cpu)
+
+
+def plain_arguments(
+    model: str, dtype: str, options: VllmOptions, context: int | None, seed: int, adapter: int, on_cpu: bool
+) -> dict[str, Any]:
+    """The same where no policy is at hand. `adapter` is the room for the rank of an adapter; 0 where there is none."""
     cache_gib = options.cache_gib or (1.0 if on_cpu else None)
     wanted: dict[str, Any] = {
-        "model": str(folder),
-        "dtype": NAMES[dtype_of(policy)],
-        "max_model_len": context,
+        "model": model,
+        "dtype": dtype,
         "max_num_seqs": options.sequences,
         "seed": seed % 2**31,
         "enforce_eager": options.eager or on_cpu,
@@ -31,23 +44,57 @@ def engine_arguments(policy: Policy, options: VllmOptions, context: int, seed: i
         "logits_processors": [f"{WORKER}:Cuts"],
         "worker_extension_cls": f"{WORKER}.Extension",
     }
+    if context is not None:
+        wanted["max_model_len"] = context
     if cache_gib is not None:
         wanted["kv_cache_memory_bytes"] = int(cache_gib * GIB)
-    if policy.is_adapter:
-        wanted |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": adapter_rank(policy)}
+    if adapter:
+        wanted |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": adapter}
     if options.sleep and not on_cpu:
         wanted["enable_sleep_mode"] = True
     return wanted
 
 
 def environment(policy: Policy) -> dict[str, str]:
-    """Variables that vLLM reads. Lemma's logits processor is written for its first model runner."""
+    """Variables that vLLM reads."""
+    return plain_environment(policy.device.type == "cpu")
+
+
+def plain_environment(on_cpu: bool) -> dict[str, str]:
+    """Lemma's logits processor is written for vLLM's first model runner."""
     variables = {
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    if policy.device.type == "cpu":
-        variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-    return variables
+    return variables | ({"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if on_cpu else {})
+
+
+def server_environment(wanted: Mapping[str, str], temporary: Path) -> dict[str, str]:
+    """All variables of a server's process; vLLM never removes its temporary files, so they have a folder."""
+    root = str(Path(lemma.__file__).resolve().parents[1])
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    own = {name: value for name, value in os.environ.items() if name not in OF_RANKS}
+    return {
+        **own,
+        **wanted,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "TMPDIR": str(temporary),
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(10 * IDLE_SECONDS),
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+    }
+
+
+def as_options(arguments: Mapping[str, Any], host: str, port: int) -> list[str]:
+    """Engine arguments as options of the server's command line."""
+    options = ["--host", host, "--port", str(port), "--served-model-name", SERVED]
+    options += ["--middleware", "lemma.engines.vllm.serve.Guard", "--disable-uvicorn-access-log"]
+    for name, value in arguments.items():
+        dashed = name.replace("_", "-")
+        if isinstance(value, bool):
+            options.append(f"--{dashed}" if value else f"--no-{dashed}")
+        else:
+            options += [f"--{dashed}", *(value if isinstance(value, list) else [str(value)])]
+    return options

@@ -17,8 +17,6 @@ from lemma.engines.vllm.vllm_probe import ProbeScores, probe_prompt, verify
 from lemma.engines.vllm.weights import check_policy, write_model
 from lemma.models.policy import Policy
 
-ADAPTER = "policy"  # the name of the policy's adapter in vLLM
-
 
 class VllmBase(Engine, ABC):
     """A copy of the policy in vLLM. What differs between the engines: how vLLM is reached.
@@ -29,12 +27,14 @@ class VllmBase(Engine, ABC):
 
     name = "vllm"
     scored: ProbeScores  # by vLLM, at the last probe
+    prefix = ""  # of the names of jobs
 
     def __init__(self, policy: Policy, seed: int, options: VllmOptions | None = None):
-        check_version()
+        self.options = options or VllmOptions()
+        if isinstance(self.options.servers, int):  # elsewhere it is not for this machine to have it
+            check_version()
         check_policy(policy)
         self.policy, self.seed = policy, seed
-        self.options = options or VllmOptions()
         self.context = min(policy.context, self.options.context or policy.context)
         self.version = 0
         self.difference = 0.0  # between both sides, at the last probe
@@ -45,7 +45,7 @@ class VllmBase(Engine, ABC):
         self._own_folder = VllmFolder()
         self.folder = self._own_folder.path
         try:
-            write_model(policy, self.folder / "model")
+            self._write_model()
             self._start()
             self._check()
         except BaseException:
@@ -56,7 +56,7 @@ class VllmBase(Engine, ABC):
         check_request(request, self.context)
         for sample in range(request.n):
             self._count += 1
-            job = Job(f"{self._count}-{sample}", request, sample, self.version, time.monotonic())
+            job = Job(f"{self.prefix}{self._count}-{sample}", request, sample, self.version, time.monotonic())
             self._jobs[job.name] = job
             self._ask(job)
 
@@ -100,6 +100,9 @@ class VllmBase(Engine, ABC):
         self._ready.clear()
         self._stop()
         self._own_folder.remove()
+
+    def _write_model(self) -> None:
+        write_model(self.policy, self.folder / "model")
 
     def _check(self) -> None:
         try:

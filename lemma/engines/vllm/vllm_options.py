@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lemma.config import Options
 
@@ -14,6 +14,12 @@ class VllmOptions(Options):
 
     mode: Literal["process", "server"] = "process"
     """`process` shares the trainer's process and device; `server` is a process of its own."""
+    servers: Annotated[int, Field(ge=1, le=1024)] | list[str] = 1
+    """How many servers Lemma starts, or the addresses of servers that run already, such as [http://node7:8000]. More
+    than one, or addresses, imply `mode: server`. Requests are balanced, and every server gets the weights."""
+    gpus: list[Annotated[int, Field(ge=0)]] | None = None
+    """GPUs of the servers that Lemma starts, one each. Default: those after the GPUs of the ranks; for a single server
+    the trainer's."""
     context: int | None = Field(None, ge=2)
     """Longest prompt and completion together; the model's own limit where it is not given."""
     memory: float = Field(0.4, gt=0, lt=1)
@@ -32,3 +38,20 @@ class VllmOptions(Options):
     """How long no completion at all may come while some are due."""
     restarts: int = Field(3, ge=0)
     """How often in a row a server that dies is started again without a single completion in between."""
+
+    @model_validator(mode="after")
+    def _has_servers(self) -> VllmOptions:
+        if isinstance(self.servers, list):
+            wrong = [url for url in self.servers if not url.startswith(("http://", "https://"))]
+            if wrong or not self.servers:
+                raise ValueError(f"servers are addresses such as http://node7:8000, not {wrong or 'an empty list'}")
+            if len(set(self.servers)) < len(self.servers):
+                raise ValueError("every server is named once")
+        elif self.gpus is not None and len(self.gpus) != self.servers:
+            raise ValueError(f"gpus has {len(self.gpus)} numbers for {self.servers} servers; write one for each")
+        return self
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether vLLM runs outside the trainer's process."""
+        return self.mode == "server" or self.servers != 1

@@ -7,7 +7,9 @@ methods to the worker, which are called by name.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -121,16 +123,27 @@ class Extension:
         found = KEPT.pop(name, {})
         return [float(found[position]) for position in range(int(count))]
 
-    def lemma_load(self, path: str) -> list[str]:
-        """Take the weights of a safetensors file."""
-        return self.lemma_take(load_file(path))
+    def lemma_load(self, folder: str) -> list[str]:
+        """Take the weights of a folder's safetensors files, one file at a time."""
+        return self._reload(item for path in sorted(Path(folder).glob("model*.safetensors"))
+                            for item in load_file(path).items())  # fmt: skip
 
     def lemma_take(self, state: dict[str, torch.Tensor]) -> list[str]:
         """Take weights by their Hugging Face names, in place."""
+        return self._reload(iter(state.items()))
+
+    def _reload(self, weights: Iterator[tuple[str, torch.Tensor]]) -> list[str]:
+        names: list[str] = []
+
+        def noted() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in weights:
+                names.append(name)
+                yield name, tensor
+
         with torch.no_grad():
-            self.model_runner.reload_weights(weights_iterator=iter(state.items()))
+            self.model_runner.reload_weights(weights_iterator=noted())
             refresh_head(self.model_runner.get_model())
-        return sorted(state)
+        return sorted(names)
 
 
 def refresh_head(model: torch.nn.Module) -> None:

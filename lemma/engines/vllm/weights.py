@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from lemma.engines.protocol import EngineError
 from lemma.models.policy import Policy
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+BUCKET_BYTES = 2**30  # of weights, gathered, written and sent at a time
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for
 
 
@@ -39,24 +41,54 @@ def base_state(policy: Policy) -> dict[str, torch.Tensor]:
     return state
 
 
-def write_model(policy: Policy, folder: Path) -> None:
+def write_model(policy: Policy, folder: Path, keep: bool = True) -> None:
     """A folder that vLLM can start from."""
     folder.mkdir(parents=True, exist_ok=True)
     config = copy.deepcopy(policy.causal.config)
     config.architectures = [type(policy.causal).__name__]
     config.dtype = dtype_of(policy)
-    config.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
-    write_weights(policy, folder)
+    if keep:
+        config.save_pretrained(folder)
+        policy.tokenizer.save_pretrained(folder)
+    write_weights(policy, folder, keep)
 
 
-def write_weights(policy: Policy, folder: Path) -> Path:
-    """Replace the weights in the folder; the file is whole at every moment."""
-    path = folder / "model.safetensors"
-    part = folder / "model.part"
-    save_file({name: tensor.cpu().contiguous() for name, tensor in base_state(policy).items()}, part, {"format": "pt"})
-    os.replace(part, path)
-    return path
+def write_weights(policy: Policy, folder: Path, keep: bool = True) -> None:
+    """Replace the weights in the folder, a bucket at a time; every file is whole at every moment.
+
+    Where ranks hold parts of the weights, all of them call this at once; `keep` says who writes.
+    """
+    state = base_state(policy)
+    buckets = _buckets({name: tensor.numel() * tensor.element_size() for name, tensor in state.items()})
+    files: dict[str, str] = {}
+    for number, names in enumerate(buckets, 1):
+        file = "model.safetensors" if len(buckets) == 1 else f"model-{number:05}-of-{len(buckets):05}.safetensors"
+        files |= dict.fromkeys(names, file)
+        tensors = {name: _whole(state[name]).cpu().contiguous() for name in names}
+        if keep:
+            save_file(tensors, folder / "bucket.part", {"format": "pt"})
+            os.replace(folder / "bucket.part", folder / file)
+    if keep and len(buckets) > 1:
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+
+
+def _buckets(sizes: dict[str, int]) -> list[list[str]]:
+    """Names in their order, in lists of at most `BUCKET_BYTES`, or of one tensor that is larger."""
+    buckets: list[list[str]] = []
+    full = BUCKET_BYTES
+    for name, size in sizes.items():
+        if full + size > BUCKET_BYTES:
+            buckets.append([])
+            full = 0
+        buckets[-1].append(name)
+        full += size
+    return buckets
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor whose parts are on several ranks."""
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()
 
 
 def write_adapter(policy: Policy, folder: Path) -> None:

@@ -1,0 +1,190 @@
+"""Speaking with one vLLM server, wherever it runs: calls, completions that come back later, files that it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lemma.engines.protocol import EngineError
+from lemma.engines.vllm.serve import FILES_PATH, HEADER
+
+SERVED = "lemma"  # the name of the base model
+CALL_SECONDS = 300.0  # for everything but completions
+WELL_SECONDS = 10.0
+IDLE_SECONDS = 60  # an unused connection; the server keeps it ten times longer, so that it never closes one in use
+CHUNK_BYTES = 1 << 20  # of a file, sent at a time
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReply:
+    """An answer, or the error that took its place. `source` is the client that asked."""
+
+    name: str
+    status: int
+    body: Any
+    error: str = ""
+    source: Any = None
+
+
+class ServerClient:
+    """One server by its address and the key that it knows. Replies of several clients may come into one queue."""
+
+    def __init__(self, url: str, key: str, replies: queue.Queue[ServerReply] | None = None):
+        import httpx
+
+        self.url, self.key = url.rstrip("/"), key
+        settings: dict[str, Any] = {"base_url": self.url, "headers": {HEADER: key}, "trust_env": False}
+        self._http = httpx.Client(**settings, timeout=CALL_SECONDS)
+        self.replies: queue.Queue[ServerReply] = queue.Queue() if replies is None else replies
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-client", daemon=True)
+        self._thread.start()
+        self._client = httpx.AsyncClient(
+            **settings,
+            timeout=None,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE_SECONDS),
+        )
+
+    @property
+    def place(self) -> str:
+        """What people know it by."""
+        return self.url
+
+    def is_alive(self) -> bool:
+        """False only where it is certain that the server is gone."""
+        return True
+
+    def is_well(self, seconds: float = WELL_SECONDS) -> bool:
+        """Alive, and able to say so."""
+        import httpx
+
+        try:
+            return self.is_alive() and self._http.get("/health", timeout=seconds).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def refusal(self) -> str | None:
+        """Why a server that answers does not serve: another key, another model, or too short a context."""
+        import httpx
+
+        try:
+            response = self._http.get("/v1/models", timeout=WELL_SECONDS)
+        except httpx.HTTPError as error:
+            return str(error) or type(error).__name__
+        if response.status_code == 401:
+            return "it knows another key"
+        found = response.json()["data"] if response.status_code == 200 else []
+        return None if any(model["id"] == SERVED for model in found) else "it was not started by Lemma"
+
+    def call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The answer of an endpoint. ConnectionError where the server cannot be reached."""
+        import httpx
+
+        try:
+            return self._answer(path, self._http.post(path, json=body))
+        except httpx.TimeoutException as error:
+            raise EngineError(f"the vLLM server did not answer {path} within {CALL_SECONDS:g} seconds") from error
+        except httpx.HTTPError as error:
+            raise ConnectionError(str(error)) from error
+
+    def _answer(self, path: str, response: Any) -> Any:
+        if response.status_code >= 400:
+            raise EngineError(f"the vLLM server refused {path}: {_message(response.text)}")
+        is_json = response.headers.get("content-type", "").startswith("application/json")
+        return response.json() if is_json else None
+
+    def rpc(self, method: str, *arguments: str) -> Any:
+        """Call a method of the worker; the answer of the first one."""
+        return self.call("/collective_rpc", {"method": method, "args": list(arguments)})["results"][0]
+
+    def send(self, files: Sequence[Path], folder: str) -> str:
+        """Send files, one at a time, into a folder of the server's; its path there."""
+        there = ""
+        for file in files:
+            there = self._file("PUT", f"{folder}/{file.name}", _pieces(file))["folder"]
+        return there
+
+    def forget(self, folder: str) -> None:
+        """Remove what was sent into a folder."""
+        self._file("DELETE", f"{folder}/all")
+
+    def _file(self, method: str, name: str, content: Iterator[bytes] | None = None) -> Any:
+        import httpx
+
+        path = FILES_PATH + name
+        try:
+            return self._answer(path, self._http.request(method, path, content=content))
+        except httpx.HTTPError as error:
+            raise ConnectionError(str(error) or type(error).__name__) from error
+
+    def ask(self, name: str, body: Mapping[str, Any]) -> None:
+        """Ask for a completion; the reply comes into `replies`."""
+        self._loop.call_soon_threadsafe(self._begin, name, dict(body))
+
+    def drop(self, name: str) -> None:
+        """Close the connection of a request, which cancels it in the server."""
+
+        def cancel() -> None:
+            task = self._tasks.pop(name, None)
+            if task is not None:
+                task.cancel()
+
+        self._loop.call_soon_threadsafe(cancel)
+
+    def last_words(self) -> str:
+        """What is known about its end."""
+        return f"{self.url} does not answer"
+
+    def close(self) -> None:
+        """Stop speaking with it."""
+        self._http.close()
+        if self._loop.is_running():
+            asyncio.run_coroutine_threadsafe(self._shut(), self._loop).result(timeout=10.0)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(timeout=10.0)
+
+    async def _shut(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.aclose()
+
+    def _begin(self, name: str, body: dict[str, Any]) -> None:
+        self._tasks[name] = self._loop.create_task(self._complete(name, body))
+
+    async def _complete(self, name: str, body: dict[str, Any]) -> None:
+        import httpx
+
+        try:
+            response = await self._client.post("/v1/completions", json=body)
+            is_good = response.status_code == 200
+            content, error = (response.json(), "") if is_good else (None, _message(response.text))
+            reply = ServerReply(name, response.status_code, content, error, self)
+        except (httpx.HTTPError, OSError, ValueError) as failure:
+            reply = ServerReply(name, 0, None, str(failure) or type(failure).__name__, self)
+        self._tasks.pop(name, None)
+        self.replies.put(reply)
+
+
+def _pieces(file: Path) -> Iterator[bytes]:
+    with file.open("rb") as stream:
+        while piece := stream.read(CHUNK_BYTES):
+            yield piece
+
+
+def _message(text: str) -> str:
+    """The sentence in an error answer."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text.strip()[:300] or "no reason given"
+    error = found.get("error", found) if isinstance(found, dict) else found
+    return str(error.get("message", error) if isinstance(error, dict) else error)[:300]

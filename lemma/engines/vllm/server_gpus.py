@@ -1,0 +1,38 @@
+"""Which GPU a server runs on that Lemma starts beside the ranks of this machine."""
+
+from __future__ import annotations
+
+import os
+
+from lemma.engines.protocol import EngineError
+from lemma.engines.vllm.vllm_options import VllmOptions
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def gpus_of_servers(device: str, options: VllmOptions, number: int, present: int | None = None) -> dict[str, str]:
+    """The variable that shows server `number` its GPU alone. A single server without `gpus` sees what the trainer sees.
+
+    `present` is the number of GPUs that this process sees.
+    """
+    count = options.servers if isinstance(options.servers, int) else len(options.servers)
+    if device == "cpu" or (options.gpus is None and count == 1):
+        return {}
+    names = [name for name in os.environ.get(VISIBLE, "").split(",") if name]
+    if not names:
+        names = [str(index) for index in range(_count() if present is None else present)]
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    chosen = options.gpus if options.gpus is not None else list(range(ranks, ranks + count))
+    if chosen[number] >= len(names):
+        raise EngineError(
+            f"there is no GPU {chosen[number]} for vLLM server {number + 1} of {count}: {len(names)} are there, and"
+            f" the ranks have the first {ranks}",
+            fix="start fewer servers or ranks, or name the servers' GPUs with `gpus`",
+        )
+    return {VISIBLE: names[chosen[number]]}
+
+
+def _count() -> int:
+    import torch
+
+    return torch.cuda.device_count()

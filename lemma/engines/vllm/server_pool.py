@@ -1,0 +1,112 @@
+"""The servers of an engine: who is up, who has how much to do, and who comes back."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from lemma.engines.vllm.server import Server
+from lemma.engines.vllm.server_client import ServerClient, ServerReply
+
+RETRY_SECONDS = 5.0  # between two looks at a server that is away
+SILENT_SECONDS = 60.0  # without a word from a server that has work
+HUNG_SECONDS = 30.0  # that such a server has to say that it is well
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One server. It is up (`client`), starting (`coming`, if Lemma starts it), away (`away`), or given up.
+
+    `tokens` are those of its unfinished requests at most. `deaths` are counted without a completion in between.
+    """
+
+    number: int
+    client: ServerClient | None = None
+    coming: Server | None = None
+    away: ServerClient | None = None
+    tokens: int = 0
+    deaths: int = 0
+    heard: float = 0.0
+    lost_at: float = 0.0
+    published: int = 0  # how often weights had been handed over when it last took them
+    port: int | None = None  # of a server that Lemma starts
+
+    @property
+    def has_hope(self) -> bool:
+        return self.client is not None or self.coming is not None or self.away is not None
+
+
+@dataclass(slots=True)
+class ServerPool:
+    """Balances requests by the tokens that are outstanding. All replies come into one queue."""
+
+    members: list[Member] = field(default_factory=list)
+    replies: queue.Queue[ServerReply] = field(default_factory=queue.Queue)
+    _given: dict[str, tuple[Member, int]] = field(default_factory=dict)
+
+    @property
+    def up(self) -> list[Member]:
+        return [member for member in self.members if member.client is not None]
+
+    def give(self, name: str, tokens: int) -> ServerClient | None:
+        """The server with the least to do takes this job; None where none is up."""
+        found = min(self.up, key=lambda member: (member.tokens, member.number), default=None)
+        if found is None:
+            return None
+        if found.tokens == 0:
+            found.heard = time.monotonic()
+        found.tokens += tokens
+        self._given[name] = (found, tokens)
+        return found.client
+
+    def holder(self, name: str) -> Member | None:
+        return self._given[name][0] if name in self._given else None
+
+    def release(self, name: str) -> None:
+        """A job is done with, wherever it was."""
+        if name in self._given:
+            member, tokens = self._given.pop(name)
+            member.tokens -= tokens
+
+    def lose(self, member: Member) -> list[str]:
+        """A server is not up any more; the names of the jobs it had, in the order in which it got them."""
+        names = [name for name, (holder, _) in self._given.items() if holder is member]
+        for name in names:
+            self.release(name)
+        member.client = None
+        member.lost_at = time.monotonic()
+        return names
+
+    def hung(self) -> list[Member]:
+        """Servers that have work, were silent for long, and do not say that they are well."""
+        found = []
+        for member in self.up:
+            assert member.client is not None
+            if member.tokens and time.monotonic() - member.heard > SILENT_SECONDS:
+                if not member.client.is_well(HUNG_SECONDS):
+                    found.append(member)
+                member.heard = time.monotonic()
+        return found
+
+    def close(self) -> None:
+        for member in self.members:
+            for client in (member.client, member.coming, member.away):
+                if client is not None:
+                    client.close()
+        self.members.clear()
+        self._given.clear()
+
+    def each(self, work: Callable[[ServerClient], object]) -> list[tuple[Member, ConnectionError]]:
+        """Do something with every server that is up, at the same time; those that could not be reached."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        members = self.up
+        with ThreadPoolExecutor(max(1, len(members))) as threads:
+            tasks = [(member, threads.submit(work, member.client)) for member in members if member.client]
+        lost = [(member, task.exception()) for member, task in tasks]
+        for _, error in lost:
+            if error is not None and not isinstance(error, ConnectionError):
+                raise error
+        return [(member, error) for member, error in lost if isinstance(error, ConnectionError)]
