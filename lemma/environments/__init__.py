@@ -14,6 +14,7 @@ from lemma.environments.custom_world import CustomWorld
 from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance, WorldGone
 from lemma.environments.gateway import Gateway
 from lemma.environments.higher_lower import HigherLower
+from lemma.environments.python_tool import PythonTools
 from lemma.environments.single_turn import SingleTurn
 
 ENVIRONMENTS: Registry[type[EnvironmentOptions]] = Registry(
@@ -22,6 +23,7 @@ ENVIRONMENTS: Registry[type[EnvironmentOptions]] = Registry(
     {
         "single_turn": SingleTurn,
         "higher_lower": HigherLower,
+        "python": PythonTools,
         "custom": CustomWorld,
         "appworld": AppWorldOptions,
         "gateway": Gateway,
@@ -53,6 +55,7 @@ __all__ = [
     "Gateway",
     "HigherLower",
     "Outcome",
+    "PythonTools",
     "Reply",
     "SingleTurn",
     "Utterance",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,10 @@ from lemma.config import Options
 from lemma.core.types import Finish, Message, Outcome, Problem
 from lemma.environments.attempts import Attempt
 from lemma.environments.calls import Caller
+
+if TYPE_CHECKING:
+    from lemma.formats import Format
+    from lemma.formats.tool_prompt import ToolSpeech
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +40,15 @@ class Reply:
     """What the policy reads next. `done` ends the episode; `reward` is for this turn, where the task gives one.
 
     Where an agent has no conversation, `prompt` is all that it reads next, in one message: history is then rewritten,
-    and `text` is what came back, for people.
+    and `text` is what came back, for people. `results` are those of tool calls, one for each: they are what is read
+    where the chat template has a place for them; `text`, where it has none.
     """
 
     text: str = ""
     done: bool = False
     reward: float | None = None
     prompt: str | None = None
+    results: tuple[str, ...] = ()
 
 
 class WorldGone(Exception):
@@ -113,10 +119,17 @@ class EnvironmentOptions(Options):
     unknown_limit: float = Field(0.2, ge=0, le=1)
     """Share of a step's episodes that may end without a known worth; above it the run stops."""
 
+    is_graded: ClassVar[bool] = False
+    """Whether the stage's rewards judge what was said last, as without an environment; `score` is not called."""
+
     @property
     def is_single_turn(self) -> bool:
         """Whether the first answer is the last, and rewards alone say what it is worth."""
         return False
+
+    def speech(self, fmt: Format, tokenizer: Any) -> ToolSpeech | None:
+        """How the policy calls tools; None where there are none."""
+        return None
 
     def make(self) -> Environment:
         """A world for one episode."""

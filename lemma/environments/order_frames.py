@@ -94,7 +94,7 @@ def _part(value: Reply | Outcome | Message) -> dict[str, Any]:
 
 
 def _of_part(row: Mapping[str, Any]) -> Reply | Outcome | Message:
-    rest = {name: value for name, value in row.items() if name != "is"}
+    rest = {name: tuple(value) if name == "results" else value for name, value in row.items() if name != "is"}
     kind: Any = {"message": Message, "reply": Reply, "outcome": Outcome}[row["is"]]
     return kind(**rest)
 

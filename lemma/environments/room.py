@@ -131,9 +131,9 @@ def reply_of(given: Any, world: Environment, half: int) -> Reply:
         raise WrongKind(_wrong(world, given, "Reply"))
     if not isinstance(given.text, str):
         raise WrongKind(_wrong(world, given.text, "the text of a Reply"))
-    text = given.text if len(given.text) <= 2 * half else given.text[:half] + given.text[len(given.text) - half :]
+    results = tuple(readable(_ends(str(one), half)) for one in given.results)
     prompt = None if given.prompt is None else readable(str(given.prompt))
-    return Reply(readable(text), bool(given.done), _number(given.reward, world), prompt)
+    return Reply(readable(_ends(given.text, half)), bool(given.done), _number(given.reward, world), prompt, results)
 
 
 def outcome_of(given: Any, world: Environment) -> Outcome:
@@ -154,6 +154,10 @@ def _number(given: Any, world: Environment) -> float | None:
     if not math.isfinite(number):
         raise ValueError(f"the reward is {number}")
     return number
+
+
+def _ends(text: str, half: int) -> str:
+    return text if len(text) <= 2 * half else text[:half] + text[len(text) - half :]
 
 
 def readable(text: str) -> str:

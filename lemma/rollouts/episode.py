@@ -29,6 +29,7 @@ class Turn:
     read. `ids` is the whole response; its first `given` tokens were put there by a teacher and were not sampled: their
     log-probabilities are 0 and mean nothing. `versions` are spans of the policy's versions: the first token of each
     span, and the version that sampled it. `heard` is what came back, in words; `cut` where it was shortened.
+    `calls` counts tool calls, `bad_calls` those among them that could not be made.
     """
 
     context: np.ndarray
@@ -42,6 +43,8 @@ class Turn:
     text: str = ""
     heard: str = ""
     cut: bool = False
+    calls: int = 0
+    bad_calls: int = 0
     reward: float | None = None
     seconds: float = 0.0
 

@@ -68,7 +68,8 @@ def speaking(tokenizer: Any, template: str) -> Any:
 
 def check_conversation(tokenizer: Any, role: str, tools: list[Tool]) -> None:
     """Every bridge is the template's own text around the reply, ends a turn once, and has no live mark in the reply."""
-    bridge = Bridge.of(make_format("own"), tokenizer, (), 400, tools)
+    fmt = make_format("own")
+    bridge = Bridge.of(fmt, tokenizer, (), 400, ToolSpeech.of(fmt, tokenizer, tools))
     special = sorted({str(token) for token in tokenizer.all_special_tokens})
     alive = set(tokenizer.all_special_ids)
     end = tokenizer.eos_token_id

@@ -43,6 +43,7 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
         values["turns/mean"] = _mean([len(episode.turns) for episode in own])
         values["turns/replies_cut"] = float(sum(turn.cut for episode in own for turn in episode.turns))
         values["turns/max"] = float(max(len(episode.turns) for episode in own))
+    values |= _calls(own)
     advantages = [t.token_fields["advantage"][t.chosen_T] for group in batch for t in group.trajectories]
     flat = np.concatenate(advantages) if advantages else np.zeros(0)
     if len(flat):
@@ -71,6 +72,13 @@ def _samples(samples: Sequence[Episode]) -> dict[str, float]:
         "length/wrong": _mean([length for length, ok in zip(lengths, right, strict=True) if not ok]),
         "reasoning/present": _mean([bool(sample.reasoning and sample.reasoning.strip()) for sample in samples]),
     }
+
+
+def _calls(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Tool calls in an episode, and the share of them that could not be made; nothing where there are none."""
+    calls = [sum(turn.calls for turn in episode.turns) for episode in episodes]
+    bad = sum(turn.bad_calls for episode in episodes for turn in episode.turns)
+    return {"calls/mean": _mean(calls), "calls/bad_share": bad / sum(calls)} if sum(calls) else {}
 
 
 def _right_by_group(samples: Sequence[Episode], by_verdict: bool) -> list[list[bool]]:

@@ -161,7 +161,8 @@ class ReinforcementOptions(StageOptions):
             return given
         chosen = given.get("environment")
         name = chosen.get("name") if isinstance(chosen, Mapping) else getattr(chosen, "name", chosen)
-        return given if name in (None, "single_turn") else {**given, "rewards": ["environment"]}
+        is_graded = isinstance(name, str) and name in ENVIRONMENTS and ENVIRONMENTS[name].is_graded
+        return given if name in (None, "single_turn") or is_graded else {**given, "rewards": ["environment"]}
 
     @model_validator(mode="after")
     def _environment_fits(self) -> ReinforcementOptions:

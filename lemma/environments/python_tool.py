@@ -1,0 +1,91 @@
+"""Math with tools: a calculator and Python, until the policy answers without calling either."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from lemma.core.types import Message, Problem
+from lemma.environments.calculator import calculator
+from lemma.environments.environment import Environment
+from lemma.environments.sandbox import Sandbox, SandboxLimits
+from lemma.environments.tools import Function, ToolOptions, ToolWorld
+from lemma.formats.tool_schema import Tool
+
+
+def python(code: str) -> str:
+    """Run a Python program and read what it prints.
+
+    Args:
+        code: The program. Variables of earlier programs are still there.
+    """
+    raise AssertionError("a sandbox runs it")
+
+
+TOOLS = {"calculator": Tool.of(calculator), "python": Tool.of(python)}
+
+
+class MathTools(ToolWorld):
+    """A calculator, and a sandbox that starts with the first program and ends with the episode."""
+
+    def __init__(self, options: PythonTools):
+        self._limits, self._keeps = options.limits, options.keep_variables
+        self._sandbox = Sandbox(self._limits)
+        known: dict[str, Function] = {"calculator": calculator, "python": self._run}
+        super().__init__({name: known[name] for name in options.offers}, options.calls_per_turn)
+
+    def reset(self, problem: Problem, seed: int) -> list[Message]:
+        self._sandbox.close()
+        self._sandbox = Sandbox(self._limits, seed)
+        return []
+
+    def _run(self, code: str) -> str:
+        try:
+            return self._sandbox.run(code).rstrip("\n") or "(no output)"
+        finally:
+            if not self._keeps:
+                self._sandbox.close()
+
+    def close(self) -> None:
+        self._sandbox.close()
+
+
+class PythonTools(ToolOptions):
+    """A calculator and a sandboxed Python, for math with tools. The stage's rewards judge the last turn."""
+
+    name: Literal["python"] = "python"
+    """Math with tools."""
+    turns: int = Field(4, ge=1)
+    """Maximum number of turns in an episode: the last one that calls nothing is the answer."""
+    offers: list[Literal["calculator", "python"]] = Field(["calculator", "python"], min_length=1)
+    """Which tools there are."""
+    seconds: float = Field(5.0, gt=0)
+    """Deadline of a program."""
+    memory_mb: int = Field(512, ge=64)
+    """Memory of a program."""
+    output: int = Field(4000, ge=1)
+    """Maximum number of characters of a program's output; a longer one loses its middle."""
+    keep_variables: bool = True
+    """Whether a program sees the variables of earlier ones of its episode."""
+    packages: bool = True
+    """Whether a program can import what is installed beside Lemma, such as sympy."""
+    isolated: bool = True
+    """Refuse a machine that cannot keep programs away from its files, its network and its other processes."""
+
+    is_graded: ClassVar[bool] = True
+
+    @property
+    def limits(self) -> SandboxLimits:
+        return SandboxLimits(self.seconds, self.memory_mb, self.output, self.packages, self.isolated)
+
+    def tools(self) -> Sequence[Tool]:
+        return [TOOLS[name] for name in self.offers]
+
+    def make(self) -> Environment:
+        return MathTools(self)
+
+    def check(self) -> None:
+        if "python" in self.offers:
+            Sandbox(self.limits).check()

@@ -1,0 +1,152 @@
+"""Programs that a model wrote, run where they can do no harm: a process for each sandbox, started at its first one.
+
+`sandbox_child.py` is what runs inside and says how it is isolated.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import subprocess
+import sys
+import sysconfig
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from lemma.core.errors import UserError
+from lemma.environments.environment import WorldGone
+
+CHILD = Path(__file__).with_name("sandbox_child.py")
+# Python and its libraries: all that a program can read.
+LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64")
+# Programs that one process may run to their deadline before its processor time is used up.
+PROGRAMS = 32
+START_SECONDS = 30.0
+FILES_MB = 32
+MUST_HOLD = ("network", "files", "processes")
+GONE = "Its variables are gone."
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxLimits:
+    """What a program may use. `output` counts characters; `packages`: it may import what is installed beside Lemma."""
+
+    seconds: float = 5.0
+    memory_mb: int = 512
+    output: int = 4000
+    packages: bool = True
+    is_isolated: bool = True
+
+
+class Sandbox:
+    """Runs programs one after the other; each sees the variables of those before it."""
+
+    def __init__(self, limits: SandboxLimits, seed: int = 0):
+        self.limits, self._seed = limits, seed
+        self._process: subprocess.Popen[bytes] | None = None
+        self._buffer = bytearray()
+
+    def run(self, code: str) -> str:
+        """What the program prints, or why it was stopped, in words."""
+        self._start()
+        assert self._process is not None and self._process.stdin is not None
+        deadline = time.monotonic() + self.limits.seconds
+        try:
+            self._process.stdin.write(json.dumps({"code": code}).encode() + b"\n")
+            self._process.stdin.flush()
+            line = self._line(deadline)
+        except BrokenPipeError:
+            line = b""
+        if line is None:
+            self.close()
+            return f"The program was stopped after {self.limits.seconds:g} s. {GONE}"
+        try:
+            output = json.loads(line)["output"]
+            if isinstance(output, str):
+                return output
+        except (ValueError, KeyError, TypeError):
+            pass
+        self.close()
+        return f"The program ended its interpreter, or used up what it may. {GONE}"
+
+    def close(self) -> None:
+        """End the process, whatever it does. The next program starts a fresh one."""
+        process, self._process = self._process, None
+        self._buffer.clear()
+        if process is None:
+            return
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            with suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+        process.wait()
+
+    def check(self) -> None:
+        """Refuse a machine on which programs would not be kept away from files, network and other processes."""
+        try:
+            self._start()
+        finally:
+            self.close()
+
+    def _start(self) -> None:
+        if self._process is not None:
+            return
+        self._process = subprocess.Popen(
+            [sys.executable, "-s", "-P", "-S", "-B", str(CHILD), json.dumps(_settings(self.limits, self._seed))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            # The same words are in the same order in every set: what a program prints depends on nothing else.
+            env={"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        line = self._line(time.monotonic() + START_SECONDS)
+        try:
+            held = json.loads(line or b"")["held"]
+        except (ValueError, KeyError, TypeError) as error:
+            self.close()
+            raise WorldGone("the sandbox did not start") from error
+        open_to = [name for name in MUST_HOLD if not held[name]]
+        if open_to and self.limits.is_isolated:
+            self.close()
+            raise UserError(
+                f"this machine cannot keep programs of the model away from: {', '.join(open_to)}",
+                fix="train where Linux has Landlock and seccomp, or write `isolated: false` where nothing is at stake",
+            )
+
+    def _line(self, deadline: float) -> bytes | None:
+        """The next line; None where none comes in time, empty where the process has ended or writes without end."""
+        assert self._process is not None and self._process.stdout is not None
+        file = self._process.stdout.fileno()
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([file], [], [], left)[0]:
+                return None
+            data = os.read(file, 65536)
+            self._buffer += data
+            # JSON writes a character with at most twelve.
+            if not data or len(self._buffer) > 12 * self.limits.output + 65536:
+                return b""
+        line, _, rest = bytes(self._buffer).partition(b"\n")
+        self._buffer = bytearray(rest)
+        return line
+
+
+def _settings(limits: SandboxLimits, seed: int) -> dict[str, object]:
+    packages = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}) if limits.packages else []
+    own = [str(Path(sys.base_prefix) / "lib"), str(Path(sys.base_exec_prefix) / "lib"), sys.prefix + "/lib64"]
+    return {
+        "seed": seed,
+        "output": limits.output,
+        "memory_mb": limits.memory_mb,
+        "files_mb": FILES_MB,
+        "processor_seconds": math.ceil(limits.seconds) * PROGRAMS,
+        "readable": [*LIBRARIES, *own, *packages],
+        "packages": packages,
+    }

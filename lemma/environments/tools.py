@@ -1,0 +1,92 @@
+"""Tools between turns: functions that answer calls in words, whatever a call asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from lemma.core.types import Finish, Outcome, Problem
+from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance, WorldGone
+from lemma.formats import Format
+from lemma.formats.tool_calls import Style
+from lemma.formats.tool_prompt import ToolSpeech, offer
+from lemma.formats.tool_schema import Tool
+
+Function = Callable[..., Any]
+
+
+class ToolOptions(EnvironmentOptions):
+    """An environment whose tools the policy calls, in the spelling of its chat template."""
+
+    calls: Style | Literal["auto"] = "auto"
+    """How calls are spelled: hermes (`<tool_call>` and JSON, as Qwen writes it), llama, mistral or code (a block of
+    ```python or <code>). Default: as the model's chat template spells them, or hermes where it knows no tools."""
+    describe: bool = True
+    """Whether the prompt says which tools there are: as the chat template does, or in words where it knows none."""
+    calls_per_turn: int = Field(8, ge=1)
+    """Maximum number of calls that are made in one turn."""
+
+    def tools(self) -> Sequence[Tool]:
+        """What can be called."""
+        raise NotImplementedError
+
+    def speech(self, fmt: Format, tokenizer: Any) -> ToolSpeech:
+        return ToolSpeech.of(fmt, tokenizer, self.tools(), self.calls)
+
+    def opened(self, problem: Problem, seed: int) -> Problem:
+        return offer(super().opened(problem, seed), self.tools(), self.calls, self.describe)
+
+
+class ToolWorld(Environment):
+    """Calls are answered by functions. A turn that calls nothing is the last."""
+
+    def __init__(self, functions: Mapping[str, Function], calls_per_turn: int):
+        self.functions, self._most = functions, calls_per_turn
+
+    def step(self, said: Utterance) -> Reply:
+        if not said.tool_calls:
+            return Reply(done=True)
+        return replied([self._answer(call, number) for number, call in enumerate(said.tool_calls)])
+
+    def _answer(self, call: Mapping[str, Any], number: int) -> str:
+        if number >= self._most:
+            return f"error: only {self._most} calls are made in one turn"
+        return answered(self.functions, call)
+
+    def score(self) -> Outcome:
+        return Outcome(None, None, "the grader judges the last turn")
+
+
+def replied(results: Sequence[str], done: bool = False) -> Reply:
+    """The results of calls, one for each."""
+    return Reply("\n".join(results), done, results=tuple(results))
+
+
+def answered(functions: Mapping[str, Function], call: Mapping[str, Any]) -> str:
+    """What the function says that a call asks for; a call that cannot be made and one that fails are told so."""
+    if "error" in call:
+        return f"error: {call['error']}"
+    try:
+        return str(functions[call["name"]](**call["arguments"]))
+    except (WorldGone, ConnectionError, TimeoutError):
+        raise
+    except Exception as error:  # noqa: BLE001  (what a tool raises is told to the model)
+        return f"error: {type(error).__name__}: {error}"
+
+
+def understanding(speech: ToolSpeech | None) -> Callable[[str, Finish], Utterance]:
+    """What an environment hears of a turn's text and end: with code and calls, where there are tools."""
+    if speech is None:
+        return Utterance
+
+    def understand(text: str, finish: Finish) -> Utterance:
+        spoken = speech.read(text)
+        calls = tuple(
+            {"error": call.fault} if call.fault else {"name": call.name, "arguments": dict(call.arguments)}
+            for call in spoken.calls
+        )
+        return Utterance(text, finish, spoken.code or "", calls)
+
+    return understand

@@ -1,0 +1,212 @@
+"""A calculator and Python between turns: exact, harmless whatever a program does, and answered in words."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lemma.core.errors import UserError
+from lemma.core.types import Problem
+from lemma.environments import Utterance
+from lemma.environments.calculator import calculator
+from lemma.environments.python_tool import PythonTools
+from lemma.environments.sandbox import Sandbox, SandboxLimits
+from lemma.environments.tools import understanding
+from lemma.formats.tool_prompt import ToolSpeech
+
+SECRET = "the-gold-is-42"
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [
+        ("3 + 4 * 5", "23"),
+        ("0.1 + 0.2", "0.3"),
+        ("1/3", "1/3 = 0.333333333333"),
+        ("2^100", str(2**100)),
+        ("7 // 2 + 7 % 4", "6"),
+        ("sqrt(16) + 2 ** 0.5", "5.41421356237"),
+        ("(6 × 7 − 2) ÷ 8", "5"),
+        ("factorial(20) / 10 ** 3", "2432902008176640"),
+        ("1 / 0", "error: division by zero"),
+        ("9 ** 9 ** 9", "error: the power is too large"),
+        ("factorial(10 ** 9)", "error: factorial takes whole numbers up to 1000"),
+        ("__import__('os').system('id')", "error: '__import__('os').system('id')' is no arithmetic"),
+        ("(1).__class__", "error: '1 .__class__' is no arithmetic"),
+        ("'a' * 10 ** 9", "error: ''a'' is no arithmetic"),
+        ("(" * 400, "error: this is not an arithmetic expression"),
+        ("1" * 2000, "error: the expression is longer than 1000 characters"),
+        ("(-8) ** 0.3", "error: the result is not a real number"),
+        ("1e400", "error: this has no value, or one that is too large"),
+    ],
+)
+def test_the_calculator(expression: str, result: str) -> None:
+    assert calculator(expression).startswith(result)
+
+
+@given(st.integers(-99, 99), st.integers(-99, 99), st.integers(1, 99), st.sampled_from("+-*"))
+def test_the_calculator_is_exact(a: int, b: int, c: int, sign: str) -> None:
+    assert Fraction(calculator(f"({a} {sign} {b}) / {c}").split(" ")[0]) == Fraction(eval(f"{a} {sign} {b}"), c)
+
+
+@given(st.text(alphabet="0123456789+-*/%().^ esqrtpi,", max_size=30))
+def test_nothing_that_is_typed_breaks_the_calculator(expression: str) -> None:
+    assert isinstance(calculator(expression), str)
+
+
+@pytest.fixture(scope="module")
+def secret(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trainer") / "gold.txt"
+    path.write_text(SECRET)
+    return path
+
+
+@pytest.fixture
+def sandbox() -> Iterator[Sandbox]:
+    box = Sandbox(SandboxLimits(seconds=20, memory_mb=256, output=2000))
+    yield box
+    box.close()
+
+
+def test_programs_see_each_others_variables_and_print_what_they_find(sandbox: Sandbox) -> None:
+    assert sandbox.run("x = 20\nprint('so')\nx + 1") == "so\n21\n"
+    assert sandbox.run("x * 2") == "40\n"
+    assert sandbox.run("1 / 0") == "ZeroDivisionError: division by zero (line 1)\n"
+    assert "SyntaxError" in sandbox.run("x =")
+    assert sandbox.run("import random; random.random()") == "0.8444218515250481\n"
+    assert sandbox.run("import sys; sys.exit(3)") == ""
+    assert sandbox.run("input()") == "EOFError: EOF when reading a line (line 1)\n"
+    assert sandbox.run("import sympy; sympy.factorint(60)") == "{2: 2, 3: 1, 5: 1}\n"
+
+
+HOSTILE: dict[str, tuple[str, str]] = {
+    "reads a host file": ("open('/etc/passwd').read()", "PermissionError"),
+    "reads the trainer's file": ("open(SECRET).read()", "Error: "),
+    "reads it through a link": ("import os; os.symlink(SECRET, 'a'); open('a').read()", "Error: "),
+    "reads what trains": ("open(SOURCE).read()", "PermissionError"),
+    "lists the trainer's folder": ("import os; os.listdir(os.path.dirname(SECRET))", "Error: "),
+    "writes beside it": ("open(SECRET + '2', 'w')", "Error: "),
+    "looks at processes": ("open('/proc/1/environ').read()", "PermissionError"),
+    "opens a socket": ("import socket; socket.create_connection(('127.0.0.1', PORT), 1)", "PermissionError"),
+    "forks": ("import os\nwhile True: os.fork()", "PermissionError"),
+    "starts a program": ("import subprocess; subprocess.run(['/bin/sh', '-c', 'id'])", "PermissionError"),
+    "kills its parent": ("import os; os.kill(os.getppid(), 9)", "PermissionError"),
+    "kills the trainer": ("import os; os.kill(TRAINER, 9)", "PermissionError"),
+    "limits the trainer": ("import resource as r; r.prlimit(TRAINER, r.RLIMIT_CPU, (1, 1))", "PermissionError"),
+    "signals the trainer by a file": (
+        "import fcntl, os; r, w = os.pipe(); fcntl.fcntl(r, fcntl.F_SETOWN, TRAINER)", "ProcessLookupError"),
+    "takes 2 GB": ("x = bytearray(2 << 30)", "MemoryError"),
+    "writes 1 GB to disk": ("open('a', 'wb').write(bytes(64 << 20)); open('b', 'wb').write(bytes(64 << 20))", "Error"),
+    "raises what nobody catches": ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+    "recurses": ("def f(): return f()\nf()", "RecursionError"),
+    "prints a huge number": ("print(10 ** 100000)", "ValueError"),
+    "calls the kernel itself": (
+        "import ctypes; ctypes.CDLL(None, use_errno=True).syscall(57), ctypes.get_errno()", "(-1, "),
+    "breaks the interpreter": ("import ctypes; ctypes.string_at(0)", "ended its interpreter"),
+    "leaves": ("import os; os._exit(0)", "ended its interpreter"),
+    "answers for it": (
+        "import os\nfor f in range(64):\n try: os.write(f, b'{}\\n')\n except OSError: pass", "ended its"),
+}  # fmt: skip
+
+
+def test_hostile_programs_are_answered_and_reach_nothing(sandbox: Sandbox, secret: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0)
+        names = (str(secret), __file__, server.getsockname()[1], os.getpid())
+        front = f"SECRET, SOURCE, PORT, TRAINER = {names!r}\n"
+        for name, (code, words) in HOSTILE.items():
+            output = sandbox.run(front + code)
+            assert words in output and SECRET not in output, f"{name}: {output}"
+            assert sandbox.run("6 * 7") == "42\n", name
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert [path.name for path in secret.parent.iterdir()] == [secret.name]
+
+
+def test_huge_and_odd_output_is_cut_and_readable(sandbox: Sandbox) -> None:
+    output = sandbox.run("print('a' * 10 ** 7); print('\\ud800 \\x00 \\u202e 𝔘')")
+    assert len(output) < 2100 and "characters left out" in output
+    assert output.startswith("aaa") and output.endswith("\\ud800 \x00 \u202e 𝔘\n")
+    output.encode("utf-8")
+
+
+def test_an_endless_program_is_stopped_and_the_next_one_runs() -> None:
+    box = Sandbox(SandboxLimits(seconds=0.7, packages=False))
+    begin = time.monotonic()
+    assert box.run("x = 1\nwhile True: pass") == "The program was stopped after 0.7 s. Its variables are gone."
+    assert box.run("while True:\n try:\n  while True: pass\n except BaseException: pass").startswith(
+        "The program was stop"
+    )
+    assert time.monotonic() - begin < 20
+    assert "NameError" in box.run("x")
+    box.close()
+
+
+ORPHAN = """
+import os, signal, sys, threading
+from lemma.environments.sandbox import Sandbox, SandboxLimits
+box = Sandbox(SandboxLimits(seconds=60, packages=False))
+box.run("1")
+print(box._process.pid, flush=True)
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+box.run("import signal\\nwhile True: pass")
+"""
+
+
+def test_nothing_is_left_of_a_trainer_that_was_killed() -> None:
+    done = subprocess.run([sys.executable, "-c", ORPHAN], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -9, done.stderr
+    for _ in range(100):
+        if not psutil.pid_exists(int(done.stdout)):
+            break
+        time.sleep(0.1)
+    own = [one for one in psutil.process_iter(["cmdline"]) if "sandbox_child.py" in str(one.info["cmdline"])]
+    assert not psutil.pid_exists(int(done.stdout))
+    assert not [one for one in own if one.ppid() == 1]
+
+
+def test_a_machine_without_isolation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lemma.environments.sandbox.MUST_HOLD", ("network", "gravity"))
+    monkeypatch.setattr(
+        "lemma.environments.sandbox.json.loads", lambda line: {"held": {"network": True, "gravity": False}}
+    )
+    with pytest.raises(UserError, match=r"away from: gravity; .*`isolated: false`"):
+        PythonTools().check()
+
+
+def said(text: str, options: PythonTools, **more: Any) -> Utterance:
+    return understanding(ToolSpeech("hermes", False, tuple(options.tools())))(text, "stop")
+
+
+def test_an_episode_of_calls_ends_with_a_turn_that_calls_nothing() -> None:
+    options = PythonTools(calls_per_turn=2, seconds=20)
+    world = options.make()
+    world.reset(Problem((), ("5",), id="p"), 0)
+    call = '<tool_call>{"name": "%s", "arguments": {"%s": "%s"}}</tool_call>'
+    both = call % ("calculator", "expression", "2 * 21") + call % ("python", "code", "x = 6; print(x * 7)")
+    reply = world.step(said(both, options))
+    assert (reply.results, reply.text, reply.done) == (("42", "42"), "42\n42", False)
+    reply = world.step(said(call % ("python", "code", "x + 1") + call % ("pyton", "code", "x") + both, options))
+    assert reply.results[0] == "7" and reply.results[1].startswith("error: there is no tool 'pyton'; there are: ")
+    assert reply.results[2:] == ("error: only 2 calls are made in one turn",) * 2
+    assert world.step(said("It is 5.", options)).done
+    world.close()
+    forgets = PythonTools(keep_variables=False, seconds=20).make()
+    forgets.reset(Problem((), ("5",), id="p"), 0)
+    assert forgets.step(said(call % ("python", "code", "x = 6"), options)).text == "(no output)"
+    assert "NameError" in forgets.step(said(call % ("python", "code", "x"), options)).text
+    assert math.isfinite(psutil.Process().memory_info().rss)
+    forgets.close()
