@@ -21,6 +21,8 @@ from lemma.core.types import Outcome, Problem
 from lemma.environments.process_session import end_session
 
 END_SECONDS = 5.0
+# A process imports the agent's file before it is ready.
+START_SECONDS = 300.0
 SHOWN = 300
 
 
@@ -37,13 +39,28 @@ class AgentResult:
 
 @dataclass(eq=False)
 class _Worker:
-    """One process. `running` are agents with their deadlines, `late` those that were given up and have not ended."""
+    """One process. `running` are agents with the seconds that they may take, from when the process is ready; `late` are
+    those that were given up and have not ended. One that `is_alone` serves a single agent."""
 
     process: subprocess.Popen[bytes]
+    is_alone: bool = False
     running: dict[int, float] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
+    begun: dict[int, float] = field(default_factory=dict)
     is_ready: bool = False
+    started: float = field(default_factory=time.monotonic)
     _orders: SimpleQueue[bytes | None] = field(default_factory=SimpleQueue)
+
+    @property
+    def age(self) -> float:
+        return time.monotonic() - self.started
+
+    def overdue(self) -> list[int]:
+        """Agents that have taken longer than they may."""
+        now = time.monotonic()
+        return [
+            name for name, seconds in self.running.items() if name in self.begun and now > self.begun[name] + seconds
+        ]
 
     def send(self, row: Mapping[str, Any]) -> None:
         self._orders.put(json.dumps(row, default=_plain).encode() + b"\n")
@@ -83,17 +100,24 @@ class AgentPool:
         self.is_closed = False
         self._finalizer = weakref.finalize(self, _end_all, self._workers, self._printed)
 
-    def has_room(self) -> bool:
-        fit = [worker for worker in self._workers if not worker.late]
-        return len(fit) < self._most or any(len(worker.running) < self._at_once for worker in fit)
+    def has_room(self, alone: bool) -> bool:
+        fit = self._fit(alone)
+        return len(fit) < self._most or (not alone and any(len(worker.running) < self._at_once for worker in fit))
 
-    def begin(self, name: int, problem: Problem, seed: int, base_url: str, api_key: str, seconds: float) -> None:
-        """Run an agent, in the process that has the fewest."""
-        fit = [worker for worker in self._workers if not worker.late]
+    def _fit(self, alone: bool) -> list[_Worker]:
+        return [worker for worker in self._workers if worker.is_alone == alone and not worker.late]
+
+    def begin(
+        self, name: int, problem: Problem, seed: int, base_url: str, api_key: str, seconds: float, alone: bool = False
+    ) -> None:
+        """Run an agent, in the process that has the fewest, or in one for itself."""
+        fit = self._fit(alone)
         worker = min(fit, key=lambda one: len(one.running), default=None)
-        if worker is None or (worker.running and len(fit) < self._most):
-            worker = self._start()
-        worker.running[name] = time.monotonic() + seconds
+        if worker is None or alone or (worker.running and len(fit) < self._most):
+            worker = self._start(alone)
+        worker.running[name] = seconds
+        if worker.is_ready:
+            worker.begun[name] = time.monotonic()
         order = {"id": name, "problem": asdict(problem), "seed": seed, "base_url": base_url, "api_key": api_key}
         worker.send(order)
 
@@ -104,17 +128,16 @@ class AgentPool:
             while True:
                 worker, row = self._news.get_nowait()
                 found += self._died(worker) if row is None else self._heard(worker, row)
-        now = time.monotonic()
         for worker in list(self._workers):
-            for name in [name for name, deadline in worker.running.items() if deadline <= now]:
+            for name in worker.overdue():
                 del worker.running[name]
                 worker.late.add(name)
                 worker.send({"stop": name})
                 found.append(AgentResult(name, Outcome(None, None, "the agent ran past its deadline"), True))
-            if worker.late and not worker.running:
+            if (worker.late or worker.is_alone) and not worker.running:
                 self._workers.remove(worker)
                 threading.Thread(target=worker.end, daemon=True).start()
-            elif worker.process.poll() is not None:
+            elif worker.process.poll() is not None or (not worker.is_ready and worker.age > START_SECONDS):
                 found += self._died(worker)
         return found
 
@@ -128,7 +151,7 @@ class AgentPool:
         self.is_closed = True
         self._finalizer()
 
-    def _start(self) -> _Worker:
+    def _start(self, alone: bool) -> _Worker:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "lemma.environments.agent_worker"],
             stdin=subprocess.PIPE,
@@ -137,7 +160,7 @@ class AgentPool:
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
-        worker = _Worker(process)
+        worker = _Worker(process, alone)
         worker.send(self._settings)
         self._workers.append(worker)
         threading.Thread(target=worker.speak, daemon=True).start()
@@ -147,6 +170,7 @@ class AgentPool:
     def _heard(self, worker: _Worker, row: Mapping[str, Any]) -> list[AgentResult]:
         if "ready" in row:
             worker.is_ready = True
+            worker.begun = dict.fromkeys(worker.running, time.monotonic())
             return []
         for trouble in ("fatal", "wrong"):
             if trouble in row:

@@ -31,7 +31,7 @@ from lemma.rollouts.sessions import AgentSession, SessionHost
 from lemma.serving.engine_driver import EngineDriver
 from lemma.serving.http_door import HttpDoor
 
-# How often an agent is run whose process died.
+# How often an agent is run whose process died; the second time it has a process for itself.
 TRIES = 2
 # One for each stage: copying a large tokenizer takes a second.
 _DIALOGUES: weakref.WeakKeyDictionary[Judge, Dialogue] = weakref.WeakKeyDictionary()
@@ -113,7 +113,7 @@ class _Stage:
             for result in pool.look():
                 self._ended(result)
             most = self._options.episodes or len(self._waiting) + len(self._playing)
-            while self._waiting and len(self._playing) < most and pool.has_room():
+            while self._waiting and len(self._playing) < most and pool.has_room(self._waiting[0].tries > 0):
                 self._begin(self._waiting.popleft(), door.url)
             self.settle(BATCH)
 
@@ -149,7 +149,8 @@ class _Stage:
         self._host.open(secret, attempt.session)
         self._playing[name] = attempt
         seed = random_key(self._world.seed, *ask.key, attempt.sample, "agent") % 2**31
-        self._options.pool().begin(name, ask.problem, seed, url, secret, self._options.episode_seconds)
+        alone, seconds = attempt.tries > 1, self._options.episode_seconds
+        self._options.pool().begin(name, ask.problem, seed, url, secret, seconds, alone)
 
     def _ended(self, result: AgentResult) -> None:
         attempt = self._playing.pop(result.name)
