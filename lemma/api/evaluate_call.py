@@ -49,7 +49,7 @@ def with_settings(call: Callable[..., Any]) -> inspect.Signature:
 
 def evaluate(
     model: str | Path,
-    benchmarks: str | Benchmark | Mapping[str, Any] | Sequence[str | Benchmark | Mapping[str, Any]],
+    benchmarks: str | Benchmark | Mapping[str, Any] | Sequence[str | Benchmark | Mapping[str, Any]] = (),
     *,
     device: Device = "auto",
     engine: EngineName = "native",
@@ -60,14 +60,15 @@ def evaluate(
     """Measure a model on benchmarks, or go on with an evaluation that was cut off. The same as `lemma eval`.
 
     A benchmark is a name, a data file, a hub dataset, a YAML entry, `path.py:Name`, a mapping or a `Benchmark`. The
-    settings are those of `lemma.evaluation.eval_settings.EvalSettings`. Results go into `out`, by default a folder
+    settings are those of `lemma.evaluation.eval_settings.EvalSettings`; with an `environment`, the problems are played
+    in it, and without benchmarks they are its own. Results go into `out`, by default a folder
     below `evaluations/` that belongs to these arguments.
     """
-    from lemma.evaluation.questions import load_all
+    from lemma.evaluation.questions import load_all, wanted_of
 
     told = checked_settings(settings)
     wanted = [benchmarks] if isinstance(benchmarks, str | Mapping) or hasattr(benchmarks, "source") else benchmarks
-    loaded = load_all(list(wanted), told)  # type: ignore[arg-type]
+    loaded = load_all(wanted_of(list(wanted), told), told)  # type: ignore[arg-type]
     folder = Path(out) if out else default_folder(str(model), [one.name for one in loaded], told, device, engine)
     return measure(str(model), loaded, told, folder, device, engine, sink)
 
@@ -86,6 +87,7 @@ def measure(
 ) -> Evaluation:
     """Load the model, ask it in the format that is named or its own, and give its memory back."""
     from lemma.api.model_format import format_of_model
+    from lemma.environments.worlds import Worlds
     from lemma.evaluation.evaluator import evaluate as evaluate_policy
     from lemma.models.places import TINY, resolve
 
@@ -97,22 +99,37 @@ def measure(
             speaker, policy, benchmarks, settings.model_copy(update={"format": own}), folder, model=place, sink=sink
         )
     finally:
+        if settings.environment is not None:
+            Worlds.of(settings.environment).close()
+            settings.environment.close()
         speaker.close()
     return Evaluation(report, folder)
 
 
 def checked_settings(values: Mapping[str, Any], spelt: Callable[[str], str] = str) -> EvalSettings:
     """The settings, or one sentence about what cannot be, before anything is loaded."""
+    from lemma.environments.choosing import find_environment
     from lemma.evaluation.rescore import check_graders
     from lemma.formats import make_format
 
     if values.get("data_dir") is not None:
         values = {**values, "data_dir": str(values["data_dir"])}
     settings = make_settings(values, spelt)
+    if settings.environment is not None:
+        settings = settings.model_copy(update={"environment": find_environment(settings.environment)})
+        _check_played(settings, spelt)
     check_graders(settings.grader)
     if settings.format is not None:
         make_format(settings.format)
     return settings
+
+
+def _check_played(settings: EvalSettings, spelt: Callable[[str], str]) -> None:
+    """Refuse what has no effect where problems are played."""
+    useless = ["likelihood", "shots"] + ([] if settings.environment.is_graded else ["grader", "thinking"])
+    for name in useless:
+        if settings.said.get(name):
+            raise UserError(f"{spelt(name)} has no effect in an environment", fix=f"leave {spelt(name)} out")
 
 
 def open_model(model: str, device: Device, engine: EngineName, seed: int, sink: Sink) -> tuple[Policy, Engine]:

@@ -29,6 +29,7 @@ benchmark's."""
 RESCORE_USES = {"rescore", "grader", "out", "command", "version", "run"}
 LETTERS = {
     "samples": "K", "temperature": "T", "top_p": "P", "format": "NAME", "grader": "NAME", "seed": "S",
+    "environment": "NAME", "split": "NAME",
     "data_dir": "DIR",
 }  # fmt: skip
 
@@ -94,13 +95,14 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     from lemma.api.evaluate_call import checked_settings, default_folder, measure
     from lemma.evaluation.benchmarks import find_benchmark
-    from lemma.evaluation.evaluator import load_all
     from lemma.evaluation.lenient import hints
+    from lemma.evaluation.questions import load_all, wanted_of
     from lemma.reporting.console import Console
 
     given = {name: getattr(args, name) for name in EvalSettings.model_fields if getattr(args, name) is not None}
     settings = checked_settings({**preset.options, **given}, _option)
-    benchmarks = load_all([preset.of(find_benchmark(one)) for one in named(args.benchmarks)], settings)
+    wanted = [preset.of(find_benchmark(one)) for one in named(args.benchmarks or "")]
+    benchmarks = load_all(wanted_of(wanted, settings), settings)
     device: Device = args.device or "auto"
     engine: EngineName = args.engine or "native"
     belongs = (args.model, [one.name for one in benchmarks], settings, device, engine, args.preset or "")
@@ -132,7 +134,7 @@ def _check_rescore(args: argparse.Namespace) -> None:
 def _check(args: argparse.Namespace) -> None:
     if args.model is None:
         raise UserError("there is no model to evaluate", fix="write `lemma eval MODEL --benchmarks gsm8k`")
-    if not args.benchmarks or not args.benchmarks.strip(" ,"):
+    if args.environment is None and not named(args.benchmarks or ""):
         raise UserError("no benchmark is named", fix="write for example `--benchmarks gsm8k,math500`")
 
 

@@ -30,6 +30,10 @@ class CustomWorld(EnvironmentOptions):
     workers: int = Field(2, ge=0)
     """Processes that the environments run in. 0 runs them in the trainer's, where nothing can end a call that hangs."""
 
+    @property
+    def label(self) -> str:
+        return self.class_.rpartition(":")[2]
+
     def make(self) -> Environment:
         return load_class(self.class_)(**self.options)
 

@@ -27,12 +27,14 @@ class Utterance:
 
     `code` is the code block and `tool_calls` are the calls that were found in it, where the environment asks for such:
     each a mapping with `name` and `arguments`, or with `error`, a sentence that says what is wrong with the call.
+    `answer` is what the stage's format takes for the answer, None without one.
     """
 
     text: str
     finish: Finish = "stop"
     code: str = ""
     tool_calls: tuple[Mapping[str, Any], ...] = ()
+    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,11 @@ class EnvironmentOptions(Options):
     def is_single_turn(self) -> bool:
         """Whether the first answer is the last, and rewards alone say what it is worth."""
         return False
+
+    @property
+    def label(self) -> str:
+        """Its name in results."""
+        return self.name.rpartition(":")[2]
 
     def speech(self, fmt: Format, tokenizer: Any) -> ToolSpeech | None:
         """How the policy calls tools; None where there are none."""

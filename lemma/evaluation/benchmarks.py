@@ -24,6 +24,10 @@ from lemma.grading.rules import Rules
 DATA_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet", ".json", ".json.gz", ".csv", ".csv.gz")
 
 
+OF_ENVIRONMENT = "environment"
+"""The source of a benchmark whose problems are those of the environment that it is played in."""
+
+
 class Benchmark(SourceOptions):
     """A set of problems with answers, and how it is meant to be measured."""
 
@@ -167,6 +171,8 @@ def find_benchmark(spec: str | Mapping[str, Any] | Benchmark) -> Benchmark:
         return spec if spec.name else spec.model_copy(update={"name": _name_of(spec.source)})
     if isinstance(spec, Mapping):
         return find_benchmark(_validated(spec, "a benchmark"))
+    if spec == OF_ENVIRONMENT:
+        return Benchmark(name=spec, source=spec, split="dev", format="own")
     found: Benchmark | type[Benchmark] | None = BENCHMARKS.find(spec)
     if found is not None:
         one = found() if isinstance(found, type) else found
@@ -233,9 +239,17 @@ def _problems(benchmark: Benchmark, data_dir: str | Path | None, to_grade: bool 
     return [_without_system(problem) if _is_luffy(problem) else problem for problem in problems]
 
 
-def load_parts(benchmark: Benchmark, *, limit: int | None, data_dir: str | Path | None) -> list[Loaded]:
-    """A benchmark, or its data sources one by one, each with at most `limit` problems."""
-    problems = _problems(benchmark, data_dir)
+def load_parts(
+    benchmark: Benchmark,
+    *,
+    limit: int | None,
+    data_dir: str | Path | None,
+    to_grade: bool = True,
+    given: Sequence[Problem] | None = None,
+) -> list[Loaded]:
+    """A benchmark, or its data sources one by one, each with at most `limit` problems. `given` are problems that come
+    from elsewhere."""
+    problems = list(given) if given is not None else _problems(benchmark, data_dir, to_grade)
     parts = by_source(_as_asked(benchmark, problems, None))
     if not parts[0].part_of:
         return [_as_asked(benchmark, problems, limit)]
@@ -298,7 +312,7 @@ def check_benchmark(spec: str | Mapping[str, Any] | Benchmark, *, data_dir: str 
     from lemma.data.sources import check_files
 
     benchmark = find_benchmark(spec)
-    if not benchmark.makes_problems:
+    if not benchmark.makes_problems and benchmark.source != OF_ENVIRONMENT:
         check_files(source_of(benchmark, data_dir))
 
 

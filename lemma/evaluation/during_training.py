@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lemma.core.events import Sink, silent
+from lemma.core.ranks import is_leader
+from lemma.engines.dealt_engine import dealt_out
 from lemma.engines.protocol import Engine
 from lemma.evaluation.benchmarks import Loaded
 from lemma.evaluation.eval_options import EvalOptions
@@ -21,6 +23,7 @@ from lemma.formats import Format
 from lemma.rewards import Reward
 
 if TYPE_CHECKING:
+    from lemma.environments import EnvironmentOptions
     from lemma.models.policy import Policy
 
 PREFIX = "evaluation/"
@@ -44,10 +47,11 @@ class StageEvaluator:
         rewards: Sequence[Reward] = (),
         sink: Sink = silent,
         given: Sequence[Loaded] = (),
+        environment: EnvironmentOptions | None = None,
     ):
         self.options, self.policy, self.folder, self.name = options, policy, folder, name
         self.rewards, self.sink = list(rewards), sink
-        self.settings = EvalSettings.of(options, seed=seed, format=fmt)
+        self.settings = EvalSettings.of(options, seed=seed, format=fmt, environment=environment)
         wanted = [*options.benchmarks, *given]
         self._benchmarks: list[Loaded] = load_all(wanted, self.settings) if wanted else []
 
@@ -59,7 +63,9 @@ class StageEvaluator:
     def longest(self) -> int:
         """Tokens of the longest prompt and its answer together: what the cache of an engine must hold at least."""
         asked = [prepare(one, self.policy, self.settings) for one in self._benchmarks]
-        needed = [len(ask.prompt) + one.sampling.max_tokens for one in asked for ask in one.asks]
+        answer, environment = self.settings.max_tokens, self.settings.environment
+        room = answer if environment is None else environment.room(answer)
+        needed = [len(ask.prompt) + room for one in asked for ask in one.asks]
         return min(max(needed, default=0), self.policy.context)
 
     def is_due(self, step: int, total: int) -> bool:
@@ -72,7 +78,7 @@ class StageEvaluator:
 
     def begin(self, step: int) -> None:
         """Forget evaluations of steps that will come again."""
-        for path in self.folder.glob("step-*"):
+        for path in self.folder.glob("step-*") if is_leader() else ():
             number = path.name.removeprefix("step-")
             if number.isdigit() and (int(number) > step or step == 0):
                 shutil.rmtree(path)
@@ -80,6 +86,9 @@ class StageEvaluator:
     def run(self, engine: Engine, step: int) -> dict[str, float]:
         """Evaluate now. Names are `evaluation/gsm8k/answer_accuracy`, and, for the mean over several benchmarks,
         `evaluation/answer_accuracy`."""
+        return dealt_out(engine, lambda shared: self._run(shared, step))
+
+    def _run(self, engine: Engine, step: int) -> dict[str, float]:
         folder = self.folder / f"step-{step:06d}"
         model = f"{self.name}, step {step}"
         report = evaluate(
@@ -125,6 +134,8 @@ def flat_metrics(report: Report) -> dict[str, float]:
         if "reward" in summary.numbers:
             own["reward"] = summary.numbers["reward"]
         own |= {name: score.value for name, score in summary.scores.items() if name.startswith(("pass@", "maj@"))}
+        own |= {name: summary.scores[name].value for name in report.measures.get(benchmark, {})}
+        own |= {"turns": summary.numbers["turns"]} if "turns" in summary.numbers else {}
         for name, value in own.items():
             by_name.setdefault(name, {})[benchmark] = value
     flat = {f"{benchmark}/{name}": value for name, own in by_name.items() for benchmark, value in own.items()}

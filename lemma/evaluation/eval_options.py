@@ -29,7 +29,8 @@ class EvalOptions(Measuring):
     """Benchmarks during a stage, with the policy's own weights: before the first step, every so often, at the end."""
 
     benchmarks: list[str | Benchmark] = Field(default_factory=list)
-    """Names such as gsm8k, data files, or mappings with `source` and more. None: no evaluation."""
+    """Names such as gsm8k, data files, or mappings with `source` and more. None: no evaluation. In a stage with an
+    environment they are played there, and `source: environment` with a `split` takes its own problems."""
     every: int = Field(0, ge=0)
     """Steps between evaluations; 0 evaluates at the start and at the end only."""
     at_start: bool = True
@@ -39,7 +40,7 @@ class EvalOptions(Measuring):
     format_accuracy, reasoning_present, reward, pass@k or maj@k, or of one benchmark, such as gsm8k/pass@4. k is 2, 4,
     8 and so on up to the number of samples, or that number; pass@1 is answer_accuracy."""
     max_tokens: int = Field(1024, ge=1)
-    """Maximum number of tokens in a completion."""
+    """Maximum number of tokens in a completion, or in a turn of an episode."""
 
     @field_validator("benchmarks")
     @classmethod

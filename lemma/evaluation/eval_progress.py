@@ -45,6 +45,8 @@ class Meter:
             engine.listen = None
 
     def hear(self, key: Key, sample: int, ids: np.ndarray) -> None:
+        if len(key) > 2 and key[-2] == "turn":  # a later turn of an episode
+            key, sample = key[:-3], int(key[-3])
         with self._lock:
             self._running[key, sample] = self._running.get((key, sample), 0) + len(ids)
             self._fresh += len(ids)

@@ -26,7 +26,7 @@ class Measuring(Options):
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling; 1 samples from everything."""
     max_tokens: int = Field(4096, ge=1)
-    """Maximum number of tokens in a completion."""
+    """Maximum number of tokens in a completion, or in a turn of an episode."""
     limit: int | None = Field(None, ge=1)
     """At most this many problems of each benchmark; always the same ones."""
     thinking: Literal["after", "whole"] = "after"
@@ -51,6 +51,10 @@ class EvalSettings(Measuring):
     """Another seed, other samples."""
     likelihood: bool = False
     """Multiple choice: take the likeliest option, in place of what the model writes."""
+    environment: Any = None
+    """Play the problems in an environment: a name, `path.py:Class`, a YAML file with its options, or a recipe."""
+    split: str = "dev"
+    """Which of the environment's own problems are played where no benchmark is named."""
     ties: Ties = "average"
     """What maj@k is worth where answers tie: the mean over them, or the one that was given first."""
 

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from lemma.engines.protocol import Engine, Sampling
 from lemma.evaluation.eval_folder import alone_in, claim
 from lemma.evaluation.eval_progress import Meter
 from lemma.evaluation.eval_settings import OURS, EvalSettings
+from lemma.evaluation.in_environment import in_settings, is_scored_by, measures_of
 from lemma.evaluation.lenient import with_lenient
 from lemma.evaluation.option_likelihood import WORDING, log_likelihoods, rows_of, wording
 from lemma.evaluation.questions import Asked, Wanted, load_all, prepare
@@ -45,7 +47,9 @@ from lemma.formats import Format
 from lemma.grading import GradingService, Rules
 from lemma.rewards import Reward
 from lemma.rewards.correctness import Accuracy
-from lemma.rollouts import Ask, Episode, Journal, Judge, Pending, play
+from lemma.rewards.episodes import EnvironmentReward
+from lemma.rollouts import Ask, Episode, Journal, Judge, Pending, World, play
+from lemma.rollouts.open_world import open_world
 
 if TYPE_CHECKING:
     from lemma.models.policy import Policy
@@ -102,8 +106,9 @@ def _evaluate(
         if policy.device.type != "cpu" and written:
             used.start()  # where the engine leaves the cores alone, starting hides behind it
         if written:
-            judge = _Judge(written, rewards or [Accuracy()], policy.tokenizer, used)
-            found |= _generate(engine, written, judge, folder, sink)
+            usual = EnvironmentReward() if is_scored_by(settings.environment) else Accuracy()
+            judge = _Judge(written, rewards or [usual], policy.tokenizer, used)
+            found |= _generate(engine, written, judge, _worlds(written, policy, settings), folder, sink)
         sampled = time.perf_counter()
         for one in written:
             own = identity["benchmarks"][one.name]
@@ -112,7 +117,7 @@ def _evaluate(
                 rows = regrade(rows, own, settings.grader, used)
             found[one.name] = with_lenient(rows, own, used)
     rows_by_name = {one.name: found[one.name] for one in asked}
-    report = make_report(identity["model"], identity["benchmarks"], rows_by_name)
+    report = make_report(identity["model"], identity["benchmarks"], rows_by_name, _measures(asked, rows_by_name))
     fault_point("evaluation.before_results")
     write_report(folder, report)
     tokens = sum(row.tokens for own in found.values() for row in own)
@@ -161,7 +166,7 @@ def _unusual(one: Asked) -> dict[str, Any]:
     if one.is_weighed:
         benchmark = one.loaded.benchmark
         found |= {"scoring": "likelihood", "weighs": benchmark.weighs, "wording": benchmark.wording or WORDING}
-    return found
+    return found if one.environment is None else found | in_settings(one.environment)
 
 
 def _engine_in_words(engine: Engine) -> str:
@@ -211,19 +216,43 @@ class _Judge(Judge):
 
     def begin(self, problem: Problem, episode: Episode, outcome: Outcome | None = None) -> Pending:
         pending = super().begin(problem, episode, outcome)
-        if episode.answer is None and self.service is not None:
+        if episode.answer is None and self.service is not None and outcome is None:
             for gold in problem.golds:  # the lenient verdict will be asked for later: the grader begins now
                 self.service.submit(episode.text, gold, pending.item.rules)
         return pending
 
 
+def _worlds(asked: Sequence[Asked], policy: Policy, settings: EvalSettings) -> dict[str, World | None]:
+    """Where each benchmark is played, by name; None where its problems are answered at once."""
+    environment = settings.environment
+    if environment is None:
+        return {one.name: None for one in asked}
+    return {one.name: open_world(environment, one.fmt, policy, one.sampling.stop_ids, settings.seed) for one in asked}
+
+
+def _measures(asked: Sequence[Asked], rows: Mapping[str, Sequence[EvalRow]]) -> dict[str, dict[str, list[float]]]:
+    """The measures of environments, by benchmark."""
+    found = {
+        one.name: measures_of(one.environment, one.loaded.problems, rows[one.name])
+        for one in asked
+        if one.environment is not None
+    }
+    return {name: own for name, own in found.items() if own}
+
+
 def _generate(
-    engine: Engine, asked: Sequence[Asked], judge: _Judge, folder: Path, sink: Sink
+    engine: Engine,
+    asked: Sequence[Asked],
+    judge: _Judge,
+    worlds: Mapping[str, World | None],
+    folder: Path,
+    sink: Sink,
 ) -> dict[str, list[EvalRow]]:
     """All samples as rows, in the order of benchmarks, problems and samples."""
     context = engine.context
     by_name = {one.name: one for one in asked}
-    fitting = [ask for one in asked for ask in one.asks if len(ask.prompt) < context]
+    is_played = any(world is not None for world in worlds.values())
+    fitting = [[ask for ask in one.asks if len(ask.prompt) < context] for one in asked]
     total = sum(ask.n for one in asked for ask in one.asks)
     found: dict[tuple[str, int], list[Episode]] = {}
     journal = Journal(folder / "journal.jsonl")
@@ -240,18 +269,22 @@ def _generate(
 
     meter = Meter(total, max(one.sampling.max_tokens for one in asked), sink)
 
-    def read(relay: Engine) -> None:
-        for sample in play(relay, fitting, sampling, judge, journal=journal, patience=patience):
+    def read(relay: Engine, asks: Sequence[Ask], world: World | None = None) -> None:
+        for sample in play(relay, asks, sampling, judge, world=world, journal=journal, patience=patience):
             found.setdefault((str(sample.key[2]), int(sample.key[3])), []).append(sample)
             meter.graded(sample.key, sample.sample, len(sample.ids), sample.right)
 
     try:
         with meter.listening(engine):
+            everything = [ask for asks in fitting for ask in asks]
+            if is_played:  # the next turns are asked for while others are read
+                for one, asks in zip(asked, fitting, strict=True):
+                    read(engine, asks, worlds[one.name])
             # A reward that computes on the device must not do so while the engine captures its graphs.
-            if any(reward.may_use_device for reward in judge.rewards):
-                read(engine)
+            elif any(reward.may_use_device for reward in judge.rewards):
+                read(engine, everything)
             else:
-                read_beside(engine, read)
+                read_beside(engine, lambda relay: read(relay, everything))
     finally:
         journal.close()
     return {one.name: _rows(one, found, sink) for one in asked}
@@ -271,7 +304,8 @@ def _rows(one: Asked, found: Mapping[tuple[str, int], list[Episode]], sink: Sink
         tolerance = one.loaded.benchmark.rules_of(ask.problem)
         own = None if tolerance == one.loaded.benchmark.rules else tolerance.absolute
         for sample in sorted(samples, key=lambda sample: sample.sample):
-            rows.append(_row(one.name, ask.problem, prompt, sample, own))
+            row = _row(one.name, ask.problem, prompt, sample, own)
+            rows.append(row if one.environment is None else replace(row, turns=_turns(sample)))
     if too_long:
         sink(Said(f"{one.name}: {too_long} prompts do not fit into the model's context and count as wrong", "warning"))
     return rows
@@ -308,6 +342,10 @@ def _row(benchmark: str, problem: Problem, prompt: str, sample: Episode, toleran
         level=problem.level,
         tolerance=tolerance,
     )
+
+
+def _turns(sample: Episode) -> list[dict[str, Any]]:
+    return [{"said": turn.text, "heard": turn.heard, "tokens": len(turn.ids)} for turn in sample.turns]
 
 
 def _workers() -> int:

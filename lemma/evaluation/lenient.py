@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lemma.evaluation.results import EvalRow, Report
+from lemma.evaluation.results import ACCURACY, EvalRow, Report
 from lemma.grading import GradingService, Rules
 
 FEW = 0.1
@@ -19,7 +19,7 @@ FEW = 0.1
 
 def with_lenient(rows: Sequence[EvalRow], settings: Mapping[str, Any], service: GradingService) -> list[EvalRow]:
     """The rows of one benchmark, each with its lenient verdict."""
-    if settings.get("scoring") == "likelihood":
+    if settings.get("scoring") in ACCURACY:
         return list(rows)
     rules = Rules.model_validate(settings["rules"])
     asked = {place: ask(row, rules, service) for place, row in enumerate(rows) if is_open(row)}
@@ -48,7 +48,7 @@ def hints(report: Report) -> list[str]:
     found = []
     for name, summary in report.summaries.items():
         kept, lenient = summary.scores["format"].value, summary.scores.get("lenient")
-        if kept >= FEW or lenient is None or report.settings[name].get("scoring") == "likelihood":
+        if kept >= FEW or lenient is None or report.settings[name].get("scoring") in ACCURACY:
             continue
         found.append(
             f"{name}: {kept:.0%} of the completions keep the format {report.settings[name]['format']['name']}, so the "

@@ -1,4 +1,5 @@
-"""The numbers of an evaluation. Every problem stays in the denominator: what could not be graded is not right.
+"""The numbers of an evaluation. Every problem stays in the denominator: what could not be graded is not right. Only
+where an environment could not tell, and not the model's answer is to blame, the episode is left out and counted.
 
 N problems with K samples each. `avg@K` is the mean over all samples, `pass@k` the chance that at least one of k samples
 is right (unbiased: Chen et al. 2021), `maj@k` the score of the answer that most of the first k samples give.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -33,7 +34,7 @@ class Mark(NamedTuple):
 
     `reasoning` is its length in characters, None where the format found none. `tokens` counts the whole completion.
     `lenient` is right with the answer found anywhere; `normalised` is right by the log-likelihood of options a
-    character. Both are None where that was not asked.
+    character. Both are None where that was not asked, and `turns` where nothing was played.
     """
 
     right: bool
@@ -46,6 +47,7 @@ class Mark(NamedTuple):
     reward: float | None = None
     lenient: bool | None = None
     normalised: bool | None = None
+    turns: int | None = None
 
 
 class Score(NamedTuple):
@@ -112,22 +114,25 @@ def summarise(
     marks: Sequence[Sequence[Mark]],
     *,
     ties: Ties = "average",
+    measures: Mapping[str, Sequence[float]] | None = None,
 ) -> Summary:
-    """All numbers of one benchmark. Every problem has the same number of samples."""
+    """All numbers of one benchmark. Every problem has the same number of samples.
+
+    `measures` are those of an environment that says itself what was a success: samples whose worth is unknown are then
+    left out, and nobody votes.
+    """
     assert len(problems) == len(marks) > 0 and len({len(own) for own in marks}) == 1, "K samples of each problem"
     k = len(marks[0])
 
-    def score(values: Sequence[float]) -> Score:
-        return Score(_mean(values), *mean_interval(np.clip(values, 0.0, 1.0)))
-
-    right_N = [sum(mark.right for mark in own) for own in marks]
-    averages = [right / k for right in right_N]
+    counted = [own if measures is None else [mark for mark in own if mark.known] for own in marks]
+    kinds = [problem for problem, own in zip(problems, counted, strict=True) if own]
+    right_N = [(len(own), sum(mark.right for mark in own)) for own in counted if own]
+    averages = [right / of for of, right in right_N]
     scores = {f"avg@{k}": score(averages)}
     for size in sizes_up_to(k)[1:]:
-        scores[f"pass@{size}"] = score([pass_at_k(k, right, size) for right in right_N])
-    for size in sizes_up_to(k)[1:]:
-        won = [majority([m.vote for m in own[:size]], [float(m.right) for m in own[:size]], ties) for own in marks]
-        scores[f"maj@{size}"] = score(won)
+        passed = [pass_at_k(of, right, size) for of, right in right_N if of >= size]
+        scores |= {f"pass@{size}": score(passed)} if passed else {}
+    scores |= _won(marks, k, ties) if measures is None else {name: score(own) for name, own in measures.items()}
     for name, found in _other_readings(marks).items():
         scores[name] = score(found)
     scores["format"] = score([_mean([mark.formatted for mark in own]) for own in marks])
@@ -135,7 +140,7 @@ def summarise(
     scores["reasoning"] = score([_mean([bool(mark.reasoning) for mark in own]) for own in marks])
 
     def breakdown(of: Callable[[Kind], str | None]) -> dict[str, tuple[int, Score]]:
-        names = [of(problem) for problem in problems]
+        names = [of(problem) for problem in kinds]
         found = {}
         for group in sorted({one for one in names if one is not None}, key=_natural):
             values = [value for one, value in zip(names, averages, strict=True) if one == group]
@@ -152,6 +157,19 @@ def summarise(
         subjects=breakdown(lambda problem: problem.subject),
         levels=breakdown(lambda problem: problem.level),
     )
+
+
+def score(values: Sequence[float]) -> Score:
+    """The mean of one number from 0 to 1 for each problem, and its interval."""
+    return Score(_mean(values), *mean_interval(np.clip(values, 0.0, 1.0)))
+
+
+def _won(marks: Sequence[Sequence[Mark]], k: int, ties: Ties) -> dict[str, Score]:
+    found = {}
+    for size in sizes_up_to(k)[1:]:
+        won = [majority([m.vote for m in own[:size]], [float(m.right) for m in own[:size]], ties) for own in marks]
+        found[f"maj@{size}"] = score(won)
+    return found
 
 
 def _other_readings(marks: Sequence[Sequence[Mark]]) -> dict[str, list[float]]:
@@ -182,6 +200,9 @@ def _plain_means(marks: Sequence[Mark]) -> dict[str, float]:
         if members:
             numbers[f"reasoning_length{group}"] = _mean([mark.reasoning or 0 for mark in members])
             numbers[f"tokens{group}"] = _mean([mark.tokens for mark in members])
+        turns = [mark.turns for mark in members if mark.turns is not None]
+        if turns:
+            numbers[f"turns{group}"] = _mean(turns)
     rewards = [mark.reward for mark in marks if mark.reward is not None]
     return numbers | ({"reward": _mean(rewards)} if rewards else {})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,14 +11,17 @@ import numpy as np
 from lemma.core.errors import UserError
 from lemma.engines.protocol import Sampling
 from lemma.engines.stop_strings import ends_of
-from lemma.evaluation.benchmarks import Benchmark, Loaded, find_benchmark, load_parts
+from lemma.environments.openings import opened_all
+from lemma.evaluation.benchmarks import OF_ENVIRONMENT, Benchmark, Loaded, find_benchmark, load_parts
 from lemma.evaluation.eval_settings import EvalSettings
+from lemma.evaluation.in_environment import is_scored_by, own_benchmark, own_problems
 from lemma.evaluation.shots import STOP, Shots, ShotsAs, load_shots, prompt_with
 from lemma.formats import Format, make_format
 from lemma.formats.encode import encode_text
 from lemma.rollouts import Ask
 
 if TYPE_CHECKING:
+    from lemma.environments import EnvironmentOptions
     from lemma.models.policy import Policy
 
 Wanted = str | Mapping[str, Any] | Benchmark | Loaded
@@ -37,6 +40,7 @@ class Asked:
     prompts: list[str]
     asks: list[Ask]
     shots: Shots | None = None
+    environment: EnvironmentOptions | None = None
 
     @property
     def name(self) -> str:
@@ -45,6 +49,11 @@ class Asked:
     @property
     def is_weighed(self) -> bool:
         return self.loaded.benchmark.scoring == "likelihood"
+
+
+def wanted_of(benchmarks: Sequence[Wanted], settings: EvalSettings) -> list[Wanted]:
+    """The benchmarks that are named, or else the own problems of the environment."""
+    return list(benchmarks) if benchmarks or settings.environment is None else [own_benchmark(settings)]
 
 
 def load_all(benchmarks: Sequence[Wanted], settings: EvalSettings) -> list[Loaded]:
@@ -63,7 +72,14 @@ def load_all(benchmarks: Sequence[Wanted], settings: EvalSettings) -> list[Loade
 def _load(benchmark: Benchmark, settings: EvalSettings) -> list[Loaded]:
     if settings.likelihood:
         benchmark = benchmark.model_copy(update={"scoring": "likelihood"})
-    parts = load_parts(benchmark, limit=settings.limit, data_dir=settings.data_dir)
+    environment = settings.environment
+    parts = load_parts(
+        benchmark,
+        limit=settings.limit,
+        data_dir=settings.data_dir,
+        to_grade=not is_scored_by(environment),
+        given=own_problems(environment, benchmark) if benchmark.source == OF_ENVIRONMENT else None,
+    )
     if benchmark.scoring == "likelihood":
         for one in parts:
             check_choices(one)
@@ -91,7 +107,7 @@ def _shots(benchmark: Benchmark, tokenizer: Any, settings: EvalSettings) -> Shot
 
 def prepare(loaded: Loaded, policy: Policy, settings: EvalSettings) -> Asked:
     """Problems as token ids, and how their completions are sampled."""
-    benchmark = loaded.benchmark
+    benchmark, environment = loaded.benchmark, settings.environment
     shots = _shots(benchmark, policy.tokenizer, settings)
     fmt = make_format(benchmark.format if settings.format is None else settings.format)
     if benchmark.scoring == "likelihood":
@@ -105,6 +121,8 @@ def prepare(loaded: Loaded, policy: Policy, settings: EvalSettings) -> Asked:
             f"{k} samples of {benchmark.name} at temperature 0 are all the same",
             fix=f"write --samples 1, or a temperature such as {SEVERAL_TEMPERATURE}",
         )
+    if environment is not None:
+        loaded = replace(loaded, problems=tuple(opened_all(environment, loaded.problems, settings.seed)))
     if shots is None:
         prompts = [fmt.prompt(problem, policy.tokenizer) for problem in loaded.problems]
     else:
@@ -126,7 +144,7 @@ def prepare(loaded: Loaded, policy: Policy, settings: EvalSettings) -> Asked:
         )
         for place, (problem, text) in enumerate(zip(loaded.problems, prompts, strict=True))
     ]
-    return Asked(loaded, fmt, k, sampling, prompts, asks, shots)
+    return Asked(loaded, fmt, k, sampling, prompts, asks, shots, environment)
 
 
 def _fitted(fmt: Format, prompt: str, thinking: str) -> Format:

@@ -15,7 +15,7 @@ from lemma.core.errors import UserError, nearest
 from lemma.evaluation.eval_folder import alone_in, claim, write_settings
 from lemma.evaluation.eval_settings import OURS
 from lemma.evaluation.lenient import with_lenient
-from lemma.evaluation.results import EvalRow, Report, make_report, read_report, read_settings, write_report
+from lemma.evaluation.results import ACCURACY, EvalRow, Report, make_report, read_report, read_settings, write_report
 from lemma.formats import make_format
 from lemma.grading import GradingService, Rules
 
@@ -59,7 +59,7 @@ def regrade(
     Rewards follow from Lemma's verdicts: they are left out where another grader was asked, or where a verdict changed.
     """
     names = check_graders(graders)
-    if settings.get("scoring") == "likelihood":
+    if settings.get("scoring") in ACCURACY:
         return list(rows)
     fmt, rules = make_format(settings["format"]), Rules.model_validate(settings["rules"])
     parsed = [fmt.parse(row.completion) for row in rows]
@@ -138,6 +138,12 @@ def rescore(
     before = read_report(folder)
     settings = read_settings(folder)
     assert settings is not None
+    played = [name for name, own in settings["benchmarks"].items() if own.get("scoring") == "environment"]
+    if played:
+        raise UserError(
+            f"the verdicts on {played[0]} are those of an environment, and no grader gives others",
+            fix="evaluate again in another folder",
+        )
     target = out or folder / f"rescored-{graders.replace(',', '+')}"
     if target.resolve() == folder.resolve():
         raise UserError("the rescored results would replace the evaluation", fix="write --out and another folder")

@@ -7,6 +7,7 @@ questions.csv   the same for a spreadsheet: question, target, prediction, is_cor
 results.json    every number with its interval and its settings
 results.csv     the same, one number a line
 results.md      a table ready to paste
+measures.json   the measures of an environment's own, one number for each thing that counts once
 timings.json    seconds and rates of the last process; only this file may differ when an evaluation is repeated
 """
 
@@ -17,7 +18,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ LONGEST_VOTE = 500
 class EvalRow:
     """One sample in words. `tolerance` is the problem's own, where it has one; `lenient` is the verdict with the answer
     found anywhere. `options` are the log-likelihoods of a multiple-choice question's options, where those decide, and
-    `normalised` says whether the likeliest one a character is right."""
+    `normalised` says whether the likeliest one a character is right. `turns` are those of an episode: what was `said`,
+    what was `heard` in reply, and the `tokens` of the turn; `completion` is then what was said last."""
 
     benchmark: str
     problem: str
@@ -59,6 +61,7 @@ class EvalRow:
     lenient: str | None = None
     options: list[float] | None = None
     normalised: bool | None = None
+    turns: list[dict[str, Any]] | None = None
 
     @property
     def mark(self) -> Mark:
@@ -76,22 +79,27 @@ class EvalRow:
             reward=self.reward,
             lenient=None if self.lenient is None else self.lenient == "right",
             normalised=self.normalised,
+            turns=None if self.turns is None else len(self.turns),
         )
 
 
-COLUMNS = tuple(field.name for field in fields(EvalRow))
-SOMETIMES = ("options", "normalised")
+COLUMNS = tuple(one.name for one in fields(EvalRow))
+SOMETIMES = ("options", "normalised", "turns")
 """Columns that a sample has only where it holds something there."""
+ACCURACY = {"likelihood": "acc", "environment": "success"}
+"""What the mean over samples is called where no grader gave the verdicts."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of an evaluation: for each benchmark its settings, its numbers and its samples in order."""
+    """The outcome of an evaluation: for each benchmark its settings, its numbers and its samples in order; and where an
+    environment has measures of its own, their values."""
 
     model: dict[str, Any]
     settings: dict[str, dict[str, Any]]
     summaries: dict[str, Summary]
     rows: dict[str, list[EvalRow]]
+    measures: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     @property
     def mean(self) -> Score:
@@ -103,16 +111,25 @@ class Report:
         summary, kind = self.summaries[name], self.settings[name]["metric"]
         names = [name for name in (kind, f"{kind}@{summary.k}") if name in summary.scores]
         label = names[0] if names else f"avg@{summary.k}"
-        is_plain = label.startswith("avg") and self.settings[name].get("scoring") == "likelihood"
-        return "acc" if is_plain else label, summary.scores[label]
+        shown = ACCURACY.get(self.settings[name].get("scoring", ""), label) if label.startswith("avg") else label
+        return shown, summary.scores[label]
 
 
 def make_report(
-    model: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]], rows: Mapping[str, Sequence[EvalRow]]
+    model: Mapping[str, Any],
+    settings: Mapping[str, Mapping[str, Any]],
+    rows: Mapping[str, Sequence[EvalRow]],
+    measures: Mapping[str, dict[str, list[float]]] | None = None,
 ) -> Report:
     """Numbers from samples; the same samples give the same numbers."""
-    summaries = {}
+    summaries, measures = {}, dict(measures or {})
     for name, own in rows.items():
+        is_played = settings[name].get("scoring") == "environment"
+        if is_played and all(row.verdict == "unknown" for row in own):
+            raise UserError(
+                f"the environment could not score any episode of {name}: {own[0].reason}",
+                fix="repair it, and evaluate in another folder",
+            )
         groups: dict[str, list[EvalRow]] = {}
         for row in own:
             groups.setdefault(row.problem, []).append(row)
@@ -122,12 +139,14 @@ def make_report(
             [group[0] for group in members],
             [[row.mark for row in group] for group in members],
             ties=ties,
+            measures=measures.get(name, {}) if is_played else None,
         )
     return Report(
         dict(model),
         {name: dict(one) for name, one in settings.items()},
         summaries,
         {name: list(own) for name, own in rows.items()},
+        measures,
     )
 
 
@@ -140,6 +159,8 @@ def write_report(folder: Path, report: Report) -> None:
     lines = [json.dumps(_as_columns(row), ensure_ascii=False) + "\n" for row in rows]
     write_whole(folder / "samples.jsonl", "".join(lines))
     write_whole(folder / "questions.csv", _questions_csv(rows))
+    if report.measures:
+        write_whole(folder / "measures.json", json.dumps(report.measures, indent=1, ensure_ascii=False) + "\n")
     write_whole(folder / "results.csv", _results_csv(report))
     write_whole(folder / "results.md", as_markdown(report))
     write_whole(folder / "results.json", json.dumps(as_json(report), indent=1, ensure_ascii=False) + "\n")
@@ -168,6 +189,8 @@ def as_json(report: Report) -> dict[str, Any]:
             "levels": kinds(summary.levels),
             "settings": report.settings[name],
         }
+        if name in report.measures:
+            benchmarks[name]["measures"] = list(report.measures[name])
     return {"version": VERSION, "model": report.model, "mean": report.mean.as_dict(), "benchmarks": benchmarks}
 
 
@@ -219,10 +242,10 @@ def _csv(lines: Sequence[Mapping[str, Any]]) -> str:
 
 def as_markdown(report: Report) -> str:
     """A table of shares in percent with 95% intervals, and what they were measured with."""
-    lines = [
-        "| benchmark | metric | % | 95% interval | lenient % | n | k | format % | cut off % | tokens | not gradable |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    is_played = any("turns" in summary.numbers for summary in report.summaries.values())
+    heads = ["benchmark", "metric", "%", "95% interval", "lenient %", "n", "k", "format %", "cut off %", "tokens"]
+    heads += ["not gradable", *(["turns"] if is_played else [])]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, summary in report.summaries.items():
         label, score = report.headline(name)
         cells = [name, label, _percent(score), _lenient(summary), str(summary.n), str(summary.k)]
@@ -231,8 +254,11 @@ def as_markdown(report: Report) -> str:
         else:
             form, cut = summary.scores["format"].value, summary.scores["truncated"].value
             cells += [f"{100 * form:.1f}", f"{100 * cut:.1f}", f"{summary.numbers['tokens']:.0f}", str(summary.unknown)]
+            cells += [f"{summary.numbers['turns']:.1f}"] if "turns" in summary.numbers else []
         lines.append(f"| {' | '.join(cells)} |")
         lines += _other_accuracy(report, name)
+        for measure, values in report.measures.get(name, {}).items():
+            lines.append(f"| {name} | {measure} | {_percent(summary.scores[measure])} | | {len(values)} | | | | | |")
     if len(report.summaries) > 1:
         lines.append(f"| mean | | {_percent(report.mean)} | | | | | | | |")
     return "\n".join([*lines, "", *settings_lines(report)]) + "\n"
@@ -271,8 +297,9 @@ def settings_lines(report: Report) -> list[str]:
             "seed": own["seed"],
             "examples": f"{own['shots']} as {own['shots_as']} ({own['shots_hash']})" if "shots" in own else "none",
             "answers": "the likeliest option" if own.get("scoring") == "likelihood" else "written",
+            "environment": _played_in(own.get("environment")),
         }
-    for key, usual in (("examples", "none"), ("answers", "written")):
+    for key, usual in (("examples", "none"), ("answers", "written"), ("environment", "none")):
         if all(own[key] == usual for own in shown.values()):
             shown = {name: {k: value for k, value in own.items() if k != key} for name, own in shown.items()}
     first = next(iter(shown.values()))
@@ -283,6 +310,12 @@ def settings_lines(report: Report) -> list[str]:
         if rest:
             lines.append(f"{name}: {'; '.join(rest)}.")
     return lines
+
+
+def _played_in(environment: Mapping[str, Any] | None) -> str:
+    if environment is None:
+        return "none"
+    return f"{environment.get('class') or environment['name']}, at most {environment['turns']} turns"
 
 
 # --- reading ---------------------------------------------------------------------------------------------------
@@ -329,7 +362,17 @@ def read_report(folder: str | Path) -> Report:
             raise UserError(f"this sample cannot be read ({error})", file=path, line=number, fix=fix) from error
     for name, own in rows.items():
         _check_whole(path, name, own, settings["benchmarks"][name])
-    return make_report(settings["model"], settings["benchmarks"], rows)
+    return make_report(settings["model"], settings["benchmarks"], rows, _read_measures(folder / "measures.json"))
+
+
+def _read_measures(path: Path) -> dict[str, dict[str, list[float]]]:
+    if not path.is_file():
+        return {}
+    try:
+        found: dict[str, dict[str, list[float]]] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is broken", fix="evaluate again in another folder") from error
+    return found
 
 
 def _check_whole(path: Path, name: str, rows: Sequence[EvalRow], settings: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from lemma.evaluation.results import Report, settings_lines
 # In the order in which they stand; where there is no room, the one with the highest number goes first.
 COLUMNS = {
     "benchmark": 0, "metric": 1, "%": 0, "95% interval": 2, "lenient %": 3, "format %": 4, "cut off %": 5, "n": 6,
-    "k": 8, "tokens": 7, "unknown": 9,
+    "k": 9, "tokens": 7, "turns": 8, "unknown": 10,
 }  # fmt: skip
 
 
@@ -53,4 +53,10 @@ def _rows(report: Report, name: str) -> list[dict[str, str]]:
     shares = {"lenient %": "lenient", "format %": "format", "cut off %": "truncated"}
     row |= {column: f"{100 * summary.scores[key].value:.1f}" for column, key in shares.items() if key in summary.scores}
     row["tokens"] = f"{summary.numbers['tokens']:,.0f}"
-    return [row | ({"unknown": str(summary.unknown)} if summary.unknown else {})]
+    if "turns" in summary.numbers:
+        row["turns"] = f"{summary.numbers['turns']:.1f}"
+    own = [
+        {"benchmark": "", "metric": measure, **_score(summary.scores[measure]), "n": f"{len(values):,}"}
+        for measure, values in report.measures.get(name, {}).items()
+    ]
+    return [row | ({"unknown": str(summary.unknown)} if summary.unknown else {}), *own]

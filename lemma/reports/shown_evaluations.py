@@ -30,6 +30,8 @@ def evaluation_rows(place: EvaluationPlace) -> list[dict[str, Any]]:
 
 def _row(found: dict[str, Any]) -> dict[str, Any]:
     headline, scores, settings = found["headline"], found["scores"], found["settings"]
+    others = {name: score for name, score in scores.items() if name.startswith(("pass@", "maj@"))}
+    others |= {name: scores[name] for name in found.get("measures", ())}
     return {
         "metric": headline["metric"],
         "value": headline["value"],
@@ -43,7 +45,8 @@ def _row(found: dict[str, Any]) -> dict[str, Any]:
         "tokens": found["numbers"].get("tokens"),
         "reward": found["numbers"].get("reward"),
         "temperature": settings["temperature"],
-        "others": {name: score for name, score in scores.items() if name.startswith(("pass@", "maj@"))},
+        "turns": found["numbers"].get("turns"),
+        "others": others,
     }
 
 

@@ -157,7 +157,7 @@ def _shown_row(row: Mapping[str, Any], longest: int | None) -> dict[str, Any]:
         "group": f"{row['benchmark']} {row['problem']}",
         "number": row["sample"],
         "problem": row["problem"],
-        "parts": [{"kind": "sampled", "text": _cut(row["completion"], longest)}],
+        "parts": _played(row["turns"], longest) if "turns" in row else [_text("sampled", row["completion"], longest)],
         "tokens": row["tokens"],
         "answer": row["extracted"],
         "gold": row["gold"],
@@ -169,6 +169,19 @@ def _shown_row(row: Mapping[str, Any], longest: int | None) -> dict[str, Any]:
         "reward": row.get("reward"),
         "rewards": {},
     }
+
+
+def _played(turns: Sequence[Mapping[str, Any]], longest: int | None) -> list[dict[str, Any]]:
+    parts = []
+    for turn in turns:
+        parts.append(_text("sampled", turn["said"], longest))
+        if turn["heard"]:
+            parts.append(_text("observation", turn["heard"], longest))
+    return parts
+
+
+def _text(kind: str, text: str, longest: int | None) -> dict[str, Any]:
+    return {"kind": kind, "text": _cut(text, longest)}
 
 
 def problems_of(chunk: Mapping[str, Any]) -> list[str]:

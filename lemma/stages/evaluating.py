@@ -11,6 +11,7 @@ from lemma.core.types import Problem
 from lemma.engines import make_engine
 from lemma.engines.engine_options import NativeOptions
 from lemma.engines.protocol import Engine
+from lemma.environments import EnvironmentOptions
 from lemma.evaluation.benchmarks import Benchmark, Loaded
 from lemma.evaluation.during_training import StageEvaluator
 from lemma.evaluation.eval_options import EvalOptions
@@ -27,7 +28,7 @@ class StageBenchmarks:
 
     The benchmarks are loaded when it is made, so that a stage that cannot read them stops before it begins. A stage
     without an engine of its own gives none: one is made each time and its memory given back. `held_out` are problems of
-    the stage itself, measured as one benchmark called `validation`.
+    the stage itself, measured as one benchmark called `validation`. With an `environment`, problems are played in it.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class StageBenchmarks:
         *,
         rewards: Sequence[Reward] = (),
         held_out: Sequence[Problem] = (),
+        environment: EnvironmentOptions | None = None,
     ):
         self._stage, self._policy = stage, policy
         self._name = "held-out problems" if held_out else "benchmarks"
@@ -54,6 +56,7 @@ class StageBenchmarks:
             rewards=rewards,
             sink=stage.emit,
             given=[validation] if held_out else [],
+            environment=environment,
         )
 
     @property

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from lemma import environments
 from lemma.algorithms import ALGORITHMS, Algorithm
 from lemma.algorithms.grpo import Grpo
 from lemma.config import Options
@@ -16,6 +15,7 @@ from lemma.core.errors import nearest
 from lemma.data.data_options import DataOptions, ValidationOptions
 from lemma.engines.engine_options import ENGINES, EngineOptions, NativeOptions
 from lemma.environments import ENVIRONMENTS, EnvironmentOptions, SingleTurn
+from lemma.environments.choosing import EnvironmentChoice
 from lemma.learning.learning_options import BudgetOptions
 from lemma.rewards import REWARDS, Reward, as_options
 from lemma.rewards.combine import labels
@@ -31,13 +31,6 @@ class RewardChoice(Choice):
 
     def expand(self, value: Any, key: Any = None) -> Any:
         return as_options(value) if isinstance(value, str | dict) else value
-
-
-class EnvironmentChoice(Choice):
-    """An environment by name, or a class of one's own as `path.py:Name`."""
-
-    def expand(self, value: Any, key: Any = None) -> Any:
-        return environments.as_options(value) if isinstance(value, str | dict) else value
 
 
 def _accuracy() -> list[Reward]:
@@ -173,8 +166,6 @@ class ReinforcementOptions(StageOptions):
             raise ValueError("in an environment a teacher's episode is whole; remove min, max and strategy of prefix")
         elif self.rollout.max_tokens is None:
             raise ValueError("an episode needs a limit on each of its turns; write `rollout: {max_tokens: 256}`")
-        elif self.validation.share or self.validation.data is not None:
-            raise ValueError("held-out problems are answered in one turn; leave validation out beside an environment")
         return self
 
     @model_validator(mode="after")

@@ -16,6 +16,7 @@ from lemma.data.load_rows import filter_by_length, load_problems, load_rows, row
 from lemma.data.readers import Item, problem_of
 from lemma.environments import EnvironmentOptions
 from lemma.environments.openings import opened_all
+from lemma.evaluation.in_environment import is_scored_by
 from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration, encode_prompt
 from lemma.formats.played import first_asked, said_ids
@@ -87,10 +88,17 @@ def _items(stage: Stage, options: ReinforcementOptions) -> tuple[list[Item], lis
         items = list(load_problems(options.data, stage.seed, keep_columns=keep))
     held_out: list[Problem] = []
     if validation.data is not None:
-        held_out = load_problems(validation.data, stage.seed, keep_columns=keep)
+        if is_scored_by(options.environment):
+            rows = load_rows(validation.data, stage.seed, keep_columns=keep)
+            held_out = [_asked_first(row) for row in rows]
+        else:
+            held_out = load_problems(validation.data, stage.seed, keep_columns=keep)
     elif validation.share:
         items, held = split_share(items, validation.share, stage.seed, stage.name)
-        held_out = [problem for problem in map(problem_of, held) if problem.golds]
+        if is_scored_by(options.environment):
+            held_out = [_asked_first(item) for item in held]
+        else:
+            held_out = [problem for problem in map(problem_of, held) if problem.golds]
     # The options of multiple choice stand in the order that the problem has in training.
     return items, [as_asked(problem) for problem in held_out[: validation.count]]
 

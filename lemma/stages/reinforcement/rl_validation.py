@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from lemma.core.types import Problem
 from lemma.engines.protocol import Engine
@@ -27,11 +28,13 @@ class RlBenchmarks:
         held_out: Sequence[Problem],
         max_tokens: int,
     ):
-        self._benchmarks = StageBenchmarks(stage, options.eval, fmt, policy, rewards=options.rewards)
+        environment = None if options.environment.is_single_turn else options.environment
+        how: dict[str, Any] = {"rewards": options.rewards, "environment": environment}
+        self._benchmarks = StageBenchmarks(stage, options.eval, fmt, policy, **how)
         self._parts = [self._benchmarks]
         if held_out:
             own = validation_options(options, max_tokens)
-            self._parts.append(StageBenchmarks(stage, own, fmt, policy, rewards=options.rewards, held_out=held_out))
+            self._parts.append(StageBenchmarks(stage, own, fmt, policy, held_out=held_out, **how))
 
     @property
     def longest(self) -> int:

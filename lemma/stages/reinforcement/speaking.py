@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
 from lemma.core.errors import UserError
@@ -11,13 +9,12 @@ from lemma.engines import make_engine
 from lemma.engines.engine_options import EngineOptions, NativeOptions
 from lemma.engines.protocol import Engine, Sampling
 from lemma.engines.stop_strings import ends_of
-from lemma.environments.tools import understanding
 from lemma.formats import Format
-from lemma.formats.bridge import Bridge
 from lemma.models.load_model import pick_precision
 from lemma.models.memory import Shape, plan_training
 from lemma.models.policy import Policy
 from lemma.rollouts import Judge, ProblemOrder, Roller, World
+from lemma.rollouts.open_world import open_world
 from lemma.runs.stage import Stage
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
@@ -76,14 +73,7 @@ def make_world(
     options: ReinforcementOptions, fmt: Format, policy: Policy, sampling: Sampling, seed: int
 ) -> World | None:
     """Where episodes of several turns are played; None where a problem is answered at once."""
-    environment = options.environment
-    if environment.is_single_turn:
-        return None
-    speech = environment.speech(fmt, policy.tokenizer)
-    bridge = Bridge.of(fmt, policy.tokenizer, sampling.stop_ids, environment.reply_tokens, speech)
-    is_exact = policy.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
-    schedule: Literal["exact", "free"] = "exact" if is_exact else "free"
-    return World(environment, bridge, policy.context, seed, schedule, understanding(speech))
+    return open_world(options.environment, fmt, policy, sampling.stop_ids, seed)
 
 
 def make_roller(
