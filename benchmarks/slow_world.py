@@ -1,0 +1,33 @@
+"""An environment whose tools take time and do nothing, for benchmarks/environments.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from lemma.core.random import stream
+from lemma.core.types import Message, Outcome, Problem
+from lemma.environments import Environment, Reply, Utterance
+
+
+class Slow(Environment):
+    """Answers after half to one and a half times `seconds`, drawn anew for each turn; ends after `turns`."""
+
+    step_seconds = 120.0
+
+    def __init__(self, seconds: float, turns: int):
+        self.seconds, self.turns, self.count, self.name = seconds, turns, 0, ""
+
+    def reset(self, problem: Problem, seed: int) -> Sequence[Message]:
+        self.name = problem.id
+        return []
+
+    async def step(self, said: Utterance) -> Any:  # type: ignore[override]
+        self.count += 1
+        chance = float(stream(0, "slow", self.name, self.count).random())
+        await asyncio.sleep(self.seconds * (0.5 + chance))
+        return Reply(f"{self.name} {self.count}", done=self.count == self.turns)
+
+    def score(self) -> Outcome:
+        return Outcome(float(self.count), True)
