@@ -65,13 +65,15 @@ def attend(
         if sliding_window is not None:
             kwargs["sliding_window"] = sliding_window
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    # `squeeze` and not an index: the gradient of an index is a copy into zeros.
+    query_HTD, key_HTD, value_HTD = (x.squeeze(0) for x in (query, key, value))
     sharing, keys = segments.sharing, segments.keys
     if sharing is not None and keys is not None:
-        out_THD = _attend_shared(query[0], key[0], value[0], segments, sharing, keys, scale, sliding_window, softcap)
+        out_THD = _attend_shared(query_HTD, key_HTD, value_HTD, segments, sharing, keys, scale, sliding_window, softcap)
     elif has_varlen(query, value, softcap):
-        out_THD = varlen(query[0], key[0], value[0], segments, scale, sliding_window)
+        out_THD = varlen(query_HTD, key_HTD, value_HTD, segments, scale, sliding_window)
     else:
-        out_THD = _bucketed(query[0], key[0], value[0], segments, scale, sliding_window, softcap)
+        out_THD = _bucketed(query_HTD, key_HTD, value_HTD, segments, scale, sliding_window, softcap)
     return out_THD[None], None
 
 

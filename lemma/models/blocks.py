@@ -134,7 +134,7 @@ def _attended(
         return cached(self.layer_idx, query, key, value, cos, sin, self.scaling, window)
     query, key = rotate(query, key, cos, sin, self.lemma_fused and query.is_cuda)
     query, key, value = (x.transpose(0, 1)[None] for x in (query, key, value))
-    return attend(self, query, key, value, None, self.scaling, window, segments)[0][0]
+    return attend(self, query, key, value, None, self.scaling, window, segments)[0].squeeze(0)
 
 
 def _window(self: nn.Module) -> int | None:
@@ -194,7 +194,7 @@ def _is_plain(self: nn.Module) -> bool:
 def _learnt(self: nn.Module, hidden_states: torch.Tensor, position_embeddings: Any, segments: Segments) -> torch.Tensor:
     """A block for the learner, with a gradient and without: one product for layers that read the same input."""
     attention, feed_forward = self.self_attn, self.mlp
-    hidden, normal = _add_norm(self.input_layernorm, hidden_states[0], None)
+    hidden, normal = _add_norm(self.input_layernorm, hidden_states.squeeze(0), None)
     layers = (attention.q_proj, attention.k_proj, attention.v_proj)
     joint = joint_product(attention, layers, normal)
     if self.lemma_fused and joint.is_cuda and not hasattr(attention, "q_norm"):
@@ -228,7 +228,7 @@ def _attended_jointly(
     cos, sin = position_embeddings[0][0], position_embeddings[1][0]
     parts = FusedSplit.apply(joint, cos, sin, heads)
     query, key, value = (x.transpose(0, 1)[None] for x in parts)
-    return attend(self, query, key, value, None, self.scaling, _window(self), segments)[0][0]
+    return attend(self, query, key, value, None, self.scaling, _window(self), segments)[0].squeeze(0)
 
 
 def _telling_forward(self: nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -54,7 +54,7 @@ class Critic:
             use_cache=False,
             segments=batch.segments,
         )
-        hidden_NH = output.last_hidden_state[0][batch.sources_N]
+        hidden_NH = output.last_hidden_state.squeeze(0)[batch.sources_N]
         return self.head(hidden_NH.to(self.head.weight.dtype))[:, 0], None
 
 

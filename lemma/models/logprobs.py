@@ -1,8 +1,8 @@
 """Log-probabilities and entropies of chosen tokens, from hidden states, without ever holding all logits.
 
 The one function for learner, engine and reference. Logits exist for one chunk of rows at a time, in the forward pass
-and again in the backward pass. `fused` kernels (lemma.models.kernels) do the row work on a GPU; they are tested
-against the plain code here.
+and again in the backward pass, unless a GPU has room to keep them. `fused` kernels (lemma.models.kernels) do the row
+work on a GPU; they are tested against the plain code here.
 
 Some families scale or cap what their head puts out: x becomes scale * x, or cap * tanh(scale * x / cap).
 
@@ -17,6 +17,9 @@ import torch
 
 from lemma.models.memory import CHUNK_BYTES
 from lemma.models.products import add_product_, sink_of
+
+# Share of a GPU's memory that stays free where logits are kept for the backward pass.
+MARGIN = 0.15
 
 
 class Curve(NamedTuple):
@@ -81,9 +84,13 @@ class _ChunkedLogprobs(torch.autograd.Function):
         count = hidden_NH.shape[0]
         logprobs, lse, entropies = (torch.empty(count, dtype=exact, device=hidden_NH.device) for _ in range(3))
         stats = _fused_stats if fused else _plain_stats
+        keeps = any(ctx.needs_input_grad[:3]) and fused and _has_room(count * len(weight_VH) * hidden_NH.itemsize)
+        ctx.kept = [] if keeps else None
         for start in range(0, count, rows):
             part = slice(start, start + rows)
             logits = _logits(hidden_NH[part], weight_VH, bias_V)
+            if ctx.kept is not None:
+                ctx.kept.append(logits)
             logprobs[part], lse[part], entropies[part] = stats(logits, targets_N[part], curve, entropy, exact)
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, lse, entropies)
         ctx.settings = (curve, rows, entropy, fused, exact)
@@ -101,9 +108,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight_VH, dtype=exact) if wants_weight and sink is None else None
         grad_bias = torch.zeros_like(bias_V, dtype=exact) if wants_bias else None
         to_grad = _fused_grad if fused else _plain_grad
-        for start in range(0, hidden_NH.shape[0], rows):
+        kept, ctx.kept = ctx.kept, None
+        for number, start in enumerate(range(0, hidden_NH.shape[0], rows)):
             part = slice(start, start + rows)
-            logits = _logits(hidden_NH[part], weight_VH, bias_V)
+            logits = _logits(hidden_NH[part], weight_VH, bias_V) if kept is None else kept[number]
             g_ent = g_entropy[part] if entropy else None
             d_logits = to_grad(
                 logits, targets_N[part], curve, lse[part], entropies[part], g_logprobs[part], g_ent, exact
@@ -118,6 +126,15 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 grad_bias += d_logits.sum(0, dtype=exact)
         cast = lambda grad, like: None if grad is None else grad.to(like.dtype)  # noqa: E731
         return grad_hidden, cast(grad_weight, weight_VH), cast(grad_bias, bias_V), None, None, None, None, None
+
+
+def _has_room(size: int) -> bool:
+    """Whether a GPU has so many bytes to spare, with a margin for what a backward pass needs."""
+    if not torch.cuda.is_available():
+        return False
+    free, whole = torch.cuda.mem_get_info()
+    unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return size <= whole / 10 and size + MARGIN * whole <= free + unused
 
 
 def _logits(hidden: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None) -> torch.Tensor:

@@ -115,7 +115,7 @@ class Policy:
             use_cache=False,
             segments=segments,
         )
-        return output.last_hidden_state[0]
+        return output.last_hidden_state.squeeze(0)
 
     def hidden_cached(self, ids_T: torch.Tensor, positions_T: torch.Tensor, cached: Any) -> torch.Tensor:
         """Hidden states (T, H) of new tokens that attend through an engine's cache (see `lemma.models.attention`)."""
