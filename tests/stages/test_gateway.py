@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from lemma.recipe import Recipe
 from lemma.rollouts import Episode, read_episodes
 from lemma.runs.run import train
 
+TINY = {"hidden": 32, "layers": 2, "feed_forward": 64, "heads": 2, "kv_heads": 1}
 AGENTS = """
 import asyncio
 import openai
@@ -108,10 +112,9 @@ def play(folder: Path, environment: dict[str, Any], **stage: Any) -> Path:
         "environment": {"name": "gateway", "workers": 1, **environment}, "rollout": {"max_tokens": 5},
         "batch": {"problems": 4}, "steps": 1, "optim": {"lr": 1e-3}, "eval": {"benchmarks": []},
     }  # fmt: skip
-    tiny = {"hidden": 32, "layers": 2, "feed_forward": 64, "heads": 2, "kv_heads": 1}
     recipe = Recipe.model_validate({
         "run": {"dir": str(folder / "run"), "threads": 1, "tensorboard": False},
-        "model": {"tiny": tiny}, "format": {"name": "r1_zero", "preamble": False}, "stages": {"rl": settings | stage},
+        "model": {"tiny": TINY}, "format": {"name": "r1_zero", "preamble": False}, "stages": {"rl": settings | stage},
     })  # fmt: skip
     assert train(recipe, sink=lambda event: None) == 0
     assert not [one for one in psutil.Process().children(recursive=True) if "agent_worker" in " ".join(one.cmdline())]
@@ -228,6 +231,41 @@ def test_what_the_recipe_decides_an_agent_does_not(agents: Path, tmp_path: Path)
 
 # The agent says nothing of its worth: the grader looks at what was said last.
 NO_WORD: dict[str, Any] = {"rewards": ["accuracy"]}
+
+
+HANGING = """
+import os, pathlib, subprocess, time
+
+def hang(problem, base_url, api_key, folder):
+    child = subprocess.Popen(["sleep", "600"])
+    (pathlib.Path(folder) / f"{problem.gold}.pids").write_text(f"{os.getpid()} {os.getppid()} {child.pid}")
+    time.sleep(600)
+"""
+
+
+def test_nothing_is_left_of_a_trainer_that_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "hang.py").write_text(HANGING)
+    (tmp_path / "numbers.jsonl").write_text('{"question": "how many ?", "answer": "1"}')
+    world = {"name": "gateway", "agent": f"{tmp_path}/hang.py:hang", "options": {"folder": str(tmp_path)}}
+    stage = {
+        "kind": "rl", "data": {"source": str(tmp_path / "numbers.jsonl")}, "environment": world,
+        "rollout": {"max_tokens": 4}, "batch": {"problems": 1}, "steps": 1, "eval": {"benchmarks": []},
+    }  # fmt: skip
+    run = {"dir": str(tmp_path / "run"), "threads": 1, "tensorboard": False}
+    (tmp_path / "recipe.yaml").write_text(json.dumps({"run": run, "model": {"tiny": TINY}, "stages": {"rl": stage}}))
+    command = [sys.executable, "-m", "lemma", "train", str(tmp_path / "recipe.yaml")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as trainer:
+        while not (tmp_path / "1.pids").is_file():
+            assert trainer.poll() is None
+            time.sleep(0.1)
+        time.sleep(0.2)
+        trainer.kill()
+    pids = [int(pid) for pid in (tmp_path / "1.pids").read_text().split()]
+    assert len(pids) == 3
+    deadline = time.monotonic() + 30
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
+        assert time.monotonic() < deadline, "processes of agents outlive the trainer"
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize(

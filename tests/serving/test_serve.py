@@ -1,0 +1,232 @@
+"""`lemma serve` as a process, asked by OpenAI's own client."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+import torch
+
+from lemma.cli import main
+from lemma.core.types import Trajectory
+from lemma.models.load_model import load_policy
+from lemma.models.packing import TokenBatch
+
+KEY = "a-key-that-is-hard-to-guess"
+ASKED: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "how many stones ?"}],
+    "max_tokens": 24,
+    "seed": 5,
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-m", "lemma", "serve", "tiny", "--device", "cpu"]
+    environment = {**os.environ, "LEMMA_API_KEY": KEY, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def client(server: tuple[Any, str]) -> openai.OpenAI:
+    return openai.OpenAI(base_url=server[1], api_key=KEY, max_retries=0, timeout=120)
+
+
+def health(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(url.removesuffix("/v1") + "/health", timeout=60) as answer:
+        return dict(json.load(answer))
+
+
+def streamed(chunks: Any) -> tuple[str, str | None, list[float]]:
+    """The text, the end and the log-probabilities of a stream with one choice."""
+    text, finish, logprobs = "", None, []
+    for chunk in chunks:
+        for choice in chunk.choices:
+            text += (choice.delta.content if hasattr(choice, "delta") else choice.text) or ""
+            finish = choice.finish_reason or finish
+            logprobs += [one.logprob for one in (choice.logprobs.content if choice.logprobs else [])]
+    return text, finish, logprobs
+
+
+def test_models_and_health(server: tuple[Any, str], client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").owned_by == "lemma"
+    assert health(server[1]) == {"status": "ok", "requests": 0}
+
+
+def test_a_stream_says_the_same_as_the_whole(client: openai.OpenAI) -> None:
+    for more in ({}, {"stop": ["pens", "1 ", "+"]}, {"temperature": 0}, {"top_p": 0.5, "extra_body": {"top_k": 9}}):
+        whole = client.chat.completions.create(**ASKED, **more, logprobs=True).choices[0]
+        assert whole.logprobs is not None and whole.logprobs.content is not None
+        stream = client.chat.completions.create(**ASKED, **more, logprobs=True, stream=True)
+        text, finish, numbers = streamed(stream)
+        assert (text, finish) == (whole.message.content, whole.finish_reason)
+        assert numbers == pytest.approx([one.logprob for one in whole.logprobs.content], abs=1e-5)
+        assert not any(stop in (whole.message.content or "") for stop in more.get("stop", ()))
+
+
+def test_completions_of_text_and_of_ids(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "max_tokens": 6, "seed": 1, "extra_body": {"return_token_ids": True}}
+    texts = client.completions.create(**asked, prompt=["how many stones", "ben has 7 pens"], n=2)
+    assert [choice.index for choice in texts.choices] == [0, 1, 2, 3]
+    assert len({choice.text for choice in texts.choices}) == 4
+    ids = texts.choices[2].model_extra
+    assert ids is not None
+    again = client.completions.create(**asked, prompt=[[5, 6], ids["prompt_token_ids"]], n=2, logprobs=0)
+    assert [choice.text for choice in again.choices[2:]] == [choice.text for choice in texts.choices[2:]]
+    usage = texts.usage
+    said = sum(len((choice.model_extra or {})["token_ids"]) for choice in texts.choices)
+    assert usage is not None and (usage.completion_tokens, usage.prompt_tokens) == (said, 7)
+    stream = client.completions.create(**asked, prompt="how many stones", stream=True)
+    assert streamed(stream)[0] == texts.choices[0].text
+
+
+def test_logprobs_are_the_learners(client: openai.OpenAI) -> None:
+    policy = load_policy("tiny", "cpu")
+    for temperature in (1.0, 0.5):
+        extra = {"return_token_ids": True}
+        choice = client.chat.completions.create(
+            **ASKED, temperature=temperature, logprobs=True, extra_body=extra
+        ).choices[0]
+        assert choice.logprobs is not None and choice.logprobs.content is not None and choice.model_extra is not None
+        prompt, said = choice.model_extra["prompt_token_ids"], choice.model_extra["token_ids"]
+        assert len(said) == len(choice.logprobs.content) == 24
+        ids = np.asarray([*prompt, *said])
+        batch = TokenBatch.build([Trajectory(ids, np.arange(len(ids)) >= len(prompt))], [0], torch.device("cpu"))
+        with torch.no_grad():
+            scored, _ = policy.logprobs(batch, temperature=temperature)
+        told = [one.logprob for one in choice.logprobs.content]
+        np.testing.assert_allclose(told, scored.numpy(), atol=1e-5)
+
+
+def test_a_seed_decides_and_without_one_nothing_does(client: openai.OpenAI) -> None:
+    def say(**more: Any) -> str:
+        return client.chat.completions.create(**{**ASKED, **more}).choices[0].message.content or ""
+
+    assert say() == say() != say(seed=6)
+    assert say(seed=None) != say(seed=None)
+
+
+def test_32_clients_at_once_get_what_each_gets_alone(client: openai.OpenAI) -> None:
+    def say(seed: int) -> tuple[str, str | None, list[float]]:
+        return streamed(client.chat.completions.create(**{**ASKED, "seed": seed}, stream=True))
+
+    with ThreadPoolExecutor(32) as threads:
+        together = list(threads.map(say, [*range(31), 0]))
+    assert together[-1] == together[0] and len({one[0] for one in together}) == 31
+    assert [say(seed) for seed in (0, 7, 30)] == [together[seed] for seed in (0, 7, 30)]
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "code", "words"),
+    [
+        ({"model": "gpt-5"}, 404, "model_not_found", "there is: tiny"),
+        ({"messages": []}, 400, None, "messages is not a list"),
+        ({"messages": [{"role": "king", "content": "?"}]}, 400, None, "has the role 'king'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, None, "only text is read"),
+        ({"messages": [{"role": "system", "content": "be nice"}]}, 400, None, "asks nothing"),
+        ({"messages": [{"role": "user", "content": "pens " * 600}]}, 400, "context_length_exceeded", "tokens"),
+        ({"temperature": -1}, 400, None, "temperature is -1"),
+        ({"top_p": 0}, 400, None, "top_p is 0"),
+        ({"n": 0}, 400, None, "n is 0"),
+        ({"max_tokens": "many"}, 400, None, "max_tokens is not a whole number"),
+        ({"stop": [""]}, 400, None, "stop is not"),
+        ({"top_logprobs": 5, "logprobs": True}, 400, "unsupported_parameter", "top_logprobs is not offered"),
+        ({"response_format": {"type": "json_object"}}, 400, "unsupported_parameter", "is not offered"),
+        ({"extra_body": {"beam_width": 4}}, 400, "unknown_parameter", "there is no field 'beam_width'"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, None, "cannot show the tools"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    more: dict[str, Any], status: int, code: str | None, words: str, client: openai.OpenAI
+) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.chat.completions.create(**{**ASKED, **more})
+    assert caught.value.status_code == status and caught.value.code == code
+    assert words in str(caught.value) and caught.value.type is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status"),
+    [
+        ("/v1/chat/completions", b"{", {}, 400),
+        ("/v1/chat/completions", b"[]", {}, 400),
+        ("/v1/chat/completions", b"{}", {"Authorization": "Bearer guess"}, 401),
+        ("/v1/chat/completions", b"{}", {"Content-Type": "text/plain"}, 415),
+        ("/v1/chat/completions", b"{}", {"Host": "evil.example"}, 403),
+        ("/v1/chat/completions", None, {}, 405),
+        ("/v1/embeddings", b"{}", {}, 404),
+        ("/v1/models", None, {"Authorization": ""}, 401),
+    ],
+)
+def test_requests_that_no_client_sends(
+    path: str, body: bytes | None, headers: dict[str, str], status: int, server: tuple[Any, str]
+) -> None:
+    sent = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json", **headers}
+    request = urllib.request.Request(server[1].removesuffix("/v1") + path, body, sent)
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=60)
+    assert caught.value.code == status
+    assert set(json.load(caught.value)["error"]) == {"message", "type", "param", "code"}
+
+
+LONG: dict[str, Any] = {**ASKED, "max_tokens": 300, "n": 16, "top_p": 0.9}
+
+
+def test_what_nobody_waits_for_is_not_generated(server: tuple[Any, str], client: openai.OpenAI) -> None:
+    def seconds_until_idle(begun: float) -> float:
+        while health(server[1])["requests"]:
+            assert time.monotonic() - begun < 120
+            time.sleep(0.02)
+        return time.monotonic() - begun
+
+    begun = time.monotonic()
+    client.chat.completions.create(**LONG)
+    whole = time.monotonic() - begun
+    begun = time.monotonic()
+    stream = client.chat.completions.create(**LONG, stream=True)
+    next(iter(stream))
+    assert health(server[1])["requests"] == 1
+    stream.close()
+    assert seconds_until_idle(begun) < whole / 2
+    begun = time.monotonic()
+    with pytest.raises(openai.APITimeoutError):
+        client.with_options(timeout=whole / 8).chat.completions.create(**LONG)
+    assert seconds_until_idle(begun) < whole * 0.75
+    assert client.chat.completions.create(**ASKED).choices[0].finish_reason == "length"
+
+
+def test_it_ends_when_asked_and_leaves_no_socket(server: tuple[Any, str], client: openai.OpenAI) -> None:
+    process, url = server
+    stream = client.chat.completions.create(**LONG, stream=True)
+    next(iter(stream))
+    process.send_signal(signal.SIGTERM)
+    with pytest.raises((openai.APIError, OSError)):
+        for _ in stream:
+            pass
+    assert process.wait(30) == 0
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(url.split(":")[2].split("/")[0])), timeout=5)
+
+
+def test_others_than_this_machine_need_a_key(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.delenv("LEMMA_API_KEY", raising=False)
+    assert main(["serve", "tiny", "--host", "0.0.0.0"]) == 2
+    assert "--api-key" in capsys.readouterr().err
