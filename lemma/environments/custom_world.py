@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
 from lemma.config.registry import file_of, is_place, load_place
 from lemma.core.errors import UserError
+from lemma.core.types import Problem
+from lemma.environments.attempts import Attempt
 from lemma.environments.environment import Deadlines, Environment, EnvironmentOptions
 
 # Calls that a worker makes at the same time where they are `async`.
@@ -33,6 +36,21 @@ class CustomWorld(EnvironmentOptions):
     @property
     def label(self) -> str:
         return self.class_.rpartition(":")[2]
+
+    def problems(self, split: str) -> Sequence[Problem] | None:
+        """Those of a static method `problems` of the class, where it has one."""
+        own = self._static("problems")
+        return None if own is None else own(split)
+
+    def summarise(self, attempts: Sequence[Attempt]) -> Mapping[str, Sequence[float]]:
+        """Those of a static method `summarise` of the class, where it has one."""
+        own = self._static("summarise")
+        return {} if own is None else own(attempts)
+
+    def _static(self, name: str) -> Any:
+        found = load_class(self.class_)
+        is_static = isinstance(inspect.getattr_static(found, name, None), staticmethod | classmethod)
+        return getattr(found, name) if is_static else None
 
     def make(self) -> Environment:
         return load_class(self.class_)(**self.options)

@@ -176,3 +176,43 @@ def test_a_stage_measures_in_its_environment(stairs: str, tmp_path: Path) -> Non
         assert row["evaluation/environment/answer_accuracy"] == 3 / 5
         assert row["evaluation/environment/scenarios"] == 1 / 3
         assert row["evaluation/environment/turns"] == 3.0 and row["evaluation/environment/unknown"] == 1 / 6
+
+
+PLAIN = """
+from lemma.core.types import Message, Problem
+from lemma.environments import Environment, Outcome, Reply
+
+
+class Patience(Environment):
+    turns = 0
+
+    @staticmethod
+    def problems(split):
+        return [Problem((Message("user", "wait"),), (str(n),)) for n in (1, 3)]
+
+    @staticmethod
+    def summarise(attempts):
+        return {"at once": [float(one.turns == 1) for one in attempts]}
+
+    def reset(self, problem, seed):
+        self.wanted = int(problem.gold)
+        return []
+
+    def step(self, said):
+        self.turns += 1
+        return Reply("wait", done=self.turns == self.wanted)
+
+    def score(self):
+        return Outcome(1.0, True)
+"""
+
+
+def test_a_plain_class_brings_problems_and_measures_and_plays_in_workers(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(PLAIN)
+    found = lemma.evaluate(
+        "tiny", environment=f"{tmp_path / 'plain.py'}:Patience", max_tokens=1, format="r1_zero", device="cpu",
+        out=tmp_path / "out",
+    )  # fmt: skip
+    summary = found.report.summaries["Patience"]
+    assert found["Patience"].value == 1.0 and summary.unknown == 0
+    assert summary.numbers["turns"] == 2.0 and summary.scores["at once"].value == 0.5
