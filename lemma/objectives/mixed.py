@@ -187,6 +187,9 @@ class MixedPolicyLoss:
             metrics["ratio/mean"] = mean((current_N - tokens.old_N).clamp(max=LARGEST_LOG_RATIO).exp(), on_N)
         if "behaviour" in terms.tokens:
             metrics["mismatch/mean"] = mean(mismatch(terms, tokens.old_N), on_N)
+        if self.mismatch is not None:
+            mismatch_N = self.mismatch(terms, tokens.old_N)
+            metrics |= {"mismatch/weight": mean(mismatch_N, on_N), "mismatch/square": mean(mismatch_N**2, on_N)}
         if self.off_max is not None:
             metrics["off/max_clipped"] = mean((found.raw_N > self.off_max).to(off_N.dtype), off_N)
         if self.off_min is not None:

@@ -108,7 +108,7 @@ class PolicyLoss:
         if self.mismatch is not None:
             mismatch_N = self.mismatch(terms, old_N)
             policy_N = policy_N * mismatch_N
-            metrics["mismatch/weight"] = _mean(mismatch_N)
+            metrics |= {"mismatch/weight": _mean(mismatch_N), "mismatch/square": _mean(mismatch_N**2)}
         value = (gain_weight_N * policy_N).sum()
         if self.kl is not None:
             kl_N = self.kl(logprobs_N, terms.tokens["reference"], ratio_N)

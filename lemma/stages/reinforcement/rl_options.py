@@ -56,6 +56,11 @@ class RolloutOptions(Options):
     """No response ends before this many tokens."""
     stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     """Strings after which a response ends, beside those of the format and the tokens that end a turn of the model."""
+    lag: int = Field(0, ge=0, le=64)
+    """Sample step t with the weights after step t - 1 - lag, wholly. With vLLM servers the samples of later steps are
+    then drawn while the learner works. Tokens get weights old / behaviour, at most `lag_cap`."""
+    lag_cap: float | None = Field(2.0, gt=0)
+    """The cap of those weights where the algorithm has no `mismatch_cap` of its own; null gives none. Only with lag."""
     repetition_penalty: float = 1.0
     """For inference only: a training recipe leaves it at 1, because what is learnt must be what was sampled."""
 
