@@ -46,6 +46,7 @@ OPTIONAL = {
     "deepspeed",
     "vllm",
     "liger_kernel",
+    "reasoning_gym",
     "triton",
     "flash_attn",
 }

@@ -15,6 +15,7 @@ from lemma.environments.environment import Environment, EnvironmentOptions, Repl
 from lemma.environments.gateway import Gateway
 from lemma.environments.higher_lower import HigherLower
 from lemma.environments.python_tool import PythonTools
+from lemma.environments.reasoning_gym import ReasoningGym
 from lemma.environments.single_turn import SingleTurn
 
 ENVIRONMENTS: Registry[type[EnvironmentOptions]] = Registry(
@@ -24,6 +25,7 @@ ENVIRONMENTS: Registry[type[EnvironmentOptions]] = Registry(
         "single_turn": SingleTurn,
         "higher_lower": HigherLower,
         "python": PythonTools,
+        "reasoning_gym": ReasoningGym,
         "custom": CustomWorld,
         "appworld": AppWorldOptions,
         "gateway": Gateway,
@@ -56,6 +58,7 @@ __all__ = [
     "HigherLower",
     "Outcome",
     "PythonTools",
+    "ReasoningGym",
     "Reply",
     "SingleTurn",
     "Utterance",

@@ -100,7 +100,7 @@ def _of_part(row: Mapping[str, Any]) -> Reply | Outcome | Message:
 
 
 def _utterance(row: Mapping[str, Any]) -> Utterance:
-    return Utterance(row["text"], row["finish"], row["code"], tuple(row["tool_calls"]))
+    return Utterance(row["text"], row["finish"], row["code"], tuple(row["tool_calls"]), row["answer"])
 
 
 def _problem(row: Mapping[str, Any]) -> Problem:

@@ -76,17 +76,18 @@ def answered(functions: Mapping[str, Function], call: Mapping[str, Any]) -> str:
         return f"error: {type(error).__name__}: {error}"
 
 
-def understanding(speech: ToolSpeech | None) -> Callable[[str, Finish], Utterance]:
-    """What an environment hears of a turn's text and end: with code and calls, where there are tools."""
-    if speech is None:
-        return Utterance
+def understanding(speech: ToolSpeech | None, fmt: Format) -> Callable[[str, Finish], Utterance]:
+    """What an environment hears of a turn's text and end: with its answer, and with calls where there are tools."""
 
     def understand(text: str, finish: Finish) -> Utterance:
+        answer = fmt.parse(text).answer
+        if speech is None:
+            return Utterance(text, finish, answer=answer)
         spoken = speech.read(text)
         calls = tuple(
             {"error": call.fault} if call.fault else {"name": call.name, "arguments": dict(call.arguments)}
             for call in spoken.calls
         )
-        return Utterance(text, finish, spoken.code or "", calls)
+        return Utterance(text, finish, spoken.code or "", calls, answer)
 
     return understand

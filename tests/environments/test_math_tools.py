@@ -25,6 +25,7 @@ from lemma.environments.calculator import calculator
 from lemma.environments.python_tool import PythonTools
 from lemma.environments.sandbox import Sandbox, SandboxLimits
 from lemma.environments.tools import understanding
+from lemma.formats import make_format
 from lemma.formats.tool_prompt import ToolSpeech
 
 SECRET = "the-gold-is-42"
@@ -188,7 +189,7 @@ def test_a_machine_without_isolation_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def said(text: str, options: PythonTools, **more: Any) -> Utterance:
-    return understanding(ToolSpeech("hermes", False, tuple(options.tools())))(text, "stop")
+    return understanding(ToolSpeech("hermes", False, tuple(options.tools())), make_format("own"))(text, "stop")
 
 
 def test_an_episode_of_calls_ends_with_a_turn_that_calls_nothing() -> None:
