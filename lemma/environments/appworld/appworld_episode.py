@@ -65,8 +65,10 @@ class AppWorldEpisode(Environment):
     def score(self) -> Outcome:
         """Save what the world changed, end it, and have it judged where the gold is."""
         world = self._open_world()
-        files = world.call({"call": "save"}, JUDGE_SECONDS)["files"]
+        files = world.call({"call": "save"}, JUDGE_SECONDS).get("files")
         self.close()
+        if not isinstance(files, dict):
+            raise WorldGone("the world saved nothing")
         try:
             verdict = self._judged(files)
         except WorldGone as error:

@@ -130,11 +130,17 @@ def begin(settings: RunnerSettings) -> None:
 
 def stop_all() -> None:
     """End every runner of this process, with all its worlds."""
+    for settings in list(_runners):
+        stop(settings)
+
+
+def stop(settings: RunnerSettings) -> None:
+    """End this process's runner of these settings, with all its worlds."""
     with _starting:
-        for settings, runner in _runners.items():
+        runner = _runners.pop(settings, None)
+        if runner is not None:
             runner.stop()
             os.environ.pop(settings.variable, None)
-        _runners.clear()
 
 
 def connect(settings: RunnerSettings) -> socket.socket:
@@ -172,13 +178,15 @@ class RemoteWorld:
 
     def __init__(self, settings: RunnerSettings, wanted: dict[str, Any], seconds: float = OPEN_SECONDS):
         self._connection = connect(settings)
+        self._calls = 0
         self.first = self.call(wanted, seconds)
 
     def call(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
         """The answer; `WorldGone` where none comes within so many seconds, and the world has ended."""
+        self._calls += 1
         try:
             self._connection.settimeout(seconds)
-            frames.send(self._connection, message)
+            frames.send(self._connection, {**message, "number": self._calls})
             answer = frames.receive(self._connection)
         except TimeoutError:
             self.close()
@@ -192,6 +200,10 @@ class RemoteWorld:
         if not isinstance(answer, dict) or "error" in answer:
             self.close()
             raise WorldGone(f"`{message['call']}` failed: {str(answer)[:WORDS]}")
+        if answer.get("number") != self._calls:
+            # Agent code can write to the socket of its own world.
+            self.close()
+            raise WorldGone(f"the world answered `{message['call']}` out of turn")
         return answer
 
     def close(self) -> None:

@@ -158,9 +158,9 @@ def serve(
         )
         syscall_filter.install()
         if message["call"] == "judge":
-            world_child.judge(connection, message["task"], message["files"])
+            world_child.judge(connection, message)
         else:
-            world_child.play(connection, message["task"], message["settings"])
+            world_child.play(connection, message)
     except EOFError:
         pass
     except BaseException as error:  # noqa: BLE001  (the other side is told why, and this process ends)
@@ -192,7 +192,9 @@ def view_of(root: str, task: str, *, with_gold: bool) -> confinement.View:
     data = os.path.join(os.path.realpath(root), "data")
     parts = ["base_dbs", "api_docs", f"tasks/{task}/specs.json", f"tasks/{task}/dbs"]
     parts += [f"tasks/{task}/ground_truth"] if with_gold else []
-    read = [(path, path) for path in confinement.python_folders()]
+    # AppWorld's report of a failed test looks at the source of every function on the stack, this file's among them.
+    own = os.path.dirname(os.path.abspath(__file__))
+    read = [(path, path) for path in (*confinement.python_folders(), own)]
     read += [(os.path.join(data, part), f"{WORLD}/data/{part}") for part in parts]
     return confinement.View(tuple(read), f"{WORLD}/experiments")
 

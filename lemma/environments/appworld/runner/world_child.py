@@ -38,23 +38,21 @@ def warm(root: str) -> None:
     gc.freeze()
 
 
-def play(connection: socket.socket, task: str, settings: dict[str, Any]) -> None:
-    """Serve one world until the other side says `close` or is gone."""
+def play(connection: socket.socket, first: dict[str, Any]) -> None:
+    """Serve one world until the other side is gone."""
     from appworld.environment import AppWorld
 
-    world = AppWorld(task, experiment_name=EPISODE, load_ground_truth=False, **settings)
-    frames.send(connection, {"ready": True})
+    world = AppWorld(first["task"], experiment_name=EPISODE, load_ground_truth=False, **first["settings"])
+    frames.send(connection, {"number": first["number"]})
     while True:
         message = frames.receive(connection)
-        call = message["call"]
-        if call == "execute":
-            output = execute(world, message["code"])
-            frames.send(connection, {"output": output, "completed": completed(world)})
-        elif call == "save":
-            world._save_state(world.output_db_home_path_on_disk)
-            frames.send(connection, {"files": saved(world.output_db_home_path_on_disk)})
+        answer: dict[str, Any]
+        if message["call"] == "execute":
+            answer = {"output": execute(world, message["code"]), "completed": completed(world)}
         else:
-            return
+            world._save_state(world.output_db_home_path_on_disk)
+            answer = {"files": saved(world.output_db_home_path_on_disk)}
+        frames.send(connection, {**answer, "number": message["number"]})
 
 
 def execute(world: Any, code: str) -> str:
@@ -97,8 +95,9 @@ def saved(folder: str) -> dict[str, str]:
     return files
 
 
-def judge(connection: socket.socket, task: str, files: dict[str, str]) -> None:
+def judge(connection: socket.socket, first: dict[str, Any]) -> None:
     """Run a task's tests on the changes that its world saved. No agent code runs here."""
+    task = first["task"]
     from appworld.apps.supervisor.constants import TASK_STATUS_LITERAL
     from appworld.common.path_store import path_store
     from appworld.common.utils import get_type_args
@@ -106,7 +105,7 @@ def judge(connection: socket.socket, task: str, files: dict[str, str]) -> None:
 
     folder = os.path.join(path_store.experiment_outputs, EPISODE, "tasks", task, "dbs")
     os.makedirs(folder)
-    for name, text in files.items():
+    for name, text in first["files"].items():
         if os.path.basename(name) != name or not name.endswith((".jsonl", ".json")):
             raise ValueError(f"'{name}' is no file of saved changes")
         with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
@@ -121,7 +120,7 @@ def judge(connection: socket.socket, task: str, files: dict[str, str]) -> None:
         "completed": status in get_type_args(TASK_STATUS_LITERAL),
         "gave_up": status == "fail",
     }
-    frames.send(connection, verdict)
+    frames.send(connection, {**verdict, "number": first["number"]})
 
 
 def final_status(folder: str) -> str | None:
