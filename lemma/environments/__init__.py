@@ -17,6 +17,7 @@ from lemma.environments.higher_lower import HigherLower
 from lemma.environments.python_tool import PythonTools
 from lemma.environments.reasoning_gym import ReasoningGym
 from lemma.environments.single_turn import SingleTurn
+from lemma.environments.trl_world import TrlWorld
 
 ENVIRONMENTS: Registry[type[EnvironmentOptions]] = Registry(
     "environments",
@@ -27,6 +28,7 @@ ENVIRONMENTS: Registry[type[EnvironmentOptions]] = Registry(
         "python": PythonTools,
         "reasoning_gym": ReasoningGym,
         "custom": CustomWorld,
+        "trl": TrlWorld,
         "appworld": AppWorldOptions,
         "gateway": Gateway,
     },
@@ -61,6 +63,7 @@ __all__ = [
     "ReasoningGym",
     "Reply",
     "SingleTurn",
+    "TrlWorld",
     "Utterance",
     "WorldGone",
     "as_options",

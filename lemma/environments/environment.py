@@ -121,6 +121,8 @@ class EnvironmentOptions(Options):
     unknown_limit: float = Field(0.2, ge=0, le=1)
     """Share of a step's episodes that may end without a known worth; above it the run stops."""
 
+    needs_columns: ClassVar[bool] = False
+    """Whether problems keep all columns of the row that they came from, as `extra["row"]`."""
     is_graded: ClassVar[bool] = False
     """Whether the stage's rewards judge what was said last, as without an environment; `score` is not called."""
 

@@ -69,6 +69,8 @@ class PythonTools(ToolOptions):
     """Maximum number of characters of a program's output; a longer one loses its middle."""
     keep_variables: bool = True
     """Whether a program sees the variables of earlier ones of its episode."""
+    workers: int = Field(2, ge=0)
+    """Processes that answer calls while others generate; each program runs in one of its own. 0: the trainer's."""
     packages: bool = True
     """Whether a program can import what is installed beside Lemma, such as sympy."""
     isolated: bool = True

@@ -77,7 +77,7 @@ def _asked_first(item: Item) -> Problem:
 def _items(stage: Stage, options: ReinforcementOptions) -> tuple[list[Item], list[Problem]]:
     """What the stage learns from, and the problems that it is validated on, as they are asked."""
     validation = options.validation
-    keep = any(getattr(reward, "needs_columns", False) for reward in options.rewards)
+    keep = options.environment.needs_columns or any(getattr(one, "needs_columns", False) for one in options.rewards)
     items: list[Item]
     own = own_problems(options)
     if own is not None:

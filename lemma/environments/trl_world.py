@@ -1,0 +1,146 @@
+"""An environment class written for TRL: `reset`, public methods that are tools, and `get_reward`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from lemma.config.registry import file_of
+from lemma.core.errors import UserError
+from lemma.core.types import Message, Outcome, Problem
+from lemma.data.columns import ROW
+from lemma.environments.custom_world import load_class
+from lemma.environments.environment import Environment
+from lemma.environments.tools import Function, ToolOptions, ToolWorld
+from lemma.formats.tool_prompt import offer
+from lemma.formats.tool_schema import Tool
+
+NO_TOOLS = ("reset", "get_reward")
+
+
+class TrlEpisode(ToolWorld):
+    """One object of the class, in one episode. Its methods may be `async`."""
+
+    def __init__(self, inner: Any, calls_per_turn: int):
+        self._inner = inner
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.opening: str | None = None
+        functions: dict[str, Function] = {
+            name: partial(self._call, getattr(inner, name)) for name, _ in tool_methods(type(inner))
+        }
+        super().__init__(functions, calls_per_turn)
+
+    def reset(self, problem: Problem, seed: int) -> Sequence[Message]:
+        """What TRL appends to the last question stands in the prompt already: the options put it there."""
+        said = self._call(self._inner.reset, **_taken(self._inner.reset, columns_of(problem)))
+        self.opening = None if said is None else str(said)
+        return []
+
+    def score(self) -> Outcome:
+        reward = self._call(self._inner.get_reward)
+        return Outcome(None) if reward is None else Outcome(float(reward), float(reward) >= 1.0)
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = None
+
+    def _call(self, method: Callable[..., Any], **arguments: Any) -> Any:
+        given = method(**arguments)
+        if not inspect.isawaitable(given):
+            return given
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(_awaited(given))
+
+
+class TrlWorld(ToolOptions):
+    """A class written for TRL's `environment_factory`."""
+
+    # `class` is a word of Python's own: the recipe says it, the field cannot be called so.
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    name: Literal["trl"] = "trl"
+    """A class written for TRL."""
+    class_: str = Field("", alias="class")
+    """The class, as `path/to/file.py:Name`: `reset`, public methods that are tools, and `get_reward`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the class."""
+    workers: int = Field(2, ge=0)
+    """Processes that the environments run in. 0 runs them in the trainer's, where nothing can end a call that hangs."""
+
+    needs_columns: ClassVar[bool] = True
+    """Problems keep the row that they came from: `reset` gets its columns."""
+
+    def tools(self) -> Sequence[Tool]:
+        return [Tool.of(method, name) for name, method in tool_methods(load_class(self.class_))]
+
+    def make(self) -> Environment:
+        return TrlEpisode(load_class(self.class_)(**self.options), self.calls_per_turn)
+
+    def opened(self, problem: Problem, seed: int) -> Problem:
+        """The problem with what `reset` says at the end of its last question, as TRL puts it there."""
+        world = self.make()
+        assert isinstance(world, TrlEpisode)
+        try:
+            world.reset(problem, seed)
+        finally:
+            world.close()
+        if world.opening and problem.messages:
+            last = problem.messages[-1]
+            told = replace(last, content=last.content + world.opening)
+            problem = replace(problem, messages=(*problem.messages[:-1], told))
+        return offer(problem, self.tools(), self.calls, self.describe)
+
+    def check(self) -> None:
+        found = load_class(self.class_)
+        for name in NO_TOOLS:
+            if not callable(getattr(found, name, None)):
+                raise UserError(
+                    f"class {found.__name__} has no method `{name}`",
+                    file=file_of(self.class_),
+                    fix="give it `reset(self, **kwargs)`, `get_reward(self)`, and methods that are tools",
+                )
+        if not tool_methods(found):
+            raise UserError(
+                f"class {found.__name__} has no tool: a public method with a docstring", file=file_of(self.class_)
+            )
+        try:
+            inspect.signature(found).bind(**self.options)
+        except TypeError as error:
+            raise UserError(
+                f"class {found.__name__} does not take these options: {error}",
+                file=file_of(self.class_),
+                fix="change `options` of the environment, or what the class takes",
+            ) from error
+
+
+def tool_methods(found: type) -> list[tuple[str, Function]]:
+    """The public methods of a class, by name; those of `object` and properties are none."""
+    members = inspect.getmembers(found, predicate=inspect.isfunction)
+    return [(name, method) for name, method in members if not name.startswith("_") and name not in NO_TOOLS]
+
+
+def columns_of(problem: Problem) -> dict[str, Any]:
+    """What TRL gives to `reset`: the columns of the row, the prompt among them."""
+    row: Mapping[str, Any] = problem.extra.get(ROW) or {}
+    known: dict[str, Any] = {"prompt": [message.as_dict() for message in problem.messages]}
+    return known | ({} if problem.gold is None else {"answer": problem.gold}) | dict(row)
+
+
+def _taken(method: Callable[..., Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """What the method asks for: all there is where it takes `**kwargs`, otherwise what it names."""
+    parameters = inspect.signature(method).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return dict(known)
+    return {name: value for name, value in known.items() if name in parameters}
+
+
+async def _awaited(given: Any) -> Any:
+    return await given
