@@ -25,6 +25,10 @@ class ClusterOptions(Options):
     divides it gives the same numbers."""
     restarts: int = Field(3, ge=0)
     """How often in a row the ranks are started again after one of them died, without a step in between."""
+    patience: float = Field(30.0, gt=0)
+    """Seconds without a sign of life after which a rank counts as dead."""
+    deadline: float = Field(3600.0, gt=0)
+    """Seconds for which ranks wait for one that lives and does not come, such as one that still generates."""
     config: str | None = Field(None, min_length=1)
     """A DeepSpeed, Accelerate or FSDP configuration file. What it says takes effect wherever the recipe says nothing;
     `lemma plan` names what has no counterpart."""

@@ -36,6 +36,8 @@ class World:
 
 _world = World()
 _waits = 0
+# Whether this rank does its own part of something, and others learn of what it raises.
+_may_leave = False
 
 
 @contextmanager
@@ -98,9 +100,9 @@ def _wait(place: str) -> Iterator[None]:
         _waits -= 1
 
 
-def is_waiting() -> bool:
-    """Whether this rank is talking to the others right now; leaving then would leave them behind."""
-    return _waits > 0
+def may_leave() -> bool:
+    """Whether an exception that comes from outside, such as a signal's, leaves nobody behind who waits."""
+    return _world.size == 1 or (_may_leave and not _waits)
 
 
 def gather_over_ranks(value: T, place: str = "an agreement") -> list[T]:
@@ -117,17 +119,21 @@ def gather_over_ranks(value: T, place: str = "an agreement") -> list[T]:
 
 def together(work: Callable[[], T], place: str = "an agreement") -> list[T]:
     """Do each rank's own part, then gather. What one rank raises, all raise: nobody waits for somebody who left."""
+    global _may_leave
     if _world.size == 1:
         return [work()]
     mine: T | None = None
     trouble: BaseException | None = None
     try:
+        _may_leave = True
         mine = work()
+        _may_leave = False
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # noqa: BLE001 (raised again below, here and by all others)
+        _may_leave = False
         trouble = error
-    everybody = gather_over_ranks((mine, None if trouble is None else _portable(trouble)), place)
+    everybody = gather_over_ranks((mine, None if trouble is None else portable(trouble)), place)
     if trouble is not None:
         raise trouble
     for _, sent in everybody:
@@ -136,7 +142,7 @@ def together(work: Callable[[], T], place: str = "an agreement") -> list[T]:
     return [value for value, _ in everybody]  # type: ignore[misc]
 
 
-def _portable(error: BaseException) -> bytes:
+def portable(error: BaseException) -> bytes:
     """An error as bytes; one that cannot be sent as it is keeps its words."""
     try:
         data = pickle.dumps(error)

@@ -116,6 +116,10 @@ class Engine(Protocol):
         """Give memory back until the next `update_weights`, where the engine can and its options want that."""
         return None
 
+    def forget_prompts(self) -> None:
+        """Keep nothing of earlier requests, so that the last bit of a later one does not depend on them."""
+        return None
+
     def submit(self, request: Request) -> None: ...
     def cancel(self, key: Key) -> None: ...
     def completions(self) -> Iterator[Completion]: ...

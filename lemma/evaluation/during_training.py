@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lemma.core.events import Sink, silent
+from lemma.core.ranks import is_leader
+from lemma.engines.dealt_engine import dealt_out
 from lemma.engines.protocol import Engine
 from lemma.evaluation.benchmarks import Loaded
 from lemma.evaluation.eval_options import EvalOptions
@@ -76,7 +78,7 @@ class StageEvaluator:
 
     def begin(self, step: int) -> None:
         """Forget evaluations of steps that will come again."""
-        for path in self.folder.glob("step-*"):
+        for path in self.folder.glob("step-*") if is_leader() else ():
             number = path.name.removeprefix("step-")
             if number.isdigit() and (int(number) > step or step == 0):
                 shutil.rmtree(path)
@@ -84,6 +86,9 @@ class StageEvaluator:
     def run(self, engine: Engine, step: int) -> dict[str, float]:
         """Evaluate now. Names are `evaluation/gsm8k/answer_accuracy`, and, for the mean over several benchmarks,
         `evaluation/answer_accuracy`."""
+        return dealt_out(engine, lambda shared: self._run(shared, step))
+
+    def _run(self, engine: Engine, step: int) -> dict[str, float]:
         folder = self.folder / f"step-{step:06d}"
         model = f"{self.name}, step {step}"
         report = evaluate(

@@ -3,12 +3,16 @@
 A save takes a snapshot to host memory and returns; a background thread writes it to a hidden folder, syncs, hashes and
 renames it. A folder `step-N` is therefore complete, unless the disk itself lies: that is what the hashes are for. The
 newest valid one is used; a broken one is reported and passed over. Safetensors and JSON, no pickle.
+
+Several ranks write a file each, in the background too. When all of them say that theirs is on disk, which they are
+asked after every step, the first rank writes the manifest and renames the folder. Any number of ranks reads it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +27,13 @@ from safetensors.torch import load_file, save_file
 from lemma.core.errors import UserError
 from lemma.core.faults import fault_point
 from lemma.core.files import sync_folder, write_whole
+from lemma.core.ranks import from_leader, is_leader, rank, together, world_size
 from lemma.learning.manifest import find_damage, fingerprint
 
-FORMAT_VERSION = 1
+# 1: one file of whole tensors. 2: a file of each rank, or tensors in pieces, named by where they begin.
+FORMATS = (1, 2)
 TENSORS, STATE, MANIFEST, BEST = "tensors.safetensors", "state.json", "manifest.json", "best.json"
+TENSOR_FILE = re.compile(r"tensors(-\d+)?\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,17 @@ class Checkpoint:
     step: int
     tensors: dict[str, torch.Tensor]
     state: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A checkpoint that ranks are writing; `state` is what stands beside the tensors."""
+
+    step: int
+    partial: Path
+    state: str
+    best: dict[str, Any] | None
+    prune: bool
 
 
 class BrokenCheckpoint(Exception):
@@ -52,6 +70,9 @@ class CheckpointStore:
         self._best: dict[str, Any] | None = None
         self._writer: threading.Thread | None = None
         self._failure: Exception | None = None
+        # What all ranks write together, and the name and mark of this rank's file once it is on disk.
+        self._pending: _Pending | None = None
+        self._written: tuple[str, dict[str, Any]] | None = None
 
     # --- writing -----------------------------------------------------------------------------------------------
 
@@ -63,14 +84,26 @@ class CheckpointStore:
         snapshot = {name: _to_host(tensor) for name, tensor in tensors.items()}
         own = {"step": step, "best": self._best} | ({"recipe": self._recipes[0]} if self._recipes else {})
         text = json.dumps({**own, **state}, indent=1, sort_keys=True)
-        arguments = (step, snapshot, text, self._best, prune)
-        self._writer = threading.Thread(target=self._write_guarded, args=arguments, name="checkpoint")
+        pending = _Pending(step, self.folder / f".partial-{step:08d}", text, self._best, prune)
+        if world_size() > 1:
+            from_leader(lambda: self._begin(pending), "the folder of a checkpoint")
+            self._pending, self._written = pending, None
+        target = self._write_guarded if world_size() == 1 else self._write_part_guarded
+        self._writer = threading.Thread(target=target, args=(pending, snapshot), name="checkpoint")
         self._writer.start()
 
     def wait(self) -> None:
         """Until what was saved is on disk; a failed write is raised here, as one sentence."""
         self.settle()
         self.check()
+
+    def _begin(self, pending: _Pending) -> None:
+        try:
+            self._clear_partials()
+            pending.partial.mkdir(parents=True)
+        except OSError as error:
+            self._failure = error
+        self._raise_failure()
 
     def settle(self) -> None:
         """Until nothing is written any more, well or badly."""
@@ -80,7 +113,29 @@ class CheckpointStore:
             self._writer = None
 
     def check(self) -> None:
-        """Raise what went wrong in the background, if anything did."""
+        """Raise what went wrong in the background, here or on another rank, if anything did; complete what all ranks
+        have written."""
+        pending = self._pending
+        if pending is None:
+            self._raise_failure()
+            return
+
+        def own_part() -> tuple[str, dict[str, Any]] | None:
+            self._raise_failure()
+            return self._written
+
+        try:
+            parts = together(own_part, "a checkpoint")
+            if None not in parts:
+                self._pending = None
+                from_leader(lambda: self._complete(pending, dict(part for part in parts if part)), "a checkpoint")
+        except UserError:
+            self._pending = None
+            if is_leader():
+                shutil.rmtree(pending.partial, ignore_errors=True)
+            raise
+
+    def _raise_failure(self) -> None:
         if self._failure is None:
             return
         failure, self._failure = self._failure, None
@@ -94,39 +149,57 @@ class CheckpointStore:
             fix="make room there and start the same command again",
         ) from failure
 
-    def _write_guarded(
-        self, step: int, snapshot: dict[str, torch.Tensor], text: str, best: dict[str, Any] | None, prune: bool
-    ) -> None:
-        partial = self.folder / f".partial-{step:08d}"
+    def _write_guarded(self, pending: _Pending, snapshot: dict[str, torch.Tensor]) -> None:
         try:
-            self._write(step, partial, snapshot, text, best)
-            if prune:
-                self._prune()
+            self._clear_partials()
+            pending.partial.mkdir(parents=True)
+            save_file(snapshot, pending.partial / TENSORS)
+            fault_point("checkpoint.mid_write")
+            self._finish(pending, {TENSORS: fingerprint(pending.partial / TENSORS)}, is_whole=not _has_pieces(snapshot))
         except Exception as error:  # noqa: BLE001 (raised again by `check`, in the thread that trains)
-            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(pending.partial, ignore_errors=True)
             self._failure = error
 
-    def _write(
-        self, step: int, partial: Path, snapshot: dict[str, torch.Tensor], text: str, best: dict[str, Any] | None
-    ) -> None:
-        self._clear_partials()
-        partial.mkdir(parents=True)
-        save_file(snapshot, partial / TENSORS)
-        fault_point("checkpoint.mid_write")
-        (partial / STATE).write_text(text)
-        files = {name: fingerprint(partial / name) for name in (TENSORS, STATE)}
-        (partial / MANIFEST).write_text(json.dumps({"format": FORMAT_VERSION, "step": step, "files": files}, indent=1))
+    def _write_part_guarded(self, pending: _Pending, snapshot: dict[str, torch.Tensor]) -> None:
+        """Write this rank's file; the others may be at work beside it, and nothing of theirs is touched."""
+        name = f"tensors-{rank()}.safetensors"
+        try:
+            save_file(snapshot, pending.partial / name)
+            fault_point("checkpoint.mid_write")
+            _sync_file(pending.partial / name)
+            self._written = name, fingerprint(pending.partial / name)
+        except Exception as error:  # noqa: BLE001 (raised again by `check`, in the thread that trains)
+            self._failure = error
+
+    def _complete(self, pending: _Pending, files: dict[str, dict[str, Any]]) -> None:
+        """The first rank's last part, once the files of all ranks are there."""
+        try:
+            self._finish(pending, files, is_whole=False)
+        except (OSError, SafetensorError) as error:
+            self._failure = error
+        self._raise_failure()
+
+    def _finish(self, pending: _Pending, files: dict[str, dict[str, Any]], *, is_whole: bool) -> None:
+        """Write what stands beside the tensors, sync, and give the folder its name."""
+        partial, step = pending.partial, pending.step
+        (partial / STATE).write_text(pending.state)
+        files[STATE] = fingerprint(partial / STATE)
+        facts = {"format": 1 if is_whole else 2, "step": step, "files": files}
+        (partial / MANIFEST).write_text(json.dumps(facts, indent=1))
         fault_point("checkpoint.before_sync")
         for name in (TENSORS, STATE, MANIFEST):
-            _sync_file(partial / name)
+            if (partial / name).exists():
+                _sync_file(partial / name)
         sync_folder(partial)
         fault_point("checkpoint.before_rename")
         self._remove(step)
         os.replace(partial, self._path(step))
         fault_point("checkpoint.after_rename")
         sync_folder(self.folder)
-        if best is not None:
-            self._write_best(best)
+        if pending.best is not None:
+            self._write_best(pending.best)
+        if pending.prune:
+            self._prune()
 
     def _write_best(self, best: Mapping[str, Any]) -> None:
         write_whole(self.folder / BEST, json.dumps(best, sort_keys=True))
@@ -175,10 +248,23 @@ class CheckpointStore:
         return min(self.steps()[-self.keep :], default=0)
 
     def newest(self) -> Checkpoint | None:
-        """The newest valid checkpoint; broken ones are reported, set aside and passed over.
+        """The newest valid checkpoint; broken ones are reported, set aside and passed over, by the first rank.
 
         What it says about the best one holds again, whatever was marked after it.
         """
+        held: list[Checkpoint | None] = []
+
+        def look() -> int | None:
+            held.append(self._newest())
+            return None if held[0] is None else held[0].step
+
+        step = from_leader(look, "the newest checkpoint")
+        found = held[0] if held else None if step is None else self.load(step, verify=False)
+        if found is not None:
+            self._best = found.state["best"]
+        return found
+
+    def _newest(self) -> Checkpoint | None:
         for step in sorted(self.steps(), reverse=True):
             try:
                 found = self.load(step)
@@ -188,22 +274,24 @@ class CheckpointStore:
                 shutil.rmtree(aside, ignore_errors=True)
                 os.replace(self._path(step), aside)
                 continue
-            self._best = found.state["best"]
-            if self._best is not None:
-                self._write_best(self._best)
+            if found.state["best"] is not None:
+                self._write_best(found.state["best"])
             return found
         return None
 
-    def load(self, step: int) -> Checkpoint:
-        """A verified checkpoint; raises BrokenCheckpoint."""
+    def load(self, step: int, *, verify: bool = True) -> Checkpoint:
+        """A checkpoint, verified unless somebody did that already; raises BrokenCheckpoint."""
         path = self._path(step)
         try:
             manifest = json.loads((path / MANIFEST).read_text())
-            if manifest["format"] != FORMAT_VERSION:
-                raise BrokenCheckpoint(f"format {manifest['format']}, this version of Lemma reads {FORMAT_VERSION}")
-            if manifest["files"].keys() != {TENSORS, STATE}:
+            if manifest["format"] not in FORMATS:
+                raise BrokenCheckpoint(
+                    f"format {manifest['format']}, this version of Lemma reads {FORMATS[-1]} and less"
+                )
+            names = sorted(manifest["files"].keys() - {STATE})
+            if len(names) == len(manifest["files"]) or not names or any(not TENSOR_FILE.fullmatch(n) for n in names):
                 raise BrokenCheckpoint(f"its manifest names {', '.join(manifest['files']) or 'no files'}")
-            damage = find_damage(path, manifest["files"])
+            damage = find_damage(path, manifest["files"]) if verify else None
             if damage is not None:
                 raise BrokenCheckpoint(damage)
             state = json.loads((path / STATE).read_text())
@@ -212,12 +300,17 @@ class CheckpointStore:
                     raise BrokenCheckpoint(f"it is that of step {found}")
             if self._recipes and state.get("recipe", self._recipes[0]) not in self._recipes:
                 raise BrokenCheckpoint("it is of a run of another recipe")
-            return Checkpoint(step, load_file(path / TENSORS), state)
+            tensors = {name: tensor for file in names for name, tensor in load_file(path / file).items()}
+            return Checkpoint(step, tensors, state)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             raise BrokenCheckpoint(str(error) or type(error).__name__) from error
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
+
+
+def _has_pieces(tensors: Mapping[str, torch.Tensor]) -> bool:
+    return any("@" in name for name in tensors)
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:

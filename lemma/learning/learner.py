@@ -72,7 +72,7 @@ class Learner:
     ):
         self.policy = policy
         self.optim = optim
-        self.token_budget = token_budget
+        self.token_budget = min(gather_over_ranks(token_budget, "the token budget"))
         self.total_steps = total_steps
         self.temperature = temperature
         self.is_compiled = compile_blocks

@@ -7,7 +7,7 @@ from typing import Any
 
 from lemma.core.errors import UserError
 from lemma.rollouts.journal import read_episodes
-from lemma.rollouts.journal_files import journal_path
+from lemma.rollouts.journal_files import step_journals
 
 # Rows of a table, and steps between two tables.
 ROWS, EVERY = 16, 10
@@ -22,7 +22,8 @@ def completion_rows(run_dir: Path, stage: str, step: int, most: int = ROWS) -> l
     """The first completions of a step's journal; none where the stage samples nothing or the journal is gone."""
     rows: list[dict[str, Any]] = []
     try:
-        for episode in read_episodes(journal_path(run_dir / "stages" / stage / "journal", step)):
+        paths = step_journals(run_dir / "stages" / stage / "journal", step)
+        for episode in (episode for path in paths for episode in read_episodes(path)):
             if len(rows) == most:
                 break
             said = (episode.text, episode.answer or "", " | ".join(episode.gold), episode.verdict or "")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lemma.config.registry import Registry
 from lemma.core.errors import UserError, nearest, warnings_said
 from lemma.core.events import Event, Said, Sink
+from lemma.core.ranks import rank
 from lemma.reporting.console import Console
 from lemma.reporting.logfile import LogFile
 from lemma.reporting.mlflow import MLflow
@@ -155,8 +156,23 @@ def make_sink(
         sink.close(failed)
 
 
+@contextmanager
+def rank_sink(run_dir: Path) -> Iterator[Sink]:
+    """What a rank beside the first one says goes to a file of its own."""
+    sink = Loggers([LogFile(run_dir / "logs" / f"rank-{rank()}.log")])
+    failed = True
+    try:
+        with warnings_said(lambda text: sink(Said(text, "warning"))):
+            yield sink
+        failed = False
+    finally:
+        sink.close(failed)
+
+
 def sink_of(recipe: Recipe, *, console: bool = True) -> AbstractContextManager[Sink]:
-    """The sink that a recipe asks for."""
+    """The sink that a recipe asks for; of further ranks a file each."""
+    if rank() != 0:
+        return rank_sink(Path(recipe.run.dir))
     run, values = recipe.run, recipe.model_dump(mode="json")
     return make_sink(
         Path(run.dir),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import numpy as np
 from lemma.algorithms import Algorithm
 from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.faults import fault_point
+from lemma.core.ranks import own_slots, slots, together
 from lemma.core.types import Group, Trajectory
 from lemma.engines.protocol import Engine, Sampling
 from lemma.rollouts.episode import Episode
@@ -74,12 +75,13 @@ class Roller:
 
     def step(self, step: int) -> Rollouts:
         """Groups in the order of their draws; with further rounds, live ones only, at most as many as wanted."""
-        journal = self._journal(step)
+        journals: dict[int, Journal] = {}
+        together(lambda: journals.update({slot: self._journal(step, slot) for slot in own_slots()}), "the journals")
         graded_before = self.judge.seconds
-        found = Rollouts(wanted=self.problems, from_journal=journal.is_complete)
+        found = Rollouts(wanted=self.problems, from_journal=all(one.is_complete for one in journals.values()))
         missing = self.problems
         for round_ in range(1 + self.further_rounds):
-            groups = self._round(step, self.order.draw(missing), journal, found)
+            groups = self._round(step, self.order.draw(missing), journals, found)
             found.rounds += 1
             live = [group for group in groups if self._is_live(group)]
             found.dead += len(groups) - len(live)
@@ -88,23 +90,25 @@ class Roller:
                 break
             missing = self._next_count(found)
         found.groups = found.groups[: self.problems]
-        self._check_known(found, journal)
+        self._check_known(found, journals.values())
         fault_point("rollouts.before_finish")
-        if not journal.is_complete:
-            journal.finish(self.order.drawn)
-        journal.close()
+        for journal in journals.values():
+            if not journal.is_complete:
+                journal.finish(self.order.drawn)
+            journal.close()
         found.grade_seconds = self.judge.seconds - graded_before
         for unit, group in enumerate(found.groups):
             for trajectory in group.trajectories:
                 trajectory.unit = unit
         return found
 
-    def _check_known(self, found: Rollouts, journal: Journal) -> None:
+    def _check_known(self, found: Rollouts, journals: Iterable[Journal]) -> None:
         """Stop where too many episodes of an environment have no known worth. The next run plays the step again."""
         if self.world is None or found.unscored <= self.world.options.unknown_limit * len(found.episodes):
             return
-        journal.clear()
-        journal.close()
+        for journal in journals:
+            journal.clear()
+            journal.close()
         reasons = Counter(episode.reason for episode in found.episodes if episode.reward is None)
         raise UserError(
             f"{found.unscored} of {len(found.episodes)} episodes of this step have no known worth, most often because: "
@@ -112,9 +116,9 @@ class Roller:
             fix="repair the environment, or raise `environment.unknown_limit`",
         )
 
-    def _journal(self, step: int) -> Journal:
-        """What is known of this step: all of it, or nothing; with a free schedule whatever there is."""
-        journal = Journal(journal_path(self.folder, step), self.data)
+    def _journal(self, step: int, slot: int) -> Journal:
+        """What is known of a slot of this step: all of it, or nothing; with a free schedule whatever there is."""
+        journal = Journal(journal_path(self.folder, step, slot if slots() > 1 else None), self.data)
         foreign = any(episode.key[:2] != (self.name, step) for episode in journal.episodes.values())
         if journal.damaged or (journal.is_complete and foreign):
             what = "holds samples of another step" if foreign else "is not what was written"
@@ -132,22 +136,41 @@ class Roller:
         share = max(len(found.groups) / found.drawn, 1 / self.problems)
         return min(self.problems, math.ceil((self.problems - len(found.groups)) / share))
 
-    def _round(self, step: int, drawn: Sequence[tuple[int, Task]], journal: Journal, found: Rollouts) -> list[Group]:
+    def _round(
+        self, step: int, drawn: Sequence[tuple[int, Task]], journals: Mapping[int, Journal], found: Rollouts
+    ) -> list[Group]:
+        """The groups of these draws. Draw d belongs to slot d modulo their number; each slot is played by itself, by
+        the rank that has it, and what was played is exchanged."""
         tasks = dict(drawn)
-        teachers: list[Episode] = []
-        asks: list[Ask] = []
-        for draw, task in drawn:
-            whole, requests = self._asks(step, draw, task, found)
-            teachers, asks = teachers + whole, asks + requests
+        wanted = {draw: self._asks(step, draw, task, found) for draw, task in drawn}
+
+        def own_part() -> list[Episode]:
+            episodes: list[Episode] = []
+            for slot, journal in journals.items():
+                if slots() > 1:
+                    self.engine.forget_prompts()
+                mine = [wanted[draw] for draw in tasks if draw % slots() == slot]
+                whole = [one for teachers, _ in mine for one in teachers]
+                asks = [one for _, requests in mine for one in requests]
+                episodes += self._slot(tasks, whole, asks, journal)
+            return episodes
+
+        played: dict[int, list[Episode]] = {draw: [] for draw in tasks}
+        for part in together(own_part, "the samples of a round"):
+            for episode in part:
+                played[_draw(episode)].append(episode)
+        found.drawn += len(drawn)
+        return [self._group(tasks[draw], sorted(own, key=_number), found) for draw, own in played.items()]
+
+    def _slot(
+        self, tasks: Mapping[int, Task], teachers: Sequence[Episode], asks: Sequence[Ask], journal: Journal
+    ) -> list[Episode]:
+        """What is played for one slot, and what a teacher says there."""
         known = [journal.episodes[one.order] for one in teachers if one.order in journal.episodes]
         fresh = [one for one in teachers if one.order not in journal.episodes]
         episodes = [*known, *self._replayed([one for one in fresh if tasks[_draw(one)].turns], tasks, journal)]
         graded = [self.judge.begin(tasks[_draw(one)].problem, one) for one in fresh if not tasks[_draw(one)].turns]
-        played: dict[int, list[Episode]] = {draw: [] for draw in tasks}
-        for episode in [*episodes, *self._played(asks, journal), *self._finished(graded, journal)]:
-            played[_draw(episode)].append(episode)
-        found.drawn += len(drawn)
-        return [self._group(tasks[draw], sorted(own, key=_number), found) for draw, own in played.items()]
+        return [*episodes, *self._played(asks, journal), *self._finished(graded, journal)]
 
     def _asks(self, step: int, draw: int, task: Task, found: Rollouts) -> tuple[list[Episode], list[Ask]]:
         """What a teacher says in full, and what the policy is asked: alone, or after the beginning of a trace."""

@@ -16,12 +16,17 @@ COMPRESSED = ".gz"
 LEVEL = 3
 # Of a compressed journal: id, log-probability and text of a sampled token of English, measured.
 BYTES_A_TOKEN = 9
-NAME = re.compile(r"step-(\d+)\.jsonl(\.gz)?")
+NAME = re.compile(r"step-(\d+)(?:\.slot-\d+)?\.jsonl(\.gz)?")
 
 
-def journal_path(folder: Path, step: int) -> Path:
-    """Where a step's journal is written; `find` knows where it is afterwards."""
-    return folder / f"step-{step:06d}.jsonl"
+def journal_path(folder: Path, step: int, slot: int | None = None) -> Path:
+    """Where a step's journal is written; `find` knows where it is afterwards. Of several slots each has its own."""
+    return folder / (f"step-{step:06d}.jsonl" if slot is None else f"step-{step:06d}.slot-{slot:03d}.jsonl")
+
+
+def step_journals(folder: Path, step: int) -> list[Path]:
+    """The journals of one step, in the order of slots."""
+    return list_journals(folder.glob(f"step-{step:06d}.*"))
 
 
 def find(path: Path) -> Path | None:

@@ -10,10 +10,13 @@ from typing import Any, Protocol
 
 import torch
 
+from lemma.cluster.cluster_options import ClusterOptions
 from lemma.core.errors import UserError, nearest
 from lemma.core.events import Said, Sink
+from lemma.core.ranks import from_leader, is_leader, together, use_slots, world_size
 from lemma.formats import Format
 from lemma.learning.divergence import Diverged
+from lemma.learning.optimiser import Split
 from lemma.models.load_model import pick_device
 from lemma.models.model_options import ModelOptions
 from lemma.models.places import TINY, resolve
@@ -30,6 +33,8 @@ class RecipeLike(Protocol):
 
     @property
     def run(self) -> RunOptions: ...
+    @property
+    def cluster(self) -> ClusterOptions: ...
     @property
     def model(self) -> ModelOptions: ...
     @property
@@ -61,22 +66,66 @@ def train(
     device = pick_device(recipe.run.device)
     if recipe.model.path != TINY:
         _check_start(Path(resolve(recipe.model.path)))
-    folder = RunFolder(there.path)
+    shard = _what_is_dealt_out(recipe.cluster, device)
+    folder = _opened(there.path)
     try:
-        threads = recipe.run.threads or torch.get_num_threads()
         anew = [name for name in recipe.stages if name not in skipped] if fresh else []
-        _check_heirs(recipe.stages, anew, folder)
-        if not fresh:
-            lengthen(folder, recipe, extend, lambda text: sink(Said(text)))
-        torch.set_num_threads(folder.begin(recipe.to_yaml(), recipe.digest(), threads, fresh=anew))
+        facts = from_leader(lambda: _begun(recipe, folder, anew, fresh, extend, sink), "the run folder")
+        folder.follow(facts)
+        torch.set_num_threads(int(facts["threads"]))
+        _take_slots(recipe.cluster, int(facts.get("slots", 1)), sink)
         _determinism(recipe.run, device, sink)
         with StopSignal().listening() as stop:
-            return _run_stages(recipe, skipped, folder, device, sink, stop)
+            return _run_stages(recipe, skipped, folder, device, sink, stop, shard)
     except UserError:
-        folder.put_back()
+        if is_leader():
+            folder.put_back()
         raise
     finally:
         folder.close()
+
+
+def _opened(path: Path) -> RunFolder:
+    """The folder: the first rank holds its lock, the others only read."""
+    found: list[RunFolder] = []
+    together(lambda: found.append(RunFolder(path, only_read=not is_leader())), "the run folder")
+    return found[0]
+
+
+def _begun(
+    recipe: RecipeLike, folder: RunFolder, anew: Sequence[str], fresh: bool, extend: bool, sink: Sink
+) -> dict[str, Any]:
+    """What the first rank does before anything is learnt: look at what is there, and record what the run is."""
+    _check_heirs(recipe.stages, anew, folder)
+    if not fresh:
+        lengthen(folder, recipe, extend, lambda text: sink(Said(text)))
+    threads, slots = recipe.run.threads or torch.get_num_threads(), recipe.cluster.slots or world_size()
+    return folder.begin(recipe.to_yaml(), recipe.digest(), threads, fresh=anew, slots=slots)
+
+
+def _take_slots(cluster: ClusterOptions, recorded: int, sink: Sink) -> None:
+    if cluster.slots not in (None, recorded):
+        raise UserError(
+            f"cluster.slots is {cluster.slots}, and this run began with {recorded}",
+            fix=f"write `slots: {recorded}`, or start anew with --fresh",
+        )
+    use_slots(recorded)
+    if recorded < world_size():
+        sink(
+            Said(
+                f"the run began with {recorded} slots, so {world_size() - recorded} of {world_size()} ranks have "
+                "nothing to do; a run that may use more of them begins with a larger `cluster.slots`",
+                "warning",
+            )
+        )
+
+
+def _what_is_dealt_out(cluster: ClusterOptions, device: torch.device) -> Split:
+    if cluster.shard == "weights" and world_size() > 1:
+        raise UserError("cluster.shard: weights is not there yet", fix="write `shard: gradients`")
+    if cluster.shard == "auto" or cluster.shard == "weights":
+        return "optimiser" if world_size() > 1 and device.type == "cuda" else "none"
+    return cluster.shard
 
 
 def _check_start(place: Path) -> None:
@@ -107,7 +156,13 @@ def _check_heirs(stages: Mapping[str, StageOptions], anew: Sequence[str], folder
 
 
 def _run_stages(
-    recipe: RecipeLike, skipped: set[str], folder: RunFolder, device: torch.device, sink: Sink, stop: StopSignal
+    recipe: RecipeLike,
+    skipped: set[str],
+    folder: RunFolder,
+    device: torch.device,
+    sink: Sink,
+    stop: StopSignal,
+    shard: Split,
 ) -> int:
     wanted = [name for name in recipe.stages if name not in skipped]
     for name in wanted:
@@ -131,6 +186,7 @@ def _run_stages(
                 start_from=folder.checked_model(before) if before else None,
                 earlier=list(recipe.stages)[: list(recipe.stages).index(name)],
                 recipe=recipe.model_dump(mode="json"),
+                shard=shard,
             )
             try:
                 options.run(stage, recipe.format)
@@ -142,7 +198,7 @@ def _run_stages(
             finally:
                 stage.store.settle()
             _hand_memory_back(device)
-            if stop.asked and wanted[number + 1 :]:
+            if wanted[number + 1 :] and stop.is_agreed():
                 sink(Said(f"{name}: done; stopped before the next stage; the same command goes on from here"))
                 return 0
     if wanted:

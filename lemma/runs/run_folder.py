@@ -1,8 +1,8 @@
 """The folder of a run: what it is a run of, its metrics, its stages. Everything on disk is named here.
 
 recipe.yaml                the resolved recipe
-run.json                   digest of the recipe, threads, versions
-run.log, tensorboard/      what was said and measured, for people
+run.json                   digest of the recipe, threads, slots, versions
+run.log, tensorboard/      what was said and measured, for people; logs/: what each further rank said
 metrics.jsonl              one row per step and axis
 stages/NAME/checkpoints/   whole states to go on from
 stages/NAME/final/         the finished model; stages/NAME/done.json is written after it
@@ -32,7 +32,7 @@ from lemma.core.leaves import leaves
 from lemma.learning.manifest import find_damage, fingerprints
 
 OWN_FILES = ("recipe.yaml", "run.json", "run.log", "metrics.jsonl", "results.md", "report.html", "wandb_run_id")
-OWN_FOLDERS = ("stages", "tensorboard", "wandb", "journal", "evaluations")
+OWN_FOLDERS = ("stages", "tensorboard", "wandb", "journal", "evaluations", "logs")
 # In `.earlier`: the names that were set aside, written before the first of them moves.
 NAMES = "names.json"
 DOOMED = ".doomed-"
@@ -73,8 +73,10 @@ class RunFolder:
                 f"another process is working in {path}", fix="wait for it, or give this run another run.dir"
             ) from error
 
-    def begin(self, recipe_yaml: str, digest: str, threads: int, *, fresh: Collection[str]) -> int:
-        """Start the run or go on with it; the number of threads to use (recorded at the first start).
+    def begin(
+        self, recipe_yaml: str, digest: str, threads: int, *, fresh: Collection[str], slots: int = 1
+    ) -> dict[str, Any]:
+        """Start the run or go on with it; what was recorded at the first start, threads and slots among it.
 
         `fresh` names the stages to start anew; all of them mean a new run.
         """
@@ -93,7 +95,13 @@ class RunFolder:
             )
         if facts is None:
             self._check_own_recipe(recipe_yaml)
-            facts = {"digest": digest, "threads": threads, "created": time.strftime("%Y-%m-%dT%H:%M:%S"), **_versions()}
+            facts = {
+                "digest": digest,
+                "threads": threads,
+                "slots": slots,
+                "created": time.strftime("%Y-%m-%dT%H:%M:%S"),
+                **_versions(),
+            }
             fault_point("folder.before_identity")
             write_whole(self.path / "run.json", json.dumps(facts, indent=1))
         self.recipes = [facts["digest"], *facts.get("earlier", [])]
@@ -101,7 +109,11 @@ class RunFolder:
         if not (self.path / "recipe.yaml").exists():
             write_whole(self.path / "recipe.yaml", recipe_yaml)
         self.metrics = JsonLines(self.path / "metrics.jsonl")
-        return int(facts["threads"])
+        return facts
+
+    def follow(self, facts: Mapping[str, Any]) -> None:
+        """Go along with the first rank, which has begun the run, without writing anything."""
+        self.recipes = [facts["digest"], *facts.get("earlier", [])]
 
     def _check_own_recipe(self, recipe_yaml: str) -> None:
         """Refuse to overwrite somebody's recipe in a folder that is no run yet."""

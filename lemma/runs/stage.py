@@ -17,9 +17,11 @@ from safetensors import SafetensorError
 from lemma.core.errors import UserError
 from lemma.core.events import Axis, Event, Measured, Progressed, Said, Sink, StageEnded, StageStarted
 from lemma.core.faults import fault_point
+from lemma.core.ranks import from_leader, is_leader, note_place
 from lemma.learning.checkpoint import Checkpoint, CheckpointStore
 from lemma.learning.divergence import Diverged, check_speaks, check_written
 from lemma.learning.learner import Learner
+from lemma.learning.optimiser import Split
 from lemma.models.model_options import ModelOptions
 from lemma.models.policy import Policy
 from lemma.runs.ingredients import ingredients
@@ -51,6 +53,7 @@ class Clock:
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
         begin = time.perf_counter()
+        note_place(name)
         yield
         self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - begin
 
@@ -84,7 +87,10 @@ class Stage:
         start_from: Path | None,
         earlier: Sequence[str],
         recipe: Mapping[str, Any],
+        shard: Split = "none",
     ):
+        # What the learners of this stage deal out over the ranks.
+        self.shard = shard
         self.name, self.options, self.model, self.folder = name, options, model, folder
         self.seed, self.device, self.start_from = seed, device, start_from
         # The names of the stages before this one, in the order of the recipe.
@@ -129,7 +135,6 @@ class Stage:
         """Write a row of metrics and tell everybody. Timings stand apart: only they, and the name of what held the step
         back, differ between repetitions."""
         self._begin()
-        assert self.folder.metrics is not None
         apart = {**timings, "held_by": held_by} if held_by else dict(timings)
         row = {"stage": self.name, "step": step, "axis": axis, **values, "timings": apart}
         if self._unmeasured and axis == "train":
@@ -139,8 +144,8 @@ class Stage:
         self.emit(Measured(self.name, step, axis, values, timings, held_by))
 
     def _write(self, row: Mapping[str, Any]) -> None:
-        assert self.folder.metrics is not None
-        self.folder.metrics.append(row)
+        if self.folder.metrics is not None:  # the first rank's
+            self.folder.metrics.append(row)
         self._rows += 1
 
     # --- evaluations that a stop may break off -----------------------------------------------------------------
@@ -236,7 +241,7 @@ class Stage:
         self._unmeasured = list(checkpoint.state.get("unmeasured", []))
         self._rows_after = list(checkpoint.state.get("rows_after", []))
         self._is_behind = bool(self._unmeasured)
-        lost = self._rows - self.folder.count_rows(self.name, checkpoint.step)
+        lost = self._rows - self.folder.count_rows(self.name, checkpoint.step) if is_leader() else 0
         if lost > 0:
             self.warn(
                 f"metrics.jsonl lacks {lost} of the {self._rows} rows that stage {self.name} wrote until step "
@@ -246,10 +251,10 @@ class Stage:
     def _begin(self) -> None:
         """Now that there is something to show, forget what was written after the checkpoint, and an earlier run that a
         fresh start set aside: a start that fails before has changed nothing."""
-        if self._forget_after is not None:
+        if self._forget_after is not None and is_leader():
             self.folder.stage_began()  # first: until then an earlier run, with all of its rows, may be put back
             self.folder.forget_after(self.name, self._forget_after)
-            self._forget_after = None
+        self._forget_after = None
 
     def is_due(self, every: int, step: int, total: int) -> bool:
         """Every so many steps, and always at the last one."""
@@ -262,7 +267,7 @@ class Stage:
         """
         self._begin()
         self.store.check()
-        asked = self._stop.asked
+        asked = self._stop.is_agreed()
         due = self._is_owed or self.is_due(self.options.checkpoint.every, step, total)
         learners = [learner, *(part for part in self._kept.values() if isinstance(part, Learner))]
         healthy = not any(one.skipped for one in learners)
@@ -276,13 +281,14 @@ class Stage:
             raise Stopped
 
     def save(self, learner: Learner, step: int, *, prune: bool = True) -> None:
-        assert self.folder.metrics is not None
-        self.folder.metrics.sync()
+        if self.folder.metrics is not None:
+            self.folder.metrics.sync()
         tensors, state = learner.state()
         kept: dict[str, Any] = {}
         for name, part in self._kept.items():
             own, kept[name] = part.state()
-            tensors |= {f"{name}{PART}{key}": tensor for key, tensor in own.items()}
+            if is_leader() or isinstance(part, Learner):  # all ranks have the same of everything else
+                tensors |= {f"{name}{PART}{key}": tensor for key, tensor in own.items()}
         same = {"data": self._data, "ingredients": self._ingredients, "rows": self._rows}
         same |= {"unmeasured": self._unmeasured, "rows_after": self._rows_after}
         self.store.save(step, tensors, {"learner": state, "kept": kept, **same}, prune=prune)
@@ -299,6 +305,10 @@ class Stage:
         """Write the final model, whole, and mark the stage as done."""
         self._begin()
         self.store.wait()
+        from_leader(lambda: self._write_model(policy, step, summary), "the final model")
+        self.emit(StageEnded(self.name, step, {**summary, **self._reached()}))
+
+    def _write_model(self, policy: Policy, step: int, summary: Mapping[str, Any]) -> None:
         partial = self.folder.stage(self.name) / ".final.partial"
         shutil.rmtree(partial, ignore_errors=True)
         check_speaks(policy)
@@ -313,7 +323,6 @@ class Stage:
             ) from error
         fault_point("stage.before_final_rename")
         self.folder.finish_stage(self.name, partial, {"step": step, **summary})
-        self.emit(StageEnded(self.name, step, {**summary, **self._reached()}))
 
     def _reached(self) -> dict[str, Any]:
         """What people want to know of a stage that ended: its best score, its duration here, and where the model is."""

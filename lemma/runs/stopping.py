@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from lemma.core.ranks import gather_over_ranks, may_leave
+
 
 class Stopped(Exception):
     """The run was asked to stop, has finished its step and saved."""
@@ -28,14 +30,18 @@ class StopSignal:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Within `with`, a stop does not wait for the end: it raises StopNow."""
-        if self.asked:
+        """Within `with`, a stop does not wait for the end: it raises StopNow, on all ranks."""
+        if self.is_agreed():
             raise StopNow
         self._is_at_once = True
         try:
             yield
         finally:
             self._is_at_once = False
+
+    def is_agreed(self) -> bool:
+        """Whether any rank was asked to stop: all of them find the same."""
+        return any(gather_over_ranks(self.asked, "whether to stop"))
 
     @contextmanager
     def listening(self) -> Iterator[StopSignal]:
@@ -53,12 +59,12 @@ class StopSignal:
         if self.asked and number == signal.SIGINT:
             signal.signal(signal.SIGINT, _leave)
             raise KeyboardInterrupt
-        self.asked = True
+        first, self.asked = not self.asked, True
         what = b"breaking off the evaluation" if self._is_at_once else b"finishing this step"
         if sys.__stderr__ is not None:  # otherwise 2 may be the number of any file
             with suppress(OSError):  # nobody reads it any more
                 os.write(2, b"\nlemma: " + what + b", then saving; Ctrl-C again stops at once\n")
-        if self._is_at_once:
+        if self._is_at_once and first and may_leave():
             raise StopNow
 
 

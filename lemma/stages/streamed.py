@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lemma.core.errors import UserError
+from lemma.core.ranks import leader_first
 from lemma.core.types import Demonstration, Trajectory, content_id
 from lemma.data.choices import as_asked
 from lemma.data.data_options import SourceOptions
@@ -31,12 +32,13 @@ def stream_demonstrations(
     key = _key(stage, options, fmt, tokenizer, limit)
     folder = stage.folder.stage(stage.name) / "tokens"
     reader = _Rows(stage, options, fmt, tokenizer, limit)
-    learnt = stored(
-        folder / "learnt",
-        {**key, "side": "learnt"},
-        reader.encoded(held_out=False),
-        lambda: list(reader.systems.items()),
-    )
+    with leader_first("stored tokens"):
+        learnt = stored(
+            folder / "learnt",
+            {**key, "side": "learnt"},
+            reader.encoded(held_out=False),
+            lambda: list(reader.systems.items()),
+        )
     if not len(learnt):
         raise UserError(
             f"stage {stage.name}: no row gives a demonstration of at most {limit} tokens",
@@ -45,7 +47,8 @@ def stream_demonstrations(
     has_some = options.validation.share > 0 and options.validation.data is None
     held = reader.encoded(held_out=True) if has_some else iter(())
     systems: Systems = Counter(dict(learnt.facts))
-    return learnt, stored(folder / "held_out", {**key, "side": "held out"}, held), systems
+    with leader_first("stored tokens"):
+        return learnt, stored(folder / "held_out", {**key, "side": "held out"}, held), systems
 
 
 class _Rows:

@@ -189,7 +189,7 @@ BREAK: dict[str, tuple[Callable[[Path], object], str]] = {
     "a manifest of another step": (lambda f: with_manifest(f, step=7), "it is that of step 7"),
     "a state of another step": (lambda f: with_state(f, step=7), "it is that of step 7"),
     "an older one copied over it": (older_over_newer, "it is that of step 1"),
-    "from the future": (lambda f: with_manifest(f, format=2), "format 2, this version of Lemma reads 1"),
+    "from the future": (lambda f: with_manifest(f, format=3), "format 3, this version of Lemma reads 2 and less"),
 }
 
 

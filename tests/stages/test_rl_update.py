@@ -4,19 +4,15 @@ order, micro-batches and two ranks, and whether groups without advantages are co
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed
-import torch.multiprocessing
 
 from lemma.algorithms import ALGORITHMS, Algorithm, Memory
 from lemma.core.types import Group, Message, Problem, Trajectory
@@ -26,7 +22,6 @@ from lemma.models.critic import Critic
 from lemma.models.policy import Policy
 from lemma.stages.reinforcement.rl_loop import add_scores, has_advantage, update, update_metrics
 from tests.models.small import CPU, WORDS, in_float64, relative, tiny_policy
-from tests.runs.test_kill import PRELOAD
 
 EXACT = 1e-9
 STAGE: Any = SimpleNamespace(seed=3, name="rl")
@@ -214,53 +209,3 @@ def test_a_batch_without_advantages_changes_nothing_and_the_schedule_goes_on(pol
     outcome = whole_update(policy, [groups()[i] for i in DEAD], make("grpo"), budget=90)
     assert not outcome.reports and not outcome.grads
     assert all(torch.equal(outcome.weights[name], p) for name, p in policy.parameters().items())
-
-
-# --- several ranks ---------------------------------------------------------------------------------------------------
-
-SPLITS = {
-    "uneven": ((0, 1, 2, 3), (4, 5)),
-    "one has nothing to compute": ((0, 2, 3, 5), (1, 4)),
-    "idle": (range(6), ()),
-}
-ON_RANKS = (
-    "grpo",
-    "grpo_once",
-    "luffy_once",
-    "dapo",
-    "ppo",
-    "of_the_batch",
-    "rloo_kl",
-    "each_reward",
-    "reinforce_plus_plus",
-)
-
-
-def work_of_a_rank(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    policy = in_float64(tiny_policy())
-    outcomes = {
-        (split, name): whole_update(policy, [groups()[i] for i in parts[rank]], make(name), budget=50)
-        for split, parts in SPLITS.items()
-        for name in ON_RANKS
-    }
-    torch.save(outcomes, f"{folder}/outcome-{rank}")
-    torch.distributed.destroy_process_group()
-
-
-def test_two_ranks_do_what_one_does(policy: Policy, tmp_path: Path) -> None:
-    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
-    torch.multiprocessing.start_processes(work_of_a_rank, (str(tmp_path),), nprocs=2, start_method="forkserver")
-    first, second = (torch.load(tmp_path / f"outcome-{rank}", weights_only=False) for rank in (0, 1))
-    for name in ON_RANKS:
-        single = whole_update(policy, groups(), make(name), budget=50)
-        for split in SPLITS:
-            for key, weight in single.weights.items():
-                assert relative(first[split, name].weights[key], weight) < EXACT, (split, name, key)
-                assert torch.equal(first[split, name].weights[key], second[split, name].weights[key])
-            assert first[split, name].remembered == second[split, name].remembered
-            assert first[split, name].remembered == pytest.approx(single.remembered, rel=EXACT)
-            losses = [report.loss for report in first[split, name].reports]
-            assert losses == [report.loss for report in second[split, name].reports]
-            assert losses == pytest.approx([report.loss for report in single.reports], rel=EXACT)

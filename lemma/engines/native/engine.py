@@ -134,6 +134,9 @@ class NativeEngine(Engine):
             for sequence in (job.leader, *job.followers):
                 sequence.version = sequence.version if sequence.count else version
 
+    def forget_prompts(self) -> None:
+        self._restart()
+
     def invalidate(self) -> None:
         self.runner.forget_graphs()
         self._restart()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from lemma.core.errors import UserError
+from lemma.core.ranks import slots
 from lemma.engines import make_engine
 from lemma.engines.engine_options import EngineOptions, NativeOptions
 from lemma.engines.protocol import Engine, Sampling
@@ -32,7 +33,7 @@ def make_rollout_engine(
     """
     wanted: EngineOptions = options.rollout.engine
     if isinstance(wanted, NativeOptions) and wanted.cache_gib is None and wanted.cache_tokens is None:
-        rows = min(options.batch.problems * options.algorithm.group_size, wanted.sequences)
+        rows = min(-(-options.batch.problems // slots()) * options.algorithm.group_size, wanted.sequences)
         needed = max(rows * longest, evaluated)
         wanted = wanted.model_copy(update={"cache_tokens": cache_tokens(stage, options, policy, needed, budget)})
     engine = make_engine(wanted, policy, stage.seed, stage.emit)

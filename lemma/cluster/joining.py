@@ -1,0 +1,134 @@
+"""Joining the ranks of a run, by the environment that `lemma train`, torchrun, `accelerate launch`, Slurm or Ray made.
+
+Objects travel over gloo. Tensors travel over NCCL where every rank of a host has a GPU of its own, and otherwise over
+gloo, through the host's memory.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from lemma.cluster.cluster_options import ClusterOptions
+from lemma.cluster.rank_watch import Watch
+from lemma.core.errors import UserError
+from lemma.core.ranks import World, gather_over_ranks, joined
+
+START_SECONDS = 300.0
+PORT_FILE = "port"
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the environment says about this process among the others."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+
+def place_of() -> Place | None:
+    """This rank; None where nobody said that there are others."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return None
+    try:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        return Place(rank, size, local, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    except (KeyError, ValueError) as error:
+        raise UserError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {error} is missing or no number",
+            fix="start with torchrun, or remove WORLD_SIZE",
+        ) from error
+
+
+@contextmanager
+def member(options: ClusterOptions, device: str) -> Iterator[World]:
+    """Within `with`, this process is one of the ranks that its environment names; alone where it names none."""
+    place = place_of()
+    if place is None:
+        yield World()
+        return
+    import torch.distributed as dist
+
+    store, second = _stores(place)
+    limit = timedelta(seconds=options.deadline)
+    has_own_gpu = _take_gpu(place, device)
+    try:
+        dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=limit)
+    except RuntimeError as error:
+        raise UserError(
+            f"rank {place.rank} did not meet the others within {START_SECONDS:.0f} s ({str(error).splitlines()[0]})",
+            fix="see what the other ranks say",
+        ) from error
+    watch = Watch(second, place.rank, place.size, options.patience)
+    world = World(place.rank, place.size, 1, dist.group.WORLD, dist.group.WORLD, waiting=watch.waiting, note=watch.note)
+    watch.start()
+    try:
+        with joined(world):
+            if all(gather_over_ranks(has_own_gpu, "who has a GPU")):
+                world.carrier, world.on_device = dist.new_group(backend="nccl", timeout=limit), True
+            try:
+                yield world
+            except UserError as error:
+                watch.tell_failure(str(error))
+                raise
+            watch.stop()
+            gather_over_ranks(None, "the end")
+    finally:
+        watch.stop()
+    dist.destroy_process_group()
+
+
+def _stores(place: Place) -> tuple[Any, Any]:
+    """Two connections to the store at which the ranks meet, of which a restart never sees anything again."""
+    from torch.distributed import PrefixStore, TCPStore
+
+    limit = timedelta(seconds=START_SECONDS)
+    meeting = os.environ.get("LEMMA_MEETING")
+    if meeting is not None:
+        address, file = "127.0.0.1", Path(meeting) / PORT_FILE
+        first = TCPStore(address, 0, None, True, limit, wait_for_workers=False) if place.rank == 0 else None
+        if first is not None:
+            file.with_suffix(".new").write_text(str(first.port))
+            file.with_suffix(".new").replace(file)
+        port = _port(file)
+    else:
+        try:
+            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        except (KeyError, ValueError) as error:
+            raise UserError(f"{error} is missing in the environment", fix="start with torchrun") from error
+        hosts = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        first = TCPStore(address, port, None, hosts, limit, wait_for_workers=False)
+    first = first or TCPStore(address, port, None, False, limit)
+    second = TCPStore(address, port, None, False, timedelta(seconds=30))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    prefix = f"lemma/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{attempt}"
+    return PrefixStore(f"{prefix}/group", first), PrefixStore(f"{prefix}/watch", second)
+
+
+def _port(file: Path) -> int:
+    began = time.monotonic()
+    while not file.exists():
+        if time.monotonic() - began > START_SECONDS:
+            raise UserError(f"rank 0 did not start within {START_SECONDS:.0f} s", fix="see what it says")
+        time.sleep(0.02)
+    return int(file.read_text())
+
+
+def _take_gpu(place: Place, device: str) -> bool:
+    """Take the GPU of this rank's number on its host; whether no other rank of the host takes the same."""
+    import torch
+
+    if device == "cpu" or not torch.cuda.is_available():
+        return False
+    count = torch.cuda.device_count()
+    torch.cuda.set_device(place.local_rank % count)
+    return place.local_size <= count

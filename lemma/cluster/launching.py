@@ -1,0 +1,231 @@
+"""Starting the ranks of one machine, ending them together, and starting them again when one of them dies.
+
+Each rank is a process that runs the same command. What is on disk survives any of their deaths, so that the group goes
+on from its last checkpoint and its journals.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from lemma.cluster.rank_watch import LOST
+
+POLL_SECONDS = 0.05
+# How long ranks may take to end once one of them ended in good order, and once one of them failed.
+LAST_SECONDS, FAILED_SECONDS = 120.0, 10.0
+# How long to look for the first cause, once one rank has died.
+CAUSE_SECONDS = 0.5
+SHOWN_LINES = 30
+USER_ERROR, INTERRUPTED = 2, 130
+
+
+class RankProcess(Protocol):
+    """A process that was started, as the launcher sees it."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self) -> int: ...
+    def send_signal(self, sig: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Fall:
+    """Why the ranks did not end well."""
+
+    rank: int
+    code: int
+    sentence: str
+
+
+class Launcher:
+    """Runs `command` as `count` ranks in `folder`, a run's; `say` speaks to people."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        count: int,
+        folder: Path,
+        *,
+        restarts: int,
+        fresh: bool,
+        say: Callable[[str], None],
+    ):
+        self._command, self._count, self._folder = command, count, folder
+        self._restarts, self._fresh, self._say = restarts, fresh, say
+        self._ranks: list[RankProcess] = []
+        self._stops = 0
+
+    def run(self) -> int:
+        """Until all ranks ended; the exit code of the command."""
+        in_a_row, before = 0, progress(self._folder)
+        with self._forwarding():
+            for attempt in range(10**6):
+                fall = self._attempt(attempt)
+                if fall is None:
+                    return 0
+                if fall.code in (USER_ERROR, INTERRUPTED) or self._stops:
+                    if fall.sentence:
+                        self._say(fall.sentence)
+                    return fall.code if fall.code > 0 else 1
+                now = progress(self._folder)
+                in_a_row = in_a_row + 1 if now <= before else 1
+                before = max(now, before)
+                if in_a_row > self._restarts:
+                    self._say(f"error: {fall.sentence}{_again(self._restarts)}")
+                    break
+                self._say(f"{fall.sentence}; starting the {self._count} ranks again ({in_a_row} of {self._restarts})")
+        return 1
+
+    # --- one attempt -------------------------------------------------------------------------------------------
+
+    def _attempt(self, attempt: int) -> Fall | None:
+        meeting = Path(tempfile.mkdtemp(prefix="lemma-ranks-"))
+        try:
+            self._start(attempt, meeting)
+            return self._wait(meeting)
+        finally:
+            for rank in self._ranks:
+                with suppress(ProcessLookupError):
+                    os.killpg(rank.pid, signal.SIGKILL)
+                rank.wait()
+            shutil.rmtree(meeting, ignore_errors=True)
+
+    def _start(self, attempt: int, meeting: Path) -> None:
+        self._ranks = []
+        threads = max(1, (os.cpu_count() or 1) // self._count)
+        for rank in range(self._count):
+            env = {"OMP_NUM_THREADS": str(threads), **os.environ}
+            env |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            env |= {"WORLD_SIZE": str(self._count), "LOCAL_WORLD_SIZE": str(self._count)}
+            env |= {"LEMMA_MEETING": str(meeting), "LEMMA_LAUNCHER": str(os.getpid()), "LEMMA_ATTEMPT": str(attempt)}
+            command = [*self._command, *self._again(attempt)]
+            self._ranks.append(self.start_rank(command, env, None if rank == 0 else meeting / f"rank-{rank}.txt"))
+
+    def start_rank(self, command: Sequence[str], env: dict[str, str], output: Path | None) -> RankProcess:
+        """One rank, in a session of its own: Ctrl-C reaches it through the launcher only."""
+        with open(output, "wb") if output is not None else nullcontext() as file:
+            return subprocess.Popen(
+                command, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            )
+
+    def _again(self, attempt: int) -> list[str]:
+        """A fresh start is one only until there is something to go on from."""
+        begun = (self._folder / "run.json").exists() and not (self._folder / ".earlier").exists()
+        return ["--fresh"] if self._fresh and not (attempt and begun) else []
+
+    def _wait(self, meeting: Path) -> Fall | None:
+        first_end: float | None = None
+        while True:
+            codes = [rank.poll() for rank in self._ranks]
+            if any(code not in (None, 0) for code in codes):
+                return self._fall(meeting)
+            if all(code == 0 for code in codes):
+                return None
+            if 0 in codes:
+                first_end = first_end or time.monotonic()
+                if time.monotonic() - first_end > LAST_SECONDS:
+                    late = codes.index(None)
+                    return Fall(late, 1, f"rank {late} did not end within {LAST_SECONDS:.0f} s after the others")
+            time.sleep(POLL_SECONDS)
+
+    def _fall(self, meeting: Path) -> Fall:
+        """The first cause among ranks that ended badly: a mistake of the user, a signal, an error; then lost ones."""
+        until = time.monotonic() + CAUSE_SECONDS
+        while time.monotonic() < until or self._is_leader_about_to_speak(until):
+            if all(rank.poll() is not None for rank in self._ranks):
+                break
+            time.sleep(POLL_SECONDS)
+        codes = [rank.poll() for rank in self._ranks]
+        bad = {rank: code for rank, code in enumerate(codes) if code not in (None, 0)}
+        for wanted in (USER_ERROR, INTERRUPTED):
+            if wanted in bad.values():
+                rank = next(rank for rank, code in bad.items() if code == wanted)
+                told = codes[0] == wanted  # by the first rank, which has the terminal
+                return Fall(rank, wanted, "" if told else self._last_words(meeting, rank))
+        signals = {rank: code for rank, code in bad.items() if code is not None and code < 0}
+        errors = {rank: code for rank, code in bad.items() if code != LOST}
+        rank, code = next(iter((signals or errors or bad).items()))
+        assert code is not None
+        if code < 0:
+            return Fall(rank, code, f"rank {rank} was killed by {signal.Signals(-code).name}")
+        words = self._last_words(meeting, rank)
+        if code != LOST:
+            self._show(meeting, rank)
+        return Fall(rank, code, words or f"rank {rank} ended with code {code}")
+
+    def _is_leader_about_to_speak(self, since: float) -> bool:
+        """Where another rank found a mistake of the user, the first one, which has the terminal, may say it."""
+        found = any(rank.poll() == USER_ERROR for rank in self._ranks)
+        return found and self._ranks[0].poll() is None and time.monotonic() - since < FAILED_SECONDS
+
+    def _last_words(self, meeting: Path, rank: int) -> str:
+        for path in (meeting / f"said-{rank}", meeting / f"rank-{rank}.txt"):
+            with suppress(OSError):
+                lines = [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
+                if lines:
+                    return lines[-1].removeprefix("lemma: ")
+        return ""
+
+    def _show(self, meeting: Path, rank: int) -> None:
+        if rank != 0:
+            with suppress(OSError):
+                lines = (meeting / f"rank-{rank}.txt").read_text(errors="replace").splitlines()[-SHOWN_LINES:]
+                sys.stderr.write("".join(f"rank {rank}: {line}\n" for line in lines))
+
+    # --- signals -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _forwarding(self) -> Iterator[None]:
+        """SIGTERM and Ctrl-C go to all ranks, which agree on the step after which they save and end."""
+
+        def forward(number: int, frame: FrameType | None) -> None:
+            self._stops += 1
+            for rank in self._ranks:
+                with suppress(ProcessLookupError):
+                    rank.send_signal(number)
+
+        before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _again(restarts: int) -> str:
+    return f"; {restarts} starts in a row brought no further step" if restarts else ""
+
+
+def progress(folder: Path) -> tuple[int, int]:
+    """How far a run is: stages that are done, and the last step with a row of metrics."""
+    done = len(list(folder.glob("stages/*/done.json")))
+    last = 0
+    with suppress(OSError, ValueError, KeyError, IndexError):
+        whole = (folder / "metrics.jsonl").read_bytes().rpartition(b"\n")[0].splitlines()
+        last = int(json.loads(whole[-1])["step"])
+    return done, last
+
+
+def end_with_launcher() -> None:
+    """Have the kernel kill this rank when its launcher dies, however that happens."""
+    launcher = os.environ.get("LEMMA_LAUNCHER")
+    if launcher is None or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != int(launcher):
+        os._exit(1)
