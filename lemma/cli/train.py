@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +43,12 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "--dry-run", action="store_true", help="check the recipe, write it out in full and show the plan; load nothing"
     )
     parser.add_argument("--watch", action="store_true", help="serve a page that shows the run while it goes on")
+    parser.add_argument(
+        "--ranks",
+        metavar="N",
+        type=int,
+        help="processes that share the run; default: cluster.ranks, or one for each GPU of this machine",
+    )
     parser.set_defaults(run=run)
     parser.appendix = _options_help
 
@@ -53,22 +61,76 @@ def _options_help() -> str:
 
 
 def run(args: argparse.Namespace) -> int:
+    from lemma.cluster.launching import end_with_launcher
     from lemma.recipe import load_recipe
 
+    end_with_launcher()
     recipe = load_recipe(args.recipe, args.overrides)
     _check_stages(recipe, args.skip, args.only)
     if args.dry_run:
         return _dry_run(recipe, args.skip, args.only)
+    beside = watched(recipe.run.dir) if args.watch and not is_a_rank() else nullcontext()
+    with beside:
+        count = 1 if is_a_rank() else _wanted_ranks(recipe, args.ranks)
+        return _launch(recipe, args, count) if count > 1 else _train(recipe, args)
+
+
+def _wanted_ranks(recipe: Recipe, given: int | None) -> int:
+    if given is not None and given < 1:
+        raise UserError(f"--ranks {given} is no number of processes", fix="write 1 or more")
+    if given or recipe.cluster.ranks or recipe.run.device == "cpu":
+        return given or recipe.cluster.ranks or 1
+    import torch
+
+    return max(1, torch.cuda.device_count())
+
+
+def _launch(recipe: Recipe, args: argparse.Namespace, count: int) -> int:
+    """Start the ranks on this machine; each of them runs this very command."""
+    from lemma.cluster.launching import Launcher
+
+    command = [sys.executable, "-m", "lemma", "train", args.recipe]
+    command += [word for text in args.overrides for word in ("--set", text)]
+    command += [word for option in ("skip", "only") for name in getattr(args, option) for word in (f"--{option}", name)]
+    command += ["--extend"] if args.extend else []
+    return Launcher(
+        command,
+        count,
+        Path(recipe.run.dir),
+        restarts=recipe.cluster.restarts,
+        fresh=args.fresh,
+        say=lambda text: print(f"lemma: {text}", file=sys.stderr, flush=True),
+    ).run()
+
+
+def _train(recipe: Recipe, args: argparse.Namespace) -> int:
+    """Run the stages in this process, alone or as one of the ranks that its environment names."""
     from lemma.cluster.foreign_configs import foreign_sentences
+    from lemma.cluster.joining import member
+    from lemma.cluster.rank_watch import LOST, RankLost, say_loss
     from lemma.core.events import Said
+    from lemma.core.ranks import is_leader, rank
     from lemma.reporting import sink_of
     from lemma.runs.run import train
 
-    beside = watched(recipe.run.dir) if args.watch else nullcontext()
-    with beside, sink_of(recipe) as sink:
-        for sentence in foreign_sentences(recipe):
-            sink(Said(sentence, "warning"))
-        return train(recipe, skip=args.skip, only=args.only, fresh=args.fresh, extend=args.extend, sink=sink)
+    try:
+        with member(recipe.cluster, recipe.run.device), sink_of(recipe) as sink:
+            for sentence in foreign_sentences(recipe) if is_leader() else ():
+                sink(Said(sentence, "warning"))
+            return train(recipe, skip=args.skip, only=args.only, fresh=args.fresh, extend=args.extend, sink=sink)
+    except RankLost as error:
+        say_loss(str(error), int(os.environ.get("RANK", rank())))
+        return LOST
+    except UserError as error:
+        if is_a_rank() and os.environ["RANK"] != "0":  # the first rank says it, once
+            say_loss(str(error), int(os.environ["RANK"]), is_error=True)
+            return 2
+        raise
+
+
+def is_a_rank() -> bool:
+    """Whether a launcher has said that this process is one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 
 def _check_stages(recipe: Recipe, skip: list[str], only: list[str]) -> None:

@@ -46,6 +46,7 @@ def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> Non
         seed=stage.seed,
         compile_blocks=stage.model.compile,
         share_prompts=stage.model.share_prompts,
+        shard=stage.shard,
         say=stage.warn,
     )
     benchmarks = StageBenchmarks(stage, options.eval, trained, policy)

@@ -51,6 +51,7 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
         seed=stage.seed,
         compile_blocks=stage.model.compile,
         share_prompts=stage.model.share_prompts,
+        shard=stage.shard,
         say=stage.warn,
     )
     steps = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from safetensors.numpy import save
 from lemma.core.errors import LemmaWarning
 from lemma.core.faults import fault_point
 from lemma.core.files import write_whole
+from lemma.core.ranks import from_leader, is_leader
 from lemma.core.types import Trajectory, content_id
 from lemma.core.version import lemma_version
 from lemma.learning.learner import Learner
@@ -71,13 +73,14 @@ def precompute(
     names, different = list(unique), list(unique.values())
     path = folder / f"{content_id(_circumstances(policy, learner), [name.hex() for name in names])}.safetensors"
     sizes = [one.trained_tokens for one in different]
-    flat = _load(path, sum(sizes))
+    flat = from_leader(lambda: _load(path, sum(sizes)), "the reference's scores")
     if flat is None:
         parts: list[np.ndarray] = []
         pieces = [path.with_suffix(f".part-{start}") for start in range(0, len(different), PART)]
         for number, piece in enumerate(pieces):
             group = different[number * PART : (number + 1) * PART]
-            found = _load(piece, sum(one.trained_tokens for one in group))
+            size = sum(one.trained_tokens for one in group)
+            found = from_leader(partial(_load, piece, size), "the reference's scores")
             if found is None:
                 found = np.concatenate([np.zeros(0, dtype=np.float32), *learner.score(group)])
                 _store(piece, found)
@@ -86,7 +89,7 @@ def precompute(
             progress(min((number + 1) * PART, len(different)), len(different))
         flat = np.concatenate([np.zeros(0, dtype=np.float32), *parts])
         _store(path, flat)
-        for piece in pieces:
+        for piece in pieces if is_leader() else ():
             piece.unlink(missing_ok=True)
     return Precomputed(dict(zip(names, np.split(flat, np.cumsum(sizes)[:-1]), strict=True)))
 
@@ -123,6 +126,8 @@ def _weights(policy: Policy) -> str:
 
 def _store(path: Path, flat: np.ndarray) -> None:
     """Keep an entry; a full or read-only disk costs time at the next start and nothing else."""
+    if not is_leader():
+        return
     whole = save({"logprobs": flat}, metadata={"digest": hashlib.sha256(flat.tobytes()).hexdigest()})
     try:
         write_whole(path, whole)

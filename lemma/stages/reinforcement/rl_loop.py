@@ -18,7 +18,7 @@ from lemma.algorithms import Algorithm, Memory
 from lemma.algorithms.parts.signals import write_tokens
 from lemma.core.faults import fault_point
 from lemma.core.random import permutation
-from lemma.core.ranks import gather_over_ranks, join_over_ranks
+from lemma.core.ranks import is_leader
 from lemma.core.types import Group
 from lemma.engines.mismatch import Mismatch, check_mismatch
 from lemma.engines.protocol import Engine, EngineError
@@ -84,6 +84,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             with stage.clock.measure("generate"):
                 rollouts = sample(roller, step, policy)
             engine.sleep()
+            stage.store.check()
             stage.clock.move("generate", "grade", rollouts.grade_seconds)
             batch = [group for group in rollouts.groups if group.trajectories]
             if algorithm.scores_first:
@@ -113,7 +114,8 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
                 measure(stage, step, values | memory.numbers, policy, held_by)
             stage.progress(step, total, f"{note_of(values)}, held back by {held_by}")
             stage.save_if_due(learner, step, total, is_best)
-            tidy(roller.folder, step, options.journal.steps, needed_after=stage.store.oldest)
+            if is_leader():
+                tidy(roller.folder, step, options.journal.steps, needed_after=stage.store.oldest)
     finally:
         options.environment.close()
         engine.close()
@@ -139,6 +141,7 @@ def make_learner(stage: Stage, options: ReinforcementOptions, policy: Policy, to
         temperature=options.rollout.temperature,
         compile_blocks=stage.model.compile,
         share_prompts=stage.model.share_prompts,
+        shard=stage.shard,
         say=stage.warn,
     )
 
@@ -155,6 +158,7 @@ def make_critic(stage: Stage, options: ReinforcementOptions, total: int, budget:
         total_steps=total * options.algorithm.updates,
         seed=stage.seed,
         share_prompts=stage.model.share_prompts,
+        shard=stage.shard,
         say=stage.warn,
     )
 
@@ -234,7 +238,7 @@ def update(
             trajectories = [t for group in groups if id(group) in computed for t in group.trajectories]
             trajectories = [t for t in trajectories if t.trained_tokens]
             count_said(trajectories)
-            if not any(gather_over_ranks(bool(trajectories))):
+            if not trajectories:
                 learner.pass_over(1)
                 if critic is not None:
                     critic.pass_over(1)
@@ -251,13 +255,9 @@ def update(
 
 
 def mini_batches(stage: Stage, step: int, epoch: int, count: int, batch: Sequence[Group]) -> list[list[Group]]:
-    """This rank's groups of each mini-batch: groups of all ranks are dealt out as if one rank had drawn them all."""
-    drawn, own = join_over_ranks([group.trajectories[0].unit for group in batch])
-    shuffled = permutation(len(drawn), stage.seed, stage.name, "mini-batches", step, epoch)
-    in_order = np.argsort(np.array(drawn, dtype=np.int64), kind="stable")
-    mine = dict(zip(range(own.start, own.stop), batch, strict=True))
-    parts = (sorted(in_order[part].tolist()) for part in np.array_split(shuffled, count))
-    return [[mine[i] for i in part if i in mine] for part in parts]
+    """The groups of each mini-batch, in the order in which they were drawn."""
+    shuffled = permutation(len(batch), stage.seed, stage.name, "mini-batches", step, epoch)
+    return [[batch[i] for i in sorted(part.tolist())] for part in np.array_split(shuffled, count)]
 
 
 def update_metrics(reports: Sequence[StepReport]) -> dict[str, float]:
