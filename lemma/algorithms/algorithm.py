@@ -16,7 +16,6 @@ from pydantic import Field
 from lemma.algorithms.parts.loss_options import Epochs, GroupSize, Level
 from lemma.algorithms.parts.signals import rewards_of, write_advantages
 from lemma.config import Options
-from lemma.core.ranks import join_over_ranks
 from lemma.core.types import Group
 
 if TYPE_CHECKING:
@@ -67,10 +66,9 @@ class Algorithm(Options):
     def assign(self, groups: Sequence[Group], memory: Memory) -> None:
         """Write `advantage` (and what else the objective needs) into the token fields of every trajectory.
 
-        These are the groups of this rank; statistics over the batch are those of all ranks.
+        These are all groups of the step, on every rank.
         """
-        everything, own = join_over_ranks([rewards_of(group) for group in groups])
-        write_advantages(groups, self.advantages(everything)[own])
+        write_advantages(groups, self.advantages([rewards_of(group) for group in groups]))
 
     def is_live(self, group: Group) -> bool:
         """Whether the rewards of this group give any of its trajectories an advantage."""

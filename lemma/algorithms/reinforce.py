@@ -21,7 +21,6 @@ from lemma.algorithms.parts.loss_options import Scale
 from lemma.algorithms.parts.policy_gradient import PolicyGradient
 from lemma.algorithms.parts.signals import compared, rewards_of
 from lemma.algorithms.parts.turn_returns import divisors, is_paid, write_returns
-from lemma.core.ranks import join_over_ranks
 from lemma.core.types import Group
 
 if TYPE_CHECKING:
@@ -62,9 +61,8 @@ class Reinforce(PolicyGradient):
 
     def assign(self, groups: Sequence[Group], memory: Memory) -> None:
         super().assign(groups, memory)
-        everything, own = join_over_ranks([rewards_of(group) for group in groups])
         if self.whiten or self.gamma < 1 or is_paid(groups):
-            by = divisors(everything, self.scale, self.epsilon)[own]
+            by = divisors([rewards_of(group) for group in groups], self.scale, self.epsilon)
             write_returns(groups, self.gamma, whitened=self.whiten, divided_by=by, centred=self.compares)
 
 

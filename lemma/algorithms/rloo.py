@@ -16,7 +16,6 @@ from lemma.algorithms.algorithm import Memory
 from lemma.algorithms.parts import signals
 from lemma.algorithms.parts.loss_options import Level
 from lemma.algorithms.parts.policy_gradient import ClipOptions, PolicyGradient, RatioOptions
-from lemma.core.ranks import join_over_ranks
 from lemma.core.types import Group
 
 if TYPE_CHECKING:
@@ -67,8 +66,8 @@ class Rloo(ClipOptions, RatioOptions, PolicyGradient):
         kls = [signals.kl_of_samples(group) for group in groups]
         signals.remember_kl(sum(float(kl.sum()) for kl in kls), sum(len(kl) for kl in kls), memory)
         rewards = [self._within_clip(signals.rewards_of(group)) for group in groups]
-        everything, own = join_over_ranks([r - self.reward_kl * kl for r, kl in zip(rewards, kls, strict=True)])
-        signals.write_advantages(groups, self._compared(everything)[own])
+        less_kl = [r - self.reward_kl * kl for r, kl in zip(rewards, kls, strict=True)]
+        signals.write_advantages(groups, self._compared(less_kl))
 
     def _within_clip(self, rewards: np.ndarray) -> np.ndarray:
         return rewards if self.reward_clip is None else np.clip(rewards, *self.reward_clip)

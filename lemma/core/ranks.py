@@ -244,11 +244,3 @@ def fold(count: int, parts: dict[Node, T], add: Callable[[T, T], T]) -> T:
         return add(of(left), of(right))
 
     return of((0, count))
-
-
-def join_over_ranks(parts: Sequence[T]) -> tuple[list[T], slice]:
-    return list(parts), slice(0, len(parts))
-
-
-def add_over_ranks(*numbers: float) -> list[float]:
-    return list(numbers)

@@ -6,7 +6,7 @@ sequence are treated alike. Shapes: B sequences, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,12 +16,6 @@ import torch
 from lemma.objectives.kl import KlKind, kl_estimate
 
 Array = np.ndarray
-Add = Callable[..., Sequence[float]]
-
-
-def only_these(*sums: float) -> Sequence[float]:
-    """Sums over a batch that nobody shares."""
-    return sums
 
 
 def gae(
@@ -52,18 +46,18 @@ def returns_to_go(rewards: Array, mask: Array, gamma: float = 1.0) -> Array:
     return returns
 
 
-def whiten(values: Array, mask: Array | None = None, *, shift_mean: bool = True, add: Add = only_these) -> Array:
+def whiten(values: Array, mask: Array | None = None, *, shift_mean: bool = True) -> Array:
     """Values divided by their standard deviation (unbiased), about 0 or, without `shift_mean`, about their mean.
 
     Mean and deviation are of what the mask lets through; they are applied to everything. A single value has no
-    deviation and stays as it is (0 where the mean is shifted away). `add` adds sums up over all who share the batch.
+    deviation and stays as it is (0 where the mean is shifted away).
     """
     kept = values if mask is None else values[mask.astype(bool)]
-    count, total = add(kept.size, kept.sum())
+    count = kept.size
     if not count:
         return values
-    mean = total / count
-    (squares,) = add(np.square(kept - mean).sum())
+    mean = kept.sum() / count
+    squares = np.square(kept - mean).sum()
     spread = squares / (count - 1) if count > 1 else 1.0
     whitened = (values - mean) / np.sqrt(spread + 1e-8)
     return whitened if shift_mean else whitened + mean
@@ -123,7 +117,6 @@ def token_targets(
     gamma: float,
     lam: float,
     paid: Array | None = None,
-    add: Add = only_these,
 ) -> TokenTargets:
     """From the scores (B,) of responses, and the KL and value (B, T) of their tokens, to PPO's targets.
 
@@ -141,9 +134,9 @@ def token_targets(
         at_end = at_end + paid * response
     rewards = rewards_with_kl(at_end * valued, kl * response, kl_coef)
     if whiten_rewards:
-        rewards = whiten(rewards, valued, shift_mean=False, add=add) * valued
+        rewards = whiten(rewards, valued, shift_mean=False) * valued
     values = values * valued
     advantages, returns = gae(rewards, values, gamma=gamma, lam=lam)
     if whiten_advantages:
-        advantages = whiten(advantages, response, add=add)
+        advantages = whiten(advantages, response)
     return TokenTargets(valued, rewards, values, advantages * response, returns)

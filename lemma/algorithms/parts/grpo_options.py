@@ -13,7 +13,6 @@ from lemma.algorithms.parts.policy_gradient import ClipOptions
 from lemma.algorithms.parts.refusals import refuse_unused
 from lemma.algorithms.parts.signals import compared, numbered, split_like, write_advantages
 from lemma.config import Options
-from lemma.core.ranks import join_over_ranks
 from lemma.core.types import Group
 
 if TYPE_CHECKING:
@@ -100,14 +99,14 @@ def check_weights(weights: Mapping[str, float] | None, scale: str) -> None:
 
 
 def assign_each(groups: Sequence[Group], weights: Mapping[str, float], epsilon: float) -> None:
-    """Advantages of the weighted sums, over the groups of all ranks."""
+    """Advantages of the weighted sums, over all groups."""
     from lemma.objectives.advantages import summed_advantages
 
-    tables, own = join_over_ranks([_table(group, weights) for group in groups])
+    tables = [_table(group, weights) for group in groups]
     if tables:
         rows, numbers = np.concatenate(tables), numbered(tables)
         advantages = summed_advantages(rows, list(weights.values()), numbers, epsilon=epsilon)
-        write_advantages(groups, split_like(tables, advantages)[own])
+        write_advantages(groups, split_like(tables, advantages))
 
 
 def any_differs(group: Group, weights: Mapping[str, float], epsilon: float) -> bool:

@@ -15,7 +15,6 @@ from lemma.algorithms.parts.refusals import refuse_unused
 from lemma.algorithms.parts.signals import of_episode, remember_kl
 from lemma.algorithms.parts.turn_returns import Attempt
 from lemma.config import Options
-from lemma.core.ranks import add_over_ranks
 
 if TYPE_CHECKING:
     from lemma.algorithms.algorithm import Memory
@@ -155,7 +154,6 @@ def targets(
         gamma=critic.gamma,
         lam=critic.lam,
         paid=paid_BT,
-        add=add_over_ranks,
     )
 
 
@@ -166,7 +164,7 @@ def follow_kl(
     weight: float,
     adaptive: AdaptiveKlOptions | None,
 ) -> None:
-    """Remember the mean KL of all ranks' learnt episodes, and adapt its weight where that is asked for."""
+    """Remember the mean KL of the learnt episodes, and adapt its weight where that is asked for."""
     learnt_B = np.array([any(part.trained_tokens for part in one) for one in episodes], dtype=bool)
     kl_B = kl_BT.sum(-1)[learnt_B]
     count = remember_kl(float(kl_B.sum()), len(kl_B), memory)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lemma.algorithms.parts.loss_options import Baseline, Scale
-from lemma.core.ranks import add_over_ranks
 from lemma.core.types import Group, Trajectory
 
 if TYPE_CHECKING:
@@ -104,8 +103,7 @@ def _kl(trajectory: Trajectory) -> float:
 
 
 def remember_kl(total: float, count: int, memory: Memory) -> int:
-    """Remember the mean KL of the samples of all ranks as `kl_seen`; their number."""
-    total, samples = add_over_ranks(total, count)
-    if samples:
-        memory.numbers["kl_seen"] = total / samples
-    return int(samples)
+    """Remember the mean KL of these samples as `kl_seen`; their number."""
+    if count:
+        memory.numbers["kl_seen"] = total / count
+    return count

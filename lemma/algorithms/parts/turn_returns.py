@@ -8,7 +8,6 @@ import numpy as np
 
 from lemma.algorithms.parts.loss_options import Scale
 from lemma.algorithms.parts.signals import of_episode, write_episodes
-from lemma.core.ranks import add_over_ranks
 from lemma.core.types import Group, Trajectory
 
 Attempt = Sequence[Trajectory]
@@ -33,7 +32,7 @@ def write_returns(
 ) -> None:
     """The advantage of each token becomes what is still to come: what this and later turns are paid, and on the last
     token the rest of the episode's advantage, discounted by `gamma` for each token between. `whitened` over all tokens
-    of the batch, that of all ranks.
+    of the batch.
 
     Pay is divided as the advantages of its group were. `centred`: the pay of a turn is compared with the mean of the
     group's turns of that number, as the reward of an episode is with the group's mean.
@@ -48,7 +47,7 @@ def write_returns(
             rewards.append(rest_at_end(paid / divisor, float(whole.sum())))
     rows, mask = padded(rewards)
     returns = returns_to_go(rows, mask, gamma)
-    write_episodes("advantage", episodes, whiten(returns, mask, add=add_over_ranks) if whitened else returns)
+    write_episodes("advantage", episodes, whiten(returns, mask) if whitened else returns)
 
 
 def rest_at_end(paid: np.ndarray, total: float) -> np.ndarray:
