@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import os
 import secrets
 import signal
@@ -87,7 +88,8 @@ def _host(args: argparse.Namespace, key: str | None) -> tuple[Any, Any]:
 
     seed = secrets.randbits(31) if args.seed is None else args.seed
     policy, engine = open_model(args.model, args.device, args.engine, seed, _say)
-    dialogue = Dialogue(_format(args, policy.tokenizer), policy.tokenizer, ends_of(policy))
+    tokenizer = copy.deepcopy(policy.tokenizer)
+    dialogue = Dialogue(_format(args, tokenizer), tokenizer, ends_of(policy))
     names = dict.fromkeys([args.name] if args.name else [args.model, os.path.basename(args.model.rstrip("/"))])
     return PlainHost(EngineDriver(engine), dialogue, names, key), engine
 

@@ -13,6 +13,7 @@ from lemma.core.types import Problem
 from lemma.environments.agent_pool import AgentPool
 from lemma.environments.environment import EnvironmentOptions
 
+WITHOUT_EFFECT = ("reset_seconds", "step_seconds", "score_seconds", "limit_reward")
 # Agents that one worker runs at the same time: they wait for the model most of the time.
 AGENTS = 64
 
@@ -51,6 +52,9 @@ class Gateway(EnvironmentOptions):
             raise ValueError("a gateway has one agent; write `agent: my_agent.py:solve`, or `command: ./my_agent`")
         if self.schedule == "exact":
             raise ValueError("an agent decides when it calls the model; leave `schedule: exact` out")
+        for name in WITHOUT_EFFECT:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} is for environments that are stepped; leave it out")
         return self
 
     @property

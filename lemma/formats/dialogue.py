@@ -5,7 +5,6 @@ A special token that somebody else than the assistant spells in a message is onl
 
 from __future__ import annotations
 
-import copy
 import json
 import threading
 from collections.abc import Collection, Mapping, Sequence
@@ -17,6 +16,7 @@ from lemma.core.errors import UserError
 from lemma.formats.bridge import Bridge
 from lemma.formats.encode import encode_continuation, encode_text
 from lemma.formats.format import Format
+from lemma.formats.tool_prompt import ToolSpeech
 
 SAID = "THE\u2063POLICY\u2063SAID"
 ROLES = ("system", "user", "assistant", "tool")
@@ -27,12 +27,14 @@ Turns = Sequence[Mapping[str, Any]]
 class Dialogue:
     """Messages with role, content and perhaps tool calls, as one format and tokenizer write them.
 
-    Any thread may use it: it has a tokenizer of its own, which one thread at a time uses.
+    Any thread may use it, one at a time. Nobody else should use its tokenizer meanwhile: one that is told to split
+    special tokens does so for everybody.
     """
 
     def __init__(self, fmt: Format, tokenizer: Any, ends: Collection[int]):
-        self.fmt, self.tokenizer = fmt, copy.deepcopy(tokenizer)
+        self.fmt, self.tokenizer = fmt, tokenizer
         self._lock = threading.RLock()
+        self.style = ToolSpeech.of(fmt, tokenizer, ()).style
         self.ends = frozenset(ends) | {tokenizer.eos_token_id}
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._special = tuple(

@@ -5,6 +5,7 @@ The engine is driven by the thread that plays; a server's threads hand it what t
 
 from __future__ import annotations
 
+import copy
 import secrets
 import warnings
 import weakref
@@ -97,9 +98,9 @@ class _Stage:
         self._playing: dict[int, _Attempt] = {}
         self._begun = 0
         if judge not in _DIALOGUES:
-            _DIALOGUES[judge] = Dialogue(judge.fmt, judge.tokenizer, judge.ends)
+            _DIALOGUES[judge] = Dialogue(judge.fmt, copy.deepcopy(judge.tokenizer), judge.ends)
         self._driver = EngineDriver(engine)
-        self._host = SessionHost(self._driver, _DIALOGUES[judge], options.turns, self._limit())
+        self._host = SessionHost(self._driver, _DIALOGUES[judge], options.turns, world.longest)
         self._pending: list[Pending] = []
         self.episodes: list[Episode] = []
 
@@ -136,10 +137,6 @@ class _Stage:
                 if self._journal is not None:
                     self._journal.append(episode)
                 self.episodes.append(episode)
-
-    def _limit(self) -> int:
-        most = self._options.episode_tokens
-        return self._world.context if most is None else min(most, self._world.context)
 
     def _begin(self, attempt: _Attempt, url: str) -> None:
         ask, name, secret = attempt.ask, self._begun, f"lemma-{secrets.token_hex(16)}"

@@ -19,7 +19,6 @@ from lemma.rollouts.episode import Turn
 from lemma.serving.engine_driver import EngineDriver
 from lemma.serving.exchange import WireChoice
 from lemma.serving.plain_host import limit_of, room_for
-from lemma.serving.served_tools import style_of
 from lemma.serving.wire_errors import ApiError
 from lemma.serving.wire_requests import WireCall
 
@@ -162,7 +161,7 @@ class SessionHost:
     name = "policy"
 
     def __init__(self, driver: EngineDriver, dialogue: Dialogue, turns: int, context: int):
-        self.driver, self.dialogue, self.style = driver, dialogue, style_of(dialogue.tokenizer)
+        self.driver, self.dialogue = driver, dialogue
         self.turns, self.limit = turns, min(context, limit_of(driver))
         self.overruled: set[str] = set()
         self._sessions: dict[str, AgentSession] = {}

@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 import numpy as np
 
 from lemma.core.errors import UserError
-from lemma.engines.protocol import Completion, Engine, Key, Request
+from lemma.engines.protocol import Completion, Engine, Key, Listener, Request
 from lemma.serving.wire_errors import ApiError
 
 # How often the driver looks around while nothing is to be generated.
@@ -65,6 +65,7 @@ class EngineDriver:
         self._at_work: dict[Key, Call] = {}
         self._left: dict[Key, int] = {}
         self._look: Callable[[], None] | None = None
+        self._listener: Listener | None = None
         self._trouble: BaseException | None = None
         self._lock = threading.Lock()
         self._is_closed = False
@@ -118,11 +119,13 @@ class EngineDriver:
 
     @contextmanager
     def _hearing(self) -> Iterator[None]:
-        self.engine.listen, self.engine.between = self._hear, self._between
+        engine = self.engine
+        before = self._listener, _ = engine.listen, engine.between
+        engine.listen, engine.between = self._hear, self._between
         try:
             yield
         finally:
-            self.engine.listen = self.engine.between = None
+            engine.listen, engine.between = before
             with self._lock:
                 self._is_closed = True
             self._fail_all(ApiError(503, "the server is closing"))
@@ -171,6 +174,8 @@ class EngineDriver:
         del self._at_work[key], self._left[key]
 
     def _hear(self, key: Key, sample: int, ids: np.ndarray) -> None:
+        if self._listener is not None:
+            self._listener(key, sample, ids)
         call = self._at_work.get(key)
         if call is not None and call.wants_tokens:
             call.tell(Tokens(key, sample, ids))

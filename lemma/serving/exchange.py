@@ -10,7 +10,6 @@ import numpy as np
 
 from lemma.engines.protocol import Completion, Key, Request
 from lemma.formats.dialogue import Dialogue
-from lemma.formats.tool_calls import Style
 from lemma.serving.engine_driver import Call, EngineDriver, Tokens
 from lemma.serving.served_tools import read_calls
 from lemma.serving.speech import Speech
@@ -62,7 +61,6 @@ class Host(Protocol):
     name: str
     driver: EngineDriver
     dialogue: Dialogue
-    style: Style
 
     def caller(self, key: str, session: str | None) -> WireCaller:
         """Who is speaking, by the key of the call or the name of its session; ApiError for strangers."""
@@ -135,7 +133,7 @@ class Exchange:
         content = speech.text
         calls: list[dict[str, Any]] = []
         if self.asked.tools:
-            content, calls = read_calls(content, self._host.style, completion.key, completion.sample)
+            content, calls = read_calls(content, self._host.dialogue.style, completion.key, completion.sample)
         prompt = self.requests[self._places[completion.key]].prompt
         choice = WireChoice(index, content, completion, prompt, calls)
         self._caller.heard(self.asked, choice)

@@ -134,6 +134,10 @@ class _Handler(BaseHTTPRequestHandler):
                     self._send(error.status, error.as_dict())
             except (ConnectionError, TimeoutError):
                 self.close_connection = True
+            except Exception as error:  # noqa: BLE001  (a fault of ours must not look like a network's)
+                self.close_connection = True
+                with contextlib.suppress(OSError):
+                    self._send(500, ApiError(500, f"{type(error).__name__}: {error}").as_dict())
 
     # --- questions -------------------------------------------------------------------------------------------------
 

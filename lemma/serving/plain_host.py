@@ -14,7 +14,6 @@ from lemma.engines.protocol import Request, Sampling
 from lemma.formats.dialogue import Dialogue
 from lemma.serving.engine_driver import EngineDriver
 from lemma.serving.exchange import WireChoice
-from lemma.serving.served_tools import style_of
 from lemma.serving.wire_errors import ApiError
 from lemma.serving.wire_requests import WireCall
 
@@ -40,7 +39,7 @@ class PlainHost:
     """One model for everybody who has the key; without a key, for everybody."""
 
     def __init__(self, driver: EngineDriver, dialogue: Dialogue, names: Collection[str], api_key: str | None = None):
-        self.driver, self.dialogue, self.style = driver, dialogue, style_of(dialogue.tokenizer)
+        self.driver, self.dialogue = driver, dialogue
         self.name, self._names = next(iter(names)), frozenset(names)
         self._api_key = api_key
         self._limit = limit_of(driver)

@@ -7,20 +7,10 @@ from typing import Any
 
 from lemma.core.types import content_id
 from lemma.engines.protocol import Key
-from lemma.formats.tool_calls import PYTHON_TAG, TOOL_CALLS, Style, parse_tool_calls
+from lemma.formats.tool_calls import Style, parse_tool_calls
 
 # As long as the strictest of the chat templates wants it.
 ID_LENGTH = 9
-
-
-def style_of(tokenizer: Any) -> Style:
-    """How the chat template has tool calls spelled."""
-    template = str(getattr(tokenizer, "chat_template", None) or "")
-    if TOOL_CALLS in template:
-        return "mistral"
-    if "<tool_call>" not in template and (PYTHON_TAG in template or '"parameters"' in template):
-        return "llama"
-    return "hermes"
 
 
 def read_calls(text: str, style: Style, key: Key, sample: int) -> tuple[str, list[dict[str, Any]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,11 @@ import numpy as np
 import openai
 import pytest
 
+from lemma.core.types import Message, Problem
 from lemma.engines.native.engine import NativeEngine
 from lemma.engines.protocol import Sampling
 from lemma.engines.stop_strings import ends_of
+from lemma.engines.transformers_engine import TransformersEngine
 from lemma.formats import make_format
 from lemma.formats.dialogue import Dialogue
 from lemma.models.load_model import load_policy
@@ -30,9 +33,10 @@ ASKED: dict[str, Any] = {"model": "parrot", "messages": [{"role": "user", "conte
 class Place:
     """A driver at work in a thread, and doors to it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, slow: bool = False) -> None:
         self.policy = load_policy(str(folder), "cpu")
-        self.driver = EngineDriver(NativeEngine(self.policy, 0, cache_tokens=4096, max_sequences=16))
+        native = NativeEngine(self.policy, 0, cache_tokens=4096, max_sequences=16)
+        self.driver = EngineDriver(TransformersEngine(self.policy, 0) if slow else native)
         self.dialogue = Dialogue(make_format("own"), self.policy.tokenizer, ends_of(self.policy))
         self._is_over = False
         self._doors: list[HttpDoor] = []
@@ -51,8 +55,13 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    place = Place(write_parrot(tmp_path_factory.mktemp("parrot")))
+def parrot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_parrot(tmp_path_factory.mktemp("parrot"))
+
+
+@pytest.fixture(scope="module")
+def place(parrot: Path) -> Iterator[Place]:
+    place = Place(parrot)
     yield place
     place.close()
 
@@ -137,3 +146,28 @@ def test_a_session_has_limits_and_an_end(place: Place) -> None:
     with pytest.raises(openai.AuthenticationError, match="this session is over"):
         speaker.completions.create(**asked)
     assert len(own.turns()) == 2 and host.overruled == set()
+
+
+def test_an_engine_that_computes_step_by_step_serves_as_well(parrot: Path) -> None:
+    place = Place(parrot, slow=True)
+    try:
+        speaker = client(place.open(PlainHost(place.driver, place.dialogue, ["parrot"])))
+        asked: Any = {"model": "parrot", "prompt": "how many pens ? Assistant:", "max_tokens": 9, "temperature": 0}
+        whole = speaker.completions.create(**asked, logprobs=0).choices[0]
+        assert whole.text.startswith("<tool_call>") and whole.finish_reason == "stop"
+        assert whole.logprobs is not None and whole.logprobs.token_logprobs == pytest.approx([0.0] * 4, abs=1e-5)
+        assert (
+            "".join(piece.choices[0].text for piece in speaker.completions.create(**asked, stream=True)) == whole.text
+        )
+    finally:
+        place.close()
+
+
+def test_the_agent_of_the_page_plays(place: Place) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
+    code = next(code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def solve" in code)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    own, host, _ = session(place)
+    assert names["solve"](Problem((Message("user", "how many pens ?"),), ("7",)), place.open(host), "its-key") == 0.0
+    assert [turn.extends for turn in own.turns()] == [False, True, True, True]

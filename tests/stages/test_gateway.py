@@ -277,6 +277,7 @@ def test_nothing_is_left_of_a_trainer_that_was_killed(tmp_path: Path) -> None:
         ({"agent": "AGENTS:score"}, r"score does not take \(problem, base_url, api_key\)"),
         ({"agent": "AGENTS:talk", "options": {"rounds": 3}}, "rounds"),
         ({"agent": "AGENTS:talk", "schedule": "exact"}, "leave `schedule: exact` out"),
+        ({"agent": "AGENTS:talk", "step_seconds": 5}, "step_seconds is for environments that are stepped"),
     ],
 )
 def test_what_cannot_be_played_is_refused(
