@@ -27,4 +27,22 @@ def run(args: argparse.Namespace) -> int:
         from lemma.cli import env_test_appworld
 
         return env_test_appworld.run(args.overrides)
-    raise UserError("`lemma env test` is not here yet", fix="`lemma env play` shows an episode")
+    from lemma.cli.env_play import stage_of
+    from lemma.data.choices import as_asked
+    from lemma.environments.trial import try_out
+    from lemma.recipe import load_recipe
+    from lemma.stages.reinforcement.rl_problems import stage_problems
+
+    if args.problems < 1:
+        raise UserError(f"--problems is {args.problems}", fix="write 1 or more")
+    environment = (options := stage_of(load_recipe(args.recipe, args.overrides), args.stage)).environment
+    if environment.is_single_turn:
+        raise UserError("this stage has no environment", fix="add one, for example `environment: higher_lower`")
+    if environment.driver is not None:
+        raise UserError(f"environment {environment.name} is not stepped", fix="`lemma env play` shows an episode")
+    problems = [as_asked(problem) for problem in stage_problems(options, args.seed)[: args.problems]]
+    findings = try_out(environment, problems, args.seed, args.answers)
+    print(f"environment {environment.name}, {len(problems)} problems\n")
+    for one in findings:
+        print(f"  {one.level:<4} {one.topic:<8} {one.text}")
+    return int(any(one.level == "BAD" for one in findings))

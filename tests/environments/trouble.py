@@ -60,7 +60,8 @@ class Trouble(Environment):
             return Reply("half \\ud800 a character")
         if "huge" in said.text:
             return Reply("a" * 30_000_000 + "b")
-        return Reply(f"{self.count} {said.text}" + (f" {self.luck}" if "luck" in said.text else ""))
+        return Reply(f"{self.count} {said.text}" + (f" {self.luck}" if "luck" in said.text else "")
+                     + (f" {time.time_ns()}" if "chance" in said.text else ""))
 
     def score(self):
         if "score" in self.gold:

@@ -1,0 +1,124 @@
+"""An environment tried with scripted answers: does every call give what it should, and does an episode repeat?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lemma.core.types import Outcome, Problem
+from lemma.environments.environment import EnvironmentOptions, Reply, Utterance
+from lemma.environments.held import Failure, Held
+from lemma.environments.worlds import Worlds
+
+PLAIN = ("I do not know.", "1", "```python\nprint(1)\n```")
+LOOK_SECONDS = 1.0
+
+
+@dataclass
+class Tried:
+    """One episode with scripted answers: what came back in the end, or the first failure, and how long calls took."""
+
+    said: list[str] = field(default_factory=list)
+    heard: list[Reply] = field(default_factory=list)
+    outcome: Outcome | None = None
+    failure: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrialFinding:
+    """What was found about one matter; `level` is ok, note or BAD."""
+
+    level: str
+    topic: str
+    text: str
+
+
+def play_script(worlds: Worlds, problem: Problem, seed: int, answers: Sequence[str], turns: int) -> Tried:
+    """One episode; the last answer is said again until the environment or its limit of turns ends it."""
+    tried = Tried()
+    held = worlds.open(problem, seed)
+    given = _waited(worlds, held, tried, "reset")
+    while given is not None and len(tried.said) < turns:
+        tried.said.append(answers[min(len(tried.said), len(answers) - 1)])
+        worlds.step(held, Utterance(tried.said[-1]))
+        given = _waited(worlds, held, tried, "step")
+        if given is not None:
+            tried.heard.append(given)
+            if given.done:
+                break
+    if given is not None:
+        worlds.score(held)
+        tried.outcome = _waited(worlds, held, tried, "score")
+    worlds.leave(held)
+    return tried
+
+
+def _waited(worlds: Worlds, held: Held, tried: Tried, call: str) -> Any:
+    before = held.seconds
+    while held not in worlds.answers(LOOK_SECONDS):
+        continue
+    tried.seconds[call] = max(tried.seconds.get(call, 0.0), held.seconds - before)
+    if isinstance(held.answer, Failure):
+        tried.failure = f"{call}: {held.answer.reason}"
+        return None
+    return held.answer
+
+
+def try_out(
+    options: EnvironmentOptions, problems: Sequence[Problem], seed: int, answers: Sequence[str] = ()
+) -> list[TrialFinding]:
+    """Play each problem by the answers given, twice, and by saying nothing; what that shows."""
+    worlds = Worlds.of(options)
+    try:
+        spoken = [list(answers) or [*PLAIN, problem.gold or PLAIN[0]] for problem in problems]
+        once, again = (
+            [play_script(worlds, one, seed, said, options.turns) for one, said in zip(problems, spoken, strict=True)]
+            for _ in range(2)
+        )
+        silent = [play_script(worlds, one, seed, [""], options.turns) for one in problems]
+    finally:
+        worlds.close()
+        options.close()
+    return [*_calls(options, [*once, *silent]), _repeats(once, again), *_worth(once, silent)]
+
+
+def _calls(options: EnvironmentOptions, tried: Sequence[Tried]) -> list[TrialFinding]:
+    found: list[TrialFinding] = []
+    for call in ("reset", "step", "score"):
+        slowest = max((one.seconds.get(call, 0.0) for one in tried), default=0.0)
+        limit = getattr(options.deadlines, call)
+        failures = [one.failure for one in tried if one.failure.startswith(f"{call}:")]
+        text = f"at most {slowest:.3g} s; the deadline is {limit:g} s"
+        if failures:
+            found.append(TrialFinding("BAD", call, f"{len(failures)} of {len(tried)} episodes fail: {failures[0]}"))
+        elif slowest > limit / 2:
+            found.append(TrialFinding("note", call, f"{text}, raise {call}_seconds"))
+        else:
+            found.append(TrialFinding("ok", call, text))
+    return found
+
+
+def _repeats(once: Sequence[Tried], again: Sequence[Tried]) -> TrialFinding:
+    pairs = list(zip(once, again, strict=True))
+    other = [a for a, b in pairs if (a.heard, a.outcome) != (b.heard, b.outcome)]
+    if not other:
+        return TrialFinding("ok", "repeat", "an episode that is played again gives the same replies and the same worth")
+    text = f"{len(other)} of {len(pairs)} episodes answer differently when they are played again"
+    return TrialFinding("BAD", "repeat", f"{text}: the state may depend on problem, seed and what was said alone")
+
+
+def _worth(once: Sequence[Tried], silent: Sequence[Tried]) -> list[TrialFinding]:
+    known = [[one.outcome.reward for one in part if one.outcome is not None] for part in (once, silent)]
+    rewards = [[value for value in part if value is not None] for part in known]
+    found: list[TrialFinding] = []
+    unknown = sum(len(part) for part in known) - sum(len(part) for part in rewards)
+    if unknown:
+        found.append(TrialFinding("note", "score", f"{unknown} episodes have no known worth"))
+    if rewards[1]:
+        mean = sum(rewards[1]) / len(rewards[1])
+        is_paid = mean > 0
+        text = f"saying nothing is worth {mean:.3g} on average"
+        found.append(TrialFinding("note" if is_paid else "ok", "nothing", f"{text}{': it is paid' if is_paid else ''}"))
+    return found

@@ -1,0 +1,60 @@
+"""`lemma env play` and `lemma env test` on real recipes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lemma.cli import main
+from tests.environments.trouble import write_world
+
+
+def recipe(folder: Path, environment: dict[str, Any]) -> str:
+    rows = [{"question": "how many ?", "answer": str(number)} for number in range(1, 4)]
+    (folder / "secrets.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    stage = {
+        "kind": "rl", "data": {"source": str(folder / "secrets.jsonl")}, "rollout": {"max_tokens": 3},
+        "environment": environment,
+    }  # fmt: skip
+    path = folder / "recipe.yaml"
+    content = {"format": {"name": "r1_zero", "preamble": False}, "stages": {"rl": stage}, "model": {"path": "tiny"}}
+    path.write_text(yaml.safe_dump(content))
+    return str(path)
+
+
+def test_play_prints_every_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = recipe(tmp_path, {"name": "higher_lower", "turns": 2, "words": ["more", "less", "so"]})
+    assert main(["env", "play", path, "--device", "cpu", "--colour", "always", "--problems", "2"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("  problem | ") == 2 and out.count("  outcome | ") == 2
+    assert 2 <= out.count("\x1b[1;32m  sampled | ") <= 4, "sampled tokens have their colour"
+    assert "tokens are learnt from" in out and "User: how many ?" in out
+
+
+def test_a_good_environment_passes_its_trial(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "test", recipe(tmp_path, {"name": "higher_lower"}), "--answer", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "BAD" not in out and "saying nothing is worth 0" in out
+
+
+def test_a_trial_finds_what_does_not_repeat_what_fails_and_what_pays_for_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = f"{write_world(tmp_path)}:Trouble"
+    world = {"name": "custom", "class": place, "options": {"notes": str(tmp_path)}, "turns": 2, "workers": 1}
+    path = recipe(tmp_path, world)
+    assert main(["env", "test", path, "--problems", "1", "--answer", "chance"]) == 1
+    assert "BAD  repeat" in (out := capsys.readouterr().out) and "saying nothing is worth 2 on average: it is" in out
+    assert main(["env", "test", path, "--problems", "1", "--answer", "raise"]) == 1
+    assert "BAD  step" in (out := capsys.readouterr().out) and "ValueError: no such luck" in out
+
+
+def test_a_stage_without_an_environment_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = recipe(tmp_path, {"name": "single_turn"})
+    for action in ("play", "test"):
+        assert main(["env", action, path]) == 2
+        assert "has no environment; add one" in capsys.readouterr().err
