@@ -51,6 +51,8 @@ WITHOUT_EFFECT = [
     ("run", "loggers"),
     ("stages", "*", "checkpoint", "keep"),
     ("stages", "*", "journal", "keep"),
+    ("stages", "*", "rollout", "engine", "servers"),
+    ("stages", "*", "rollout", "engine", "gpus"),
     ("stages", "*", "data", "cache"),
     ("stages", "*", "validation", "data", "cache"),
 ]
@@ -112,10 +114,10 @@ class Recipe(Options):
         return self
 
     @model_validator(mode="after")
-    def _preferences_have_what_they_ask_for(self) -> Recipe:
+    def _stages_have_what_they_ask_for(self) -> Recipe:
         samples = False
         for name, stage in self.stages.items():
-            if isinstance(stage, PreferenceOptions):
+            if isinstance(stage, PreferenceOptions | SupervisedOptions):
                 place, wrong = stage.missing(has_adapter=self.model.lora is not None, has_samples=samples)
                 if wrong:
                     error = InitErrorDetails(

@@ -13,7 +13,7 @@ from lemma.core.errors import UserError
 from lemma.core.random import permutation
 from lemma.core.types import Demonstration, Trajectory, content_id
 from lemma.data.choices import as_asked
-from lemma.data.data_options import DataOptions
+from lemma.data.data_options import DataOptions, journal_place
 from lemma.data.load_rows import filter_by_length, load_demonstrations, split_share
 from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration, encode_document
@@ -26,6 +26,7 @@ from lemma.objectives import NegativeLogLikelihood
 from lemma.runs.stage import Stage
 from lemma.stages.evaluating import HeldOutLoss, StageBenchmarks
 from lemma.stages.fitted import fit_budget
+from lemma.stages.own_samples import check_ids, imitated, largest_id
 from lemma.stages.supervised_options import SupervisedOptions
 from lemma.stages.token_store import StoredTokens
 from lemma.stages.trained_prompt import Systems, as_trained, systems_of
@@ -167,6 +168,8 @@ def prepare(
 ) -> tuple[TrainingData, Sequence[Trajectory], Systems]:
     """Demonstrations as token ids: what is learnt and what is held out; and the system messages that they bring."""
     limit = min(options.max_length or policy.context, policy.context)
+    if journal_place(options.data.source) is not None and not options.data.mix:
+        return _from_journal(stage, options, fmt, policy, limit)
     if options.data.streaming:
         return _streamed(stage, options, fmt, policy, limit)
     train, held_out = _demonstrations(stage, options, fmt, policy.tokenizer)
@@ -189,8 +192,43 @@ def prepare(
             fix="lower max_length or use more data",
         )
     encoded = _encoded(stage, options, fmt, held_out, policy.tokenizer)
+    if options.validation.data is not None:
+        encoded = _held_out(stage, options, options.validation.data, fmt, policy.tokenizer)
     systems = systems_of(item.problem for item in train if item.prompt is None)
     return data, _within(policy.context if stream else limit, encoded, stage), systems
+
+
+def _from_journal(
+    stage: Stage, options: SupervisedOptions, fmt: Format, policy: Policy, limit: int
+) -> tuple[TrainingData, Sequence[Trajectory], Systems]:
+    """Episodes that were good enough, as they were sampled."""
+    found = imitated(stage, options.data, options.journal)
+    lengths = [int(one[0].chosen_T.argmax()) for one in found]
+    found, _ = filter_by_length(found, lengths, options.data.prompt_length, stage.say)
+    held_out: list[Trajectory] = []
+    if options.validation.share:
+        found, others = split_share(
+            found, options.validation.share, stage.seed, stage.name, identity=lambda one: one[0].problem_id
+        )
+        held_out = [part for one in others[: options.validation.count] for part in one]
+    elif options.validation.data is not None:
+        held_out = _held_out(stage, options, options.validation.data, fmt, policy.tokenizer)
+    first = options.unique_examples
+    items = [part for one in (found if first == "all" else found[:first]) for part in one]
+    check_ids(largest_id(one.ids_T for one in (*items, *held_out)), len(policy.head.weight), stage)
+    data = TrainingData(_within(limit, items, stage), options.batch.sequences, stage.seed, stage.name, options.shuffle)
+    return data, _within(limit, held_out, stage), systems_of(())
+
+
+def _held_out(
+    stage: Stage, options: SupervisedOptions, data: DataOptions, fmt: Format, tokenizer: Any
+) -> list[Trajectory]:
+    """Other data to validate on: rows, or episodes of a journal."""
+    if journal_place(data.source) is not None and not data.mix:
+        episodes = imitated(stage, data, options.journal)[: options.validation.count]
+        return [part for one in episodes for part in one]
+    rows = _short_prompts(stage, data, fmt, tokenizer)[: options.validation.count]
+    return _encoded(stage, options, fmt, rows, tokenizer)
 
 
 def _streamed(
@@ -202,8 +240,8 @@ def _streamed(
     data = TrainingData(learnt, options.batch.sequences, stage.seed, stage.name, options.shuffle)
     if options.validation.data is None:
         return data, held_out, systems
-    others = _short_prompts(stage, options.validation.data, fmt, policy.tokenizer)[: options.validation.count]
-    return data, _within(limit, _encoded(stage, options, fmt, others, policy.tokenizer), stage), systems
+    others = _held_out(stage, options, options.validation.data, fmt, policy.tokenizer)
+    return data, _within(limit, others, stage), systems
 
 
 def _encoded(
@@ -223,12 +261,10 @@ def _encoded(
 def _demonstrations(
     stage: Stage, options: SupervisedOptions, fmt: Format, tokenizer: Any
 ) -> tuple[list[Demonstration], list[Demonstration]]:
-    """What is learnt and what is held out."""
+    """What is learnt, and what is held out of the same data."""
     items = _short_prompts(stage, options.data, fmt, tokenizer)
     held_out: list[Demonstration] = []
-    if options.validation.data is not None:
-        held_out = _short_prompts(stage, options.validation.data, fmt, tokenizer)
-    elif options.validation.share:
+    if options.validation.share:
         items, held_out = split_share(items, options.validation.share, stage.seed, stage.name)
     if options.unique_examples != "all":
         items = items[: options.unique_examples]

@@ -6,13 +6,30 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from lemma.data.data_options import DataOptions, ValidationOptions
+from lemma.algorithms.parts.refusals import refuse_unused
+from lemma.config import Options
+from lemma.data.data_options import JOURNAL, DataOptions, ValidationOptions, journal_place
 from lemma.learning.learning_options import BatchOptions
 from lemma.runs.run_options import StageOptions
 
 if TYPE_CHECKING:
     from lemma.formats import Format
     from lemma.runs.stage import Stage
+
+
+# Options of files and datasets; a journal holds samples and no rows to choose among.
+OF_ROWS = ("config", "split", "revision", "reader", "keep_if", "drop_if", "answers", "arithmetic", "guessing")
+
+
+class ImitatedOptions(Options):
+    """Which samples of a journal are imitated: those that are good enough."""
+
+    least_reward: float = 1.0
+    """Reward from which on a sample is imitated."""
+    per_problem: int | None = Field(None, ge=1)
+    """At most this many samples of one problem. Default: all."""
+    distinct: bool = True
+    """Imitate once what several samples of a problem say alike."""
 
 
 class SupervisedOptions(StageOptions):
@@ -23,7 +40,10 @@ class SupervisedOptions(StageOptions):
     batch: BatchOptions = BatchOptions()
     """Batch sizes."""
     data: DataOptions = DataOptions()
-    """Where the demonstrations come from."""
+    """Where the demonstrations come from. `source: journal` takes good samples of the stages before, and
+    `journal:runs/x` those of another run: whole episodes, in which what was said is learnt."""
+    journal: ImitatedOptions = ImitatedOptions()
+    """Which samples of a journal are imitated."""
     validation: ValidationOptions = ValidationOptions()
     """Held-out demonstrations and how often their loss is computed."""
     epochs: float | None = Field(None, gt=0)
@@ -59,6 +79,32 @@ class SupervisedOptions(StageOptions):
         if self.packing == "stream" and self.max_length is None:
             raise ValueError("`packing: stream` cuts every max_length tokens; add `max_length: 512` to the stage")
         return self
+
+    @model_validator(mode="after")
+    def _journal_fits(self) -> SupervisedOptions:
+        held_out = self.validation.data
+        sources = [("data", self.data), *([("validation.data", held_out)] if held_out is not None else [])]
+        journals = {key: data for key, data in sources if not data.mix and journal_place(data.source) is not None}
+        for key, data in sources:
+            if any(journal_place(part.source) is not None for part in data.mix):
+                raise ValueError(f"a journal cannot be mixed with other sources; name it as {key}.source alone")
+        for key, data in journals.items():
+            refuse_unused(data, OF_ROWS, f"on the journal that {key} names")
+            if self.packing == "stream" or data.streaming:
+                raise ValueError("episodes of a journal stay whole and in memory; remove `packing` and `streaming`")
+        if journals:
+            refuse_unused(self, ("turns", "train_on"), "on the episodes of a journal, in which what was said is learnt")
+        elif self.journal != ImitatedOptions():
+            raise ValueError("the options of journal have no effect without `source: journal`; remove them")
+        return self
+
+    def missing(self, *, has_adapter: bool, has_samples: bool) -> tuple[tuple[str, ...], str]:
+        """The key and the sentence for what this stage asks of its recipe in vain; empty where it lacks nothing."""
+        for place, data in ((("data",), self.data), (("validation", "data"), self.validation.data)):
+            if data is not None and data.source == JOURNAL and not has_samples:
+                wrong = "no stage before this one samples; put one of kind rl before it, or name a run: journal:RUN"
+                return (*place, "source"), wrong
+        return (), ""
 
     def run(self, stage: Stage, fmt: Format) -> None:
         from lemma.stages.supervised import run_supervised

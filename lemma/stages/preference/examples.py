@@ -31,21 +31,29 @@ from lemma.data.vary import origin_of
 from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration
 from lemma.rollouts.episode import Episode
-from lemma.rollouts.journal import read_episodes
-from lemma.rollouts.journal_files import list_journals
 from lemma.runs.stage import Stage
+from lemma.stages.own_samples import check_ids, graded_samples, largest_id
 from lemma.stages.preference.preference_options import JournalOptions, PreferenceOptions
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A prompt with a chosen and a rejected response, or with one response that is wanted (+1) or not (-1)."""
+    """A prompt with a chosen and a rejected response, or with one response that is wanted (+1) or not (-1).
+
+    `masks` mark what was said in each response, and not heard between turns; empty: all of it was said.
+    """
 
     prompt: np.ndarray
     responses: tuple[np.ndarray, ...]
     signs: tuple[int, ...]
     problem_id: str = ""
     system: str | None = None
+    masks: tuple[np.ndarray, ...] = ()
+
+    @property
+    def said(self) -> tuple[np.ndarray, ...]:
+        """The mask of each response."""
+        return self.masks or tuple(np.ones(len(response), dtype=bool) for response in self.responses)
 
     @property
     def longest(self) -> int:
@@ -53,8 +61,11 @@ class Example:
 
     def single(self) -> list[Example]:
         """Each response alone."""
-        both = zip(self.responses, self.signs, strict=True)
-        return [replace(self, responses=(response,), signs=(sign,)) for response, sign in both]
+        each = zip(self.responses, self.signs, self.said, strict=True)
+        return [
+            replace(self, responses=(response,), signs=(sign,), masks=(mask,) if self.masks else ())
+            for response, sign, mask in each
+        ]
 
 
 @dataclass(frozen=True)
@@ -122,6 +133,8 @@ def digest(examples: Sequence[Example]) -> str:
     for example in examples:
         for ids, sign in zip((example.prompt, *example.responses), (0, *example.signs), strict=True):
             whole.update(len(ids).to_bytes(8, "little") + ids.tobytes() + bytes([sign + 1]))
+        for mask in example.masks:
+            whole.update(mask.tobytes())
     return whole.hexdigest()
 
 
@@ -147,9 +160,9 @@ def _load(stage: Stage, options: PreferenceOptions, data: DataOptions, fmt: Form
 def _from_journal(stage: Stage, options: PreferenceOptions, data: DataOptions, place: str) -> list[Example]:
     """Pairs of samples: of the stages before, where no place is given."""
     if place:
-        found = journal_pairs(Path(place).expanduser(), options.journal)
+        found = journal_pairs(Path(place).expanduser(), options.journal, say=stage.warn)
     else:
-        found = journal_pairs(stage.folder.path, options.journal, stage.earlier)
+        found = journal_pairs(stage.folder.path, options.journal, stage.earlier, stage.warn)
     kept = [pair for pair in found if not np.array_equal(pair.responses[0], pair.responses[1])]
     _tell_equal(len(found), len(kept), stage, None)
     return take(kept, data, stage.seed, JOURNAL)
@@ -221,29 +234,34 @@ def _within(limit: int, examples: list[Example], stage: Stage) -> list[Example]:
     return kept
 
 
-def check_ids(examples: Sequence[Example], vocabulary: int, stage: Stage) -> None:
-    """A journal holds ids, which mean something to the tokenizer that made them only."""
-    largest = max((int(ids.max()) for one in examples for ids in (one.prompt, *one.responses) if len(ids)), default=0)
-    if largest >= vocabulary:
-        raise UserError(
-            f"stage {stage.name}: the data holds the token id {largest}, but the model has {vocabulary} tokens",
-            fix="take the journal of a run whose model has the same tokenizer",
-        )
+def check_vocabulary(examples: Sequence[Example], vocabulary: int, stage: Stage) -> None:
+    """Refuse ids that the model does not have."""
+    check_ids(largest_id(ids for one in examples for ids in (one.prompt, *one.responses)), vocabulary, stage)
 
 
 # --- pairs from samples ----------------------------------------------------------------------------------------------
 
 
-def journal_pairs(place: Path, options: JournalOptions, stages: Sequence[str] | None = None) -> list[Example]:
+def journal_pairs(
+    place: Path,
+    options: JournalOptions,
+    stages: Sequence[str] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Example]:
     """Best against worst of each group of graded samples; the ids are those that were sampled.
 
-    Of a run, `stages` are those whose samples count, in this order; None: all of them.
+    Of a run, `stages` are those whose samples count, in this order; None: all of them. Of an episode of several turns
+    the response is all that follows its first prompt, and what was said in it is learnt.
     """
     groups: dict[str, list[Episode]] = {}
-    for path in _journals(place, stages):
-        for sample in read_episodes(path):
-            if sample.reward is not None and sample.finish != "cancelled" and len(sample.ids):
-                groups.setdefault(f"{path}\x1f{sample.key!r}", []).append(sample)
+    rewritten = 0
+    for path, sample in graded_samples(place, stages):
+        if len(sample.trajectories()) > 1:
+            rewritten += 1
+        else:
+            groups.setdefault(f"{path}\x1f{sample.key!r}", []).append(sample)
+    if rewritten:
+        say(f"{rewritten} episodes of {place} rewrite their history, which no pair can hold, and were left out")
     pairs = [pair for group in groups.values() for pair in _pairs_of(group, options)]
     if not pairs:
         raise UserError(
@@ -259,36 +277,33 @@ def _pairs_of(group: Sequence[Episode], options: JournalOptions) -> list[Example
     for best, worst in list(zip(ranked, reversed(ranked), strict=True))[: min(options.per_group, len(ranked) // 2)]:
         assert best.reward is not None and worst.reward is not None
         if best.reward - worst.reward > options.gap:
-            responses = tuple(sample.ids.astype(np.int64) for sample in (best, worst))
-            found.append(Example(best.prompt.astype(np.int64), responses, (1, -1), best.problem_id))
-    return found
-
-
-def _journals(place: Path, stages: Sequence[str] | None) -> list[Path]:
-    """The files of a journal: one file, those in a folder, or those that the stages of a run wrote."""
-    if place.is_file():
-        return [place]
-    if stages is not None:
-        folders = [place / "stages" / name / "journal" for name in stages]
-        found = [path for folder in folders for path in list_journals(folder.glob("*"))]
-    elif (place / "recipe.yaml").is_file():
-        found = list_journals((place / "stages").glob("*/journal/*"))
-    else:
-        found = list_journals(place.rglob("*"))
-    if not found:
-        raise UserError(
-            f"there is no journal in {place}",
-            fix="name a run that sampled, or one of its journal files, after journal:",
-        )
+            start, whole = len(best.prompt), [sample.trajectories()[0] for sample in (best, worst)]
+            masks = tuple(one.chosen_T[start:] for one in whole)
+            found.append(
+                Example(
+                    best.prompt.astype(np.int64),
+                    tuple(one.ids_T[start:] for one in whole),
+                    (1, -1),
+                    best.problem_id,
+                    masks=() if all(mask.all() for mask in masks) else masks,
+                )
+            )
     return found
 
 
 def trajectory(
-    example: Example, response: np.ndarray, *, unit: int = 0, sign: int = 0, whole: bool = False
+    example: Example,
+    response: np.ndarray,
+    said: np.ndarray,
+    *,
+    unit: int = 0,
+    sign: int = 0,
+    whole: bool = False,
 ) -> Trajectory:
-    """Prompt and response; the response is learnt, with `whole` the prompt as well."""
+    """Prompt and response; what was `said` in the response is learnt, with `whole` the prompt as well."""
     ids = np.concatenate([example.prompt, response])
-    chosen = np.arange(len(ids)) >= (1 if whole else max(1, len(example.prompt)))
+    chosen = np.concatenate([np.full(len(example.prompt), whole), said])
+    chosen[0] = False
     return Trajectory(
         ids, chosen, origin="teacher", problem_id=example.problem_id, unit=unit, fields={"sign": float(sign)}
     )

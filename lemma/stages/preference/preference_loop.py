@@ -25,7 +25,7 @@ from lemma.runs.stage import Stage
 from lemma.stages.dropout import switch_dropout_off
 from lemma.stages.evaluating import HeldOutLoss, StageBenchmarks
 from lemma.stages.fitted import fit_budget
-from lemma.stages.preference.examples import Example, Order, check_ids, digest, prepare, trajectory
+from lemma.stages.preference.examples import Example, Order, check_vocabulary, digest, prepare, trajectory
 from lemma.stages.preference.preference_options import PreferenceOptions
 from lemma.stages.preference.scores import AdaptersOff, ReferenceModel, SquaredMass, mismatched, precompute
 from lemma.stages.supervised import measure_step
@@ -38,7 +38,7 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
     switch_dropout_off(policy.module, stage)
     limit = min(options.max_length or policy.context, policy.context)
     train, held_out = prepare(stage, options, fmt, policy.tokenizer, limit)
-    check_ids([*train, *held_out], len(policy.head.weight), stage)
+    check_vocabulary([*train, *held_out], len(policy.head.weight), stage)
     # One response alone has no other prompt to estimate KTO's reference point from.
     fewest = 2 if options.algorithm.needs_baseline else 1
     order = Order(len(train), options.batch.examples, stage.seed, stage.name, options.shuffle, fewest)
@@ -152,10 +152,11 @@ def as_trajectories(examples: Sequence[Example], algorithm: PreferenceAlgorithm)
     whole = algorithm.learns_nll == "all"
     made = []
     for unit, example in enumerate(examples):
-        for response, sign in zip(example.responses, example.signs, strict=True):
-            one = trajectory(example, response, unit=unit, sign=sign, whole=whole and sign > 0)
+        for response, said, sign in zip(example.responses, example.said, example.signs, strict=True):
+            one = trajectory(example, response, said, unit=unit, sign=sign, whole=whole and sign > 0)
             if whole:
-                one.token_fields["response"] = (np.arange(len(one)) >= len(example.prompt)).astype(np.float32)
+                of_prompt = np.zeros(len(example.prompt), dtype=np.float32)
+                one.token_fields["response"] = np.concatenate([of_prompt, said.astype(np.float32)])
             made.append(one)
     if algorithm.learns_nll != "none":
         marks = [one.chosen_T & (one.fields["sign"] > 0) for one in made]

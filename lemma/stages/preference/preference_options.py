@@ -13,13 +13,11 @@ from lemma.config.shape import Choice
 from lemma.data.data_options import JOURNAL, DataOptions, ValidationOptions, journal_place
 from lemma.learning.learning_options import BudgetOptions
 from lemma.runs.run_options import StageOptions
+from lemma.stages.supervised_options import OF_ROWS
 
 if TYPE_CHECKING:
     from lemma.formats import Format
     from lemma.runs.stage import Stage
-
-# Options of files and datasets; a journal holds samples and no rows to choose among.
-OF_ROWS = ("config", "split", "revision", "reader", "keep_if", "drop_if", "answers", "arithmetic")
 
 
 class ExampleBatchOptions(BudgetOptions):

@@ -158,7 +158,8 @@ def mismatched(examples: Sequence[Example], limit: int) -> list[Trajectory]:
         others = (examples[place - back] for back in range(1, len(examples)))
         other = next((one for one in others if not np.array_equal(one.prompt, example.prompt)), None)
         if other is not None:
-            found.append(trajectory(example, other.responses[0][: limit - len(example.prompt)]))
+            room = limit - len(example.prompt)
+            found.append(trajectory(example, other.responses[0][:room], other.said[0][:room]))
     return found
 
 
