@@ -87,6 +87,8 @@ def make_roller(
     world: World | None,
     data: str,
 ) -> Roller:
+    if world is not None and not world.is_exact:
+        stage.say("not bit-exact: turns are sent as their replies come; `environment.schedule: exact` repeats a run")
     return Roller(
         engine,
         judge,
