@@ -255,9 +255,10 @@ def update(
 
 
 def mini_batches(stage: Stage, step: int, epoch: int, count: int, batch: Sequence[Group]) -> list[list[Group]]:
-    """The groups of each mini-batch, in the order in which they were drawn."""
-    shuffled = permutation(len(batch), stage.seed, stage.name, "mini-batches", step, epoch)
-    return [[batch[i] for i in sorted(part.tolist())] for part in np.array_split(shuffled, count)]
+    """The groups of each mini-batch, dealt out by the order in which they were drawn."""
+    drawn = sorted(batch, key=lambda group: group.trajectories[0].unit)
+    shuffled = permutation(len(drawn), stage.seed, stage.name, "mini-batches", step, epoch)
+    return [[drawn[i] for i in sorted(part.tolist())] for part in np.array_split(shuffled, count)]
 
 
 def update_metrics(reports: Sequence[StepReport]) -> dict[str, float]:
