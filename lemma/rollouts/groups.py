@@ -17,6 +17,7 @@ from lemma.core.faults import fault_point
 from lemma.core.ranks import own_slots, slots, together
 from lemma.core.types import Group, Trajectory
 from lemma.engines.protocol import Engine, Sampling
+from lemma.rewards import Reward
 from lemma.rollouts.episode import Episode
 from lemma.rollouts.journal import Journal
 from lemma.rollouts.journal_files import journal_path
@@ -25,6 +26,9 @@ from lemma.rollouts.order import ProblemOrder, Task
 from lemma.rollouts.play import Ask, play
 from lemma.rollouts.player import World
 from lemma.rollouts.replay import replayed
+
+# Seconds that a finished episode may wait to be written where it is kept.
+SECONDS_UNWRITTEN = 1.0
 
 
 @dataclass
@@ -225,7 +229,11 @@ class Roller:
             given, least = len(ask.prefix), self.sampling.min_tokens
             return replace(self.sampling, max_tokens=self.sampling.max_tokens - given, min_tokens=max(0, least - given))
 
-        return list(play(self.engine, asks, sampling, self.judge, world=self.world, journal=journal))
+        # What a free schedule has finished outlives a kill.
+        is_free = self.world is not None and not self.world.is_exact
+        each_alone = all(type(reward).score_all is Reward.score_all for reward in self.judge.rewards)
+        patience = SECONDS_UNWRITTEN if is_free and each_alone else None
+        return list(play(self.engine, asks, sampling, self.judge, world=self.world, journal=journal, patience=patience))
 
     def _group(self, task: Task, episodes: list[Episode], found: Rollouts) -> Group:
         found.episodes += episodes

@@ -111,6 +111,24 @@ def test_a_killed_step_is_played_again_to_the_last_bit(tmp_path: Path, monkeypat
     assert both[0] == both[1]
 
 
+def test_a_free_schedule_keeps_what_was_finished_before_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lemma.core import faults
+
+    world = {"name": "higher_lower", "turns": 2, "schedule": "free", "episodes": 4}
+    monkeypatch.setattr(faults, "_visits", type(faults._visits)())
+    monkeypatch.setenv("LEMMA_FAULT", "rollouts.sampled:13:EIO")
+    with pytest.raises(OSError):
+        run(tmp_path, environment=world, steps=1)
+    journal = tmp_path / "run/stages/rl/journal/step-000001.jsonl"
+    kept = [episode.to_row() for episode in read_episodes(journal)]
+    assert 4 <= len(kept) < 16
+    monkeypatch.delenv("LEMMA_FAULT")
+    _, events = run(tmp_path, environment=world, steps=1)
+    whole = [episode.to_row() for episode in read_episodes(journal)]
+    assert whole[: len(kept)] == kept and len(whole) == 16, "times included"
+    assert any("not bit-exact: turns are sent" in str(event) for event in events)
+
+
 BROKEN = """
 from lemma.environments import Environment, Outcome, Reply
 
