@@ -22,8 +22,8 @@ from lemma.recipe import load_recipe
 from lemma.runs.run import train
 
 RECIPE = Path(__file__).with_suffix(".yaml")
-DEMONSTRATIONS = 400
-OPERATIONS = 4
+DEMONSTRATIONS = 1000
+OPERATIONS = 3
 STEPS = 5
 
 
