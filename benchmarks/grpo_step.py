@@ -4,13 +4,13 @@
     python -m benchmarks.grpo_step --row '{...}'   one row, as JSON
     python -m benchmarks.grpo_step --shape tiny --prompt 16 --new 32 --device cpu --rows '[{"who": "lemma"}]'
 
-Work: Qwen2.5 shape, random weights, 32 problems x 8 completions, prompts of 128 and completions of 512 tokens (at random
-weights hardly one ends before), full fine-tuning with fp32 master weights or LoRA r=16, one update on all sampled
-tokens, a reward that varies in every group. Lemma runs the reinforcement stage itself, from a recipe: rewards, journal,
-advantages, update, metrics and diagnosis. `metrics` is the time to compute and write the numbers of a step, `diagnosis`
-the time to look at them; both are part of `seconds`, and `rest` is what no other column names. MFU of the update = 6 x
-parameters x tokens / seconds / 790 TFLOP/s (measured on an H200); recomputation is not counted as work, and a prompt that
-is computed once for all of its completions counts as often as it is learnt from.
+Work: Qwen2.5 shape, random weights, 32 problems x 8 completions, prompts of 128 and completions of 512 tokens (at
+random weights hardly one ends before), full fine-tuning with fp32 master weights or LoRA r=16, one update on all
+sampled tokens, a reward that varies in every group. Lemma runs the reinforcement stage itself, from a recipe:
+rewards, journal, advantages, update, metrics and diagnosis. `metrics` is the time to compute and write the numbers of
+a step, `diagnosis` the time to look at them; both are part of `seconds`, and `rest` is what no other column names.
+MFU of the update = 6 x parameters x tokens / seconds / 790 TFLOP/s (measured on an H200); recomputation is not
+counted as work, and a prompt that is computed once for all of its completions counts as often as it is learnt from.
 """
 
 from __future__ import annotations
