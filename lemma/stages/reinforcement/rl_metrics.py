@@ -42,6 +42,7 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
     if any(len(episode.turns) > 1 for episode in rollouts.episodes):
         values["turns/mean"] = _mean([len(episode.turns) for episode in own])
         values["turns/replies_cut"] = float(sum(turn.cut for episode in own for turn in episode.turns))
+        values["turns/limit"] = float(sum(episode.reason.startswith("limit") for episode in own))
         values["turns/max"] = float(max(len(episode.turns) for episode in own))
     values |= _calls(own)
     advantages = [t.token_fields["advantage"][t.chosen_T] for group in batch for t in group.trajectories]
