@@ -5,7 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 # Recipes of our own, which follow no other system.
-OWN = {"arithmetic_63m", "demo", "smollm2_gsm8k"}
+OWN = {"arithmetic_63m", "demo", "higher_lower", "smollm2_gsm8k"}
+
+# Agents in AppWorld: settings of their last stage. tests/environments trains their twins, where AppWorld is.
+AGENTS: dict[str, dict[str, Any]] = {
+    "appworld_loop": {
+        "algorithm.name": "loop", "algorithm.group_size": 6, "algorithm.epochs": 2, "algorithm.clip": 0.1,
+        "algorithm.ratio": "token", "algorithm.least_advantage": 0.01, "algorithm.kl": 0.0, "batch.problems": 40,
+        "environment.agent": "conversation", "environment.turns": 40, "environment.reply_tokens": 3000,
+        "environment.episode_tokens": 32000, "environment.difficulty": [1, 2], "environment.reward": "tests",
+        "environment.pay_for_nothing": True, "rollout.temperature": 1.0, "rollout.max_tokens": 1500, "steps": 200,
+        "optim.lr": 5e-5, "optim.weight_decay": 0.01, "optim.schedule": "constant", "optim.clip": 0.1,
+    },
+    "appworld_ppo": {
+        "algorithm.name": "ppo", "algorithm.clip": 0.2, "algorithm.lam": 0.95, "environment.agent": "rebuilt",
+        "environment.turns": 30, "environment.reward": "compat", "rollout.temperature": 0.7, "rollout.top_p": 0.9,
+        "rollout.max_tokens": 24576,
+    },
+    "appworld_grpo": {
+        "algorithm.name": "grpo", "algorithm.group_size": 2, "environment.agent": "rebuilt",
+        "environment.reward": "tests", "environment.pay_for_nothing": True, "optim.lr": 5e-7,
+    },
+}  # fmt: skip
 
 SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 

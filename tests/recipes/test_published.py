@@ -15,7 +15,7 @@ from lemma.formats import make_format
 from lemma.recipe import Recipe, load_recipe
 from lemma.rewards import RewardInput, combine
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
-from tests.recipes.published import MODELS, OTHERS, OWN, REWARDS, STAGES, WANDB
+from tests.recipes.published import AGENTS, MODELS, OTHERS, OWN, REWARDS, STAGES, WANDB
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 
@@ -51,6 +51,19 @@ def test_settings_are_those_published(name: str) -> None:
     assert differing(values, MODELS[name]) == {}
     for stage, wanted in STAGES[name].items():
         assert differing(values["stages"][stage], wanted) == {}, stage
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_so_are_those_of_agents(name: str) -> None:
+    values = recipe_of(name).model_dump()
+    (stage,) = values["stages"].values()
+    assert differing(stage, AGENTS[name]) == {}
+    twin = load_recipe(FOLDER / "small" / f"{name}.yaml").model_dump()
+    (small,) = twin["stages"].values()
+    assert small["rewards"] == stage["rewards"] and twin["model"]["lora"] == values["model"]["lora"]
+    parts = ("agent", "reward", "pay_for_nothing", "difficulty")
+    assert [small["environment"][part] for part in parts] == [stage["environment"][part] for part in parts]
+    assert {**small["algorithm"], "mini_batches": 0} == {**stage["algorithm"], "mini_batches": 0}
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -97,6 +110,6 @@ def test_planning_and_a_dry_run_need_no_network(
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_recipe_that_ends_in_reinforcement_is_listed_here_and_has_a_twin(path: Path) -> None:
     recipe = load_recipe(path)
-    if list(recipe.stages.values())[-1].kind == "rl" and path.stem not in OWN:
+    if list(recipe.stages.values())[-1].kind == "rl" and path.stem not in OWN | AGENTS.keys():
         assert path.stem in STAGES
         assert (FOLDER / "small" / path.name).is_file()

@@ -14,7 +14,7 @@ from lemma.core.types import Message, Problem
 from lemma.environments.appworld.agents import Agent, first_prompt
 from lemma.environments.appworld.appworld_episode import GRACE_SECONDS, JUDGE_SECONDS, TASK, AppWorldEpisode
 from lemma.environments.appworld.appworld_tasks import AppTask, check_data, load_split
-from lemma.environments.appworld.runner_client import OPEN_SECONDS, START_SECONDS, RunnerSettings, begin, stop
+from lemma.environments.appworld.runner_client import OPEN_SECONDS, START_SECONDS, RunnerSettings, begin
 from lemma.environments.appworld.task_worth import Worth, goal_completion
 from lemma.environments.attempts import Attempt
 from lemma.environments.environment import Deadlines, Environment, EnvironmentOptions
@@ -125,9 +125,6 @@ class AppWorldOptions(EnvironmentOptions):
     def opened(self, problem: Problem, seed: int) -> Problem:
         """The first prompt is the problem's own: no world is needed to write it."""
         return problem
-
-    def close(self) -> None:
-        stop(self.runner)
 
     def summarise(self, attempts: Sequence[Attempt]) -> Mapping[str, Sequence[float]]:
         return goal_completion(attempts)

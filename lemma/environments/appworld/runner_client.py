@@ -130,17 +130,11 @@ def begin(settings: RunnerSettings) -> None:
 
 def stop_all() -> None:
     """End every runner of this process, with all its worlds."""
-    for settings in list(_runners):
-        stop(settings)
-
-
-def stop(settings: RunnerSettings) -> None:
-    """End this process's runner of these settings, with all its worlds."""
     with _starting:
-        runner = _runners.pop(settings, None)
-        if runner is not None:
+        for settings, runner in _runners.items():
             runner.stop()
             os.environ.pop(settings.variable, None)
+        _runners.clear()
 
 
 def connect(settings: RunnerSettings) -> socket.socket:
