@@ -35,7 +35,12 @@ class WorkerProcess:
             stdout=subprocess.PIPE,
             stderr=self._complaints,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            # The order of a set must not differ in the process that takes this one's place.
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                "PYTHONHASHSEED": "0",
+            },
         )
         assert self.process.stdin is not None and self.process.stdout is not None
         self.sending, self.hearing = self.process.stdin.fileno(), self.process.stdout.fileno()

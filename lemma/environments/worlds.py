@@ -79,18 +79,13 @@ class Worlds:
         while True:
             for home in list(self._homes):
                 self._send(home)
-            if self._done:
+            if self._done or not self._options.workers:
                 break
             left = until - time.monotonic()
             if not self._listen(max(0.0, left)) and left <= 0:
                 break
         done, self._done = self._done, []
         return done
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether any call is under way."""
-        return bool(self._done) or any(home.flights or home.queue for home in self._homes)
 
     # --- sending -------------------------------------------------------------------------------------------------
 
@@ -177,8 +172,6 @@ class Worlds:
 
     def _listen(self, wait: float) -> bool:
         """Take what is there, waiting for it at most so long; whether anything happened."""
-        if self._options.workers == 0:
-            return False
         now = time.monotonic()
         limits = [flight.deadline for home in self._homes for flight in home.flights.values()]
         limits += [home.started + START_SECONDS for home in self._homes if not home.is_ready]
