@@ -22,6 +22,8 @@ STAGE_METRICS = (
     "unknown",
 )
 BETTER_WHEN_HIGHER = ("answer_accuracy", "format_accuracy", "reasoning_present", "reward")
+SUCCESS = "success"
+"""What answer_accuracy is called where problems are played in an environment."""
 _AT_K = re.compile(r"(pass|maj)@([1-9]\d*)")
 
 
@@ -38,7 +40,8 @@ class EvalOptions(Measuring):
     metric: str = "answer_accuracy"
     """The best checkpoint is the one with the highest of this: the mean over benchmarks of answer_accuracy,
     format_accuracy, reasoning_present, reward, pass@k or maj@k, or of one benchmark, such as gsm8k/pass@4. k is 2, 4,
-    8 and so on up to the number of samples, or that number; pass@1 is answer_accuracy."""
+    8 and so on up to the number of samples, or that number; pass@1 is answer_accuracy, and so is success,
+    its name in an environment."""
     max_tokens: int = Field(1024, ge=1)
     """Maximum number of tokens in a completion, or in a turn of an episode."""
 
@@ -57,7 +60,7 @@ class EvalOptions(Measuring):
         sizes = self._sizes()
         part, slash, name = self.metric.rpartition("/")
         at_k = _AT_K.fullmatch(name)
-        if (slash and part not in sizes) or (name not in BETTER_WHEN_HIGHER and at_k is None):
+        if (slash and part not in sizes) or (name not in (*BETTER_WHEN_HIGHER, SUCCESS) and at_k is None):
             raise ValueError(
                 f"there is no metric '{self.metric}' to choose a checkpoint by; write one of: "
                 f"{', '.join(BETTER_WHEN_HIGHER)}, pass@K or maj@K, with or without the name of a benchmark in front"
@@ -78,7 +81,7 @@ class EvalOptions(Measuring):
     def measured_metric(self) -> str:
         """The name under which `metric` is measured."""
         front, slash, name = self.metric.rpartition("/")
-        return f"{front}{slash}answer_accuracy" if name == "pass@1" else self.metric
+        return f"{front}{slash}answer_accuracy" if name in ("pass@1", SUCCESS) else self.metric
 
     def _sizes(self) -> dict[str, list[int]]:
         """For each benchmark, the k that pass@k and maj@k are measured for; the first is 1, the last all samples."""

@@ -17,26 +17,33 @@ LISTED = 40
 
 
 def evaluation_rows(place: EvaluationPlace) -> list[dict[str, Any]]:
-    """One row for each benchmark of an evaluation, from its results.json."""
+    """One row for each benchmark of an evaluation, and for each measure of an environment, from its results.json."""
     try:
         results = json.loads((place.folder / "results.json").read_text(encoding="utf-8"))
         return [
-            {"evaluation": place.name, "stage": place.stage, "step": place.step, "benchmark": name, **_row(found)}
+            {"evaluation": place.name, "stage": place.stage, "step": place.step, "benchmark": name, **row}
             for name, found in results["benchmarks"].items()
+            for row in _rows(found)
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []  # half written or damaged: there is nothing to show of it
 
 
+def _rows(found: dict[str, Any]) -> list[dict[str, Any]]:
+    first = _row(found)
+    measures = {name: found["scores"][name] for name in found.get("measures", ())}
+    return [first, *({**first, "metric": name, **_interval(score)} for name, score in measures.items())]
+
+
+def _interval(score: dict[str, Any]) -> dict[str, Any]:
+    return {name: score[name] for name in ("value", "low", "high")}
+
+
 def _row(found: dict[str, Any]) -> dict[str, Any]:
     headline, scores, settings = found["headline"], found["scores"], found["settings"]
-    others = {name: score for name, score in scores.items() if name.startswith(("pass@", "maj@"))}
-    others |= {name: scores[name] for name in found.get("measures", ())}
     return {
         "metric": headline["metric"],
-        "value": headline["value"],
-        "low": headline["low"],
-        "high": headline["high"],
+        **_interval(headline),
         "n": found["n"],
         "k": found["k"],
         "unknown": found["unknown"],
@@ -46,7 +53,7 @@ def _row(found: dict[str, Any]) -> dict[str, Any]:
         "reward": found["numbers"].get("reward"),
         "temperature": settings["temperature"],
         "turns": found["numbers"].get("turns"),
-        "others": others,
+        "others": {name: score for name, score in scores.items() if name.startswith(("pass@", "maj@"))},
     }
 
 

@@ -13,6 +13,8 @@ from lemma.cli import main
 from lemma.evaluation.intervals import exact_binomial
 from lemma.evaluation.results import read_report
 from lemma.recipe import Recipe
+from lemma.reports.run_reader import EvaluationPlace
+from lemma.reports.shown_evaluations import evaluation_rows
 from lemma.reports.shown_samples import read_evaluation_chunk
 from lemma.runs.run import train
 
@@ -104,6 +106,10 @@ def test_samples_and_report_show_every_turn(played: Path) -> None:
     assert rows["3"].tokens == sum(turn["tokens"] for turn in rows["3"].turns)
     parts = next(one["parts"] for one in read_evaluation_chunk(played)["samples"] if one["problem"] == "3")
     assert [part["kind"] for part in parts] == ["sampled", "observation"] * 3
+    shown = evaluation_rows(EvaluationPlace("played", played))
+    assert [(row["metric"], row["value"], row["turns"]) for row in shown] == [
+        ("success", 3 / 5, 3.0), ("scenarios", 1 / 3, 3.0)
+    ]  # fmt: skip
 
 
 def test_a_finished_evaluation_is_read_and_no_grader_judges_it(
@@ -157,8 +163,8 @@ def test_a_stage_measures_in_its_environment(stairs: str, tmp_path: Path) -> Non
     stage: dict[str, Any] = {
         "kind": "rl", "algorithm": {"name": "grpo", "group_size": 2}, "environment": stairs,
         "data": {"source": "environment", "split": "dev"}, "rollout": {"max_tokens": 2}, "batch": {"problems": 2},
-        "steps": 1, "eval": {"benchmarks": [{"source": "environment", "split": "dev"}], "max_tokens": 2},
-        "validation": {"share": 0.4},
+        "steps": 1, "validation": {"share": 0.4},
+        "eval": {"benchmarks": [{"source": "environment", "split": "dev"}], "max_tokens": 2, "metric": "success"},
     }  # fmt: skip
     recipe = {
         "run": {"dir": str(tmp_path / "run"), "threads": 1, "tensorboard": False, "device": "cpu"},

@@ -11,10 +11,12 @@ function evaluations(root) {
   }
   const charts = overSteps(rows);
   if (charts.length) root.append(el("section", {}, el("h2", {}, "Over steps"), el("div", { class: "grid" }, charts)));
+  const played = rows.some((row) => row.turns);
   root.append(el("section", { class: "card tall" }, el("h2", {}, "Results"),
-    table(["evaluation", "benchmark", "metric", "right, with 95% interval", "problems", "format kept", "cut off", "tokens"],
+    table(["evaluation", "benchmark", "metric", "right, with 95% interval", "problems", "format kept", "cut off", "tokens", ...(played ? ["turns"] : [])],
       rows.map((row) => [el("span", {}, many ? dot(COLORS[row.i]) : null, many ? `${row.run.name}: ` : "", row.evaluation), row.benchmark, row.metric,
-        intervalBar(row), `${number(row.n)}${row.k > 1 ? ` × ${row.k}` : ""}`, percent(row.format), percent(row.truncated), number(Math.round(row.tokens ?? 0))]),
+        intervalBar(row), `${number(row.n)}${row.k > 1 ? ` × ${row.k}` : ""}`, percent(row.format), percent(row.truncated), number(Math.round(row.tokens ?? 0)),
+        ...(played ? [row.turns ? row.turns.toFixed(1) : ""] : [])]),
       "Evaluations", true)));
   comparisons.forEach((one) => root.append(comparison(one)));
   observe(root);
