@@ -1,0 +1,95 @@
+"""Ranks on a real local Ray cluster: they find each other, a death restarts all, a user's error ends all."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lemma.cli.train_ray import wish_of
+from lemma.cluster.ray_actors import Home
+from lemma.cluster.ray_launch import RayWish, launch_on_ray, variables_of
+from lemma.recipe import load_recipe
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("needs Ray: pip install ray")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        import ray
+
+        with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # sockets want it short
+            ray.init(num_cpus=3, num_gpus=0, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
+            yield
+            ray.shutdown()
+
+
+def wish(folder: Path, *arguments: str) -> RayWish:
+    return RayWish(
+        arguments=[str(folder), *arguments], ranks=2, wants_gpus=False, restarts=1, run_folder=folder,
+        once=["--fresh"], module="tests.cluster.ray_program",
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_dead_rank_ends_and_restarts_all(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert launch_on_ray(wish(tmp_path)) == 0
+    words = {path.name: path.read_text().split() for path in tmp_path.iterdir()}
+    assert set(words) == {"rank-0-1", "rank-1-1", "rank-0-2", "rank-1-2"}
+    assert all(found[0] == "3" and found[2:4] == ["2", "2"] for found in words.values())
+    assert [words[f"rank-{rank}-2"][1] for rank in (0, 1)] == ["0", "1"]
+    assert words["rank-0-1"][4] == words["rank-1-1"][4] != words["rank-0-2"][4], "every attempt has a port of its own"
+    assert words["rank-0-1"][5:] == ["--fresh"] and words["rank-0-2"][5:] == []
+    out, err = capfd.readouterr()
+    assert "rank 0 attempt 1" in out and "rank 0 attempt 2" in out and "rank 1" not in out
+    assert "rank 1 on" in err and "ended with status -9" in err and "all ranks start again" in err
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_error_of_the_users_is_not_tried_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rank-1-0").touch()  # this time the second rank lives
+    assert launch_on_ray(wish(tmp_path, "--wrong")) == 2
+    out, err = capfd.readouterr()
+    assert (out + err).count("error: one sentence") == 1 and "start again" not in err
+
+
+def test_what_torchrun_would_set() -> None:
+    homes = [Home("a", "10.0.0.1", ("3",)), Home("a", "10.0.0.1", ("5",)), Home("b", "10.0.0.2", ("0",))]
+    found = variables_of(homes, 4000)
+    assert [one["RANK"] for one in found] == ["0", "1", "2"]
+    assert [one["LOCAL_RANK"] for one in found] == ["0", "1", "0"]
+    assert [one["LOCAL_WORLD_SIZE"] for one in found] == ["2", "2", "1"]
+    assert [one["GROUP_RANK"] for one in found] == ["0", "0", "1"]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == ["3,5", "3,5", "0"]
+    assert {(one["WORLD_SIZE"], one["MASTER_ADDR"], one["MASTER_PORT"]) for one in found} == {("3", "10.0.0.1", "4000")}
+
+
+def test_the_wish_of_a_recipe(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(
+        f"run: {{dir: {tmp_path}/run, device: cpu}}\n"
+        "cluster: {ranks: 3, restarts: 5}\n"
+        "stages: {sft: {steps: 1}, grpo: {steps: 1, rollout: {engine: {name: vllm, servers: 2, cache_gib: 0.1}}}}"
+    )
+    args = argparse.Namespace(
+        recipe=str(tmp_path / "recipe.yaml"), overrides=["run.seed=1"], skip=[], only=["grpo"], fresh=True, extend=False
+    )
+    recipe = load_recipe(args.recipe, args.overrides)
+    found = wish_of(recipe, args)
+    assert found.arguments == ["train", args.recipe, "--set=run.seed=1", "--only=grpo"] and found.once == ["--fresh"]
+    assert (found.ranks, found.restarts, found.stages, len(found.servers)) == (3, 5, ["grpo"], 2)
+    folder, *options = found.servers[0]
+    assert (Path(folder) / "config.json").exists()
+    assert options[:2] == ["--dtype", "float32"] and "--cache-gib" in options
+    told = load_recipe(
+        args.recipe, [*args.overrides, 'stages.grpo.rollout.engine.servers=["http://a:1", "http://b:2"]']
+    )
+    assert told.digest() == recipe.digest(), "where the servers are has no effect on what is learnt"
