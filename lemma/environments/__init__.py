@@ -14,6 +14,7 @@ from lemma.environments.custom_world import CustomWorld
 from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance, WorldGone
 from lemma.environments.gateway import Gateway
 from lemma.environments.higher_lower import HigherLower
+from lemma.environments.openenv import OpenEnv
 from lemma.environments.python_tool import PythonTools
 from lemma.environments.reasoning_gym import ReasoningGym
 from lemma.environments.single_turn import SingleTurn
@@ -27,6 +28,7 @@ ENVIRONMENTS: Registry[type[EnvironmentOptions]] = Registry(
         "higher_lower": HigherLower,
         "python": PythonTools,
         "reasoning_gym": ReasoningGym,
+        "openenv": OpenEnv,
         "custom": CustomWorld,
         "trl": TrlWorld,
         "appworld": AppWorldOptions,
@@ -58,6 +60,7 @@ __all__ = [
     "EnvironmentOptions",
     "Gateway",
     "HigherLower",
+    "OpenEnv",
     "Outcome",
     "PythonTools",
     "ReasoningGym",

@@ -1,0 +1,178 @@
+"""Environments of OpenEnv, by their wire: a server's WebSocket with reset, step and state, one session an episode."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from lemma.core.errors import UserError
+from lemma.core.random import key
+from lemma.core.types import Message, Outcome, Problem
+from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance, WorldGone
+from lemma.environments.websocket import WebSocket
+
+# Seconds that a session which has just ended may still hold its place on the server.
+PATIENCE, PAUSE = 5.0, 0.1
+FULL = "CAPACITY_REACHED"
+# Failures that say that the action was wrong, not the server.
+REFUSALS = ("VALIDATION_ERROR", "INVALID_JSON")
+AT_ONCE = 64
+
+
+class ServerRefuses(Exception):
+    """An error frame: its code and its message."""
+
+    def __init__(self, code: str, message: str):
+        super().__init__(message)
+        self.code = code
+
+
+class OpenEnvSession(Environment):
+    """One session on a server."""
+
+    def __init__(self, options: OpenEnv):
+        self._options, self._socket = options, None
+        self._rewards: list[float] = []
+
+    _socket: WebSocket | None
+
+    def reset(self, problem: Problem, seed: int) -> list[Message]:
+        data = {"seed": key(seed, "openenv", problem.id) % 2**31, **self._options.reset_data}
+        data |= problem.extra.get("reset", {})
+        self._rewards = []
+        try:
+            found = self._connected(data)
+        except ServerRefuses as error:
+            raise WorldGone(f"the OpenEnv server failed: {error.code}: {error}") from None
+        text = self._options.shown(found.get("observation"))
+        return [Message("user", text)] if text else []
+
+    def step(self, said: Utterance) -> Reply:
+        text = said.text if self._options.says == "text" else said.answer or ""
+        action = {**self._options.action_data, self._options.action: text}
+        try:
+            found = self._asked("step", action)
+        except ServerRefuses as error:
+            if error.code in REFUSALS:
+                return Reply(f"error: {error}")
+            raise WorldGone(f"the OpenEnv server failed: {error.code}: {error}") from None
+        if found.get("reward") is not None:
+            self._rewards.append(float(found["reward"]))
+        return Reply(self._options.shown(found.get("observation")), bool(found.get("done")))
+
+    def score(self) -> Outcome:
+        if not self._rewards:
+            return Outcome(None, None, "the OpenEnv server gave no reward")
+        reward = sum(self._rewards) if self._options.reward == "sum" else self._rewards[-1]
+        return Outcome(reward, reward >= self._options.success_reward)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _connected(self, data: dict[str, Any]) -> dict[str, Any]:
+        """A session of one's own and what its reset gives; a place that has just become free is waited for."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            self.close()
+            self._socket = WebSocket(self._options.address, self._options.deadlines.reset)
+            try:
+                return self._asked("reset", data)
+            except ServerRefuses as error:
+                if error.code != FULL:
+                    raise
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        f"the OpenEnv server at {self._options.url} takes no further session: {error}",
+                        fix="start it with a larger max_concurrent_envs, or write `episodes` as many as it takes",
+                    ) from None
+            time.sleep(PAUSE)
+
+    def _asked(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+        assert self._socket is not None
+        deadlines = self._options.deadlines
+        seconds = deadlines.step if kind == "step" else deadlines.reset
+        try:
+            found = json.loads(self._socket.ask(json.dumps({"type": kind, "data": data}), seconds))
+            given, content = found["type"], found["data"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise WorldGone("the OpenEnv server answered with something else than a frame") from error
+        if given == "error":
+            raise ServerRefuses(str(content.get("code")), str(content.get("message")))
+        if not isinstance(content, dict):
+            raise WorldGone("the OpenEnv server answered with something else than a frame")
+        return content
+
+
+class OpenEnv(EnvironmentOptions):
+    """An environment of OpenEnv, whose server runs somewhere else."""
+
+    name: Literal["openenv"] = "openenv"
+    """An environment of OpenEnv."""
+    url: str = ""
+    """Its server, such as http://127.0.0.1:8000 or ws://host:port/ws."""
+    action: str = "message"
+    """Field of the action that takes what the policy said."""
+    says: Literal["text", "answer"] = "text"
+    """What goes there: all that was said, or what the format takes for the answer."""
+    action_data: dict[str, Any] = Field(default_factory=dict)
+    """Other fields of every action."""
+    reset_data: dict[str, Any] = Field(default_factory=dict)
+    """Fields of reset, where a `seed` of the run and the problem stands too, and what a problem has under `reset`."""
+    observation: str = ""
+    """Field of an observation that the policy reads. Default: its only text, or all of it as JSON."""
+    reward: Literal["last", "sum"] = "last"
+    """What an episode is worth: the last reward that the server gave, or the sum of all."""
+    success_reward: float = 1.0
+    """Reward from which on an episode counts as a success."""
+    problems_per_split: int = Field(1000, ge=1)
+    """Episodes that differ in their seed, where the server owns the tasks: `data: {source: environment}`."""
+    workers: int = Field(1, ge=0)
+    """Processes that speak to the server."""
+
+    @property
+    def address(self) -> str:
+        scheme, _, rest = self.url.partition("://")
+        if scheme in ("ws", "wss"):
+            return self.url
+        return f"{'wss' if scheme == 'https' else 'ws'}://{rest.rstrip('/')}/ws"
+
+    @property
+    def calls_at_once(self) -> int:
+        return self.worker_calls or AT_ONCE
+
+    def shown(self, observation: Any) -> str:
+        """What the policy reads of an observation."""
+        if not isinstance(observation, dict):
+            return "" if observation is None else str(observation)
+        if self.observation:
+            found = observation.get(self.observation)
+            return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+        known = {name: value for name, value in observation.items() if name != "metadata" and value is not None}
+        texts = [value for value in known.values() if isinstance(value, str)]
+        return texts[0] if len(texts) == 1 else json.dumps(known, ensure_ascii=False)
+
+    def make(self) -> Environment:
+        return OpenEnvSession(self)
+
+    def problems(self, split: str) -> Sequence[Problem]:
+        return [
+            Problem((), id=f"openenv/{split}/{number}", source="openenv") for number in range(self.problems_per_split)
+        ]
+
+    def check(self) -> None:
+        if not self.url.startswith(("http://", "https://", "ws://", "wss://")):
+            raise UserError(
+                f"'{self.url}' is no address of an OpenEnv server", fix="write `url: http://127.0.0.1:8000`"
+            )
+        try:
+            WebSocket(self.address, self.deadlines.reset).close()
+        except OSError as error:
+            raise UserError(
+                f"no OpenEnv server answers at {self.url}: {error}", fix="start it, or correct `url` of the environment"
+            ) from None
