@@ -16,6 +16,7 @@ from lemma.learning.learning_options import OptimOptions
 from lemma.models import blocks
 from lemma.models.attention import NAME
 from lemma.models.policy import Policy
+from lemma.models.products import sink_of
 from lemma.objectives import NegativeLogLikelihood
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -58,6 +59,8 @@ def step(kind: str, dtype: torch.dtype, *, jointly: bool, share: bool, recompute
     policy = Policy(causal, SimpleNamespace(eos_token_id=1, pad_token_id=2))
     policy.recompute(recomputed)
     learner = Learner(policy, OptimOptions(lr=1e-20, clip=0.0), token_budget=2048, total_steps=2, share_prompts=share)
+    sinks = [sink_of(parameter) for parameter in policy.parameters().values()]
+    assert all((sink is not None) == (dtype == torch.bfloat16) for sink in sinks)
     scores = np.concatenate(learner.score(answers()))
     grads: dict[str, torch.Tensor] = {}
     update = learner.optimiser.step
