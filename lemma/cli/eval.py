@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Measure a model on benchmarks. MODEL is a run folder, an exported model, an adapter folder, any folder in the Hugging
-Face format, a GGUF file, or a hub name. The same command given again goes on where it stopped. The format is the one
-named here, else that of the model's run, else the one whose chat template was saved with the tokenizer, else the
+Face format, a GGUF file, or a hub name. The same command given again goes on where it stopped. With --environment, the
+problems are played turn by turn; without --benchmarks, they are the environment's own. The format is the one named
+here, else that of the model's run, else the one whose chat template was saved with the tokenizer, else the
 benchmark's."""
 
 RESCORE_USES = {"rescore", "grader", "out", "command", "version", "run"}
@@ -74,6 +75,7 @@ def _how_to_read(name: str, field: FieldInfo) -> dict[str, Any]:
 
 
 def _names() -> str:
+    from lemma.environments import ENVIRONMENTS
     from lemma.evaluation.benchmarks import BENCHMARKS
     from lemma.evaluation.presets import PRESETS
     from lemma.formats import FORMATS
@@ -81,6 +83,7 @@ def _names() -> str:
 
     lists: dict[str, Iterable[str]] = {
         "benchmarks": BENCHMARKS, "formats": FORMATS, "graders": ["lemma", *COMPAT], "presets": PRESETS,
+        "environments": [name for name in ENVIRONMENTS if name != "single_turn"],
     }  # fmt: skip
     return "\n".join(f"{what}: {', '.join(names)}" for what, names in lists.items()) + "\n"
 
