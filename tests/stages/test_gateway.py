@@ -184,7 +184,7 @@ def parts(episode: Episode) -> list[list[Any]]:
 
 def test_what_goes_wrong_is_unknown_and_never_a_reward(tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(ODD)
-    world = {"agent": f"{tmp_path / 'odd.py'}:odd", "episode_seconds": 6, "episodes": 4, "turns": 5, "unknown_limit": 1}
+    world = {"agent": f"{tmp_path / 'odd.py'}:odd", "episode_seconds": 8, "episodes": 4, "turns": 5, "unknown_limit": 1}
     run = play(tmp_path, world, batch={"problems": 8}, algorithm={"name": "grpo", "group_size": 2})
     reasons = {
         1: "never asked the model",
@@ -238,34 +238,45 @@ import os, pathlib, subprocess, time
 
 def hang(problem, base_url, api_key, folder):
     child = subprocess.Popen(["sleep", "600"])
-    (pathlib.Path(folder) / f"{problem.gold}.pids").write_text(f"{os.getpid()} {os.getppid()} {child.pid}")
+    path = pathlib.Path(folder) / f"{child.pid}.new"
+    path.write_text(f"{os.getpid()} {os.getppid()} {child.pid}")
+    path.rename(path.with_suffix(".pids"))
     time.sleep(600)
 """
 
 
+TRAINER = """
+import sys, time
+from lemma.core.types import Message, Problem
+from lemma.environments.gateway import Gateway
+
+options = Gateway(agent=sys.argv[1] + "/hang.py:hang", workers=2, options={"folder": sys.argv[1]})
+for name in range(3):
+    options.pool().begin(name, Problem((Message("user", "?"),)), 0, "http://127.0.0.1:1", "key", 600)
+time.sleep(600)
+"""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def test_nothing_is_left_of_a_trainer_that_was_killed(tmp_path: Path) -> None:
     (tmp_path / "hang.py").write_text(HANGING)
-    (tmp_path / "numbers.jsonl").write_text('{"question": "how many ?", "answer": "1"}')
-    world = {"name": "gateway", "agent": f"{tmp_path}/hang.py:hang", "options": {"folder": str(tmp_path)}}
-    stage = {
-        "kind": "rl", "data": {"source": str(tmp_path / "numbers.jsonl")}, "environment": world,
-        "rollout": {"max_tokens": 4}, "batch": {"problems": 1}, "steps": 1, "eval": {"benchmarks": []},
-    }  # fmt: skip
-    run = {"dir": str(tmp_path / "run"), "threads": 1, "tensorboard": False}
-    (tmp_path / "recipe.yaml").write_text(json.dumps({"run": run, "model": {"tiny": TINY}, "stages": {"rl": stage}}))
-    command = [sys.executable, "-m", "lemma", "train", str(tmp_path / "recipe.yaml")]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as trainer:
-        while not (tmp_path / "1.pids").is_file():
+    with subprocess.Popen([sys.executable, "-c", TRAINER, str(tmp_path)]) as trainer:
+        while len(list(tmp_path.glob("*.pids"))) < 3:
             assert trainer.poll() is None
-            time.sleep(0.1)
-        time.sleep(0.2)
+            time.sleep(0.05)
         trainer.kill()
-    pids = [int(pid) for pid in (tmp_path / "1.pids").read_text().split()]
-    assert len(pids) == 3
-    deadline = time.monotonic() + 30
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
+    pids = {int(pid) for file in tmp_path.glob("*.pids") for pid in file.read_text().split()}
+    assert len(pids) == 3 + 2 + 2, "three programs of agents, in two processes with their watchers"
+    deadline = time.monotonic() + 60
+    while any(map(is_alive, pids)):
         assert time.monotonic() < deadline, "processes of agents outlive the trainer"
-        time.sleep(0.1)
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
