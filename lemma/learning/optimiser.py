@@ -82,8 +82,8 @@ class Optimiser:
             if not _is_exact(parameter) and self.shard != "gradients":
                 self._buffers[name] = torch.zeros_like(parameter, dtype=torch.float32)
                 parameter.register_post_accumulate_grad_hook(_collector(self._buffers[name]))
-                if parameter.is_cuda:  # products add their gradients there themselves (lemma.models.products)
-                    parameter.lemma_sink = self._buffers[name]
+                # Joint products add their gradients there themselves (lemma.models.products).
+                parameter.lemma_sink = self._buffers[name]
         self._make_masters()
         self.scaler = LossScaler(any(p.dtype == torch.float16 for p in self.parameters.values()))
         self.adamw = _make_adamw(self._values, options)
@@ -345,9 +345,9 @@ def _collector(buffer: torch.Tensor) -> Any:
     """Move a low-precision gradient into a buffer as soon as it is complete, so that none is kept."""
 
     def collect(parameter: torch.Tensor) -> None:
-        assert parameter.grad is not None
-        buffer.add_(parameter.grad)
-        parameter.grad = None
+        if parameter.grad is not None:  # it is None where products have added all of it
+            buffer.add_(parameter.grad)
+            parameter.grad = None
 
     return collect
 
