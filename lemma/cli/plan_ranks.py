@@ -77,6 +77,7 @@ class _Row:
     gpu: Gpu
     ranks: int
     generates: bool
+    recomputes: bool = False
 
     @property
     def room(self) -> float:
@@ -100,7 +101,7 @@ class _Row:
         plan = self.plan
         state = plan.weights + plan.optimiser + plan.critic + plan.reference
         shown = f"  {self.shard:<11}{state / GIB:>8.1f}{(plan.total - state) / GIB:>8.1f}{plan.total / GIB:>8.1f}"
-        shown += f"{'yes' if self.fits else 'no':>6}"
+        shown += f"{('yes*' if self.recomputes else 'yes') if self.fits else 'no':>6}"
         if not self.fits:
             return shown
         update = self.work.update_seconds(self.gpu, self.ranks)
@@ -133,29 +134,55 @@ def _stage_table(
 
     is_rl = isinstance(stage, ReinforcementOptions)
     work = _work(recipe, stage, shape, ranks, amount.lengths if amount else (), length)
-    rows = [
-        _Row(shard, _plan(recipe, stage, shape, ranks, shard, work.pack), work, gpu, ranks, is_rl) for shard in SHARDS
-    ]
+    rows = [_row(recipe, stage, shape, work, gpu, ranks, shard) for shard in SHARDS]
     yield f"\nstage {name}, GiB a rank and seconds a step of {work.tokens:,.0f} tokens (computed)"
     columns = f"  {'shard':<11}{'state':>8}{'work':>8}{'total':>8}{'fits':>6}"
     columns += f"{'cache':>12}{'generate':>10}" if is_rl else ""
     yield columns + f"{'update':>10}{'link':>10}{'step':>10}"
     yield from map(str, rows)
+    if any(row.recomputes and row.fits for row in rows):
+        yield "  * where activations are recomputed"
     first = next((row.shard for row in rows if row.fits), None)
     if first is None:
         yield "  Nothing fits: take more ranks, larger GPUs, `model.checkpointing: true`, or a smaller token_budget."
+    elif first == "weights":
+        yield "  Only `shard: weights` fits, which is not there yet: take more ranks, or a smaller token_budget."
     elif ranks > 1:
         yield f"  The first that fits: `shard: {first}`."
 
 
-def _plan(recipe: Recipe, stage: StageOptions, shape: Shape, ranks: int, shard: str, pack: int) -> MemoryPlan:
+def _row(recipe: Recipe, stage: StageOptions, shape: Shape, work: StepWork, gpu: Gpu, ranks: int, shard: str) -> _Row:
+    """Where the recipe leaves it open, activations are recomputed if nothing fits otherwise."""
+    from dataclasses import replace
+
+    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+
+    is_rl = isinstance(stage, ReinforcementOptions)
+    row = _Row(shard, _plan(recipe, stage, shape, ranks, shard, work.pack), work, gpu, ranks, is_rl)
+    if row.fits or recipe.model.checkpointing is not None:
+        return row
+    plan = _plan(recipe, stage, shape, ranks, shard, work.pack, recomputed=shape.layers)
+    return replace(row, plan=plan, work=replace(work, checkpointing=True), recomputes=True)
+
+
+def _plan(
+    recipe: Recipe,
+    stage: StageOptions,
+    shape: Shape,
+    ranks: int,
+    shard: str,
+    pack: int,
+    recomputed: int | None = None,
+) -> MemoryPlan:
     """The memory of one rank, in bf16 where the recipe does not say."""
     from lemma.models.memory import plan_training
     from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
     model, eight_bit = recipe.model, stage.optim.name == "adamw_8bit"
     precision = model.precision or "bf16"
-    plan = plan_training(shape, model, precision, pack, eight_bit_moments=eight_bit, ranks=ranks, shard=shard)
+    plan = plan_training(
+        shape, model, precision, pack, eight_bit_moments=eight_bit, ranks=ranks, shard=shard, recomputed=recomputed
+    )
     if isinstance(stage, ReinforcementOptions):
         algorithm = stage.algorithm
         plan = plan.beside(critic=algorithm.needs_critic, reference=algorithm.needs_reference and model.lora is None)

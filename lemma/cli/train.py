@@ -49,6 +49,11 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         type=int,
         help="processes that share the run; default: cluster.ranks, or one for each GPU of this machine",
     )
+    parser.add_argument(
+        "--ray",
+        action="store_true",
+        help="place the ranks and vLLM servers on a Ray cluster (RAY_ADDRESS, or this host's)",
+    )
     parser.set_defaults(run=run)
     parser.appendix = _options_help
 
@@ -69,6 +74,10 @@ def run(args: argparse.Namespace) -> int:
     _check_stages(recipe, args.skip, args.only)
     if args.dry_run:
         return _dry_run(recipe, args.skip, args.only)
+    if args.ray:
+        from lemma.cli.train_ray import run_on_ray
+
+        return run_on_ray(recipe, args)
     beside = watched(recipe.run.dir) if args.watch and not is_a_rank() else nullcontext()
     with beside:
         count = 1 if is_a_rank() else _wanted_ranks(recipe, args.ranks)

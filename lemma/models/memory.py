@@ -81,8 +81,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of one rank, by what they are for. `gathered`: blocks that are whole while they compute, where weights are
-    split. `cache_per_token` is what an engine needs for each token it holds."""
+    """Bytes of one rank, by what they are for. `gathered`: what is whole for a while, blocks of weights that are split
+    or gradients before they go to their owners. `cache_per_token` is what an engine needs for each token it holds."""
 
     weights: float
     optimiser: float
@@ -136,7 +136,6 @@ def plan_training(
     base = (frozen - outside) * 0.53 + outside * width if model.quantize else frozen * width
     moments = 2.03 if eight_bit_moments else 8
     weights, optimiser = _state(base, trainable, width, moments, ranks, shard)
-    block = (shape.parameters - outside) / shape.layers
     return MemoryPlan(
         weights=weights,
         optimiser=optimiser,
@@ -144,8 +143,16 @@ def plan_training(
         head=_head(shape, model, width, token_budget if trained is None else trained),
         reserve=ALLOCATOR_SHARE * (weights + optimiser),
         cache_per_token=2.0 * shape.layers * shape.kv_width * width,
-        gathered=width * (outside + 2 * block) if shard == "weights" and ranks > 1 else 0.0,
+        gathered=_gathered(shape, outside, trainable, width, shard) if ranks > 1 else 0.0,
     )
+
+
+def _gathered(shape: Shape, outside: int, trainable: int, width: int, shard: str) -> float:
+    """Embedding, head and two blocks, where weights are split; gradients of one pack, where gradients are."""
+    if shard == "gradients":
+        return float(width * trainable)
+    block = (shape.parameters - outside) / shape.layers
+    return width * (outside + 2 * block) if shard == "weights" else 0.0
 
 
 def _state(base: float, trainable: float, width: int, moments: float, ranks: int, shard: str) -> tuple[float, float]:

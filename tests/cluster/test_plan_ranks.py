@@ -53,13 +53,15 @@ def test_adapters_split_what_is_trained_and_weights_split_the_rest() -> None:
 
 
 def test_what_is_whole_while_it_computes() -> None:
-    """Embedding, head and two blocks in bf16."""
+    """Embedding, head and two blocks in bf16; or a pack's gradients."""
     shape = USUAL[7.0]
     plan = plan_training(shape, ModelOptions(), "bf16", 1024, ranks=8, shard="weights")
     outside = 2 * 152064 * 3584
     block = (shape.parameters - outside) / 28
     assert plan.gathered == pytest.approx(2 * outside + 4 * block) and plan.total > plan.gathered
-    assert plan_training(shape, ModelOptions(), "bf16", 1024, ranks=8, shard="gradients").gathered == 0
+    own = plan_training(shape, ModelOptions(), "bf16", 1024, ranks=8, shard="gradients").gathered
+    assert own == 2 * shape.parameters, "gradients of a pack in bf16"
+    assert plan_training(shape, ModelOptions(), "bf16", 1024, ranks=8, shard="optimiser").gathered == 0
 
 
 H100 = GPUS["h100-80"]
@@ -103,7 +105,7 @@ def test_gpus_by_name() -> None:
 
 
 RECIPE = """
-model: {path: someone/Qwen2.5-7B, checkpointing: true}
+model: {path: someone/Qwen2.5-7B}
 stages:
   sft: {steps: 1, data: {source: rows.jsonl}}
   grpo: {steps: 1, data: {source: rows.jsonl}, rollout: {max_tokens: 1024}, algorithm: {name: dapo, group_size: 8}}
@@ -117,10 +119,13 @@ def test_the_tables_of_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[st
     sft, grpo = out[out.index("8 x h100-80") :].split("\nstage ")[1:]
     assert "a step of 16,384 tokens (computed)" in sft and "a step of 131,072 tokens (computed)" in grpo
     fits = dict(re.findall(r"^  (\w+) .*? (yes|no)\b", grpo, re.MULTILINE))
-    assert fits == {"none": "no", "optimiser": "no", "gradients": "yes", "weights": "yes"}
-    assert "The first that fits: `shard: gradients`" in grpo and "servers" in grpo and "servers" not in sft
+    assert fits == {"none": "no", "optimiser": "yes", "gradients": "yes", "weights": "yes"}
+    assert "yes*" in grpo and "* where activations are recomputed" in grpo
+    assert "The first that fits: `shard: optimiser`" in grpo and "servers" in grpo and "servers" not in sft
     assert re.search(r"none +127\.7 ", sft) and re.search(r"weights +14\.2 ", sft)
     assert "Times are computed, not measured" in out and "guessed from its name" in out
+    assert main(["plan", str(tmp_path / "recipe.yaml"), "--ranks", "8", "--gpu", "a100-40", "--length", "64"]) == 0
+    assert "Only `shard: weights` fits, which is not there yet" in capsys.readouterr().out
     assert main(["plan", str(tmp_path / "recipe.yaml"), "--ranks", "2", "--gpu", "l4"]) == 0
     assert "Nothing fits" in capsys.readouterr().out
     assert main(["plan", str(tmp_path / "recipe.yaml"), "--ranks", "0"]) == 2

@@ -25,7 +25,7 @@ RECIPE = """
 run: {{dir: {dir}, seed: 3, threads: 1, device: cpu, tensorboard: false}}
 model: {{path: tiny, tiny: {{hidden: 32, layers: 2, feed_forward: 48, context: 96}}}}
 format: {{name: r1_zero, preamble: false}}
-cluster: {{slots: 2, shard: optimiser, patience: {patience}, deadline: 60}}
+cluster: {{slots: 2, shard: optimiser, patience: {patience}, deadline: {deadline}}}
 stages:
   sft:
     steps: 6
@@ -116,9 +116,9 @@ def _train(command: list[str], changes: dict[str, str], output: str) -> None:
     os._exit(code)
 
 
-def prepare(folder: Path, steps: int = 4, patience: float = 20.0, reward: str = PARITY) -> Path:
+def prepare(folder: Path, steps: int = 4, patience: float = 20.0, deadline: float = 60.0, reward: str = PARITY) -> Path:
     folder.mkdir(exist_ok=True)
-    text = RECIPE.format(dir=folder / "run", steps=steps, patience=patience, reward=reward)
+    text = RECIPE.format(dir=folder / "run", steps=steps, patience=patience, deadline=deadline, reward=reward)
     (folder / "recipe.yaml").write_text(text)
     return folder
 
@@ -221,6 +221,18 @@ def test_a_mistake_that_only_one_rank_meets_is_said_once(tmp_path: Path) -> None
     assert launcher.run() == 2
     errors = [line for line in launcher.output.splitlines() if "error" in line] + launcher.said
     assert len(errors) == 1 and "moody" in errors[0] and "not here" in errors[0], errors
+
+
+def test_a_rank_that_lives_and_does_not_come_is_named(tmp_path: Path) -> None:
+    """The second rank thinks about a reward for too long; the first one says where it waited, and for whom."""
+    (tmp_path / "mine.py").write_text(
+        "import os, time\n\n\ndef slow(item):\n    time.sleep(30 * int(os.environ['RANK']))\n    return 1.0\n"
+    )
+    launcher = Forked(prepare(tmp_path, deadline=4.0, reward=f"{tmp_path / 'mine.py'}:slow"), restarts=0)
+    assert launcher.run() == 1
+    (sentence,) = launcher.said
+    assert "rank 0 waited at 'the samples of a round', and rank 1 on " in sentence
+    assert "last seen at 'generate' did not come" in sentence
 
 
 def test_a_stop_is_agreed_on(tmp_path: Path, undisturbed: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lemma.reports.run_reader import RunReader
 from tests.cluster.crew import Crew
 from tests.cluster.test_run_ranks import outcome, trained
 
@@ -92,3 +93,5 @@ def test_a_run_goes_on_with_another_number_of_ranks_and_its_samples(crew: Crew, 
     crew.run(1, trained, recipe_of(tmp_path, "run", stage), slots=1)
     assert outcome(run) == outcome(tmp_path / "whole")
     assert {path.name: path.stat().st_mtime_ns for path in (run / "stages/stage/journal").iterdir()} == before
+    reader = RunReader(run)
+    assert [len(reader.read(place)["samples"]) for place in reader.chunks()] == [24, 24, 24]

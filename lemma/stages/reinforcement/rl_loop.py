@@ -37,6 +37,7 @@ from lemma.runs.stage import Stage
 from lemma.stages.dropout import switch_dropout_off
 from lemma.stages.fitted import fit_budget
 from lemma.stages.reinforcement.diagnosis import Diagnosis
+from lemma.stages.reinforcement.lag import Ahead, corrected, lag_metrics, works_beside
 from lemma.stages.reinforcement.rl_metrics import rollout_metrics
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.reinforcement.rl_tasks import digest_of, prepare_tasks
@@ -46,7 +47,7 @@ from lemma.stages.trained_prompt import as_trained, systems_of
 
 
 def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) -> None:
-    algorithm, memory = options.algorithm, Memory()
+    algorithm, memory = corrected(options), Memory()
     policy = build_policy(stage.model, stage.device, stage.seed, stage.start_from)
     fmt.install(policy.tokenizer)
     switch_dropout_off(policy.module, stage)
@@ -54,6 +55,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
     trained = as_trained(stage, fmt, policy.tokenizer, systems_of(task.problem for task in tasks))
     order = ProblemOrder(tasks, stage.seed, stage.name)
     total = total_steps(options, len(tasks))
+    ahead = Ahead(order, options.rollout.lag, total)
     budget = fit_budget(
         stage, policy, options.batch, options.optim,
         with_engine=True, critic=algorithm.needs_critic, reference=algorithm.needs_reference,
@@ -63,7 +65,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
     reference = Reference(stage, policy) if algorithm.needs_reference else None
     diagnosis = Diagnosis(options, max_tokens, stage.warn)
     benchmarks = RlBenchmarks(stage, options, trained, policy, held_out, max_tokens)
-    for name, part in (("order", order), ("memory", memory), ("critic", critic), ("diagnosis", diagnosis)):
+    for name, part in (("order", ahead), ("memory", memory), ("critic", critic), ("diagnosis", diagnosis)):
         if part is not None:
             stage.keep(name, part)
     data = digest_of(tasks, max_tokens)
@@ -76,14 +78,16 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
     judge = Judge(fmt, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
     world = make_world(options, fmt, policy, sampling, stage.seed)
     roller = make_roller(stage, options, judge, engine, order, sampling, world, data)
+    ahead.use(lambda step: sample(roller, step, policy), is_beside=works_beside(engine) and world is None)
     by_verdict = any(reward.needs_verdict for reward in options.rewards)
     try:
         benchmarks.begin(done, total, engine)
         stage.catch_up(learner, done, total)
         for step in range(done + 1, total + 1):
             with stage.clock.measure("generate"):
-                rollouts = sample(roller, step, policy)
-            engine.sleep()
+                rollouts = ahead.take(step)
+            if not ahead.is_sampling:
+                engine.sleep()
             stage.store.check()
             stage.clock.move("generate", "grade", rollouts.grade_seconds)
             batch = [group for group in rollouts.groups if group.trajectories]
@@ -99,15 +103,18 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             with stage.clock.measure("update"):
                 reports = update(stage, step, algorithm, memory, learner, critic, batch, worth, said)
             count_tokens(stage, reports, rollouts)
+            with stage.clock.measure("generate"):
+                ahead.wait()
             engine.update_weights(step)
             values = (
                 rollout_metrics(rollouts, batch, by_verdict=by_verdict)
                 | {"lr": learner.last_rate, "epoch": order.epoch}
-                | update_metrics(reports)
+                | lag_metrics(options.rollout.lag, rollouts, step, update_metrics(reports))
                 | {"mismatch/rounding": policy.findings.rounding}
             )
             algorithm.observe(values, memory)
-            check_engine(stage, policy, engine, reports, sampling.temperature)
+            if not options.rollout.lag or step == 1:
+                check_engine(stage, policy, engine, reports, sampling.temperature)
             is_best = benchmarks.after(step, total, engine)
             held_by = diagnosis.look(step, values | memory.numbers, stage.clock.spent)
             if stage.is_due(options.log_every, step, total):
@@ -117,8 +124,10 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             if is_leader():
                 tidy(roller.folder, step, options.journal.steps, needed_after=stage.store.oldest)
     finally:
-        options.environment.close()
+        if world is not None:
+            world.close()
         engine.close()
+        ahead.close()
     stage.finish(policy, total, {"steps": total, "problems": len(tasks), "drawn": order.drawn})
 
 
