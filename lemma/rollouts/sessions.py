@@ -117,7 +117,7 @@ class AgentSession:
             if said.history[0] != "text":
                 continue
             known: Any = said.history[1] if isinstance(prompt, str) else tuple(said.ids.tolist())
-            if len(prompt) > len(known) and prompt[: len(known)] == known:
+            if known is not None and len(prompt) > len(known) and prompt[: len(known)] == known:
                 rest = prompt[len(known) :]
                 new = dialogue.encode(rest) if isinstance(rest, str) else np.asarray(rest, dtype=np.int64)
                 return _Read(np.concatenate([said.ids, new]), said, rest if isinstance(rest, str) else "")

@@ -126,6 +126,20 @@ def test_what_is_rewritten_is_read_anew(place: Place) -> None:
     assert whole.tolist() == written.tolist(), "here the template writes history as it was"
 
 
+def test_prompts_of_ids_and_of_text_go_on_from_their_own_kind(place: Place) -> None:
+    own, _, speaker = session(place)
+    asked: Any = {"model": "x", "max_tokens": 2, "extra_body": {"return_token_ids": True}}
+    first = speaker.completions.create(**asked, prompt=[121, 122, 4]).choices[0]
+    said = (first.model_extra or {})["token_ids"]
+    speaker.completions.create(**asked, prompt="how many Assistant:" + first.text)
+    second = speaker.completions.create(**asked, prompt=[121, 122, 4, *said, 145, 4]).choices[0]
+    text = speaker.completions.create(**asked, prompt="pens Assistant:").choices[0].text
+    speaker.completions.create(**asked, prompt=f"pens Assistant:{text} Assistant:")
+    assert [turn.extends for turn in own.turns()] == [False, False, True, False, True]
+    one = own.turns()[2]
+    assert (one.context.tolist(), one.ids.tolist()) == ([145, 4], (second.model_extra or {})["token_ids"])
+
+
 def test_a_session_has_limits_and_an_end(place: Place) -> None:
     own, host, speaker = session(place, turns=2, context=40)
     asked: Any = {"model": "x", "prompt": "how many", "max_tokens": 2}
