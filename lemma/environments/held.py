@@ -36,7 +36,7 @@ class Held:
     heard: list[Reply] = field(default_factory=list)
     call: Call | None = None
     saying: Utterance | None = None
-    home: Home | None = None
+    home: WorldHome | None = None
     breaks: int = 0
     lost_replays: int = 0
     is_alone: bool = False
@@ -53,7 +53,7 @@ class Flight:
     replays: bool
 
 
-class Home:
+class WorldHome:
     """One process with the environments in it: a worker, or the trainer itself."""
 
     def __init__(self, worker: WorkerProcess | None):

@@ -9,7 +9,7 @@ from typing import Any
 
 from lemma.core.types import Message, Outcome, Problem
 from lemma.environments.environment import Reply, Utterance
-from lemma.environments.room import Answer, Opening, Order
+from lemma.environments.room import Opening, WorldAnswer, WorldOrder
 
 LENGTH = 4
 # No frame is longer; what is on the wire then is something else.
@@ -41,7 +41,7 @@ def unpack(buffer: bytearray) -> Iterator[Any]:
             raise NotAFrame from error
 
 
-def order_to_wire(order: Order) -> dict[str, Any]:
+def order_to_wire(order: WorldOrder) -> dict[str, Any]:
     row: dict[str, Any] = {"world": order.world, "call": order.call}
     if order.said is not None:
         row["said"] = asdict(order.said)
@@ -54,9 +54,9 @@ def order_to_wire(order: Order) -> dict[str, Any]:
     return row
 
 
-def order_from_wire(row: Mapping[str, Any]) -> Order:
+def order_from_wire(row: Mapping[str, Any]) -> WorldOrder:
     said, opening = row.get("said"), row.get("opening")
-    return Order(
+    return WorldOrder(
         row["world"],
         row["call"],
         None if said is None else _utterance(said),
@@ -66,7 +66,7 @@ def order_from_wire(row: Mapping[str, Any]) -> Order:
     )
 
 
-def answer_to_wire(answer: Answer) -> dict[str, Any]:
+def answer_to_wire(answer: WorldAnswer) -> dict[str, Any]:
     value = answer.value
     if isinstance(value, tuple):
         value = [_part(one) for one in value]
@@ -75,14 +75,14 @@ def answer_to_wire(answer: Answer) -> dict[str, Any]:
     return {"world": answer.world, "kind": answer.kind, "value": value}
 
 
-def answer_from_wire(row: Mapping[str, Any]) -> Answer:
+def answer_from_wire(row: Mapping[str, Any]) -> WorldAnswer:
     try:
         value = row["value"]
         if isinstance(value, list):
             value = tuple(_of_part(one) for one in value)
         elif isinstance(value, dict):
             value = _of_part(value)
-        return Answer(row["world"], row["kind"], value)
+        return WorldAnswer(row["world"], row["kind"], value)
     except (KeyError, TypeError) as error:
         raise NotAFrame from error
 

@@ -32,7 +32,7 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class WorldOrder:
     """One call of the environment with this number, in a fresh world where there is an `opening`."""
 
     world: int
@@ -42,7 +42,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WorldAnswer:
     """What became of an order. `value` is a sequence of messages or replies, a reply, an outcome, or a sentence."""
 
     world: int
@@ -61,25 +61,25 @@ class Room:
         self._options, self._caller = options, Caller()
         self._worlds: dict[int, Environment] = {}
 
-    def perform(self, order: Order, say: Callable[[Answer], None]) -> None:
+    def perform(self, order: WorldOrder, say: Callable[[WorldAnswer], None]) -> None:
         """Carry an order out and say what became of it. A world that fails is closed and gone."""
         try:
             value = self._performed(order, say)
         except WrongKind as wrong:
-            answer = Answer(order.world, "wrong", str(wrong))
+            answer = WorldAnswer(order.world, "wrong", str(wrong))
         except UserError as error:
-            answer = Answer(order.world, "refused", str(error))
+            answer = WorldAnswer(order.world, "refused", str(error))
         except (WorldGone, ConnectionError, TimeoutError) as error:
-            answer = Answer(order.world, "gone", _words(error))
+            answer = WorldAnswer(order.world, "gone", _words(error))
         except (Exception, SystemExit) as error:  # noqa: BLE001  (what an environment raises is not the policy's fault)
-            answer = Answer(order.world, "error", _words(error))
+            answer = WorldAnswer(order.world, "error", _words(error))
         else:
-            say(Answer(order.world, "given", value))
+            say(WorldAnswer(order.world, "given", value))
             return
         self._leave(order.world)
         say(answer)
 
-    def _performed(self, order: Order, say: Callable[[Answer], None]) -> Any:
+    def _performed(self, order: WorldOrder, say: Callable[[WorldAnswer], None]) -> Any:
         if order.call == "close":
             self._leave(order.world)
             return None
@@ -87,7 +87,7 @@ class Room:
             messages, replies = self._open(order.world, order.opening)
             if order.call == "reset":
                 return messages
-            say(Answer(order.world, "replayed", replies))
+            say(WorldAnswer(order.world, "replayed", replies))
         world = self._worlds[order.world]
         if order.call == "score":
             return outcome_of(self._caller.call(world.score), world)

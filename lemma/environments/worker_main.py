@@ -22,7 +22,7 @@ from typing import Any
 from lemma.environments import ENVIRONMENTS
 from lemma.environments.environment import EnvironmentOptions
 from lemma.environments.order_frames import answer_to_wire, order_from_wire, pack, unpack
-from lemma.environments.room import Answer, Order, Room
+from lemma.environments.room import Room, WorldAnswer, WorldOrder
 
 PR_SET_PDEATHSIG = 1
 # Seconds that worlds get to be closed once the trainer is gone, and between two looks at it.
@@ -30,12 +30,12 @@ CLOSING_SECONDS = 5.0
 LOOK_SECONDS = 0.5
 
 
-class Asked(BaseException):
+class EndAsked(BaseException):
     """The trainer asks for the end."""
 
 
 def _ask(number: int, frame: FrameType | None) -> None:
-    raise Asked
+    raise EndAsked
 
 
 def watch(child: int, parent: int) -> int:
@@ -55,7 +55,7 @@ def watch(child: int, parent: int) -> int:
                 closing = time.monotonic() + CLOSING_SECONDS
             if closing:
                 time.sleep(0.02)
-    except Asked:
+    except EndAsked:
         pass
     with suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
@@ -93,7 +93,7 @@ class Wire:
             while data:
                 data = data[os.write(self._out, data) :]
 
-    def say(self, answer: Answer) -> None:
+    def say(self, answer: WorldAnswer) -> None:
         self.send(answer_to_wire(answer))
 
     def _listen(self) -> None:
@@ -121,7 +121,7 @@ def serve() -> None:
     room = Room(make_options(first))
     wire.send({"ready": os.getpid()})
 
-    def perform(order: Order) -> None:
+    def perform(order: WorldOrder) -> None:
         with suppress(BrokenPipeError):
             room.perform(order, wire.say)
 

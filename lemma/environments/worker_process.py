@@ -13,7 +13,7 @@ from typing import Any
 
 from lemma.environments.environment import EnvironmentOptions
 from lemma.environments.order_frames import NotAFrame, answer_from_wire, order_to_wire, pack, unpack
-from lemma.environments.room import Answer, Order
+from lemma.environments.room import WorldAnswer, WorldOrder
 
 # Bytes of what workers complain of that are kept, and how much of it a message shows.
 MOST_KEPT, SHOWN = 2**20, 300
@@ -50,7 +50,7 @@ class WorkerProcess:
         self._in, self.out = bytearray(), bytearray()
         self.out += pack(_introduction(options))
 
-    def send(self, order: Order) -> None:
+    def send(self, order: WorldOrder) -> None:
         self.out += pack(order_to_wire(order))
         self.write()
 
@@ -64,7 +64,7 @@ class WorkerProcess:
         except OSError as error:
             raise WorkerLost(self.last_words()) from error
 
-    def read(self) -> Iterator[Answer]:
+    def read(self) -> Iterator[WorldAnswer]:
         """Answers that are there now."""
         is_over = False
         try:

@@ -19,8 +19,8 @@ from typing import Any
 from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.types import Problem
 from lemma.environments.environment import EnvironmentOptions, Reply, Utterance
-from lemma.environments.held import Failure, Flight, Held, Home
-from lemma.environments.room import Answer, Call, Opening, Order, Room
+from lemma.environments.held import Failure, Flight, Held, WorldHome
+from lemma.environments.room import Call, Opening, Room, WorldAnswer, WorldOrder
 from lemma.environments.worker_process import WorkerLost, WorkerProcess
 
 CLOSE_SECONDS = 10.0
@@ -40,7 +40,7 @@ class Worlds:
         self._deadlines = options.deadlines
         self._at_once = options.calls_at_once if options.workers else 1
         self._count = 0
-        self._homes: list[Home] = []
+        self._homes: list[WorldHome] = []
         self._room = Room(options)
         self._done: list[Held] = []
         self._failed_starts = 0
@@ -99,7 +99,7 @@ class Worlds:
         home.queue.append(held)
         self._send(home)
 
-    def _choose(self) -> Home:
+    def _choose(self) -> WorldHome:
         """Where a world begins: with the worker that has least to do, or with a new one."""
         wanted = self._options.workers
         best = min(self._homes, key=lambda home: home.load, default=None)
@@ -107,16 +107,16 @@ class Worlds:
             best = self._new_home()
         return best
 
-    def _new_home(self) -> Home:
+    def _new_home(self) -> WorldHome:
         worker = WorkerProcess(self._options) if self._options.workers else None
-        home = Home(worker)
+        home = WorldHome(worker)
         self._homes.append(home)
         if worker is not None:
             self._selector.register(worker.hearing, selectors.EVENT_READ, home)
             self._write(home)
         return home
 
-    def _send(self, home: Home) -> None:
+    def _send(self, home: WorldHome) -> None:
         """Send what the worker can begin at once: then a deadline counts from here."""
         while home.queue and home.is_ready and len(home.flights) < self._at_once:
             held = home.queue[0]
@@ -126,7 +126,7 @@ class Worlds:
             home.queue.popleft()
             self._dispatch(home, held)
 
-    def _dispatch(self, home: Home, held: Held) -> None:
+    def _dispatch(self, home: WorldHome, held: Held) -> None:
         call, now = held.call, time.monotonic()
         assert call is not None
         opening = None
@@ -140,7 +140,7 @@ class Worlds:
             home.holds[held.number] = held
         replays = opening is not None and call != "reset"
         home.flights[held.number] = Flight(held, now, now + seconds, replays)
-        order = Order(held.number, call, held.saying if call == "step" else None, opening)
+        order = WorldOrder(held.number, call, held.saying if call == "step" else None, opening)
         if home.worker is None:
             self._room.perform(order, lambda answer: self._hear(home, answer))
         else:
@@ -151,7 +151,7 @@ class Worlds:
                 return
             self._watch_writing(home)
 
-    def _write(self, home: Home) -> None:
+    def _write(self, home: WorldHome) -> None:
         assert home.worker is not None
         try:
             home.worker.write()
@@ -160,7 +160,7 @@ class Worlds:
             return
         self._watch_writing(home)
 
-    def _watch_writing(self, home: Home) -> None:
+    def _watch_writing(self, home: WorldHome) -> None:
         assert home.worker is not None
         is_watched = home.worker.sending in self._selector.get_map()
         if home.worker.out and not is_watched:
@@ -178,7 +178,7 @@ class Worlds:
         wait = min([wait, *(max(0.0, limit - now) for limit in limits)])
         events = self._selector.select(wait)
         for key, mask in events:
-            home: Home = key.data
+            home: WorldHome = key.data
             if home in self._homes:
                 if mask & selectors.EVENT_WRITE:
                     self._write(home)
@@ -186,7 +186,7 @@ class Worlds:
                     self._read(home)
         return self._end_overdue() or bool(events)
 
-    def _read(self, home: Home) -> None:
+    def _read(self, home: WorldHome) -> None:
         assert home.worker is not None
         try:
             for answer in home.worker.read():
@@ -197,7 +197,7 @@ class Worlds:
             if home.is_ready:
                 self._failed_starts = 0
 
-    def _hear(self, home: Home, answer: Answer) -> None:
+    def _hear(self, home: WorldHome, answer: WorldAnswer) -> None:
         flight = home.flights.get(answer.world)
         if flight is None:
             return
@@ -227,7 +227,7 @@ class Worlds:
         else:
             self._finish(held, call, Failure(f"the environment failed: {answer.value}"))
 
-    def _compare(self, home: Home, flight: Flight, heard: tuple[Reply, ...]) -> None:
+    def _compare(self, home: WorldHome, flight: Flight, heard: tuple[Reply, ...]) -> None:
         """The replies of a world that was played again; what follows them is the call itself, with its own deadline."""
         held = flight.held
         call = held.call
@@ -265,7 +265,7 @@ class Worlds:
                 was_any = True
         return was_any
 
-    def _lose(self, home: Home, why: str, late: set[int] | None = None) -> None:
+    def _lose(self, home: WorldHome, why: str, late: set[int] | None = None) -> None:
         """Let go of a worker. Where it died, any call that was under way may have done it; each is tried alone."""
         assert home.worker is not None
         self._homes.remove(home)
@@ -322,7 +322,7 @@ class Worlds:
         else:
             self._finish(held, call, Failure(f"`{call}` broke the environment twice: {why}"))
 
-    def _forget(self, home: Home, held: Held) -> None:
+    def _forget(self, home: WorldHome, held: Held) -> None:
         """The world is no longer there."""
         home.holds.pop(held.number, None)
         held.home = None

@@ -84,7 +84,7 @@ def play(
         table.leave(missing[player.episode.key])
         waiting.add(player)
 
-    table = Table(engine, world, judge, missing.values(), drawn, over)
+    table = Table(engine, world, missing.values(), drawn, over)
     before, engine.between = engine.between, table.look if world is not None else engine.between
     try:
         while table.next_turn():

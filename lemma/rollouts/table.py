@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from lemma.engines.protocol import Completion, Engine, Key, Sampling
-from lemma.rollouts.judge import Judge
 from lemma.rollouts.player import Player, World
 
 if TYPE_CHECKING:
@@ -26,12 +25,11 @@ class Table:
         self,
         engine: Engine,
         world: World | None,
-        judge: Judge,
         asks: Iterable[Ask],
         sampling: Callable[[Ask], Sampling],
         over: Callable[[Player], None],
     ):
-        self._engine, self._world, self._judge, self._sampling, self._over = engine, world, judge, sampling, over
+        self._engine, self._world, self._sampling, self._over = engine, world, sampling, over
         self._asks = deque(asks)
         self._is_exact = world is None or world.is_exact
         self._line: dict[int, Player] = {}
