@@ -39,7 +39,7 @@ class Utterance:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the policy reads next. `done` ends the episode; `reward` is for this turn, where the task gives one.
+    """What the policy reads next. `done` ends the episode; `reward` pays for this turn, in addition to `score`.
 
     Where an agent has no conversation, `prompt` is all that it reads next, in one message: history is then rewritten,
     and `text` is what came back, for people. `results` are those of tool calls, one for each: they are what is read
