@@ -53,7 +53,12 @@ OPTIONAL = {
 # Modules that may import an optional dependency when they are imported; at module level only those that have the same
 # one import these.
 OWN_MODULES = {
-    "triton": {"lemma.models.kernels", "lemma.engines.native.engine_kernels"},
+    "triton": {
+        "lemma.models.kernels",
+        "lemma.models.joint_kernels",
+        "lemma.engines.native.engine_kernels",
+        "lemma.engines.native.sampling_kernels",
+    },
     "vllm": {"lemma.engines.vllm.vllm_worker"},
 }
 
