@@ -95,6 +95,20 @@ def disturb(chain: Chain, first: float, second: float, chance: float) -> int:
     return killed
 
 
+def stop(chain: Chain) -> None:
+    """Ask the trainer to stop once it has workers; it finishes its step, and none is left."""
+    process = chain.start()
+    assert process.pid is not None
+    seen: set[int] = set()
+    while process.is_alive() and not seen:
+        seen |= set(children(process.pid))
+        time.sleep(0.005)
+    if process.is_alive():
+        os.kill(process.pid, signal.SIGTERM)
+    wait_for_end(process, seen)
+    assert process.exitcode == 0
+
+
 def run_chain(folder: Path, kills: int, steps: int, seed: int) -> None:
     place = write_lingering(folder)
     undisturbed = make_chain(folder / "undisturbed", place, steps)
@@ -108,6 +122,8 @@ def run_chain(folder: Path, kills: int, steps: int, seed: int) -> None:
         number += 1
         for _ in range(2 if kills > 2 else 1):
             killed += disturb(chain, float(chance.random()) * 0.4, float(chance.random()) * 0.4, float(chance.random()))
+        if kills > 2:
+            stop(chain)
         last = chain.start()
         last.join(300)
         assert last.exitcode == 0
