@@ -1,13 +1,11 @@
 """PPO (Schulman et al., 2017) for language models: a critic says what was to be expected, token by token.
 
-    reward of a token = the score of its sample on the last one, less kl x KL to the reference on every one; what an
-        environment pays for a turn stands on the turn's last token
+    reward of a token = score of the sample, or pay of the turn, on its last one, less kl x KL to the reference on each
     A = generalised advantage estimate (gamma, lam) against the critic's values, whitened over the batch
     loss = - mean over all tokens of min(r A, clip(r) A)
 
-Unlike the textbook: the critic is a model of its own with an optimiser of its own, and the value after the last token
-is 0, whether the sample ended or was cut off. Of several turns, time runs over the tokens that the policy chose alone,
-also from one trajectory to the next where the history of an episode was rewritten.
+Unlike the textbook: the critic is a model of its own with its own optimiser, the value after the last token is 0, also
+where a sample was cut off, and time runs over chosen tokens alone, through all trajectories of an episode.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "
 NAMES: dict[str, Number] = {"pi": math.pi, "e": math.e}
 
 
-class Refused(ValueError):
+class _Refused(ValueError):
     """What was asked is no calculation, or too large a one; the sentence says why."""
 
 
@@ -39,7 +39,7 @@ def calculator(expression: str) -> str:
     """
     try:
         return written(evaluate(expression))
-    except Refused as error:
+    except _Refused as error:
         return f"error: {error}"
     except ZeroDivisionError:
         return "error: division by zero"
@@ -49,11 +49,11 @@ def calculator(expression: str) -> str:
 
 def evaluate(expression: str) -> Number:
     if len(expression) > LONGEST:
-        raise Refused(f"the expression is longer than {LONGEST} characters")
+        raise _Refused(f"the expression is longer than {LONGEST} characters")
     try:
         tree = ast.parse(" ".join(expression.translate(SPELLINGS).split()), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise Refused("this is not an arithmetic expression") from None
+        raise _Refused("this is not an arithmetic expression") from None
     return _value(tree.body)
 
 
@@ -89,7 +89,7 @@ def _value(node: ast.expr) -> Number:
             return NAMES[name]
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in FUNCTIONS:
             return _call(name, [_value(one) for one in arguments])
-    raise Refused(
+    raise _Refused(
         f"'{ast.unparse(node)[:40]}' is no arithmetic; use numbers, + - * / // % ** and {', '.join(FUNCTIONS)}"
     )
 
@@ -98,7 +98,7 @@ def _power(base: Number, exponent: Number) -> Number:
     if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
         bits = max(base.numerator.bit_length(), base.denominator.bit_length())
         if bits * abs(exponent.numerator) > LARGEST_BITS:
-            raise Refused("the power is too large")
+            raise _Refused("the power is too large")
         return _limited(base**exponent.numerator)
     if exponent == Fraction(1, 2):
         return _sqrt(base)
@@ -115,13 +115,13 @@ def _sqrt(value: Number) -> Number:
 
 def _factorial(count: Number) -> Number:
     if count != int(count) or not 0 <= count <= LARGEST_COUNT:
-        raise Refused(f"factorial takes whole numbers up to {LARGEST_COUNT}")
+        raise _Refused(f"factorial takes whole numbers up to {LARGEST_COUNT}")
     return Fraction(math.factorial(int(count)))
 
 
 def _round(value: Number, digits: Number = Fraction(0)) -> Number:
     if not -LARGEST_COUNT <= digits <= LARGEST_COUNT:
-        raise Refused("round takes a small number of digits")
+        raise _Refused("round takes a small number of digits")
     return Fraction(round(Fraction(value), int(digits)))
 
 
@@ -145,7 +145,7 @@ FUNCTIONS: dict[str, Callable[..., Number]] = {
 
 def _whole(value: Number) -> int:
     if value != int(value):
-        raise Refused("gcd takes whole numbers")
+        raise _Refused("gcd takes whole numbers")
     return int(value)
 
 
@@ -153,7 +153,7 @@ def _call(name: str, arguments: list[Number]) -> Number:
     try:
         return _limited(FUNCTIONS[name](*arguments))
     except TypeError:
-        raise Refused(f"{name} does not take {len(arguments)} arguments") from None
+        raise _Refused(f"{name} does not take {len(arguments)} arguments") from None
 
 
 def _limited(value: Number) -> Number:
@@ -163,8 +163,8 @@ def _limited(value: Number) -> Number:
             raise OverflowError
         return value
     if isinstance(value, complex):
-        raise Refused("the result is not a real number")
+        raise _Refused("the result is not a real number")
     fraction = Fraction(value)
     if max(fraction.numerator.bit_length(), fraction.denominator.bit_length()) > 2 * LARGEST_BITS:
-        raise Refused("the number is too large")
+        raise _Refused("the number is too large")
     return fraction
