@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from lemma.models.gguf_writing import write_gguf
     from lemma.recipe import load_recipe
     from lemma.runs.exporting import export_model
-    from lemma.runs.sharing import finish_export, push
+    from lemma.runs.publishing_model import finish_export, push
 
     if args.rank is not None and (args.onto is None or args.rank < 1):
         raise UserError("--rank is the rank of an adapter, at least 1", fix="write `--onto base --rank 16`")

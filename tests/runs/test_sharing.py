@@ -28,7 +28,7 @@ from lemma.cli import main
 from lemma.core.errors import UserError
 from lemma.models.gguf_writing import write_gguf
 from lemma.runs.model_card import card_text
-from lemma.runs.sharing import convert, precision_of
+from lemma.runs.publishing_model import convert, precision_of
 from tests.hub import Hub, serve
 from tests.models.gguf_made_here import SIZES, made_model, vocabulary
 from tests.stages.sft_world import World

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from lemma.core.types import Scope
 from lemma.objectives.objective import Loss, Terms
 from lemma.objectives.preference.dpo_losses import smoothed
-from lemma.objectives.preference.pieces import (
+from lemma.objectives.preference.pair_pieces import (
     Sides,
     negative_log_likelihood,
     nll_metric,

@@ -10,7 +10,7 @@ import torch
 from lemma.core.types import Scope
 from lemma.objectives.objective import Loss, Terms
 from lemma.objectives.preference.dpo_losses import FORMULAS, SORTED, Divergence, Margins, score
-from lemma.objectives.preference.pieces import (
+from lemma.objectives.preference.pair_pieces import (
     Sides,
     distance_metric,
     negative_log_likelihood,

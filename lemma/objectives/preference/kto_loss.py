@@ -9,7 +9,7 @@ import torch
 
 from lemma.core.types import Scope
 from lemma.objectives.objective import Loss, Terms
-from lemma.objectives.preference.pieces import distance_metric, reference_logprobs, sequence_logprobs
+from lemma.objectives.preference.pair_pieces import distance_metric, reference_logprobs, sequence_logprobs
 
 
 def reference_point(logprobs_B: torch.Tensor, reference_B: torch.Tensor) -> torch.Tensor:
