@@ -9,14 +9,21 @@ import numpy as np
 import pytest
 import torch
 
+from lemma.core.types import Message, Problem
 from lemma.engines.protocol import EngineError, Request, Sampling, generate
 from lemma.engines.sampling import cut
 from lemma.engines.transformers_engine import TransformersEngine
 from lemma.engines.vllm.vllm_base import VllmBase
 from lemma.engines.vllm.vllm_options import VllmOptions
 from lemma.engines.vllm.vllm_probe import verify
+from lemma.environments import HigherLower
+from lemma.formats import make_format
+from lemma.formats.bridge import Bridge
+from lemma.formats.encode import encode_prompt
 from lemma.models.policy import Policy
-from tests.engines.small_policies import random_prompts, shake, small_tokenizer, worst_difference
+from lemma.rewards import make_reward
+from lemma.rollouts import Ask, Judge, World, play
+from tests.engines.small_policies import learner_logprobs, random_prompts, shake, small_tokenizer, worst_difference
 
 QUICK = VllmOptions(cache_gib=0.25, sequences=32, start_seconds=480.0, answer_seconds=240.0)
 GREEDY = Sampling(max_tokens=16, temperature=0.0, ignore_eos=True)
@@ -206,3 +213,26 @@ def _greedy(policy: Policy, prompt: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """The likeliest token at every place of a response."""
     logits = policy.causal(torch.from_numpy(np.concatenate([prompt, ids]))[None]).logits[0]
     return logits[len(prompt) - 1 : -1].argmax(-1).numpy()
+
+
+def check_episodes(engine: VllmBase) -> None:
+    """Over several turns, with either schedule, log-probabilities are the learner's and prompts are the journal's."""
+    policy, fmt = engine.policy, make_format("question_only")
+    bridge = Bridge.of(fmt, policy.tokenizer, (), 24)
+    problems = [Problem((Message("user", f"{number} times 7"),)) for number in range(3)]
+    found = {}
+    for schedule in ("exact", "free"):
+        world = World(HigherLower(turns=3, schedule=schedule), bridge, engine.context)
+        asks = [
+            Ask(("vllm", number), replace(problem, golds=("987654",)), encode_prompt(fmt, problem, policy.tokenizer), 2)
+            for number, problem in enumerate(problems)
+        ]
+        judge = Judge(fmt, [make_reward("environment")], policy.tokenizer)
+        episodes = sorted(play(engine, asks, FREE, judge, world=world), key=lambda one: one.order)
+        assert len(episodes) == 6 and {len(one.turns) for one in episodes} == {3}
+        for one in episodes:
+            for number, turn in enumerate(one.turns):
+                learnt = learner_logprobs(policy, one.context(number).astype(np.int64), turn.ids.astype(np.int64))
+                assert np.abs(learnt - turn.logprobs).max() < 1e-4
+        found[schedule] = [[turn.ids.tolist() for turn in one.turns] for one in episodes]
+    assert found["exact"] == found["free"]

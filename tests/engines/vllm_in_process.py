@@ -75,6 +75,10 @@ def test_update(engine: VllmBase) -> None:
     vllm_checks.check_update(engine)
 
 
+def test_episodes(engine: VllmBase) -> None:
+    vllm_checks.check_episodes(engine)
+
+
 def test_cancel(engine: VllmBase) -> None:
     vllm_checks.check_cancel(engine)
 
