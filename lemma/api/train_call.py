@@ -27,14 +27,15 @@ def train(
     """Run the stages of a recipe, or go on where the run stopped. The same as `lemma train`.
 
     The recipe is a YAML file, a mapping with its content, or a `Recipe`; `overrides` are values by path, such as
-    `{"stages.sft.optim.lr": 1e-5}`. `listen` hears every event of the run.
+    `{"stages.sft.optim.lr": 1e-5}`. `listen` hears every event of the run. Under torchrun, all processes share the run.
     """
+    from lemma.cluster.joining import member
     from lemma.reporting import sink_of
     from lemma.runs.run import train as run_stages
 
     forget_files()
     wanted = _recipe(recipe, overrides or {})
-    with sink_of(wanted, console=console) as sink:
+    with member(wanted.cluster, wanted.run.device), sink_of(wanted, console=console) as sink:
 
         def hear(event: Event) -> None:
             sink(event)

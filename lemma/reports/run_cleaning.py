@@ -11,6 +11,7 @@ from lemma.reports.run_reader import RunReader
 from lemma.reports.run_state import is_locked
 from lemma.reports.run_table import find_runs, size_of
 from lemma.reports.shown_samples import journal_steps
+from lemma.rollouts.journal_files import step_journals
 from lemma.runs.run_folder import RunFolder
 
 
@@ -48,7 +49,8 @@ def _spare_of(run: RunReader) -> dict[str, list[Path]]:
         done, newest = run.is_done(stage), max(steps, default=0)
         kept = {newest if not done else -1, best["step"] if best else -1}
         checkpoints += [path for step, path in sorted(steps.items()) if step not in kept]
-        journals += [path for step, path in journal_steps(run.folder, stage).items() if done or step <= newest]
+        for step, first in journal_steps(run.folder, stage).items():
+            journals += step_journals(first.parent, step) if done or step <= newest else []
     return {"checkpoints": checkpoints, "journals": journals}
 
 

@@ -16,6 +16,7 @@ from lemma.reports.curves import Metrics
 from lemma.reports.run_state import Log, State, check_is_run, state_of
 from lemma.reports.shown_samples import first_groups, journal_steps, read_chunk, read_evaluation_chunk
 from lemma.reports.token_texts import TokenTexts, load_token_texts
+from lemma.rollouts.journal_files import step_journals
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class RunReader:
         """The samples of a step or an evaluation; `most` of them, and the rest of their group."""
         if place.is_evaluation:
             return first_groups(read_evaluation_chunk(place.path, longest), most)
-        return read_chunk(place.path, self.tokens, longest, most)
+        return read_chunk(step_journals(place.path.parent, place.step), self.tokens, longest, most)
 
     @property
     def tokens(self) -> TokenTexts | None:

@@ -8,7 +8,6 @@ that stands for its log-probability (`levels_of`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,31 +18,31 @@ from lemma.core.files import read_json_lines
 from lemma.reports.token_texts import TokenTexts
 from lemma.rollouts.episode import Episode, Turn
 from lemma.rollouts.journal import read_episodes
+from lemma.rollouts.journal_files import NAME
 
-NAME = re.compile(r"^step-(\d+)\.jsonl")
 # Levels of a log-probability: the square root of its distance from 0, up to 16 nats, in 90 parts, as characters.
 FIRST_LEVEL, LEVELS, DEEPEST = 35, 90, 16.0
 
 
 def journal_steps(run: Path, stage: str) -> dict[int, Path]:
-    """The journals of a stage by step, whether they are compressed or not."""
-    found = {}
-    for path in (run / "stages" / stage / "journal").glob("step-*"):
-        match = NAME.match(path.name)
+    """The journals of a stage by step, whether they are compressed or not; of several slots the first."""
+    found: dict[int, Path] = {}
+    for path in sorted((run / "stages" / stage / "journal").glob("step-*")):
+        match = NAME.fullmatch(path.name)
         if match is not None:
-            found[int(match.group(1))] = path
+            found.setdefault(int(match[1]), path)
     return dict(sorted(found.items()))
 
 
 def read_chunk(
-    path: Path, tokens: TokenTexts | None, longest: int | None = None, most: int | None = None
+    paths: Sequence[Path], tokens: TokenTexts | None, longest: int | None = None, most: int | None = None
 ) -> dict[str, Any]:
-    """The samples of one journal, in order: all, or the first groups, whole, that have `most` together. Texts beyond
-    `longest` characters lose their middle."""
+    """The samples of a step's journals, in order: all, or the first groups, whole, that have `most` together. Texts
+    beyond `longest` characters lose their middle."""
     prompts: dict[bytes, int] = {}
     texts: list[str] = []
     shown = []
-    samples = sorted(read_episodes(path), key=_place)
+    samples = sorted((episode for path in paths for episode in read_episodes(path)), key=_place)
     means, everything = _group_means(samples), len(samples)
     if most is not None and everything > most:
         last = _group(samples[most - 1])
