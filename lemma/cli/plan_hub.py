@@ -74,7 +74,7 @@ def _hub_sources(recipe: Recipe, name: str) -> Iterator[tuple[str, SourceOptions
     """What a stage reads from the hub, in words and as a source."""
     from lemma.data.data_options import DataOptions, journal_place
     from lemma.data.sources import BUILT_IN, files_of
-    from lemma.evaluation.benchmarks import find_benchmark, source_of
+    from lemma.evaluation.benchmarks import OF_ENVIRONMENT, find_benchmark, source_of
 
     stage = recipe.stages[name]
     found: list[tuple[str, SourceOptions]] = []
@@ -92,7 +92,11 @@ def _hub_sources(recipe: Recipe, name: str) -> Iterator[tuple[str, SourceOptions
             continue  # the check of files says so
     for what, source in found:
         try:
-            is_here = source.source in BUILT_IN or journal_place(source.source) is not None or files_of(source)
+            is_here = (
+                source.source in (*BUILT_IN, OF_ENVIRONMENT)
+                or journal_place(source.source) is not None
+                or files_of(source)
+            )
         except UserError:
             continue
         if not is_here:

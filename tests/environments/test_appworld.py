@@ -151,8 +151,9 @@ def test_no_hostile_program_gets_out_or_is_paid(
     monkeypatch.setattr(appworld_episode, "GRACE_SECONDS", 2)
     options = place.options(sandbox="auto" if sandbox == "namespaces" else sandbox, turns=len(HOSTILE))
     problem = tasks(options)["aaaaaa1_2"]
+    runner_client.begin(options.runner)
     runner = runner_client._runners[options.runner]
-    words = {**secret, "server": runner._process.pid, "address": f"\\0{runner.address}"}
+    words = {**secret, "server": runner.pid, "address": f"\\0{runner.address}"}
     programs = {name: program.format(**words) for name, program in HOSTILE.items()}
     apart = APART if sandbox == "namespaces" else {"a poisoned database", "leave"}
     rounds = [
@@ -252,7 +253,7 @@ def test_an_episode_type_is_what_the_options_make(place: Place) -> None:
     assert isinstance(world, AppWorldEpisode)
     with pytest.raises(WorldGone):
         world.score()
-    assert os.environ[place.options().runner.variable].startswith("lemma-appworld-")
+    assert os.environ[place.options().runner.variable].startswith(f"lemma-appworld-{os.getpid()}-")
 
 
 def action_tokens() -> list[str]:

@@ -99,11 +99,7 @@ def make_root(folder: Path) -> Path:
     return folder
 
 
-def test_a_split_is_read_in_its_order_and_by_difficulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lemma.environments.appworld import appworld_options
-
-    monkeypatch.setattr(appworld_options, "begin", lambda settings: None)
-    monkeypatch.setattr(AppWorldOptions, "check", lambda self: None)
+def test_a_split_is_read_in_its_order_and_by_difficulty(tmp_path: Path) -> None:
     root = str(make_root(tmp_path))
     both = AppWorldOptions(root=root).problems("train")
     assert [(one.id, one.level, one.subject) for one in both] == [

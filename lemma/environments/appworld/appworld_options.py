@@ -101,12 +101,10 @@ class AppWorldOptions(EnvironmentOptions):
         check_data(self.folder)
 
     def problems(self, split: str) -> list[Problem]:
-        """The tasks of a split, with the first prompt of the agent. The runner starts meanwhile."""
+        """The tasks of a split, with the first prompt of the agent."""
         found = [self._problem(task) for task in load_split(self.folder, split) if self._is_wanted(task)]
         if not found:
             raise UserError(f"split '{split}' of AppWorld has no task of difficulty {self.difficulty}")
-        self.check()
-        begin(self.runner)
         return found
 
     def _is_wanted(self, task: AppTask) -> bool:
@@ -123,7 +121,9 @@ class AppWorldOptions(EnvironmentOptions):
         )
 
     def opened(self, problem: Problem, seed: int) -> Problem:
-        """The first prompt is the problem's own: no world is needed to write it."""
+        """The first prompt is the problem's own: no world is needed to write it. The runner starts meanwhile."""
+        self.check()
+        begin(self.runner)
         return problem
 
     def summarise(self, attempts: Sequence[Attempt]) -> Mapping[str, Sequence[float]]:

@@ -45,7 +45,7 @@ class RunnerSettings:
         return VARIABLE + hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:12]
 
 
-class Runner:
+class AppWorldRunner:
     """A fork server. It ends when this process does, however that happens: it holds the other end of a pipe."""
 
     def __init__(self, settings: RunnerSettings):
@@ -68,6 +68,10 @@ class Runner:
         )
         self._is_ready = False
         self._lock = threading.Lock()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def is_alive(self) -> bool:
@@ -115,7 +119,7 @@ class Runner:
             self._process.wait()
 
 
-_runners: dict[RunnerSettings, Runner] = {}
+_runners: dict[RunnerSettings, AppWorldRunner] = {}
 _starting = threading.Lock()
 
 
@@ -124,8 +128,8 @@ def begin(settings: RunnerSettings) -> None:
     with _starting:
         runner = _runners.get(settings)
         if runner is None or not runner.is_alive:
-            runner = _runners[settings] = Runner(settings)
-            os.environ[settings.variable] = runner.address
+            runner = _runners[settings] = AppWorldRunner(settings)
+            os.environ[settings.variable] = f"{runner.address} {runner.pid}"
 
 
 def stop_all() -> None:
@@ -139,20 +143,20 @@ def stop_all() -> None:
 
 def connect(settings: RunnerSettings) -> socket.socket:
     """A connection to the runner, the trainer's or one of this process."""
-    theirs = os.environ.get(settings.variable)
-    if settings not in _runners and theirs:
+    address, _, pid = os.environ.get(settings.variable, "").partition(" ")
+    if settings not in _runners and pid:
         with contextlib.suppress(OSError):
-            return _connected(theirs, START_SECONDS)
+            return _connected(address, int(pid), START_SECONDS)
     begin(settings)
     runner = _runners[settings]
     runner.wait()
     try:
-        return _connected(runner.address, OPEN_SECONDS)
+        return _connected(runner.address, runner.pid, OPEN_SECONDS)
     except OSError as error:
         raise WorldGone(f"AppWorld's runner does not answer: {error}") from error
 
 
-def _connected(address: str, patience: float) -> socket.socket:
+def _connected(address: str, pid: int, patience: float) -> socket.socket:
     """Try until the runner has imported AppWorld, for as long as its process is there at all."""
     until = time.monotonic() + patience
     while True:
@@ -162,7 +166,7 @@ def _connected(address: str, patience: float) -> socket.socket:
             return connection
         except OSError:
             connection.close()
-            if time.monotonic() > until or not _is_alive(int(address.split("-")[2])):
+            if time.monotonic() > until or not _is_alive(pid):
                 raise
             time.sleep(0.1)
 
@@ -206,7 +210,10 @@ class RemoteWorld:
 
 
 def _is_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def _clean_environment() -> dict[str, str]:
@@ -222,7 +229,7 @@ def _clean_environment() -> dict[str, str]:
     }
 
 
-def _tell(ready: dict[str, str], runner: Runner) -> None:
+def _tell(ready: dict[str, str], runner: AppWorldRunner) -> None:
     """Say how worlds are confined where it is not the usual way; refuse where they would not be at all."""
     if not ready["sandbox"]:
         runner.stop()

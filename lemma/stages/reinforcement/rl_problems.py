@@ -5,9 +5,8 @@ from __future__ import annotations
 from lemma.core.errors import UserError
 from lemma.core.types import Problem
 from lemma.data.load_rows import load_problems
+from lemma.evaluation.benchmarks import OF_ENVIRONMENT
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
-
-ENVIRONMENT = "environment"
 
 
 def stage_problems(options: ReinforcementOptions, seed: int) -> list[Problem]:
@@ -18,7 +17,7 @@ def stage_problems(options: ReinforcementOptions, seed: int) -> list[Problem]:
 
 def own_problems(options: ReinforcementOptions) -> list[Problem] | None:
     """With `data: {source: environment, split: train}`, what the environment has; `count` takes the first ones."""
-    if options.data.source != ENVIRONMENT:
+    if options.data.source != OF_ENVIRONMENT:
         return None
     part = options.data.part
     own = options.environment.problems(part.split)
