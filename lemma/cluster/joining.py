@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from lemma.cluster.cluster_options import ClusterOptions
-from lemma.cluster.rank_watch import Watch
+from lemma.cluster.rank_watch import RankWatch
 from lemma.core.errors import UserError
-from lemma.core.ranks import World, gather_over_ranks, joined
+from lemma.core.ranks import RankWorld, gather_over_ranks, joined
 
 START_SECONDS = 300.0
 PORT_FILE = "port"
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """What the environment says about this process among the others."""
 
     rank: int
@@ -34,14 +34,14 @@ class Place:
     local_size: int
 
 
-def place_of() -> Place | None:
+def place_of() -> RankPlace | None:
     """This rank; None where nobody said that there are others."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return None
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         local = int(os.environ.get("LOCAL_RANK", "0"))
-        return Place(rank, size, local, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        return RankPlace(rank, size, local, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     except (KeyError, ValueError) as error:
         raise UserError(
             f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {error} is missing or no number",
@@ -50,11 +50,11 @@ def place_of() -> Place | None:
 
 
 @contextmanager
-def member(options: ClusterOptions, device: str) -> Iterator[World]:
+def member(options: ClusterOptions, device: str) -> Iterator[RankWorld]:
     """Within `with`, this process is one of the ranks that its environment names; alone where it names none."""
     place = place_of()
     if place is None:
-        yield World()
+        yield RankWorld()
         return
     import torch.distributed as dist
 
@@ -68,8 +68,10 @@ def member(options: ClusterOptions, device: str) -> Iterator[World]:
             f"rank {place.rank} did not meet the others within {START_SECONDS:.0f} s ({str(error).splitlines()[0]})",
             fix="see what the other ranks say",
         ) from error
-    watch = Watch(second, place.rank, place.size, options.patience)
-    world = World(place.rank, place.size, 1, dist.group.WORLD, dist.group.WORLD, waiting=watch.waiting, note=watch.note)
+    watch = RankWatch(second, place.rank, place.size, options.patience)
+    world = RankWorld(
+        place.rank, place.size, 1, dist.group.WORLD, dist.group.WORLD, waiting=watch.waiting, note=watch.note
+    )
     watch.start()
     try:
         with joined(world):
@@ -87,7 +89,7 @@ def member(options: ClusterOptions, device: str) -> Iterator[World]:
     dist.destroy_process_group()
 
 
-def _stores(place: Place) -> tuple[Any, Any]:
+def _stores(place: RankPlace) -> tuple[Any, Any]:
     """Two connections to the store at which the ranks meet, of which a restart never sees anything again."""
     from torch.distributed import PrefixStore, TCPStore
 
@@ -123,7 +125,7 @@ def _port(file: Path) -> int:
     return int(file.read_text())
 
 
-def _take_gpu(place: Place, device: str) -> bool:
+def _take_gpu(place: RankPlace, device: str) -> bool:
     """Take the GPU of this rank's number on its host; whether no other rank of the host takes the same."""
     import torch
 

@@ -26,7 +26,7 @@ class RankLost(Exception):
     """Another rank is gone or does not come; one sentence that names it, its host and its place."""
 
 
-class Watch:
+class RankWatch:
     """Tells the others where this rank is, and looks for those of whom nothing was heard for `patience` seconds."""
 
     def __init__(self, store: Any, rank: int, size: int, patience: float):

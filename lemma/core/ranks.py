@@ -2,7 +2,7 @@
 
 Every rank runs the whole program on the whole step's data. Only work that takes long is dealt out, by *slots*: a fixed
 number of parts, recorded when a run begins, which the ranks share among themselves. What is computed depends on slots
-and never on ranks. Every wait goes through `World.waiting`, which knows a deadline and who is missing.
+and never on ranks. Every wait goes through `RankWorld.waiting`, which knows a deadline and who is missing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class World:
+class RankWorld:
     """This rank among the others. `control` carries objects between hosts' memories, `carrier` carries tensors."""
 
     rank: int = 0
@@ -34,14 +34,14 @@ class World:
     note: Callable[[str], None] = field(default=lambda place: None)
 
 
-_world = World()
+_world = RankWorld()
 _waits = 0
 # Whether this rank does its own part of something, and others learn of what it raises.
 _may_leave = False
 
 
 @contextmanager
-def joined(world: World) -> Iterator[World]:
+def joined(world: RankWorld) -> Iterator[RankWorld]:
     """Within `with`, this process is a rank of that world."""
     global _world
     before, _world = _world, world

@@ -23,7 +23,7 @@ from lemma.core.ranks import (
     slots_of,
     world_size,
 )
-from lemma.learning.pieces import Piece, buckets
+from lemma.learning.parameter_pieces import ParameterPiece, buckets
 
 Gradients = dict[str, torch.Tensor]
 
@@ -46,7 +46,7 @@ class SlotSums:
     def names(self) -> set[str]:
         return {name for grads in self._sums for name in grads}
 
-    def of(self, number: int, piece: Piece) -> torch.Tensor | None:
+    def of(self, number: int, piece: ParameterPiece) -> torch.Tensor | None:
         whole = self._sums[number].get(piece.name)
         return None if whole is None else piece.of(whole).flatten()
 
@@ -69,14 +69,14 @@ def _added(left: Gradients, right: Gradients) -> Gradients:
 
 
 def sum_to_homes(
-    sums: SlotSums, pieces: Sequence[Piece], kinds: Mapping[str, torch.dtype], device: torch.device
-) -> dict[Piece, torch.Tensor]:
+    sums: SlotSums, pieces: Sequence[ParameterPiece], kinds: Mapping[str, torch.dtype], device: torch.device
+) -> dict[ParameterPiece, torch.Tensor]:
     """The sum over all slots of each piece that is at home here, flat; pieces without a gradient anywhere are absent.
 
     `kinds` are the precisions in which the gradients of each parameter are added up.
     """
     names = set().union(*gather_over_ranks(sums.names, "the names of gradients"))
-    found: dict[Piece, torch.Tensor] = {}
+    found: dict[ParameterPiece, torch.Tensor] = {}
     for dtype in dict.fromkeys(kinds.values()):
         wanted = [piece for piece in pieces if piece.name in names and kinds[piece.name] == dtype]
         for parts in buckets(wanted, world_size()) if wanted else ():
@@ -85,8 +85,8 @@ def sum_to_homes(
 
 
 def _round(
-    sums: SlotSums, parts: list[list[Piece]], device: torch.device, dtype: torch.dtype
-) -> dict[Piece, torch.Tensor]:
+    sums: SlotSums, parts: list[list[ParameterPiece]], device: torch.device, dtype: torch.dtype
+) -> dict[ParameterPiece, torch.Tensor]:
     """Send every home its pieces, of each node of this rank; add up what came here."""
     sizes = [sum(piece.size for piece in part) for part in parts]
     given = torch.zeros(len(sums.nodes) * sum(sizes), dtype=dtype, device=device)
@@ -110,7 +110,7 @@ def _round(
     return dict(zip(parts[rank()], whole.split([piece.size for piece in parts[rank()]]), strict=True))
 
 
-def spread(tensors: Mapping[Piece, torch.Tensor], place: str) -> None:
+def spread(tensors: Mapping[ParameterPiece, torch.Tensor], place: str) -> None:
     """Overwrite every piece by what its home has. The tensors are contiguous, and of the same kinds on all ranks."""
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors.values()):
         for parts in buckets([piece for piece in tensors if tensors[piece].dtype == dtype], world_size()):

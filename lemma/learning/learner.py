@@ -23,7 +23,7 @@ from lemma.core.types import Scope, Trajectory
 from lemma.learning.divergence import SKIPS_IN_A_ROW, Diverged, are_finite
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.optimiser import Optimiser, Split, learning_rate
-from lemma.learning.pieces import deal
+from lemma.learning.parameter_pieces import deal
 from lemma.learning.whole_batch import Sums, evaluate_batch, pull
 from lemma.models.compiled import CompiledBlocks
 from lemma.models.critic import Critic

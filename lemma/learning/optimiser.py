@@ -17,7 +17,7 @@ from lemma.core.errors import UserError
 from lemma.core.ranks import gather_over_ranks, own_slots, rank, slots, world_size
 from lemma.learning.gradients import SlotSums, spread, sum_to_homes
 from lemma.learning.learning_options import OptimOptions
-from lemma.learning.pieces import Piece, cut
+from lemma.learning.parameter_pieces import ParameterPiece, cut
 
 Split = Literal["none", "optimiser", "gradients"]
 SCALE_START, SCALE_GROWTH, SCALE_PATIENCE = 2.0**16, 2.0, 2000
@@ -75,9 +75,9 @@ class Optimiser:
         self.pieces = cut(self.parameters, world_size())
         self.masters: dict[str, torch.Tensor] = {}
         self._buffers: dict[str, torch.Tensor] = {}
-        self._values: dict[Piece, torch.Tensor] = {}
+        self._values: dict[ParameterPiece, torch.Tensor] = {}
         self._sums = SlotSums()
-        self._rounds: dict[Piece, torch.Tensor] = {}
+        self._rounds: dict[ParameterPiece, torch.Tensor] = {}
         for name, parameter in self.parameters.items():
             if not _is_exact(parameter) and self.shard != "gradients":
                 self._buffers[name] = torch.zeros_like(parameter, dtype=torch.float32)
@@ -105,7 +105,7 @@ class Optimiser:
                 if piece.is_whole:
                     self.masters[piece.name] = self._values[piece]
 
-    def _owns(self, piece: Piece) -> bool:
+    def _owns(self, piece: ParameterPiece) -> bool:
         """Whether this rank updates a piece."""
         return self.shard == "none" or piece.home == rank()
 
@@ -151,7 +151,7 @@ class Optimiser:
                 self._rounds[piece] = grad if world_size() == 1 else grad.clone()
         self._sums = SlotSums()
 
-    def _at_home(self) -> dict[Piece, torch.Tensor]:
+    def _at_home(self) -> dict[ParameterPiece, torch.Tensor]:
         """The sums over all slots of the pieces that are at home here."""
         if world_size() == 1:
             whole = self._sums.only()
@@ -160,7 +160,7 @@ class Optimiser:
         kinds = {name: p.dtype if _is_exact(p) else torch.float32 for name, p in self.parameters.items()}
         return sum_to_homes(self._sums, self.pieces, kinds, next(iter(self.parameters.values())).device)
 
-    def _gather(self) -> list[Piece]:
+    def _gather(self) -> list[ParameterPiece]:
         """Give every value that this rank updates its gradient, summed over all slots; those that have one."""
         if slots() == world_size() == 1 and self.shard == "none":
             grads = {name: master.grad for name, master in self.masters.items() if master.grad is not None}
@@ -174,7 +174,7 @@ class Optimiser:
             value.grad = grad if grad.shape == value.shape else grad.view(value.shape)
         return [piece for piece in self.pieces if piece in found]
 
-    def _everywhere(self, sums: Mapping[Piece, torch.Tensor]) -> dict[Piece, torch.Tensor]:
+    def _everywhere(self, sums: Mapping[ParameterPiece, torch.Tensor]) -> dict[ParameterPiece, torch.Tensor]:
         """The sums of all pieces, on every rank."""
         homes = gather_over_ranks(
             [n for n, piece in enumerate(self.pieces) if piece in sums], "gradients that are there"
@@ -214,7 +214,7 @@ class Optimiser:
         self.zero()
         return size, finite
 
-    def _norm(self, pieces: Sequence[Piece], grads: Sequence[torch.Tensor]) -> float:
+    def _norm(self, pieces: Sequence[ParameterPiece], grads: Sequence[torch.Tensor]) -> float:
         """The norm of the whole gradient, from those of its pieces, each taken at home and all in order."""
         if world_size() == 1:
             return torch.nn.utils.get_total_norm(grads, foreach=True).item() if grads else 0.0
@@ -299,7 +299,7 @@ class Optimiser:
 
     def _load_state(
         self,
-        piece: Piece,
+        piece: ParameterPiece,
         value: torch.Tensor,
         tensors: Mapping[str, torch.Tensor],
         keys: Sequence[str],
@@ -352,14 +352,14 @@ def _collector(buffer: torch.Tensor) -> Any:
     return collect
 
 
-def _part(tensors: Mapping[str, torch.Tensor], key: str, piece: Piece) -> torch.Tensor:
+def _part(tensors: Mapping[str, torch.Tensor], key: str, piece: ParameterPiece) -> torch.Tensor:
     """A piece of a saved tensor, which may be there whole or cut as it is here."""
     if not piece.is_whole and key in tensors:
         return tensors[key].flatten()[piece.start : piece.stop]
     return tensors[key + piece.mark]
 
 
-def _make_adamw(values: Mapping[Piece, torch.Tensor], options: OptimOptions) -> torch.optim.Optimizer | None:
+def _make_adamw(values: Mapping[ParameterPiece, torch.Tensor], options: OptimOptions) -> torch.optim.Optimizer | None:
     """Weight decay acts on matrices only. None where there is nothing to update."""
     groups = [
         {"params": [v for piece, v in values.items() if piece.decays], "weight_decay": options.weight_decay},

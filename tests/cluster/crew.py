@@ -56,7 +56,7 @@ def _live(rank: int, size: int, meeting: str, end: Connection) -> None:
     import torch
     import torch.distributed as dist
 
-    from lemma.core.ranks import World, joined
+    from lemma.core.ranks import RankWorld, joined
 
     torch.set_num_threads(1)
     limit = datetime.timedelta(seconds=DEADLINE)
@@ -68,7 +68,7 @@ def _live(rank: int, size: int, meeting: str, end: Connection) -> None:
         except EOFError:
             return
         try:
-            with joined(World(rank, ranks, slots, groups[ranks], groups[ranks])):
+            with joined(RankWorld(rank, ranks, slots, groups[ranks], groups[ranks])):
                 end.send((work(*args), None))
         except BaseException:  # noqa: BLE001 (told to the test, which fails with it)
             end.send((None, traceback.format_exc()))

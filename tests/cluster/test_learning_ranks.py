@@ -11,7 +11,7 @@ import torch
 
 from lemma.core import ranks
 from lemma.core.errors import UserError
-from lemma.learning import pieces
+from lemma.learning import parameter_pieces as pieces
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.optimiser import Optimiser

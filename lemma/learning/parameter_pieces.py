@@ -14,7 +14,7 @@ BUCKET = 2**24
 
 
 @dataclass(frozen=True)
-class Piece:
+class ParameterPiece:
     """`name[start:stop]` of a flat parameter. `home` is the rank that adds up its gradient and saves it."""
 
     name: str
@@ -38,7 +38,7 @@ class Piece:
         return tensor if self.is_whole else tensor.view(-1)[self.start : self.stop]
 
 
-def cut(parameters: Mapping[str, torch.Tensor], ranks: int) -> list[Piece]:
+def cut(parameters: Mapping[str, torch.Tensor], ranks: int) -> list[ParameterPiece]:
     """All pieces in the order of the parameters, each at home on the rank that has least until then."""
     found: list[tuple[str, int, int, bool, bool]] = []
     for name, parameter in parameters.items():
@@ -47,7 +47,10 @@ def cut(parameters: Mapping[str, torch.Tensor], ranks: int) -> list[Piece]:
             stop = min(start + LARGEST, size)
             found.append((name, start, stop, stop - start == size, parameter.ndim >= 2))
     homes = deal([stop - start for _, start, stop, _, _ in found], ranks)
-    return [Piece(n, a, b, home, whole, decays) for (n, a, b, whole, decays), home in zip(found, homes, strict=True)]
+    return [
+        ParameterPiece(n, a, b, home, whole, decays)
+        for (n, a, b, whole, decays), home in zip(found, homes, strict=True)
+    ]
 
 
 def deal(sizes: Sequence[int], hands: int) -> list[int]:
@@ -60,9 +63,9 @@ def deal(sizes: Sequence[int], hands: int) -> list[int]:
     return given
 
 
-def buckets(pieces: Iterable[Piece], ranks: int) -> list[list[list[Piece]]]:
+def buckets(pieces: Iterable[ParameterPiece], ranks: int) -> list[list[list[ParameterPiece]]]:
     """Rounds in which pieces travel: in each, some of every rank's, few enough to be sent at once."""
-    by_home: list[list[list[Piece]]] = [[[]] for _ in range(ranks)]
+    by_home: list[list[list[ParameterPiece]]] = [[[]] for _ in range(ranks)]
     for piece in pieces:
         of_home = by_home[piece.home]
         if of_home[-1] and sum(one.size for one in of_home[-1]) + piece.size > max(1, BUCKET // ranks):
