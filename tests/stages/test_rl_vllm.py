@@ -23,6 +23,7 @@ stages:
     kind: rl
     algorithm: {name: grpo, group_size: 4}
     data: {source: arithmetic, arithmetic: {operations: 1, count: 50}}
+    environment: {name: higher_lower, turns: 2}
     rewards: ["reward.py:evenness"]
     rollout: {max_tokens: 12, engine: {name: vllm, cache_gib: 0.05, sequences: 16}}
     batch: {problems: 4}
@@ -59,5 +60,6 @@ def test_each_step_is_sampled_with_the_weights_of_the_last(tmp_path: Path) -> No
     assert len(steps) == 3 and sum(row["updated"] for row in steps) == 3
     # The learner's weights moved by far more than this between the steps; the run itself stops above 1e-4.
     assert all(0 < row["mismatch/max"] < 1e-4 for row in steps)
+    assert all(row["turns/mean"] > 1.5 for row in steps), "later turns are sampled by it too"
     surprisals = [row["surprisal"] for row in steps]
     assert max(surprisals) - min(surprisals) > 0.01
