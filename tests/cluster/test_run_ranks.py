@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lemma.core.errors import UserError
 from lemma.core.events import Event, Said
-from lemma.core.ranks import is_leader
+from lemma.core.ranks import is_leader, rank, together
+from lemma.runs.stopping import StopNow, StopSignal
 from tests.cluster.crew import Crew
 
 TINY = {"tiny": {"hidden": 32, "layers": 2, "feed_forward": 48, "context": 96}}
@@ -115,3 +119,52 @@ def test_slots_are_recorded(crew: Crew, tmp_path: Path) -> None:
     assert sum("2 of 4 ranks have nothing to do" in text for text in told[0]) == 1
     with pytest.raises(AssertionError, match=r"cluster\.slots is 3, and this run began with 2"):
         crew.run(1, trained, recipe_of(tmp_path, "run", SFT | {"steps": 3}, {"slots": 3}))
+
+
+def stopped(inside: bool) -> tuple[bool, bool]:
+    """SIGTERM reaches the second rank in its own part of an evaluation, or between the parts. Whether the evaluation
+    was broken off here, and whether all agree on a stop afterwards."""
+    stop = StopSignal()
+    with stop.listening():
+
+        def ask() -> None:
+            if rank() == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        try:
+            with stop.at_once():
+                if not inside:
+                    ask()
+                together(ask if inside else lambda: None)
+                together(lambda: None)
+        except StopNow:
+            return True, stop.is_agreed()
+        return False, stop.is_agreed()
+
+
+def test_a_stop_breaks_an_evaluation_off_on_all_ranks_or_on_none(crew: Crew) -> None:
+    assert crew.run(2, stopped, True) == [(True, True)] * 2
+    assert crew.run(2, stopped, False) == [(False, True)] * 2
+
+
+def troubled(kind: str) -> str:
+    """What each rank raises where the second one fails in its own part."""
+
+    class Local(Exception):
+        """Nobody else can read this one."""
+
+    def own_part() -> None:
+        if rank() == 1:
+            raise UserError("the disk is full", fix="make room") if kind == "user" else Local("inside")
+
+    try:
+        together(own_part)
+    except Exception as error:  # noqa: BLE001 (what it is, is what is asked)
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def test_what_one_rank_raises_all_raise(crew: Crew) -> None:
+    assert crew.run(4, troubled, "user") == ["UserError: the disk is full; make room"] * 4
+    first, second, *others = crew.run(4, troubled, "own")
+    assert second == "Local: inside" and {first, *others} == {"RuntimeError: rank 1: Local: inside"}
