@@ -44,10 +44,11 @@ class Publisher:
         if self.policy.is_adapter:
             self._load_adapter(client)
 
-    def load(self, client: ServerClient) -> None:
-        """The server takes what stands in the folder and forgets what it had cached."""
+    def load(self, client: ServerClient, is_new: bool = False) -> None:
+        """The server takes what stands in the folder and forgets what it had cached. Beside an adapter only one that
+        is new, and did not start from the folder, needs the base."""
         is_here, model = isinstance(client, Server), self.folder / "model"
-        wants_base = not (self.policy.is_adapter and is_here)
+        wants_base = not self.policy.is_adapter or (is_new and not is_here)
         path, folder = str(model), f"{self.prefix}model"
         if wants_base and not is_here:
             path = client.send(sorted(model.glob("model*.safetensors")), folder)

@@ -264,7 +264,7 @@ class VllmServerEngine(VllmBase):
                 return False
             if ranks.is_leader():
                 member.away.rpc("lemma_prepare")
-                self.publisher.load(member.away)
+                self.publisher.load(member.away, is_new=True)
             self._compare(member.away)
         except ConnectionError:
             return False
@@ -286,7 +286,7 @@ class VllmServerEngine(VllmBase):
         def load(client: ServerClient) -> None:
             if is_first:
                 client.rpc("lemma_prepare")
-            self.publisher.load(client)
+            self.publisher.load(client, is_new=is_first)
 
         for member, _ in self.pool.each(load):
             self._lose(member)
