@@ -141,6 +141,18 @@ def test_what_an_environment_says_is_checked(make: Any) -> None:
         said(worlds, held, "garbage")
 
 
+def test_a_close_that_hangs_costs_the_worker_and_nothing_else(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lemma.environments.worlds.CLOSE_SECONDS", 0.5)
+    worlds = make(step_seconds=30.0)
+    bad, good = worlds.open(Problem((), ("close hang",)), 0), worlds.open(Problem(()), 0)
+    wait(worlds, bad, good)
+    assert said(worlds, good, "a") == Reply("1 a")
+    worlds.leave(bad)
+    with pytest.warns(LemmaWarning, match="does not answer"):
+        assert said(worlds, good, "b") == Reply("2 b")
+    assert worlds.lost == 1
+
+
 def test_async_calls_of_one_worker_run_together(make: Any) -> None:
     worlds = make("Waiting", step_seconds=30.0)
     held = [worlds.open(Problem(()), 0) for _ in range(20)]

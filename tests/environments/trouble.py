@@ -69,6 +69,8 @@ class Trouble(Environment):
         return Outcome(float(self.count), True)
 
     def close(self):
+        if "close" in self.gold:
+            self._fault(self.gold)
         (self.notes / f"closed-{os.getpid()}-{id(self)}").touch()
 
 
