@@ -1,24 +1,30 @@
-"""Four turns through the chat templates of published models: what stands between turns, in ids."""
+"""Four turns through the chat templates of published models: what stands between turns, and what an engine is asked."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 from lemma.core.errors import UserError
-from lemma.core.types import Message, Problem
+from lemma.core.types import Message, Outcome, Problem
+from lemma.engines.protocol import Completion, Sampling
+from lemma.environments import Environment, Reply, Utterance
+from lemma.environments.tools import ToolOptions, replied, understanding
 from lemma.formats import make_format
 from lemma.formats.bridge import Bridge
-from lemma.formats.encode import encode_text
+from lemma.formats.encode import encode_prompt, encode_text
 from lemma.formats.tool_prompt import ToolSpeech, offer, style_of, with_offer
 from lemma.formats.tool_schema import Tool
 from lemma.models.load_model import load_tokenizer
-from tests.real.conftest import Speaker
+from lemma.rewards import make_reward
+from lemma.rollouts import Ask, Journal, Judge, World, play, read_episodes
+from tests.rollouts.scripted import Scripted
 
 MARKS = re.compile(r"<\|\w+\|>|<｜[^｜>]+｜>|<(?:start|end)_of_turn>|\[/?[A-Z_]{4,}\]")
 STYLES = {
@@ -104,18 +110,6 @@ def test_a_conversation_in_every_template(llama_bpe: Any, templates: dict[str, s
     assert found == STYLES
 
 
-def test_a_conversation_of_every_speaker(speaker: Speaker) -> None:
-    tokenizer = speaker.tokenizer
-    bridge = Bridge.of(make_format("own"), tokenizer, (), 64)
-    special = " ".join({str(token) for token in tokenizer.all_special_tokens})
-    ids, _ = bridge.ids(np.array([tokenizer.eos_token_id]), f"a {special} b")
-    around, _ = bridge.ids(np.array([tokenizer.eos_token_id]), "")
-    alive = set(tokenizer.all_special_ids)
-    assert [one for one in ids if int(one) in alive] == [one for one in around if int(one) in alive]
-    text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-    assert f"a {special} b" in text and f"  a {special}" not in text
-
-
 def test_a_long_reply_loses_its_middle_and_says_so(llama_bpe: Any, templates: dict[str, str]) -> None:
     bridge = Bridge.of(make_format("own"), speaking(llama_bpe, templates["Qwen-Qwen2.5-7B-Instruct"]), (), 10)
     reply = " ".join(map(str, range(100)))
@@ -147,3 +141,104 @@ def test_tools_are_offered_by_the_template_or_in_words(
     assert "Look" not in fmt.prompt(offer(problem, [TOOL], "auto", False), tokenizer)
     shown = with_offer(fmt, offer(problem, [TOOL], "code", True), tokenizer)
     assert "```python" in shown.question and "<tool_call>" not in fmt.prompt(shown, tokenizer)
+
+
+CALLS = {
+    "hermes": '<tool_call>\n{"name": "search", "arguments": {"query": "%s"}}\n</tool_call>',
+    "llama": '{"name": "search", "parameters": {"query": "%s"}}',
+    "mistral": '[TOOL_CALLS][{"name": "search", "arguments": {"query": "%s"}}]',
+}
+MOST = 40
+# The part of a template that is for tools alone, in a spelling that is not known here.
+TOOLS_ALONE = "CohereForAI-c4ai-command-r-plus-tool_use"
+
+
+class Echo(Environment):
+    """Says the same to everything."""
+
+    def __init__(self, reply: str):
+        self._reply = reply
+
+    def step(self, said: Utterance) -> Reply:
+        return replied([self._reply] * len(said.tool_calls)) if said.tool_calls else Reply(self._reply)
+
+    def score(self) -> Outcome:
+        return Outcome(1.0, True)
+
+
+class Echoing(ToolOptions):
+    name: Literal["echoing"] = "echoing"
+    says: str = ""
+
+    def tools(self) -> list[Tool]:
+        return [TOOL]
+
+    def make(self) -> Environment:
+        return Echo(self.says)
+
+
+class Fluent(Scripted):
+    """Says what it is told to in the vocabulary of a real model, special tokens included."""
+
+    def completions(self) -> Iterator[Completion]:
+        while self._waiting:
+            request = self._waiting.pop()
+            for sample in range(request.n):
+                ids = [*encode_text(self.say(request, sample), self.tokenizer), self.tokenizer.eos_token_id]
+                cut = ids[: request.sampling.max_tokens]
+                zeros = np.zeros(len(cut), dtype=np.float32)
+                finish: Any = "stop" if len(cut) == len(ids) else "length"
+                yield Completion(request.key, sample, np.array(cut, dtype=np.int32), zeros - 1, zeros, finish, 0)
+
+
+def lines(call: str) -> list[str]:
+    """A call, a turn that is cut, thoughts with two calls and a bad one, an answer."""
+    long = "<think>\nwell " + "so " * 2 * MOST
+    return [call % "a", long, "<think>\nhm\n</think>\n\n" + call % "b", "It is \\boxed{4}."]
+
+
+def test_every_prompt_of_four_turns_is_in_the_journal(
+    llama_bpe: Any, templates: dict[str, str], tmp_path: Path
+) -> None:
+    fmt, tokenizer = make_format("own"), llama_bpe
+    for name, template in templates.items():
+        if name in (REFUSES, TOOLS_ALONE):
+            continue
+        speaking(tokenizer, template)
+        spelled = " ".join(sorted({str(token) for token in tokenizer.all_special_tokens}))
+        options = Echoing(turns=4, reply_tokens=300, says=f"{spelled} <think> </think>")
+        speech = options.speech(fmt, tokenizer)
+        said = lines(CALLS[speech.style])
+        problem = options.opened(Problem((Message("user", "How many?"),), ("4",), id="p"), 0)
+        bridge = Bridge.of(fmt, tokenizer, (), options.reply_tokens, speech)
+        world = World(options, bridge, 10**6, understand=understanding(speech, fmt))
+        engine = Fluent(tokenizer, lambda request, sample, said=said: said[turn_of(request.key)])
+        journal = Journal(tmp_path / f"{name}.jsonl")
+        ask = Ask(("rl", 1, 0), problem, encode_prompt(fmt, problem, tokenizer).astype(np.int32), 2)
+        judge = Judge(fmt, [make_reward("environment")], tokenizer, grade=False)
+        list(play(engine, [ask], Sampling(max_tokens=MOST), judge, world=world, journal=journal))
+        world.close()
+        journal.close()
+        check_journal(list(read_episodes(tmp_path / f"{name}.jsonl")), engine, bridge, name)
+
+
+def turn_of(key: tuple[Any, ...]) -> int:
+    return int(key[-1]) if "turn" in key else 0
+
+
+def check_journal(episodes: list[Any], engine: Fluent, bridge: Bridge, name: str) -> None:
+    assert len(episodes) == 2 and all(len(one.turns) == 4 for one in episodes)
+    alive, end = set(engine.tokenizer.all_special_ids), engine.tokenizer.eos_token_id
+    for request in engine.asked[1:]:
+        (episode,) = [one for one in episodes if one.sample == request.key[3]]
+        number = turn_of(request.key)
+        assert request.prompt.tolist() == episode.context(number).tolist(), name
+        turn, before = episode.turns[number], episode.turns[number - 1]
+        assert turn.extends and not before.cut
+        quiet, _ = bridge.answer(before.ids, "", [""] * before.calls)
+        assert [one for one in turn.context if one in alive] == [one for one in quiet if one in alive], name
+        assert (before.finish == "length") == (int(before.ids[-1]) != end) == (number == 2)
+    for episode in episodes:
+        assert [(turn.calls, turn.bad_calls) for turn in episode.turns] == [(1, 0), (0, 0), (1, 0), (0, 0)], name
+        (trajectory,) = episode.trajectories()
+        assert trajectory.trained_tokens == sum(len(turn.ids) for turn in episode.turns)

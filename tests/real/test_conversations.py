@@ -13,6 +13,7 @@ from lemma.core.types import Demonstration, Message, Problem
 from lemma.data.data_options import DataOptions
 from lemma.data.load_rows import load_demonstrations
 from lemma.formats import make_format
+from lemma.formats.bridge import Bridge
 from lemma.formats.turns import encode_turns
 from lemma.models.load_model import load_tokenizer
 from tests.real.conftest import Speaker
@@ -83,3 +84,15 @@ def test_tool_calls_are_learnt_and_results_are_not(
     assert call in first and "4</s>" not in first and last.startswith("It is 4.")
     assert "Add two numbers." in tokenizer.decode(path.ids_T) and call in learnt(short, tokenizer)[0]
     assert "Add two numbers." not in first + last
+
+
+def test_no_special_token_is_alive_in_a_reply(speaker: Speaker) -> None:
+    tokenizer = speaker.tokenizer
+    bridge = Bridge.of(make_format("own"), tokenizer, (), 64)
+    special = " ".join({str(token) for token in tokenizer.all_special_tokens})
+    ids, _ = bridge.ids(np.array([tokenizer.eos_token_id]), f"a {special} b")
+    around, _ = bridge.ids(np.array([tokenizer.eos_token_id]), "")
+    alive = set(tokenizer.all_special_ids)
+    assert [one for one in ids if int(one) in alive] == [one for one in around if int(one) in alive]
+    text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    assert f"a {special} b" in text and f"  a {special}" not in text
