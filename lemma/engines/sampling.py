@@ -2,7 +2,7 @@
 
 The order is that of transformers: repetition penalty, temperature, then forbidden tokens, top-k, top-p (on what top-k
 left, normalised anew) and min-p (relative to the likeliest token). Each cut keeps at least one token; tokens as likely
-as the last one that top-k keeps are kept too.
+as the last one that top-k or top-p keeps are kept too, whatever their ids.
 
 Temperature 0 takes the likeliest token and cuts nothing; its log-probability is the one at temperature 1.
 
@@ -81,12 +81,12 @@ def _top_p(z_BV: torch.Tensor, top_p: float) -> torch.Tensor:
     """The smallest set of the likeliest tokens whose mass reaches `top_p`."""
     if top_p >= 1.0:
         return z_BV
-    ordered, places = z_BV.sort(dim=-1, descending=True, stable=True)
+    ordered = z_BV.sort(dim=-1, descending=True).values
     p = ordered.softmax(-1)
-    before = p.cumsum(-1) - p
-    out_BV = torch.empty_like(before, dtype=torch.bool).scatter(-1, places, before >= top_p)
-    out_BV.scatter_(-1, places[..., :1], False)
-    return z_BV.masked_fill(out_BV, NEVER)
+    stays = p.cumsum(-1) - p < top_p
+    stays[..., 0] = True
+    least = ordered.masked_fill(~stays, float("inf")).amin(-1, keepdim=True)
+    return z_BV.masked_fill(z_BV < least, NEVER)
 
 
 def _min_p(z_BV: torch.Tensor, min_p: float) -> torch.Tensor:

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 
 from lemma.engines.native import engine_kernels as kernels
+from lemma.engines.native import sampling_kernels as drawing
 from lemma.engines.native.cached_attention import Cache, decode_reference, places
 from lemma.engines.native.noise import gumbel, row_seeds, split_key
-from lemma.engines.native.sampler import draw
-from lemma.engines.protocol import Request, generate
+from lemma.engines.native.sampler import Cuts, draw
+from lemma.engines.protocol import Request, Sampling, generate
+from lemma.engines.sampling import cut
+from lemma.engines.sampling import logprobs as of_reference
 from lemma.models.blocks import rotate
 from lemma.models.families import LogitMap
+from lemma.models.logprobs import map_logits
 from tests.engines.native_checks import FREE, check_same, engine_of, run
 from tests.engines.small_policies import small_policy
 
+WAYS: list[dict[str, Any]] = [
+    {}, {"top_k": 1}, {"top_k": 7}, {"top_p": 0.5}, {"top_p": 0.01}, {"min_p": 0.2}, {"temperature": 0.0},
+    {"top_k": 20, "top_p": 0.8, "min_p": 0.05, "temperature": 0.6}, {"min_tokens": 6, "stop_ids": (3, 8)},
+    {"min_tokens": 6, "stop_ids": (3,), "top_p": 0.9, "top_k": 12}, {"min_tokens": 2, "stop_ids": (3,)},
+    {"temperature": 0.0, "min_tokens": 6, "top_p": 0.1}, {"top_p": 0.95, "temperature": 0.6},
+]  # fmt: skip
 LIMITS = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
@@ -84,7 +96,7 @@ def attention() -> None:
 def sampling() -> None:
     """Several blocks a split and splits with nothing; the likeliest token; several temperatures; logits that are plain,
     scaled, capped."""
-    kernels.SAMPLE_BLOCK = 64
+    drawing.SAMPLE_BLOCK = 64
     plain, scaled, capped = LogitMap(), LogitMap(0.25), LogitMap(1.5, 4.0)
     cases = ((37, plain), (1000, plain), (1000, scaled), (37, capped), (1000, capped), (1500, plain))
     for columns, means in cases:
@@ -95,8 +107,9 @@ def sampling() -> None:
         positions = torch.tensor([0, 1, 31999, 5, 5, 5])
         inverse = torch.tensor([1.0, 1.0, 1 / 0.7, 2.0, 0.5, 1.0])
         noisy = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0])
-        wanted, wanted_logprobs = draw(logits, keys, positions, inverse, noisy, fused=False, means=means)
-        tokens, logprobs = kernels.sample(logits, keys, positions, inverse, noisy, *means)
+        wanted, wanted_logprobs, _ = draw(logits, keys, positions, inverse, noisy, fused=False, means=means)
+        tokens, logprobs, kept = drawing.sample(logits, keys, positions, inverse, noisy, *means)
+        assert not kept.any()
         assert tokens.tolist() == wanted.tolist(), (columns, dtype, means)
         assert (logprobs - wanted_logprobs).abs().max() < 1e-5
         assert tokens[5] == logits[5].argmax()
@@ -104,22 +117,50 @@ def sampling() -> None:
 
 def sampled_often() -> None:
     """Over many rows the tokens are those of the plain code, but where two are as good as each other."""
-    kernels.SAMPLE_BLOCK = 64
+    drawing.SAMPLE_BLOCK = 64
     rows, columns = 40, 256
     logits = torch.randn(rows, columns)
     keys, positions = split_key(list(range(10**12, 10**12 + rows))), torch.arange(rows)
     ones = torch.ones(rows)
-    wanted, _ = draw(logits, keys, positions, ones, ones, fused=False)
-    tokens, _ = kernels.sample(logits, keys, positions, ones, ones)
+    wanted, _, _ = draw(logits, keys, positions, ones, ones, fused=False)
+    tokens, _, _ = drawing.sample(logits, keys, positions, ones, ones)
     scores = logits + gumbel(row_seeds(keys, positions), columns)
     gap = scores.gather(1, wanted[:, None]) - scores.gather(1, tokens[:, None])
     assert gap.max() < 1e-3 and (wanted != tokens).sum() <= 1
 
 
+def cuts() -> None:
+    """Every way to cut the support, alone and together, beside the reference: what is kept, and what is drawn."""
+    drawing.SAMPLE_BLOCK = 64
+    ways = [Sampling(max_tokens=9, **values) for values in WAYS]
+    rows = len(ways)
+    for columns, dtype, means in ((130, torch.float32, LogitMap()), (150, torch.bfloat16, LogitMap(1.5, 4.0)),
+                                  (150, torch.bfloat16, LogitMap())):  # fmt: skip
+        # Few different values: many tokens are as likely as each other.
+        logits = (3 * torch.randn(rows, columns)).round(decimals=1).to(dtype)
+        logits[:, [3, 8, 2]] = 6.0
+        keys, positions = split_key(list(range(rows))), torch.full((rows,), 14)
+        sequences = [SimpleNamespace(request=SimpleNamespace(sampling=way), length=14, count=4) for way in ways]
+        limits = Cuts.of(sequences, 2)  # type: ignore[arg-type]
+        inverse = torch.tensor([1 / (way.temperature or 1.0) for way in ways])
+        noisy = torch.tensor([float(way.temperature > 0) for way in ways])
+        tokens, logprobs, kept = drawing.sample(logits, keys, positions, inverse, noisy, *means, limits)
+        noise = gumbel(row_seeds(keys, positions), columns)
+        for row, way in enumerate(ways):
+            meant = map_logits(logits[row : row + 1], *means)
+            early = way.min_tokens > 4
+            masked, mass = cut(meant, way, [2, *way.stop_ids] if early else ())
+            wanted = (masked + noise[row] * noisy[row]).argmax(-1)
+            assert tokens[row] == wanted, (row, columns)
+            assert abs(kept[row] - mass) < 1e-5, (row, columns)
+            assert abs(logprobs[row] - of_reference(meant, wanted, way.temperature)) < 1e-5
+    assert kept[0] == kept[6] == 0.0 and kept[1] < -0.1
+
+
 def engine() -> None:
     """The whole engine on the kernels: prompts, groups, windows, chunks, bursts; and a model that caps."""
     kernels.WANTED_PROGRAMS = 4
-    kernels.SAMPLE_BLOCK = 64
+    drawing.SAMPLE_BLOCK = 64
     capping = small_policy("gemma2", sharp=2.0, attn_logit_softcapping=0.5, final_logit_softcapping=2.0)
     few = [Request(("a",), np.arange(1, 21), replace(FREE, max_tokens=2))]
     fused = engine_of(capping, prefill_tokens=16)
@@ -130,12 +171,15 @@ def engine() -> None:
         Request(("group",), np.arange(1, 21), replace(FREE, max_tokens=3), n=2),
         Request(("greedy",), np.arange(5, 9), replace(FREE, max_tokens=3, temperature=0.0)),
     ]
+    cutting = replace(FREE, max_tokens=2, top_p=0.7, min_tokens=1, ignore_eos=False)
+    both = [few[0], Request(("cut",), np.arange(2, 11), cutting)]
     fused = engine_of(policy, prefill_tokens=16)
     fused.runner.fused = True
     wanted = run(policy, requests)
     check_same(generate(fused, requests), wanted)
     fused.release_cache()
     check_same(generate(fused, requests), wanted)
+    check_same(generate(fused, both), run(policy, both))
 
 
 def moved() -> None:
@@ -161,6 +205,6 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     np.random.seed(0)
     torch.set_num_threads(1)
-    for check in (rotation, attention, sampling, sampled_often, moved, engine):
+    for check in (rotation, attention, sampling, sampled_often, cuts, moved, engine):
         check()
         print(check.__name__)

@@ -13,7 +13,7 @@ from lemma.core.random import key as random_key
 from lemma.engines.native.cached_attention import Cache
 from lemma.engines.native.paging import BlockPool
 from lemma.engines.native.runner import BURST, LADDER, Burst, Runner
-from lemma.engines.native.sampler import is_plain
+from lemma.engines.native.sampler import Way, way_of
 from lemma.engines.native.scheduler import Prefill, Scheduler, Sequence, watcher
 from lemma.engines.protocol import Completion, Engine, EngineError, Key, Listener, Request, check_request
 from lemma.engines.sampling import end_ids
@@ -278,26 +278,30 @@ class NativeEngine(Engine):
     def _launch_next(self) -> Burst | None:
         """A burst of everybody for whom there are blocks; the host knows all their tokens."""
         running = self.scheduler.running
-        plain = all(is_plain(s) for s in running)
-        steps = min(self._burst if plain else 1, max(s.room(self.policy.context) for s in running))
+        way = way_of(running, self.runner.fused, self._eos)
+        steps = min(1 if way == "host" else self._burst, max(s.room(self.policy.context) for s in running))
         running = list(self.scheduler.reserve(steps))
-        return self._launch(running, steps, plain) if running else None
+        return self._launch(running, steps, way) if running else None
 
     def _launch_ahead(self, burst: Burst, stay: list[Sequence]) -> Burst | None:
         """The burst after this one, for the rows that do not reach their length in it, unless the host has to do
         something first: begin a sequence, choose tokens itself, find blocks. Time plays no part in this."""
         scheduler = self.scheduler
         may_begin = scheduler.filling or (scheduler.waiting and len(stay) < scheduler.max_sequences)
-        if not (self._ahead and burst.plain and stay) or may_begin or self._surprises * ROWS_PER_SURPRISE > len(stay):
+        if (
+            not (self._ahead and burst.way != "host" and stay)
+            or may_begin
+            or self._surprises * ROWS_PER_SURPRISE > len(stay)
+        ):
             return None
         steps = min(self._burst, max(s.room(self.policy.context) for s in stay) - burst.steps)
         if not scheduler.reserve_ahead(stay, steps):
             return None
         self.bursts_ahead += 1
-        return self._launch(stay, steps, plain=True)
+        return self._launch(stay, steps, burst.way)
 
-    def _launch(self, sequences: list[Sequence], steps: int, plain: bool) -> Burst:
-        burst = self.runner.launch(sequences, steps, plain, self._eos)
+    def _launch(self, sequences: list[Sequence], steps: int, way: Way) -> Burst:
+        burst = self.runner.launch(sequences, steps, way, self._eos)
         for sequence in sequences:
             sequence.cached += steps
         return burst

@@ -1,4 +1,4 @@
-"""Triton kernels of decoding: rotary embedding with the cache write, attention over blocks, sampling over logits.
+"""Triton kernels of decoding: rotary embedding with the cache write, attention over blocks.
 
 Each is a backend of plain code in `attention.py` and `sampler.py` and is tested against it. Arithmetic in float32.
 Where keys and values of a layer lie is read from the device (`places_2`, see `Cache`), so that a captured graph stays
@@ -13,8 +13,6 @@ import triton.language as tl
 
 from lemma.models.kernels import tanh
 
-SAMPLE_BLOCK = 4096
-SAMPLE_SPLITS = 8
 # Enough programs to fill a large GPU; long contexts are split when the batch alone does not give as many.
 WANTED_PROGRAMS = 528
 MAX_SPLITS = 32
@@ -193,100 +191,3 @@ def decode_attention(
     if splits > 1:
         _combine_splits[(rows * kv_heads,)](parts, stats, out, splits, G=group, GP=padded, D=dim, DP=wide)
     return out
-
-
-@triton.jit
-def _mix(x):
-    x = (x ^ (x >> 16)) * 0x7FEB352D
-    x = (x ^ (x >> 15)) * 0x846CA68B
-    return x ^ (x >> 16)
-
-
-@triton.jit
-def _sample(
-    Z, KEYS, POSITION, INVERSE_T, NOISY, BEST, PICK, STATS, columns, factor, inner, CAPPED: tl.constexpr,
-    SPLITS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    split = tl.program_id(1)
-    inverse = tl.load(INVERSE_T + row) * factor
-    noisy = tl.load(NOISY + row)
-    low = _mix(tl.load(KEYS + 2 * row).to(tl.uint32) + tl.load(POSITION + row).to(tl.uint32) * 0x9E3779B1)
-    high = _mix(tl.load(KEYS + 2 * row + 1).to(tl.uint32) ^ low)
-    per_split = tl.cdiv(columns, SPLITS * BLOCK) * BLOCK
-    begin = split * per_split
-    top = tl.full([], -1e30, tl.float32)
-    total = tl.full([], 0.0, tl.float32)
-    best = tl.full([], -float("inf"), tl.float32)
-    pick = tl.full([], 0, tl.int32)
-    for start in range(begin, tl.minimum(begin + per_split, columns), BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        inside = column < columns
-        z = tl.load(Z + row * columns + column, mask=inside, other=-1e30).to(tl.float32)
-        if CAPPED:
-            z = tl.where(inside, tanh(z * inner), -1e30)
-        z *= inverse
-        higher = tl.maximum(top, tl.max(z, 0))
-        total = total * tl.exp(top - higher) + tl.sum(tl.exp(z - higher), 0)
-        top = higher
-        hashed = _mix(_mix(column.to(tl.uint32) * 0x9E3779B1 + low) ^ high)
-        uniform = tl.minimum((hashed.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
-        small = uniform * (1.0 + uniform * (0.5 + uniform * 0.33333333))
-        exponential = tl.where(uniform < 1e-3, small, -tl.log(1.0 - uniform))
-        value = tl.where(inside, z - noisy * tl.log(exponential), -float("inf"))
-        here = tl.max(value, 0)
-        if here > best:
-            pick = start + tl.argmax(value, 0)
-            best = here
-    place = row * SPLITS + split
-    tl.store(BEST + place, best)
-    tl.store(PICK + place, pick)
-    tl.store(STATS + 2 * place, top)
-    tl.store(STATS + 2 * place + 1, total)
-
-
-@triton.jit
-def _choose(
-    Z, INVERSE_T, BEST, PICK, STATS, TOKEN, LOGPROB, columns, factor, inner, CAPPED: tl.constexpr, SPLITS: tl.constexpr
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    s = tl.arange(0, SPLITS)
-    token = tl.load(PICK + row * SPLITS + tl.argmax(tl.load(BEST + row * SPLITS + s), 0))
-    tops = tl.load(STATS + 2 * (row * SPLITS + s))
-    totals = tl.load(STATS + 2 * (row * SPLITS + s) + 1)
-    top = tl.max(tops, 0)
-    lse = top + tl.log(tl.sum(totals * tl.exp(tops - top), 0))
-    z = tl.load(Z + row * columns + token).to(tl.float32)
-    if CAPPED:
-        z = tanh(z * inner)
-    tl.store(TOKEN + row, token.to(tl.int64))
-    tl.store(LOGPROB + row, z * (tl.load(INVERSE_T + row) * factor) - lse)
-
-
-def sample(
-    logits_BV: torch.Tensor,
-    keys_B2: torch.Tensor,
-    positions_B: torch.Tensor,
-    inverse_B: torch.Tensor,
-    noisy_B: torch.Tensor,
-    scale: float = 1.0,
-    cap: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token per row, argmax of logits / temperature + noise, and its log-probability without the noise.
-
-    `scale` and `cap` are what the model does with its head's output (see `lemma.models.logprobs.map_logits`).
-    """
-    rows, columns = logits_BV.shape
-    curve = (scale, 0.0, False) if cap is None else (cap, scale / cap, True)
-    device = logits_BV.device
-    best = torch.empty(rows, SAMPLE_SPLITS, dtype=torch.float32, device=device)
-    pick = torch.empty(rows, SAMPLE_SPLITS, dtype=torch.int32, device=device)
-    stats = torch.empty(rows, SAMPLE_SPLITS, 2, dtype=torch.float32, device=device)
-    token = torch.empty(rows, dtype=torch.int64, device=device)
-    logprob = torch.empty(rows, dtype=torch.float32, device=device)
-    _sample[(rows, SAMPLE_SPLITS)](
-        logits_BV, keys_B2, positions_B, inverse_B, noisy_B, best, pick, stats, columns, *curve,
-        SPLITS=SAMPLE_SPLITS, BLOCK=SAMPLE_BLOCK,
-    )  # fmt: skip
-    _choose[(rows,)](logits_BV, inverse_B, best, pick, stats, token, logprob, columns, *curve, SPLITS=SAMPLE_SPLITS)
-    return token, logprob

@@ -18,7 +18,7 @@ import torch
 from lemma.core.errors import LemmaWarning
 from lemma.engines.native.cached_attention import Cache, DecodeContext, PrefillContext
 from lemma.engines.native.noise import split_key
-from lemma.engines.native.sampler import draw, draw_cut, inverse_temperature, is_plain
+from lemma.engines.native.sampler import Cuts, Way, draw, draw_cut, inverse_temperature, way_of
 from lemma.engines.native.scheduler import Sequence
 from lemma.models.packing import Segments, to_device
 from lemma.models.policy import Policy
@@ -37,9 +37,11 @@ class Batch:
     keys_B2: torch.Tensor
     inverse_B: torch.Tensor
     noisy_B: torch.Tensor
+    cuts: Cuts
     step: torch.Tensor
     tokens_KB: torch.Tensor
     logprobs_KB: torch.Tensor
+    kept_KB: torch.Tensor
 
     @classmethod
     def empty(cls, rows: int, blocks: int, device: torch.device) -> Batch:
@@ -54,9 +56,11 @@ class Batch:
             keys_B2=zeros(rows, 2),
             inverse_B=zeros(rows, dtype=torch.float32),
             noisy_B=zeros(rows, dtype=torch.float32),
+            cuts=Cuts.empty(rows, device),
             step=zeros(1),
             tokens_KB=zeros(BURST, rows),
             logprobs_KB=zeros(BURST, rows, dtype=torch.float32),
+            kept_KB=zeros(BURST, rows, dtype=torch.float32),
         )
 
     def first(self, rows: int) -> Batch:
@@ -68,9 +72,11 @@ class Batch:
             self.keys_B2[:rows],
             self.inverse_B[:rows],
             self.noisy_B[:rows],
+            self.cuts.first(rows),
             self.step,
             self.tokens_KB[:, :rows],
             self.logprobs_KB[:, :rows],
+            self.kept_KB[:, :rows],
         )
 
 
@@ -80,15 +86,15 @@ class Burst:
 
     sequences: list[Sequence]
     steps: int
-    plain: bool
+    way: Way
     tokens_KB: torch.Tensor
     logprobs_KB: torch.Tensor
-    kept_KB: np.ndarray
+    kept_KB: torch.Tensor
     done: torch.cuda.Event | None
 
     def read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Ids, log-probabilities and kept mass, each (steps, B), once they are done."""
-        return self.tokens_KB.numpy(), self.logprobs_KB.numpy(), self.kept_KB
+        return self.tokens_KB.numpy(), self.logprobs_KB.numpy(), self.kept_KB.numpy()
 
 
 class Runner:
@@ -103,8 +109,8 @@ class Runner:
         self._on_gpu = policy.device.type == "cuda"
         blocks = -(-(context + BURST) // cache.block)
         self.buffers = Batch.empty(max_rows, blocks, policy.device)
-        self._graphs: dict[int, Any] = {}
-        self._logits: dict[int, torch.Tensor] = {}
+        self._graphs: dict[tuple[Way, int], Any] = {}
+        self._logits: dict[tuple[Way, int], torch.Tensor] = {}
         self._pool: Any = None
         self._nothing = torch.empty(0)
         # The sequences whose state the buffers hold, and how many blocks of each are in the table.
@@ -150,75 +156,72 @@ class Runner:
         logits_BV = logits_BV[self._put(np.array(rows))]
         keys = self._put(split_key([s.noise_key for s in sequences]).numpy())
         positions = self._put(np.array([s.length for s in sequences]))
-        plain = all(is_plain(s) for s in sequences)
-        if plain:
-            inverse, noisy = (self._put(x) for x in _temperatures(sequences))
-            tokens, logprobs = draw(logits_BV, keys, positions, inverse, noisy, self.fused, self.policy.logit_map)
-            kept = np.zeros((1, len(sequences)), dtype=np.float32)
+        way, means = way_of(sequences, self.fused, eos), self.policy.logit_map
+        if way == "host":
+            drawn = draw_cut(logits_BV, sequences, keys, positions, 0, eos, means)
         else:
-            tokens, logprobs, mass = draw_cut(logits_BV, sequences, keys, positions, 0, eos, self.policy.logit_map)
-            kept = mass.cpu().numpy()[None]
-        return self._under_way(sequences, 1, plain, tokens[None], logprobs[None], kept)
+            inverse, noisy = (self._put(x) for x in _temperatures(sequences))
+            cuts = Cuts(*(to_device(x, keys.device) for x in Cuts.of(sequences, eos))) if way == "cut" else None
+            drawn = draw(logits_BV, keys, positions, inverse, noisy, self.fused, means, cuts)
+        return self._under_way(sequences, 1, way, *(part[None] for part in drawn))
 
     # --- bursts ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def launch(self, sequences: list[Sequence], steps: int, plain: bool, eos: int) -> Burst:
+    def launch(self, sequences: list[Sequence], steps: int, way: Way, eos: int) -> Burst:
         """Begin to draw `steps` more tokens of each sequence."""
         rows = len(sequences)
         size = next(s for s in LADDER if s >= rows) if self.use_graphs else rows
         batch = self.buffers.first(size)
-        self._fill(batch, sequences, plain)
-        kept = np.zeros((steps, rows), dtype=np.float32)
+        self._fill(batch, sequences, way, eos)
         for number in range(steps):
-            logits_BV = self._step(batch, plain)
-            if not plain:
+            logits_BV = self._step(batch, way)
+            if way == "host":
                 keys, positions = batch.keys_B2[:rows], batch.positions_B[:rows] + 1
                 drawn = draw_cut(logits_BV[:rows], sequences, keys, positions, number, eos, self.policy.logit_map)
-                tokens, logprobs, mass = drawn
-                kept[number] = mass.cpu().numpy()
-                batch.tokens_KB[number, :rows], batch.logprobs_KB[number, :rows] = tokens, logprobs
-                batch.ids_B[:rows] = tokens
+                for kept_there, found in zip((batch.tokens_KB, batch.logprobs_KB, batch.kept_KB), drawn, strict=True):
+                    kept_there[number, :rows] = found
+                batch.ids_B[:rows] = drawn[0]
                 batch.positions_B.add_(1)
-        tokens_KB, logprobs_KB = batch.tokens_KB[:steps, :rows], batch.logprobs_KB[:steps, :rows]
-        return self._under_way(sequences, steps, plain, tokens_KB, logprobs_KB, kept)
+        results = (batch.tokens_KB, batch.logprobs_KB, batch.kept_KB)
+        return self._under_way(sequences, steps, way, *(part[:steps, :rows] for part in results))
 
     def _under_way(
         self,
         sequences: list[Sequence],
         steps: int,
-        plain: bool,
+        way: Way,
         tokens_KB: torch.Tensor,
         logprobs_KB: torch.Tensor,
-        kept_KB: np.ndarray,
+        kept_KB: torch.Tensor,
     ) -> Burst:
         """Tokens on their way to the host."""
-        tokens_KB, logprobs_KB = self._fetch(tokens_KB), self._fetch(logprobs_KB)
+        tokens_KB, logprobs_KB, kept_KB = (self._fetch(part) for part in (tokens_KB, logprobs_KB, kept_KB))
         done = None
         if self._on_gpu:
             done = torch.cuda.Event()
             done.record(torch.cuda.current_stream(self.policy.device))
-        return Burst(sequences, steps, plain, tokens_KB, logprobs_KB, kept_KB, done)
+        return Burst(sequences, steps, way, tokens_KB, logprobs_KB, kept_KB, done)
 
-    def _fill(self, batch: Batch, sequences: Rows[Sequence], plain: bool) -> None:
-        """Bring the batch up to date. Rows of the last plain burst go on from what the device knows of them, which may
-        be more than the host has read; only the blocks that they were given are new."""
-        names = [s.turn for s in sequences] if plain else []
+    def _fill(self, batch: Batch, sequences: Rows[Sequence], way: Way, eos: int) -> None:
+        """Bring the batch up to date. Rows of the last burst without the host go on from what the device knows of them,
+        which may be more than the host has read; only the blocks that they were given are new."""
+        names = [s.turn for s in sequences] if way != "host" else []
         row_of = {name: row for row, name in enumerate(self._rows)}
-        if plain and all(name in row_of for name in names):
+        if way != "host" and all(name in row_of for name in names):
             if names != self._rows:
                 self._compact(batch, [row_of[name] for name in names])
             self._fill_table(batch, sequences, [i for i, s in enumerate(sequences) if len(s.blocks) != self._widths[i]])
             batch.step.zero_()
             batch.positions_B[len(sequences) :] = 0
         else:
-            self._fill_all(batch, sequences)
+            self._fill_all(batch, sequences, eos)
         self._rows, self._widths = names, [len(s.blocks) for s in sequences]
 
     def _compact(self, batch: Batch, stay: list[int]) -> None:
         """Put the rows that stay side by side, and let those that are not in use any more own nothing."""
         rows, old = self._put(np.array(stay)), self.buffers
-        for tensor in (old.ids_B, old.positions_B, old.table_BM, old.keys_B2, old.inverse_B, old.noisy_B):
+        for tensor in (old.ids_B, old.positions_B, old.table_BM, old.keys_B2, old.inverse_B, old.noisy_B, *old.cuts):
             tensor[: len(stay)] = tensor[rows]
         batch.table_BM[len(stay) :] = 0
         self._widths = [self._widths[row] for row in stay]
@@ -232,7 +235,7 @@ class Runner:
             table[place, : len(sequences[i].blocks)] = sequences[i].blocks
         batch.table_BM[self._put(np.array(changed)), :width] = self._put(table)
 
-    def _fill_all(self, batch: Batch, sequences: Rows[Sequence]) -> None:
+    def _fill_all(self, batch: Batch, sequences: Rows[Sequence], eos: int) -> None:
         assert all(s.cached == s.length - 1 for s in sequences), "a burst of these rows has not been read"
         rows, size = len(sequences), len(batch.ids_B)
         width = max(len(s.blocks) for s in sequences)
@@ -250,6 +253,9 @@ class Runner:
         batch.keys_B2[:rows].copy_(self._put(split_key([s.noise_key for s in sequences]).numpy()))
         batch.inverse_B.copy_(self._put(reals[0]))
         batch.noisy_B.copy_(self._put(reals[1]))
+        if self.fused:
+            for there, found in zip(batch.cuts.first(rows), Cuts.of(sequences, eos), strict=True):
+                there.copy_(to_device(found, self.policy.device))
         batch.step.zero_()
 
     def _put(self, array: np.ndarray) -> torch.Tensor:
@@ -261,21 +267,21 @@ class Runner:
             return tensor.clone()
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
-    def _step(self, batch: Batch, plain: bool) -> torch.Tensor:
+    def _step(self, batch: Batch, way: Way) -> torch.Tensor:
         """One token for every row, through a graph where there are graphs. The logits (B, V): a graph that samples
         keeps none, so that all graphs can use the same memory for theirs."""
         if not self.use_graphs:
-            return self._compute(batch, plain)
+            return self._compute(batch, way)
         size = len(batch.ids_B)
-        name = size if plain else -size
+        name = way, size
         if name not in self._graphs:
-            self._try_to_capture(name, batch, plain)
+            self._try_to_capture(name, batch)
         if not self.use_graphs:
-            return self._compute(batch, plain)
+            return self._compute(batch, way)
         self._graphs[name].replay()
         return self._logits.get(name, self._nothing)
 
-    def _compute(self, batch: Batch, plain: bool) -> torch.Tensor:
+    def _compute(self, batch: Batch, way: Way) -> torch.Tensor:
         block = self.cache.block
         positions = batch.positions_B
         blocks = batch.table_BM.gather(1, (positions // block)[:, None])[:, 0].long()
@@ -283,22 +289,24 @@ class Runner:
             self.cache, batch.table_BM, positions + 1, blocks * block + positions % block, self.fused
         )
         logits_BV = self._head(self._hidden(batch.ids_B, positions, context))
-        if plain:
+        if way != "host":
             settings = (batch.inverse_B, batch.noisy_B, self.fused, self.policy.logit_map)
-            tokens, logprobs = draw(logits_BV, batch.keys_B2, positions + 1, *settings)
+            cuts = batch.cuts if way == "cut" else None
+            tokens, logprobs, kept = draw(logits_BV, batch.keys_B2, positions + 1, *settings, cuts)
             batch.tokens_KB.index_copy_(0, batch.step, tokens[None])
             batch.logprobs_KB.index_copy_(0, batch.step, logprobs.float()[None])
+            batch.kept_KB.index_copy_(0, batch.step, kept.float()[None])
             batch.ids_B.copy_(tokens)
             batch.positions_B.add_(1)
             batch.step.add_(1)
         return logits_BV
 
-    def _try_to_capture(self, name: int, batch: Batch, plain: bool) -> None:
+    def _try_to_capture(self, name: tuple[Way, int], batch: Batch) -> None:
         """Capture, or do without graphs from now on: some layers ask the device how much there is to do (a mixture's
         experts in float32), which no graph can hold."""
         before = [x.clone() for x in (batch.ids_B, batch.positions_B, batch.step)]
         try:
-            self._capture(name, batch, plain, before)
+            self._capture(name, batch, before)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -310,19 +318,19 @@ class Runner:
             self.forget_graphs()
             self._restore(batch, before)
 
-    def _capture(self, name: int, batch: Batch, plain: bool, before: list[torch.Tensor]) -> None:
+    def _capture(self, name: tuple[Way, int], batch: Batch, before: list[torch.Tensor]) -> None:
         """Record a step as a graph. Running it to warm up moves the batch on, so the batch is put back afterwards."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
-                self._compute(batch, plain)
+                self._compute(batch, name[0])
                 self._restore(batch, before)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits_BV = self._compute(batch, plain)
-        if not plain:
+            logits_BV = self._compute(batch, name[0])
+        if name[0] == "host":
             self._logits[name] = logits_BV
         self._pool = self._pool or graph.pool()
         self._graphs[name] = graph

@@ -1,11 +1,13 @@
-"""From logits to tokens, on the device: one pass where the whole vocabulary is drawn from, plain torch where it is cut.
+"""From logits to tokens, on the device: kernels where there is a GPU, plain torch where the support is cut elsewhere.
 
 Shapes: B rows, V vocabulary.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Rows
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -16,7 +18,47 @@ from lemma.engines.sampling import cut, end_ids, logprobs, penalise, scale
 from lemma.models.families import LogitMap
 from lemma.models.logprobs import map_logits
 
+Way = Literal["whole", "cut", "host"]
 PLAIN = LogitMap()
+# Ids that end a completion which a kernel can look for.
+ENDS = 8
+
+
+class Cuts(NamedTuple):
+    """What each row may not draw: all but the likeliest `top_k` (0: all may), all beyond a mass of `top_p`, what is
+    less likely than the likeliest by more than `min_p` (a logarithm), and `ends_BE` at places before `until_B`."""
+
+    top_k_B: torch.Tensor
+    top_p_B: torch.Tensor
+    min_p_B: torch.Tensor
+    until_B: torch.Tensor
+    ends_BE: torch.Tensor
+
+    @classmethod
+    def empty(cls, rows: int, device: torch.device) -> Cuts:
+        zeros = torch.zeros(rows, dtype=torch.int64, device=device)
+        reals = torch.zeros(2, rows, dtype=torch.float32, device=device)
+        ends = torch.full((rows, ENDS), -1, dtype=torch.int64, device=device)
+        return cls(zeros, reals[0].fill_(1.0), reals[1].fill_(float("-inf")), zeros.clone(), ends)
+
+    @classmethod
+    def of(cls, sequences: Rows[Sequence], eos: int) -> Cuts:
+        """On the host. A temperature of 0 cuts nothing."""
+        cuts = cls.empty(len(sequences), torch.device("cpu"))
+        for row, sequence in enumerate(sequences):
+            sampling = sequence.request.sampling
+            if sampling.temperature > 0:
+                cuts.top_k_B[row] = sampling.top_k
+                cuts.top_p_B[row] = sampling.top_p
+                cuts.min_p_B[row] = math.log(sampling.min_p) if sampling.min_p > 0 else float("-inf")
+            if sampling.min_tokens:
+                ends = [token for token in end_ids(sampling, eos) if token >= 0]
+                cuts.ends_BE[row, : len(ends)] = torch.tensor(ends, dtype=torch.int64)
+                cuts.until_B[row] = sequence.length - sequence.count + sampling.min_tokens
+        return cuts
+
+    def first(self, rows: int) -> Cuts:
+        return Cuts(*(tensor[:rows] for tensor in self))
 
 
 def draw(
@@ -27,20 +69,24 @@ def draw(
     noisy_B: torch.Tensor,
     fused: bool,
     means: LogitMap = PLAIN,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A token from the whole vocabulary for each row, and its log-probability at the sampling temperature.
+    cuts: Cuts | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A token for each row, its log-probability at the sampling temperature, and the log of the mass that `cuts` keep,
+    which are for fused kernels only; without cuts the token comes from the whole vocabulary.
 
     `inverse_B` is 1 / temperature (1 where that is 0), `noisy_B` 0 where the likeliest token is taken. `positions_B`
     is the place the token will have. `means` is what the model makes of its head's output, which `logits_BV` are.
     """
     if fused:
-        from lemma.engines.native.engine_kernels import sample
+        from lemma.engines.native.sampling_kernels import sample
 
-        return sample(logits_BV, keys_B2, positions_B, inverse_B, noisy_B, *means)
+        return sample(logits_BV, keys_B2, positions_B, inverse_B, noisy_B, *means, cuts)
+    assert cuts is None
     z_BV = _exact(map_logits(logits_BV, *means)) * inverse_B[:, None]
     noise_BV = gumbel(row_seeds(keys_B2, positions_B), logits_BV.shape[-1]).to(z_BV.dtype)
     tokens_B = (z_BV + noise_BV * noisy_B[:, None]).argmax(-1)
-    return tokens_B, z_BV.gather(-1, tokens_B[:, None])[:, 0] - z_BV.logsumexp(-1)
+    chosen_B = z_BV.gather(-1, tokens_B[:, None])[:, 0] - z_BV.logsumexp(-1)
+    return tokens_B, chosen_B, torch.zeros_like(chosen_B)
 
 
 def draw_cut(
@@ -83,6 +129,19 @@ def _alike(sequences: Rows[Sequence], drawn: int) -> list[tuple[Sampling, bool, 
         early = sequence.count + drawn < sampling.min_tokens
         groups.setdefault((sampling, early), []).append(row)
     return [(sampling, early, rows) for (sampling, early), rows in groups.items()]
+
+
+def way_of(sequences: Rows[Sequence], fused: bool, eos: int) -> Way:
+    """How the next tokens of these are drawn: on the device from the whole vocabulary or a part, or with the host."""
+    if all(is_plain(s) for s in sequences):
+        return "whole"
+    return "cut" if fused and all(_is_cut_by_kernels(s, eos) for s in sequences) else "host"
+
+
+def _is_cut_by_kernels(sequence: Sequence, eos: int) -> bool:
+    sampling = sequence.request.sampling
+    few = not sampling.min_tokens or len(end_ids(sampling, eos)) <= ENDS
+    return sampling.repetition_penalty == 1.0 and few
 
 
 def is_plain(sequence: Sequence) -> bool:
