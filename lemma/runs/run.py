@@ -16,7 +16,6 @@ from lemma.core.events import Said, Sink
 from lemma.core.ranks import from_leader, is_leader, together, use_slots, world_size
 from lemma.formats import Format
 from lemma.learning.divergence import Diverged
-from lemma.learning.optimiser import Split
 from lemma.models.load_model import pick_device
 from lemma.models.model_options import ModelOptions
 from lemma.models.places import TINY, resolve
@@ -24,6 +23,7 @@ from lemma.runs.inputs import check_inputs
 from lemma.runs.lengthening import lengthen
 from lemma.runs.run_folder import RunFolder
 from lemma.runs.run_options import RunOptions, StageOptions, stage_before
+from lemma.runs.sharding import what_to_split
 from lemma.runs.stage import Stage
 from lemma.runs.stopping import Stopped, StopSignal
 
@@ -66,7 +66,6 @@ def train(
     device = pick_device(recipe.run.device)
     if recipe.model.path != TINY:
         _check_start(Path(resolve(recipe.model.path)))
-    shard = _what_is_dealt_out(recipe.cluster, device)
     folder = _opened(there.path)
     try:
         anew = [name for name in recipe.stages if name not in skipped] if fresh else []
@@ -76,7 +75,7 @@ def train(
         _take_slots(recipe.cluster, int(facts.get("slots", 1)), sink)
         _determinism(recipe.run, device, sink)
         with StopSignal().listening() as stop:
-            return _run_stages(recipe, skipped, folder, device, sink, stop, shard)
+            return _run_stages(recipe, skipped, folder, device, sink, stop)
     except UserError:
         if is_leader():
             folder.put_back()
@@ -120,14 +119,6 @@ def _take_slots(cluster: ClusterOptions, recorded: int, sink: Sink) -> None:
         )
 
 
-def _what_is_dealt_out(cluster: ClusterOptions, device: torch.device) -> Split:
-    if cluster.shard == "weights" and world_size() > 1:
-        raise UserError("cluster.shard: weights is not there yet", fix="write `shard: gradients`")
-    if cluster.shard == "auto" or cluster.shard == "weights":
-        return "optimiser" if world_size() > 1 and device.type == "cuda" else "none"
-    return cluster.shard
-
-
 def _check_start(place: Path) -> None:
     """Look at every byte of a model that another run finished, as a stage does with the one before it."""
     for final in (place, place.parent):
@@ -162,7 +153,6 @@ def _run_stages(
     device: torch.device,
     sink: Sink,
     stop: StopSignal,
-    shard: Split,
 ) -> int:
     wanted = [name for name in recipe.stages if name not in skipped]
     for name in wanted:
@@ -174,6 +164,7 @@ def _run_stages(
         if folder.is_done(name):
             sink(Said(f"{name}: done already"))
         else:
+            start = folder.checked_model(before) if before else None
             stage = Stage(
                 name,
                 options,
@@ -183,10 +174,10 @@ def _run_stages(
                 stop,
                 seed=recipe.run.seed,
                 device=device,
-                start_from=folder.checked_model(before) if before else None,
+                start_from=start,
                 earlier=list(recipe.stages)[: list(recipe.stages).index(name)],
                 recipe=recipe.model_dump(mode="json"),
-                shard=shard,
+                shard=what_to_split(recipe.cluster, recipe.model, device, start),
             )
             try:
                 options.run(stage, recipe.format)

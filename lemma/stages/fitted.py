@@ -45,6 +45,7 @@ def fit_budget(
         critic=critic,
         reference=reference and not policy.is_adapter,
         ranks=world_size(),
+        shard=stage.shard,
     )
     policy.recompute(fit.recomputed)
     if batch.token_budget is None or (fit.recomputed and model.checkpointing is None):

@@ -15,8 +15,11 @@ from lemma.learning import parameter_pieces as pieces
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.optimiser import Optimiser
+from lemma.models.memory import Shape
+from lemma.models.model_options import ModelOptions
 from lemma.models.policy import Policy
 from lemma.objectives import NegativeLogLikelihood, Objective
+from lemma.runs.sharding import least_split
 from tests.cluster.crew import Crew
 from tests.learning.test_invariance import EXACT, MAKE, items_of
 from tests.models.small import relative, tiny_policy, trajectories
@@ -204,6 +207,22 @@ def test_the_order_of_a_sum_does_not_depend_on_who_adds() -> None:
             assert [slot for node in parts for slot in range(*node)] == list(range(count))
             assert ranks.fold(count, parts, lambda left, right: f"({left}{right})") == word((0, count))
     assert ranks.nodes_within(range(3, 8), 8) == [(3, 4), (4, 8)]
+
+
+def test_what_is_split_follows_the_memory_plan() -> None:
+    """Where nothing is said: 7B on eight GPUs of 80 GiB has room for whole gradients, 14B has not."""
+    gib = 2.0**30
+    of_7b = Shape.of_config(dict(zip(SHAPE_KEYS, (28, 3584, 18944, 28, 4, 152064), strict=True)))
+    of_14b = Shape.of_config(dict(zip(SHAPE_KEYS, (48, 5120, 13824, 40, 8, 152064), strict=True)))
+    assert least_split(of_7b, ModelOptions(), "bf16", 80 * gib, 8) == "optimiser"
+    assert least_split(of_7b, ModelOptions(), "bf16", 60 * gib, 8) == "gradients"
+    assert least_split(of_14b, ModelOptions(), "bf16", 80 * gib, 8) == "gradients"
+
+
+SHAPE_KEYS = (
+    *("num_hidden_layers", "hidden_size", "intermediate_size"),
+    *("num_attention_heads", "num_key_value_heads", "vocab_size"),
+)
 
 
 def test_a_piece_cut_otherwise_is_refused() -> None:
