@@ -323,7 +323,11 @@ def _reinforcement(stage: ReinforcementOptions, amount: Amount | None) -> list[s
 
 
 def _at_a_time(budget: int | None) -> str:
-    return f"at most {budget} tokens at a time" if budget else "as many tokens at a time as the device holds well"
+    from lemma.learning.learning_options import USUAL_BUDGET
+
+    if budget is None:
+        return f"at most {USUAL_BUDGET} tokens at a time, on a GPU as many as fit"
+    return f"at most {budget} tokens at a time"
 
 
 def _environment(environment: EnvironmentOptions) -> list[str]:
