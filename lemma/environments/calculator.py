@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import warnings
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -51,7 +52,9 @@ def evaluate(expression: str) -> Number:
     if len(expression) > LONGEST:
         raise _Refused(f"the expression is longer than {LONGEST} characters")
     try:
-        tree = ast.parse(" ".join(expression.translate(SPELLINGS).split()), mode="eval")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            tree = ast.parse(" ".join(expression.translate(SPELLINGS).split()), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise _Refused("this is not an arithmetic expression") from None
     return _value(tree.body)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from lemma.core.types import Message, Problem
 from lemma.environments.calculator import calculator
-from lemma.environments.environment import Environment
-from lemma.environments.sandbox import Sandbox, SandboxLimits
+from lemma.environments.environment import Deadlines, Environment
+from lemma.environments.sandbox import START_SECONDS, Sandbox, SandboxLimits
 from lemma.environments.tools import Function, ToolOptions, ToolWorld
 from lemma.formats.tool_schema import Tool
 
@@ -81,6 +82,13 @@ class PythonTools(ToolOptions):
     @property
     def limits(self) -> SandboxLimits:
         return SandboxLimits(self.seconds, self.memory_mb, self.output, self.packages, self.isolated)
+
+    @property
+    def deadlines(self) -> Deadlines:
+        """Long enough for a turn whose programs all run to their own deadline."""
+        found = self.deadlines_of(None)
+        longest = self.seconds * self.calls_per_turn + START_SECONDS
+        return found if self.step_seconds is not None else replace(found, step=max(found.step, longest))
 
     def tools(self) -> Sequence[Tool]:
         return [TOOLS[name] for name in self.offers]

@@ -17,7 +17,7 @@ from lemma.core.types import Message, Outcome, Problem
 from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance
 
 UNFIT = {
-    "game_of_life_halting": "its scorer pays for any text where nothing moves for ever",
+    "game_of_life_halting": "its scorer pays 1.0 for any text",
     "prime_factorization": "its scorer breaks on every answer that is not a number",
 }
 """Generators that are refused: their scorers would teach nonsense. `tests/environments` measures all of them."""

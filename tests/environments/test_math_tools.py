@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import subprocess
@@ -19,14 +18,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lemma.core.errors import UserError
-from lemma.core.types import Problem
+from lemma.core.types import Message, Problem
+from lemma.engines.protocol import Request, Sampling
 from lemma.environments import Utterance
 from lemma.environments.calculator import calculator
 from lemma.environments.python_tool import PythonTools
 from lemma.environments.sandbox import Sandbox, SandboxLimits
 from lemma.environments.tools import understanding
 from lemma.formats import make_format
+from lemma.formats.bridge import Bridge
+from lemma.formats.encode import encode_prompt
 from lemma.formats.tool_prompt import ToolSpeech
+from lemma.models.tiny import tiny_tokenizer
+from lemma.rewards import make_reward
+from lemma.rollouts import Ask, Judge, World, play
+from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+from tests.rollouts.scripted import Scripted
 
 SECRET = "the-gold-is-42"
 
@@ -209,5 +216,33 @@ def test_an_episode_of_calls_ends_with_a_turn_that_calls_nothing() -> None:
     forgets.reset(Problem((), ("5",), id="p"), 0)
     assert forgets.step(said(call % ("python", "code", "x = 6"), options)).text == "(no output)"
     assert "NameError" in forgets.step(said(call % ("python", "code", "x"), options)).text
-    assert math.isfinite(psutil.Process().memory_info().rss)
     forgets.close()
+
+
+def test_the_grader_judges_the_last_turn() -> None:
+    tokenizer, fmt = tiny_tokenizer(["<code>", "</code>"]), make_format({"name": "r1_zero", "preamble": False})
+    options = PythonTools(offers=["calculator"], calls="code", describe=False, turns=3, workers=0)
+    options.check()
+    problem = options.opened(Problem((Message("user", "how many ?"),), ("35",), id="p"), 0)
+    speech = options.speech(fmt, tokenizer)
+    bridge = Bridge.of(fmt, tokenizer, (), 16, speech)
+    world = World(options, bridge, 512, understand=understanding(speech, fmt))
+    answers = ["</think> <answer> 35 </answer>", "</think> <answer> 36 </answer>", "<code> 35 </code>"]
+
+    def say(request: Request, sample: int) -> str:
+        if "turn" not in request.key:
+            return "<code> 5 * 7 </code>"
+        return answers[int(request.key[3])] if request.key[-1] == 1 else "<code> 1 + </code>"
+
+    engine = Scripted(tokenizer, say)
+    judge = Judge(fmt, [make_reward("accuracy")], tokenizer)
+    ask = Ask(("rl", 1, 0), problem, encode_prompt(fmt, problem, tokenizer).astype("int32"), 3)
+    found = sorted(play(engine, [ask], Sampling(max_tokens=16), judge, world=world), key=lambda one: one.order)
+    assert [(one.verdict, one.reward, len(one.turns)) for one in found] == [
+        ("right", 1.0, 2), ("wrong", 0.0, 2), ("wrong", 0.0, 3)
+    ]  # fmt: skip
+    assert [turn.heard for turn in found[2].turns] == ["35", "35", "error: this is not an arithmetic expression"]
+    assert tokenizer.decode(found[0].turns[1].context) == "User: 35 Assistant: <think>"
+    assert ReinforcementOptions.model_validate({"environment": "python", "rollout": {"max_tokens": 8}}).rewards == [
+        make_reward("accuracy")
+    ]

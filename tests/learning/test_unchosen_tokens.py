@@ -22,6 +22,13 @@ def policy() -> Policy:
     return in_float64(tiny_policy())
 
 
+@pytest.fixture(scope="module")
+def items(policy: Policy) -> list[Trajectory]:
+    found = turns_of(items_of(policy))[:COUNT]
+    assert any(0 < item.trained_tokens < len(item) - 4 for item in found)
+    return found
+
+
 def turns_of(items: list[Trajectory]) -> list[Trajectory]:
     """The same sequences with replies in between, in which nothing is learnt."""
     return [
@@ -42,9 +49,7 @@ def changed(item: Trajectory) -> Trajectory:
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_fields_of_unchosen_tokens_change_no_gradient(policy: Policy, name: str) -> None:
-    items = turns_of(items_of(policy))[:COUNT]
-    assert any(0 < item.trained_tokens < len(item) - 4 for item in items)
+def test_fields_of_unchosen_tokens_change_no_gradient(policy: Policy, items: list[Trajectory], name: str) -> None:
     whole = one_step(policy, items, OBJECTIVES[name](), budget=200)
     other = one_step(policy, [changed(item) for item in items], OBJECTIVES[name](), budget=200)
     assert other.report.loss == whole.report.loss
