@@ -58,11 +58,11 @@ def trained(content: dict[str, Any], **options: Any) -> list[str]:
     return [event.text for event in events if isinstance(event, Said) and event.level == "warning" and is_leader()]
 
 
-def outcome(run: Path) -> tuple[list[dict[str, Any]], bytes]:
+def outcome(run: Path, kind: str = "") -> tuple[list[dict[str, Any]], bytes]:
     """The rows of metrics without timings, and the bytes of the final weights."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     kept = [{key: value for key, value in row.items() if key != "timings"} for row in rows]
-    return kept, (run / "stages" / "stage" / "final" / "model.safetensors").read_bytes()
+    return kept, (run / "stages" / "stage" / "final" / kind / "model.safetensors").read_bytes()
 
 
 @pytest.fixture
@@ -88,6 +88,16 @@ def check_everywhere(crew: Crew, folder: Path, stage: dict[str, Any], **cluster:
 
 def test_supervised(crew: Crew, tmp_path: Path) -> None:
     check_everywhere(crew, tmp_path, SFT, shard="optimiser")
+
+
+def test_dropout_belongs_to_the_pack(crew: Crew, tmp_path: Path) -> None:
+    """Whichever rank computes a pack draws the same noise for it."""
+    outcomes = []
+    for count in (1, 4):
+        content = recipe_of(tmp_path, f"run-{count}", SFT | {"steps": 2}, {"slots": 4})
+        crew.run(count, trained, content | {"model": TINY | {"lora": {"r": 4, "dropout": 0.3}}}, slots=1)
+        outcomes.append(outcome(tmp_path / f"run-{count}", "merged"))
+    assert outcomes[0] == outcomes[1]
 
 
 @pytest.mark.parametrize("algorithm", ["dpo", "kto"])
