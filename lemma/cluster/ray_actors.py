@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import lemma
+from lemma.engines.vllm.serve import PARENT_VARIABLE
 
 LAST_BYTES = 4000
 
@@ -57,7 +58,7 @@ class ProcessActor:
             stdin=subprocess.DEVNULL,
             stdout=self._log.open("wb"),
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), PARENT_VARIABLE: str(os.getpid()), **variables},
             cwd=place if place.is_dir() else None,
             start_new_session=True,
         )
