@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemma.cli.parser import Parser, add_recipe, named
-from lemma.cli.plan_data import length_in_words, many
+from lemma.cli.plan_data import at_a_time, length_in_words, many
 from lemma.cli.plan_ranks import add_arguments, print_ranks
 from lemma.core.errors import UserError
 
@@ -250,7 +250,7 @@ def _stage(stage: StageOptions, amount: Amount | None) -> list[str]:
     warmup = warmup if optim.warmup else "no warm-up"
     return [
         *lines,
-        _row("batch", f"{batch}{_at_a_time(stage.batch.token_budget)}"),
+        _row("batch", f"{batch}{at_a_time(stage.batch.token_budget)}"),
         _row("optimiser", f"{optim.name}, lr {optim.lr:g} {optim.schedule}, {warmup}"),
         _row("checkpoints", _every(stage.checkpoint.every) + f", the newest {stage.checkpoint.keep} kept"),
         *_evaluation(stage),
@@ -280,8 +280,7 @@ def _supervised(stage: SupervisedOptions, amount: Amount | None) -> list[str]:
 
 
 def _preference(stage: PreferenceOptions, amount: Amount | None) -> list[str]:
-    algorithm = stage.algorithm
-    losses = algorithm.losses
+    algorithm, losses = stage.algorithm, stage.algorithm.losses
     named = f"{algorithm.name}, beta {algorithm.beta:g}"
     if losses and list(losses) != [algorithm.name]:
         parts = [name if len(losses) == 1 else f"{weight:g} {name}" for name, weight in losses.items()]
@@ -320,14 +319,6 @@ def _reinforcement(stage: ReinforcementOptions, amount: Amount | None) -> list[s
         *_validation(stage),
         _row("journal", _journal(stage)),
     ]
-
-
-def _at_a_time(budget: int | None) -> str:
-    from lemma.learning.learning_options import USUAL_BUDGET
-
-    if budget is None:
-        return f"at most {USUAL_BUDGET} tokens at a time, on a GPU as many as fit"
-    return f"at most {budget} tokens at a time"
 
 
 def _environment(environment: EnvironmentOptions) -> list[str]:

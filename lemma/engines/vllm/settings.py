@@ -41,7 +41,7 @@ def plain_arguments(
         "use_tqdm_on_load": False,
         "generation_config": "vllm",  # no sampling defaults from the model's folder
         "logprobs_mode": "processed_logprobs",
-        "logits_processors": [f"{WORKER}:Cuts"],
+        "logits_processors": [f"{WORKER}:CutLogits"],
         "worker_extension_cls": f"{WORKER}.Extension",
     }
     if context is not None:

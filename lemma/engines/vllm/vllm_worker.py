@@ -1,6 +1,6 @@
 """What runs inside vLLM: Lemma's cuts with the mass they keep, and the update of weights in place.
 
-vLLM imports this module by name, in its own process where it has one. `Cuts` is a logits processor; `Extension` adds
+vLLM imports this module by name, in its own process where it has one. `CutLogits` is a logits processor; `Extension` adds
 methods to the worker, which are called by name.
 """
 
@@ -49,7 +49,7 @@ def parse(text: str) -> tuple[str, Sampling, tuple[int, ...]]:
     return values["name"], Sampling(max_tokens=1, **values["sampling"]), tuple(values["ends"])
 
 
-class Cuts(LogitsProcessor):
+class CutLogits(LogitsProcessor):
     """Repetition penalty, ends before `min_tokens`, top-k, top-p and min-p, as every engine of Lemma does them.
 
     `Extension.lemma_prepare` puts it in front: it sees the model's logits as they are. Temperature is vLLM's work.
@@ -110,7 +110,7 @@ class Extension:
         """Put Lemma's cuts first, in place of vLLM's minimum of tokens, which always forbids the end of sequence."""
         processors = self.model_runner.input_batch.logitsprocs.non_argmax_invariant
         processors[:] = [p for p in processors if not isinstance(p, MinTokensLogitsProcessor)]
-        processors.sort(key=lambda processor: not isinstance(processor, Cuts))
+        processors.sort(key=lambda processor: not isinstance(processor, CutLogits))
         return [type(processor).__name__ for processor in processors]
 
     def lemma_clear(self) -> None:
