@@ -1,7 +1,7 @@
 """What runs inside vLLM: Lemma's cuts with the mass they keep, and the update of weights in place.
 
-vLLM imports this module by name, in its own process where it has one. `CutLogits` is a logits processor; `Extension` adds
-methods to the worker, which are called by name.
+vLLM imports this module by name, in its own process where it has one. `CutLogits` is a logits processor; `Extension`
+adds methods to the worker, which are called by name.
 """
 
 from __future__ import annotations
