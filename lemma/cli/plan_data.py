@@ -166,6 +166,14 @@ def length_in_words(stage: Any, amount: Amount | None) -> str:
     return f"{said}, {many(float(f'{passes:.3g}'), 'epoch')} {of_rows}"
 
 
+def at_a_time(budget: int | None) -> str:
+    from lemma.learning.learning_options import USUAL_BUDGET
+
+    if budget is None:
+        return f"at most {USUAL_BUDGET} tokens at a time, on a GPU as many as fit"
+    return f"at most {budget} tokens at a time"
+
+
 def many(count: float, what: str) -> str:
     shown = f"{count:,}" if isinstance(count, int) else f"{count:g}"
     return f"{shown} {what}{'' if count == 1 else 's'}"
