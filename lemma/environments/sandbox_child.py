@@ -133,6 +133,7 @@ FORBIDDEN = {
 }  # fmt: skip
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 CLONE, CLONE3, LIMITS = {"x86_64": 56, "aarch64": 220}, 435, {"x86_64": 302, "aarch64": 261}
+FCNTL, SET_OWNER, SET_SIGNAL, SET_OWNER_EX = {"x86_64": 72, "aarch64": 25}, 8, 10, 15
 THREAD = 0x00010000
 LOAD, EQUALS, SET_BITS, AT_LEAST, RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 ALLOW, REFUSE, ABSENT, KILL = 0x7FFF0000, 0x00050000 | 1, 0x00050000 | 38, 0x80000000
@@ -153,6 +154,9 @@ def no_processes() -> bool:
     # Limits of one's own process only, which is number 0.
     lines += [(EQUALS, 0, 4, LIMITS[machine]), (LOAD, 0, 0, 16), (EQUALS, 0, 1, 0), (RETURN, 0, 0, ALLOW)]
     lines += [(RETURN, 0, 0, REFUSE)]
+    # No file may send a signal to somebody else.
+    lines += [(EQUALS, 0, 6, FCNTL[machine]), (LOAD, 0, 0, 24), (EQUALS, 2, 0, SET_OWNER), (EQUALS, 1, 0, SET_SIGNAL)]
+    lines += [(EQUALS, 0, 1, SET_OWNER_EX), (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
     lines += [(EQUALS, 0, 3, CLONE[machine]), (LOAD, 0, 0, 16), (SET_BITS, 1, 0, THREAD), (RETURN, 0, 0, REFUSE)]
     lines += [(RETURN, 0, 0, ALLOW)]
     program = b"".join(struct.pack("HBBI", *line) for line in lines)

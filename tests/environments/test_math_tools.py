@@ -23,7 +23,7 @@ from lemma.engines.protocol import Request, Sampling
 from lemma.environments import Utterance
 from lemma.environments.calculator import calculator
 from lemma.environments.python_tool import PythonTools
-from lemma.environments.sandbox import Sandbox, SandboxLimits
+from lemma.environments.sandbox import CHILD, Sandbox, SandboxLimits
 from lemma.environments.tools import understanding
 from lemma.formats import make_format
 from lemma.formats.bridge import Bridge
@@ -115,7 +115,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "kills the trainer": ("import os; os.kill(TRAINER, 9)", "PermissionError"),
     "limits the trainer": ("import resource as r; r.prlimit(TRAINER, r.RLIMIT_CPU, (1, 1))", "PermissionError"),
     "signals the trainer by a file": (
-        "import fcntl, os; r, w = os.pipe(); fcntl.fcntl(r, fcntl.F_SETOWN, TRAINER)", "ProcessLookupError"),
+        "import fcntl, os; r, w = os.pipe(); fcntl.fcntl(r, fcntl.F_SETOWN, TRAINER)", "PermissionError"),
     "takes 2 GB": ("x = bytearray(2 << 30)", "MemoryError"),
     "writes 1 GB to disk": ("open('a', 'wb').write(bytes(64 << 20)); open('b', 'wb').write(bytes(64 << 20))", "Error"),
     "raises what nobody catches": ("raise KeyboardInterrupt", "KeyboardInterrupt"),
@@ -130,7 +130,15 @@ HOSTILE: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 
 
-def test_hostile_programs_are_answered_and_reach_nothing(sandbox: Sandbox, secret: Path) -> None:
+@pytest.mark.parametrize("namespaces", [True, False])
+def test_hostile_programs_are_answered_and_reach_nothing(
+    namespaces: bool, sandbox: Sandbox, secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not namespaces:
+        # As on a machine that allows none: files and processes are out of reach all the same.
+        without = tmp_path / "sandbox_child.py"
+        without.write_text(CHILD.read_text().replace("LIBC.unshare(", "LIBC.unshare(1 | "))
+        monkeypatch.setattr("lemma.environments.sandbox.CHILD", without)
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0)
         names = (str(secret), __file__, server.getsockname()[1], os.getpid())
