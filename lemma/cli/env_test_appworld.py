@@ -22,16 +22,10 @@ GIVE_UP = "```python\napis.supervisor.complete_task(status='fail')\n```"
 
 def run(overrides: Sequence[str]) -> int:
     """Print one line for each thing that was tried; 1 where one of them is wrong."""
-    from lemma.environments.appworld.runner_client import stop_all
-
-    options = _options(overrides)
     good = True
-    try:
-        for is_right, line in _lines(options):
-            print(f"{'ok   ' if is_right else 'WRONG'} {line}")
-            good &= is_right
-    finally:
-        stop_all()
+    for is_right, line in _lines(_options(overrides)):
+        print(f"{'ok   ' if is_right else 'WRONG'} {line}")
+        good &= is_right
     return 0 if good else 1
 
 

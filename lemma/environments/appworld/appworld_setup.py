@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from lemma.core.errors import UserError
@@ -28,10 +29,13 @@ def set_up(venv: Path, python: str = sys.executable, say: Callable[[str], None] 
         return
     say(f"Installing AppWorld {VERSION} into {venv}: 170 MB, half a minute.")
     shutil.rmtree(venv, ignore_errors=True)
-    _run([python, "-m", "venv", str(venv)], "make a virtual environment", "name another Python with --python")
-    # Python compiles what it imports; to compile everything takes as long again.
-    install = [str(venv / "bin" / "pip"), "install", "-q", "--no-compile", "--disable-pip-version-check"]
-    _run([*install, f"appworld=={VERSION}"], f"install appworld {VERSION}", "see that pip reaches a package registry")
+    # Our own pip serves, where there is one. Python compiles what it imports; to compile everything takes too long.
+    own, is_there = str(venv / "bin" / "python"), find_spec("pip") is not None
+    make = [python, "-m", "venv", *(["--without-pip"] if is_there else []), str(venv)]
+    _run(make, "make a virtual environment", "name another Python with --python")
+    pip = [sys.executable, "-m", "pip", "--python", own] if is_there else [own, "-m", "pip"]
+    install = [*pip, "install", "-q", "--no-compile", "--disable-pip-version-check", f"appworld=={VERSION}"]
+    _run(install, f"install appworld {VERSION}", "see that pip reaches a package registry")
     # The apps come packed inside the package; its own tests, which nothing here needs, would go to the user's home.
     cache = venv / "cache"
     unpack = [str(venv / "bin" / "appworld"), "install"]
