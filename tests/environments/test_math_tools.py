@@ -20,9 +20,18 @@ from hypothesis import strategies as st
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Problem
 from lemma.engines.protocol import Request, Sampling
-from lemma.environments import Utterance
+from lemma.environments import Reply, Utterance
 from lemma.environments.calculator import calculator
+from lemma.environments.order_frames import (
+    answer_from_wire,
+    answer_to_wire,
+    order_from_wire,
+    order_to_wire,
+    pack,
+    unpack,
+)
 from lemma.environments.python_tool import PythonTools
+from lemma.environments.room import WorldAnswer, WorldOrder
 from lemma.environments.sandbox import CHILD, Sandbox, SandboxLimits
 from lemma.environments.tools import understanding
 from lemma.formats import make_format
@@ -254,3 +263,13 @@ def test_the_grader_judges_the_last_turn() -> None:
     assert ReinforcementOptions.model_validate({"environment": "python", "rollout": {"max_tokens": 8}}).rewards == [
         make_reward("accuracy")
     ]
+
+
+def test_calls_and_results_travel_to_workers_and_back() -> None:
+    said = Utterance("x", "length", "y = 1", ({"name": "python", "arguments": {"code": "é"}}, {"error": "no"}), "7")
+    order = WorldOrder(1, "step", said)
+    (row,) = unpack(bytearray(pack(order_to_wire(order))))
+    assert order_from_wire(row) == order
+    answer = WorldAnswer(1, "given", Reply("a\nb", results=("a", "b")))
+    (row,) = unpack(bytearray(pack(answer_to_wire(answer))))
+    assert answer_from_wire(row) == answer
