@@ -67,7 +67,8 @@ class SourceOptions(Options):
 
     source: str = "arithmetic"
     """A file (.parquet, .jsonl, .json, .csv, .tsv, .arrow; text also .gz), a folder of these or from `save_to_disk`, a
-    hub dataset, or one that is built in: `arithmetic`, `higher_lower`."""
+    hub dataset, or one that is built in: `arithmetic`, `higher_lower`. `environment`: the problems that a stage's
+    environment brings."""
     config: str | None = None
     """Configuration of a hub dataset."""
     split: str = "train"
