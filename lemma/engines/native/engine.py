@@ -25,7 +25,7 @@ CPU_BLOCK = 16
 # Share of the free GPU memory that the cache takes where no size is given.
 CACHE_SHARE = 0.5
 CPU_CACHE_TOKENS = 65536
-# Tokens of prompts that are computed at once, and the bytes that they may need beside the cache.
+# Tokens of prompts that are computed at once, and the bytes that they may need in addition to the cache.
 LEAST_PREFILL, MOST_PREFILL = 2048, 16384
 PREFILL_BYTES = 3 * 2**28
 # On a CPU looking at the tokens costs little, and steps after the end of a sequence cost much.
@@ -278,7 +278,7 @@ class NativeEngine(Engine):
     def _launch_next(self) -> Burst | None:
         """A burst of everybody for whom there are blocks; the host knows all their tokens."""
         running = self.scheduler.running
-        way = way_of(running, self.runner.fused, self._eos)
+        way = way_of(running, self.runner.cuts_by_kernels, self._eos)
         steps = min(1 if way == "host" else self._burst, max(s.room(self.policy.context) for s in running))
         running = list(self.scheduler.reserve(steps))
         return self._launch(running, steps, way) if running else None

@@ -27,7 +27,7 @@ class BlockPool:
         """Every block is free and holds nothing."""
         self._owners = [0] * (self.count + 1)
         self._hash_of: dict[int, bytes] = {}
-        self._found: dict[bytes, int] = {}
+        self._blocks: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict((block, None) for block in range(1, self.count + 1))
 
     @property
@@ -42,7 +42,7 @@ class BlockPool:
         return sum(1 for block in blocks if self._owners[block] == 0)
 
     def take(self) -> int:
-        """A block of one's own; the one that has been free longest is forgotten for it. `free` must be above 0."""
+        """A block for one owner; the one that has been free longest is forgotten for it. `free` must be above 0."""
         block, _ = self._free.popitem(last=False)
         self._forget(block)
         self._owners[block] = 1
@@ -65,14 +65,14 @@ class BlockPool:
     def remember(self, ids: np.ndarray, blocks: Sequence[int]) -> None:
         """Make the full blocks of these ids findable."""
         for block, digest in zip(blocks, self._digests(ids), strict=False):
-            if digest not in self._found and block not in self._hash_of:
-                self._found[digest], self._hash_of[block] = block, digest
+            if digest not in self._blocks and block not in self._hash_of:
+                self._blocks[digest], self._hash_of[block] = block, digest
 
     def find(self, ids: np.ndarray) -> list[int]:
         """The blocks that hold the longest known beginning of these ids, the last id never included."""
         result = []
         for digest in self._digests(ids[:-1]):
-            block = self._found.get(digest)
+            block = self._blocks.get(digest)
             if block is None:
                 break
             result.append(block)
@@ -80,13 +80,13 @@ class BlockPool:
 
     def forget_all(self) -> None:
         """The weights changed: what the blocks hold is no longer true for anybody new."""
-        self._found.clear()
+        self._blocks.clear()
         self._hash_of.clear()
 
     def _forget(self, block: int) -> None:
         digest = self._hash_of.pop(block, None)
         if digest is not None:
-            del self._found[digest]
+            del self._blocks[digest]
 
     def _digests(self, ids: np.ndarray) -> list[bytes]:
         digests, before = [], b""

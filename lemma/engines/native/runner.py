@@ -18,7 +18,7 @@ import torch
 from lemma.core.errors import LemmaWarning
 from lemma.engines.native.cached_attention import Cache, DecodeContext, PrefillContext
 from lemma.engines.native.noise import split_key
-from lemma.engines.native.sampler import Cuts, Way, draw, draw_cut, inverse_temperature, way_of
+from lemma.engines.native.sampler import Cuts, Way, draw, draw_cut, inverse_temperature, kernels_cut, way_of
 from lemma.engines.native.scheduler import Sequence
 from lemma.models.packing import Segments, to_device
 from lemma.models.policy import Policy
@@ -113,9 +113,16 @@ class Runner:
         self._logits: dict[tuple[Way, int], torch.Tensor] = {}
         self._pool: Any = None
         self._nothing = torch.empty(0)
+        self._cuts: bool | None = None
         # The sequences whose state the buffers hold, and how many blocks of each are in the table.
         self._rows: list[int] = []
         self._widths: list[int] = []
+
+    def cuts_by_kernels(self) -> bool:
+        """Whether kernels cut the support; tried once."""
+        if self._cuts is None:
+            self._cuts = self.fused and kernels_cut(self.policy.device, self.policy.dtype)
+        return self._cuts
 
     def forget_graphs(self) -> None:
         self._graphs.clear()
@@ -156,7 +163,7 @@ class Runner:
         logits_BV = logits_BV[self._put(np.array(rows))]
         keys = self._put(split_key([s.noise_key for s in sequences]).numpy())
         positions = self._put(np.array([s.length for s in sequences]))
-        way, means = way_of(sequences, self.fused, eos), self.policy.logit_map
+        way, means = way_of(sequences, self.cuts_by_kernels, eos), self.policy.logit_map
         if way == "host":
             drawn = draw_cut(logits_BV, sequences, keys, positions, 0, eos, means)
         else:
@@ -179,8 +186,8 @@ class Runner:
             if way == "host":
                 keys, positions = batch.keys_B2[:rows], batch.positions_B[:rows] + 1
                 drawn = draw_cut(logits_BV[:rows], sequences, keys, positions, number, eos, self.policy.logit_map)
-                for kept_there, found in zip((batch.tokens_KB, batch.logprobs_KB, batch.kept_KB), drawn, strict=True):
-                    kept_there[number, :rows] = found
+                for kept_there, values in zip((batch.tokens_KB, batch.logprobs_KB, batch.kept_KB), drawn, strict=True):
+                    kept_there[number, :rows] = values
                 batch.ids_B[:rows] = drawn[0]
                 batch.positions_B.add_(1)
         results = (batch.tokens_KB, batch.logprobs_KB, batch.kept_KB)
@@ -254,8 +261,8 @@ class Runner:
         batch.inverse_B.copy_(self._put(reals[0]))
         batch.noisy_B.copy_(self._put(reals[1]))
         if self.fused:
-            for there, found in zip(batch.cuts.first(rows), Cuts.of(sequences, eos), strict=True):
-                there.copy_(to_device(found, self.policy.device))
+            for there, values in zip(batch.cuts.first(rows), Cuts.of(sequences, eos), strict=True):
+                there.copy_(to_device(values, self.policy.device))
         batch.step.zero_()
 
     def _put(self, array: np.ndarray) -> torch.Tensor:

@@ -6,11 +6,14 @@ Shapes: B rows, V vocabulary.
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from typing import Literal, NamedTuple
 
 import torch
 
+from lemma.core.errors import LemmaWarning
 from lemma.engines.native.noise import gumbel, row_seeds
 from lemma.engines.native.scheduler import Sequence
 from lemma.engines.protocol import Sampling
@@ -131,11 +134,35 @@ def _alike(sequences: Rows[Sequence], drawn: int) -> list[tuple[Sampling, bool, 
     return [(sampling, early, rows) for (sampling, early), rows in groups.items()]
 
 
-def way_of(sequences: Rows[Sequence], fused: bool, eos: int) -> Way:
-    """How the next tokens of these are drawn: on the device from the whole vocabulary or a part, or with the host."""
+def way_of(sequences: Rows[Sequence], kernels: Callable[[], bool], eos: int) -> Way:
+    """How the next tokens of these are drawn: on the device from the whole vocabulary or a part, or with the host.
+    `kernels` says whether there are kernels that cut."""
     if all(is_plain(s) for s in sequences):
         return "whole"
-    return "cut" if fused and all(_is_cut_by_kernels(s, eos) for s in sequences) else "host"
+    return "cut" if all(_is_cut_by_kernels(s, eos) for s in sequences) and kernels() else "host"
+
+
+def kernels_cut(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels that cut the support can be compiled here, and do what the reference does."""
+    from lemma.engines.native.sampling_kernels import sample
+
+    sampling = Sampling(max_tokens=1, top_k=40, top_p=0.8, min_p=0.02)
+    ramp = torch.arange(200, device=device)
+    logits = torch.sin(ramp * 12.9898)[None].to(dtype) * 4
+    ones = torch.ones(1, device=device)
+    cuts = Cuts.empty(1, device)
+    cuts.top_k_B[0], cuts.top_p_B[0], cuts.min_p_B[0] = sampling.top_k, sampling.top_p, math.log(sampling.min_p)
+    keys, place = torch.tensor([[7, 9]], device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    try:
+        tokens, _, kept = sample(logits, keys, place, ones, ones, cuts=cuts)
+    except Exception as error:  # noqa: BLE001 (whatever a compiler of another version says)
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        message = f"top-k, top-p and min-p are slow here: their kernel cannot be compiled ({first})"
+        warnings.warn(message, LemmaWarning, stacklevel=2)
+        return False
+    masked, mass = cut(logits, sampling)
+    wanted = (masked + gumbel(row_seeds(keys, place), logits.shape[-1])).argmax(-1)
+    return bool((tokens == wanted).all() and (kept - mass).abs().max() < 1e-3)
 
 
 def _is_cut_by_kernels(sequence: Sequence, eos: int) -> bool:

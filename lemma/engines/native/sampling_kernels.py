@@ -42,9 +42,11 @@ def _in_order(x):
     """A whole number for each value of a type, in the same order."""
     if x.dtype.primitive_bitwidth == 16:
         bits = x.to(tl.int16, bitcast=True).to(tl.int32)
-        return tl.where(bits < 0, bits ^ 0x7FFF, bits)
-    bits = x.to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+        ordered = tl.where(bits < 0, bits ^ 0x7FFF, bits)
+    else:
+        bits = x.to(tl.int32, bitcast=True)
+        ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return ordered
 
 
 @triton.jit

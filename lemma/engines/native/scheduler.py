@@ -116,7 +116,7 @@ class Prefill:
 
 class Scheduler:
     """Owns the queues. Invariant: a running sequence has all its tokens but the newest in the cache, and those that
-    were launched and not read beside them."""
+    were launched and not yet read."""
 
     def __init__(self, pool: BlockPool, max_sequences: int, prefill_tokens: int, share_prefixes: bool = True):
         self.pool = pool
