@@ -101,16 +101,19 @@ def test_sampling_goes_on_while_the_learner_works() -> None:
         order.drawn += 10 * step
         if step > 1:
             assert may_go_on.wait(30)
-        return Rollouts(wanted=step)
+        return Rollouts(wanted=step, grade_seconds=step)
 
     ahead.use(sample, is_beside=True)
-    assert ahead.take(1).wanted == 1
+    first = ahead.take(1)
+    assert first.wanted == first.grade_seconds == 1
     while began != [1, 2]:
         pass
     assert ahead.state()[1] == {"drawn": 10}, "a checkpoint of step 1 begins with the draws of step 2"
     may_go_on.set()
     ahead.wait()
-    assert ahead.take(2).wanted == 2 and ahead.take(3).wanted == 3
+    second, third = ahead.take(2), ahead.take(3)
+    assert (second.wanted, third.wanted) == (2, 3)
+    assert second.grade_seconds == third.grade_seconds == 0, "nobody waited for their grading"
     ahead.wait()
     assert began == [1, 2, 3] and ahead.state()[1] == {"drawn": 60}
 

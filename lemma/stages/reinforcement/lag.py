@@ -39,14 +39,17 @@ class Ahead:
         self._failure: BaseException | None = None
         self._sample: Callable[[int], Rollouts] | None = None
         self._is_beside = False
+        self._graded = 0.0
 
     def use(self, sample: Callable[[int], Rollouts], *, is_beside: bool) -> None:
         """Sample with this; `is_beside` says that the engine needs nothing of what the learner uses meanwhile."""
         self._sample, self._is_beside = sample, is_beside and self._lag > 0
 
     def take(self, step: int) -> Rollouts:
-        """The rollouts of this step. The others that are due follow: at once, or while the learner works."""
+        """The rollouts of this step. The others that are due follow: at once, or while the learner works. Their
+        grading counts where it was waited for."""
         self.wait()
+        self._graded = 0.0
         self._until(step)
         rest = min(step + self._lag, self._total)
         if self._is_beside and rest > max(self._ready):
@@ -55,7 +58,9 @@ class Ahead:
         else:
             self._until(rest)
         del self._drawn[step]
-        return self._ready.pop(step)
+        rollouts = self._ready.pop(step)
+        rollouts.grade_seconds = self._graded
+        return rollouts
 
     @property
     def is_sampling(self) -> bool:
@@ -86,7 +91,10 @@ class Ahead:
         first = max(self._drawn, default=None)
         for step in range(last if first is None else first + 1, last + 1):
             self._drawn[step] = self._order.drawn
-            self._ready[step] = self._sample(step)
+            rollouts = self._sample(step)
+            if threading.current_thread() is not self._thread:
+                self._graded += rollouts.grade_seconds
+            self._ready[step] = rollouts
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {"drawn": min(self._drawn.values(), default=self._order.drawn)}
