@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from textwrap import dedent
 from typing import Any, Literal
 
 from lemma.formats.tool_schema import Tool
@@ -74,7 +75,8 @@ def split_thoughts(text: str) -> tuple[str, str]:
 
 def code_of(text: str) -> str | None:
     """The code of all closed code blocks, one behind the other; None without one."""
-    blocks = [(first or second).strip("\n") for first, second in CODE.findall(text)]
+    # Spaces behind an opening tag are no indentation.
+    blocks = [dedent((first or second).strip("\n")).strip() for first, second in CODE.findall(text)]
     return "\n".join(blocks) if blocks else None
 
 
@@ -126,10 +128,10 @@ def _listed(text: str) -> list[ToolCall]:
     calls: list[ToolCall] = []
     while text.startswith(("{", "[")):
         try:
-            found, end = DECODER.raw_decode(text)
+            value, end = DECODER.raw_decode(text)
         except (ValueError, RecursionError) as error:
             return [*calls, _broken(error)]
-        calls += [_from_object(one) for one in (found if isinstance(found, list) else [found])]
+        calls += [_from_object(one) for one in (value if isinstance(value, list) else [value])]
         text = text[end:].lstrip(" \n\t;,")
     return calls
 
@@ -137,10 +139,10 @@ def _listed(text: str) -> list[ToolCall]:
 def _decoded(text: str, begin: int) -> tuple[ToolCall, int]:
     """The call whose JSON begins there, and where it ends."""
     try:
-        found, end = DECODER.raw_decode(text, begin)
+        value, end = DECODER.raw_decode(text, begin)
     except (ValueError, RecursionError) as error:
         return _broken(error, begin), begin
-    return _from_object(found), end
+    return _from_object(value), end
 
 
 def _broken(error: Exception, begin: int = 0) -> ToolCall:
@@ -148,13 +150,13 @@ def _broken(error: Exception, begin: int = 0) -> ToolCall:
     return ToolCall("", {}, f"this call is not JSON{where}")
 
 
-def _from_object(found: Any) -> ToolCall:
+def _from_object(call: Any) -> ToolCall:
     """A call of a JSON object, whichever of the two names its arguments have."""
-    if isinstance(found, dict) and isinstance(found.get("function"), dict):
-        found = found["function"]
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+    if isinstance(call, dict) and isinstance(call.get("function"), dict):
+        call = call["function"]
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return ToolCall("", {}, 'a call is a JSON object with "name" and "arguments"')
-    name, arguments = found["name"], found.get("arguments", found.get("parameters", {}))
+    name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments, strict=False)

@@ -113,11 +113,13 @@ def test_a_block_goes_to_the_tool_that_takes_a_text() -> None:
         return expression
 
     (call,) = parse_tool_calls("<code> 3 + 4 </code>", "code", [Tool.of(calculator)]).calls
-    assert call == ToolCall("calculator", {"expression": " 3 + 4 "})
+    assert call == ToolCall("calculator", {"expression": "3 + 4"})
 
 
 def test_code_is_there_in_every_style() -> None:
     assert parse_tool_calls("<code>x</code>", "hermes").code == "x"
+    assert parse_tool_calls("<code> x = 1\ny = 2 </code>", "hermes").code == "x = 1\ny = 2"
+    assert parse_tool_calls("  ```python\n  if x:\n      y\n  ```", "hermes").code == "if x:\n    y"
     assert parse_tool_calls("<think><code>x</code></think>", "hermes").code is None
     assert parse_tool_calls("<think><code>x</code>", "hermes") == Spoken("<think><code>x</code>")
 
