@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -150,6 +151,8 @@ APART = {
     "a poisoned database", "a full disk", "no reply", "a false reply", "nonsense as a reply", "leave", "a deaf loop",
     "read what is not there",
 }  # fmt: skip
+# The system call that makes a set of rules, and says how new it is.
+LANDLOCK = 444
 REFUSED = ("the gold", "a file", "processes", "fork", "another", "kill", "write", "the network", "the runner")
 
 
@@ -157,6 +160,8 @@ REFUSED = ("the gold", "a file", "processes", "fork", "another", "kill", "write"
 def test_no_hostile_program_gets_out_or_is_paid(
     sandbox: str, place: Place, secret: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if sandbox == "landlock" and ctypes.CDLL(None).syscall(LANDLOCK, None, 0, 1) < 1:
+        pytest.skip("needs Landlock in the kernel")
     monkeypatch.setattr(appworld_episode, "GRACE_SECONDS", 2)
     options = place.options(sandbox="auto" if sandbox == "namespaces" else sandbox, turns=len(HOSTILE))
     problem = tasks(options)["aaaaaa1_2"]
