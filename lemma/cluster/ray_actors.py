@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -53,12 +54,13 @@ class ProcessActor:
         root = str(Path(lemma.__file__).resolve().parents[1])
         paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         place = Path(folder)
+        own = {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(self._log.parent), PARENT_VARIABLE: str(os.getpid())}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "lemma.cluster.ray_rank", module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=self._log.open("wb"),
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), PARENT_VARIABLE: str(os.getpid()), **variables},
+            env={**os.environ, **own, **variables},
             cwd=place if place.is_dir() else None,
             start_new_session=True,
         )
@@ -91,3 +93,8 @@ class ProcessActor:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(timeout=30.0)
+
+    def close(self) -> None:
+        """End it, and leave nothing on the node's disk."""
+        self.kill()
+        shutil.rmtree(self._log.parent, ignore_errors=True)

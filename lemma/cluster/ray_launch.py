@@ -133,7 +133,7 @@ def _placed(wish: RayWish, count: int, on_gpus: bool) -> Iterator[_Group]:
     finally:
         for one in (*group.ranks, *group.servers):
             with suppress(Exception):  # it may be gone already
-                _get(one.actor.kill.remote())
+                _get(one.actor.close.remote())
         remove_placement_group(placement)
 
 
