@@ -26,7 +26,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Section:
-    """The options that stand at one path; `tag` is the name of the class among others that may stand there."""
+    """The options at one path; `tag` is the name of the class where several are possible."""
 
     path: str
     tag: str | None

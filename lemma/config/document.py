@@ -226,7 +226,7 @@ class _Builder:
         return merged | result
 
     def _merged(self, node: yaml.Node, path: KeyPath) -> dict[str, Any]:
-        """What `<<: *name` brings in: keys written out beside it win."""
+        """What `<<: *name` brings in: keys written out next to it win."""
         nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
         result: dict[str, Any] = {}
         for part in reversed(nodes):

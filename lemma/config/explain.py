@@ -72,12 +72,12 @@ def explain(
     `before` is what was wrong before `--set`: those mistakes are the file's.
     """
     old = {(details["loc"], details["msg"]) for details in before.errors()} if before is not None else set()
-    found: dict[KeyPath, ErrorDetails] = {}
+    errors: dict[KeyPath, ErrorDetails] = {}
     for details in error.errors(include_url=False):
-        found.setdefault(_user_path(details, root, document.data), details)
-    paths = [path for path in found if not any(other[: len(path)] == path and other != path for other in found)]
+        errors.setdefault(_user_path(details, root, document.data), details)
+    paths = [path for path in errors if not any(other[: len(path)] == path and other != path for other in errors)]
     sentences = sorted(
-        ((_place(document, path, found[path], old), *_sentence(path, found[path], root, document)) for path in paths),
+        ((_place(document, path, errors[path], old), *_sentence(path, errors[path], root, document)) for path in paths),
         key=lambda sentence: sentence[0].sort_key(),
     )
     place, problem, fix = sentences[0]
@@ -107,7 +107,7 @@ def show(value: Any) -> str:
 
 
 def unknown(name: str, path: KeyPath, options: type[Options], root: type[Options]) -> str:
-    """What to write for a key that `options`, which stand at `path`, do not have."""
+    """What to write instead of a key that the `options` at `path` do not have."""
     meant = SYNONYMS.get(name, name)
     fields = list(options.model_fields)
     if meant in fields:

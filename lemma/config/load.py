@@ -25,7 +25,7 @@ def load(kind: type[Kind], path: str | Path, overrides: Sequence[str] = (), what
 def load_values(
     kind: type[Kind], values: Mapping[str, Any], overrides: Sequence[str] = (), what: str = "recipe"
 ) -> Kind:
-    """The same for values that stand in a program, not in a file."""
+    """The same for values from a program instead of a file."""
     document = Document(f"the {what}", copy.deepcopy(dict(values)), {(): Place(f"the {what}")})
     return _validated(kind, document, overrides)
 

@@ -1,4 +1,4 @@
-"""The base of everything that a recipe can say. Each component declares its options beside its code."""
+"""The base of everything that a recipe can say. Each component declares its options next to its code."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def _default_choice(annotation: Any, holder: type[Options] | None, name: str) ->
 
 
 def _container(value: Any, annotation: Any, key: Any, path: KeyPath, place: Place) -> Any:
-    """What stands at an inner step of a path, as something that can hold keys."""
+    """The value at an inner step of a path, as something that can hold keys."""
     choice = choice_of(annotation)
     if choice is not None:
         value = choice.expand({} if value is None else value, key)

@@ -19,6 +19,8 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from pydantic import ValidationError
+
 from lemma.config.options import Options
 from lemma.core.errors import UserError, nearest
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 _PLACE = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)", re.DOTALL)
 Kind = TypeVar("Kind")
+Made = TypeVar("Made", bound=Options)
 
 
 class Registry(dict[str, Kind], Generic[Kind]):
@@ -40,28 +43,28 @@ class Registry(dict[str, Kind], Generic[Kind]):
         self.what, self.base = what, base
 
     def find(self, name: str) -> Kind | None:
-        """The component of this name; None where there is none. One that is there and broken is a `UserError`."""
+        """The component of this name; None if there is none. One that exists but is broken is a `UserError`."""
         if name in self:
             return self[name]
         if is_place(name):
-            found = load_place(name)
-            self._check(found, name, file_of(name))
+            entry = load_place(name)
+            self._check(entry, name, file_of(name))
         elif name in installed(self.what):
-            found = _load_installed(installed(self.what)[name])
-            self._check(found, name, None)
+            entry = _load_installed(installed(self.what)[name])
+            self._check(entry, name, None)
         else:
             return None
-        return found
+        return entry
 
     def names(self) -> list[str]:
         """Every name without a path, sorted."""
         return sorted({*self, *installed(self.what)})
 
-    def _check(self, found: Any, name: str, file: Path | None) -> None:
-        is_class = isinstance(found, type)
-        if not (issubclass(found, self.base) if is_class else isinstance(found, self.base)):
+    def _check(self, entry: Any, name: str, file: Path | None) -> None:
+        is_class = isinstance(entry, type)
+        if not (issubclass(entry, self.base) if is_class else isinstance(entry, self.base)):
             raise UserError(f"'{name}' is not {_article(self.base.__name__)}", file=file, fix=self._derive())
-        fields = found.model_fields if isinstance(found, type) and issubclass(found, Options) else {}
+        fields = entry.model_fields if isinstance(entry, type) and issubclass(entry, Options) else {}
         if file is not None and "name" in fields and fields["name"].annotation is not str:
             raise UserError(
                 f"'{name}' has a field `name` that allows one name only", file=file,
@@ -70,6 +73,19 @@ class Registry(dict[str, Kind], Generic[Kind]):
 
     def _derive(self) -> str:
         return f"derive it from `{self.base.__module__}.{self.base.__name__}`"
+
+
+def from_options(kind: type[Made], options: Mapping[str, Any], what: str) -> Made:
+    """A component of this class with these options; `what` names it in the sentence about one that does not fit."""
+    try:
+        return kind(**options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise UserError(f"{what} has no option '{place}'", fix=nearest(place, kind.model_fields)) from None
+        fault = str(first["msg"]).removeprefix("Value error, ")
+        raise UserError(f"option '{place}' of {what}: {fault}" if place else f"{what}: {fault}") from None
 
 
 def _article(noun: str) -> str:
@@ -122,7 +138,7 @@ def _module(file: Path) -> ModuleType:
 
 
 def forget_files() -> None:
-    """Import files anew when they are next named: in a notebook they may have changed since the last run."""
+    """Import files again when they are next named: in a notebook they may have changed since the last run."""
     load_place.cache_clear()
     _module.cache_clear()
 

@@ -1,4 +1,4 @@
-"""The shape of a recipe: which options stand at which path, and how to say in words what may be written there."""
+"""The shape of a recipe: which options belong at which path, and how to say in words what may be written there."""
 
 from __future__ import annotations
 
@@ -149,21 +149,21 @@ def child(annotation: Any, value: Any, key: Any, step: str | int) -> Any | None:
 
 
 def classes_below(annotation: Any) -> list[tuple[tuple[str, ...], type[Options]]]:
-    """Every class of options that can stand at or inside this annotation, and the steps from here to there."""
+    """Every class of options that this annotation allows, here or further inside, and the steps from here to there."""
     choice = choice_of(annotation)
     if choice is not None:
         return [((), options) for options in choice.registry.values()]
-    found: list[tuple[tuple[str, ...], type[Options]]] = []
+    classes: list[tuple[tuple[str, ...], type[Options]]] = []
     for branch in branches(annotation):
         bare = split(branch)[0]
         origin, arguments = get_origin(bare), get_args(bare)
         if origin is dict:
-            found += [(("NAME", *steps), options) for steps, options in classes_below(arguments[1])]
+            classes += [(("NAME", *steps), options) for steps, options in classes_below(arguments[1])]
         elif origin is list:
-            found += [(("N", *steps), options) for steps, options in classes_below(arguments[0])]
+            classes += [(("N", *steps), options) for steps, options in classes_below(arguments[0])]
         elif isinstance(bare, type) and issubclass(bare, Options):
-            found.append(((), bare))
-    return found
+            classes.append(((), bare))
+    return classes
 
 
 _NOUNS: dict[Any, tuple[str, str]] = {

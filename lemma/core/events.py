@@ -20,7 +20,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class StageStarted:
-    """A stage begins, or goes on, at `step` of `total`. Rows of later steps that a killed run wrote are void."""
+    """A stage begins, or resumes, at `step` of `total`. Rows of later steps that a killed run wrote are void."""
 
     stage: str
     step: int
@@ -45,7 +45,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """`done` of `total` units of `what`; `note` is a few words or numbers beside the bar. `share` is the part of the
+    """`done` of `total` units of `what`; `note` is a few words or numbers next to the bar. `share` is the part of the
     work that is done, where units differ in size and it is known better than by counting them."""
 
     what: str

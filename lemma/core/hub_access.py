@@ -58,17 +58,17 @@ def hub_answers(endpoint: str) -> bool:
     if any(name.lower() in proxies and value for name, value in os.environ.items()):
         return True
     port = place.port or (443 if place.scheme == "https" else 80)
-    found: list[bool] = []
+    answers: list[bool] = []
 
     def knock() -> None:
         try:
             socket.create_connection((place.hostname or "", port), timeout=SECONDS_TO_WAIT).close()
-            found.append(True)
+            answers.append(True)
         except OSError:
-            found.append(False)
+            answers.append(False)
 
     # Looking up a name has no time limit of its own.
     knocking = threading.Thread(target=knock, daemon=True)
     knocking.start()
     knocking.join(SECONDS_TO_WAIT)
-    return found == [True]
+    return answers == [True]

@@ -9,7 +9,7 @@ def leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
     """A nested mapping as `a.b.c: value`."""
     if not isinstance(tree, dict):
         return {prefix: tree}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, part in tree.items():
-        found |= leaves(part, f"{prefix}.{name}" if prefix else name)
-    return found
+        values |= leaves(part, f"{prefix}.{name}" if prefix else name)
+    return values

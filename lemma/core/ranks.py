@@ -217,10 +217,10 @@ def is_node(node: Node, count: int) -> bool:
 
 def nodes_within(own: range, count: int) -> list[Node]:
     """The largest nodes of the tree over `count` slots that a run of slots covers."""
-    found: list[Node] = []
+    nodes: list[Node] = []
     for slot in own:
-        push_node(found, (slot, slot + 1), count)
-    return found
+        push_node(nodes, (slot, slot + 1), count)
+    return nodes
 
 
 def push_node(stack: list[Node], node: Node, count: int) -> int:

@@ -22,7 +22,7 @@ Scope = Literal["token", "sequence", "pair", "batch"]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`more` holds what chat templates know beside the text: `tool_calls`, and of a tool's result `name` and such."""
+    """`more` holds what chat templates use in addition to the text: `tool_calls`, or the `name` of a tool's result."""
 
     role: str
     content: str
@@ -82,7 +82,7 @@ class Demonstration:
     Either `response` is the assistant text, word for word, or `reasoning` and `answer` are given and the format
     puts them together. A verbatim `prompt`, where a data set has one, replaces the format's. Of a conversation,
     assistant messages from number `turns_from` of the problem on may be learnt as well; `more` is what the response
-    says beside its text, such as tool calls.
+    says in addition to its text, such as tool calls.
     """
 
     problem: Problem
@@ -167,10 +167,10 @@ class Group:
     @property
     def episodes(self) -> list[list[Trajectory]]:
         """The trajectories of each attempt: one, or several where its history was rewritten."""
-        found: list[list[Trajectory]] = []
+        episodes: list[list[Trajectory]] = []
         for one in self.trajectories:
-            if found and one.episode is not None and one.episode == found[-1][0].episode:
-                found[-1].append(one)
+            if episodes and one.episode is not None and one.episode == episodes[-1][0].episode:
+                episodes[-1].append(one)
             else:
-                found.append([one])
-        return found
+                episodes.append([one])
+        return episodes
