@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
-from lemma.config.registry import Registry
+from lemma.config.registry import Registry, from_options
 from lemma.core.errors import UserError, nearest
 from lemma.formats.alpaca import Alpaca
 from lemma.formats.boxed import Boxed
@@ -58,13 +56,4 @@ def make_format(spec: str | Mapping[str, Any] | Format) -> Format:
     kind = FORMATS.find(name)
     if kind is None:
         raise UserError(f"there is no format '{name}'", fix=nearest(name, FORMATS.names()))
-    try:
-        return kind(**options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            raise UserError(f"format {name} has no option '{place}'", fix=nearest(place, kind.model_fields)) from None
-        what = str(first["msg"]).removeprefix("Value error, ")
-        where = f"option '{place}' of format {name}" if place else f"format {name}"
-        raise UserError(f"{where}: {what}") from None
+    return from_options(kind, options, f"format {name}")

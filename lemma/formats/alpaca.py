@@ -21,7 +21,7 @@ class Alpaca(Format):
     """`### Instruction:` and `### Response:`, then free text whose last line of the form `The answer is: X` counts."""
 
     name: Literal["alpaca"] = "alpaca"
-    """alpaca."""
+    """Alpaca's prompt."""
     marker: str = Field("The answer is:", min_length=1)
     """The answer is what follows the last of these, up to the end of the line."""
 
@@ -38,8 +38,8 @@ class Alpaca(Format):
         return f"{reasoning}\n\n{line}" if reasoning else line
 
     def parse(self, completion: str) -> Parsed:
-        reasoning, found, tail = completion.rpartition(self.marker)
-        if not found:
+        reasoning, marker, tail = completion.rpartition(self.marker)
+        if not marker:
             return Parsed(completion.strip(), None, ("no_answer",))
         faults = ["several_answers"] if self.marker in reasoning else []
         answer, *after = tail.splitlines() or [""]

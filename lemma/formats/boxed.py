@@ -6,7 +6,7 @@ from typing import Literal
 
 from lemma.formats.boxes import compose_boxed, parse_boxed
 from lemma.formats.chat import ChatFormat
-from lemma.formats.format import Parsed
+from lemma.formats.format import GradeUnfinished, Parsed
 from lemma.formats.think_boxed import parse_thought_and_box
 
 INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
@@ -24,8 +24,7 @@ class BoxedChat(ChatFormat):
 
     thinking: bool = False
     """The chat template itself ends in `<think>`, so that every completion begins with thoughts."""
-    grade_unfinished: bool = False
-    """Look for an answer in the whole text where the thinking never ends, instead of counting none."""
+    grade_unfinished: GradeUnfinished = False
 
     def compose(self, reasoning: str, answer: str) -> str:
         if self.thinking:
@@ -41,7 +40,7 @@ class Boxed(BoxedChat):
     r"""Chat turns under an instruction to reason step by step, then `reasoning ... \boxed{answer}`."""
 
     name: Literal["boxed"] = "boxed"
-    """boxed."""
+    """A boxed answer."""
 
     @property
     def default_system(self) -> str:

@@ -26,7 +26,7 @@ def unboxed(answer: str) -> str | None:
 
 
 def parse_boxed(text: str) -> Parsed:
-    """The last box is the answer, and what stands in front of it the reasoning; a box never closed is no answer."""
+    """The last box is the answer, and the text before it the reasoning; a box that is never closed is no answer."""
     starts = list(_START.finditer(text))
     if not starts:
         return Parsed(text.strip(), None, ("no_answer",))

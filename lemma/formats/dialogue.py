@@ -87,10 +87,10 @@ class Dialogue:
                 text = self.fmt.written([*front, *marked], self.tokenizer, tools=list(tools) or None)
             except UserError:
                 return None
-            before, found, behind = text.rpartition(SAID)
-            if not found:
+            before, mark, behind = text.rpartition(SAID)
+            if not mark:
                 return None
-            ids = self._bridge.behind(said, self._encode(behind, contents, before + found))
+            ids = self._bridge.behind(said, self._encode(behind, contents, before + mark))
             return np.asarray(ids, dtype=np.int64)
 
     def _turns(self, messages: Turns) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ def encode_text(text: str, tokenizer: Any) -> list[int]:
 
 
 def encode_continuation(text: str, before: str, tokenizer: Any) -> list[int]:
-    """The ids of a text that goes on from another one, so that the ids of both are those of the two texts together.
+    """The ids of a text that continues another one, so that the ids of both are those of the two texts together.
 
     A tokenizer that puts a space in front of whatever it is given (Llama 2, Phi-3) would put one between the two.
     Other tokenizers get the text by itself.

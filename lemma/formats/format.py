@@ -6,9 +6,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from lemma.config import Options
 from lemma.core.errors import UserError
@@ -29,6 +29,11 @@ FAULTS: dict[str, str] = {
     "text_after_answer": "there is text after the answer; it is dropped",
 }
 """Every reason code that `parse` can give, and its meaning."""
+
+GradeUnfinished = Annotated[
+    bool,
+    Field(description="Look for an answer in the whole text where the reasoning never ends, instead of counting none."),
+]
 
 HARMLESS = frozenset({"several_answers", "text_after_answer"})
 """Codes that are worth counting but leave no doubt about which answer was given."""
@@ -158,7 +163,7 @@ class Format(Options):
 
     @property
     def own_system(self) -> str:
-        """What stands at the top of the prompt when the problem brings nothing of its own."""
+        """The text at the top of the prompt when the problem brings none of its own."""
         return self.default_system if self.system is None else self.system
 
     def target(self, demonstration: Demonstration) -> str:

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 from lemma.formats.boxed import INSTRUCTION, BoxedChat, parse_perhaps_thinking
 from lemma.formats.boxes import compose_boxed
-from lemma.formats.format import Format, Parsed
+from lemma.formats.format import Format, GradeUnfinished, Parsed
 from lemma.formats.question_only import QuestionOnly
 from lemma.formats.r1_zero import PREAMBLE
 from lemma.formats.templates import chatml, opening_lines, quote, with_suffix, without_system
@@ -25,14 +25,13 @@ class Own(BoxedChat):
     r"""The tokenizer's own chat template and nothing else, then `reasoning ... \boxed{answer}`."""
 
     name: Literal["own"] = "own"
-    """own."""
+    """The tokenizer's own template."""
 
 
 class _Boxed(Format):
     r"""What the prompts of their own have in common: `reasoning ... \boxed{answer}`, perhaps with thoughts."""
 
-    grade_unfinished: bool = False
-    """Look for an answer in the whole text where the thinking never ends, instead of counting none."""
+    grade_unfinished: GradeUnfinished = False
 
     takes_system: ClassVar[bool] = False
 
@@ -47,7 +46,7 @@ class Qwen(_Boxed):
     r"""<|im_start|> turns under an instruction to reason step by step, then `reasoning ... \boxed{answer}`."""
 
     name: Literal["qwen"] = "qwen"
-    """qwen."""
+    """Qwen's prompt for mathematics."""
 
     @property
     def default_system(self) -> str:
@@ -62,7 +61,7 @@ class SimpleRl(_Boxed):
     r"""<|im_start|> turns of a helpful assistant; the instruction follows the question; `\boxed{answer}`."""
 
     name: Literal["simplerl"] = "simplerl"
-    """simplerl."""
+    """The prompt of SimpleRL-Zoo."""
 
     @property
     def default_system(self) -> str:
@@ -77,7 +76,7 @@ class PrimeSft(BoxedChat):
     r"""The tokenizer's own chat template; the wish for a LaTeX answer follows the question; `\boxed{answer}`."""
 
     name: Literal["prime_sft"] = "prime_sft"
-    """prime_sft."""
+    """The prompt of PRIME's supervised model."""
 
     suffix: ClassVar[str] = BOX
     takes_system: ClassVar[bool] = False
@@ -101,7 +100,7 @@ class Prime(_Boxed):
     r"""One line that describes think and answer tags, `User: ... Assistant:`; `\boxed{answer}` in the end."""
 
     name: Literal["prime"] = "prime"
-    """prime."""
+    """The prompt of PRIME."""
 
     @property
     def default_system(self) -> str:
@@ -122,7 +121,7 @@ class PrimeCode(Format):
     """As `prime`, for tasks whose answer is a program: the last Python block is the answer."""
 
     name: Literal["prime_code"] = "prime_code"
-    """prime_code."""
+    """The prompt of PRIME for programs."""
 
     takes_system: ClassVar[bool] = False
 
@@ -158,9 +157,8 @@ class No(QuestionOnly):
     r"""The question and nothing else, as `question_only`; where a completion thinks, its thoughts do not count."""
 
     name: Literal["no"] = "no"  # type: ignore[assignment]
-    """no."""
-    grade_unfinished: bool = False
-    """Look for an answer in the whole text where the thinking never ends, instead of counting none."""
+    """No prompt around the question."""
+    grade_unfinished: GradeUnfinished = False
 
     def parse(self, completion: str) -> Parsed:
         return parse_perhaps_thinking(completion, grade_unfinished=self.grade_unfinished)

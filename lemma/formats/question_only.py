@@ -1,4 +1,4 @@
-r"""The bare question; the answer is whatever stands in the last \boxed{}."""
+r"""The bare question; the answer is the content of the last \boxed{}."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class QuestionOnly(Format):
     r"""The question and nothing else, then `reasoning ... \boxed{answer}`. Drops a problem's own system message."""
 
     name: Literal["question_only"] = "question_only"
-    """question_only."""
+    """The bare question."""
 
     @property
     def chat_template(self) -> str:

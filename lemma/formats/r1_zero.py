@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from lemma.formats.boxes import unboxed
-from lemma.formats.format import Format, Parsed
+from lemma.formats.format import Format, GradeUnfinished, Parsed
 from lemma.formats.tags import Tags, parse_tagged
 from lemma.formats.templates import opening_lines
 
@@ -30,13 +30,12 @@ class R1Zero(Format):
     """`User: ... Assistant: <think>`, then ` reasoning </think> <answer> answer </answer>`."""
 
     name: Literal["r1_zero"] = "r1_zero"
-    """r1_zero."""
+    """Tags for thoughts and answer, after a prompt that opens the thoughts."""
     preamble: bool = True
     """Begin with a line that describes the tags. Without it a prompt is just the question, for tiny models."""
     strict_space: bool = False
     """Compatibility: the format is kept only with exactly one space between `</think>` and `<answer>`."""
-    grade_unfinished: bool = False
-    """Look for an answer in the whole text where the thinking never ends, instead of counting none."""
+    grade_unfinished: GradeUnfinished = False
 
     stop: ClassVar[tuple[str, ...]] = ("</answer>",)
 

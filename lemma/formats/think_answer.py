@@ -7,7 +7,7 @@ from typing import Literal
 
 from lemma.formats.boxes import unboxed
 from lemma.formats.chat import ChatFormat
-from lemma.formats.format import Parsed
+from lemma.formats.format import GradeUnfinished, Parsed
 from lemma.formats.tags import Tags, parse_tagged
 
 SYSTEM = (
@@ -22,9 +22,8 @@ class ThinkAnswer(ChatFormat):
     """Chat turns, then `<think> reasoning </think> <answer> answer </answer>`."""
 
     name: Literal["think_answer"] = "think_answer"
-    """think_answer."""
-    grade_unfinished: bool = False
-    """Look for an answer in the whole text where the thinking never ends, instead of counting none."""
+    """Thoughts and answer in tags of their own."""
+    grade_unfinished: GradeUnfinished = False
 
     @property
     def default_system(self) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 from lemma.formats.boxes import compose_boxed, parse_boxed
-from lemma.formats.format import Format, Parsed
+from lemma.formats.format import Format, GradeUnfinished, Parsed
 from lemma.formats.tags import split_thought
 from lemma.formats.templates import chatml
 
@@ -21,9 +21,8 @@ class ThinkBoxed(Format):
     r"""Chat turns that end in `<think>`, then `thoughts </think> solution with \boxed{answer}`."""
 
     name: Literal["think_boxed"] = "think_boxed"
-    """think_boxed."""
-    grade_unfinished: bool = False
-    """Look for an answer in the whole text where the thinking never ends, instead of counting none."""
+    """Thoughts, then a boxed answer."""
+    grade_unfinished: GradeUnfinished = False
 
     @property
     def default_system(self) -> str:

@@ -43,11 +43,11 @@ class ToolSpeech:
     ) -> ToolSpeech:
         """As the template spells calls, unless another spelling is wanted; tools are then described in words."""
         key = (type(fmt), fmt.model_dump_json(), json.dumps(getattr(tokenizer, "chat_template", None)))
-        if key not in _FOUND:
-            _FOUND[key] = style_of(fmt, tokenizer)
-        found = _FOUND[key]
-        style = found or "hermes" if wanted == "auto" else wanted
-        return cls(style, found == style, tuple(tools))
+        if key not in _NATIVE_STYLES:
+            _NATIVE_STYLES[key] = style_of(fmt, tokenizer)
+        native = _NATIVE_STYLES[key]
+        style = native or "hermes" if wanted == "auto" else wanted
+        return cls(style, native == style, tuple(tools))
 
     def read(self, text: str) -> Spoken:
         return parse_tool_calls(text, self.style, self.tools)
@@ -62,7 +62,7 @@ class ToolSpeech:
         return f"You can use these tools:\n{listed}\n\n{how}\nThe result comes in the next message."
 
 
-_FOUND: dict[Any, Style | None] = {}
+_NATIVE_STYLES: dict[Any, Style | None] = {}
 
 
 def style_of(fmt: Format, tokenizer: Any) -> Style | None:

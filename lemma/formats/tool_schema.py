@@ -120,10 +120,10 @@ def _documented(doc: str) -> tuple[str, dict[str, str]]:
     words: dict[str, str] = {}
     last = None
     for line in SECTION.split(rest[0], maxsplit=1)[0].splitlines() if rest else ():
-        found = ARGUMENT.match(line)
-        if found:
-            last = found[1]
-            words[last] = found[2].strip()
+        match = ARGUMENT.match(line)
+        if match:
+            last = match[1]
+            words[last] = match[2].strip()
         elif last is not None and line.strip():
             words[last] = f"{words[last]} {line.strip()}".strip()
     return " ".join(head.split()), words

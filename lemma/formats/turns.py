@@ -65,12 +65,12 @@ def _earlier(item: Demonstration) -> list[int]:
 
 
 def _spans(fmt: Format, item: Demonstration, earlier: list[int], tokenizer: Any) -> list[tuple[int, int]] | None:
-    """Where the earlier turns stand in the text of the prompt, their end marks included; None where they do not."""
+    """Where the earlier turns are in the text of the prompt, their end marks included; None if they are not there."""
     problem = item.problem
     tools, whole = problem.extra.get("tools"), fmt.prompt(problem, tokenizer)
     turns = fmt.messages(problem)
     shift = len(turns) - sum(message.role != "system" for message in problem.messages)
-    found = []
+    spans = []
     for place in earlier:
         number = shift + sum(message.role != "system" for message in problem.messages[:place])
         before, after = (
@@ -80,8 +80,8 @@ def _spans(fmt: Format, item: Demonstration, earlier: list[int], tokenizer: Any)
         said = after[len(before) :].rstrip()
         if not said or not after.startswith(before) or not whole.startswith(before + said):
             return None
-        found.append((len(before), len(before) + len(said)))
-    return found
+        spans.append((len(before), len(before) + len(said)))
+    return spans
 
 
 def _encode_whole(fmt: Format, item: Demonstration, spans: list[tuple[int, int]], tokenizer: Any) -> Trajectory:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from lemma.formats.format import Format, Parsed
+from lemma.formats.format import Format, GradeUnfinished, Parsed
 from lemma.formats.tags import Tags, parse_tagged
 from lemma.formats.templates import opening_lines, quote
 
@@ -22,7 +22,7 @@ class WorkingOut(Format):
     """System text, end-of-sequence, question, start tag; then working out and solution with nothing between tags."""
 
     name: Literal["working_out"] = "working_out"
-    """working_out."""
+    """Working out and solution in tags."""
     start: str = Field("<start_working_out>", min_length=1)
     """Tag that opens the working out; the prompt ends in it."""
     end: str = Field("<end_working_out>", min_length=1)
@@ -31,8 +31,7 @@ class WorkingOut(Format):
     """Tag that opens the solution."""
     solution_end: str = Field("</SOLUTION>", min_length=1)
     """Tag that closes the solution."""
-    grade_unfinished: bool = False
-    """Look for a solution in the whole text where the working out never ends, instead of counting none."""
+    grade_unfinished: GradeUnfinished = False
 
     @model_validator(mode="after")
     def _tags_are_apart(self) -> WorkingOut:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from lemma.formats.chat import ChatFormat
-from lemma.formats.format import Parsed
+from lemma.formats.format import GradeUnfinished, Parsed
 from lemma.formats.tags import Tags, parse_tagged
 
 SYSTEM = """
@@ -24,9 +24,8 @@ class Xml(ChatFormat):
     """Chat turns, then `<reasoning>`, `</reasoning>`, `<answer>` and `</answer>` on lines of their own."""
 
     name: Literal["xml"] = "xml"
-    """xml."""
-    grade_unfinished: bool = False
-    """Look for an answer in the whole text where the reasoning never ends, instead of counting none."""
+    """Reasoning and answer in XML tags."""
+    grade_unfinished: GradeUnfinished = False
 
     @property
     def default_system(self) -> str:
