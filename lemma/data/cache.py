@@ -120,12 +120,12 @@ def _encode(item: Item) -> dict[str, Any]:
 
 def _fields(item: Any) -> dict[str, Any]:
     """The fields of an item or of what it holds; `dataclasses.asdict` copies deeply and takes four times as long."""
-    found = {field.name: getattr(item, field.name) for field in fields(item)}
-    if "messages" in found:
-        found["messages"] = [_fields(message) for message in item.messages]
-    if "problem" in found:
-        found["problem"] = _fields(item.problem)
-    return found
+    values = {field.name: getattr(item, field.name) for field in fields(item)}
+    if "messages" in values:
+        values["messages"] = [_fields(message) for message in item.messages]
+    if "problem" in values:
+        values["problem"] = _fields(item.problem)
+    return values
 
 
 def _decode(values: dict[str, Any]) -> Item:

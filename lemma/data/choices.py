@@ -73,13 +73,13 @@ def _choices(values: Values) -> tuple[list[str], list[str]]:
         return [written(values[letter]) for letter in labels], labels
     name = "choices" if has(values, "choices") else "options"
     inner = table(values, name) if isinstance(values.get(name), dict) else None
-    found = [written(one) for one in (listed(values, name) if inner is None else listed(inner, "text"))]
-    if len(found) > len(LETTERS):
-        raise RowError(f"there are {len(found)} choices but only {len(LETTERS)} letters")
+    texts = [written(one) for one in (listed(values, name) if inner is None else listed(inner, "text"))]
+    if len(texts) > len(LETTERS):
+        raise RowError(f"there are {len(texts)} choices but only {len(LETTERS)} letters")
     if inner is not None:
-        return found, [written(one) for one in listed(inner, "label")]
-    labels = listed(values, "labels") if values.get("labels") else list(LETTERS[: len(found)])
-    return found, [written(one) for one in labels]
+        return texts, [written(one) for one in listed(inner, "label")]
+    labels = listed(values, "labels") if values.get("labels") else list(LETTERS[: len(texts)])
+    return texts, [written(one) for one in labels]
 
 
 def _right(values: Values, labels: list[str]) -> int:

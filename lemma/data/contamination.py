@@ -57,12 +57,12 @@ def find_matches(rows: Sequence[str], problems: Sequence[str]) -> list[Match]:
     """Every pair of a training row and a benchmark problem that are the same text or share enough n-grams."""
     mine, my_copies = _without_copies(_numbers(rows))
     theirs, their_copies = _without_copies(_numbers(problems))
-    found: dict[tuple[int, int], Match] = {}
+    matches: dict[tuple[int, int], Match] = {}
     for match in (*_overlaps(mine, theirs, LONG), *_overlaps(mine, theirs, SHORT), *_same(mine, theirs)):
         for row in my_copies[match.row]:
             for problem in their_copies[match.problem]:
-                found[row, problem] = match._replace(row=row, problem=problem)
-    return [found[pair] for pair in sorted(found)]
+                matches[row, problem] = match._replace(row=row, problem=problem)
+    return [matches[pair] for pair in sorted(matches)]
 
 
 def normalised(text: str) -> str:
@@ -102,9 +102,9 @@ def _numbers(texts: Sequence[str]) -> _Texts:
     hashes = _WordHashes()
     for text in texts:
         whole.append(_hash(normalised(text)))
-        found = [hashes[word] for word in words_of(text)]
-        words += found
-        lengths.append(len(found))
+        numbers = [hashes[word] for word in words_of(text)]
+        words += numbers
+        lengths.append(len(numbers))
     return _Texts(np.array(whole, dtype=np.uint64), np.array(words, dtype=np.uint64), np.array(lengths, dtype=np.int64))
 
 
@@ -135,11 +135,11 @@ def _overlaps(rows: _Texts, problems: _Texts, n: int) -> list[Match]:
     mine, of_row = _once(mine[is_known], of_row[is_known])
     known = known[~_within(known, _common(grams))]
     telling = known[~_within(known, _common(mine))]
-    found: dict[tuple[int, int], Match] = {}
+    matches: dict[tuple[int, int], Match] = {}
     for counted, share in ((known, ALMOST_ALL[n]), (telling, SHARES[n])):
         for match in _enough(mine, of_row, grams, of_problem, counted, share):
-            found[match.row, match.problem] = match
-    return list(found.values())
+            matches[match.row, match.problem] = match
+    return list(matches.values())
 
 
 def _common(grams: np.ndarray) -> np.ndarray:
@@ -156,8 +156,8 @@ def _enough(
     pair_rows, pair_problems, counts = _pairs(mine[in_rows], of_row[in_rows], grams, of_problem)
     shares = counts / np.bincount(of_problem, minlength=1)[pair_problems]
     enough = shares >= share
-    found = zip(pair_rows[enough].tolist(), pair_problems[enough].tolist(), shares[enough].tolist(), strict=True)
-    return [Match(row, problem, "overlap", part) for row, problem, part in found]
+    pairs = zip(pair_rows[enough].tolist(), pair_problems[enough].tolist(), shares[enough].tolist(), strict=True)
+    return [Match(row, problem, "overlap", part) for row, problem, part in pairs]
 
 
 def _grams(texts: _Texts, n: int, meant: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -94,17 +94,17 @@ def _problem(asked: tuple[Message, ...], values: Values) -> Problem:
 
 def _tools(values: Values) -> list[Any]:
     """The tools that a conversation may call: a list, or that list as JSON text."""
-    found = values.get(TOOLS)
-    if isinstance(found, str) and found.strip():
+    tools = values.get(TOOLS)
+    if isinstance(tools, str) and tools.strip():
         try:
-            found = parsed(found)
+            tools = parsed(tools)
         except JsonError as error:
             raise RowError(f"the column '{TOOLS}' is not JSON text: {error}") from error
-    if not found:
+    if not tools:
         return []
-    if not isinstance(found, list | tuple):
+    if not isinstance(tools, list | tuple):
         raise RowError(f"the column '{TOOLS}' holds no list of tools")
-    return [filled(tool) for tool in found]
+    return [filled(tool) for tool in tools]
 
 
 def word_for_word(item: T, row: Row) -> T:

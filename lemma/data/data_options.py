@@ -90,7 +90,7 @@ class SourceOptions(Options):
     marks: Literal["keep", "drop"] = "keep"
     """Calculator marks in solutions, such as GSM8K's `<<48/2=24>>`: kept as they are, or taken out."""
     variations: int = Field(0, ge=0, le=1000)
-    """Up to this many problems more from each solution with calculator marks: the same with other numbers."""
+    """Up to this many further problems from each solution with calculator marks: the same ones with other numbers."""
     fraction: float | None = Field(None, gt=0)
     """Use this share of the rows; above 1 repeats rows."""
     count: int | None = Field(None, ge=0)
@@ -156,7 +156,7 @@ class DataOptions(SourceOptions):
         usual = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
         beside = [name for name in fields if getattr(self, name) != usual[name]] if self.mix else []
         if beside:
-            raise ValueError(f"{beside[0]} says nothing beside mix: write it inside each source of the mix")
+            raise ValueError(f"{beside[0]} has no effect next to mix: write it inside each source of the mix")
         return self
 
     @model_validator(mode="after")

@@ -17,7 +17,7 @@ WORDS = ("higher", "lower", "right")
 
 
 def reply_to(guess: int, secret: int, words: tuple[str, str, str] = WORDS, mute: bool = False) -> str:
-    """What a guess is answered; a mute game has one word for all that are wrong."""
+    """The reply to a guess; a mute game has one reply for all wrong ones."""
     higher, lower, right = words
     if guess == secret:
         return right

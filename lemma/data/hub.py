@@ -22,7 +22,7 @@ SHOWN = 20
 """So many names of files are told."""
 PARTS = Path(".cache") / "lemma"
 ORIGIN = Path(".cache") / "lemma-origin.json"
-"""Beside a downloaded repository: its name and commit."""
+"""The file next to a downloaded repository that holds its name and commit."""
 FOLDERS: dict[Kind, str] = {"model": "model", "dataset": "data"}
 
 
@@ -92,7 +92,7 @@ def _wanted(info: Any, repository: str, only: str | None) -> list[Any]:
 
 
 def _fetch_large(kind: Kind, repository: str, commit: str, files: Sequence[Any], folder: Path) -> None:
-    """Fetch large files into parts that a later run goes on with; the client itself would begin each file again.
+    """Fetch large files into parts that a later run resumes from; the client itself would begin each file again.
 
     What arrives is not trusted here: the client compares the digest of every large file that it finds in the folder.
     """

@@ -97,19 +97,19 @@ def _mixed(
 ) -> list[T]:
     """Every source of a mixture, converted and sampled. A mixture of several is shuffled; one keeps its order."""
     sources: Sequence[SourceOptions] = options.mix or [options]
-    found: list[T] = []
+    mixed: list[T] = []
     for number, source in enumerate(sources):
         if source.count == 0:
             continue
         items = _converted(
             load_items(source, options.cache, seed, keep_columns), source, convert, wanted, some_may_lack
         )
-        found += items if source.source == ARITHMETIC else take(items, source, seed, str(number))
-    if not found:
+        mixed += items if source.source == ARITHMETIC else take(items, source, seed, str(number))
+    if not mixed:
         raise UserError("the mixture holds no rows", fix="raise the count of at least one source")
     if len(sources) > 1:
-        found = [found[place] for place in permutation(len(found), seed, "data", "mixture")]
-    return found
+        mixed = [mixed[place] for place in permutation(len(mixed), seed, "data", "mixture")]
+    return mixed
 
 
 def _converted(
@@ -120,14 +120,14 @@ def _converted(
     some_may_lack: bool,
 ) -> list[T]:
     """The rows of one source as what a stage needs."""
-    found = [one for one in map(convert, items) if one is not None]
-    lost = len(items) - len(found)
-    if lost and not (some_may_lack and found):
+    converted = [one for one in map(convert, items) if one is not None]
+    lost = len(items) - len(converted)
+    if lost and not (some_may_lack and converted):
         _blame(source, convert, wanted)
     if lost:
         message = f"{lost} of {len(items)} rows of '{source.source}' lack {wanted} and were left out"
         warnings.warn(message, LemmaWarning, stacklevel=4)
-    return found
+    return converted
 
 
 def _blame(source: SourceOptions, convert: Callable[[Item], T | None], wanted: str) -> NoReturn:
@@ -168,8 +168,8 @@ def row_of(options: DataOptions, problem: Problem, responses: Sequence[str] = ()
 def first_items(source: SourceOptions, count: int, seed: int = 0) -> list[Item]:
     """The first items of a source, reading no more of it than that takes."""
     notes: list[str] = []
-    found = islice((item for _, item in read_source(source, notes.append)), count)
-    items = varied(list(found), source, seed, notes.append)[:count]
+    first = islice((item for _, item in read_source(source, notes.append)), count)
+    items = varied(list(first), source, seed, notes.append)[:count]
     for note in notes:
         warnings.warn(note, LemmaWarning, stacklevel=2)
     return items
@@ -186,8 +186,8 @@ def load_items(
 
     def build() -> Built:
         notes: list[str] = []
-        found = [with_columns(item, row) if keep_columns else item for row, item in _read(source, notes.append)]
-        return varied(found, source, seed, notes.append), notes
+        loaded = [with_columns(item, row) if keep_columns else item for row, item in _read(source, notes.append)]
+        return varied(loaded, source, seed, notes.append), notes
 
     items, notes = build() if key is None else cached(cache_folder(cache), key, build)
     for note in [*_of_no_split(source), *notes]:
@@ -215,10 +215,10 @@ def varied(
 ) -> list[Item]:
     """Each item followed by its variations, and all without calculator marks where the source drops them."""
     if source.variations:
-        found = [(item, vary(item, source.variations, seed)) for item in items]
-        if not any(new for _, new in found):
+        variations = [(item, vary(item, source.variations, seed)) for item in items]
+        if not any(new for _, new in variations):
             say(f"variations: no row of '{source.source}' has a solution with calculator marks that could be varied")
-        items = [one for item, new in found for one in (item, *new)]
+        items = [one for item, new in variations for one in (item, *new)]
     return [unmarked(item) for item in items] if source.marks == "drop" else items
 
 
@@ -237,10 +237,10 @@ def _cache_key(source: SourceOptions, seed: int) -> dict[str, Any] | None:
 
 
 def _read(source: SourceOptions, say: Callable[[str], None] = lambda note: None) -> list[tuple[Row, Item]]:
-    found = list(read_source(source, say))
-    if not found:
+    pairs = list(read_source(source, say))
+    if not pairs:
         raise UserError(f"no row of '{source.source}' is left", fix="loosen keep_if, drop_if or answers")
-    return found
+    return pairs
 
 
 def read_source(
@@ -258,7 +258,7 @@ def read_source(
             is_marked = True
             say(
                 f"prompts of '{source.source}' already hold the marks of a chat template, and the format adds its own; "
-                "write `verbatim: true` beside the source to use them word for word"
+                "write `verbatim: true` next to the source to use them word for word"
             )
         yield row, _named(word_for_word(item, row) if source.verbatim else item, row)
 

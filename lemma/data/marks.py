@@ -1,4 +1,4 @@
-"""Calculator marks, `48/2 = <<48/2=24>>24`, and the sums that people write beside them: read and checked exactly.
+"""Calculator marks, `48/2 = <<48/2=24>>24`, and the sums that people write next to them: read and checked exactly.
 
 Expressions are read by a small parser, never by Python's own, and all arithmetic is in fractions.
 """
@@ -76,8 +76,8 @@ def without_marks(text: str) -> str:
 def quotient(over: Exact, under: Exact) -> Exact:
     if isinstance(over, int) and isinstance(under, int) and under and over % under == 0:
         return over // under
-    found = Fraction(over, under)
-    return found.numerator if found.denominator == 1 else found
+    fraction = Fraction(over, under)
+    return fraction.numerator if fraction.denominator == 1 else fraction
 
 
 def numbers_in(text: str) -> list[Number]:
@@ -116,10 +116,10 @@ class _Parser:
             raise ValueError("too long")
 
     def whole(self) -> Tree:
-        found = self.sum(0)
+        tree = self.sum(0)
         if self.place < len(self.tokens):
             raise ValueError("something follows")
-        return found
+        return tree
 
     def take(self, wanted: str) -> str | None:
         token = self.tokens[self.place] if self.place < len(self.tokens) else None
@@ -144,7 +144,7 @@ class _Parser:
 
     def factor(self, depth: int) -> Tree:
         if self.take("("):
-            found = self.sum(depth + 1)
+            tree = self.sum(depth + 1)
             if not self.take(")"):
                 raise ValueError("an open bracket")
         else:
@@ -152,10 +152,10 @@ class _Parser:
             if not isinstance(token, int):
                 raise ValueError("a number is missing")
             self.place += 1
-            found = token
+            tree = token
         while self.take("%"):
-            found = ("%", found)
-        return found
+            tree = ("%", tree)
+        return tree
 
 
 def parsed(text: str) -> tuple[Tree, list[Number]] | None:
@@ -204,10 +204,10 @@ def working_of(text: str) -> Working | None:
         flat.append(text[at : match.start()])
         length += match.start() - at
         at = match.end()
-        found = _sum(match[1], length)
-        if found is None or not found.holds():
+        mark = _sum(match[1], length)
+        if mark is None or not mark.holds():
             return None
-        marks.append(found)
+        marks.append(mark)
         inside.append(match[1])
     flat.append(text[at:])
     bare = "".join(flat)
@@ -253,10 +253,10 @@ def _prose_sums(text: str) -> Iterator[Sum]:
 
 def holds(working: str, answer: str) -> bool:
     """Whether every mark and every sum in the prose is right, and the last mark gives the answer."""
-    found, answers = working_of(working), numbers_in(answer)
-    if found is None or not found.marks or len(answers) != 1:
+    steps, answers = working_of(working), numbers_in(answer)
+    if steps is None or not steps.marks or len(answers) != 1:
         return False
-    return last_result(found).value == answers[0].value
+    return last_result(steps).value == answers[0].value
 
 
 def last_result(working: Working) -> Number:

@@ -13,7 +13,7 @@ WANTED = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0
 
 
 def preference(values: Values) -> Preference:
-    """`chosen` and `rejected`: responses beside a `prompt`, or whole conversations that begin alike."""
+    """`chosen` and `rejected`: responses with a `prompt`, or whole conversations that begin alike."""
     chosen, rejected = _conversation(values, "chosen"), _conversation(values, "rejected")
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise RowError("one of 'chosen' and 'rejected' is text and the other a list of messages")
@@ -116,7 +116,7 @@ def _turns(conversation: str) -> tuple[Message, ...]:
     pieces = TURN.split("\n\n" + conversation.lstrip("\n"))
     said = zip(pieces[1::2], pieces[2::2], strict=True)
     roles = {"Human": "user", "Assistant": "assistant"}
-    found = tuple(Message(roles[role], content.strip()) for role, content in said)
-    if not found or found[-1].role != "user":
+    turns = tuple(Message(roles[role], content.strip()) for role, content in said)
+    if not turns or turns[-1].role != "user":
         raise RowError("the conversation that 'chosen' and 'rejected' share does not end with a question")
-    return found
+    return turns

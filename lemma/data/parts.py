@@ -42,13 +42,13 @@ class Part(NamedTuple):
 
 def part_of(split: str) -> Part:
     """Read `train` or `train[:50%]`. ValueError where it is neither."""
-    found = _PART.fullmatch(split)
-    if found is None and ("[" in split or "]" in split):
+    match = _PART.fullmatch(split)
+    if match is None and ("[" in split or "]" in split):
         raise ValueError(f"'{split}' is no part of a split; write for example `train[:50%]` or `train[1000:2000]`")
-    if found is None:
+    if match is None:
         return Part(split)
-    borders = [Border(int(found[name]), bool(found[f"{name}_percent"])) if found[name] else None
+    borders = [Border(int(match[name]), bool(match[f"{name}_percent"])) if match[name] else None
                for name in ("first", "last")]  # fmt: skip
     if any(border.is_percent and abs(border.number) > 100 for border in borders if border):
         raise ValueError(f"'{split}' asks for more than 100% of the rows")
-    return Part(found["split"], *borders)
+    return Part(match["split"], *borders)

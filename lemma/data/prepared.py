@@ -187,12 +187,12 @@ def _is_as_said(item: Item, written: str) -> bool:
 
 def luffy_sft_rows(rows: Iterable[Mapping[str, Any]]) -> Table:
     """The rows with a target, for supervised learning: its `<think>` is left out, because the prompt ends in it."""
-    found = []
+    pairs = []
     for row in rows:
         if row["target"]:
             target = [{**message, "content": message["content"].removeprefix(THINK)} for message in row["target"]]
-            found.append({"prompt": row["prompt"], "target": target})
-    return found
+            pairs.append({"prompt": row["prompt"], "target": target})
+    return pairs
 
 
 def write_luffy(folder: Path, training: Table, complement: Table) -> dict[str, int]:

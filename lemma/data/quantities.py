@@ -122,26 +122,26 @@ AND_A = re.compile(r"\b([a-z]+) and (?:a|one)[ -](half|quarter|third)\b")
 
 @lru_cache(maxsize=4096)
 def _constants_of(word: str) -> tuple[Fraction, ...]:
-    found = CONSTANTS.get(word) or CONSTANTS.get(word.removesuffix("s")) or ()
+    numbers = CONSTANTS.get(word) or CONSTANTS.get(word.removesuffix("s")) or ()
     part = PARTS.get(word) or PARTS.get(word.removesuffix("s"))
-    return (*map(Fraction, found), *((Fraction(part),) if part else ()))
+    return (*map(Fraction, numbers), *((Fraction(part),) if part else ()))
 
 
 def counted(text: str) -> set[Fraction]:
-    """The numbers that a text says in words, each word for itself and those side by side together."""
+    """The numbers that a text spells out: each word alone, and adjacent words together."""
     low = text.lower()
-    found: set[Fraction] = set()
+    values: set[Fraction] = set()
     run: list[str] = []
     end = 0
     for match in COUNTED.finditer(low):
         if run and low[end : match.start()].strip(" -") not in ("", "and"):
-            found.add(_joined(run))
+            values.add(_joined(run))
             run = []
         run.append(match[0])
         end = match.end()
         if match[0] in NUMBER_WORDS:
-            found.add(Fraction(NUMBER_WORDS[match[0]]))
-    return found | ({_joined(run)} if run else set())
+            values.add(Fraction(NUMBER_WORDS[match[0]]))
+    return values | ({_joined(run)} if run else set())
 
 
 def _joined(words: list[str]) -> Fraction:
@@ -153,19 +153,19 @@ def _joined(words: list[str]) -> Fraction:
 
 def unit_constants(text: str) -> set[Fraction]:
     """The constants that go with the words of a text, such as 60 with minutes."""
-    found = {value for word in set(WORD.findall(text.lower())) for value in _constants_of(word)}
-    return found | {Fraction(100), Fraction(1), Fraction(1, 100)} if "%" in text else found
+    values = {value for word in set(WORD.findall(text.lower())) for value in _constants_of(word)}
+    return values | {Fraction(100), Fraction(1), Fraction(1, 100)} if "%" in text else values
 
 
 def constants(text: str) -> set[Fraction]:
     """Every value that a text brings in without a figure: number words, shares, and constants of its units."""
     low = text.lower()
-    found = counted(low) | unit_constants(low)
+    values = counted(low) | unit_constants(low)
     for count, name in SHARE.findall(low):
-        found |= shares(NUMBER_WORDS[count], PARTS[name])
+        values |= shares(NUMBER_WORDS[count], PARTS[name])
     for count, name in AND_A.findall(low):
-        found.add(NUMBER_WORDS.get(count, 1) + Fraction(1, PARTS[name]))
-    return found
+        values.add(NUMBER_WORDS.get(count, 1) + Fraction(1, PARTS[name]))
+    return values
 
 
 def shares(part: int, whole: int) -> set[Fraction]:

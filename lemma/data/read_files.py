@@ -96,12 +96,12 @@ def _line_rows(path: Path, lines: Iterator[str] | io.TextIOWrapper, start: int =
 
 def _json_rows(path: Path, content: str) -> Iterator[Row]:
     try:
-        found = parsed(content)
+        rows = parsed(content)
     except JsonError as error:
         raise UserError(
             f"this file is not JSON: {error}", file=path, line=error.line, fix="write a list of objects"
         ) from error
-    for number, values in enumerate(found, start=1):
+    for number, values in enumerate(rows, start=1):
         yield _row(values, path, number, None)
 
 

@@ -217,10 +217,10 @@ def _extra(values: Values) -> Values:
     if not values.get("extra"):
         return {}
     try:
-        found = parsed(text(values, "extra"))
+        extra = parsed(text(values, "extra"))
     except JsonError as error:
         raise RowError(f"the column 'extra' is not JSON text: {error}") from error
-    return table({"extra": found}, "extra")
+    return table({"extra": extra}, "extra")
 
 
 def _traces(values: Values) -> tuple[str, ...]:
@@ -230,10 +230,10 @@ def _traces(values: Values) -> tuple[str, ...]:
         return ()
     if isinstance(target, str):
         return (target,)
-    found = listed(values, "target")
+    traces = listed(values, "target")
     return (
-        tuple(found)
-        if all(isinstance(one, str) for one in found)
+        tuple(traces)
+        if all(isinstance(one, str) for one in traces)
         else (last_said(messages(values, "target"), "target"),)
     )
 
@@ -243,13 +243,13 @@ def _reasoning(values: Values, answers: tuple[str, ...]) -> str | None:
 
     Markdown has headings of the same look: what is not the answer stays. So does the column `reasoning`, whole.
     """
-    found = (optional_text(values, "generated_solution", "reasoning", "solution") or "").rstrip()
-    if found and not optional_text(values, "generated_solution") and optional_text(values, "reasoning"):
-        return found.strip()
-    working, mark, last = found.rpartition("\n####")
+    reasoning = (optional_text(values, "generated_solution", "reasoning", "solution") or "").rstrip()
+    if reasoning and not optional_text(values, "generated_solution") and optional_text(values, "reasoning"):
+        return reasoning.strip()
+    working, mark, last = reasoning.rpartition("\n####")
     if mark and any(_same_number(last, answer) for answer in answers):
-        found = working
-    return found.strip() or None
+        reasoning = working
+    return reasoning.strip() or None
 
 
 def _same_number(one: str, other: str) -> bool:
@@ -340,7 +340,7 @@ def choose(name: str, row: Row) -> Reader:
 def read_each(
     rows: Iterable[Row], name: str, say: Callable[[str], None], columns: Mapping[str, str] = NO_COLUMNS
 ) -> Iterator[tuple[Row, Item]]:
-    """All rows through one reader, each beside the row that it came from; says how many were left out.
+    """All rows through one reader, each with the row that it came from; says how many were left out.
 
     `columns` gives a column the name that readers know it by: {"question": "Query"}.
     """

@@ -154,13 +154,13 @@ class _Planner:
             raise Unclear("unused")
 
     def _read_question(self, text: str) -> None:
-        found = numbers_in(text)
-        roles = [role_of(text, number) for number in found]
+        numbers = numbers_in(text)
+        roles = [role_of(text, number) for number in numbers]
         for values in _fractions(text):
             self.constants |= values
         places: dict[Exact, int] = {}
         filled = []
-        for number, role in zip(found, roles, strict=True):
+        for number, role in zip(numbers, roles, strict=True):
             if number.value not in places:
                 places[number.value] = self._add(Symbol(number.value))
             place = places[number.value]
@@ -271,19 +271,19 @@ class _Planner:
 
         In prose, what is computed later in the same line may be meant too.
         """
-        found = [
+        symbols = [
             place
             for place, symbol in enumerate(self.plan.symbols)
             if symbol.value == value
             and place not in self.fixed.values()
             and (symbol.at < at or (line is not None and symbol.line == line))
         ]
-        if value in self.constants or (not found and self._is_count(value)):
-            found.append(self._constant(value))
-        if not found:
+        if value in self.constants or (not symbols and self._is_count(value)):
+            symbols.append(self._constant(value))
+        if not symbols:
             raise Unclear("unknown number")
-        self.plan.equal.update((found[0], other) for other in found[1:])
-        return found[0]
+        self.plan.equal.update((symbols[0], other) for other in symbols[1:])
+        return symbols[0]
 
     def _is_count(self, value: Exact) -> bool:
         return value.denominator == 1 and 1 <= value <= SMALL and value not in self.reachable
@@ -292,12 +292,12 @@ class _Planner:
         """What someone may have worked out from the question without writing it down."""
         given = [symbol.value for symbol in self.plan.symbols[: self.plan.given]]
         others: list[Exact] = [*given, *counted(question), 1, 2]
-        found: set[Exact] = {0}
+        values: set[Exact] = {0}
         for one in given:
             for other in others:
-                found |= {one + other, max(one, other) - min(one, other), one * other}
-                found |= {quotient(one, other) if other else one, quotient(other, one) if one else other}
-        return found
+                values |= {one + other, max(one, other) - min(one, other), one * other}
+                values |= {quotient(one, other) if other else one, quotient(other, one) if one else other}
+        return values
 
     def _keep_words(self, working: str) -> None:
         """A number that the working says in words stays what it is."""

@@ -39,9 +39,9 @@ class JsonError(Exception):
 def parsed(content: str) -> Any:
     """The value of a JSON text. NaN, which is not JSON but how some tables write what is absent, becomes null."""
     try:
-        found = json.loads(content, parse_constant=lambda name: None if name == "NaN" else float(name))
+        value = json.loads(content, parse_constant=lambda name: None if name == "NaN" else float(name))
         if "\\ud" in content or "\\uD" in content:
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         raise JsonError(f"{error.msg} at column {error.colno}", error.lineno) from error
     except UnicodeEncodeError as error:
@@ -50,7 +50,7 @@ def parsed(content: str) -> Any:
         raise JsonError("it is nested too deeply") from error
     except ValueError as error:
         raise JsonError("it holds a whole number of too many digits") from error
-    return found
+    return value
 
 
 class Row(NamedTuple):
@@ -116,11 +116,11 @@ def written(value: Any) -> str:
 def golds(values: Values, *names: str) -> tuple[str, ...]:
     """The right answers in the first of these columns that is there: text, a number, or a list of these."""
     name, value = _first(values, names)
-    found = list(value) if isinstance(value, list | tuple) else [value]
-    for one in found:
+    entries = list(value) if isinstance(value, list | tuple) else [value]
+    for one in entries:
         if isinstance(one, bool) or not isinstance(one, str | int | float):
             raise RowError(f"the column '{name}' holds {_kind(one)}, not an answer")
-    answers = tuple(written(one).strip() for one in found)
+    answers = tuple(written(one).strip() for one in entries)
     if not answers or not all(answers):
         raise RowError(f"the column '{name}' is empty")
     return answers
@@ -146,11 +146,11 @@ def probabilities(values: Values, *names: str) -> list[float] | None:
     name = next((name for name in names if values.get(name)), None)
     if name is None:
         return None
-    found = listed(values, name)
-    for one in found:
+    numbers = listed(values, name)
+    for one in numbers:
         if isinstance(one, bool) or not isinstance(one, int | float) or not 0 <= one <= LARGEST_PROBABILITY:
             raise RowError(f"the column '{name}' holds {one!r}, which is no probability from 0 to 1")
-    return [min(float(one), 1.0) for one in found]
+    return [min(float(one), 1.0) for one in numbers]
 
 
 def messages(values: Values, *names: str) -> tuple[Message, ...]:
@@ -197,17 +197,17 @@ def _calls(value: Any, name: str) -> list[dict[str, Any]]:
     """Tool calls as chat templates want them: arguments as an object, and nothing that a table filled up with null."""
     if not value:
         return []
-    found = filled(value) if isinstance(value, list | tuple) else None
-    if found is None or not all(isinstance(call, Mapping) for call in found):
+    calls = filled(value) if isinstance(value, list | tuple) else None
+    if calls is None or not all(isinstance(call, Mapping) for call in calls):
         raise RowError(f"a message of the column '{name}' has 'tool_calls' that are not a list of objects")
-    for call in found:
+    for call in calls:
         function = call.get("function", call)
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RowError(f"a tool call of the column '{name}' names no function")
         if isinstance(function.get("arguments"), str):
             function["arguments"] = _arguments(function["arguments"], name)
         function.setdefault("arguments", {})
-    return list(found)
+    return list(calls)
 
 
 def _arguments(written_out: str, name: str) -> Any:
@@ -237,12 +237,12 @@ BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*(\{)|\s+([^\s${}][^\n$]*))")
 
 def boxed(solution: str) -> str | None:
     r"""What the last `\boxed{...}` of a solution holds, braces balanced."""
-    found = list(BOX.finditer(solution))
-    if not found:
+    boxes = list(BOX.finditer(solution))
+    if not boxes:
         return None
-    if found[-1][2] is not None:
-        return found[-1][2].strip().rstrip(".") or None
-    start = found[-1].end(1)
+    if boxes[-1][2] is not None:
+        return boxes[-1][2].strip().rstrip(".") or None
+    start = boxes[-1].end(1)
     depth = 1
     for place in range(start, len(solution)):
         depth += {"{": 1, "}": -1}.get(solution[place], 0)

@@ -65,8 +65,8 @@ def stream_rows(options: SourceOptions, *, streamed: bool = False) -> Iterator[R
     Files are read piece by piece. A dataset of the hub is downloaded first, unless it is `streamed`.
     """
     files = files_of(options)
-    found = (row for file in files for row in read_file(file)) if files else _made_or_hub(options, streamed)
-    rows = iter(options.part.of(found))
+    source_rows = (row for file in files for row in read_file(file)) if files else _made_or_hub(options, streamed)
+    rows = iter(options.part.of(source_rows))
     first = next(rows, None)
     if first is None:
         raise UserError("there are no rows here", file=options.source, fix="name a source that holds at least one row")
@@ -129,23 +129,23 @@ def _files_in(folder: Path, options: SourceOptions) -> list[Path]:
 
 def _saved_files(folder: Path, split: str) -> list[Path]:
     """The files of one split of what `DatasetDict.save_to_disk` wrote."""
-    found = sorted((folder / split).glob("*.arrow"))
-    if not found:
+    files = sorted((folder / split).glob("*.arrow"))
+    if not files:
         splits = sorted(path.parent.name for path in folder.glob("*/state.json"))
         raise UserError(f"no data file of split '{split}'", file=folder, fix=f"splits here: {', '.join(splits)}")
-    return found
+    return files
 
 
 def _splits_in(folder: Path, options: SourceOptions) -> dict[Path, set[str]]:
     """The data files of a folder, or of one configuration, in order, and the splits that their names tell."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and _is_data(path.relative_to(folder)))
-    if not found:
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and _is_data(path.relative_to(folder)))
+    if not files:
         raise UserError("this folder holds no data files", file=folder, fix=f"it needs one of {', '.join(SUFFIXES)}")
     if options.config is not None:
-        found = [path for path in found if options.config in path.relative_to(folder).parts]
-        if not found:
+        files = [path for path in files if options.config in path.relative_to(folder).parts]
+        if not files:
             raise UserError(f"no data file of this folder is in a folder '{options.config}'", file=folder)
-    return {path: _words(path.relative_to(folder)) & set(SPLITS) for path in found}
+    return {path: _words(path.relative_to(folder)) & set(SPLITS) for path in files}
 
 
 def files_of_no_split(options: SourceOptions) -> list[Path]:

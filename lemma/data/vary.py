@@ -58,10 +58,10 @@ def vary(item: Item, count: int, seed: int) -> list[Demonstration]:
         plan = plan_of(asked.content, working, item.answer)
     except Unclear:
         return []
-    found: dict[str, Demonstration] = {}
+    variants: dict[str, Demonstration] = {}
     for values in _draws(plan, seed, asked.content):
         question = written(plan.question, values)
-        if question in found or question == asked.content:
+        if question in variants or question == asked.content:
             continue
         new, gold = written(plan.working, values), written(plan.answer, values)
         if not holds(new, gold):
@@ -70,13 +70,13 @@ def vary(item: Item, count: int, seed: int) -> list[Demonstration]:
             problem,
             messages=(Message(asked.role, question),),
             golds=(gold,),
-            id=f"{problem.id}~{len(found) + 1}",
+            id=f"{problem.id}~{len(variants) + 1}",
             extra={ORIGIN: problem.id},
         )
-        found[question] = replace(item, problem=varied, reasoning=new, answer=gold)
-        if len(found) == count:
+        variants[question] = replace(item, problem=varied, reasoning=new, answer=gold)
+        if len(variants) == count:
             break
-    return list(found.values())
+    return list(variants.values())
 
 
 def origin_of(problem_id: str) -> str:
@@ -219,19 +219,19 @@ def _kept(rows: np.ndarray, values: list[Any], keep: Any) -> tuple[np.ndarray, l
     return rows[keep], [value[keep] for value in values]
 
 
-def _allowed(symbol: Symbol, found: np.ndarray) -> np.ndarray:
+def _allowed(symbol: Symbol, values: np.ndarray) -> np.ndarray:
     """Whether a computed value is of the kind that it was: whole, none, one, several, below 1, within its limit."""
     old = float(symbol.value)
-    scaled = found * 10 ** decimals_of(symbol.value)
+    scaled = values * 10 ** decimals_of(symbol.value)
     keep = np.abs(scaled - np.round(scaled)) < NEAR
     if old in (0, 1):
-        keep &= np.abs(found - old) < NEAR
+        keep &= np.abs(values - old) < NEAR
     elif old < 1:
-        keep &= (found > 0) & (found < 1)
+        keep &= (values > 0) & (values < 1)
     else:
-        keep &= found > (2 - NEAR if symbol.value.denominator == 1 else 1)
+        keep &= values > (2 - NEAR if symbol.value.denominator == 1 else 1)
     if symbol.cap is not None:
-        keep &= found <= symbol.cap + NEAR
+        keep &= values <= symbol.cap + NEAR
     return keep
 
 
@@ -248,7 +248,7 @@ def _in_order(plan: Plan, values: list[Any], places: Any) -> Any:
 
 
 def _fits(plan: Plan, values: list[Exact]) -> bool:
-    """The same in fractions, for one draw, of which floating point may have been mistaken."""
+    """The same in fractions, for one draw, since floating point may have been wrong about it."""
     for symbol, value in zip(plan.symbols, values, strict=True):
         if value < 0 or 10 ** decimals_of(symbol.value) % value.denominator:
             return False

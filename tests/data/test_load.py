@@ -97,7 +97,7 @@ def test_an_empty_mixture_is_refused(tmp_path):
 )  # fmt: skip
 def test_options_of_one_source_beside_a_mixture_are_refused(beside):
     mix = [{"source": "a.jsonl"}]
-    with pytest.raises(ValidationError, match=f"{next(iter(beside))} says nothing beside mix: write it inside each"):
+    with pytest.raises(ValidationError, match=f"{next(iter(beside))} has no effect next to mix: write it inside each"):
         DataOptions.model_validate({"mix": mix, **beside})
     kept = {"source": "arithmetic", "cache": "c", "prompt_length": {"max_tokens": 9}}
     assert DataOptions.model_validate({"mix": mix, **kept}).mix[0].source == "a.jsonl"
