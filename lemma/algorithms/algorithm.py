@@ -127,7 +127,7 @@ class Algorithm(Options):
 
     @property
     def parts_traces(self) -> bool:
-        """Whether a part of a trace may begin a sample that the policy goes on with."""
+        """Whether part of a trace may begin a sample that the policy then continues."""
         return False
 
     @property

@@ -24,7 +24,7 @@ class ExpertIteration(Algorithm):
     """Imitate one's own right samples."""
 
     name: Literal["expert_iteration"] = "expert_iteration"
-    """Imitation of one's own right samples."""
+    """Imitation of the policy's own right samples."""
     threshold: float = 1.0
     """Reward from which on a sample is right."""
     per_problem: int | None = Field(None, ge=1)

@@ -69,9 +69,9 @@ class Ppo(CriticOptions, RewardKlOptions, ClipOptions, PolicyGradient):
         """`advantage` and `return` of every token, from `value`, and for a KL in the reward `old` and `reference`."""
         episodes = [episode for group in groups for episode in group.episodes]
         kl_BT = kl_of_tokens(episodes, self.kl_estimator) if self.kl_in_reward else None
-        found = targets(episodes, kl_BT, memory.numbers.get("kl_weight", self.kl), self, self.compat)
-        write_episodes("advantage", episodes, found.advantages)
-        write_episodes("return", episodes, found.returns)
+        goals = targets(episodes, kl_BT, memory.numbers.get("kl_weight", self.kl), self, self.compat)
+        write_episodes("advantage", episodes, goals.advantages)
+        write_episodes("return", episodes, goals.returns)
         if kl_BT is not None:
             follow_kl(episodes, kl_BT, memory, self.kl, self.adaptive_kl)
 

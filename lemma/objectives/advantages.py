@@ -15,7 +15,8 @@ Baseline = Literal["none", "mean", "leave_one_out"]
 Scale = Literal["none", "group", "batch"]
 
 SAME = 1e-9
-"""Rewards that differ by less (beside the largest of them, or 1) are the same; sums in another order differ so."""
+"""Rewards that differ by less than this, relative to the largest of them or to 1, count as equal: sums taken in another
+order differ by that much."""
 
 
 def total_rewards(rewards_RK: Any, weights_K: Sequence[float] | None = None) -> np.ndarray:

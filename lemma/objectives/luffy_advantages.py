@@ -37,5 +37,5 @@ def weighted_by_origin(advantage_T: np.ndarray, off_T: np.ndarray, *, off: float
 
 
 def with_prefix_reward(advantage_T: np.ndarray, off_T: np.ndarray, *, weight: float, group_size: int) -> np.ndarray:
-    """Advantages in which every token of a teacher has weight / group size, whatever became of its sequence."""
+    """Advantages in which every token of a teacher has weight / group size, whatever reward its sequence got."""
     return np.where(off_T > 0, weight / group_size, advantage_T)

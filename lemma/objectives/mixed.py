@@ -74,12 +74,12 @@ class MixedPolicyLoss:
 
     def __call__(self, terms: Terms) -> Loss:
         tokens = _Tokens.of(terms, teaches_sft=self.sft is not None)
-        found = self._token_losses(terms, tokens)
+        losses = self._token_losses(terms, tokens)
         kept_N = 1 - tokens.sft_N
         if self.skip_above is not None:
             kept_N = kept_N * (tokens.logprobs_N.detach().exp() <= self.skip_above)
-        value = self._reduce(terms, found.loss_N * kept_N, kept_N)
-        metrics = self._metrics(terms, tokens, found)
+        value = self._reduce(terms, losses.loss_N * kept_N, kept_N)
+        metrics = self._metrics(terms, tokens, losses)
         if self.sft is not None:
             value = value + self.sft * self._supervised(terms, tokens.sft_N)
         value = value + self._penalties(terms, tokens, metrics)
@@ -89,11 +89,11 @@ class MixedPolicyLoss:
 
     # --- tokens ------------------------------------------------------------------------------------------------
 
-    def _token_losses(self, terms: Terms, tokens: _Tokens) -> _Found:
+    def _token_losses(self, terms: Terms, tokens: _Tokens) -> _TokenLosses:
         on_N, clipped_N = self._on_policy(terms, tokens)
         ratio_N, raw_N = self._off_policy(tokens)
         loss_N = tokens.off_N * (-tokens.advantage_N * ratio_N) + (1 - tokens.off_N) * on_N
-        return _Found(loss_N, clipped_N, ratio_N.detach(), raw_N.detach())
+        return _TokenLosses(loss_N, clipped_N, ratio_N.detach(), raw_N.detach())
 
     def _on_policy(self, terms: Terms, tokens: _Tokens) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss of each token as if the policy had chosen it, and 1 where it is held back."""
@@ -160,7 +160,7 @@ class MixedPolicyLoss:
             penalty = penalty + self.ratio_kl * ((tokens.old_N - tokens.logprobs_N) * share_N).sum().abs()
         return penalty
 
-    def _metrics(self, terms: Terms, tokens: _Tokens, found: _Found) -> dict[str, Ratio]:
+    def _metrics(self, terms: Terms, tokens: _Tokens, losses: _TokenLosses) -> dict[str, Ratio]:
         off_N, current_N = tokens.off_N, tokens.logprobs_N.detach()
         mine_N = 1 - tokens.sft_N
         on_N = (1 - off_N) * mine_N
@@ -172,12 +172,12 @@ class MixedPolicyLoss:
 
         metrics: dict[str, Ratio] = {
             "surprisal": (-current_N.sum(), float(len(current_N))),
-            "on/loss": mean(found.loss_N.detach(), on_N),
+            "on/loss": mean(losses.loss_N.detach(), on_N),
             "on/prob": mean(tokens.old_N.exp(), on_N),
-            "clip/region": mean(found.clipped_N, clip_of_N),
-            "off/loss": mean(found.loss_N.detach(), off_N),
+            "clip/region": mean(losses.clipped_N, clip_of_N),
+            "off/loss": mean(losses.loss_N.detach(), off_N),
             "off/prob": mean(current_N.exp(), off_N),
-            "off/ratio": mean(found.ratio_N, off_N),
+            "off/ratio": mean(losses.ratio_N, off_N),
             "off/share": (off_N.sum(), float(len(off_N))),
             "ratio/kl": mean(tokens.old_N - current_N, mine_N),
         }
@@ -191,16 +191,16 @@ class MixedPolicyLoss:
             mismatch_N = self.mismatch(terms, tokens.old_N)
             metrics |= {"mismatch/weight": mean(mismatch_N, on_N), "mismatch/square": mean(mismatch_N**2, on_N)}
         if self.off_max is not None:
-            metrics["off/max_clipped"] = mean((found.raw_N > self.off_max).to(off_N.dtype), off_N)
+            metrics["off/max_clipped"] = mean((losses.raw_N > self.off_max).to(off_N.dtype), off_N)
         if self.off_min is not None:
-            metrics["off/min_clipped"] = mean((found.raw_N < self.off_min).to(off_N.dtype), off_N)
+            metrics["off/min_clipped"] = mean((losses.raw_N < self.off_min).to(off_N.dtype), off_N)
         if self.sft is not None:
             metrics["sft/loss"] = mean(-current_N, tokens.sft_N)
         return metrics
 
 
 @dataclass(frozen=True)
-class _Found:
+class _TokenLosses:
     """Of each token: its loss, whether it was held back, and its off-policy weight after and before the clamps."""
 
     loss_N: torch.Tensor
@@ -240,12 +240,12 @@ class _Tokens:
 def _maxima(terms: Terms, tokens: _Tokens) -> dict[str, torch.Tensor]:
     """The largest ratio and mismatch of the policy's own tokens."""
     other_N = (1 - tokens.off_N) * (1 - tokens.sft_N) == 0
-    found: dict[str, torch.Tensor] = {}
+    maxima: dict[str, torch.Tensor] = {}
     if not len(other_N):
-        return found
+        return maxima
     if "old" in terms.tokens:
         log_N = (tokens.logprobs_N.detach() - tokens.old_N).masked_fill(other_N, -LARGEST_LOG_RATIO)
-        found["ratio/max"] = log_N.max().clamp(max=LARGEST_LOG_RATIO).exp()
+        maxima["ratio/max"] = log_N.max().clamp(max=LARGEST_LOG_RATIO).exp()
     if "behaviour" in terms.tokens:
-        found["mismatch/max"] = mismatch(terms, tokens.old_N).masked_fill(other_N, 0.0).max()
-    return found
+        maxima["mismatch/max"] = mismatch(terms, tokens.old_N).masked_fill(other_N, 0.0).max()
+    return maxima

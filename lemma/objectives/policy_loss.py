@@ -135,22 +135,22 @@ class PolicyLoss:
         return keep_N
 
     def _metrics(self, terms: Terms, ratio_N: torch.Tensor, old_N: torch.Tensor) -> dict[str, Ratio]:
-        found: dict[str, Ratio] = {"surprisal": _mean(-terms.logprobs_N)}
+        metrics: dict[str, Ratio] = {"surprisal": _mean(-terms.logprobs_N)}
         if terms.entropy_N is not None:
-            found["entropy"] = _mean(terms.entropy_N)
+            metrics["entropy"] = _mean(terms.entropy_N)
         if "behaviour" in terms.tokens:
-            found["mismatch/mean"] = _mean(mismatch(terms, old_N))
+            metrics["mismatch/mean"] = _mean(mismatch(terms, old_N))
         if "old" in terms.tokens:
-            found["ratio/mean"] = _mean(ratio_N)
-            found["kl/old"] = _mean(kl_estimate("k3", old_N, terms.logprobs_N))
+            metrics["ratio/mean"] = _mean(ratio_N)
+            metrics["kl/old"] = _mean(kl_estimate("k3", old_N, terms.logprobs_N))
             clipped = dict(self.surrogate.clipped(ratio_N, terms.tokens["advantage"]))
             if {"low", "high"} <= clipped.keys():
                 clipped["region"] = clipped["low"] | clipped["high"]
             for name, clipped_N in clipped.items():
-                found[f"clip/{name}"] = self._share(terms, clipped_N.to(ratio_N.dtype))
+                metrics[f"clip/{name}"] = self._share(terms, clipped_N.to(ratio_N.dtype))
         if isinstance(self.surrogate, GammaWeight):
-            found["weight/mean"] = self._share(terms, self.surrogate.weight(ratio_N, terms.tokens["advantage"]))
-        return found
+            metrics["weight/mean"] = self._share(terms, self.surrogate.weight(ratio_N, terms.tokens["advantage"]))
+        return metrics
 
     def _share(self, terms: Terms, values_N: torch.Tensor) -> Ratio:
         """The mean over what has a ratio of its own: tokens, turns, or sequences."""
@@ -185,9 +185,9 @@ def _mean(values_N: torch.Tensor) -> Ratio:
 
 
 def _maxima(terms: Terms, ratio_N: torch.Tensor, old_N: torch.Tensor) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
+    maxima: dict[str, torch.Tensor] = {}
     if len(ratio_N) and "old" in terms.tokens:
-        found["ratio/max"] = ratio_N.detach().max()
+        maxima["ratio/max"] = ratio_N.detach().max()
     if len(ratio_N) and "behaviour" in terms.tokens:
-        found["mismatch/max"] = mismatch(terms, old_N).max()
-    return found
+        maxima["mismatch/max"] = mismatch(terms, old_N).max()
+    return maxima

@@ -73,6 +73,14 @@ def check_divisor(normalise: str, constant: float | None) -> None:
         raise ValueError("constant is used by `normalise: constant` only; write that, or remove constant")
 
 
+def check_compared(name: str, group_size: int) -> None:
+    if group_size == 1:
+        raise ValueError(
+            f"{name} compares the samples of a problem, and with `group_size: 1` every advantage is 0; "
+            "write for example `group_size: 8`"
+        )
+
+
 def check_kl_in_loss(kl: float, estimator: str) -> None:
     if kl and estimator == "k1":
         raise ValueError(

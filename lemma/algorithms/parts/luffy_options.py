@@ -123,7 +123,7 @@ class LuffyCompat(Options):
     skip_above: float | None = Field(None, gt=0, le=1)
     """Leave out tokens that the policy finds more likely than this."""
     prefix_reward: float | None = None
-    """Advantage of a teacher's tokens, divided by group_size, whatever became of the sample. Needs
+    """Advantage of a teacher's tokens, divided by group_size, whatever reward the sample got. Needs
     `prefix: {samples: -1}`."""
     ratio_kl: float = Field(0.0, ge=0)
     """Weight of the size of the mean log-ratio of old and new policy; takes a second pass over the batch."""
@@ -193,11 +193,8 @@ class LuffyOptions(Algorithm):
 
     @model_validator(mode="after")
     def _groups_teach(self) -> Self:
-        if self.group_size == 1 and not self._learns_without_advantages:
-            raise ValueError(
-                "luffy compares the samples of a problem, and with `group_size: 1` every advantage is 0; "
-                "write for example `group_size: 8`"
-            )
+        if not self._learns_without_advantages:
+            shared.check_compared("luffy", self.group_size)
         taught = self.prefix.count(self.group_size)
         if taught > self.group_size:
             raise ValueError(f"prefix.samples {taught} is above group_size {self.group_size}; write -1 for all samples")

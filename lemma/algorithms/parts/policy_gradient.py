@@ -85,11 +85,8 @@ class PolicyGradient(Algorithm):
             shared.check_kl_in_loss(self.kl, self.kl_estimator)
         if self.mismatch_cap is not None and (self.mismatch_floor or 0.0) >= self.mismatch_cap:
             raise ValueError("mismatch_floor is not below mismatch_cap; lower it")
-        if self.group_size == 1 and self.compares:
-            raise ValueError(
-                f"{self.name} compares the samples of a problem, and with `group_size: 1` every advantage is 0; "
-                "write for example `group_size: 8`"
-            )
+        if self.compares:
+            shared.check_compared(self.name, self.group_size)
         return self
 
     @model_validator(mode="after")

@@ -86,13 +86,13 @@ class PrefixOptions(Options):
         if not count or drawn >= self.traced:
             return [0.0] * group_size
         if self.strategy == "fixed":
-            found = np.linspace(self.min, self.max, count) if count > 1 else np.array([self.max])
+            shares = np.linspace(self.min, self.max, count) if count > 1 else np.array([self.max])
         elif self.strategy == "linear":
-            found = np.full(count, self.max * (1.0 - self._progress(step)))
+            shares = np.full(count, self.max * (1.0 - self._progress(step)))
         else:
             low, high = self._range(step)
-            found = low + (high - low) * (np.full(count, uniform[0]) if self.shared else uniform)
-        return [*found.tolist(), *[0.0] * (group_size - count)]
+            shares = low + (high - low) * (np.full(count, uniform[0]) if self.shared else uniform)
+        return [*shares.tolist(), *[0.0] * (group_size - count)]
 
     def lengths(self, trace_tokens: int, group_size: int, *, seed: int, step: int, problem_id: str) -> list[int]:
         """The first so many tokens of a trace begin each sample; longest first, so that the policy's own are last."""

@@ -106,14 +106,16 @@ def grpo_microbatch_train_step(
 
     It is back-propagated; gradients add to those already there.
     """
-    losses, found = policy_gradient_loss(policy_log_probs, loss_type, raw_rewards, advantages, old_log_probs, cliprange)
+    losses, metrics = policy_gradient_loss(
+        policy_log_probs, loss_type, raw_rewards, advantages, old_log_probs, cliprange
+    )
     if normalize_constant is None:
         rows = masked_mean(losses, response_mask, dim=-1)
     else:
         rows = masked_normalize(losses, response_mask, dim=-1, normalize_constant=normalize_constant)
     loss = rows.mean() / gradient_accumulation_steps
     loss.backward()
-    return loss.detach(), found
+    return loss.detach(), metrics
 
 
 def _given(value: Any, name: str, loss_type: str) -> Any:
