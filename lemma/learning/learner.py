@@ -29,7 +29,7 @@ from lemma.models.compiled import CompiledBlocks
 from lemma.models.critic import Critic
 from lemma.models.packing import TokenBatch, plan_packs
 from lemma.models.policy import Policy
-from lemma.models.sharing import can_share
+from lemma.models.sharing import can_share, shared_size
 from lemma.objectives.objective import Objective, Terms, Totals
 
 T = TypeVar("T")
@@ -333,7 +333,7 @@ class Learner:
     def _shrink(self, packs: Sequence[Sequence[Trajectory]], scope: Scope) -> None:
         """Halve the token budget until none of these, which ran out of memory, fits into one pack any more."""
         for tried in packs:
-            size = sum(len(t) for t in tried)
+            size = shared_size(tried, range(len(tried))) if self.shares else sum(len(t) for t in tried)
             if _is_one_unit(tried, scope):
                 what = "sequence" if len(tried) == 1 else f"unit of {len(tried)} sequences"
                 raise UserError(

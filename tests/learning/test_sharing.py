@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,6 +86,28 @@ def test_scores_do_not_change(policy: Policy) -> None:
     )
     for mine, other in zip(shared, plain, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("act", ["step", "score"])
+def test_running_out_of_memory_takes_apart_what_shares_a_prompt(act: str) -> None:
+    """Written out, the sequences of such a pack are longer than the budget; in the pack they are not."""
+    policy = in_float64(tiny_policy())
+    items = [item for item in answers() if item.chosen_T.any()]
+    compute, seen = policy.logprobs, []
+
+    def guarded(batch: TokenBatch, **kwargs: Any) -> Any:
+        seen.append(batch.tokens)
+        assert len(seen) < 50, "the same packs are tried for ever"
+        if batch.tokens > 100:
+            raise torch.OutOfMemoryError("injected")
+        return compute(batch, **kwargs)
+
+    policy.logprobs = guarded  # type: ignore[method-assign]
+    budget = shared_size(items, range(len(items)))
+    assert budget < sum(len(item) for item in items)
+    learner = Learner(policy, OptimOptions(lr=1e-30), token_budget=budget, total_steps=2, share_prompts=True)
+    done = learner.step(items, OBJECTIVES["nll_token"]()) if act == "step" else learner.score(items)
+    assert done and learner.token_budget < budget
 
 
 def test_a_shared_prompt_is_there_once_and_predicts_every_first_token() -> None:
