@@ -42,7 +42,7 @@ class Benchmark(SourceOptions):
     samples: int = Field(1, ge=1)
     """Samples of each problem."""
     metric: Literal["avg", "pass", "maj", "acc_norm"] = "avg"
-    """What stands in tables: the mean over samples, the chance that one of all samples is right, the majority, or
+    """The number shown in tables: the mean over samples, the chance that one of all samples is right, the majority, or
     for log-likelihoods the accuracy of the likeliest option a character."""
     scoring: Literal["generate", "likelihood"] = "generate"
     """Whether the model writes an answer, or its answer is the likeliest of the options."""
@@ -59,7 +59,7 @@ class Benchmark(SourceOptions):
     shots_files: tuple[str, ...] = ()
     """Names under --data-dir of the examples, without the suffix. Default: `files` with the other split's name."""
     per_source: bool | None = None
-    """Measure each data source that rows name by itself. Default: in LUFFY's files, where there are several."""
+    """Measure each data source that the rows name separately. Default: in LUFFY's files, where there are several."""
     rules: Rules = Rules()
     """What counts as equal: tolerances, order of lists, and so on."""
     tolerance: str | None = None
@@ -173,9 +173,9 @@ def find_benchmark(spec: str | Mapping[str, Any] | Benchmark) -> Benchmark:
         return find_benchmark(_validated(spec, "a benchmark"))
     if spec == OF_ENVIRONMENT:
         return Benchmark(name=spec, source=spec, split="dev", format="own")
-    found: Benchmark | type[Benchmark] | None = BENCHMARKS.find(spec)
-    if found is not None:
-        one = found() if isinstance(found, type) else found
+    registered: Benchmark | type[Benchmark] | None = BENCHMARKS.find(spec)
+    if registered is not None:
+        one = registered() if isinstance(registered, type) else registered
         source = spec if one.makes_problems else one.source
         return one.model_copy(update={"name": one.name or spec.rpartition(":")[2], "source": source})
     if spec.endswith((".yaml", ".yml")):
@@ -342,7 +342,7 @@ def example_source(benchmark: Benchmark, data_dir: str | Path | None) -> DataOpt
 
 
 def source_of(benchmark: Benchmark, data_dir: str | Path | None) -> DataOptions:
-    """Where its problems are: in the folder that stands in for the hub, where one is given."""
+    """Where its problems are: in the folder used instead of the hub, if one is given."""
     source = {name: getattr(benchmark, name) for name in SourceOptions.model_fields}
     if data_dir is not None and benchmark.source != "arithmetic" and not Path(benchmark.source).exists():
         stems = (*benchmark.files, benchmark.name)
@@ -352,7 +352,7 @@ def source_of(benchmark: Benchmark, data_dir: str | Path | None) -> DataOptions:
 
 
 def _file_in(folder: Path, stems: Sequence[str], what: str) -> Path:
-    """A file in a folder that stands in for the hub, under one of these names."""
+    """A file in the folder used instead of the hub, under one of these names."""
     if not folder.is_dir():
         raise UserError(f"the folder {folder} does not exist", fix="write --data-dir and a folder of data files")
     for stem in stems:
@@ -368,8 +368,8 @@ def _file_in(folder: Path, stems: Sequence[str], what: str) -> Path:
 def _unique(problems: Sequence[Problem]) -> list[Problem]:
     """Problems under ids that differ, also where a file repeats a row."""
     seen: dict[str, int] = {}
-    found = []
+    unique = []
     for problem in problems:
         count = seen[problem.id] = seen.get(problem.id, 0) + 1
-        found.append(problem if count == 1 else replace(problem, id=f"{problem.id}#{count}"))
-    return found
+        unique.append(problem if count == 1 else replace(problem, id=f"{problem.id}#{count}"))
+    return unique

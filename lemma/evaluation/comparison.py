@@ -158,14 +158,14 @@ HARMLESS = {"seed", "n", "k", "engine", "device", "metric", "ties"}
 
 def _different_settings(first: EvalResult, second: EvalResult, names: Sequence[str]) -> list[str]:
     """A sentence for every setting that differs, with the benchmarks for which it does."""
-    found: dict[str, list[str]] = {}
+    benchmarks: dict[str, list[str]] = {}
     for name in names:
         mine, theirs = (_flat(one.settings.get(name, {})) for one in (first, second))
         for key in sorted({*mine, *theirs}) if mine and theirs else ():
             if key.split(".")[0] not in HARMLESS and mine.get(key) != theirs.get(key):
                 said = f"{key} differs: {mine.get(key)} in A, {theirs.get(key)} in B"
-                found.setdefault(said, []).append(name)
-    return [f"{said} ({', '.join(where)})" for said, where in found.items()]
+                benchmarks.setdefault(said, []).append(name)
+    return [f"{said} ({', '.join(where)})" for said, where in benchmarks.items()]
 
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
@@ -182,9 +182,9 @@ def _changes(
     problems: Sequence[str], mine: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]
 ) -> tuple[Change, ...]:
     """The problems on which the two differ, the largest gain of B first, the largest loss last."""
-    found = [
+    changes = [
         Change(problem, sum(a) / len(a), sum(b) / len(b))
         for problem, a, b in zip(problems, mine, theirs, strict=True)
         if sum(a) / len(a) != sum(b) / len(b)
     ]
-    return tuple(sorted(found, key=lambda change: (change.first - change.second, change.problem)))
+    return tuple(sorted(changes, key=lambda change: (change.first - change.second, change.problem)))

@@ -35,7 +35,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the samples were made with. `prefix` is where the stage stands in the recipe, such as `stages.grpo`."""
+    """What the samples were made with. `prefix` is the stage's path in the recipe, such as `stages.grpo`."""
 
     fmt: Format
     sampling: Sampling
@@ -73,10 +73,10 @@ def sample_groups(
         Ask(("debug", number), problem, encode_prompt(judge.fmt, problem, tokenizer), group_size)
         for number, problem in enumerate(problems)
     ]
-    found: dict[Any, list[Episode]] = {ask.key: [] for ask in asks}
+    groups: dict[Any, list[Episode]] = {ask.key: [] for ask in asks}
     for sample in play(engine, asks, sampling, judge, world=world):
-        found[sample.key].append(sample)
-    return [sorted(group, key=lambda sample: sample.sample) for group in found.values()]
+        groups[sample.key].append(sample)
+    return [sorted(group, key=lambda sample: sample.sample) for group in groups.values()]
 
 
 def diagnose(groups: Sequence[Sequence[Episode]], situation: Situation) -> Checkup:
@@ -291,7 +291,7 @@ def _certainty(n: Mapping[str, float], s: Situation) -> Iterable[Finding]:
         )
     key = f"{s.prefix}.rollout.temperature"
     if _is_random(n, s):
-        advice = f"lower {key} (now {temperature:g}), or set min_p beside it: tokens are drawn nearly at random"
+        advice = f"lower {key} (now {temperature:g}), or set min_p as well: tokens are drawn nearly at random"
         yield Finding("entropy", text, "problem", advice)
     elif entropy < 0.02:
         yield Finding("entropy", text, "note", f"raise {key} (now {temperature:g}): nothing is explored")

@@ -24,7 +24,7 @@ def claim(folder: Path, identity: dict[str, Any], *, any_grader: bool = False) -
     if there is None:
         # A process that was killed while it wrote the settings leaves a hidden file.
         if folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
-            raise UserError(f"{folder} holds something else than an evaluation", fix="write --out and another folder")
+            raise UserError(f"{folder} holds something other than an evaluation", fix="write --out and another folder")
         write_settings(folder, identity)
         return
     was, now = leaves(there), leaves(json.loads(json.dumps(identity)))

@@ -85,8 +85,8 @@ class EvalOptions(Measuring):
 
     def _sizes(self) -> dict[str, list[int]]:
         """For each benchmark, the k that pass@k and maj@k are measured for; the first is 1, the last all samples."""
-        found = map(find_benchmark, self.benchmarks)
-        return {one.name: sizes_up_to(self.samples or one.samples) for one in found}
+        benchmarks = map(find_benchmark, self.benchmarks)
+        return {one.name: sizes_up_to(self.samples or one.samples) for one in benchmarks}
 
 
 def _not_measured(metric: str, front: str, kind: str, sizes: list[int]) -> str:

@@ -32,7 +32,7 @@ class Measuring(Options):
     thinking: Literal["after", "whole"] = "after"
     """Where thoughts never end: after counts no answer, whole looks for one in the whole text."""
     data_dir: str | None = None
-    """A folder of data files that stands in for the hub."""
+    """A folder of data files to use instead of the hub."""
     shots: int | None = Field(None, ge=0)
     """Solved examples in front of each question, from the benchmark's training split. Default: the benchmark's."""
     shots_as: Literal["chat", "text"] | None = None

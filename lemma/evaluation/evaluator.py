@@ -1,6 +1,6 @@
 """The one way to evaluate, for `lemma eval` and for stages: prompts, samples, verdicts, numbers, files.
 
-Generation of all benchmarks goes through one queue, and grading runs beside it in worker processes. Every graded sample
+Generation of all benchmarks goes through one queue, and grading runs in worker processes meanwhile. Every graded sample
 is in the journal before it counts; the noise of a sample depends on its key alone. So an evaluation that dies goes on
 where it was, and ends with the same files as one that never died.
 """
@@ -101,26 +101,26 @@ def _evaluate(
 ) -> Report:
     began = time.perf_counter()
     written = [one for one in asked if not one.is_weighed]
-    found = {one.name: _weigh(one, policy, sink) for one in asked if one.is_weighed}
+    all_rows = {one.name: _weigh(one, policy, sink) for one in asked if one.is_weighed}
     with GradingService(_workers()) if service is None else nullcontext(service) as used:
         if policy.device.type != "cpu" and written:
             used.start()  # where the engine leaves the cores alone, starting hides behind it
         if written:
             usual = EnvironmentReward() if is_scored_by(settings.environment) else Accuracy()
             judge = _Judge(written, rewards or [usual], policy.tokenizer, used)
-            found |= _generate(engine, written, judge, _worlds(written, policy, settings), folder, sink)
+            all_rows |= _generate(engine, written, judge, _worlds(written, policy, settings), folder, sink)
         sampled = time.perf_counter()
         for one in written:
             own = identity["benchmarks"][one.name]
-            rows = found[one.name]
+            rows = all_rows[one.name]
             if settings.grader != OURS:
                 rows = regrade(rows, own, settings.grader, used)
-            found[one.name] = with_lenient(rows, own, used)
-    rows_by_name = {one.name: found[one.name] for one in asked}
+            all_rows[one.name] = with_lenient(rows, own, used)
+    rows_by_name = {one.name: all_rows[one.name] for one in asked}
     report = make_report(identity["model"], identity["benchmarks"], rows_by_name, _measures(asked, rows_by_name))
     fault_point("evaluation.before_results")
     write_report(folder, report)
-    tokens = sum(row.tokens for own in found.values() for row in own)
+    tokens = sum(row.tokens for own in all_rows.values() for row in own)
     _write_timings(folder, sampled - began, time.perf_counter() - began, tokens)
     fault_point("evaluation.before_cleanup")
     return report
@@ -160,13 +160,13 @@ def _identity(
 
 def _unusual(one: Asked) -> dict[str, Any]:
     """Settings that most evaluations do not have: examples in the prompt, options that are weighed."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if one.shots is not None:
-        found |= {"shots": one.shots.count, "shots_as": one.shots.kind, "shots_hash": one.shots.digest}
+        settings |= {"shots": one.shots.count, "shots_as": one.shots.kind, "shots_hash": one.shots.digest}
     if one.is_weighed:
         benchmark = one.loaded.benchmark
-        found |= {"scoring": "likelihood", "weighs": benchmark.weighs, "wording": benchmark.wording or WORDING}
-    return found if one.environment is None else found | in_settings(one.environment)
+        settings |= {"scoring": "likelihood", "weighs": benchmark.weighs, "wording": benchmark.wording or WORDING}
+    return settings if one.environment is None else settings | in_settings(one.environment)
 
 
 def _engine_in_words(engine: Engine) -> str:
@@ -232,12 +232,12 @@ def _worlds(asked: Sequence[Asked], policy: Policy, settings: EvalSettings) -> d
 
 def _measures(asked: Sequence[Asked], rows: Mapping[str, Sequence[EvalRow]]) -> dict[str, dict[str, list[float]]]:
     """The measures of environments, by benchmark."""
-    found = {
+    measures = {
         one.name: measures_of(one.environment, one.loaded.problems, rows[one.name])
         for one in asked
         if one.environment is not None
     }
-    return {name: own for name, own in found.items() if own}
+    return {name: own for name, own in measures.items() if own}
 
 
 def _generate(
@@ -254,7 +254,7 @@ def _generate(
     is_played = any(world is not None for world in worlds.values())
     fitting = [[ask for ask in one.asks if len(ask.prompt) < context] for one in asked]
     total = sum(ask.n for one in asked for ask in one.asks)
-    found: dict[tuple[str, int], list[Episode]] = {}
+    episodes: dict[tuple[str, int], list[Episode]] = {}
     journal = Journal(folder / "journal.jsonl")
     if journal.episodes:
         sink(Said(f"{len(journal.episodes)} of {total} samples are there already"))
@@ -271,7 +271,7 @@ def _generate(
 
     def read(relay: Engine, asks: Sequence[Ask], world: World | None = None) -> None:
         for sample in play(relay, asks, sampling, judge, world=world, journal=journal, patience=patience):
-            found.setdefault((str(sample.key[2]), int(sample.key[3])), []).append(sample)
+            episodes.setdefault((str(sample.key[2]), int(sample.key[3])), []).append(sample)
             meter.graded(sample.key, sample.sample, len(sample.ids), sample.right)
 
     try:
@@ -287,17 +287,17 @@ def _generate(
                 read_beside(engine, lambda relay: read(relay, everything))
     finally:
         journal.close()
-    return {one.name: _rows(one, found, sink) for one in asked}
+    return {one.name: _rows(one, episodes, sink) for one in asked}
 
 
 def _fields(sampling: Sampling) -> dict[str, Any]:
     return {name: getattr(sampling, name) for name in sampling.__dataclass_fields__}
 
 
-def _rows(one: Asked, found: Mapping[tuple[str, int], list[Episode]], sink: Sink) -> list[EvalRow]:
+def _rows(one: Asked, episodes: Mapping[tuple[str, int], list[Episode]], sink: Sink) -> list[EvalRow]:
     rows, too_long = [], 0
     for place, (ask, prompt) in enumerate(zip(one.asks, one.prompts, strict=True)):
-        samples = found.get((one.name, place))
+        samples = episodes.get((one.name, place))
         if samples is None:
             too_long += 1
             samples = [_never_asked(ask, number) for number in range(ask.n)]
@@ -312,7 +312,7 @@ def _rows(one: Asked, found: Mapping[tuple[str, int], list[Episode]], sink: Sink
 
 
 def _never_asked(ask: Ask, number: int) -> Episode:
-    """What stands for an answer to a prompt that is longer than the model's context: the problem still counts."""
+    """The empty answer to a prompt that is longer than the model's context: the problem still counts."""
     nothing = np.zeros(0, dtype=np.float32)
     return Episode.at_once(
         ask.key, number, ask.problem.id, ask.prompt, nothing.astype(np.int32), nothing, nothing, "length",
@@ -349,7 +349,7 @@ def _turns(sample: Episode) -> list[dict[str, Any]]:
 
 
 def _workers() -> int:
-    """Grading processes beside the engine: a quarter of the cores, at most four."""
+    """Number of grading processes that run next to the engine: a quarter of the cores, at most four."""
     return max(1, min(4, len(os.sched_getaffinity(0)) // 4 if hasattr(os, "sched_getaffinity") else 1))
 
 

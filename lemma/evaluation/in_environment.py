@@ -26,13 +26,13 @@ def own_problems(environment: EnvironmentOptions | None, benchmark: Benchmark) -
             f"benchmark {benchmark.name} wants the problems of an environment, and there is none",
             fix="write `--environment NAME`, or an `environment` of the stage",
         )
-    found = environment.problems(benchmark.split)
-    if not found:
+    problems = environment.problems(benchmark.split)
+    if not problems:
         raise UserError(
             f"environment {environment.name} has no problems of its own in split '{benchmark.split}'",
             fix="name benchmarks whose problems are played, such as a data file",
         )
-    return list(found)
+    return list(problems)
 
 
 def is_scored_by(environment: EnvironmentOptions | None) -> bool:
@@ -41,12 +41,12 @@ def is_scored_by(environment: EnvironmentOptions | None) -> bool:
 
 
 def in_settings(environment: EnvironmentOptions) -> dict[str, Any]:
-    """What the numbers depend on; files of a class of one's own by their content."""
-    found: dict[str, Any] = {"environment": environment.model_dump(mode="json")}
+    """What the numbers depend on; files of a custom class by their content."""
+    settings: dict[str, Any] = {"environment": environment.model_dump(mode="json")}
     files = outside_files(environment)
     if files:
-        found["environment_hash"] = content_id([path.read_text(encoding="utf-8") for path in files])
-    return found | ({"scoring": "environment"} if is_scored_by(environment) else {})
+        settings["environment_hash"] = content_id([path.read_text(encoding="utf-8") for path in files])
+    return settings | ({"scoring": "environment"} if is_scored_by(environment) else {})
 
 
 def measures_of(
@@ -59,11 +59,11 @@ def measures_of(
         Attempt(by_id[row.problem], row.sample, len(row.turns or ()), success.get(row.verdict), row.reward)
         for row in rows
     ]
-    found: Mapping[str, Sequence[float]] = environment.summarise(attempts)
-    for name, values in found.items():
+    measures: Mapping[str, Sequence[float]] = environment.summarise(attempts)
+    for name, values in measures.items():
         if any(not 0 <= value <= 1 for value in values):
             raise UserError(
                 f"the measure {name} of environment {environment.name} has numbers outside of 0 to 1",
                 fix="let `summarise` give shares",
             )
-    return {str(name): [float(value) for value in values] for name, values in found.items() if len(values)}
+    return {str(name): [float(value) for value in values] for name, values in measures.items() if len(values)}

@@ -26,7 +26,7 @@ import numpy as np
 
 LEVEL = 0.95
 UNSEEN = 0.5
-"""Problems beside those seen that may score as high, or as low, as a problem can."""
+"""Problems added to those seen that may score as high, or as low, as a problem can."""
 STEP = 0.08
 _NORMAL = NormalDist()
 
@@ -98,14 +98,14 @@ def _quantile(levels: np.ndarray, weights: np.ndarray, tail: float) -> float:
         # In normal quantiles the curve is nearly straight, so that a line leads to the next point; else by halves.
         if turn > 10 or not low < value < high:
             value = (low + high) / 2
-        found = _NORMAL.inv_cdf(1 - _exceeds(levels, weights, value))
-        if abs(found - goal) < 1e-9 or high - low < 1e-9:
+        normal = _NORMAL.inv_cdf(1 - _exceeds(levels, weights, value))
+        if abs(normal - goal) < 1e-9 or high - low < 1e-9:
             break
-        if (found - before[1]) * (value - before[0]) > 0:
-            slope = (found - before[1]) / (value - before[0])
-        before = value, found
-        low, high = (value, high) if found < goal else (low, value)
-        value += (goal - found) / slope
+        if (normal - before[1]) * (value - before[0]) > 0:
+            slope = (normal - before[1]) / (value - before[0])
+        before = value, normal
+        low, high = (value, high) if normal < goal else (low, value)
+        value += (goal - normal) / slope
     return value
 
 

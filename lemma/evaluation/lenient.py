@@ -45,14 +45,14 @@ def _verdict(row: EvalRow, asked: Sequence[Any] | None) -> str:
 
 def hints(report: Report) -> list[str]:
     """A sentence for each benchmark whose format is hardly ever kept."""
-    found = []
+    sentences = []
     for name, summary in report.summaries.items():
         kept, lenient = summary.scores["format"].value, summary.scores.get("lenient")
         if kept >= FEW or lenient is None or report.settings[name].get("scoring") in ACCURACY:
             continue
-        found.append(
+        sentences.append(
             f"{name}: {kept:.0%} of the completions keep the format {report.settings[name]['format']['name']}, so the "
             f"accuracy says little about what the model knows; with answers found anywhere it is {lenient.value:.1%} "
             "(lenient); choose another --format, show examples with --shots 4, or teach the format first"
         )
-    return found
+    return sentences

@@ -133,19 +133,19 @@ def summarise(
         passed = [pass_at_k(of, right, size) for of, right in right_N if of >= size]
         scores |= {f"pass@{size}": score(passed)} if passed else {}
     scores |= _won(marks, k, ties) if measures is None else {name: score(own) for name, own in measures.items()}
-    for name, found in _other_readings(marks).items():
-        scores[name] = score(found)
+    for name, shares in _other_readings(marks).items():
+        scores[name] = score(shares)
     scores["format"] = score([_mean([mark.formatted for mark in own]) for own in marks])
     scores["truncated"] = score([_mean([mark.truncated for mark in own]) for own in marks])
     scores["reasoning"] = score([_mean([bool(mark.reasoning) for mark in own]) for own in marks])
 
     def breakdown(of: Callable[[Kind], str | None]) -> dict[str, tuple[int, Score]]:
         names = [of(problem) for problem in kinds]
-        found = {}
+        groups = {}
         for group in sorted({one for one in names if one is not None}, key=_natural):
             values = [value for one, value in zip(names, averages, strict=True) if one == group]
-            found[group] = (len(values), score(values))
-        return found
+            groups[group] = (len(values), score(values))
+        return groups
 
     flat = [mark for own in marks for mark in own]
     return Summary(
@@ -165,21 +165,21 @@ def score(values: Sequence[float]) -> Score:
 
 
 def _won(marks: Sequence[Sequence[Mark]], k: int, ties: Ties) -> dict[str, Score]:
-    found = {}
+    scores = {}
     for size in sizes_up_to(k)[1:]:
         won = [majority([m.vote for m in own[:size]], [float(m.right) for m in own[:size]], ties) for own in marks]
-        found[f"maj@{size}"] = score(won)
-    return found
+        scores[f"maj@{size}"] = score(won)
+    return scores
 
 
 def _other_readings(marks: Sequence[Sequence[Mark]]) -> dict[str, list[float]]:
     """Mean over samples of each problem by other rules of what is right, where every sample was judged by them."""
-    found = {}
+    readings = {}
     for name, field in (("acc_norm", "normalised"), ("lenient", "lenient")):
         values = [[getattr(mark, field) for mark in own] for own in marks]
         if all(value is not None for own in values for value in own):
-            found[name] = [_mean(own) for own in values]
-    return found
+            readings[name] = [_mean(own) for own in values]
+    return readings
 
 
 def mean_over_benchmarks(scores: Sequence[Score]) -> Score:

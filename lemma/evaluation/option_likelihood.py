@@ -95,7 +95,7 @@ def log_likelihoods(
 
 @dataclass(frozen=True)
 class _Line:
-    """A sequence to compute, and which options of which question it tells of. Options that differ in their last and
+    """A sequence to compute, and which options of which question it scores. Options that differ in their last and
     only token (`lasts`) share one sequence: what comes before is the same."""
 
     trajectory: Trajectory
@@ -126,10 +126,10 @@ def _sums(policy: Policy, batch: TokenBatch, lines: Sequence[_Line]) -> list[lis
             place_of.append((place, option))
     device = policy.device
     logprobs, _ = policy.score(hidden_NH[torch.tensor(rows, device=device)], torch.tensor(wanted, device=device))
-    found = [[0.0] * len(line.owners) for line in lines]
+    sums = [[0.0] * len(line.owners) for line in lines]
     for (place, option), value in zip(place_of, logprobs.double().tolist(), strict=True):
-        found[place][option] += value
-    return found
+        sums[place][option] += value
+    return sums
 
 
 def _encoded(context: str, continuation: str, policy: Policy) -> Trajectory:

@@ -52,21 +52,21 @@ class Asked:
 
 
 def wanted_of(benchmarks: Sequence[Wanted], settings: EvalSettings) -> list[Wanted]:
-    """The benchmarks that are named, or else the own problems of the environment."""
+    """The benchmarks that are named, otherwise the environment's own problems."""
     return list(benchmarks) if benchmarks or settings.environment is None else [own_benchmark(settings)]
 
 
 def load_all(benchmarks: Sequence[Wanted], settings: EvalSettings) -> list[Loaded]:
     """The problems of all benchmarks, which have different names."""
-    found: dict[str, Loaded] = {}
+    by_name: dict[str, Loaded] = {}
     for spec in benchmarks:
         for loaded in [spec] if isinstance(spec, Loaded) else _load(find_benchmark(spec), settings):
-            if loaded.name in found:
+            if loaded.name in by_name:
                 raise UserError(f"benchmark {loaded.name} is named twice", fix="give one of them another `name`")
-            found[loaded.name] = loaded
-    if not found:
+            by_name[loaded.name] = loaded
+    if not by_name:
         raise UserError("there is no benchmark to evaluate on", fix="write for example `gsm8k`")
-    return list(found.values())
+    return list(by_name.values())
 
 
 def _load(benchmark: Benchmark, settings: EvalSettings) -> list[Loaded]:

@@ -36,9 +36,9 @@ class Count:
     def words(self) -> str:
         if not self.repeated:
             return f"{self.benchmark}: none of its {self.problems:,} problems is in the data"
-        found = f"{self.repeated:,} of its {self.problems:,} problems ({self.repeated / self.problems:.1%})"
+        repeats = f"{self.repeated:,} of its {self.problems:,} problems ({self.repeated / self.problems:.1%})"
         rows = f"rows word for word: {self.exact_rows:,}, nearly so: {self.overlap_rows:,}"
-        return f"{self.benchmark}: {found} found in the data; {rows}"
+        return f"{self.benchmark}: {repeats} found in the data; {rows}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,11 +40,11 @@ def check_graders(names: str) -> list[str]:
     """The graders in `a,b`; an answer is right where any of them says so."""
     from lemma.grading.compat import COMPAT
 
-    found = [name.strip() for name in names.split(",")]
-    for name in found:
+    graders = [name.strip() for name in names.split(",")]
+    for name in graders:
         if name != OURS and name not in COMPAT:
             raise UserError(f"there is no grader '{name}'", fix=nearest(name, [OURS, *COMPAT]))
-    return found
+    return graders
 
 
 def regrade(
@@ -79,12 +79,12 @@ def regrade(
         verdicts = [ours(row, parsed[place].answer) if name == OURS else _compat(name, row, service) for name in names]
         return _best(verdicts)
 
-    found = []
+    regraded = []
     with ThreadPoolExecutor(max_workers=max(2, 2 * service.workers)) as pool:
         for done, ((verdict, reason), row, one) in enumerate(
             zip(pool.map(judge, range(len(rows))), rows, parsed, strict=True), start=1
         ):
-            found.append(
+            regraded.append(
                 replace(
                     row, verdict=verdict, reason=reason, extracted=one.answer, reasoning=one.reasoning,
                     format_ok=one.ok, faults=list(one.faults),
@@ -92,9 +92,9 @@ def regrade(
             )  # fmt: skip
             if told is not None:
                 told(done, len(rows))
-    if names != [OURS] or any(new.verdict != old.verdict for new, old in zip(found, rows, strict=True)):
-        return [replace(row, reward=None) for row in found]
-    return found
+    if names != [OURS] or any(new.verdict != old.verdict for new, old in zip(regraded, rows, strict=True)):
+        return [replace(row, reward=None) for row in regraded]
+    return regraded
 
 
 def _best(verdicts: Iterable[tuple[str, str]]) -> tuple[str, str]:

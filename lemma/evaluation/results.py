@@ -103,11 +103,11 @@ class Report:
 
     @property
     def mean(self) -> Score:
-        """The mean of the numbers that stand in the table."""
+        """The mean of the numbers in the table."""
         return mean_over_benchmarks([self.headline(name)[1] for name in self.summaries])
 
     def headline(self, name: str) -> tuple[str, Score]:
-        """The number of a benchmark that stands in tables, and its name."""
+        """The number that tables show for a benchmark, and its name."""
         summary, kind = self.summaries[name], self.settings[name]["metric"]
         names = [name for name in (kind, f"{kind}@{summary.k}") if name in summary.scores]
         label = names[0] if names else f"avg@{summary.k}"
@@ -172,8 +172,8 @@ def _as_columns(row: EvalRow) -> dict[str, Any]:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    def kinds(found: Mapping[str, tuple[int, Score]]) -> dict[str, Any]:
-        return {name: {"n": n, **score.as_dict()} for name, (n, score) in found.items()}
+    def kinds(groups: Mapping[str, tuple[int, Score]]) -> dict[str, Any]:
+        return {name: {"n": n, **score.as_dict()} for name, (n, score) in groups.items()}
 
     benchmarks = {}
     for name, summary in report.summaries.items():
@@ -269,7 +269,7 @@ def _lenient(summary: Summary) -> str:
 
 
 def _other_accuracy(report: Report, name: str) -> list[str]:
-    """Beside `acc_norm` the plain accuracy, and the other way round, where options were weighed."""
+    """The plain accuracy next to `acc_norm`, and the other way round, where options were weighed."""
     summary, label = report.summaries[name], report.headline(name)[0]
     if "acc_norm" not in summary.scores:
         return []
@@ -322,17 +322,17 @@ def _played_in(environment: Mapping[str, Any] | None) -> str:
 
 
 def read_settings(folder: Path) -> dict[str, Any] | None:
-    """What an evaluation in this folder measures, None where there is none."""
+    """What the evaluation in this folder measures; None if there is none."""
     path = folder / "settings.json"
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        settings = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is broken", fix="remove the folder or choose another") from error
-    if not isinstance(found, dict) or found.get("version") != VERSION:
+    if not isinstance(settings, dict) or settings.get("version") != VERSION:
         raise UserError(f"{path} is not of version {VERSION}", fix="evaluate again in another folder")
-    return found
+    return settings
 
 
 def is_complete(folder: Path) -> bool:
@@ -369,10 +369,10 @@ def _read_measures(path: Path) -> dict[str, dict[str, list[float]]]:
     if not path.is_file():
         return {}
     try:
-        found: dict[str, dict[str, list[float]]] = json.loads(path.read_text(encoding="utf-8"))
+        measures: dict[str, dict[str, list[float]]] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is broken", fix="evaluate again in another folder") from error
-    return found
+    return measures
 
 
 def _check_whole(path: Path, name: str, rows: Sequence[EvalRow], settings: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from lemma.formats import Format
 
 ShotsAs = Literal["chat", "text"]
 STOP = "\nQuestion:"
-"""Where a model goes on with a question of its own, its answer has ended."""
+"""Where a model continues with a question of its own, its answer has ended."""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def test_rescoring_replaces_no_other_evaluation(tmp_path: Path, service: Grading
     assert {path.name: path.read_bytes() for path in other.iterdir()} == before
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "samples.jsonl").write_text("dear")
-    with pytest.raises(UserError, match="holds something else than an evaluation"):
+    with pytest.raises(UserError, match="holds something other than an evaluation"):
         rescore(mine, "lemma", tmp_path / "letters", service=service)
     assert (tmp_path / "letters" / "samples.jsonl").read_text() == "dear"
 

@@ -243,7 +243,7 @@ def test_another_evaluation_is_never_overwritten(
     assert "(benchmarks.sums.max_tokens was 24, is 25)" in capsys.readouterr().err
     (tmp_path / "letter.txt").write_text("dear")
     assert main(command(trained, entry, tmp_path)) == 2
-    assert "holds something else than an evaluation" in capsys.readouterr().err
+    assert "holds something other than an evaluation" in capsys.readouterr().err
 
 
 def test_a_kill_while_settings_are_written_blocks_nothing(tmp_path: Path) -> None:
