@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
-from lemma.config.registry import Registry, is_place, load_place
+from lemma.config.registry import Registry, from_options, is_place, load_place
 from lemma.core.errors import UserError, nearest
 from lemma.rewards.combine import RewardFailed, Scored, combine, distributions
 from lemma.rewards.correctness import Accuracy, FormatKept, Graded
@@ -90,12 +88,4 @@ def make_reward(spec: str | Mapping[str, Any] | Reward) -> Reward:
     kind = REWARDS.find(name)
     if kind is None:
         raise UserError(f"there is no reward '{name}'", fix=nearest(name, REWARDS.names()))
-    try:
-        return kind(**options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            raise UserError(f"reward {name} has no option '{place}'", fix=nearest(place, kind.model_fields)) from None
-        what = str(first["msg"]).removeprefix("Value error, ")
-        raise UserError(f"option '{place}' of reward {name}: {what}") from None
+    return from_options(kind, options, f"reward {name}")

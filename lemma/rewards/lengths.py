@@ -15,9 +15,9 @@ class SoftOverlong(Reward):
     name: Literal["soft_overlong"] = "soft_overlong"
     """Which reward."""
     max_tokens: int = Field(16384, ge=1)
-    """Length from which on the punishment is whole."""
+    """Length at which the full penalty is reached."""
     margin: int | None = Field(None, ge=0)
-    """How long before that it begins; 0 makes it a step. Default: a quarter of max_tokens."""
+    """How many tokens before that the penalty begins; 0 makes it a step. Default: a quarter of max_tokens."""
 
     @field_validator("margin")
     @classmethod

@@ -26,7 +26,7 @@ class RewardModel(Reward):
     batch: int = Field(16, ge=1)
     """Completions scored at a time."""
     max_tokens: int = Field(4096, ge=8)
-    """Longer texts lose their beginning."""
+    """Maximum length of a text; longer ones lose their beginning."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where it computes; auto takes a GPU where there is one."""
 
@@ -74,7 +74,7 @@ SHOWN = 200
 FIX = "give the path of a sequence-classification model with its tokenizer"
 
 PARTS = {"weights": ("*.safetensors", "*.bin"), "tokenizer": ("tokenizer*", "vocab*", "*.model")}
-"""The files of a model's folder beside its configuration, any one of each kind."""
+"""The files that a model's folder needs in addition to its configuration: any one of each kind."""
 
 
 def _from_hub(path: str) -> Path:
@@ -141,13 +141,13 @@ def _load(path: str, device: str) -> tuple[Any, Any]:
     model: Any
     tokenizer: Any
     with without_tables(), loading("reward model", path, fix=FIX):
-        model, found = AutoModelForSequenceClassification.from_pretrained(
+        model, info = AutoModelForSequenceClassification.from_pretrained(
             place, output_loading_info=True, ignore_mismatched_sizes=True
         )
         tokenizer = AutoTokenizer.from_pretrained(place)
     if model.config.num_labels != 1:
         raise _too_many(path, model.config.num_labels)
-    check_weights(path, found, FIX)
+    check_weights(path, info, FIX)
     check_vocabulary(path, model, tokenizer)
     tokenizer.truncation_side = "left"
     if tokenizer.pad_token is None:

@@ -128,7 +128,7 @@ class Reward(Options):
 
     @property
     def files(self) -> list[Path]:
-        """Files on this machine that decide what it gives: a run that goes on must find them as they were."""
+        """Files on this machine that decide the score: a resumed run must find them unchanged."""
         return []
 
     def check(self) -> None:

@@ -36,17 +36,17 @@ class TrlFunction(FunctionReward):
             return []
         function, given = load_function(self.function), self._arguments(items)
         try:
-            found = function(**given)
-            if inspect.isawaitable(found):
-                found = asyncio.run(_awaited(found))
-            return [_number(value) for value in _listed(found, len(items))]
+            scores = function(**given)
+            if inspect.isawaitable(scores):
+                scores = asyncio.run(_awaited(scores))
+            return [_number(value) for value in _listed(scores, len(items))]
         except UserError:
             raise
         except (Exception, SystemExit) as error:
             raise RewardFailed(self, self.label, items[0].completion, error) from error
 
     def _arguments(self, items: Sequence[RewardInput]) -> dict[str, Any]:
-        """What the function asks for: all there is where it takes `**kwargs`, otherwise what it names."""
+        """The columns that the function takes: all of them with `**kwargs`, otherwise those it names."""
         as_messages = self.completions == "messages" or (self.completions == "auto" and _is_chat(items[0]))
         known: dict[str, Any] = _columns(items)
         known["prompts"] = [_prompt(item, as_messages) for item in items]
@@ -75,8 +75,8 @@ class TrlFunction(FunctionReward):
 _LOOSE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
-async def _awaited(found: Any) -> Any:
-    return await found
+async def _awaited(scores: Any) -> Any:
+    return await scores
 
 
 def _is_chat(item: RewardInput) -> bool:
@@ -101,10 +101,10 @@ def _row(item: RewardInput) -> dict[str, Any]:
     return {**known, "question": item.problem.question, **item.problem.extra.get(ROW, {})}
 
 
-def _listed(found: Any, count: int) -> list[Any]:
-    values = list(found) if not isinstance(found, str | bytes | Mapping) else None
+def _listed(scores: Any, count: int) -> list[Any]:
+    values = list(scores) if not isinstance(scores, str | bytes | Mapping) else None
     if values is None or len(values) != count:
-        raise TypeError(f"it returned {found!r:.200} where a list of {count} numbers was expected")
+        raise TypeError(f"it returned {scores!r:.200} where a list of {count} numbers was expected")
     return values
 
 

@@ -154,8 +154,8 @@ class AnswerReward(WorkingOutReward):
 
     def score(self, item: RewardInput) -> float | None:
         if self.variant == "notebook":
-            found = _notebook(item.completion, self.eos, _tags(item))
-            return self._notebook(found, need_gold(item, self.name))
+            text = _notebook(item.completion, self.eos, _tags(item))
+            return self._notebook(text, need_gold(item, self.name))
         if self.variant == "repository":
             block = _block(item.completion, _tags(item))
             return self._repository(None if block is None else block.strip(), need_gold(item, self.name))
@@ -213,10 +213,10 @@ class Numbers(WorkingOutReward):
             text, wanted = _block(item.completion, tags) or "", _number(gold.strip())
         else:
             text, wanted = (_answer(item) or "").replace(",", ""), _number(gold.strip().replace(",", ""))
-        found = re.search(r"-?\d+\.?\d*", text)
-        if found is None or wanted is None:
+        match = re.search(r"-?\d+\.?\d*", text)
+        if match is None or wanted is None:
             return -1.5
-        given = float(found[0])
+        given = float(match[0])
         best, tenth, fifth, wrong = (4.0, 2.5, 1.5, -2.0) if self.variant == "repository" else (3.0, 1.5, 0.5, -1.0)
         if abs(given - wanted) < 1e-6:
             return best
@@ -224,11 +224,11 @@ class Numbers(WorkingOutReward):
         return wrong if near is None else near
 
     def _notebook(self, text: str, gold: str) -> float:
-        found = _NUMBER.search(text)
-        if found is None:
+        match = _NUMBER.search(text)
+        if match is None:
             return -2.5
         wanted = _number(gold.strip())
-        given = _number(found[0].replace(",", ""))
+        given = _number(match[0].replace(",", ""))
         if wanted is None or given is None:
             return 0.0
         return 3.5 if given == wanted else -1.5

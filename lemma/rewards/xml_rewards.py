@@ -82,7 +82,7 @@ class TagCount(Reward):
     value: float = 0.125
     """Value of each tag."""
     penalty: float = 0.001
-    """Taken off twice for each character after the closing tag."""
+    """Subtracted twice for each character after the closing tag."""
     compat: bool = False
     """Take off the length of the whole text where the final newline is missing, as the original does."""
 
