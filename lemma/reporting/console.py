@@ -51,7 +51,7 @@ class Console:
                 self._view.say(ended(event, self._numbers), "bold")
 
     def _beside(self, what: str, note: str) -> str:
-        """What stands beside a bar: the note, and for a stage the numbers of its last step that it does not name."""
+        """What follows a progress bar: the note, and for a stage the numbers of its last step that it does not name."""
         if what != self._stage or self._numbers is None:
             return note
         return ", ".join(part for part in (note, headline(self._numbers, besides=note)) if part)

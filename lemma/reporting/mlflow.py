@@ -47,8 +47,8 @@ class MLflow:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "lemma"
         try:
             self._client = MlflowClient(place)
-            found = self._client.get_experiment_by_name(name)
-            experiment = self._client.create_experiment(name) if found is None else found.experiment_id
+            known = self._client.get_experiment_by_name(name)
+            experiment = self._client.create_experiment(name) if known is None else known.experiment_id
             self._run = self._same_run(experiment)
             self._client.log_dict(self._run, dict(self._recipe), "recipe.yaml")
         except (OSError, MlflowException) as error:

@@ -122,10 +122,10 @@ class OwnLogger:
 
 def make_logger(name: str, run: Logged) -> Logger:
     """A logger by its name, by `path.py:Name`, or from another package."""
-    found = LOGGERS.find(name)
-    if not callable(found):
+    logger = LOGGERS.find(name)
+    if not callable(logger):
         raise UserError(f"there is no logger '{name}'", fix=nearest(name, LOGGERS.names()))
-    return found(run) if name in LOGGERS else OwnLogger(name, found, run)
+    return logger(run) if name in LOGGERS else OwnLogger(name, logger, run)
 
 
 @contextmanager
@@ -147,23 +147,25 @@ def make_sink(
     names = dict.fromkeys([*(name for name, is_wanted in usual.items() if is_wanted), *loggers])
     run = Logged(run_dir, recipe, wandb or "lemma", say=lambda text: sink(Said(text)))
     sink = Loggers([make_logger(name, run) for name in names])
-    failed = True
-    try:
-        with warnings_said(lambda text: sink(Said(text, "warning"))):
-            yield sink
-        failed = False
-    finally:
-        sink.close(failed)
+    with _open_until_the_end(sink):
+        yield sink
 
 
 @contextmanager
 def rank_sink(run_dir: Path) -> Iterator[Sink]:
-    """What a rank beside the first one says goes to a file of its own."""
+    """Messages of every rank but the first go to a file of that rank."""
     sink = Loggers([LogFile(run_dir / "logs" / f"rank-{rank()}.log")])
+    with _open_until_the_end(sink):
+        yield sink
+
+
+@contextmanager
+def _open_until_the_end(sink: Loggers) -> Iterator[None]:
+    """Python's warnings go to the sink within the block; it is closed afterwards and told whether the block failed."""
     failed = True
     try:
         with warnings_said(lambda text: sink(Said(text, "warning"))):
-            yield sink
+            yield
         failed = False
     finally:
         sink.close(failed)

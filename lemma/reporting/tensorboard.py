@@ -55,7 +55,7 @@ class TensorBoard:
 
 @lru_cache(maxsize=1)
 def _silence_writers() -> None:
-    """A writer's own thread prints a traceback when the disk is full. The caller hears of it too, and says so."""
+    """A writer's own thread prints a traceback when the disk is full. The caller gets the error too, and reports it."""
     before = threading.excepthook
 
     def hear(args: threading.ExceptHookArgs) -> None:

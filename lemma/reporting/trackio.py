@@ -14,7 +14,7 @@ from lemma.reporting.completion_tables import completion_rows, is_due
 
 
 class Trackio:
-    """One Trackio run for a run of Lemma; starts with the first stage, and goes on when the run does."""
+    """One Trackio run for a run of Lemma; starts with the first stage, and continues when the run is resumed."""
 
     name = "Trackio"
     troubles: tuple[type[Exception], ...] = (OSError, RuntimeError, ValueError)

@@ -13,7 +13,7 @@ from lemma.core.files import write_whole
 
 
 def _run_id(run_dir: Path) -> str:
-    """The id that every start of this run shares, so that a resumed run goes on in the same place."""
+    """The id that every start of this run shares, so that a resumed run continues in the same place."""
     path = run_dir / "wandb_run_id"
     if not path.exists():
         write_whole(path, secrets.token_hex(4) + "\n")

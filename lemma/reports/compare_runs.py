@@ -62,7 +62,7 @@ def compare_runs(first: RunReader, second: RunReader) -> ComparedRuns:
 
 
 def _ends(stage: str, first: RunReader, second: RunReader) -> list[CurveEnds]:
-    found = []
+    ends = []
     for axis in ("train", "eval"):
         mine, theirs = (run.metrics.curves.get((stage, axis)) for run in (first, second))
         if mine is None or theirs is None or not mine.steps or not theirs.steps:
@@ -71,8 +71,8 @@ def _ends(stage: str, first: RunReader, second: RunReader) -> list[CurveEnds]:
         for name in COMPARED:
             a, b = _end(mine, name, last), _end(theirs, name, last)
             if a is not None and b is not None:
-                found.append(CurveEnds(stage, name, a, b, last))
-    return found
+                ends.append(CurveEnds(stage, name, a, b, last))
+    return ends
 
 
 def _end(curves: Curves, name: str, last: int) -> Number:

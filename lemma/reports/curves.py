@@ -27,8 +27,8 @@ class Curves:
         timings = row.pop("timings", None) or {}
         self.steps.append(int(row.pop("step")))
         self.held_by.append(str(timings.pop("held_by", "")))
-        for columns, found in ((self.values, row), (self.timings, timings)):
-            for name, value in found.items():
+        for columns, cells in ((self.values, row), (self.timings, timings)):
+            for name, value in cells.items():
                 if isinstance(value, int | float):
                     columns.setdefault(name, [None] * count).append(_short(value))
             for column in columns.values():

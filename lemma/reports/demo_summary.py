@@ -94,7 +94,7 @@ def _seconds(run_dir: Path, stage: str) -> float:
 # --- in words ----------------------------------------------------------------------------------------------------
 
 
-def table(found: Sequence[DemoScore]) -> str:
+def table(scores: Sequence[DemoScore]) -> str:
     """Markdown, with columns that line up in a terminal too."""
     head = ["model", "greedy, % right", "temperature 1, % right", "format kept, %", "reward", "trained for"]
     lines = [
@@ -106,7 +106,7 @@ def table(found: Sequence[DemoScore]) -> str:
             f"{_summary(one.sampled).numbers['reward']:.3f}",
             duration(one.seconds) if one.stage == "sft" else f"+ {duration(one.seconds)}",
         ]
-        for one in found
+        for one in scores
     ]
     widths = [max(len(line[column]) for line in [head, *lines]) for column in range(len(head))]
     rows = [" | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in [head, *lines]]
@@ -146,9 +146,9 @@ def is_stepwise(reasoning: str | None) -> bool:
     return reasoning is not None and reasoning.count("=") > 1
 
 
-def explanation(found: Sequence[DemoScore]) -> str:
+def explanation(scores: Sequence[DemoScore]) -> str:
     """What reinforcement learning did, and what it did not, in the numbers of this run."""
-    by_stage = {one.stage: one for one in found}
+    by_stage = {one.stage: one for one in scores}
     sft, grpo, longer = (by_stage[stage] for stage in ("sft", "grpo", "sft_longer"))
     before, after, control = (Styles.of(_rows(one.sampled)) for one in (sft, grpo, longer))
     gain, more = (_change(sft.greedy, one.greedy) for one in (grpo, longer))
@@ -181,27 +181,27 @@ def _mix(styles: Styles) -> float:
     return styles.share * (styles.right_stepwise or 0.0) + (1 - styles.share) * (styles.right_terse or 0.0)
 
 
-def question(found: Sequence[DemoScore]) -> str:
+def question(scores: Sequence[DemoScore]) -> str:
     """A held-out problem to try the model with."""
-    return _rows(found[0].greedy)[0].question
+    return _rows(scores[0].greedy)[0].question
 
 
-def as_markdown(found: Sequence[DemoScore], seed: int) -> str:
+def as_markdown(scores: Sequence[DemoScore], seed: int) -> str:
     """The whole result as a page."""
-    by_stage = {one.stage: one for one in found}
+    by_stage = {one.stage: one for one in scores}
     return "\n".join(
         [
             f"# The demo, seed {seed}",
             "",
-            table(found),
+            table(scores),
             "",
             fill(
-                f"{_summary(found[0].greedy).n} held-out problems, one sample each; in brackets 95% intervals (exact "
+                f"{_summary(scores[0].greedy).n} held-out problems, one sample each; in brackets 95% intervals (exact "
                 "binomial). Format and reward are those of samples at temperature 1.",
                 WIDTH,
             ),
             "",
-            fill(explanation(found), WIDTH),
+            fill(explanation(scores), WIDTH),
             "",
             "The first held-out problems, answered greedily:",
             "",
@@ -230,8 +230,8 @@ def _accuracy(report: Report) -> Score:
 def _change(before: Report, after: Report) -> str:
     """How many points an accuracy changed by, problem by problem, with the 95% interval."""
     right = ([[float(row.verdict == "right")] for row in _rows(report)] for report in (before, after))
-    found = paired_test(*right)
-    return f"{100 * found.difference:+.1f} points (95% interval {100 * found.low:+.1f} to {100 * found.high:+.1f})"
+    test = paired_test(*right)
+    return f"{100 * test.difference:+.1f} points (95% interval {100 * test.low:+.1f} to {100 * test.high:+.1f})"
 
 
 def _right(rows: Sequence[EvalRow]) -> float | None:

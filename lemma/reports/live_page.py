@@ -73,11 +73,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             question = json.loads(self.rfile.read(int(size)))
-            found = answer(question if isinstance(question, dict) else {})
+            reply = answer(question if isinstance(question, dict) else {})
         except (ValueError, KeyError, IndexError, TypeError, OSError, UserError):
             self._send(404, b"there is nothing of this name, or it cannot be read")
             return
-        data = json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        data = json.dumps(reply, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
         self._send(200, data, "application/json; charset=utf-8")
 
     def _path(self) -> str | None:

@@ -72,9 +72,9 @@ class PageData:
             "curves": {
                 f"{stage}/{axis}": {
                     "from": counts.get(f"{stage}/{axis}", 0),
-                    **found.after(counts.get(f"{stage}/{axis}", 0)),
+                    **curves.after(counts.get(f"{stage}/{axis}", 0)),
                 }
-                for (stage, axis), found in run.metrics.curves.items()
+                for (stage, axis), curves in run.metrics.curves.items()
             },
             "remarks": [
                 {"time": one.time, "level": one.level, "stage": one.stage, "step": one.step, "text": one.text}
@@ -90,22 +90,22 @@ def differences(runs: Sequence[RunReader]) -> list[dict[str, Any]]:
     that a run lacks altogether, such as a stage, is one line."""
     if len(runs) < 2:
         return []
-    found = [leaves(run.recipe) for run in runs]
+    recipes = [leaves(run.recipe) for run in runs]
     rows: dict[str, list[str]] = {}
-    for key in dict.fromkeys(key for own in found for key in own):
-        values = [str(own[key]) if key in own else _absent(own, key) for own in found]
+    for key in dict.fromkeys(key for own in recipes for key in own):
+        values = [str(own[key]) if key in own else _absent(own, key) for own in recipes]
         if key == "run.dir" or len(set(values)) == 1:
             continue
-        missing = [value for own, value in zip(found, values, strict=True) if key not in own]
+        missing = [value for own, value in zip(recipes, values, strict=True) if key not in own]
         if missing and missing[0] != key:
-            rows[missing[0]] = ["not there" if key not in own else "there" for own in found]
+            rows[missing[0]] = ["not there" if key not in own else "there" for own in recipes]
         else:
-            rows[key] = ["not there" if key not in own else str(own[key]) for own in found]
+            rows[key] = ["not there" if key not in own else str(own[key]) for own in recipes]
     return [{"key": key, "values": values} for key, values in rows.items()]
 
 
 def _absent(own: Mapping[str, Any], key: str) -> str:
-    """The largest part that holds this option and of which nothing is there."""
+    """The largest block around this option that is missing altogether."""
     parts = key.split(".")
     for length in range(1, len(parts)):
         part = ".".join(parts[:length])

@@ -1,4 +1,4 @@
-"""The memory that a stage was planned to take, to show beside what it took."""
+"""The memory that a stage was planned to take, to show next to what it took."""
 
 from __future__ import annotations
 

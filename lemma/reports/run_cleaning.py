@@ -28,15 +28,15 @@ class Spare:
 def find_spare(folder: Path) -> list[Spare]:
     """Of every run that nobody works on: checkpoints, but the best and, of a stage that is not finished, the newest;
     the journals of steps that no run will go back to."""
-    found: list[Spare] = []
+    spare: list[Spare] = []
     for run in find_runs(folder):
         if is_locked(run):
             continue
         for kind, paths in _spare_of(RunReader(run)).items():
             size = sum(map(size_of, paths))
             if paths:
-                found.append(Spare(run, kind, tuple(paths), size))
-    return found
+                spare.append(Spare(run, kind, tuple(paths), size))
+    return spare
 
 
 def _spare_of(run: RunReader) -> dict[str, list[Path]]:

@@ -65,17 +65,17 @@ class RunReader:
     @property
     def facts(self) -> dict[str, Any]:
         try:
-            found = json.loads((self.folder / "run.json").read_text())
+            facts = json.loads((self.folder / "run.json").read_text())
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return facts if isinstance(facts, dict) else {}
 
     def is_done(self, stage: str) -> bool:
         return (self.folder / "stages" / stage / "done.json").is_file()
 
     def evaluations(self) -> list[EvaluationPlace]:
         """Those of stages in the order of their steps, then those that were made of whole models, by age."""
-        found, others = [], []
+        numbered, others = [], []
         for folder in sorted((self.folder / "evaluations").glob("*")):
             if is_complete(folder):
                 others.append(EvaluationPlace(folder.name, folder))
@@ -83,20 +83,20 @@ class RunReader:
                 number = inner.name.removeprefix("step-")
                 if number.isdigit() and is_complete(inner):
                     name = f"{folder.name}, step {int(number)}"
-                    found.append(EvaluationPlace(name, inner, folder.name, int(number)))
-        return found + sorted(others, key=lambda one: (one.folder / "results.json").stat().st_mtime)
+                    numbered.append(EvaluationPlace(name, inner, folder.name, int(number)))
+        return numbered + sorted(others, key=lambda one: (one.folder / "results.json").stat().st_mtime)
 
     def chunks(self) -> list[ChunkPlace]:
         """Everything that was sampled, as places to read."""
-        found = [
+        places = [
             ChunkPlace(f"{stage}/{step}", stage, step, path)
             for stage in self.stages
             for step, path in journal_steps(self.folder, stage).items()
         ]
         for one in self.evaluations():
             source = f"evaluation during {one.stage}" if one.stage else f"evaluation {one.name}"
-            found.append(ChunkPlace(f"{source}/{one.step}", source, one.step, one.folder, is_evaluation=True))
-        return found
+            places.append(ChunkPlace(f"{source}/{one.step}", source, one.step, one.folder, is_evaluation=True))
+        return places
 
     def read(self, place: ChunkPlace, longest: int | None = None, most: int | None = None) -> dict[str, Any]:
         """The samples of a step or an evaluation; `most` of them, and the rest of their group."""
@@ -122,10 +122,10 @@ class RunReader:
 def _read_recipe(folder: Path) -> dict[str, Any]:
     path = folder / "recipe.yaml"
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError("the recipe of this run cannot be read", file=path, fix="restore it") from error
-    return found if isinstance(found, dict) else {}
+    return recipe if isinstance(recipe, dict) else {}
 
 
 def open_runs(folders: list[Path]) -> list[RunReader]:

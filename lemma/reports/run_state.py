@@ -43,10 +43,10 @@ class Log:
 
     def look(self) -> None:
         for line in self._file.look():
-            found = LINE.match(line.decode("utf-8", "replace"))
-            if found is None:
+            match = LINE.match(line.decode("utf-8", "replace"))
+            if match is None:
                 continue
-            self.last_time, level, text = found.groups()
+            self.last_time, level, text = match.groups()
             if level in ("warning", "error"):
                 step = STEP.match(text)
                 number = int(step.group(1)) if step else None

@@ -55,7 +55,7 @@ def list_runs(folder: Path) -> list[RunRow]:
     """The newest first."""
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}", fix="name the folder that your runs are in")
-    return sorted((row_of(found) for found in find_runs(folder)), key=lambda row: row.age)
+    return sorted((row_of(run) for run in find_runs(folder)), key=lambda row: row.age)
 
 
 def row_of(folder: Path) -> RunRow:
@@ -79,10 +79,10 @@ def row_of(folder: Path) -> RunRow:
 def best_number(run: RunReader, stage: str) -> str:
     """The best value of what the stage is judged by, in words; an evaluation counts more than what was sampled."""
     columns = [
-        (name, found.steps, column)
+        (name, curves.steps, column)
         for axis in ("eval", "train")
-        if (found := run.metrics.curves.get((stage, axis))) is not None
-        for name, column in found.values.items()
+        if (curves := run.metrics.curves.get((stage, axis))) is not None
+        for name, column in curves.values.items()
     ]
     for wanted, words, more in JUDGED:
         for name, steps, column in columns:

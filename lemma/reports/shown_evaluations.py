@@ -22,16 +22,16 @@ def evaluation_rows(place: EvaluationPlace) -> list[dict[str, Any]]:
         results = json.loads((place.folder / "results.json").read_text(encoding="utf-8"))
         return [
             {"evaluation": place.name, "stage": place.stage, "step": place.step, "benchmark": name, **row}
-            for name, found in results["benchmarks"].items()
-            for row in _rows(found)
+            for name, result in results["benchmarks"].items()
+            for row in _rows(result)
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []  # half written or damaged: there is nothing to show of it
 
 
-def _rows(found: dict[str, Any]) -> list[dict[str, Any]]:
-    first = _row(found)
-    measures = {name: found["scores"][name] for name in found.get("measures", ())}
+def _rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+    first = _row(result)
+    measures = {name: result["scores"][name] for name in result.get("measures", ())}
     return [first, *({**first, "metric": name, **_interval(score)} for name, score in measures.items())]
 
 
@@ -39,20 +39,20 @@ def _interval(score: dict[str, Any]) -> dict[str, Any]:
     return {name: score[name] for name in ("value", "low", "high")}
 
 
-def _row(found: dict[str, Any]) -> dict[str, Any]:
-    headline, scores, settings = found["headline"], found["scores"], found["settings"]
+def _row(result: dict[str, Any]) -> dict[str, Any]:
+    headline, scores, settings = result["headline"], result["scores"], result["settings"]
     return {
         "metric": headline["metric"],
         **_interval(headline),
-        "n": found["n"],
-        "k": found["k"],
-        "unknown": found["unknown"],
+        "n": result["n"],
+        "k": result["k"],
+        "unknown": result["unknown"],
         "format": scores["format"]["value"],
         "truncated": scores["truncated"]["value"],
-        "tokens": found["numbers"].get("tokens"),
-        "reward": found["numbers"].get("reward"),
+        "tokens": result["numbers"].get("tokens"),
+        "reward": result["numbers"].get("reward"),
         "temperature": settings["temperature"],
-        "turns": found["numbers"].get("turns"),
+        "turns": result["numbers"].get("turns"),
         "others": {name: score for name, score in scores.items() if name.startswith(("pass@", "maj@"))},
     }
 
@@ -67,7 +67,7 @@ class Pair:
 
 def pairs_within(run: RunReader) -> list[Pair]:
     """Of each stage the first evaluation against the last; of whole models, each against the first of its kind."""
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     series: dict[str, list[EvaluationPlace]] = {}
     alone: dict[str, list[EvaluationPlace]] = {}
     for place in run.evaluations():
@@ -77,10 +77,10 @@ def pairs_within(run: RunReader) -> list[Pair]:
             alone.setdefault(_kind(place.folder), []).append(place)
     for places in series.values():
         if len(places) > 1:
-            found.append(Pair((run, places[0]), (run, places[-1])))
+            pairs.append(Pair((run, places[0]), (run, places[-1])))
     for places in alone.values():
-        found += [Pair((run, places[0]), (run, other)) for other in places[1:]]
-    return found
+        pairs += [Pair((run, places[0]), (run, other)) for other in places[1:]]
+    return pairs
 
 
 def pairs_between(first: RunReader, second: RunReader) -> list[Pair]:

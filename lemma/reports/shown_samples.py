@@ -26,12 +26,12 @@ FIRST_LEVEL, LEVELS, DEEPEST = 35, 90, 16.0
 
 def journal_steps(run: Path, stage: str) -> dict[int, Path]:
     """The journals of a stage by step, whether they are compressed or not; of several slots the first."""
-    found: dict[int, Path] = {}
+    journals: dict[int, Path] = {}
     for path in sorted((run / "stages" / stage / "journal").glob("step-*")):
         match = NAME.fullmatch(path.name)
         if match is not None:
-            found.setdefault(int(match[1]), path)
-    return dict(sorted(found.items()))
+            journals.setdefault(int(match[1]), path)
+    return dict(sorted(journals.items()))
 
 
 def read_chunk(

@@ -27,28 +27,28 @@ class TokenTexts:
         self._anchor, self._anchor_text = 0, tokenizer.decode([0], skip_special_tokens=False)
 
     def piece(self, token: int) -> str:
-        found = self._pieces.get(token)
-        if found is None:
+        piece = self._pieces.get(token)
+        if piece is None:
             text = self._tokenizer.decode([self._anchor, token], skip_special_tokens=False)
-            found = self._pieces[token] = text.removeprefix(self._anchor_text)
-        return found
+            piece = self._pieces[token] = text.removeprefix(self._anchor_text)
+        return piece
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """One piece for each id. A character that several tokens make together stands at the last of them."""
+        """One piece for each id. A character that several tokens make together belongs to the last of them."""
         known = self._pieces
-        found = [known[token] if token in known else self.piece(token) for token in ids]
-        place = 0 if TORN in "".join(found) else len(found)
-        while place < len(found):
-            place += self._mend(ids, found, place) if TORN in found[place] else 1
-        return found
+        pieces = [known[token] if token in known else self.piece(token) for token in ids]
+        place = 0 if TORN in "".join(pieces) else len(pieces)
+        while place < len(pieces):
+            place += self._mend(ids, pieces, place) if TORN in pieces[place] else 1
+        return pieces
 
-    def _mend(self, ids: Sequence[int], found: list[str], place: int) -> int:
+    def _mend(self, ids: Sequence[int], pieces: list[str], place: int) -> int:
         """Join the tokens from `place` on that make whole characters together; how many they are, 1 where none do."""
         for count in range(2, MOST_TOGETHER + 1):
             together = ids[place : place + count]
             text = self._tokenizer.decode([self._anchor, *together], skip_special_tokens=False)
             if len(together) == count and TORN not in text:
-                found[place : place + count] = [""] * (count - 1) + [text.removeprefix(self._anchor_text)]
+                pieces[place : place + count] = [""] * (count - 1) + [text.removeprefix(self._anchor_text)]
                 return count
         return 1
 
