@@ -26,7 +26,7 @@ class ExpertIteration(Algorithm):
     name: Literal["expert_iteration"] = "expert_iteration"
     """Imitation of the policy's own right samples."""
     threshold: float = 1.0
-    """Reward from which on a sample is right."""
+    """Samples with at least this reward count as right."""
     per_problem: int | None = Field(None, ge=1)
     """How many samples of a problem to keep at most, so that easy ones do not crowd out the others. Default: all."""
     distinct: bool = True

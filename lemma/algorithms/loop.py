@@ -36,7 +36,7 @@ class Loop(RatioOptions, PolicyGradient):
     ratio: Literal["token", "turn", "trajectory"] = "token"
     """Whose ratio counts: each token's, the product over a turn's tokens, or the product over the sample's."""
     leave_out_own: bool = True
-    """Compare with the mean of the other samples; else with the mean of all."""
+    """Compare with the mean of the other samples; otherwise with the mean of all."""
     least_advantage: float = Field(0.01, ge=0)
     """Advantages smaller than this are 0."""
     positive_only: bool = False

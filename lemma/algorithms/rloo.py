@@ -28,9 +28,9 @@ class Rloo(ClipOptions, RatioOptions, PolicyGradient):
     name: Literal["rloo"] = "rloo"
     """REINFORCE leave-one-out."""
     reward_kl: float = Field(0.0, ge=0)
-    """Weight of the KL of a whole sample to the reference, taken off its reward."""
+    """Weight of the KL of a whole sample to the reference, subtracted from its reward."""
     reward_clip: tuple[float, float] | None = None
-    """Keep rewards within these two numbers, before the KL is taken off."""
+    """Keep rewards within these two numbers, before the KL is subtracted."""
     standardise: bool = False
     """Bring the advantages of the batch to mean 0 and deviation 1."""
 

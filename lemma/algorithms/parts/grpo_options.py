@@ -25,7 +25,7 @@ class SapoOptions(Options):
     positive: float = Field(1.0, gt=0)
     """Its temperature t where the advantage is above 0."""
     negative: float = Field(1.05, gt=0)
-    """Its temperature t elsewhere."""
+    """Its temperature t where the advantage is 0 or below."""
 
 
 class VespoOptions(Options):
@@ -36,9 +36,9 @@ class VespoOptions(Options):
     decay_positive: float = Field(3.0, ge=0)
     """Its l where the advantage is 0 or above."""
     power_negative: float = Field(3.0, ge=0)
-    """Its k elsewhere."""
+    """Its k where the advantage is negative."""
     decay_negative: float = Field(2.0, ge=0)
-    """Its l elsewhere."""
+    """Its l where the advantage is negative."""
 
 
 class GainOptions(ClipOptions):

@@ -62,9 +62,7 @@ MismatchCap = Annotated[
     ),
 ]
 
-LabelSmoothing = Annotated[
-    float, Field(ge=0, lt=0.5, description="Share of the labels that may be the wrong way round.")
-]
+LabelSmoothing = Annotated[float, Field(ge=0, lt=0.5, description="Share of the labels that may be swapped.")]
 NllWeight = Annotated[float, Field(ge=0, description="Weight of the mean NLL of the chosen responses.")]
 
 

@@ -128,7 +128,7 @@ class LuffyCompat(Options):
     ratio_kl: float = Field(0.0, ge=0)
     """Weight of the size of the mean log-ratio of old and new policy; takes a second pass over the batch."""
     adaptive_entropy: AdaptiveEntropyOptions | None = None
-    """Let the weight of the entropy follow the entropy."""
+    """Adapt the weight of the entropy to the measured entropy."""
 
     def of_loss(self, entropy: float, memory: Memory) -> dict[str, Any]:
         """What this block says to the loss; `entropy` is the weight that an adaptive one starts from."""

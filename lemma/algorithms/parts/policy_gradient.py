@@ -68,9 +68,9 @@ class PolicyGradient(Algorithm):
     """Maximum weight that `entropy_target` leads to."""
     mismatch_cap: shared.MismatchCap = None
     mismatch_floor: float | None = Field(None, ge=0)
-    """Least mismatch weight."""
+    """Minimum mismatch weight."""
     mismatch_level: Literal["token", "sequence"] = "token"
-    """Whether a mismatch weight is of a token or of a whole sample."""
+    """Whether a mismatch weight belongs to a token or to a whole sample."""
     mismatch_mask: bool = False
     """Leave out what lies beyond cap and floor, instead of cutting its weight."""
 

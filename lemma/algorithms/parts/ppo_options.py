@@ -36,10 +36,10 @@ class RewardKlOptions(RatioOptions):
 
     kl: KlWeight = 0.05
     kl_in: Literal["reward", "loss"] = "reward"
-    """Whether the KL is taken off the reward of each token, or added to the loss."""
+    """Whether the KL is subtracted from the reward of each token, or added to the loss."""
     kl_estimator: KlEstimator = "k1"
     adaptive_kl: AdaptiveKlOptions | None = None
-    """Let the weight of the KL follow the KL."""
+    """Adapt the weight of the KL to the measured KL."""
 
     @model_validator(mode="after")
     def _kl_fits(self) -> Self:
@@ -96,7 +96,7 @@ class PpoCompat(Options):
     whiten_rewards: bool = False
     """Scale the rewards of tokens to deviation 1 over the batch before advantages are estimated."""
     missing_eos_penalty: float | None = Field(None, gt=0)
-    """Taken off the score of a sample that was cut off before it ended."""
+    """Subtracted from the score of a sample that was cut off before it ended."""
     missing_eos_score: float | None = None
     """The score of a sample that was cut off before it ended, whatever it says."""
 

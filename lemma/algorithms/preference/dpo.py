@@ -25,7 +25,7 @@ class Dpo(NllOptions, PreferenceAlgorithm):
     """The loss of a pair: a name, or several with their weights, such as `{sigmoid: 0.8, bco: 0.2}`."""
     label_smoothing: LabelSmoothing = 0.0
     reference_free: bool = False
-    """Take log-probabilities for log-ratios; no reference is held."""
+    """Use log-probabilities in place of log-ratios; no reference model is held."""
     divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] = "reverse_kl"
     """Which divergence from the reference the rewards belong to."""
     divergence_alpha: float = 0.5
@@ -33,7 +33,7 @@ class Dpo(NllOptions, PreferenceAlgorithm):
     length_alpha: float | None = Field(None, ge=0, le=1)
     """Weight of tokens beyond the length of the shorter response (LD-DPO); not given: 1."""
     weighting: bool = False
-    """Weigh pairs by how likely the policy is to say them (WPO); it costs one more forward pass."""
+    """Weigh pairs by how likely the policy is to generate them (WPO); it costs one more forward pass."""
     tau: float = Field(0.05, gt=0)
     """Temperature of the blend in `loss: discopop`."""
     shift: bool = True

@@ -25,7 +25,7 @@ class Simpo(NllOptions, PreferenceAlgorithm):
     beta: float = Field(2.0, gt=0)
     """Scale of the mean log-probabilities; larger than elsewhere, because they are means."""
     gamma: float = Field(1.0, ge=0)
-    """The margin that a pair shall have, in units of reward."""
+    """The margin that a pair should have, in units of reward."""
     alpha: float = 0.0
     """AlphaPO: the reward is (1 - p^-alpha) / alpha in place of log p; 0 is SimPO."""
     label_smoothing: LabelSmoothing = 0.0
