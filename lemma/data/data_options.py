@@ -120,7 +120,7 @@ class SourceOptions(Options):
     @model_validator(mode="after")
     def _variations_to_train_on(self) -> SourceOptions:
         if self.variations and self.source == "arithmetic":
-            raise ValueError("variations says nothing of the built-in arithmetic: raise arithmetic.count")
+            raise ValueError("variations has no effect on the built-in arithmetic: raise arithmetic.count")
         if self.source == "arithmetic" and self.part != Part(self.split):
             raise ValueError("the built-in arithmetic has no rows to take a part of: lower arithmetic.count")
         if self.variations and names_held_out(self.part.split):

@@ -44,7 +44,7 @@ def part_of(split: str) -> Part:
     """Read `train` or `train[:50%]`. ValueError where it is neither."""
     match = _PART.fullmatch(split)
     if match is None and ("[" in split or "]" in split):
-        raise ValueError(f"'{split}' is no part of a split; write for example `train[:50%]` or `train[1000:2000]`")
+        raise ValueError(f"'{split}' is not a part of a split; write for example `train[:50%]` or `train[1000:2000]`")
     if match is None:
         return Part(split)
     borders = [Border(int(match[name]), bool(match[f"{name}_percent"])) if match[name] else None

@@ -149,7 +149,7 @@ def probabilities(values: Values, *names: str) -> list[float] | None:
     numbers = listed(values, name)
     for one in numbers:
         if isinstance(one, bool) or not isinstance(one, int | float) or not 0 <= one <= LARGEST_PROBABILITY:
-            raise RowError(f"the column '{name}' holds {one!r}, which is no probability from 0 to 1")
+            raise RowError(f"the column '{name}' holds {one!r}, which is not a probability from 0 to 1")
     return [min(float(one), 1.0) for one in numbers]
 
 
