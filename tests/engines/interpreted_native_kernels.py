@@ -157,6 +157,22 @@ def cuts() -> None:
     assert kept[0] == kept[6] == 0.0 and kept[1] < -0.1
 
 
+def nearly_certain() -> None:
+    """An end that must not come yet and is likelier than all else by more than float32 can hold as a ratio."""
+    drawing.SAMPLE_BLOCK = 64
+    ways = [Sampling(max_tokens=9, temperature=0.1, min_tokens=6, **values) for values in ({}, {"top_p": 0.9})]
+    logits = torch.randn(len(ways), 100)
+    logits[:, 2] = 16.0
+    sequences = [SimpleNamespace(request=SimpleNamespace(sampling=way), length=14, count=4) for way in ways]
+    limits = Cuts.of(sequences, 2)  # type: ignore[arg-type]
+    keys, positions, ones = split_key([5, 6]), torch.full((2,), 14), torch.ones(2)
+    tokens, _, kept = drawing.sample(logits, keys, positions, 10 * ones, ones, cuts=limits)
+    for row, way in enumerate(ways):
+        masked, mass = cut(logits[row], way, [2])
+        assert masked[tokens[row]] > float("-inf"), tokens[row]
+        assert abs(kept[row] - mass) < 1e-3, (kept[row], mass)
+
+
 def engine() -> None:
     """The whole engine on the kernels: prompts, groups, windows, chunks, bursts; and a model that caps."""
     kernels.WANTED_PROGRAMS = 4
@@ -205,6 +221,6 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     np.random.seed(0)
     torch.set_num_threads(1)
-    for check in (rotation, attention, sampling, sampled_often, cuts, moved, engine):
+    for check in (rotation, attention, sampling, sampled_often, cuts, nearly_certain, moved, engine):
         check()
         print(check.__name__)

@@ -20,4 +20,5 @@ def test_kernels_equal_plain_code() -> None:
         [sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == ["rotation", "attention", "sampling", "sampled_often", "cuts", "moved", "engine"]
+    names = ["rotation", "attention", "sampling", "sampled_often", "cuts", "nearly_certain", "moved", "engine"]
+    assert done.stdout.split() == names

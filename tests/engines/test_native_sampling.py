@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import torch
 
 from lemma.core.random import key as random_key
 from lemma.engines.native.noise import FIRST, MASK, SECOND, gumbel, mix, row_seeds, split_key
+from lemma.engines.native.sampler import ENDS, Cuts, way_of
 from lemma.engines.protocol import Completion, Request, Sampling, generate
 from lemma.engines.sampling import cut
 from lemma.models.policy import Policy
@@ -85,6 +88,14 @@ def test_frequencies_and_kept_mass_match_exact_probabilities(change: dict[str, f
         _, wide = cut(logits, sampling)
         assert abs((after == end).mean() - cut(logits, sampling)[0].softmax(-1)[end].item()) < 0.08
         np.testing.assert_allclose([c.kept[3] for c in found], wide.item(), atol=1e-5)
+
+
+@pytest.mark.parametrize(("count", "way"), [(1, "host"), (4, "whole")])
+def test_more_ends_than_kernels_look_for(count: int, way: str) -> None:
+    sampling = Sampling(max_tokens=9, min_tokens=2, stop_ids=tuple(range(ENDS + 2)))
+    rows: Any = [SimpleNamespace(request=SimpleNamespace(sampling=sampling), length=10 + count, count=count)]
+    assert way_of(rows, lambda: True, 2) == way
+    assert Cuts.of(rows, 2).until_B.tolist() == [12]
 
 
 def test_consecutive_tokens_and_samples_are_independent() -> None:

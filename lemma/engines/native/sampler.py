@@ -46,7 +46,8 @@ class Cuts(NamedTuple):
 
     @classmethod
     def of(cls, sequences: Rows[Sequence], eos: int) -> Cuts:
-        """On the host. A temperature of 0 cuts nothing."""
+        """On the host. A temperature of 0 cuts nothing. Of more than `ENDS` ends some are left out: kernels that look
+        for ends are never used for such a row."""
         cuts = cls.empty(len(sequences), torch.device("cpu"))
         for row, sequence in enumerate(sequences):
             sampling = sequence.request.sampling
@@ -55,7 +56,7 @@ class Cuts(NamedTuple):
                 cuts.top_p_B[row] = sampling.top_p
                 cuts.min_p_B[row] = math.log(sampling.min_p) if sampling.min_p > 0 else float("-inf")
             if sampling.min_tokens:
-                ends = [token for token in end_ids(sampling, eos) if token >= 0]
+                ends = [token for token in end_ids(sampling, eos) if token >= 0][:ENDS]
                 cuts.ends_BE[row, : len(ends)] = torch.tensor(ends, dtype=torch.int64)
                 cuts.until_B[row] = sequence.length - sequence.count + sampling.min_tokens
         return cuts

@@ -92,6 +92,7 @@ def _threshold(
             drawable, tl.where(_may_be_drawn(column, row, POSITION, UNTIL, ENDS, E), z, -float("inf"))
         )
     top, best = tl.max(highest, 0), tl.max(drawable, 0)
+    # What may be drawn is weighed against the likeliest of it: an end that comes too early may be likelier by far.
     # Bisection: at least k tokens, or their share of the mass, are at or above `low`; above `high` there are fewer.
     low = tl.full([], LOWEST, tl.int64)
     if top_k > 0:
@@ -99,19 +100,19 @@ def _threshold(
         for _ in range(BITS):
             middle = low + (high - low) // 2 + (high - low) % 2
             count = _mass(
-                Z, row, columns, middle, top, inverse, inner, POSITION, UNTIL, ENDS, True, E, CAPPED, BLOCK
+                Z, row, columns, middle, best, inverse, inner, POSITION, UNTIL, ENDS, True, E, CAPPED, BLOCK
             )  # fmt: skip
             low = tl.where(count >= top_k, middle, low)
             high = tl.where(count >= top_k, high, middle - 1)
     if top_p < 1.0:
         wanted = top_p * _mass(
-            Z, row, columns, low, top, inverse, inner, POSITION, UNTIL, ENDS, False, E, CAPPED, BLOCK
+            Z, row, columns, low, best, inverse, inner, POSITION, UNTIL, ENDS, False, E, CAPPED, BLOCK
         )  # fmt: skip
         high = tl.full([], HIGHEST, tl.int64)
         for _ in range(BITS):
             middle = low + (high - low) // 2 + (high - low) % 2
             mass = _mass(
-                Z, row, columns, middle, top, inverse, inner, POSITION, UNTIL, ENDS, False, E, CAPPED, BLOCK
+                Z, row, columns, middle, best, inverse, inner, POSITION, UNTIL, ENDS, False, E, CAPPED, BLOCK
             )  # fmt: skip
             low = tl.where(mass >= wanted, middle, low)
             high = tl.where(mass >= wanted, high, middle - 1)
@@ -128,12 +129,11 @@ def _threshold(
         stays = (column < columns) & (_in_order(x) >= low)
         floor = tl.minimum(floor, tl.where(stays, x.to(tl.float32), float("inf")))
         stays = stays & (z >= least) & _may_be_drawn(column, row, POSITION, UNTIL, ENDS, E)
-        part = tl.exp(z - top)
-        whole += part
-        kept += tl.where(stays, part, 0.0)
+        whole += tl.exp(z - top)
+        kept += tl.where(stays, tl.exp(z - best), 0.0)
     tl.store(FLOOR + row, tl.min(floor, 0))
     tl.store(LEAST + row, least)
-    share = tl.log(tl.sum(kept, 0)) - tl.log(tl.sum(whole, 0))
+    share = (best - top) + tl.log(tl.sum(kept, 0)) - tl.log(tl.sum(whole, 0))
     cuts = (top_k > 0) | (top_p < 1.0) | (min_p > -float("inf")) | (tl.load(POSITION + row) < tl.load(UNTIL + row))
     tl.store(KEPT + row, tl.where(cuts, tl.minimum(share, 0.0), 0.0))
 
