@@ -84,7 +84,7 @@ class Worlds:
             left = until - time.monotonic()
             if not self._listen(max(0.0, left)) and left <= 0:
                 break
-        done, self._done = self._done, []
+        done, self._done = [held for held in self._done if not held.is_left], []
         return done
 
     # --- sending -------------------------------------------------------------------------------------------------
@@ -191,6 +191,8 @@ class Worlds:
         try:
             for answer in home.worker.read():
                 self._hear(home, answer)
+                if home not in self._homes:  # it was found dead on the way
+                    return
         except WorkerLost as lost:
             self._lose(home, str(lost))
         else:
@@ -274,6 +276,9 @@ class Worlds:
                 self._selector.unregister(handle)
         home.worker.end()
         flights, queue = list(home.flights.values()), list(home.queue)
+        home.queue.clear()
+        for held in home.holds.values():
+            held.home = None
         self.lost += 1
         if not home.is_ready:
             self._failed_starts += 1
@@ -285,7 +290,6 @@ class Worlds:
             warnings.warn(LemmaWarning(f"{text}; {len(home.holds)} episodes are played again"), stacklevel=2)
         for flight in flights:
             held = flight.held
-            held.home = None
             held.seconds += time.monotonic() - flight.began
             if held.call == "close":
                 held.call = None
@@ -295,13 +299,10 @@ class Worlds:
             else:
                 self._enqueue(held)
         for held in queue:
-            held.home = None
             if held.call == "close":
                 held.call = None
             else:
                 self._enqueue(held)
-        for held in home.holds.values():
-            held.home = None
 
     def _broke(self, held: Held, why: str, in_replay: bool) -> None:
         """A call has cost its world: one more try in a fresh one, or the word that it was once too often."""

@@ -103,6 +103,38 @@ def test_what_breaks_once_is_tried_again(make: Any, word: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::lemma.core.errors.LemmaWarning")
+def test_a_world_that_is_played_again_stays_where_it_is_and_is_closed_there(make: Any, tmp_path: Path) -> None:
+    worlds = make(workers=2)
+    held, other = [worlds.open(Problem(()), 0) for _ in range(2)]
+    wait(worlds, held, other)
+    worlds.leave(other)
+    while other.home is not None:
+        worlds.answers(0.1)
+    assert said(worlds, held, "exit once") == Reply("1 exit once")
+    assert held.home in worlds._homes
+    assert said(worlds, held, "a") == Reply("2 a")
+    assert worlds.replayed == 1
+    worlds.leave(held)
+    while held.home is not None:
+        worlds.answers(0.1)
+    assert not any(home.holds for home in worlds._homes)
+    assert len(list(tmp_path.glob("closed-*"))) == 2
+
+
+@pytest.mark.filterwarnings("ignore::lemma.core.errors.LemmaWarning")
+def test_a_worker_that_dies_after_its_world_did(make: Any) -> None:
+    """Both are heard of at the same time: the new try goes to the dead worker first."""
+    worlds = make(step_seconds=20.0)
+    held = worlds.open(Problem(()), 0)
+    wait(worlds, held)
+    pids = processes(worlds)
+    worlds.step(held, Utterance("gone once dies"))
+    wait_for_end(pids)
+    assert wait(worlds, held) == [Reply("1 gone once dies")]
+    assert worlds.lost == 1
+
+
+@pytest.mark.filterwarnings("ignore::lemma.core.errors.LemmaWarning")
 def test_a_world_that_answers_otherwise_when_played_again_is_unknown(make: Any) -> None:
     worlds = make()
     held = worlds.open(Problem(()), 0)

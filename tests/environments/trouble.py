@@ -37,6 +37,9 @@ class Trouble(Environment):
             raise ValueError("no such luck")
         if "leave" in text:
             sys.exit("leaving")
+        if "dies" in text:
+            import threading
+            threading.Timer(0.1, os._exit, [3]).start()
         if "gone" in text:
             raise WorldGone("the server is away")
         if "child" in text:
