@@ -80,7 +80,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert counts.tolist() == self.pool._owners
         assert self.pool.free == int((counts[1:] == 0).sum())
         assert self.pool.free + len({b for blocks in self.owned.values() for b in blocks}) == COUNT
-        assert {block: digest for digest, block in self.pool._found.items()} == self.pool._hash_of
+        assert {block: digest for digest, block in self.pool._blocks.items()} == self.pool._hash_of
 
 
 PoolMachine.TestCase.settings = settings(
