@@ -147,7 +147,7 @@ def open_model(model: str, device: Device, engine: EngineName, seed: int, sink: 
 
 
 def default_folder(model: str, benchmarks: Sequence[str], settings: EvalSettings, *more: str) -> Path:
-    """A folder that belongs to these settings: asking for the same again goes on there."""
+    """The folder of these settings: an evaluation with the same settings resumes there."""
     from lemma.core.types import content_id
 
     place = Path(model)

@@ -73,9 +73,9 @@ def generate(
         fmt, _ = format_to_ask_in(str(model), policy.tokenizer, format, system)
         for number, problem in enumerate(problems):
             speaker.submit(_request(number, problem, policy, fmt, heat, top_p, max_tokens, samples))
-        found = sorted(speaker.completions(), key=lambda one: (one.key, one.sample))
+        completions = sorted(speaker.completions(), key=lambda one: (one.key, one.sample))
         ends = ends_of(policy)
-        return [answer_of(one, problems[int(one.key[1])], fmt, ends, policy.tokenizer) for one in found]
+        return [answer_of(one, problems[int(one.key[1])], fmt, ends, policy.tokenizer) for one in completions]
     finally:
         speaker.close()
 

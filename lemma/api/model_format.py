@@ -51,4 +51,4 @@ def _trained_system(model: str, run: Path) -> str | None:
 
     place = Path(resolve(model)).absolute()
     inside = [place, *(folder for folder in place.parents if folder.is_relative_to(run))]
-    return next((found for found in map(trained_system, inside) if found is not None), None)
+    return next((system for system in map(trained_system, inside) if system is not None), None)

@@ -61,7 +61,7 @@ class Run:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The recipe with every value; code of one's own must be where the recipe says."""
+        """The recipe with every value; your own code must be where the recipe says."""
         return load_recipe(self.folder / "recipe.yaml")
 
     @property

@@ -41,10 +41,10 @@ def check_source(options: DataOptions, args: argparse.Namespace) -> int:
         raise UserError("there is nothing to compare with", fix="name benchmarks, such as `--against math500,aime24`")
     items = load_rows(options, args.seed)
     problems = [problem_of(item) for item in items]
-    found = check_rows(problems, load_benchmarks(against, args.data_dir))
-    report(found, items, args.show)
+    contamination = check_rows(problems, load_benchmarks(against, args.data_dir))
+    report(contamination, items, args.show)
     if args.clean is not None:
-        kept = [item for place, item in enumerate(items) if place not in found.flagged]
+        kept = [item for place, item in enumerate(items) if place not in contamination.flagged]
         if not kept:
             raise UserError("every row repeats a problem of a benchmark", fix="choose other data")
         write_rows(args.clean, item_rows(kept))
@@ -56,11 +56,11 @@ def check_recipe(recipe: Recipe, args: argparse.Namespace) -> int:
     """Compare the data of every stage with the benchmarks named, or with those that the stage evaluates on."""
     if args.clean is not None:
         raise UserError("--clean writes the rows of one source", fix="name the data file in place of the recipe")
-    found = list(stages_with_benchmarks(recipe, named(args.against) if args.against else None, args.data_dir))
-    if not found:
+    stages = list(stages_with_benchmarks(recipe, named(args.against) if args.against else None, args.data_dir))
+    if not stages:
         fix = "write `--against math500,aime24`, or `eval: {benchmarks: [...]}` in a stage"
         raise UserError("no stage names a benchmark", fix=fix)
-    for stage in found:
+    for stage in stages:
         print(f"stage {stage.name}")
         items, contamination = stage.check(recipe.run.seed)
         report(contamination, items, args.show)
@@ -133,30 +133,30 @@ def plan_lines(recipe: Recipe, against: Sequence[str] | None, data_dir: str | No
     for stage in stages_with_benchmarks(recipe, against, data_dir):
         names = ", ".join(benchmark.name for benchmark in stage.benchmarks)
         try:
-            found = stage.check(recipe.run.seed)[1] if is_asked or stage.is_small else None
+            contamination = stage.check(recipe.run.seed)[1] if is_asked or stage.is_small else None
         except UserError:
             if is_asked:
                 raise
-            found = None
-        if found is None:
+            contamination = None
+        if contamination is None:
             if stage.data.mix or stage.data.source != "arithmetic":
                 yield f"\n{stage.name}: data not compared with {names}; --check-data does it"
-        elif not found.flagged:
+        elif not contamination.flagged:
             yield f"\n{stage.name}: no row repeats a problem of {names}"
         else:
-            rows = f"{len(found.flagged):,} of {found.rows:,} rows"
+            rows = f"{len(contamination.flagged):,} of {contamination.rows:,} rows"
             yield f"\nWARNING: {stage.name}: {rows} repeat problems of its benchmarks"
-            yield from (f"  {count.words}" for count in found.counts if count.repeated)
+            yield from (f"  {count.words}" for count in contamination.counts if count.repeated)
             yield "  `lemma data check SOURCE --against BENCHMARKS --clean FILE` writes the rows that repeat nothing"
 
 
-def report(found: Contamination, items: Sequence[Item], show: int) -> None:
+def report(contamination: Contamination, items: Sequence[Item], show: int) -> None:
     from lemma.data.readers import problem_of
 
-    for count in found.counts:
+    for count in contamination.counts:
         print(f"  {count.words}")
-    print(f"  {len(found.flagged):,} of {found.rows:,} rows repeat a problem")
-    for repeat in sorted(found.repeats, key=lambda repeat: (repeat.kind != "exact", -repeat.share))[:show]:
+    print(f"  {len(contamination.flagged):,} of {contamination.rows:,} rows repeat a problem")
+    for repeat in sorted(contamination.repeats, key=lambda repeat: (repeat.kind != "exact", -repeat.share))[:show]:
         share = "the same" if repeat.kind == "exact" else f"{repeat.share:.0%} of its n-grams"
         row = problem_of(items[repeat.row])
         print(f"\n  row {repeat.row + 1} ({row.id}) and {repeat.benchmark} {repeat.problem.id}: {share}")

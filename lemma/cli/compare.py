@@ -54,18 +54,18 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--show is {args.show}", fix="write 0 or more")
     wanted = named(args.benchmarks) if args.benchmarks else None
     first, second = (read_evaluation(path, args.metric) for path in (args.first, args.second))
-    found = compare(first, second, wanted)
+    comparison = compare(first, second, wanted)
     print(f"A: {first.name}\nB: {second.name}\n")
-    for row in [*found.rows, *([found.mean] if found.mean else [])]:
+    for row in [*comparison.rows, *([comparison.mean] if comparison.mean else [])]:
         print(_lines(row))
         for what, change in _ends(row, args.show):
             print(_shown(what, change, row.benchmark, first, second, METRICS[args.metric]))
-    for doubt in found.doubts:
+    for doubt in comparison.doubts:
         print(f"lemma: warning: {doubt}", file=sys.stderr)
     if args.json is not None:
-        rows = [{**asdict(row), "differs": row.differs, "words": row.words} for row in found.rows]
-        mean = None if found.mean is None else {**asdict(found.mean), "words": found.mean.words}
-        content = {"a": first.name, "b": second.name, "rows": rows, "mean": mean, "doubts": found.doubts}
+        rows = [{**asdict(row), "differs": row.differs, "words": row.words} for row in comparison.rows]
+        mean = None if comparison.mean is None else {**asdict(comparison.mean), "words": comparison.mean.words}
+        content = {"a": first.name, "b": second.name, "rows": rows, "mean": mean, "doubts": comparison.doubts}
         write_whole(args.json, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     return 0
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lemma.cli.parser import Parser
+from lemma.cli.parser import Parser, add_overrides
 from lemma.core.errors import UserError
 from lemma.data.readers import Item, problem_of
 
@@ -82,13 +82,8 @@ def _add_source(parser: Parser, default: str | None = None) -> None:
     parser.add_argument("--split", metavar="NAME", help="split of a hub dataset, a folder or arithmetic")
     parser.add_argument("--config", metavar="NAME", help="configuration of a hub dataset")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="for what is drawn at random (default: 0)")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="any option of the data of a recipe, such as count=100 or arithmetic.operations=4; may be repeated",
+    add_overrides(
+        parser, "any option of the data of a recipe, such as count=100 or arithmetic.operations=4; may be repeated"
     )
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lemma.cli.parser import Parser
+from lemma.cli.parser import Parser, add_device, add_overrides
 from lemma.core.errors import UserError, nearest
 from lemma.core.events import Event, Said
 
@@ -45,16 +45,9 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--max-tokens", metavar="N", type=int, help="longest completion, in place of the recipe's")
     parser.add_argument("--show", metavar="N", type=int, default=2, help="completions to print (default: 2)")
     parser.add_argument("--seed", metavar="S", type=int, default=0, help="another seed, other problems (default: 0)")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to compute")
+    add_device(parser)
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write numbers and findings to this file")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="replace a value of the recipe, such as stages.rl.rollout.top_p=0.9; may be repeated",
-    )
+    add_overrides(parser, "replace a value of the recipe, such as stages.rl.rollout.top_p=0.9; may be repeated")
     parser.set_defaults(run=run)
 
 

@@ -46,12 +46,12 @@ def run(args: argparse.Namespace) -> int:
         code = train(recipe, fresh=args.fresh, sink=sink)
         if code or not (run_dir / "stages" / list(recipe.stages)[-1] / "done.json").is_file():
             return code
-        found = demo_summary.measure(run_dir, recipe.format, grpo, seed, sink)
-    page = demo_summary.as_markdown(found, seed)
+        scores = demo_summary.measure(run_dir, recipe.format, grpo, seed, sink)
+    page = demo_summary.as_markdown(scores, seed)
     write_whole(run_dir / "results.md", page)
     print(f"\n{page}")
     print(f"This took {time.perf_counter() - begin:.0f} s. The page above is {run_dir / 'results.md'}.")
-    print(f'Ask the model yourself:\n  lemma generate {run_dir} "{demo_summary.question(found)}"')
+    print(f'Ask the model yourself:\n  lemma generate {run_dir} "{demo_summary.question(scores)}"')
     to = run_dir / "report.html"
     write_report(open_runs([run_dir]), [describe(recipe)], to, megabytes=10)
     print(f"See what it did, in any browser:\n  {to}")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Try every part that Lemma can use, each with a small real action, and say what repairs what is broken.
-The exit code is 0 where the core works, whatever is missing besides, and 1 otherwise."""
+The exit code is 0 if the core works, whatever else is missing, and 1 otherwise."""
 
 STYLES = {"ok": "green", "missing": "dim", "broken": "bold red"}
 

@@ -19,7 +19,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser("env", help="look at an environment", description="Play and try environments.")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
     for name, (module, purpose) in ACTIONS.items():
-        found = importlib.import_module(f"lemma.cli.{module}")
-        action = actions.add_parser(name, help=purpose, description=found.DESCRIPTION)
-        found.add(action)
-        action.set_defaults(run=found.run)
+        command = importlib.import_module(f"lemma.cli.{module}")
+        action = actions.add_parser(name, help=purpose, description=command.DESCRIPTION)
+        command.add(action)
+        action.set_defaults(run=command.run)

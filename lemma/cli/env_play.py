@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lemma.cli.parser import Parser, add_recipe
+from lemma.cli.parser import Parser, add_device, add_recipe
 from lemma.core.errors import UserError, nearest
 from lemma.core.events import Event, Said
 
@@ -27,7 +27,7 @@ def add(parser: Parser) -> None:
     parser.add_argument("--stage", metavar="NAME", help="which stage of the recipe (default: the last of kind rl)")
     parser.add_argument("--problems", metavar="N", type=int, default=1, help="how many problems (default: 1)")
     parser.add_argument("--seed", metavar="S", type=int, default=0, help="another seed, other problems (default: 0)")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to compute")
+    add_device(parser)
     parser.add_argument("--colour", choices=["auto", "always", "never"], default="auto", help="when to use colours")
 
 
@@ -52,12 +52,12 @@ def stage_of(recipe: Recipe, wanted: str | None) -> ReinforcementOptions:
     """The stage of this name, else the last one that reinforces."""
     from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
-    found = {name: one for name, one in recipe.stages.items() if isinstance(one, ReinforcementOptions)}
-    if wanted is not None and wanted not in found:
-        raise UserError(f"the recipe has no stage '{wanted}' of kind rl", fix=nearest(wanted, found))
-    if not found:
+    stages = {name: one for name, one in recipe.stages.items() if isinstance(one, ReinforcementOptions)}
+    if wanted is not None and wanted not in stages:
+        raise UserError(f"the recipe has no stage '{wanted}' of kind rl", fix=nearest(wanted, stages))
+    if not stages:
         raise UserError("the recipe has no stage of kind rl", fix="add one with an `environment`")
-    return found[wanted] if wanted is not None else list(found.values())[-1]
+    return stages[wanted] if wanted is not None else list(stages.values())[-1]
 
 
 def _played(

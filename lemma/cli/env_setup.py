@@ -9,7 +9,7 @@ from pathlib import Path
 from lemma.cli.parser import Parser
 
 DESCRIPTION = """\
-Install an environment that does not fit beside Lemma's own packages. AppWorld gets a virtual environment in DIR/venv;
+Install an environment that cannot share Lemma's own packages. AppWorld gets a virtual environment in DIR/venv;
 its tasks belong in DIR/data, and the command says how to get them."""
 
 

@@ -87,5 +87,5 @@ def _target(args: argparse.Namespace) -> tuple[Path | None, str | None]:
     if len(words) > 1 or words == ["hub"]:
         raise UserError(f"--to {' '.join(words)} is neither a folder nor `hub NAME`", fix="write --to hub user/model")
     if args.public:
-        raise UserError("--public is about the hub", fix="write --to hub user/model --public")
+        raise UserError("--public applies only to the hub", fix="write --to hub user/model --public")
     return (Path(words[0]) if words else None), None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lemma.cli.parser import Parser
+from lemma.cli.parser import Parser, add_device, add_engine
 from lemma.core.errors import UserError
 from lemma.core.events import Event, Said
 from lemma.core.types import Message, Problem
@@ -48,10 +48,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--show-logprobs", action="store_true", help="print each token with its log-probability")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line for each answer")
     parser.add_argument("--seed", metavar="S", type=int, default=0, help="another seed, other samples (default: 0)")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to compute")
-    parser.add_argument(
-        "--engine", choices=["native", "vllm", "transformers"], default="native", help="what generates (native)"
-    )
+    add_device(parser)
+    add_engine(parser)
     parser.set_defaults(run=run)
 
 
@@ -81,7 +79,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _problems(args: argparse.Namespace) -> list[Problem]:
-    """What to ask; nothing where there is to be a conversation."""
+    """The questions to ask; none if this is to be a conversation."""
     if args.file is not None:
         from lemma.cli.questions import read_questions
 
@@ -176,14 +174,14 @@ def _answer(speaker: _Speaker, problems: list[Problem], args: argparse.Namespace
         return
     for request in requests:
         speaker.engine.submit(request)
-    found: dict[Any, list[Completion]] = {request.key: [] for request in requests}
+    completions: dict[Any, list[Completion]] = {request.key: [] for request in requests}
     printed = 0
     for completion in speaker.engine.completions():
-        found[completion.key].append(completion)
-        while printed < len(requests) and len(found[requests[printed].key]) == args.samples:
+        completions[completion.key].append(completion)
+        while printed < len(requests) and len(completions[requests[printed].key]) == args.samples:
             if args.file is not None and not args.json:
                 print(f"=== question {printed + 1} of {len(problems)}: {problems[printed].question}")
-            for sample in sorted(found.pop(requests[printed].key), key=lambda c: c.sample):
+            for sample in sorted(completions.pop(requests[printed].key), key=lambda c: c.sample):
                 if args.json:
                     _print_json(speaker, problems[printed], sample, args)
                     continue

@@ -67,10 +67,10 @@ def ask(args: argparse.Namespace) -> Answers:
     task = args.task or _question("Task", "sft-rl", choices=TASKS)
     model = args.model or _question("Model (folder, hub name, or tiny)", "tiny")
     data = args.data or _question("Data (file or hub name)", "arithmetic" if model == "tiny" else DATA[task])
-    found = _gpu_gib() if args.gpu is None and model != "tiny" else 0.0
-    gib = args.gpu if args.gpu is not None else found
+    measured = _gpu_gib() if args.gpu is None and model != "tiny" else 0.0
+    gib = args.gpu if args.gpu is not None else measured
     if args.gpu is None and model != "tiny":
-        gib = _number("GPU memory in GiB, 0 for none", found)
+        gib = _number("GPU memory in GiB, 0 for none", measured)
     if not 0 <= gib < 10_000:
         raise UserError(f"--gpu is {gib:g}", fix="write the GPU's memory in GiB, 0 for none")
     if model == "tiny" and (data != "arithmetic" or task == "preference"):

@@ -41,20 +41,28 @@ class Parser(argparse.ArgumentParser):
             name = first.partition("=")[0]
             raise UserError(f"`{self.prog}` has no option {name}", fix=nearest(name, self._option_string_actions))
         if "=" in first and "--set" in self._option_string_actions:
-            raise UserError(f"'{first}' stands alone", fix=f"write `--set {first}`")
+            raise UserError(f"'{first}' has no --set before it", fix=f"write `--set {first}`")
         raise UserError(f"`{self.prog}` does not know what to do with '{first}'", fix=f"`{self.prog} --help` shows how")
 
 
 def add_recipe(parser: Parser) -> None:
     """The arguments of every command that reads a recipe."""
     parser.add_argument("recipe", metavar="RECIPE", help="a YAML file")
+    add_overrides(parser, "replace a value of the recipe, such as stages.sft.optim.lr=1e-5; may be repeated")
+
+
+def add_overrides(parser: argparse.ArgumentParser, purpose: str) -> None:
+    """`--set KEY=VALUE`, as often as one likes."""
+    parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[], help=purpose)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to compute")
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--set",
-        dest="overrides",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="replace a value of the recipe, such as stages.sft.optim.lr=1e-5; may be repeated",
+        "--engine", choices=["native", "vllm", "transformers"], default="native", help="what generates (native)"
     )
 
 

@@ -306,7 +306,7 @@ def _reinforcement(stage: ReinforcementOptions, amount: Amount | None) -> list[s
     longest = most or "as long as the context allows"
     chosen = algorithm.model_dump(exclude_defaults=True, exclude={"name", "group_size"})
     shown = "".join(f", {name} {value}" for name, value in chosen.items() if not isinstance(value, dict))
-    critic = "; a value model learns beside it" if algorithm.needs_critic else ""
+    critic = "; a value model is trained with it" if algorithm.needs_critic else ""
     held = "the model at the start of the stage" if algorithm.needs_reference else "none"
     return [
         _row("algorithm", f"{algorithm.name}{shown}{critic}"),

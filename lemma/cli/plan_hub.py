@@ -77,20 +77,20 @@ def _hub_sources(recipe: Recipe, name: str) -> Iterator[tuple[str, SourceOptions
     from lemma.evaluation.benchmarks import OF_ENVIRONMENT, find_benchmark, source_of
 
     stage = recipe.stages[name]
-    found: list[tuple[str, SourceOptions]] = []
+    sources: list[tuple[str, SourceOptions]] = []
     validation = getattr(stage, "validation", None)
     for data in (getattr(stage, "data", None), getattr(validation, "data", None)):
         if isinstance(data, DataOptions):
-            found += [("the data", source) for source in data.mix or [data]]
+            sources += [("the data", source) for source in data.mix or [data]]
     for one in stage.eval.benchmarks:
         benchmark = find_benchmark(one)
         if benchmark.makes_problems:
             continue
         try:
-            found.append((f"benchmark {benchmark.name}", source_of(benchmark, stage.eval.data_dir)))
+            sources.append((f"benchmark {benchmark.name}", source_of(benchmark, stage.eval.data_dir)))
         except UserError:
             continue  # the check of files says so
-    for what, source in found:
+    for what, source in sources:
         try:
             is_here = (
                 source.source in (*BUILT_IN, OF_ENVIRONMENT)

@@ -17,10 +17,10 @@ PLAIN = "none: the rows are text, which is learnt whole"
 
 def prompts_in_words(data: DataOptions) -> str:
     """One phrase for all sources, or one for each. Of a file on this machine, the first row is looked at."""
-    found = {source.source: _of_source(source) for source in data.mix or [data]}
-    if len(set(found.values())) == 1:
-        return next(iter(found.values()))
-    return "; ".join(f"{source}: {words}" for source, words in found.items())
+    words_by_source = {source.source: _of_source(source) for source in data.mix or [data]}
+    if len(set(words_by_source.values())) == 1:
+        return next(iter(words_by_source.values()))
+    return "; ".join(f"{source}: {words}" for source, words in words_by_source.items())
 
 
 def _of_source(source: SourceOptions) -> str:

@@ -23,20 +23,20 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = {path.relative_to(FOLDER).with_suffix("").as_posix(): path for path in sorted(FOLDER.rglob("*.yaml"))}
+    paths = {path.relative_to(FOLDER).with_suffix("").as_posix(): path for path in sorted(FOLDER.rglob("*.yaml"))}
     if args.name is None:
-        for name, path in found.items():
+        for name, path in paths.items():
             first, *more = wrap(about(path), 96) or [""]
             print("\n    ".join([name, first, *more]))
         return 0
     name = args.name.removesuffix(".yaml").removeprefix("recipes/")
-    if name not in found:
-        raise UserError(f"there is no recipe '{args.name}'", fix=nearest(name, found))
+    if name not in paths:
+        raise UserError(f"there is no recipe '{args.name}'", fix=nearest(name, paths))
     to = args.to or Path(f"{Path(name).name}.yaml")
     if to.exists():
         raise UserError(f"{to} exists already", fix="write --to and another name")
     to.parent.mkdir(parents=True, exist_ok=True)
-    to.write_text(found[name].read_text(encoding="utf-8"), encoding="utf-8")
+    to.write_text(paths[name].read_text(encoding="utf-8"), encoding="utf-8")
     print(f"wrote {to}; `lemma plan {to}` shows what it does")
     return 0
 

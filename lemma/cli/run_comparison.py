@@ -18,14 +18,14 @@ def are_runs(first: Path, second: Path) -> bool:
     """Whether both are folders of runs; a run against an evaluation is refused."""
     from lemma.reports.run_state import is_run
 
-    found = [is_run(first), is_run(second)]
-    if any(found) and not all(found):
-        run, other = (first, second) if found[0] else (second, first)
+    which = [is_run(first), is_run(second)]
+    if any(which) and not all(which):
+        run, other = (first, second) if which[0] else (second, first)
         raise UserError(
             f"{run} is a run and {other} is none",
             fix=f"compare two runs, or two evaluations: those of the run are in {run / 'evaluations'}",
         )
-    return all(found)
+    return all(which)
 
 
 def print_comparison(first: Path, second: Path, to: Path | None) -> int:
@@ -34,29 +34,29 @@ def print_comparison(first: Path, second: Path, to: Path | None) -> int:
     from lemma.reports.compare_runs import compare_runs
     from lemma.reports.run_reader import open_runs
 
-    found = compare_runs(*open_runs([first, second]))
+    comparison = compare_runs(*open_runs([first, second]))
     print(f"A: {first}\nB: {second}\n\nOptions that differ:")
-    for one in found.options:
+    for one in comparison.options:
         first_value, second_value = (shorten(value, LONGEST, placeholder=" ...") for value in one["values"])
         print(f"  {one['key']}: {first_value} in A, {second_value} in B")
-    if not found.options:
+    if not comparison.options:
         print("  none")
     stage = ""
-    for end in found.curves:
+    for end in comparison.curves:
         if end.stage != stage:
             stage = end.stage
             print(f"\nStage {stage}, mean of the last tenth of {end.last_step} steps:")
         print(f"  {end.name:<18} A {number(end.first):>9}   B {number(end.second):>9}")
-    if found.evaluations:
+    if comparison.evaluations:
         print("\nEvaluations, problem by problem:")
-    for row in found.evaluations:
+    for row in comparison.evaluations:
         print(f"  {row['benchmark']} ({row['b']} against {row['a']}): {row['words']}")
         print(f"    A {100 * row['first']:.1f}%, B {100 * row['second']:.1f}% on {row['problems']:,} problems; "
               f"B gains {row['gained']:,} and loses {row['lost']:,}")  # fmt: skip
-    for doubt in found.doubts:
+    for doubt in comparison.doubts:
         print(f"lemma: warning: {doubt}", file=sys.stderr)
     print(f"\n`lemma report {first} {second}` shows the curves over each other.")
     if to is not None:
-        content = {"a": str(first), "b": str(second), **asdict(found)}
+        content = {"a": str(first), "b": str(second), **asdict(comparison)}
         write_whole(to, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     return 0

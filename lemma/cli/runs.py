@@ -62,11 +62,11 @@ def _clean(folder: Path, yes: bool) -> int:
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}", fix="name the folder that your runs are in")
     chosen: list[Spare] = []
-    found = find_spare(folder)
-    if not found:
+    spare = find_spare(folder)
+    if not spare:
         print("there is nothing to remove")
         return 0
-    for one in found:
+    for one in spare:
         words = f"{one.run}: {len(one.paths)} {one.kind}, {in_bytes(one.size)}"
         if yes or not sys.stdin.isatty():
             print(words)

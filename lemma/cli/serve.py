@@ -11,7 +11,7 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from lemma.cli.parser import Parser
+from lemma.cli.parser import Parser, add_device, add_engine
 from lemma.core.errors import UserError
 from lemma.core.events import Event, Said
 
@@ -40,10 +40,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--format", metavar="NAME", help="how conversations are written")
     parser.add_argument("--system", metavar="TEXT", help="system message in place of the format's own; empty: none")
     parser.add_argument("--seed", metavar="S", type=int, help="seed of calls that bring none (default: by chance)")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to compute")
-    parser.add_argument(
-        "--engine", choices=["native", "vllm", "transformers"], default="native", help="what generates (native)"
-    )
+    add_device(parser)
+    add_engine(parser)
     parser.set_defaults(run=run)
 
 
@@ -99,9 +97,9 @@ def _format(args: argparse.Namespace, tokenizer: Any) -> Format:
     format for models that know no chats."""
     from lemma.api.model_format import format_to_ask_in
 
-    found, is_chosen = format_to_ask_in(args.model, tokenizer, args.format or None, args.system)
+    fmt, is_chosen = format_to_ask_in(args.model, tokenizer, args.format or None, args.system)
     if is_chosen or not getattr(tokenizer, "chat_template", None):
-        return found
+        return fmt
     return format_to_ask_in(args.model, tokenizer, "own", args.system)[0]
 
 

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _wanted_ranks(recipe: Recipe, given: int | None) -> int:
     if given is not None and given < 1:
-        raise UserError(f"--ranks {given} is no number of processes", fix="write 1 or more")
+        raise UserError(f"--ranks {given} is not a number of processes", fix="write 1 or more")
     if given or recipe.cluster.ranks or recipe.run.device == "cpu":
         return given or recipe.cluster.ranks or 1
     import torch

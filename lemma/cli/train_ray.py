@@ -47,12 +47,12 @@ def _vllm_stages(recipe: Recipe) -> dict[str, VllmOptions]:
     """Stages whose samples come from vLLM servers."""
     from lemma.engines.vllm.vllm_options import VllmOptions
 
-    found = {}
+    stages = {}
     for name, stage in recipe.stages.items():
         options = getattr(getattr(stage, "rollout", None), "engine", None)
         if isinstance(options, VllmOptions) and options.is_apart:
-            found[name] = options
-    return found
+            stages[name] = options
+    return stages
 
 
 def _server_arguments(recipe: Recipe, options: VllmOptions) -> list[str]:
@@ -73,7 +73,7 @@ def _server_arguments(recipe: Recipe, options: VllmOptions) -> list[str]:
 
 
 def _served_model(recipe: Recipe) -> str:
-    """A model that servers find: the recipe's own, or the built-in one in a folder beside the run's."""
+    """A model that servers find: the recipe's own, or the built-in one in a folder next to the run's."""
     if recipe.model.path != "tiny":
         path = Path(recipe.model.path).expanduser()
         return str(path.resolve()) if path.exists() else recipe.model.path

@@ -1,4 +1,4 @@
-"""`lemma watch RUN`: the report of a run while it goes on, in a browser on this machine."""
+"""`lemma watch RUN`: the report of a run in progress, in a browser on this machine."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def watched(run_dir: str) -> Iterator[None]:
-    """A page beside the training in this block, in a process of its own so that it never slows a step."""
+    """A page during the training in this block, in a process of its own so that it never slows a step."""
     command = [sys.executable, "-m", "lemma", "watch", "--beside", run_dir]
     page = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:

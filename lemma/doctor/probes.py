@@ -58,13 +58,13 @@ def cuda() -> ProbeAnswer:
         return ProbeAnswer(
             "there is a GPU driver, but torch finds no GPU" if driver else "no GPU", "broken" if driver else "missing"
         )
-    found = []
+    devices = []
     for index in range(torch.cuda.device_count()):
         x = torch.randn(64, 64, device=f"cuda:{index}", dtype=torch.bfloat16)
         _check(bool(torch.isfinite(x @ x).all()), f"a matrix product on GPU {index} is not finite")
         free, total = torch.cuda.mem_get_info(index)
-        found.append(f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} of {total / GIB:.0f} GiB free")
-    return ProbeAnswer(f"CUDA {torch.version.cuda}; " + "; ".join(found))
+        devices.append(f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} of {total / GIB:.0f} GiB free")
+    return ProbeAnswer(f"CUDA {torch.version.cuda}; " + "; ".join(devices))
 
 
 def varlen() -> ProbeAnswer:

@@ -335,7 +335,7 @@ ARGUMENTS: dict[str, tuple[list[str], str]] = {
         ["--set", "run..seed=1"],
         "--set run..seed=1: this is not KEY=VALUE; write it like `--set run.seed=1`",
     ),
-    "--set forgotten": (["run.seed=1"], "'run.seed=1' stands alone; write `--set run.seed=1`"),
+    "--set forgotten": (["run.seed=1"], "'run.seed=1' has no --set before it; write `--set run.seed=1`"),
     "--set of an unknown key": (
         ["--set", "run.sead=1"],
         "--set run.sead=1: unknown key 'run.sead'; did you mean 'seed'?",
