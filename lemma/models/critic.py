@@ -15,7 +15,7 @@ from lemma.models.load_model import build_policy
 from lemma.models.model_options import ModelOptions
 from lemma.models.packing import TokenBatch
 
-# Spread of the values of a new critic, for hidden states of size 1: small beside a reward of 1, and not 0, so that the
+# Spread of the values of a new critic, for hidden states of size 1: small next to a reward of 1, and not 0, so that the
 # first step moves the backbone as well.
 SPREAD = 0.1
 

@@ -40,10 +40,10 @@ class Fit:
 
 def guess_shape(name: str) -> Shape | None:
     """The shape that a model of the size in this name probably has; larger rather than smaller."""
-    found = SIZE.search(name.rpartition("/")[2])
-    if found is None:
+    match = SIZE.search(name.rpartition("/")[2])
+    if match is None:
         return None
-    billions = float(found[1]) * (1.0 if found[2].lower() == "b" else 1e-3)
+    billions = float(match[1]) * (1.0 if match[2].lower() == "b" else 1e-3)
     return USUAL[next((size for size in USUAL if size >= 0.9 * billions), max(USUAL))]
 
 

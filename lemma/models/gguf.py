@@ -142,7 +142,7 @@ def _unknown_kind(header: Header) -> UserError:
 
 
 def _check_rotated(config: Any, header: Header) -> None:
-    """Refuse heads of which another part is rotated than the configuration says."""
+    """Refuse heads whose rotated part is not the one that the configuration names."""
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rotated = header.about("rope.dimension_count", size)
     if rotated != int(size * config.rope_parameters.get("partial_rotary_factor", 1.0)):
@@ -237,11 +237,11 @@ def _places(header: Header, model: Any, processor: Any) -> dict[str, str]:
         stem, dot, suffix = theirs.rpartition(".")
         if suffix not in ("weight", "bias"):
             stem, dot, suffix = theirs, "", ""
-        found = names.get_name(stem) or names.get_name(stem.removeprefix(f"{model.base_model_prefix}."))
-        if found is None:
+        place = names.get_name(stem) or names.get_name(stem.removeprefix(f"{model.base_model_prefix}."))
+        if place is None:
             processor.perform_fallback_tensor_mapping(places, f"{dot}{suffix}", "", theirs)
         else:
-            places[f"{found}{dot}{suffix}"] = theirs
+            places[f"{place}{dot}{suffix}"] = theirs
     return places
 
 

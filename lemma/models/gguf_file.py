@@ -20,13 +20,13 @@ FLOAT32 = 0
 ALIGNMENT = 32
 MANY = 8
 PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
-# Beside a language model there may be the eyes of it.
+# A vision encoder may lie next to a language model.
 OTHER_PARTS = "mmproj"
 
 
 @dataclass(frozen=True)
 class Header:
-    """What stands in front of the weights. `tensors` have their shapes as torch counts them, type and place."""
+    """Everything before the weights. `tensors` have their shapes in torch's order, type and place."""
 
     path: Path
     metadata: dict[str, Any]
@@ -65,21 +65,21 @@ def find_gguf(path: str | Path) -> Path | None:
     place = Path(path).expanduser()
     if place.is_file():
         if place.suffix != ".gguf" and not _has_magic(place):
-            raise UserError(f"{path} is a file, and no model", fix="give a folder with a config.json, or a .gguf file")
-        found = [place]
+            raise UserError(f"{path} is a file, not a model", fix="give a folder with a config.json, or a .gguf file")
+        files = [place]
     else:
-        found = sorted(file for file in place.glob("*.gguf") if not file.name.startswith(OTHER_PARTS))
-    if not found:
+        files = sorted(file for file in place.glob("*.gguf") if not file.name.startswith(OTHER_PARTS))
+    if not files:
         return None
-    parts = PART.search(found[0].name)
+    parts = PART.search(files[0].name)
     if parts and parts[1] != "00001":
         raise UserError(
-            f"{found[0]} is one of {int(parts[1])} pieces", fix="put them together with `llama-gguf-split --merge`"
+            f"{files[0]} is one of {int(parts[1])} pieces", fix="put them together with `llama-gguf-split --merge`"
         )
-    if len(found) > 1:
-        names = ", ".join(file.name for file in found[:MANY]) + (", ..." if len(found) > MANY else "")
-        raise UserError(f"the folder {path} holds {len(found)} models: {names}", fix=f"name one, such as {found[0]}")
-    return found[0]
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files[:MANY]) + (", ..." if len(files) > MANY else "")
+        raise UserError(f"the folder {path} holds {len(files)} models: {names}", fix=f"name one, such as {files[0]}")
+    return files[0]
 
 
 def _has_magic(file: Path) -> bool:
@@ -137,9 +137,9 @@ class _Reader:
         self.blob, self.place, self.size = blob, len(MAGIC), len(blob)
 
     def numbers(self, layout: str) -> tuple[Any, ...]:
-        found = struct.unpack_from(layout, self.blob, self.place)
+        values = struct.unpack_from(layout, self.blob, self.place)
         self.place += struct.calcsize(layout)
-        return found
+        return values
 
     def text(self) -> str:
         (length,) = self.numbers("<Q")
@@ -164,5 +164,5 @@ class _Reader:
 def ends_of_turns(metadata: Mapping[str, Any]) -> list[int]:
     """Ids that the file itself names as ends: of the sequence first, then of a turn and of a message."""
     names = ("eos", "eot", "eom")
-    found = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names]
-    return list(dict.fromkeys(number for number in found if isinstance(number, int)))
+    ids = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names]
+    return list(dict.fromkeys(number for number in ids if isinstance(number, int)))

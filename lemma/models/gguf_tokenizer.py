@@ -214,14 +214,14 @@ def _add_special(tokenizer: Tokenizer, tokens: Sequence[str], types: Sequence[in
     """Tokens that are found as they are written. Those of Phi-3 swallow the white space that follows them."""
     plain = ("<unk>", "<s>", "<|endoftext|>")
 
-    def found(kind: int) -> list[AddedToken]:
+    def tokens_of(kind: int) -> list[AddedToken]:
         chosen = (token for token, its in zip(tokens, types, strict=True) if its == kind)
         return [
             AddedToken(t, rstrip=strips and t not in plain, normalized=False, special=kind == CONTROL) for t in chosen
         ]
 
-    tokenizer.add_special_tokens(found(CONTROL))
-    tokenizer.add_tokens(found(USER_DEFINED))
+    tokenizer.add_special_tokens(tokens_of(CONTROL))
+    tokenizer.add_tokens(tokens_of(USER_DEFINED))
 
 
 def _wrapping(tokenizer: Tokenizer, front: Sequence[str], back: Sequence[str]) -> Any:

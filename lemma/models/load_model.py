@@ -71,7 +71,7 @@ def load_tokenizer(path: str, revision: str | None = None, trust_remote_code: bo
     if len(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)) < LEAST_TOKENS:
         raise UserError(
             f"the tokenizer of {path} knows hardly a token: its files are missing",
-            fix="copy tokenizer.json and tokenizer_config.json beside the weights, or name a folder in model.tokenizer",
+            fix="put tokenizer.json and tokenizer_config.json next to the weights, or name a folder in model.tokenizer",
         )
     return tokenizer
 
@@ -183,10 +183,10 @@ def _from_pretrained(path: str, options: ModelOptions, arguments: dict[str, Any]
     with without_tables(), loading("model", path, options.override):
         config = AutoConfig.from_pretrained(path, **hub)
         _apply_override(config, options.override)
-        model, found = AutoModelForCausalLM.from_pretrained(
+        model, info = AutoModelForCausalLM.from_pretrained(
             path, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **hub, **arguments
         )
-    check_weights(path, found, repair(options.override, AGAIN))
+    check_weights(path, info, repair(options.override, AGAIN))
     if not _is_sound(model.generation_config):
         model.generation_config.do_sample = True
     if not _is_sound(model.generation_config):
@@ -219,9 +219,9 @@ def _from_gguf(file: Path, options: ModelOptions, arguments: dict[str, Any], tok
         _apply_override(config, options.override)
     kind = AutoModelForCausalLM._model_mapping[type(config)]
     with without_tables(), loading("model", str(file), options.override):
-        model, found = kind.from_pretrained(None, config=config, state_dict=tensors, output_loading_info=True,
+        model, info = kind.from_pretrained(None, config=config, state_dict=tensors, output_loading_info=True,
                                             ignore_mismatched_sizes=True, **arguments)  # fmt: skip
-    check_weights(str(file), found, repair(options.override, AGAIN))
+    check_weights(str(file), info, repair(options.override, AGAIN))
     gguf.set_ends(model, tokenizer, file)
     return model
 
@@ -297,8 +297,8 @@ def _with_lora(causal: Any, options: LoraOptions, source: str, seed: int) -> Any
     for target in [] if options.targets == "all-linear" else options.targets:
         if not any(name == target or name.endswith(f".{target}") for name in linear):
             known = {name.rpartition(".")[2] for name in linear}
-            raise UserError(f"model.lora.targets names '{target}', which is no linear layer of this model that can be "
-                            "adapted", fix=nearest(target, known))  # fmt: skip
+            raise UserError(f"model.lora.targets names '{target}', which is not a linear layer of this model that can "
+                            "be adapted", fix=nearest(target, known))  # fmt: skip
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*base_model_name_or_path.*")
         torch.manual_seed(key(seed, "lora"))

@@ -63,12 +63,12 @@ def _cannot_load(what: str, path: str, error: Exception, fix: str) -> UserError:
     return UserError(f"the {what} of {path} cannot be loaded: {reason_of(error)}", fix=fix)
 
 
-def check_weights(path: str, found: Any, fix: str = AGAIN) -> None:
+def check_weights(path: str, info: Any, fix: str = AGAIN) -> None:
     """Refuse weights that the configuration wants and the folder does not have, instead of making some up."""
-    wrong = [(str(name), "is missing") for name in sorted(found["missing_keys"])]
+    wrong = [(str(name), "is missing") for name in sorted(info["missing_keys"])]
     wrong += [
         (str(name), f"has shape {tuple(is_)}, not {tuple(wants)}")
-        for name, is_, wants in sorted(found["mismatched_keys"])
+        for name, is_, wants in sorted(info["mismatched_keys"])
     ]
     if wrong:
         name, what = wrong[0]

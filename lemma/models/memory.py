@@ -2,7 +2,7 @@
 
 The arithmetic follows what the learner keeps: fp32 masters and gradients under low-precision weights, the tensors that
 autograd saves in one decoder block with Lemma's own norm, gate and attention, and the head's chunk of logits. It needs
-numbers only, no torch. `benchmarks/sft_step.py` prints it beside the measured peak.
+numbers only, no torch. `benchmarks/sft_step.py` prints it next to the measured peak.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 GIB = 2**30
 # Float32 logits held at a time by `lemma.models.logprobs`.
 CHUNK_BYTES = 2**29
-# What libraries and a fragmented allocator take beside the tensors.
+# What libraries and a fragmented allocator take in addition to the tensors.
 ALLOCATOR_SHARE = 0.03
 # Words of the built-in tokenizer; its model rounds them up to a multiple of 32.
 TINY_WORDS = 157
@@ -173,7 +173,7 @@ def lora_parameters(shape: Shape, rank: int) -> int:
 
 
 def _activations(shape: Shape, model: ModelOptions, width: int, tokens: int, recomputed: int) -> float:
-    """Tensors saved for the backward pass, and the widest ones alive beside them.
+    """Tensors saved for the backward pass, and the widest ones that are alive with them.
 
     In half precision and without adapters, what the last product of a feed-forward layer reads is made again.
     """

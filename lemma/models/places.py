@@ -39,7 +39,7 @@ def resolve(path: str) -> str:
 
 
 def _place_in_run(folder: Path, stage: str) -> int:
-    """Where a stage stands in its recipe: copying a folder changes the times of its files, not their order."""
+    """The position of a stage in its recipe: copying a folder changes the times of its files, not their order."""
     try:
         stages = list(read_document(folder / "recipe.yaml").data.get("stages") or {})
     except UserError:
@@ -58,8 +58,8 @@ def lasting(source: str) -> str:
     """The name of a base model as an adapter remembers it, which is read from any folder: paths are absolute."""
     if source == TINY:
         return source
-    found = resolve(source)
-    return str(Path(found).resolve()) if Path(found).exists() else found
+    place = resolve(source)
+    return str(Path(place).resolve()) if Path(place).exists() else place
 
 
 def base_of_adapter(folder: str) -> str | None:
@@ -69,7 +69,7 @@ def base_of_adapter(folder: str) -> str | None:
     while below is not None and Path(below).expanduser().is_dir():
         place = Path(resolve(below))
         if place.resolve() in seen:
-            raise UserError(f"the adapter {folder} goes on from itself", file=Path(folder) / "adapter_config.json",
+            raise UserError(f"the adapter {folder} names itself as its base", file=Path(folder) / "adapter_config.json",
                             fix="write the model that it was trained on as base_model_name_or_path")  # fmt: skip
         seen.add(place.resolve())
         below = _named_base(str(place))
@@ -88,5 +88,5 @@ def _named_base(folder: str) -> str | None:
         raise UserError("this file does not name the base model of the adapter", file=settings,
                         fix="write it as base_model_name_or_path")  # fmt: skip
     if base == TINY:
-        raise UserError(f"{folder} is an adapter of the built-in model", fix="load the merged model beside it")
+        raise UserError(f"{folder} is an adapter of the built-in model", fix="load the merged model next to it")
     return str(base)

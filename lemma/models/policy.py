@@ -83,7 +83,7 @@ class Policy:
 
     @property
     def is_independent(self) -> bool:
-        """Whether what the model says about a sequence does not depend on others beside it."""
+        """Whether the model's output for a sequence is independent of the other sequences in the pass."""
         return not _rotations(getattr(self.causal.config.get_text_config(), "rope_parameters", None)) & NOT_ALONE
 
     def recompute(self, blocks: int) -> None:
@@ -108,25 +108,21 @@ class Policy:
 
     def hidden(self, ids_T: torch.Tensor, positions_T: torch.Tensor, segments: Segments) -> torch.Tensor:
         """Hidden states (T, H) after the last norm; attention stays within each segment."""
-        output = self.backbone(
-            input_ids=ids_T[None],
-            position_ids=positions_T[None],
-            attention_mask=self._no_mask,
-            use_cache=False,
-            segments=segments,
-        )
-        return output.last_hidden_state.squeeze(0)
+        return self._states(ids_T, positions_T, segments=segments).squeeze(0)
 
     def hidden_cached(self, ids_T: torch.Tensor, positions_T: torch.Tensor, cached: Any) -> torch.Tensor:
         """Hidden states (T, H) of new tokens that attend through an engine's cache (see `lemma.models.attention`)."""
+        return self._states(ids_T, positions_T, cached=cached)[0]
+
+    def _states(self, ids_T: torch.Tensor, positions_T: torch.Tensor, **attention: Any) -> torch.Tensor:
         output = self.backbone(
             input_ids=ids_T[None],
             position_ids=positions_T[None],
             attention_mask=self._no_mask,
             use_cache=False,
-            cached=cached,
+            **attention,
         )
-        return output.last_hidden_state[0]
+        return output.last_hidden_state
 
     def logprobs(
         self, batch: TokenBatch, *, temperature: float = 1.0, entropy: bool = False
@@ -156,7 +152,7 @@ class Policy:
         """What about this model neither the learner nor the native engine computes, by its configuration."""
         config = self.causal.config.get_text_config()
         if not self.is_independent:
-            return "the angles of its rotary positions depend on the longest sequence beside it (dynamic or longrope)"
+            return "the angles of its rotary positions depend on the longest sequence in the pass (dynamic or longrope)"
         return unknown_layers(self.backbone, config)
 
     @cached_property

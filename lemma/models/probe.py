@@ -123,11 +123,11 @@ def examine(policy: Policy) -> Findings:
     lengths = [len(ids) // 4, len(ids) - len(ids) // 4]
     parts = [part for part in ids.split(lengths) if len(part)]
     try:
-        found = compare(policy, parts, lambda best: _packed(policy, parts, best))
-        reason = found.fault
+        findings = compare(policy, parts, lambda best: _packed(policy, parts, best))
+        reason = findings.fault
         if reason is not None:
-            return Findings(f"{reason}{_first_difference(policy, parts)}", found.rounding)
-        return Findings(_beyond_window(policy), found.rounding)
+            return Findings(f"{reason}{_first_difference(policy, parts)}", findings.rounding)
+        return Findings(_beyond_window(policy), findings.rounding)
     except TROUBLE as error:
         refuse_without_room(error)
         first = (str(error).strip().splitlines() or [""])[0]
@@ -138,7 +138,7 @@ def refuse_without_room(error: Exception) -> None:
     """Where memory ran out, say so: nothing was found out about the model."""
     if isinstance(error, torch.OutOfMemoryError) or isinstance(error.__cause__, torch.OutOfMemoryError):
         raise UserError(
-            "beside the model there is too little memory left on the device to try it on a few tokens",
+            "the model leaves too little memory on the device to try it on a few tokens",
             fix="end what else runs there, or take a smaller model or 4-bit weights (model.quantize)",
         ) from error
 
@@ -165,8 +165,8 @@ def _beyond_window(policy: Policy) -> str | None:
     if not isinstance(window, int) or window >= policy.context or blocks.knows(policy.causal):
         return None
     ids, last = probe_ids(policy, min(policy.context, window + TOKENS // 2)), TOKENS // 4
-    found = compare(policy, [ids], lambda best: _packed(policy, [ids], best, last), last)
-    return None if found.fault is None else f"beyond its window of {window} tokens {found.fault}"
+    findings = compare(policy, [ids], lambda best: _packed(policy, [ids], best, last), last)
+    return None if findings.fault is None else f"beyond its window of {window} tokens {findings.fault}"
 
 
 def _first_difference(policy: Policy, parts: list[torch.Tensor]) -> str:
@@ -190,20 +190,20 @@ def _first_difference(policy: Policy, parts: list[torch.Tensor]) -> str:
 @contextmanager
 def _outputs(backbone: nn.Module) -> Iterator[dict[str, list[torch.Tensor]]]:
     """Within `with`, collect what each layer and its parts put out, (T, width), in the order in which they finish."""
-    found: dict[str, list[torch.Tensor]] = {}
+    outputs: dict[str, list[torch.Tensor]] = {}
 
     def keep(name: str) -> Callable[..., None]:
         def hook(_: nn.Module, __: Any, output: Any) -> None:
             states = output[0] if isinstance(output, tuple) else output
             if isinstance(states, torch.Tensor) and states.dim() == 3:
-                found.setdefault(name, []).append(states[0].float())
+                outputs.setdefault(name, []).append(states[0].float())
 
         return hook
 
     named = [(name, module) for name, module in backbone.named_modules() if name and name.count(".") <= 2]
     handles = [module.register_forward_hook(keep(name)) for name, module in named]
     try:
-        yield found
+        yield outputs
     finally:
         for handle in handles:
             handle.remove()
@@ -293,8 +293,8 @@ def plain_logits(policy: Policy, ids: torch.Tensor, last: int | None = None) -> 
     fewer = {"logits_to_keep": last} if takes_last else {}
 
     def logits() -> torch.Tensor:
-        found = policy.causal(input_ids=ids[None], use_cache=False, **fewer).logits[0]
-        return found if last is None else found[-last:]
+        own_logits = policy.causal(input_ids=ids[None], use_cache=False, **fewer).logits[0]
+        return own_logits if last is None else own_logits[-last:]
 
     with as_it_came(policy):
         own = logits()

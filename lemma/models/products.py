@@ -173,14 +173,16 @@ class JointLinear(torch.autograd.Function):
         d_x = grad_TO @ joint_OI if ctx.needs_input_grad[0] else None
         pieces = grad_TO.split([len(weight) for weight in weights], dim=-1)
         learnt = ctx.needs_input_grad[3:]
-        found = [
+        weight_grads = [
             _give(weight, piece.T, x_TI) if wanted else None
             for weight, piece, wanted in zip(weights, pieces, learnt, strict=False)
         ]
         if ctx.has_bias:
             sums = grad_TO.sum(0).split([len(weight) for weight in weights])
-            found += [part if wanted else None for part, wanted in zip(sums, learnt[len(weights) :], strict=True)]
-        return d_x, None, None, *found
+            weight_grads += [
+                part if wanted else None for part, wanted in zip(sums, learnt[len(weights) :], strict=True)
+            ]
+        return d_x, None, None, *weight_grads
 
 
 class GatedDown(torch.autograd.Function):

@@ -31,12 +31,12 @@ def prompt_length(trajectory: Trajectory) -> int:
 
 def families(trajectories: Sequence[Trajectory], indices: Sequence[int]) -> list[list[int]]:
     """The trajectories that begin with the same prompt, in the order in which the first of each family came."""
-    found: dict[Any, list[int]] = {}
+    by_prompt: dict[Any, list[int]] = {}
     for index in indices:
         length = prompt_length(trajectories[index])
         prompt = np.ascontiguousarray(trajectories[index].ids_T[:length]).tobytes()
-        found.setdefault((length, prompt) if length >= SHORTEST else index, []).append(index)
-    return list(found.values())
+        by_prompt.setdefault((length, prompt) if length >= SHORTEST else index, []).append(index)
+    return list(by_prompt.values())
 
 
 def shared_size(trajectories: Sequence[Trajectory], members: Sequence[int]) -> int:

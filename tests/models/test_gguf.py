@@ -210,7 +210,7 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
     assert "a.gguf is not a GGUF file" in refusal(tmp_path / "a.gguf")
     assert "b.gguf is not a GGUF file" in refusal(tmp_path / "b.gguf")
-    assert "c.txt is a file, and no model" in refusal(tmp_path / "c.txt")
+    assert "c.txt is a file, not a model" in refusal(tmp_path / "c.txt")
     assert "there is no model folder" in refusal(tmp_path / "d.gguf")
 
 

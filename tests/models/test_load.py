@@ -131,7 +131,7 @@ def test_a_tokenizer_without_a_pad_pads_with_the_end(copied: Path) -> None:
 @pytest.mark.parametrize("target", ["q_porj", "lm_head", "mlp.q_proj", "embed_tokens"])
 def test_an_adapter_for_a_layer_that_is_not_there(llama: Path, target: str) -> None:
     sentence = refusal(llama, lora=LoraOptions(targets=["v_proj", target]))
-    assert sentence.startswith(f"model.lora.targets names '{target}', which is no linear layer")
+    assert sentence.startswith(f"model.lora.targets names '{target}', which is not a linear layer")
 
 
 def test_four_bits_of_the_built_in_model() -> None:
@@ -276,7 +276,7 @@ def test_an_adapter_upon_an_adapter_names_what_it_stands_on(llama: Path, tmp_pat
 
 def test_an_adapter_of_the_built_in_model_says_where_the_whole_is(tmp_path: Path) -> None:
     tiny_policy(lora=True).save(tmp_path)
-    assert "load the merged model beside it" in refusal(tmp_path / "adapter")
+    assert "load the merged model next to it" in refusal(tmp_path / "adapter")
     assert resolve(str(tmp_path)) == str(tmp_path / "merged")
 
 

@@ -73,5 +73,5 @@ def test_an_adapter_that_names_itself_or_goes_in_a_circle(tmp_path: Path) -> Non
         (tmp_path / name / "adapter_config.json").write_text(json.dumps(settings))
     for name in "ab":
         for load in (load_policy, load_tokenizer):
-            with pytest.raises(UserError, match=rf"the adapter \S*/{name} goes on from itself; write the model that"):
+            with pytest.raises(UserError, match=rf"the adapter \S*/{name} names itself as its base; write the model"):
                 load(str(tmp_path / name))

@@ -68,8 +68,8 @@ def test_sequences_beyond_the_window_are_those_of_transformers(kind: str, more: 
 @pytest.mark.parametrize(
     ("kind", "more", "sentence"),
     [
-        ("llama", {"rope_parameters": LONGROPE}, "depend on the longest sequence beside it"),
-        ("llama", {"rope_parameters": DYNAMIC}, "depend on the longest sequence beside it"),
+        ("llama", {"rope_parameters": LONGROPE}, "depend on the longest sequence in the pass"),
+        ("llama", {"rope_parameters": DYNAMIC}, "depend on the longest sequence in the pass"),
         (
             "phimoe",
             {"sliding_window": WINDOW, **MIXTURE},
