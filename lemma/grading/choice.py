@@ -24,7 +24,7 @@ def several(text: str) -> frozenset[str] | None:
 
 
 class LetterChoice(NamedTuple):
-    """The letter of an option and what stands beside it, which may be nothing."""
+    """The letter of an option and the text after it, which may be empty."""
 
     letter: str
     content: str

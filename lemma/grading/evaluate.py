@@ -38,11 +38,11 @@ def symbols(tree: Tree) -> frozenset[str]:
     """Names of the letters in a tree."""
     if tree[0] == "sym":
         return frozenset({tree[1]})
-    found: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
     for part in tree[1:]:
         if isinstance(part, tuple):
-            found |= symbols(part)
-    return found
+            names |= symbols(part)
+    return names
 
 
 @lru_cache(maxsize=4096)

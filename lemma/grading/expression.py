@@ -366,14 +366,14 @@ class _Reader:
         closing = {"(": ")", "\\{": "\\}", "[": "]"}.get(self.kind())
         if closing is None:
             raise Unreadable("values in brackets")
-        found = []
+        trees = []
         while self.kind() != closing:
             self.place += 1
-            found.append(self.sum())
+            trees.append(self.sum())
             if self.kind() not in (",", closing):
                 raise Unreadable("values in brackets")
         self.place += 1
-        return found
+        return trees
 
     def function_argument(self) -> Tree:
         if self.kind() in ("(", "{", "[") or self.kind() == "|":

@@ -96,21 +96,21 @@ def extract(text: str, rules: Rules = DEFAULT, prompt: str | None = None) -> Ext
         return NOTHING
     for method in rules.order:
         if method == "tag":
-            found = _tag(text, rules)
+            extraction = _tag(text, rules)
         elif method == "box":
-            found = _box(text)
+            extraction = _box(text)
         elif method == "hash":
-            found = _hash(text)
+            extraction = _hash(text)
         elif method == "phrase":
-            found = _phrase(text)
+            extraction = _phrase(text)
         elif method == "choice":
-            found = _choice(text) if is_prose(text) else None
+            extraction = _choice(text) if is_prose(text) else None
         elif ("\n" not in text and is_bare(text)) or _is_formula(text):
             return Extraction(text.strip(), "bare")
         else:
-            found = _last_maths_or_number(text, method == "math")
-        if found is not None:
-            return found
+            extraction = _last_maths_or_number(text, method == "math")
+        if extraction is not None:
+            return extraction
     return Extraction(text.strip(), "bare") if is_bare(text) else NOTHING
 
 
@@ -157,9 +157,9 @@ def boxed(text: str) -> Extraction | None:
     if "\\boxed" not in text and "\\fbox" not in text:
         return None
     starts = [(m.start(), m.end()) for m in _BOX.finditer(text)][-64:]
-    found: list[tuple[int, int, str]] = []
+    boxes: list[tuple[int, int, str]] = []
     for begin, after in reversed(starts):
-        if found and begin + 1 > found[-1][0]:
+        if boxes and begin + 1 > boxes[-1][0]:
             continue
         inside = _box_content(text, after)
         if inside is None:
@@ -167,15 +167,15 @@ def boxed(text: str) -> Extraction | None:
         content, end = inside
         if not content.strip():
             continue
-        if found:
-            between = text[end : found[-1][0]]
+        if boxes:
+            between = text[end : boxes[-1][0]]
             if not _joined(between):
                 break
-        found.append((begin, end, content.strip()))
-    if not found:
+        boxes.append((begin, end, content.strip()))
+    if not boxes:
         return Extraction(None, "box")
     contents: list[str] = []
-    for _, _, content in reversed(found):
+    for _, _, content in reversed(boxes):
         if content not in contents:
             contents.append(content)
     if not _is_words(contents[-1]):
@@ -192,19 +192,19 @@ def _is_words(content: str) -> bool:
 
 def _box(text: str) -> Extraction | None:
     """The last box, unless it is denied or something else is said later."""
-    found = boxed(text)
-    if found is None or found.answer is None:
-        return found
+    extraction = boxed(text)
+    if extraction is None or extraction.answer is None:
+        return extraction
     place = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    return Extraction(None, "box") if negated(text, place) else _if_it_stands(found, text, place)
+    return Extraction(None, "box") if negated(text, place) else _if_it_stands(extraction, text, place)
 
 
-def _if_it_stands(found: Extraction, text: str, place: int) -> Extraction:
+def _if_it_stands(extraction: Extraction, text: str, place: int) -> Extraction:
     """What was found at a place, or what is said instead of it later."""
     later = second_thought(text, place)
     if later is None:
-        return found
-    return _phrase(later, again=False) or Extraction(_from_sentence(later), found.method)
+        return extraction
+    return _phrase(later, again=False) or Extraction(_from_sentence(later), extraction.method)
 
 
 def _box_content(text: str, after: int) -> tuple[str, int] | None:
@@ -248,8 +248,8 @@ def _tag(text: str, rules: Rules) -> Extraction | None:
         return Extraction(box.answer, "tag")
     inside = inside.strip()
     if inside and not is_bare(inside):
-        found = _phrase(inside) or _last_maths_or_number(inside, True) or _last_maths_or_number(inside, False)
-        inside = (found.answer or inside) if found else inside
+        extraction = _phrase(inside) or _last_maths_or_number(inside, True) or _last_maths_or_number(inside, False)
+        inside = (extraction.answer or inside) if extraction else inside
     return Extraction(inside or None, "tag")
 
 
@@ -270,8 +270,8 @@ def _phrase(text: str, again: bool = True) -> Extraction | None:
             formula = _MATH.match(tail, match.start(1))
             if formula is not None and "\n" in formula[0]:
                 return Extraction(_inside(formula), "phrase")
-            found = Extraction(_from_sentence(match[1]), "phrase")
-            return _if_it_stands(found, tail, match.start(1)) if again else found
+            extraction = Extraction(_from_sentence(match[1]), "phrase")
+            return _if_it_stands(extraction, tail, match.start(1)) if again else extraction
     return None
 
 
@@ -293,8 +293,8 @@ def _from_sentence(sentence: str) -> str | None:
     sentence = (sentence[: end.start()] if end else sentence).strip().strip("*").strip()
     if is_bare(sentence):
         return sentence or None
-    found = _last_maths_or_number(sentence, True) or _last_maths_or_number(sentence, False)
-    return found.answer if found else sentence or None
+    extraction = _last_maths_or_number(sentence, True) or _last_maths_or_number(sentence, False)
+    return extraction.answer if extraction else sentence or None
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:

@@ -40,9 +40,9 @@ def gold_answer(gold: str) -> str:
     """The answer in a gold text: its last box, what follows ####, or the text itself."""
     gold = repair_escapes(gold)
     if "\\boxed" in gold or "\\fbox" in gold:
-        found = boxed(gold)
-        if found is not None and found.answer:
-            return found.answer
+        box = boxed(gold)
+        if box is not None and box.answer:
+            return box.answer
     if "####" in gold:
         return gold.rpartition("####")[2].strip()
     return gold.strip()
@@ -58,13 +58,13 @@ def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | Pendi
         return Verdict("unknown", "no_gold", None, perf_counter() - start)
     if prediction.strip() == gold.strip() or _same_sentence(prediction, gold, rules):
         return Verdict("right", "exact", _shown(gold.strip()), perf_counter() - start)
-    found = extract(prediction, rules)
-    if not found.answer or not found.answer.strip():
+    extraction = extract(prediction, rules)
+    if not extraction.answer or not extraction.answer.strip():
         return Verdict("wrong", "no_answer", None, perf_counter() - start)
-    outcome = compare_texts(gold, found.answer, rules)
+    outcome = compare_texts(gold, extraction.answer, rules)
     if isinstance(outcome, PendingGrade):
         return outcome
-    return Verdict(outcome[0], outcome[1], _shown(found.answer), perf_counter() - start)
+    return Verdict(outcome[0], outcome[1], _shown(extraction.answer), perf_counter() - start)
 
 
 def _same_sentence(prediction: str, gold: str, rules: Rules) -> bool:
@@ -128,17 +128,17 @@ _NUMBER = re.compile(
 
 def plain_number(text: str) -> tuple[int, int] | None:
     """The value of a whole number, decimal or fraction as a pair in lowest terms; None for any other text."""
-    found = _NUMBER(text)
-    if found is None:
+    match = _NUMBER(text)
+    if match is None:
         return None
-    plain = found["plain"]
+    plain = match["plain"]
     if plain is None:
-        top, bottom = int(found["top"]), int(found["bottom"])
-        top = -top if found["sign"] else top
+        top, bottom = int(match["top"]), int(match["bottom"])
+        top = -top if match["sign"] else top
     else:
         whole, _, places = plain.partition(".")
         top, bottom = int(whole + places), 10 ** len(places)
-        bottom *= int(found["under"] or 1)
+        bottom *= int(match["under"] or 1)
     if bottom == 0:
         return None
     shared = gcd(top, bottom)

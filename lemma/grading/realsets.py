@@ -180,9 +180,9 @@ def _without(left: Pieces, right: Pieces) -> Pieces:
     return _merge(left)
 
 
-def _merge(found: Pieces) -> Pieces:
+def _merge(unsorted: Pieces) -> Pieces:
     out: Pieces = []
-    for piece in sorted(found, key=lambda p: (p.low, not p.low_in)):
+    for piece in sorted(unsorted, key=lambda p: (p.low, not p.low_in)):
         last = out[-1] if out else None
         if last is not None and (piece.low < last.high or (piece.low == last.high and (piece.low_in or last.high_in))):
             high = max(last.high, piece.high)

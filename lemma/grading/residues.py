@@ -77,16 +77,16 @@ def same_residues(gold: Residues, answer: Residues) -> bool:
 
 def _by_modulus(text: str) -> Residues | None:
     """Heads and moduli in turn, `n \\equiv 1 \\pmod 5 or n \\equiv 4 \\pmod 5`; the last modulus ends the text."""
-    found: Residues | None = None
+    residues: Residues | None = None
     place = 0
     for match in _MODULUS.finditer(text):
         members = _integers(text[place : match.start()])
         part = _classes(members, int(match[1]))
-        if part is None or (found is not None and found.modulus != part.modulus):
+        if part is None or (residues is not None and residues.modulus != part.modulus):
             return None
-        found = part if found is None else Residues(found.modulus, found.members | part.members)
+        residues = part if residues is None else Residues(residues.modulus, residues.members | part.members)
         place = match.end()
-    return found if place and not text[place:].strip(" .)") else None
+    return residues if place and not text[place:].strip(" .)") else None
 
 
 def _integers(text: str) -> list[int] | None:
@@ -126,8 +126,8 @@ def _formulas(text: str) -> Residues | None:
         members.append(int(linear["first"] or 0) + rest)
     if len(moduli) != 1:
         return None
-    found = _classes(members, moduli.pop())
-    return found if said or found is None else found._replace(formula=True)
+    residues = _classes(members, moduli.pop())
+    return residues if said or residues is None else residues._replace(formula=True)
 
 
 def _in_words(text: str) -> Residues | None:

@@ -31,7 +31,7 @@ class Undecided(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a comparison needs to know beside its two nodes. `symbolic` answers for two LaTeX texts or raises."""
+    """What a comparison needs in addition to its two nodes. `symbolic` answers for two LaTeX texts or raises."""
 
     gold: str
     answer: str

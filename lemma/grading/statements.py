@@ -24,7 +24,7 @@ _NEGATED = re.compile(r"(?:\bnot|n't)(?:\s+(?:equal\s+to|the\s+answer))?\s*[$({\
 
 
 def second_thought(text: str, place: int) -> str | None:
-    """What is said instead of the answer that stands at `place`: a text with a new one, "" for none; None if it stands.
+    """What is said instead of the answer at `place`: a text with a new one, "" for none; None if it stands.
 
     A doubt that ends in no other answer ("Wait, let me check") takes nothing back.
     """

@@ -27,15 +27,15 @@ def _parse(text: str) -> list[Any]:
 
     check_symbolic(text)
     text = _as_fractions(_without_imaginary_index(text))
-    found = parse(
+    parsed = parse(
         "$" + text.replace("$", "") + "$",
         extraction_config=[LatexExtractionConfig()],
         fallback_mode="no_fallback",
         parsing_timeout=None,
     )
-    if not found:
+    if not parsed:
         raise _Unparsed
-    return list(found)
+    return list(parsed)
 
 
 _INDEX = re.compile(r"\\(?:sum|prod)_\{\s*i\s*=")

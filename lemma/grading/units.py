@@ -34,7 +34,7 @@ _SAME = {
     "usd": "dollar", "penny": "cent", "pennies": "cent", "mph": "mi/h", "kmh": "km/h", "kph": "km/h", "kmph": "km/h",
 }  # fmt: skip
 
-# Words that, beside a number, say more than a unit does; the answer is then not the bare number.
+# Words that, next to a number, say more than a unit does; the answer is then not the bare number.
 _MEANINGFUL = frozenset(
     names(
         """

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from lemma.grading.compat.math_verify_calls import verified
-from lemma.grading.compat.strings import box_content, hendrycks, hendrycks_box, hendrycks_equal
+from lemma.grading.compat.strings import box_content, hendrycks, hendrycks_box, hendrycks_equal, inside_text
 from lemma.grading.compat.sympy_strings import sympy_equal
 
 _OPEN, _CLOSE = "<think>", "</think>"
@@ -14,10 +14,7 @@ _OPEN, _CLOSE = "<think>", "</think>"
 
 def _mathd_equal(answer: str, gold: str) -> bool:
     spelt = []
-    for text in (answer, gold):
-        text = text.strip()
-        whole = re.fullmatch(r"\\text\{(?P<text>.+?)\}", text)
-        text = whole["text"].strip() if whole else text
+    for text in map(inside_text, (answer, gold)):
         try:
             spelt.append(hendrycks(text))
         except ValueError:
@@ -68,10 +65,10 @@ def luffy_score(response: str, gold: str | Sequence[str], version: int = 3, comp
 
 def gsm8k_source(response: str, gold: str | Sequence[str]) -> float:
     """`#### number`, commas and dollar signs removed, equal as strings."""
-    found = re.search(r"#### (\-?[0-9\.\,]+)", response)
-    if found is None:
+    match = re.search(r"#### (\-?[0-9\.\,]+)", response)
+    if match is None:
         return 0.0
-    return float(found[0].split("#### ")[1].replace(",", "").replace("$", "") == gold)
+    return float(match[0].split("#### ")[1].replace(",", "").replace("$", "") == gold)
 
 
 def math_source(response: str, gold: str | Sequence[str]) -> float:

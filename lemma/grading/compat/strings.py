@@ -138,14 +138,19 @@ def _drop_units(text: str, lone_letters: bool) -> str:
     return text
 
 
+def inside_text(text: str) -> str:
+    r"""What `\text{}` holds, where it encloses the whole answer; otherwise the answer itself."""
+    text = text.strip()
+    whole = re.fullmatch(r"\\text\{(?P<text>.+?)\}", text)
+    return whole["text"].strip() if whole else text
+
+
 def mathd(text: str, lone_letters: bool = True) -> str:
     """The string of the boxed grader: Hendrycks plus matrices, signs and a list of units.
 
     `lone_letters` reproduces the original's defect of deleting single letters as units, so that x+a equals x+c.
     """
-    text = text.strip()
-    whole = re.fullmatch(r"\\text\{(?P<text>.+?)\}", text)
-    text = whole["text"].strip() if whole else text
+    text = inside_text(text)
     try:
         return _mathd(text, lone_letters)
     except ValueError:

@@ -135,10 +135,10 @@ def re_search_f1(prediction: str, label: str) -> float:
 
 def re_search(prediction: str, label: str) -> float:
     """Exact words of the text in finish tags of any case, against any label."""
-    found = re.findall(r"<finish>(.*?)</finish>", prediction, re.IGNORECASE | re.DOTALL)
-    if not found:
+    answers = re.findall(r"<finish>(.*?)</finish>", prediction, re.IGNORECASE | re.DOTALL)
+    if not answers:
         return 0.0
-    return float(any(normal_words(found[-1].strip()) == normal_words(one) for one in _labels(label)))
+    return float(any(normal_words(answers[-1].strip()) == normal_words(one) for one in _labels(label)))
 
 
 def max_length(tokens: int, label: str) -> float:
