@@ -52,11 +52,11 @@ def open_engine(
     from lemma.engines.transformers_engine import TransformersEngine
     from lemma.models.load_model import load_policy
 
-    found = _open_native(path, device, seed, options or NativeOptions(), precision)
-    if not isinstance(found, Said):
-        return found
+    opened = _open_native(path, device, seed, options or NativeOptions(), precision)
+    if not isinstance(opened, Said):
+        return opened
     policy = load_policy(path, device, precision, plain=True)
-    sink(found)
+    sink(opened)
     return policy, TransformersEngine(policy, seed, in_place_of="native")
 
 

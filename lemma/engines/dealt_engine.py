@@ -24,7 +24,7 @@ class _Word:
     """What the first rank tells the others: requests to generate for, or that it is done and what came of it."""
 
     requests: Sequence[Request] | None = None
-    found: Any = None
+    result: Any = None
     trouble: bytes | None = None
 
 
@@ -37,14 +37,14 @@ def dealt_out(engine: Engine, work: Callable[[Engine], T]) -> T:
 
 def _lead(engine: Engine, work: Callable[[Engine], T]) -> T:
     try:
-        found = work(_Dealt(engine))
+        result = work(_Dealt(engine))
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         gather_over_ranks(_Word(trouble=portable(error)), PLACE)
         raise
-    gather_over_ranks(_Word(found=found), PLACE)
-    return found
+    gather_over_ranks(_Word(result=result), PLACE)
+    return result
 
 
 def _follow(engine: Engine) -> Any:
@@ -55,7 +55,7 @@ def _follow(engine: Engine) -> Any:
         if word.trouble is not None:
             raise pickle.loads(word.trouble)
         if word.requests is None:
-            return word.found
+            return word.result
         try:
             _generate_together(engine, word.requests)
         except (KeyboardInterrupt, SystemExit):
@@ -68,13 +68,13 @@ def _generate_together(engine: Engine, requests: Sequence[Request]) -> list[Comp
     """The completions of all ranks, slot by slot."""
 
     def own_part() -> list[Completion]:
-        found: list[Completion] = []
+        completions: list[Completion] = []
         for slot in own_slots():
             engine.forget_prompts()
             for request in requests[slot :: slots()]:
                 engine.submit(request)
-            found += engine.completions()
-        return found
+            completions += engine.completions()
+        return completions
 
     return [completion for part in together(own_part, "an evaluation") for completion in part]
 

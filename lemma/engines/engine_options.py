@@ -30,7 +30,7 @@ class NativeOptions(EngineOptions):
     """Maximum number of sequences that are generated at the same time."""
     prefill_tokens: int | None = Field(None, ge=1)
     """Maximum number of prompt tokens in one pass; longer prompts are computed in pieces. Default: at most 16384,
-    fewer for wide models, so that they need less than 0.8 GiB beside the cache."""
+    fewer for wide models, so that they need less than 0.8 GiB in addition to the cache."""
     share_prefixes: bool = True
     """Use what is cached of the beginning of a prompt again, as in the next turn of a conversation."""
     graphs: bool = True

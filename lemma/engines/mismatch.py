@@ -61,12 +61,12 @@ def exact_limit(temperature: float) -> float:
 
 
 def check_mismatch(
-    found: Mismatch, precision: Precision, engine: str = "native", rounding: float = 0.0, temperature: float = 1.0
+    measured: Mismatch, precision: Precision, engine: str = "native", rounding: float = 0.0, temperature: float = 1.0
 ) -> None:
     """Stop: tokens that the learner sees quite otherwise than the engine teach the wrong thing. Whoever looks at each
     step warns from `warning_mean` on."""
     exact = precision == "fp32"
-    value, limit = (found.largest, exact_limit(temperature)) if exact else (found.mean, stopping_mean(rounding))
+    value, limit = (measured.largest, exact_limit(temperature)) if exact else (measured.mean, stopping_mean(rounding))
     what = "at most" if exact else "on average"
     if not value <= limit:
         raise UserError(

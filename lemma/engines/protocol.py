@@ -26,7 +26,7 @@ Listener = Callable[[Key, int, np.ndarray], None]
 class Sampling:
     """How tokens are drawn and when a completion ends. Temperature 0 takes the likeliest token.
 
-    `stop` strings end a completion and stay in it; so do `stop_ids`, beside the tokenizer's end-of-sequence token
+    `stop` strings end a completion and stay in it; so do `stop_ids`, and the tokenizer's end-of-sequence token
     unless `ignore_eos`. A repetition penalty is for inference only: training recipes with one are refused.
     """
 

@@ -54,12 +54,12 @@ class StopTable:
         self.window = 4 * max(map(len, self.stops), default=0) + 4
 
     def may_end(self, token: int) -> bool:
-        found = self._candidates.get(token)
-        if found is None:
+        may_end = self._candidates.get(token)
+        if may_end is None:
             text = decode(self.tokenizer, [token])
-            found = self._any or UNKNOWN in text or not self._last.isdisjoint(text)
-            self._candidates[token] = found
-        return found
+            may_end = self._any or UNKNOWN in text or not self._last.isdisjoint(text)
+            self._candidates[token] = may_end
+        return may_end
 
 
 class StopWatcher:
