@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,18 @@ def test_sampling_goes_on_while_the_learner_works() -> None:
     assert second.grade_seconds == third.grade_seconds == 0, "nobody waited for their grading"
     ahead.wait()
     assert began == [1, 2, 3] and ahead.state()[1] == {"drawn": 60}
+
+
+def test_no_step_is_passed_over_where_the_sampling_thread_is_slow_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(threading.Thread):
+        def run(self) -> None:
+            time.sleep(0.05)
+            super().run()
+
+    monkeypatch.setattr(threading, "Thread", Slow)
+    ahead = Ahead(ProblemOrder([], 0, "x"), 3, 5)
+    ahead.use(lambda step: Rollouts(wanted=step), is_beside=True)
+    assert [ahead.take(step).wanted for step in range(1, 6)] == [1, 2, 3, 4, 5]
 
 
 def test_what_fails_ahead_is_raised_where_it_is_waited_for() -> None:

@@ -50,14 +50,14 @@ class Ahead:
         grading counts where it was waited for."""
         self.wait()
         self._graded = 0.0
-        self._until(step)
-        rest = min(step + self._lag, self._total)
-        if self._is_beside and rest > max(self._ready):
-            self._thread = threading.Thread(target=self._work, args=(rest,), name="sampling ahead", daemon=True)
+        self._steps(max(self._drawn, default=step - 1) + 1, step)
+        first, last = max(self._drawn) + 1, min(step + self._lag, self._total)
+        del self._drawn[step]
+        if self._is_beside and first <= last:
+            self._thread = threading.Thread(target=self._work, args=(first, last), name="sampling ahead", daemon=True)
             self._thread.start()
         else:
-            self._until(rest)
-        del self._drawn[step]
+            self._steps(first, last)
         rollouts = self._ready.pop(step)
         rollouts.grade_seconds = self._graded
         return rollouts
@@ -80,16 +80,15 @@ class Ahead:
         if self._thread is not None:
             self._thread.join(timeout=10.0)
 
-    def _work(self, last: int) -> None:
+    def _work(self, first: int, last: int) -> None:
         try:
-            self._until(last)
+            self._steps(first, last)
         except BaseException as error:  # noqa: BLE001 (raised again by the thread that waits)
             self._failure = error
 
-    def _until(self, last: int) -> None:
+    def _steps(self, first: int, last: int) -> None:
         assert self._sample is not None
-        first = max(self._drawn, default=None)
-        for step in range(last if first is None else first + 1, last + 1):
+        for step in range(first, last + 1):
             self._drawn[step] = self._order.drawn
             rollouts = self._sample(step)
             if threading.current_thread() is not self._thread:
