@@ -1,10 +1,14 @@
-"""Write the pictures of the report in docs/: `make screenshots`, from the run of the demo, which is made if need be."""
+"""Write the pictures of the report in docs/: `make screenshots`, from the run of the demo, which is made if need be.
+
+`python -m tests.reports.screenshots RUN agent` writes those of an agent's run instead.
+"""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from lemma.cli import main
@@ -24,8 +28,13 @@ SHOTS = (
     ("report-completions-dark-phone", "completions", PHONE, "dark"),
 )
 
+AGENT_SHOTS = (
+    ("report-agent-curves", "curves", DESKTOP, "light"),
+    ("report-agent-turns", "completions", DESKTOP, "light"),
+)
 
-def write(run: Path, to: Path) -> None:
+
+def write(run: Path, to: Path, shots: Sequence[tuple[str, str, dict[str, int], str]] = SHOTS) -> None:
     from playwright.sync_api import sync_playwright
 
     to.mkdir(parents=True, exist_ok=True)
@@ -34,7 +43,7 @@ def write(run: Path, to: Path) -> None:
         assert main(["report", str(run), "--to", str(report)]) == 0
         path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        for name, view, screen, colours in SHOTS:
+        for name, view, screen, colours in shots:
             tab = browser.new_page(viewport=screen, color_scheme=colours)  # type: ignore[arg-type]
             tab.goto(f"{report.as_uri()}#{view}")
             tab.wait_for_selector("html[data-ready=yes]")
@@ -52,4 +61,4 @@ if __name__ == "__main__":
     run = Path(sys.argv[1]) if len(sys.argv) > 1 else RUN
     if not (run / "recipe.yaml").is_file():
         assert main(["demo"]) == 0
-    write(run, TO)
+    write(run, TO, AGENT_SHOTS if sys.argv[2:] == ["agent"] else SHOTS)
