@@ -127,6 +127,7 @@ def test_the_reference_is_computed_once(world: World) -> None:
     [
         ({}, {"compile_blocks": True}),
         ({}, {"token_budget": 65}),
+        ({}, {"share_prompts": True}),
         ({"fused": False}, {}),
         ({"override": {"rope_theta": 500.0}}, {}),
     ],

@@ -106,6 +106,7 @@ def _circumstances(policy: Policy, learner: Learner) -> dict[str, Any]:
         "config": {name: value for name, value in config.items() if name != "_name_or_path"},
         "fused": any(getattr(module, "lemma_fused", False) for module in policy.module.modules()),
         "compile": learner.is_compiled,
+        "shares": learner.shares,
         "temperature": learner.temperature,
         "token_budget": learner.token_budget,
         "device": torch.cuda.get_device_name() if policy.device.type == "cuda" else "cpu",
