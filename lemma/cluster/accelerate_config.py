@@ -60,79 +60,79 @@ TAKEN = {
 }  # fmt: skip
 
 
-def read_accelerate(values: Mapping[str, Any], found: Mapped) -> None:
+def read_accelerate(values: Mapping[str, Any], mapped: Mapped) -> None:
     """Map the keys of an Accelerate YAML file; its DeepSpeed block may name a file, which the caller reads."""
     kind = str(values.get("distributed_type", "NO"))
-    found.put(RANKS, found.whole(values, "num_processes") if values.get("num_processes") != -1 else None, "")
-    if (found.whole(values, "num_machines") or 1) > 1:
-        found.say("num_machines", "is for the launcher: start every machine with `accelerate launch` or torchrun")
+    mapped.put(RANKS, mapped.whole(values, "num_processes") if values.get("num_processes") != -1 else None, "")
+    if (mapped.whole(values, "num_machines") or 1) > 1:
+        mapped.say("num_machines", "is for the launcher: start every machine with `accelerate launch` or torchrun")
     if kind in DATA_PARALLEL:
-        found.put(SHARD, "none", "distributed_type")
+        mapped.put(SHARD, "none", "distributed_type")
     elif kind == "FSDP":
-        read_fsdp(found.part(values, "fsdp_config"), found, "fsdp_config.fsdp_")
+        read_fsdp(mapped.part(values, "fsdp_config"), mapped, "fsdp_config.fsdp_")
     elif kind == "DEEPSPEED":
-        block = found.part(values, "deepspeed_config")
+        block = mapped.part(values, "deepspeed_config")
         if "deepspeed_config_file" not in block:
-            from_accelerate(block, found)
+            from_accelerate(block, mapped)
     else:
-        found.say("distributed_type", f"{kind} has no counterpart: `cluster.shard` decides what is split")
-    _precision(values, found)
+        mapped.say("distributed_type", f"{kind} has no counterpart: `cluster.shard` decides what is split")
+    _precision(values, mapped)
     if is_on(values.get("use_cpu")):
-        found.put(DEVICE, "cpu", "use_cpu")
-    _compile(values, found)
-    for name, size in found.part(values, "parallelism_config").items():
+        mapped.put(DEVICE, "cpu", "use_cpu")
+    _compile(values, mapped)
+    for name, size in mapped.part(values, "parallelism_config").items():
         if name.endswith("_size") and "dp_" not in name and size not in (None, 1, "1"):
-            found.say(f"parallelism_config.{name}", "has no counterpart: ranks share data, not layers or sequences")
+            mapped.say(f"parallelism_config.{name}", "has no counterpart: ranks share data, not layers or sequences")
     for key in values:
         if key in ELSEWHERE:
-            found.tuned.append(key)
+            mapped.tuned.append(key)
         elif key not in TAKEN:
-            found.unknown(key)
+            mapped.unknown(key)
 
 
-def _precision(values: Mapping[str, Any], found: Mapped) -> None:
+def _precision(values: Mapping[str, Any], mapped: Mapped) -> None:
     word = str(values.get("mixed_precision", "")).lower()
     word = "no" if values.get("mixed_precision") is False else word  # `no` is false to many readers of YAML
     if word == "fp8":
-        found.say("mixed_precision", "fp8 has no counterpart: write `model.precision: bf16`")
+        mapped.say("mixed_precision", "fp8 has no counterpart: write `model.precision: bf16`")
     elif word in PRECISIONS:
-        found.put(PRECISION, PRECISIONS[word], "mixed_precision")
+        mapped.put(PRECISION, PRECISIONS[word], "mixed_precision")
     elif word:
         raise UserError(
-            f"`mixed_precision` is '{word}', which Accelerate does not know", file=found.file, fix="write bf16"
+            f"`mixed_precision` is '{word}', which Accelerate does not know", file=mapped.file, fix="write bf16"
         )
 
 
-def _compile(values: Mapping[str, Any], found: Mapped) -> None:
-    block = found.part(values, "dynamo_config")
+def _compile(values: Mapping[str, Any], mapped: Mapped) -> None:
+    block = mapped.part(values, "dynamo_config")
     backend = block.get("dynamo_backend", values.get("dynamo_backend"))
     if backend is None or str(backend).upper() in ("NO", "FALSE"):
         return
     if str(backend).upper() == "INDUCTOR":
-        found.put(COMPILE, True, "dynamo_config.dynamo_backend")
+        mapped.put(COMPILE, True, "dynamo_config.dynamo_backend")
     else:
-        found.say("dynamo_config.dynamo_backend", f"{backend} has no counterpart: `model.compile` uses inductor")
+        mapped.say("dynamo_config.dynamo_backend", f"{backend} has no counterpart: `model.compile` uses inductor")
 
 
-def read_fsdp(block: Mapping[str, Any], found: Mapped, prefix: str = "") -> None:
+def read_fsdp(block: Mapping[str, Any], mapped: Mapped, prefix: str = "") -> None:
     """Map an FSDP block, of version 1 or 2, with or without `fsdp_` in front of its keys."""
     values = {key.removeprefix("fsdp_"): value for key, value in block.items()}
-    found.put(SHARD, _shard(values, found, prefix), f"{prefix}sharding_strategy")
+    mapped.put(SHARD, _shard(values, mapped, prefix), f"{prefix}sharding_strategy")
     for key in ("offload_params", "cpu_offload"):
         if is_on(values.get(key)):
-            found.say(prefix + key, OFFLOAD)
+            mapped.say(prefix + key, OFFLOAD)
     if "activation_checkpointing" in values:
-        found.put(CHECKPOINTING, is_on(values["activation_checkpointing"]), f"{prefix}activation_checkpointing")
+        mapped.put(CHECKPOINTING, is_on(values["activation_checkpointing"]), f"{prefix}activation_checkpointing")
     for key, value in values.items():
         if key in FSDP_NOT_DONE and value not in (False, None, {}):
-            found.say(prefix + key, FSDP_NOT_DONE[key])
+            mapped.say(prefix + key, FSDP_NOT_DONE[key])
         elif key in FSDP_TUNING:
-            found.tuned.append(prefix + key)
+            mapped.tuned.append(prefix + key)
         elif key not in FSDP_KEYS:
-            found.unknown(prefix + key)
+            mapped.unknown(prefix + key)
 
 
-def _shard(values: Mapping[str, Any], found: Mapped, prefix: str) -> str:
+def _shard(values: Mapping[str, Any], mapped: Mapped, prefix: str) -> str:
     """Version 1 names a strategy, by its word or its number; version 2 says whether weights are split after use."""
     word: Any = values.get("sharding_strategy")
     if word is None:
@@ -144,7 +144,7 @@ def _shard(values: Mapping[str, Any], found: Mapped, prefix: str) -> str:
         word = list(STRATEGIES)[int(word) - 1]
     name = str(word).upper()
     if name not in STRATEGIES:
-        raise UserError(f"there is no FSDP strategy '{word}'", file=found.file, fix="write FULL_SHARD")
+        raise UserError(f"there is no FSDP strategy '{word}'", file=mapped.file, fix="write FULL_SHARD")
     if name.startswith("HYBRID"):
-        found.say(f"{prefix}sharding_strategy", f"{name} splits within a machine, Lemma over all ranks")
+        mapped.say(f"{prefix}sharding_strategy", f"{name} splits within a machine, Lemma over all ranks")
     return STRATEGIES[name]

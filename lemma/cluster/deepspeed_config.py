@@ -43,153 +43,158 @@ ZERO_NOT_DONE = {
 ADAMS = {"adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam"}
 
 
-def read_deepspeed(values: Mapping[str, Any], found: Mapped) -> None:
+def read_deepspeed(values: Mapping[str, Any], mapped: Mapped) -> None:
     """Map the keys of a DeepSpeed JSON file."""
     taken = {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"}
     taken |= {"zero_optimization", "bf16", "bfloat16", "fp16", "optimizer", "scheduler", "activation_checkpointing"}
-    _batch(values, found)
-    found.put(CLIP, found.number(values, "gradient_clipping"), "gradient_clipping")
-    _zero(found.part(values, "zero_optimization"), found)
-    _precision(values, found)
-    _optimiser(found.part(values, "optimizer"), found)
-    _schedule(found.part(values, "scheduler"), found)
-    if found.part(values, "activation_checkpointing"):
-        found.say("activation_checkpointing", "only tunes it: `model.checkpointing: true` turns it on")
+    _batch(values, mapped)
+    mapped.put(CLIP, mapped.number(values, "gradient_clipping"), "gradient_clipping")
+    _zero(mapped.part(values, "zero_optimization"), mapped)
+    _precision(values, mapped)
+    _optimiser(mapped.part(values, "optimizer"), mapped)
+    _schedule(mapped.part(values, "scheduler"), mapped)
+    if mapped.part(values, "activation_checkpointing"):
+        mapped.say("activation_checkpointing", "only tunes it: `model.checkpointing: true` turns it on")
     for key in values:
         if key in taken:
             continue
         block = values[key]
         is_off = block in (False, None, {}) or (isinstance(block, dict) and block.get("enabled") is False)
         if key in NOT_DONE and not is_off:
-            found.say(key, NOT_DONE[key])
+            mapped.say(key, NOT_DONE[key])
         elif key in LOGGERS and not is_off:
-            found.say(key, "has no effect: loggers are named under `run`")
+            mapped.say(key, "has no effect: loggers are named under `run`")
         elif key in TUNING:
-            found.tuned.append(key)
+            mapped.tuned.append(key)
         elif key not in NOT_DONE and key not in LOGGERS:
-            found.unknown(key)
+            mapped.unknown(key)
 
 
-def _batch(values: Mapping[str, Any], found: Mapped) -> None:
+def _batch(values: Mapping[str, Any], mapped: Mapped) -> None:
     """The examples of a step are micro-batch times accumulation times ranks; packs of tokens make up the rest."""
-    whole = found.whole(values, "train_batch_size")
-    micro = found.whole(values, "train_micro_batch_size_per_gpu")
-    times = found.whole(values, "gradient_accumulation_steps")
+    whole = mapped.whole(values, "train_batch_size")
+    micro = mapped.whole(values, "train_micro_batch_size_per_gpu")
+    times = mapped.whole(values, "gradient_accumulation_steps")
     if whole and micro and times:
         if whole % (micro * times):
             raise UserError(
                 f"train_batch_size {whole} is no multiple of {micro} x {times}, micro-batch and accumulation",
-                file=found.file,
+                file=mapped.file,
                 fix=f"write for example {micro * times}",
             )
-        found.put(RANKS, whole // (micro * times), "train_batch_size")
-    put_step(found, whole, micro, times)
+        mapped.put(RANKS, whole // (micro * times), "train_batch_size")
+    put_step(mapped, whole, micro, times)
 
 
-def put_step(found: Mapped, whole: int | None, micro: int | None, times: int | None) -> None:
+def put_step(mapped: Mapped, whole: int | None, micro: int | None, times: int | None) -> None:
     """Examples of a step, given or multiplied; a part of the product alone says nothing."""
-    ranks = found.values.get(RANKS)
+    ranks = mapped.values.get(RANKS)
     if whole is None and micro and times and ranks:
         whole = micro * times * ranks
     if whole is not None:
-        found.values[STEP] = whole
+        mapped.values[STEP] = whole
     if micro:
-        found.say("train_micro_batch_size_per_gpu", "has no effect by itself: `batch.token_budget` fills a pass")
+        mapped.say("train_micro_batch_size_per_gpu", "has no effect by itself: `batch.token_budget` fills a pass")
     if times and whole is None:
-        found.say("gradient_accumulation_steps", "has no effect by itself: a step takes as many passes as it needs")
+        mapped.say("gradient_accumulation_steps", "has no effect by itself: a step takes as many passes as it needs")
 
 
-def _zero(zero: Mapping[str, Any], found: Mapped) -> None:
+def _zero(zero: Mapping[str, Any], mapped: Mapped) -> None:
     if not zero:
         return
-    stage = found.number(zero, "stage", "zero_optimization.stage")
+    stage = mapped.number(zero, "stage", "zero_optimization.stage")
     if stage is not None:
         if stage not in STAGES:
-            raise UserError(f"there is no ZeRO stage {stage}", file=found.file, fix="write 0, 1, 2 or 3")
-        found.put(SHARD, STAGES[int(stage)], "zero_optimization.stage")
+            raise UserError(f"there is no ZeRO stage {stage}", file=mapped.file, fix="write 0, 1, 2 or 3")
+        mapped.put(SHARD, STAGES[int(stage)], "zero_optimization.stage")
     for key in zero:
         name, value = f"zero_optimization.{key}", zero[key]
         if key == "stage" or value in (False, None):
             continue
         if key in ("offload_optimizer", "offload_param"):
             if (value.get("device") if isinstance(value, dict) else value) not in ("none", None):
-                found.say(name, OFFLOAD)
+                mapped.say(name, OFFLOAD)
         elif key in ("cpu_offload", "cpu_offload_params"):
-            found.say(name, OFFLOAD)
+            mapped.say(name, OFFLOAD)
         elif key in ZERO_NOT_DONE:
             if value not in (0, 1, -1) or value is True:
-                found.say(name, ZERO_NOT_DONE[key])
+                mapped.say(name, ZERO_NOT_DONE[key])
         else:
-            found.tuned.append(name)
+            mapped.tuned.append(name)
 
 
-def _precision(values: Mapping[str, Any], found: Mapped) -> None:
-    blocks = {"bf16": found.part(values, "bf16") or found.part(values, "bfloat16"), "fp16": found.part(values, "fp16")}
+def _precision(values: Mapping[str, Any], mapped: Mapped) -> None:
+    blocks = {
+        "bf16": mapped.part(values, "bf16") or mapped.part(values, "bfloat16"),
+        "fp16": mapped.part(values, "fp16"),
+    }
     switches = {name: block.get("enabled", False) for name, block in blocks.items() if block}
     on = [name for name, value in switches.items() if value is True]
     if len(on) == 2:
-        raise UserError("bf16 and fp16 are both enabled", file=found.file, fix="leave one of them out")
+        raise UserError("bf16 and fp16 are both enabled", file=mapped.file, fix="leave one of them out")
     if on:
-        found.put(PRECISION, on[0], on[0])
-    found.autos += [f"{name}.enabled" for name, value in switches.items() if value == AUTO and not on]
+        mapped.put(PRECISION, on[0], on[0])
+    mapped.autos += [f"{name}.enabled" for name, value in switches.items() if value == AUTO and not on]
     if len(switches) == 2 and all(value is False for value in switches.values()):
-        found.put(PRECISION, "fp32", "fp16.enabled")
+        mapped.put(PRECISION, "fp32", "fp16.enabled")
     if blocks["fp16"].get("loss_scale") and "fp16" in on:
-        found.say("fp16.loss_scale", "has no counterpart: the scale of the loss follows the gradients")
+        mapped.say("fp16.loss_scale", "has no counterpart: the scale of the loss follows the gradients")
 
 
-def _optimiser(block: Mapping[str, Any], found: Mapped) -> None:
+def _optimiser(block: Mapping[str, Any], mapped: Mapped) -> None:
     if not block:
         return
-    kind, params = str(block.get("type", "")), found.part(block, "params")
+    kind, params = str(block.get("type", "")), mapped.part(block, "params")
     if kind.lower() not in ADAMS or params.get("adam_w_mode") is False:
-        found.say("optimizer.type", f"{kind} has no counterpart: Lemma's optimiser is AdamW, as `optim` says")
+        mapped.say("optimizer.type", f"{kind} has no counterpart: Lemma's optimiser is AdamW, as `optim` says")
         return
     for key in ("lr", "eps", "weight_decay"):
-        found.put(("optim", key), found.number(params, key, f"optimizer.params.{key}"), key)
+        mapped.put(("optim", key), mapped.number(params, key, f"optimizer.params.{key}"), key)
     betas = params.get("betas")
     if isinstance(betas, list) and len(betas) == 2:
-        found.put(("optim", "betas"), betas, "optimizer.params.betas")
+        mapped.put(("optim", "betas"), betas, "optimizer.params.betas")
     elif betas == AUTO:
-        found.autos.append("optimizer.params.betas")
+        mapped.autos.append("optimizer.params.betas")
     known = {"lr", "eps", "weight_decay", "betas", "adam_w_mode", "torch_adam", "fused", "bias_correction"}
     for key in set(params) - known:
-        found.unknown(f"optimizer.params.{key}")
+        mapped.unknown(f"optimizer.params.{key}")
 
 
-def _schedule(block: Mapping[str, Any], found: Mapped) -> None:
+def _schedule(block: Mapping[str, Any], mapped: Mapped) -> None:
     if not block:
         return
-    kind, params = str(block.get("type", "")), found.part(block, "params")
+    kind, params = str(block.get("type", "")), mapped.part(block, "params")
     shapes = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
     if kind not in shapes:
-        found.say("scheduler.type", f"{kind} has no counterpart: write `optim.schedule`")
+        mapped.say("scheduler.type", f"{kind} has no counterpart: write `optim.schedule`")
         return
-    found.put(("optim", "schedule"), shapes[kind], "scheduler.type")
-    found.put(("optim", "warmup"), found.number(params, "warmup_num_steps", "scheduler.params.warmup_num_steps"), "")
-    found.put(("optim", "lr"), found.number(params, "warmup_max_lr", "scheduler.params.warmup_max_lr"), "")
-    found.put(("optim", "final_lr"), found.number(params, "cos_min_ratio", "scheduler.params.cos_min_ratio"), "")
+    mapped.put(("optim", "schedule"), shapes[kind], "scheduler.type")
+    mapped.put(("optim", "warmup"), mapped.number(params, "warmup_num_steps", "scheduler.params.warmup_num_steps"), "")
+    mapped.put(("optim", "lr"), mapped.number(params, "warmup_max_lr", "scheduler.params.warmup_max_lr"), "")
+    mapped.put(("optim", "final_lr"), mapped.number(params, "cos_min_ratio", "scheduler.params.cos_min_ratio"), "")
     if params.get("warmup_min_lr") not in (None, 0, 0.0, AUTO) or params.get("warmup_min_ratio") not in (None, 0, 0.0):
-        found.say("scheduler.params", "begins above 0, which has no counterpart: the warm-up begins at 0")
+        mapped.say("scheduler.params", "begins above 0, which has no counterpart: the warm-up begins at 0")
     if kind != "WarmupCosineLR" and params.get("warmup_type", "log") == "log" and params.get("warmup_num_steps"):
-        found.say("scheduler.params.warmup_type", "log has no counterpart: the warm-up is linear")
+        mapped.say("scheduler.params.warmup_type", "log has no counterpart: the warm-up is linear")
     if params.get("total_num_steps") not in (None, AUTO):
-        found.say("scheduler.params.total_num_steps", "has no effect: a stage's `steps` or `epochs` say how long it is")
+        mapped.say(
+            "scheduler.params.total_num_steps", "has no effect: a stage's `steps` or `epochs` say how long it is"
+        )
 
 
-def from_accelerate(block: Mapping[str, Any], found: Mapped) -> None:
+def from_accelerate(block: Mapping[str, Any], mapped: Mapped) -> None:
     """The `deepspeed_config` block of an Accelerate file that names no file of DeepSpeed's own."""
-    stage = found.number(block, "zero_stage", "deepspeed_config.zero_stage")
+    stage = mapped.number(block, "zero_stage", "deepspeed_config.zero_stage")
     if stage is not None and stage not in STAGES:
-        raise UserError(f"there is no ZeRO stage {stage}", file=found.file, fix="write 0, 1, 2 or 3")
-    found.put(SHARD, STAGES[2 if stage is None else int(stage)], "deepspeed_config.zero_stage")
-    clip = found.number(block, "gradient_clipping", "deepspeed_config.gradient_clipping")
-    found.put(CLIP, clip, "deepspeed_config.gradient_clipping")
-    times = found.whole(block, "gradient_accumulation_steps", "deepspeed_config.gradient_accumulation_steps")
-    put_step(found, None, None, times)
+        raise UserError(f"there is no ZeRO stage {stage}", file=mapped.file, fix="write 0, 1, 2 or 3")
+    mapped.put(SHARD, STAGES[2 if stage is None else int(stage)], "deepspeed_config.zero_stage")
+    clip = mapped.number(block, "gradient_clipping", "deepspeed_config.gradient_clipping")
+    mapped.put(CLIP, clip, "deepspeed_config.gradient_clipping")
+    times = mapped.whole(block, "gradient_accumulation_steps", "deepspeed_config.gradient_accumulation_steps")
+    put_step(mapped, None, None, times)
     for key in ("offload_optimizer_device", "offload_param_device"):
         if block.get(key) not in (None, "none"):
-            found.say(f"deepspeed_config.{key}", OFFLOAD)
+            mapped.say(f"deepspeed_config.{key}", OFFLOAD)
     tuned = {"zero3_init_flag", "zero3_save_16bit_model", "deepspeed_multinode_launcher", "deepspeed_hostfile"}
     tuned |= {"deepspeed_inclusion_filter", "deepspeed_exclusion_filter", "deepspeed_moe_layer_cls_names"}
     tuned |= {"offload_optimizer_nvme_path", "offload_param_nvme_path"}
@@ -197,8 +202,8 @@ def from_accelerate(block: Mapping[str, Any], found: Mapped) -> None:
     known |= {"offload_optimizer_device", "offload_param_device"}
     for key in block:
         if key in tuned:
-            found.tuned.append(f"deepspeed_config.{key}")
+            mapped.tuned.append(f"deepspeed_config.{key}")
         elif key not in known:
-            found.unknown(f"deepspeed_config.{key}")
+            mapped.unknown(f"deepspeed_config.{key}")
     if is_on(block.get("zero3_init_flag")) and stage != 3:
-        found.tuned.append("deepspeed_config.zero3_init_flag")
+        mapped.tuned.append("deepspeed_config.zero3_init_flag")

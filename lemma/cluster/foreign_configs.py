@@ -42,15 +42,15 @@ class ForeignConfig:
         return said
 
     def _differences(self, recipe: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        found = {}
+        differences = {}
         for (room, key), theirs in self.values.items():
             for place, block, name in _blocks(recipe, room, key, lambda name, stage: stage.get("kind")):
                 mine = block.get(name)
                 if mine is not None and _plain(mine) != _plain(theirs):
-                    found[f"{place}.{name}"] = (mine, theirs)
+                    differences[f"{place}.{name}"] = (mine, theirs)
             if room == "batch" and not any(stage.get("kind") in STEP_KEYS for stage in recipe["stages"].values()):
-                found["stages"] = ("reinforcement learning counts problems", f"{theirs} examples a step")
-        return found
+                differences["stages"] = ("reinforcement learning counts problems", f"{theirs} examples a step")
+        return differences
 
 
 def _plain(value: Any) -> Any:
@@ -61,42 +61,42 @@ def read_foreign(path: str) -> ForeignConfig:
     """Read a file of another system; every mistake in it is a `UserError` of one sentence."""
     file = Path(path).expanduser()
     values = _load(file)
-    found = Mapped(path)
+    mapped = Mapped(path)
     plain = {key.removeprefix("fsdp_") for key in values}
     if ACCELERATE_KEYS & values.keys():
         system = "Accelerate"
-        read_accelerate(values, found)
-        own = found.part(values, "deepspeed_config").get("deepspeed_config_file")
+        read_accelerate(values, mapped)
+        own = mapped.part(values, "deepspeed_config").get("deepspeed_config_file")
         if own and values.get("distributed_type") == "DEEPSPEED":
-            read_deepspeed(_load(_beside(file, str(own))), found)
+            read_deepspeed(_load(_beside(file, str(own))), mapped)
     elif DEEPSPEED_KEYS & values.keys():
         system = "DeepSpeed"
-        read_deepspeed(values, found)
+        read_deepspeed(values, mapped)
     elif "fsdp_config" in values:
         system = "FSDP"
-        read_fsdp(found.part(values, "fsdp_config") | _strategy_of(values.get("fsdp")), found)
+        read_fsdp(mapped.part(values, "fsdp_config") | _strategy_of(values.get("fsdp")), mapped)
     elif plain & FSDP_KEYS:
         system = "FSDP"
-        read_fsdp(values, found)
+        read_fsdp(values, mapped)
     else:
         raise UserError(
             "this is no configuration of DeepSpeed, Accelerate or FSDP",
             file=path,
             fix="name a file with `zero_optimization`, `distributed_type` or FSDP's keys in it",
         )
-    return ForeignConfig(path, system, dict(found.values), tuple(found.sentences()))
+    return ForeignConfig(path, system, dict(mapped.values), tuple(mapped.sentences()))
 
 
 def _strategy_of(word: Any) -> dict[str, Any]:
     """`fsdp: full_shard auto_wrap offload`, as transformers' Trainer takes it."""
     words = str(word or "").split() if not isinstance(word, list) else [str(one) for one in word]
-    found: dict[str, Any] = {"cpu_offload": True} if "offload" in words else {}
+    values: dict[str, Any] = {"cpu_offload": True} if "offload" in words else {}
     strategies = [one for one in words if one.upper() in STRATEGIES]
-    return found | ({"sharding_strategy": strategies[0]} if strategies else {})
+    return values | ({"sharding_strategy": strategies[0]} if strategies else {})
 
 
 def _beside(file: Path, named: str) -> Path:
-    """A file that another names: from the working folder, as Accelerate reads it, or beside the other."""
+    """A file that another names: from the working folder, as Accelerate reads it, or next to the other."""
     path = Path(named).expanduser()
     return path if path.exists() else file.parent / path
 
@@ -163,10 +163,10 @@ def _blocks(
         block = data.get(room)
         return [(room, block, key)] if isinstance(block, dict) else []
     stages = data.get("stages")
-    found = []
+    blocks = []
     for name, stage in stages.items() if isinstance(stages, dict) else ():
         inner = stage.get(room) if isinstance(stage, dict) else None
         own_key = STEP_KEYS.get(kind_of(name, stage)) if room == "batch" and isinstance(stage, dict) else key
         if isinstance(inner, dict) and own_key:
-            found.append((f"stages.{name}.{room}", inner, own_key))
-    return found
+            blocks.append((f"stages.{name}.{room}", inner, own_key))
+    return blocks

@@ -164,7 +164,7 @@ def _by_node(ranks: Sequence[_Placed]) -> list[_Placed]:
 def variables_of(homes: Sequence[Home], port: int) -> list[dict[str, str]]:
     """What torchrun would set for each rank, and all GPUs of its node that belong to the run."""
     nodes = list(dict.fromkeys(home.node for home in homes))
-    found = []
+    variables = []
     for rank, home in enumerate(homes):
         mates = [other for other, at in enumerate(homes) if at.node == home.node]
         gpus = [gpu for other in mates for gpu in homes[other].gpus]
@@ -177,10 +177,10 @@ def variables_of(homes: Sequence[Home], port: int) -> list[dict[str, str]]:
             "MASTER_ADDR": homes[0].address,
             "MASTER_PORT": port,
         }
-        found.append({name: str(value) for name, value in values.items()})
+        variables.append({name: str(value) for name, value in values.items()})
         if gpus:
-            found[-1]["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    return found
+            variables[-1]["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    return variables
 
 
 def _start_server(group: _Group, number: int) -> None:
