@@ -44,10 +44,10 @@ def as_options(spec: str | Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(place, str) or not is_place(place):
         return options
     try:
-        found = load_place(place)
+        entry = load_place(place)
     except UserError:
-        found = None
-    is_options = isinstance(found, type) and issubclass(found, EnvironmentOptions)
+        entry = None
+    is_options = isinstance(entry, type) and issubclass(entry, EnvironmentOptions)
     return options if is_options else {**options, "name": "custom", "class": place}
 
 

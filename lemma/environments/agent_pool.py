@@ -123,23 +123,23 @@ class AgentPool:
 
     def look(self) -> list[AgentResult]:
         """What has ended since the last look, by itself or by its deadline."""
-        found: list[AgentResult] = []
+        results: list[AgentResult] = []
         with suppress(Empty):
             while True:
                 worker, row = self._news.get_nowait()
-                found += self._died(worker) if row is None else self._heard(worker, row)
+                results += self._died(worker) if row is None else self._heard(worker, row)
         for worker in list(self._workers):
             for name in worker.overdue():
                 del worker.running[name]
                 worker.late.add(name)
                 worker.send({"stop": name})
-                found.append(AgentResult(name, Outcome(None, None, "the agent ran past its deadline"), True))
+                results.append(AgentResult(name, Outcome(None, None, "the agent ran past its deadline"), True))
             if (worker.late or worker.is_alone) and not worker.running:
                 self._workers.remove(worker)
                 threading.Thread(target=worker.end, daemon=True).start()
             elif worker.process.poll() is not None or (not worker.is_ready and worker.age > START_SECONDS):
-                found += self._died(worker)
-        return found
+                results += self._died(worker)
+        return results
 
     def settle(self) -> None:
         """End every process in which an agent is still at work."""

@@ -61,7 +61,7 @@ def evaluate(expression: str) -> Number:
 
 
 def written(value: Number) -> str:
-    """Whole numbers and short decimals as they are, other fractions with their decimals beside them."""
+    """Whole numbers and short decimals as they are, other fractions followed by their decimals."""
     if isinstance(value, float):
         return f"{value:.{DIGITS}g}"
     if value.denominator == 1:

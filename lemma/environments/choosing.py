@@ -15,7 +15,7 @@ from lemma.environments import ENVIRONMENTS, EnvironmentOptions, as_options
 
 
 class EnvironmentChoice(Choice):
-    """An environment by name, or a class of one's own as `path.py:Name`."""
+    """An environment by name, or your own class as `path.py:Name`."""
 
     def expand(self, value: Any, key: Any = None) -> Any:
         return as_options(value) if isinstance(value, str | dict) else value
@@ -28,15 +28,15 @@ class _Chosen(Options):
 def find_environment(spec: str | Mapping[str, Any] | EnvironmentOptions) -> EnvironmentOptions:
     """The environment, checked; a mistake is one sentence. A recipe stands for the environment of its stages."""
     if isinstance(spec, EnvironmentOptions):
-        found = spec
+        environment = spec
     else:
         values = _in_file(spec) if isinstance(spec, str) and spec.endswith((".yaml", ".yml")) else spec
         chosen = values if isinstance(values, str) else dict(values)
-        found = load_values(_Chosen, {"environment": chosen}, what="evaluation").environment
-    if found.is_single_turn:
+        environment = load_values(_Chosen, {"environment": chosen}, what="evaluation").environment
+    if environment.is_single_turn:
         raise UserError("single_turn is no environment to play in", fix="leave the environment out")
-    found.check()
-    return found
+    environment.check()
+    return environment
 
 
 def _in_file(path: str) -> Mapping[str, Any]:

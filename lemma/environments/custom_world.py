@@ -1,4 +1,4 @@
-"""An environment of one's own: a class in a file, as `path.py:Class`."""
+"""A custom environment: a class in a file, as `path.py:Class`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ASYNC_CALLS = 256
 
 
 class CustomWorld(EnvironmentOptions):
-    """A class of one's own with `reset`, `step` and `score`."""
+    """Your own class with `reset`, `step` and `score`."""
 
     # `class` is a word of Python's own: the recipe says it, the field cannot be called so.
     model_config = ConfigDict(serialize_by_alias=True)
@@ -48,9 +48,9 @@ class CustomWorld(EnvironmentOptions):
         return {} if own is None else own(attempts)
 
     def _static(self, name: str) -> Any:
-        found = load_class(self.class_)
-        is_static = isinstance(inspect.getattr_static(found, name, None), staticmethod | classmethod)
-        return getattr(found, name) if is_static else None
+        world_class = load_class(self.class_)
+        is_static = isinstance(inspect.getattr_static(world_class, name, None), staticmethod | classmethod)
+        return getattr(world_class, name) if is_static else None
 
     def make(self) -> Environment:
         return load_class(self.class_)(**self.options)
@@ -65,12 +65,12 @@ class CustomWorld(EnvironmentOptions):
         return self.worker_calls or (ASYNC_CALLS if is_async else 1)
 
     def check(self) -> None:
-        found = load_class(self.class_)
+        world_class = load_class(self.class_)
         try:
-            inspect.signature(found).bind(**self.options)
+            inspect.signature(world_class).bind(**self.options)
         except TypeError as error:
             raise UserError(
-                f"class {found.__name__} does not take these options: {error}", file=file_of(self.class_),
+                f"class {world_class.__name__} does not take these options: {error}", file=file_of(self.class_),
                 fix="change `options` of the environment, or what the class takes",
             ) from error  # fmt: skip
 
@@ -79,7 +79,7 @@ def load_class(place: str) -> Any:
     """The class that `path.py:Name` names."""
     if not is_place(place):
         raise UserError(f"'{place}' names no class in a file", fix="write for example `class: my_world.py:Guess`")
-    found = load_place(place)
-    if not isinstance(found, type):
+    loaded = load_place(place)
+    if not isinstance(loaded, type):
         raise UserError(f"'{place.rpartition(':')[2]}' is not a class", file=file_of(place))
-    return found
+    return loaded

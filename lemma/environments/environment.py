@@ -195,13 +195,13 @@ class EnvironmentOptions(Options):
         """The function that plays its episodes in place of `rollouts.play`, as `module:name`; None: it is stepped."""
         return None
 
-    def deadlines_of(self, found: type | None) -> Deadlines:
+    def deadlines_of(self, world_class: type | None) -> Deadlines:
         """The deadlines of a recipe, or else of a class, or else the common ones."""
         chosen = {}
         for call in ("reset", "step", "score"):
             name = f"{call}_seconds"
             own = getattr(self, name)
-            chosen[call] = float(own if own is not None else getattr(found, name, SECONDS))
+            chosen[call] = float(own if own is not None else getattr(world_class, name, SECONDS))
         return Deadlines(**chosen)
 
 

@@ -92,10 +92,10 @@ def load_function(place: str, example: str) -> Any:
     """The function that `path.py:name` names."""
     if not is_place(place):
         raise UserError(f"'{place}' names no function in a file", fix=f"write for example `{example}`")
-    found = load_place(place)
-    if not callable(found):
+    function = load_place(place)
+    if not callable(function):
         raise UserError(f"'{place.rpartition(':')[2]}' is not a function", file=file_of(place))
-    return found
+    return function
 
 
 def _check_takes(function: Any, place: str, names: tuple[str, ...], options: dict[str, Any]) -> None:

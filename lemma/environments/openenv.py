@@ -45,24 +45,24 @@ class OpenEnvSession(Environment):
         data |= problem.extra.get("reset", {})
         self._rewards = []
         try:
-            found = self._connected(data)
+            reply = self._connected(data)
         except ServerRefuses as error:
             raise WorldGone(f"the OpenEnv server failed: {error.code}: {error}") from None
-        text = self._options.shown(found.get("observation"))
+        text = self._options.shown(reply.get("observation"))
         return [Message("user", text)] if text else []
 
     def step(self, said: Utterance) -> Reply:
         text = said.text if self._options.says == "text" else said.answer or ""
         action = {**self._options.action_data, self._options.action: text}
         try:
-            found = self._asked("step", action)
+            reply = self._asked("step", action)
         except ServerRefuses as error:
             if error.code in REFUSALS:
                 return Reply(f"error: {error}")
             raise WorldGone(f"the OpenEnv server failed: {error.code}: {error}") from None
-        if found.get("reward") is not None:
-            self._rewards.append(float(found["reward"]))
-        return Reply(self._options.shown(found.get("observation")), bool(found.get("done")))
+        if reply.get("reward") is not None:
+            self._rewards.append(float(reply["reward"]))
+        return Reply(self._options.shown(reply.get("observation")), bool(reply.get("done")))
 
     def score(self) -> Outcome:
         if not self._rewards:
@@ -76,7 +76,7 @@ class OpenEnvSession(Environment):
             self._socket = None
 
     def _connected(self, data: dict[str, Any]) -> dict[str, Any]:
-        """A session of one's own and what its reset gives; a place that has just become free is waited for."""
+        """A new session and what its reset gives; waits for a place that is about to become free."""
         deadline = time.monotonic() + PATIENCE
         while True:
             self.close()
@@ -98,8 +98,8 @@ class OpenEnvSession(Environment):
         deadlines = self._options.deadlines
         seconds = deadlines.step if kind == "step" else deadlines.reset
         try:
-            found = json.loads(self._socket.ask(json.dumps({"type": kind, "data": data}), seconds))
-            given, content = found["type"], found["data"]
+            reply = json.loads(self._socket.ask(json.dumps({"type": kind, "data": data}), seconds))
+            given, content = reply["type"], reply["data"]
         except (ValueError, KeyError, TypeError) as error:
             raise WorldGone("the OpenEnv server answered with something else than a frame") from error
         if given == "error":
@@ -151,8 +151,8 @@ class OpenEnv(EnvironmentOptions):
         if not isinstance(observation, dict):
             return "" if observation is None else str(observation)
         if self.observation:
-            found = observation.get(self.observation)
-            return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+            text = observation.get(self.observation)
+            return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
         known = {name: value for name, value in observation.items() if name != "metadata" and value is not None}
         texts = [value for value in known.values() if isinstance(value, str)]
         return texts[0] if len(texts) == 1 else json.dumps(known, ensure_ascii=False)

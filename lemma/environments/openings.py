@@ -19,19 +19,19 @@ def opened_all(options: EnvironmentOptions, problems: Sequence[Problem], seed: i
         return [_opened_here(options, problem, seed) for problem in problems]
     worlds = Worlds.of(options)
     waiting = {id(held): place for place, held in enumerate(worlds.open(problem, seed) for problem in problems)}
-    found: dict[int, Problem] = {}
+    opened: dict[int, Problem] = {}
     try:
         while waiting:
             for held in worlds.answers(LOOK_SECONDS):
                 place = waiting.pop(id(held))
                 if isinstance(held.answer, Failure):
                     raise _cannot_begin(options, held.problem, held.answer.reason)
-                found[place] = with_messages(held.problem, held.answer)
+                opened[place] = with_messages(held.problem, held.answer)
                 worlds.leave(held)
     except BaseException:
         worlds.close()
         raise
-    return [found[place] for place in range(len(problems))]
+    return [opened[place] for place in range(len(problems))]
 
 
 def _opened_here(options: EnvironmentOptions, problem: Problem, seed: int) -> Problem:

@@ -15,11 +15,11 @@ def end_session(session: int) -> None:
     import psutil
 
     for _ in range(ROUNDS):
-        found = [pid for pid in psutil.pids() if pid != os.getpid() and _session_of(pid) == session]
-        for pid in found:
+        pids = [pid for pid in psutil.pids() if pid != os.getpid() and _session_of(pid) == session]
+        for pid in pids:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        if not found:
+        if not pids:
             return
 
 

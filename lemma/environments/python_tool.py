@@ -73,7 +73,7 @@ class PythonTools(ToolOptions):
     workers: int = Field(2, ge=0)
     """Processes that answer calls while others generate; each program runs in one of its own. 0: the trainer's."""
     packages: bool = True
-    """Whether a program can import what is installed beside Lemma, such as sympy."""
+    """Whether a program can import the packages installed with Lemma, such as sympy."""
     isolated: bool = True
     """Refuse a machine that cannot keep programs away from its files, its network and its other processes."""
 
@@ -86,9 +86,9 @@ class PythonTools(ToolOptions):
     @property
     def deadlines(self) -> Deadlines:
         """Long enough for a turn whose programs all run to their own deadline."""
-        found = self.deadlines_of(None)
+        deadlines = self.deadlines_of(None)
         longest = self.seconds * self.calls_per_turn + START_SECONDS
-        return found if self.step_seconds is not None else replace(found, step=max(found.step, longest))
+        return deadlines if self.step_seconds is not None else replace(deadlines, step=max(deadlines.step, longest))
 
     def tools(self) -> Sequence[Tool]:
         return [TOOLS[name] for name in self.offers]

@@ -99,11 +99,11 @@ class ReasoningGym(EnvironmentOptions):
         if split not in SEEDS:
             raise UserError(f"reasoning-gym has no split '{split}' here", fix=nearest(split, SEEDS))
         dataset = self.dataset(split)
-        found = []
+        problems = []
         for number in range(self.problems_per_split):
             entry = dataset[number]
             golds = (str(entry["answer"]),) if entry.get("answer") is not None else ()
-            found.append(
+            problems.append(
                 Problem(
                     (Message("user", str(entry["question"])),),
                     golds,
@@ -112,7 +112,7 @@ class ReasoningGym(EnvironmentOptions):
                     extra={ITEM: {"split": split, "number": number}},
                 )
             )
-        return found
+        return problems
 
     def check(self) -> None:
         known = generators()

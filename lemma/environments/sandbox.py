@@ -33,7 +33,7 @@ GONE = "Its variables are gone."
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """What a program may use. `output` counts characters; `packages`: it may import what is installed beside Lemma."""
+    """What a program may use. `output` counts characters; `packages`: it may import what is installed with Lemma."""
 
     seconds: float = 5.0
     memory_mb: int = 512

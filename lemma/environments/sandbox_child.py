@@ -151,7 +151,7 @@ def no_processes() -> bool:
         lines += [(EQUALS, 0, 1, number), (RETURN, 0, 0, REFUSE)]
     # What clone3 is asked for cannot be looked at: without it, threads are made by clone.
     lines += [(EQUALS, 0, 1, CLONE3), (RETURN, 0, 0, ABSENT)]
-    # Limits of one's own process only, which is number 0.
+    # Limits of this process only, which is number 0.
     lines += [(EQUALS, 0, 4, LIMITS[machine]), (LOAD, 0, 0, 16), (EQUALS, 0, 1, 0), (RETURN, 0, 0, ALLOW)]
     lines += [(RETURN, 0, 0, REFUSE)]
     # No file may send a signal to somebody else.

@@ -85,19 +85,19 @@ def try_out(
 
 
 def _calls(options: EnvironmentOptions, tried: Sequence[Tried]) -> list[TrialFinding]:
-    found: list[TrialFinding] = []
+    findings: list[TrialFinding] = []
     for call in ("reset", "step", "score"):
         slowest = max((one.seconds.get(call, 0.0) for one in tried), default=0.0)
         limit = getattr(options.deadlines, call)
         failures = [one.failure for one in tried if one.failure.startswith(f"{call}:")]
         text = f"at most {slowest:.3g} s; the deadline is {limit:g} s"
         if failures:
-            found.append(TrialFinding("BAD", call, f"{len(failures)} of {len(tried)} episodes fail: {failures[0]}"))
+            findings.append(TrialFinding("BAD", call, f"{len(failures)} of {len(tried)} episodes fail: {failures[0]}"))
         elif slowest > limit / 2:
-            found.append(TrialFinding("note", call, f"{text}, raise {call}_seconds"))
+            findings.append(TrialFinding("note", call, f"{text}, raise {call}_seconds"))
         else:
-            found.append(TrialFinding("ok", call, text))
-    return found
+            findings.append(TrialFinding("ok", call, text))
+    return findings
 
 
 def _repeats(once: Sequence[Tried], again: Sequence[Tried]) -> TrialFinding:
@@ -112,13 +112,15 @@ def _repeats(once: Sequence[Tried], again: Sequence[Tried]) -> TrialFinding:
 def _worth(once: Sequence[Tried], silent: Sequence[Tried]) -> list[TrialFinding]:
     known = [[one.outcome.reward for one in part if one.outcome is not None] for part in (once, silent)]
     rewards = [[value for value in part if value is not None] for part in known]
-    found: list[TrialFinding] = []
+    findings: list[TrialFinding] = []
     unknown = sum(len(part) for part in known) - sum(len(part) for part in rewards)
     if unknown:
-        found.append(TrialFinding("note", "score", f"{unknown} episodes have no known worth"))
+        findings.append(TrialFinding("note", "score", f"{unknown} episodes have no known worth"))
     if rewards[1]:
         mean = sum(rewards[1]) / len(rewards[1])
         is_paid = mean > 0
         text = f"saying nothing is worth {mean:.3g} on average"
-        found.append(TrialFinding("note" if is_paid else "ok", "nothing", f"{text}{': it is paid' if is_paid else ''}"))
-    return found
+        findings.append(
+            TrialFinding("note" if is_paid else "ok", "nothing", f"{text}{': it is paid' if is_paid else ''}")
+        )
+    return findings

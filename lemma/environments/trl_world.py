@@ -99,31 +99,31 @@ class TrlWorld(ToolOptions):
         return offer(problem, self.tools(), self.calls, self.describe)
 
     def check(self) -> None:
-        found = load_class(self.class_)
+        world_class = load_class(self.class_)
         for name in NO_TOOLS:
-            if not callable(getattr(found, name, None)):
+            if not callable(getattr(world_class, name, None)):
                 raise UserError(
-                    f"class {found.__name__} has no method `{name}`",
+                    f"class {world_class.__name__} has no method `{name}`",
                     file=file_of(self.class_),
                     fix="give it `reset(self, **kwargs)`, `get_reward(self)`, and methods that are tools",
                 )
-        if not tool_methods(found):
+        if not tool_methods(world_class):
             raise UserError(
-                f"class {found.__name__} has no tool: a public method with a docstring", file=file_of(self.class_)
+                f"class {world_class.__name__} has no tool: a public method with a docstring", file=file_of(self.class_)
             )
         try:
-            inspect.signature(found).bind(**self.options)
+            inspect.signature(world_class).bind(**self.options)
         except TypeError as error:
             raise UserError(
-                f"class {found.__name__} does not take these options: {error}",
+                f"class {world_class.__name__} does not take these options: {error}",
                 file=file_of(self.class_),
                 fix="change `options` of the environment, or what the class takes",
             ) from error
 
 
-def tool_methods(found: type) -> list[tuple[str, Function]]:
+def tool_methods(world_class: type) -> list[tuple[str, Function]]:
     """The public methods of a class, by name; those of `object` and properties are none."""
-    members = inspect.getmembers(found, predicate=inspect.isfunction)
+    members = inspect.getmembers(world_class, predicate=inspect.isfunction)
     return [(name, method) for name, method in members if not name.startswith("_") and name not in NO_TOOLS]
 
 
@@ -135,7 +135,7 @@ def columns_of(problem: Problem) -> dict[str, Any]:
 
 
 def _taken(method: Callable[..., Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """What the method asks for: all there is where it takes `**kwargs`, otherwise what it names."""
+    """The arguments that the method takes: all of them with `**kwargs`, otherwise those it names."""
     parameters = inspect.signature(method).parameters
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return dict(known)

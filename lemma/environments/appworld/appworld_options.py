@@ -24,7 +24,7 @@ class AppWorldOptions(EnvironmentOptions):
     """Tasks in the apps of a person, done by code; `lemma env setup appworld` installs what it needs."""
 
     name: Literal["appworld"] = "appworld"
-    """AppWorld."""
+    """The tasks and apps of AppWorld."""
     root: str = "appworld"
     """Folder of AppWorld: its tasks are in `data`, its virtual environment in `venv`."""
     venv: str | None = None
@@ -102,10 +102,10 @@ class AppWorldOptions(EnvironmentOptions):
 
     def problems(self, split: str) -> list[Problem]:
         """The tasks of a split, with the first prompt of the agent."""
-        found = [self._problem(task) for task in load_split(self.folder, split) if self._is_wanted(task)]
-        if not found:
+        problems = [self._problem(task) for task in load_split(self.folder, split) if self._is_wanted(task)]
+        if not problems:
             raise UserError(f"split '{split}' of AppWorld has no task of difficulty {self.difficulty}")
-        return found
+        return problems
 
     def _is_wanted(self, task: AppTask) -> bool:
         return not self.difficulty or task.difficulty in self.difficulty

@@ -61,10 +61,10 @@ def load_split(root: Path, split: str) -> list[AppTask]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"a file of AppWorld's data cannot be read: {error.strerror}", file=path) from None
     except ValueError:
         raise UserError("this file of AppWorld's data is not JSON", file=path) from None
-    assert isinstance(found, dict)
-    return found
+    assert isinstance(values, dict)
+    return values

@@ -38,19 +38,19 @@ class Tests:
         return max(0.0, (self.passed - self.free) / earnable) if earnable else float(self.success)
 
 
-def outcome(found: Tests, worth: Worth, pay_for_nothing: bool) -> Outcome:
+def outcome(tests: Tests, worth: Worth, pay_for_nothing: bool) -> Outcome:
     """The reward and the success of an episode, and a few words about it."""
-    ending = "gave up" if found.gave_up else "completed" if found.completed else "not completed"
-    reason = f"{found.passed} of {found.total} tests passed; {ending}"
+    ending = "gave up" if tests.gave_up else "completed" if tests.completed else "not completed"
+    reason = f"{tests.passed} of {tests.total} tests passed; {ending}"
     if worth == "compat":
-        reward = COMPLETION if found.completed else 0.0
-    elif found.success:
+        reward = COMPLETION if tests.completed else 0.0
+    elif tests.success:
         reward = 1.0
-    elif worth == "success" or not found.completed:
+    elif worth == "success" or not tests.completed:
         reward = 0.0
     else:
-        reward = found.share if pay_for_nothing else found.share_earned
-    return Outcome(reward, found.success, reason)
+        reward = tests.share if pay_for_nothing else tests.share_earned
+    return Outcome(reward, tests.success, reason)
 
 
 def goal_completion(attempts: Sequence[Attempt]) -> dict[str, list[float]]:

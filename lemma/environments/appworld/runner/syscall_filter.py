@@ -50,10 +50,10 @@ class _Program(ctypes.Structure):
 
 def install() -> str:
     """Put the filter in place for this process; what is missing, in words, where this machine has none."""
-    found = ARCHITECTURES.get(platform.machine())
-    if found is None:
+    architecture = ARCHITECTURES.get(platform.machine())
+    if architecture is None:
         return f"no filter of system calls is known for {platform.machine()}"
-    code = program(*found)
+    code = program(*architecture)
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(code)
     given = _Program(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))

@@ -110,13 +110,13 @@ def judge(connection: socket.socket, first: dict[str, Any]) -> None:
             raise ValueError(f"'{name}' is no file of saved changes")
         with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
             file.write(text)
-    found = evaluate_task(task, EPISODE, suppress_errors=True, save_report=False)
+    tests = evaluate_task(task, EPISODE, suppress_errors=True, save_report=False)
     status = final_status(folder)
     verdict = {
-        "passed": found.pass_count,
-        "total": found.num_tests,
-        "free": len([one for one in found.test_data or [] if one["label"] == "no_op_pass"]),
-        "success": bool(found.success),
+        "passed": tests.pass_count,
+        "total": tests.num_tests,
+        "free": len([one for one in tests.test_data or [] if one["label"] == "no_op_pass"]),
+        "success": bool(tests.success),
         "completed": status in get_type_args(TASK_STATUS_LITERAL),
         "gave_up": status == "fail",
     }
