@@ -45,7 +45,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class _Pending:
-    """A checkpoint that ranks are writing; `state` is what stands beside the tensors."""
+    """A checkpoint that ranks are writing; `state` is everything but the tensors."""
 
     step: int
     partial: Path
@@ -161,7 +161,7 @@ class CheckpointStore:
             self._failure = error
 
     def _write_part_guarded(self, pending: _Pending, snapshot: dict[str, torch.Tensor]) -> None:
-        """Write this rank's file; the others may be at work beside it, and nothing of theirs is touched."""
+        """Write this rank's file; the others may be at work meanwhile, and nothing of theirs is touched."""
         name = f"tensors-{rank()}.safetensors"
         try:
             save_file(snapshot, pending.partial / name)
@@ -180,7 +180,7 @@ class CheckpointStore:
         self._raise_failure()
 
     def _finish(self, pending: _Pending, files: dict[str, dict[str, Any]], *, is_whole: bool) -> None:
-        """Write what stands beside the tensors, sync, and give the folder its name."""
+        """Write everything but the tensors, sync, and give the folder its name."""
         partial, step = pending.partial, pending.step
         (partial / STATE).write_text(pending.state)
         files[STATE] = fingerprint(partial / STATE)
@@ -259,24 +259,24 @@ class CheckpointStore:
             return None if held[0] is None else held[0].step
 
         step = from_leader(look, "the newest checkpoint")
-        found = held[0] if held else None if step is None else self.load(step, verify=False)
-        if found is not None:
-            self._best = found.state["best"]
-        return found
+        checkpoint = held[0] if held else None if step is None else self.load(step, verify=False)
+        if checkpoint is not None:
+            self._best = checkpoint.state["best"]
+        return checkpoint
 
     def _newest(self) -> Checkpoint | None:
         for step in sorted(self.steps(), reverse=True):
             try:
-                found = self.load(step)
+                checkpoint = self.load(step)
             except BrokenCheckpoint as error:
                 self._say(f"the checkpoint of step {step} is broken ({error}); using an earlier one")
                 aside = self.folder / f"broken-{step:08d}"
                 shutil.rmtree(aside, ignore_errors=True)
                 os.replace(self._path(step), aside)
                 continue
-            if found.state["best"] is not None:
-                self._write_best(found.state["best"])
-            return found
+            if checkpoint.state["best"] is not None:
+                self._write_best(checkpoint.state["best"])
+            return checkpoint
         return None
 
     def load(self, step: int, *, verify: bool = True) -> Checkpoint:

@@ -76,12 +76,12 @@ def sum_to_homes(
     `kinds` are the precisions in which the gradients of each parameter are added up.
     """
     names = set().union(*gather_over_ranks(sums.names, "the names of gradients"))
-    found: dict[ParameterPiece, torch.Tensor] = {}
+    sums_here: dict[ParameterPiece, torch.Tensor] = {}
     for dtype in dict.fromkeys(kinds.values()):
         wanted = [piece for piece in pieces if piece.name in names and kinds[piece.name] == dtype]
         for parts in buckets(wanted, world_size()) if wanted else ():
-            found |= _round(sums, parts, device, dtype)
-    return found
+            sums_here |= _round(sums, parts, device, dtype)
+    return sums_here
 
 
 def _round(

@@ -110,8 +110,8 @@ class Learner:
         }
         scores = [np.empty(0, dtype=np.float32)] * len(trajectories)
         for part in gather_over_ranks(own, "the scores of all sequences"):
-            for index, found in part.items():
-                scores[index] = found
+            for index, values in part.items():
+                scores[index] = values
         return scores
 
     @torch.no_grad()
@@ -136,7 +136,7 @@ class Learner:
         runs out on any rank, all go on with smaller packs."""
         self.policy.module.eval()
         todo = list(range(len(trajectories)))
-        found: dict[int, T] = {}
+        results: dict[int, T] = {}
         first = 0
         while todo:
             packs = [
@@ -149,7 +149,7 @@ class Learner:
                 done: list[int] = []
                 for number in mine:
                     try:
-                        found[first + number] = work(self._built(trajectories, packs[number]))
+                        results[first + number] = work(self._built(trajectories, packs[number]))
                     except torch.OutOfMemoryError:
                         return done, packs[number]
                     done += packs[number]
@@ -159,7 +159,7 @@ class Learner:
             self._shrink([[trajectories[i] for i in tried] for _, tried in outcomes if tried], scope)
             gone = {i for done, _ in outcomes for i in done}
             todo, first = [i for i in todo if i not in gone], first + len(packs)
-        return found
+        return results
 
     # --- learning ----------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from lemma.core.ranks import gather_over_ranks, own_slots, rank, slots, world_si
 from lemma.learning.gradients import SlotSums, spread, sum_to_homes
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.parameter_pieces import ParameterPiece, cut
+from lemma.models.products import sink_of
 
 Split = Literal["none", "optimiser", "gradients"]
 SCALE_START, SCALE_GROWTH, SCALE_PATIENCE = 2.0**16, 2.0, 2000
@@ -81,8 +82,9 @@ class Optimiser:
         for name, parameter in self.parameters.items():
             if not _is_exact(parameter) and self.shard != "gradients":
                 self._buffers[name] = torch.zeros_like(parameter, dtype=torch.float32)
-                parameter.register_post_accumulate_grad_hook(_collector(self._buffers[name]))
-                # Joint products add their gradients there themselves (lemma.models.products).
+                if sink_of(parameter) is None:
+                    parameter.register_post_accumulate_grad_hook(_collect)
+                # Joint products add their gradients there themselves. The last optimiser of a parameter has them all.
                 parameter.lemma_sink = self._buffers[name]
         self._make_masters()
         self.scaler = LossScaler(any(p.dtype == torch.float16 for p in self.parameters.values()))
@@ -164,15 +166,15 @@ class Optimiser:
         """Give every value that this rank updates its gradient, summed over all slots; those that have one."""
         if slots() == world_size() == 1 and self.shard == "none":
             grads = {name: master.grad for name, master in self.masters.items() if master.grad is not None}
-            found = {piece: piece.of(grads[piece.name]) for piece in self.pieces if piece.name in grads}
+            own_grads = {piece: piece.of(grads[piece.name]) for piece in self.pieces if piece.name in grads}
         else:
-            found = self._rounds if self.shard == "gradients" else self._at_home()
+            own_grads = self._rounds if self.shard == "gradients" else self._at_home()
             if self.shard == "none" and world_size() > 1:
-                found = self._everywhere(found)
-        for piece, grad in found.items():
+                own_grads = self._everywhere(own_grads)
+        for piece, grad in own_grads.items():
             value = self._values[piece]
             value.grad = grad if grad.shape == value.shape else grad.view(value.shape)
-        return [piece for piece in self.pieces if piece in found]
+        return [piece for piece in self.pieces if piece in own_grads]
 
     def _everywhere(self, sums: Mapping[ParameterPiece, torch.Tensor]) -> dict[ParameterPiece, torch.Tensor]:
         """The sums of all pieces, on every rank."""
@@ -341,15 +343,12 @@ def _grad(value: torch.Tensor) -> torch.Tensor:
     return value.grad
 
 
-def _collector(buffer: torch.Tensor) -> Any:
-    """Move a low-precision gradient into a buffer as soon as it is complete, so that none is kept."""
-
-    def collect(parameter: torch.Tensor) -> None:
-        if parameter.grad is not None:  # it is None where products have added all of it
-            buffer.add_(parameter.grad)
-            parameter.grad = None
-
-    return collect
+def _collect(parameter: torch.Tensor) -> None:
+    """Move a low-precision gradient into its float32 sum as soon as it is complete, so that none is kept."""
+    sink = sink_of(parameter)
+    if parameter.grad is not None and sink is not None:  # no gradient where products have added all of it
+        sink.add_(parameter.grad)
+        parameter.grad = None
 
 
 def _part(tensors: Mapping[str, torch.Tensor], key: str, piece: ParameterPiece) -> torch.Tensor:

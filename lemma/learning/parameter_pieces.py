@@ -40,16 +40,16 @@ class ParameterPiece:
 
 def cut(parameters: Mapping[str, torch.Tensor], ranks: int) -> list[ParameterPiece]:
     """All pieces in the order of the parameters, each at home on the rank that has least until then."""
-    found: list[tuple[str, int, int, bool, bool]] = []
+    spans: list[tuple[str, int, int, bool, bool]] = []
     for name, parameter in parameters.items():
         size = parameter.numel()
         for start in range(0, max(size, 1), LARGEST):
             stop = min(start + LARGEST, size)
-            found.append((name, start, stop, stop - start == size, parameter.ndim >= 2))
-    homes = deal([stop - start for _, start, stop, _, _ in found], ranks)
+            spans.append((name, start, stop, stop - start == size, parameter.ndim >= 2))
+    homes = deal([stop - start for _, start, stop, _, _ in spans], ranks)
     return [
         ParameterPiece(n, a, b, home, whole, decays)
-        for (n, a, b, whole, decays), home in zip(found, homes, strict=True)
+        for (n, a, b, whole, decays), home in zip(spans, homes, strict=True)
     ]
 
 

@@ -53,11 +53,11 @@ class Sums:
         return result
 
 
-def _of_all_packs(found: Mapping[int, Mapping[str, torch.Tensor]]) -> list[dict[str, Any]]:
+def _of_all_packs(by_pack: Mapping[int, Mapping[str, torch.Tensor]]) -> list[dict[str, Any]]:
     """The numbers of the packs of all ranks, in their order."""
-    flat = [tensor for pack in found.values() for tensor in pack.values()]
+    flat = [tensor for pack in by_pack.values() for tensor in pack.values()]
     numbers = iter(torch.stack(flat).tolist() if flat else [])
-    own = {number: {name: next(numbers) for name in pack} for number, pack in found.items()}
+    own = {number: {name: next(numbers) for name in pack} for number, pack in by_pack.items()}
     everything = {
         number: pack for part in gather_over_ranks(own, "the numbers of a step") for number, pack in part.items()
     }

@@ -1,6 +1,6 @@
 """One attempt at a problem: what the policy read and said turn by turn, what it says in the end and what it is worth.
 
-This is the row of the journal. Arrays are written in base64, exactly; the text stands beside them for people.
+This is the row of the journal. Arrays are written in base64, exactly; the text is there for people to read.
 """
 
 from __future__ import annotations

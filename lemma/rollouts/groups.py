@@ -82,41 +82,41 @@ class Roller:
         journals: dict[int, Journal] = {}
         together(lambda: journals.update({slot: self._journal(step, slot) for slot in own_slots()}), "the journals")
         graded_before = self.judge.seconds
-        found = Rollouts(wanted=self.problems, from_journal=all(one.is_complete for one in journals.values()))
+        rollouts = Rollouts(wanted=self.problems, from_journal=all(one.is_complete for one in journals.values()))
         missing = self.problems
         for round_ in range(1 + self.further_rounds):
-            groups = self._round(step, self.order.draw(missing), journals, found)
-            found.rounds += 1
+            groups = self._round(step, self.order.draw(missing), journals, rollouts)
+            rollouts.rounds += 1
             live = [group for group in groups if self._is_live(group)]
-            found.dead += len(groups) - len(live)
-            found.groups += live if self.further_rounds else groups
-            if len(found.groups) >= self.problems or round_ == self.further_rounds:
+            rollouts.dead += len(groups) - len(live)
+            rollouts.groups += live if self.further_rounds else groups
+            if len(rollouts.groups) >= self.problems or round_ == self.further_rounds:
                 break
-            missing = self._next_count(found)
-        found.groups = found.groups[: self.problems]
-        self._check_known(found, journals.values())
+            missing = self._next_count(rollouts)
+        rollouts.groups = rollouts.groups[: self.problems]
+        self._check_known(rollouts, journals.values())
         fault_point("rollouts.before_finish")
         for journal in journals.values():
             if not journal.is_complete:
                 journal.finish(self.order.drawn)
             journal.close()
-        found.grade_seconds = self.judge.seconds - graded_before
-        for unit, group in enumerate(found.groups):
+        rollouts.grade_seconds = self.judge.seconds - graded_before
+        for unit, group in enumerate(rollouts.groups):
             for trajectory in group.trajectories:
                 trajectory.unit = unit
-        return found
+        return rollouts
 
-    def _check_known(self, found: Rollouts, journals: Iterable[Journal]) -> None:
+    def _check_known(self, rollouts: Rollouts, journals: Iterable[Journal]) -> None:
         """Stop where too many episodes of an environment have no known worth. The next run plays the step again."""
-        if self.world is None or found.unscored <= self.world.options.unknown_limit * len(found.episodes):
+        if self.world is None or rollouts.unscored <= self.world.options.unknown_limit * len(rollouts.episodes):
             return
         for journal in journals:
             journal.clear()
             journal.close()
-        reasons = Counter(episode.reason for episode in found.episodes if episode.reward is None)
+        reasons = Counter(episode.reason for episode in rollouts.episodes if episode.reward is None)
         raise UserError(
-            f"{found.unscored} of {len(found.episodes)} episodes of this step have no known worth, most often because: "
-            f"{reasons.most_common(1)[0][0]}",
+            f"{rollouts.unscored} of {len(rollouts.episodes)} episodes of this step have no known worth, most often "
+            f"because: {reasons.most_common(1)[0][0]}",
             fix="repair the environment, or raise `environment.unknown_limit`",
         )
 
@@ -135,18 +135,18 @@ class Roller:
     def _is_live(self, group: Group) -> bool:
         return any(trajectory.trained_tokens for trajectory in group.trajectories) and self.algorithm.is_live(group)
 
-    def _next_count(self, found: Rollouts) -> int:
+    def _next_count(self, rollouts: Rollouts) -> int:
         """How many more problems will probably do, by the share of live groups so far; never more than a whole step."""
-        share = max(len(found.groups) / found.drawn, 1 / self.problems)
-        return min(self.problems, math.ceil((self.problems - len(found.groups)) / share))
+        share = max(len(rollouts.groups) / rollouts.drawn, 1 / self.problems)
+        return min(self.problems, math.ceil((self.problems - len(rollouts.groups)) / share))
 
     def _round(
-        self, step: int, drawn: Sequence[tuple[int, Task]], journals: Mapping[int, Journal], found: Rollouts
+        self, step: int, drawn: Sequence[tuple[int, Task]], journals: Mapping[int, Journal], rollouts: Rollouts
     ) -> list[Group]:
         """The groups of these draws. Draw d belongs to slot d modulo their number; each slot is played by itself, by
         the rank that has it, and what was played is exchanged."""
         tasks = dict(drawn)
-        wanted = {draw: self._asks(step, draw, task, found) for draw, task in drawn}
+        wanted = {draw: self._asks(step, draw, task, rollouts) for draw, task in drawn}
 
         def own_part() -> list[Episode]:
             episodes: list[Episode] = []
@@ -163,8 +163,8 @@ class Roller:
         for part in together(own_part, "the samples of a round"):
             for episode in part:
                 played[_draw(episode)].append(episode)
-        found.drawn += len(drawn)
-        return [self._group(tasks[draw], sorted(own, key=_number), found) for draw, own in played.items()]
+        rollouts.drawn += len(drawn)
+        return [self._group(tasks[draw], sorted(own, key=_number), rollouts) for draw, own in played.items()]
 
     def _slot(
         self, tasks: Mapping[int, Task], teachers: Sequence[Episode], asks: Sequence[Ask], journal: Journal
@@ -176,7 +176,7 @@ class Roller:
         graded = [self.judge.begin(tasks[_draw(one)].problem, one) for one in fresh if not tasks[_draw(one)].turns]
         return [*episodes, *self._played(asks, journal), *self._finished(graded, journal)]
 
-    def _asks(self, step: int, draw: int, task: Task, found: Rollouts) -> tuple[list[Episode], list[Ask]]:
+    def _asks(self, step: int, draw: int, task: Task, rollouts: Rollouts) -> tuple[list[Episode], list[Ask]]:
         """What a teacher says in full, and what the policy is asked: alone, or after the beginning of a trace."""
         key = (self.name, step, draw)
         whole: list[Episode] = []
@@ -184,7 +184,7 @@ class Roller:
         lengths = [0] * size
         if task.trace is not None:
             if task.longest_turn > self.sampling.max_tokens:
-                found.long_traces += 1
+                rollouts.long_traces += 1
             else:
                 lengths = self.algorithm.prefix_lengths(
                     len(task.trace), seed=self.seed, step=step, problem_id=task.problem.id
@@ -235,10 +235,10 @@ class Roller:
         patience = SECONDS_UNWRITTEN if is_free and each_alone else None
         return list(play(self.engine, asks, sampling, self.judge, world=self.world, journal=journal, patience=patience))
 
-    def _group(self, task: Task, episodes: list[Episode], found: Rollouts) -> Group:
-        found.episodes += episodes
+    def _group(self, task: Task, episodes: list[Episode], rollouts: Rollouts) -> Group:
+        rollouts.episodes += episodes
         scored = [episode for episode in episodes if episode.reward is not None]
-        found.unscored += len(episodes) - len(scored)
+        rollouts.unscored += len(episodes) - len(scored)
         return Group(task.problem, [trajectory for episode in scored for trajectory in self._trajectories(episode)])
 
     def _trajectories(self, episode: Episode) -> list[Trajectory]:

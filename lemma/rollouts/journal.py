@@ -33,13 +33,13 @@ class Journal:
         self.is_complete = self.damaged = self.is_ended = False
         self._lines: JsonLines | None = None
         there = find(path)
-        for found in _read(there) if there is not None else ():
-            if isinstance(found, Episode):
-                self.episodes[found.order] = found
+        for row in _read(there) if there is not None else ():
+            if isinstance(row, Episode):
+                self.episodes[row.order] = row
             elif there is not None:
                 self.is_ended = True
-                self.damaged = not _is_as_written(there, found)
-                self.is_complete = found.get("data", "") == data and not self.damaged
+                self.damaged = not _is_as_written(there, row)
+                self.is_complete = row.get("data", "") == data and not self.damaged
         if not self.is_complete:
             self._open()
 
@@ -83,7 +83,7 @@ def _is_as_written(path: Path, end: Mapping[str, Any]) -> bool:
 
 def read_episodes(path: Path) -> Iterator[Episode]:
     """The episodes of one journal, as they were written; its file may have been compressed since."""
-    return (found for found in _read(find(path) or path) if isinstance(found, Episode))
+    return (row for row in _read(find(path) or path) if isinstance(row, Episode))
 
 
 def _read(path: Path) -> Iterator[Episode | dict[str, Any]]:

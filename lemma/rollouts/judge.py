@@ -29,7 +29,7 @@ class Judge:
     """Reads completions by one format and scores them by some rewards.
 
     `grade` asks the grader even where no reward needs a verdict, as an evaluation does. `ends` are the tokens that end
-    a completion beside the tokenizer's end-of-sequence token.
+    a completion in addition to the tokenizer's end-of-sequence token.
     """
 
     def __init__(

@@ -119,8 +119,8 @@ def play(
 
 def _driver(place: str) -> Callable[..., Iterator[Episode]]:
     module, _, name = place.partition(":")
-    found: Callable[..., Iterator[Episode]] = getattr(import_module(module), name)
-    return found
+    driver: Callable[..., Iterator[Episode]] = getattr(import_module(module), name)
+    return driver
 
 
 class _Waiting:

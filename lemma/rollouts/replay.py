@@ -55,13 +55,13 @@ def replayed(
     asks: Sequence[Ask], turns: Mapping[Key, Sequence[np.ndarray]], sampling: Sampling, judge: Judge, world: World
 ) -> list[Episode]:
     """An episode for each ask, all of it a teacher's; it ends where the teacher's turns or the world's patience do."""
-    found: list[Episode] = []
+    episodes: list[Episode] = []
     for count in sorted({len(turns[ask.key]) for ask in asks}):
         part = [ask for ask in asks if len(turns[ask.key]) == count]
         limit = min(count, world.options.turns)
         there = replace(world, options=world.options.model_copy(update={"turns": limit}))
-        found += play(Script({ask.key: turns[ask.key] for ask in part}), part, sampling, judge, world=there)
-    for episode in found:
+        episodes += play(Script({ask.key: turns[ask.key] for ask in part}), part, sampling, judge, world=there)
+    for episode in episodes:
         for turn in episode.turns:
             turn.given = len(turn.ids)
-    return found
+    return episodes

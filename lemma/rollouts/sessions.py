@@ -139,7 +139,7 @@ class AgentSession:
     # --- the episode ----------------------------------------------------------------------------------------------
 
     def turns(self) -> list[Turn]:
-        """All answers as turns. Those that go on from each other stand side by side, the last answer at the end."""
+        """All answers as turns. Those that continue each other are adjacent, the last answer at the end."""
         chains: list[list[_Said]] = []
         for said in self._said:
             chain = next((chain for chain in chains if chain[-1] is said.read.parent), None)
@@ -174,12 +174,12 @@ class SessionHost:
         return True
 
     def caller(self, key: str, session: str | None) -> AgentSession:
-        found = self._sessions.get(session or "") or self._sessions.get(key)
-        if found is None:
+        caller = self._sessions.get(session or "") or self._sessions.get(key)
+        if caller is None:
             raise ApiError(401, "this is the key of no session", code="invalid_api_key")
-        if found.is_over:
+        if caller.is_over:
             raise ApiError(401, "this session is over", code="session_over")
-        return found
+        return caller
 
     def note(self, asked: WireCall) -> None:
         """Remember what agents ask for that the recipe decides."""
