@@ -137,12 +137,12 @@ def _write(
 
 def _stages_before(recipe: RecipeLike, name: str) -> list[str]:
     """The stages whose models this one goes on from, the first one first."""
-    found: list[str] = []
+    names: list[str] = []
     before = stage_before(recipe.stages, name)
     while before is not None:
-        found.insert(0, before)
+        names.insert(0, before)
         before = stage_before(recipe.stages, before)
-    return found
+    return names
 
 
 def _name_base(folder: Path, source: str, revision: str | None) -> str:

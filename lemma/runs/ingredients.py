@@ -1,4 +1,4 @@
-"""What a stage is made with beside its data: base weights, rewards, code of one's own. A run that goes on must find
+"""What a stage is made with besides its data: base weights, rewards, custom code. A run that goes on must find
 the same."""
 
 from __future__ import annotations

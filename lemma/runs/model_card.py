@@ -99,10 +99,10 @@ def _license_of(folder: Path) -> str | None:
     """From the front matter of the base model's own card."""
     try:
         _, front, _ = (folder / CARD).read_text(encoding="utf-8").split("---", 2)
-        found = yaml.safe_load(front)["license"]
+        name = yaml.safe_load(front)["license"]
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return None
-    return found if isinstance(found, str) else None
+    return name if isinstance(name, str) else None
 
 
 def _what(base: tuple[str, str | None, str | None]) -> str:
@@ -119,7 +119,7 @@ def _front_matter(
     """Base, data, license and results as the hub reads them."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    found = [
+    eval_results = [
         EvalResult(
             task_type="text-generation",
             dataset_type=one["benchmark"],
@@ -138,8 +138,8 @@ def _front_matter(
         pipeline_tag="text-generation",
         tags=["lemma", *sorted({str(one["kind"]) for one in stages.values()})],
         datasets=sorted(source for source in sources if source.count("/") == 1 and not Path(source).suffix) or None,
-        model_name=base[0].rpartition("/")[2] if found else None,
-        eval_results=found or None,
+        model_name=base[0].rpartition("/")[2] if eval_results else None,
+        eval_results=eval_results or None,
     )
     return data.to_yaml().strip()
 
@@ -165,8 +165,8 @@ def find_results(run: Path, stage: str, step: int | None) -> Iterator[dict[str, 
     for folder in folders[-1:]:
         try:
             results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-            for name, found in results["benchmarks"].items():
-                yield {"benchmark": name, "n": found["n"], "k": found["k"], **found["headline"]}
+            for name, result in results["benchmarks"].items():
+                yield {"benchmark": name, "n": result["n"], "k": result["k"], **result["headline"]}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return
 

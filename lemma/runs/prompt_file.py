@@ -1,4 +1,4 @@
-"""The system message that a stage was trained with where its rows brought one: a file beside the stage's models."""
+"""The system message that a stage was trained with where its rows brought one: a file next to the stage's models."""
 
 from __future__ import annotations
 

@@ -86,9 +86,9 @@ def train(
 
 def _opened(path: Path) -> RunFolder:
     """The folder: the first rank holds its lock, the others only read."""
-    found: list[RunFolder] = []
-    together(lambda: found.append(RunFolder(path, only_read=not is_leader())), "the run folder")
-    return found[0]
+    folders: list[RunFolder] = []
+    together(lambda: folders.append(RunFolder(path, only_read=not is_leader())), "the run folder")
+    return folders[0]
 
 
 def _begun(

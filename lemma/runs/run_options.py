@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lemma.runs.stage import Stage
 
 
-# Of a file or folder, on every file system in use, with room for what is written beside it.
+# Of a file or folder, on every file system in use, with room for what is written next to it.
 LONGEST_NAME = 200
 
 
@@ -65,7 +65,7 @@ class StageOptions(Options):
     batch: BudgetOptions = BudgetOptions()
     """Batch sizes."""
     checkpoint: CheckpointOptions = CheckpointOptions()
-    """Checkpoints."""
+    """When checkpoints are saved, and which are kept."""
     eval: EvalOptions = EvalOptions()
     """Benchmarks before, during and after the stage."""
     log_every: int = Field(1, ge=1)

@@ -1,4 +1,4 @@
-"""What every stage needs beside its loop: resuming, measuring, saving, stopping in good order, and its final model."""
+"""What every stage needs besides its loop: resuming, measuring, saving, stopping in good order, and its final model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PART = "//"
 
 
 class Kept(Protocol):
-    """What a stage saves beside its learner: a controller, a critic, a place in the data. Tensors may be empty."""
+    """What a stage saves besides its learner: a controller, a critic, a place in the data. Tensors may be empty."""
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]: ...
     def load(self, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any]) -> None: ...
@@ -101,7 +101,7 @@ class Stage:
         self.store = CheckpointStore(checkpoints, options.checkpoint.keep, self.warn, folder.recipes)
         self.best_score = math.inf
         self._data = ""
-        # Marks of what it is made with beside the data, and how many rows of metrics it has written.
+        # Marks of what it is made with besides the data, and how many rows of metrics it has written.
         self._ingredients: dict[str, str] = {}
         self._rows = 0
         self._kept: dict[str, Kept] = {}
@@ -326,11 +326,11 @@ class Stage:
 
     def _reached(self) -> dict[str, Any]:
         """What people want to know of a stage that ended: its best score, its duration here, and where the model is."""
-        found: dict[str, Any] = {"seconds": time.perf_counter() - self._went_on}
+        facts: dict[str, Any] = {"seconds": time.perf_counter() - self._went_on}
         if math.isfinite(self.best_score):
             asked = self.options.eval
-            found |= {f"best {asked.metric}": -self.best_score} if asked.benchmarks else {"best loss": self.best_score}
-        return {**found, "model": str(self.folder.final_model(self.name))}
+            facts |= {f"best {asked.metric}": -self.best_score} if asked.benchmarks else {"best loss": self.best_score}
+        return {**facts, "model": str(self.folder.final_model(self.name))}
 
     def explain(self, error: Diverged) -> UserError:
         """What to do about a divergence, and what is left of the stage."""

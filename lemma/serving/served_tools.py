@@ -14,7 +14,7 @@ ID_LENGTH = 9
 
 
 def read_calls(text: str, style: Style, key: Key, sample: int) -> tuple[str, list[dict[str, Any]]]:
-    """What was said beside the calls, and the calls as a client reads them.
+    """What was said apart from the calls, and the calls as a client reads them.
 
     The whole text, and no call, where one of them cannot be read. The name of a call depends on the request alone.
     """

@@ -75,9 +75,9 @@ class Speech:
         start = max(0, before - self._longest + 1)
         places = [(self._text.find(stop, start), 0) for stop in self._cuts]
         places += [(self._text.find(stop, start), len(stop)) for stop in self._keeps]
-        found = [place + length for place, length in places if place >= 0]
-        if found:
-            self._over = min(found)
+        ends = [place + length for place, length in places if place >= 0]
+        if ends:
+            self._over = min(ends)
 
     def _half_a_cut(self) -> int:
         """How many characters at the end may be the beginning of a string that is cut off."""

@@ -40,12 +40,12 @@ class Wording:
         """What a stream says of new text, or of the end of a sample."""
         if isinstance(news, NewText):
             return [self._piece(news.index, news.text)]
-        found = []
+        pieces = []
         if self._asked.tools:
             # Nothing of it was told yet.
-            found += [self._piece(news.index, news.content)] if news.content else []
-            found += [self._piece(news.index, None, calls=news.calls)] if news.calls else []
-        return [*found, self._last(news)]
+            pieces += [self._piece(news.index, news.content)] if news.content else []
+            pieces += [self._piece(news.index, None, calls=news.calls)] if news.calls else []
+        return [*pieces, self._last(news)]
 
     def usage_piece(self) -> dict[str, Any]:
         return {**self._head, "choices": [], "usage": self._usage()}

@@ -34,7 +34,7 @@ def imitated(stage: Stage, data: DataOptions, options: ImitatedOptions) -> list[
     place = journal_place(data.source)
     assert place is not None, "a journal is named"
     where = Path(place).expanduser() if place else stage.folder.path
-    found: list[list[Trajectory]] = []
+    episodes: list[list[Trajectory]] = []
     kept: dict[str, int] = {}
     seen: set[tuple[str, bytes]] = set()
     for _, sample in graded_samples(where, None if place else stage.earlier):
@@ -46,13 +46,13 @@ def imitated(stage: Stage, data: DataOptions, options: ImitatedOptions) -> list[
             continue
         seen.add(said)
         kept[sample.problem_id] = kept.get(sample.problem_id, 0) + 1
-        found.append([_plain(one) for one in sample.trajectories()])
-    if not found:
+        episodes.append([_plain(one) for one in sample.trajectories()])
+    if not episodes:
         raise UserError(
             f"stage {stage.name}: no sample in {where} has a reward of {options.least_reward:g} or more",
             fix="lower `journal.least_reward`, or take a run that did better",
         )
-    return take(found, data, stage.seed, JOURNAL)
+    return take(episodes, data, stage.seed, JOURNAL)
 
 
 def _plain(one: Trajectory) -> Trajectory:
@@ -79,14 +79,14 @@ def journals_in(place: Path, stages: Sequence[str] | None) -> list[Path]:
         return [place]
     if stages is not None:
         folders = [place / "stages" / name / "journal" for name in stages]
-        found = [path for folder in folders for path in list_journals(folder.glob("*"))]
+        journals = [path for folder in folders for path in list_journals(folder.glob("*"))]
     elif (place / "recipe.yaml").is_file():
-        found = list_journals((place / "stages").glob("*/journal/*"))
+        journals = list_journals((place / "stages").glob("*/journal/*"))
     else:
-        found = list_journals(place.rglob("*"))
-    if not found:
+        journals = list_journals(place.rglob("*"))
+    if not journals:
         raise UserError(
             f"there is no journal in {place}",
             fix="name a run that sampled, or one of its journal files, after journal:",
         )
-    return found
+    return journals

@@ -76,11 +76,11 @@ class _Rows:
             self.stage.warn(f"{long} demonstrations are longer than {self.limit} tokens and were left out")
 
     def _encode(self, item: Demonstration) -> list[Trajectory]:
-        found = encode_learnt(self.fmt, item, self.tokenizer, self.options.turns, self.options.train_on)
+        trajectories = encode_learnt(self.fmt, item, self.tokenizer, self.options.turns, self.options.train_on)
         if self.options.train_on == "all":
-            return found
+            return trajectories
         longest = self.options.data.prompt_length.max_tokens
-        return found if longest is None or int(found[-1].chosen_T.argmax()) <= longest else []
+        return trajectories if longest is None or int(trajectories[-1].chosen_T.argmax()) <= longest else []
 
     def _demonstrations(self, held_out: bool) -> Iterator[Demonstration]:
         lacking = 0

@@ -147,8 +147,8 @@ class TrainingData:
         if self._cached[0] != epoch:
             order = self._order(epoch)
             self._cached = (epoch, order.tolist() if self.length is None else self._pieces(order))
-        found = self._cached[1][place * self.per_step : (place + 1) * self.per_step]
-        return [self.items[number] for number in found] if self.length is None else list(found)
+        own = self._cached[1][place * self.per_step : (place + 1) * self.per_step]
+        return [self.items[number] for number in own] if self.length is None else list(own)
 
     def _order(self, epoch: int) -> np.ndarray:
         if not self.shuffle:
@@ -202,19 +202,19 @@ def _from_journal(
     stage: Stage, options: SupervisedOptions, fmt: Format, policy: Policy, limit: int
 ) -> tuple[TrainingData, Sequence[Trajectory], Systems]:
     """Episodes that were good enough, as they were sampled."""
-    found = imitated(stage, options.data, options.journal)
-    lengths = [int(one[0].chosen_T.argmax()) for one in found]
-    found, _ = filter_by_length(found, lengths, options.data.prompt_length, stage.say)
+    samples = imitated(stage, options.data, options.journal)
+    lengths = [int(one[0].chosen_T.argmax()) for one in samples]
+    samples, _ = filter_by_length(samples, lengths, options.data.prompt_length, stage.say)
     held_out: list[Trajectory] = []
     if options.validation.share:
-        found, others = split_share(
-            found, options.validation.share, stage.seed, stage.name, identity=lambda one: one[0].problem_id
+        samples, others = split_share(
+            samples, options.validation.share, stage.seed, stage.name, identity=lambda one: one[0].problem_id
         )
         held_out = [part for one in others[: options.validation.count] for part in one]
     elif options.validation.data is not None:
         held_out = _held_out(stage, options, options.validation.data, fmt, policy.tokenizer)
     first = options.unique_examples
-    items = [part for one in (found if first == "all" else found[:first]) for part in one]
+    items = [part for one in (samples if first == "all" else samples[:first]) for part in one]
     check_ids(largest_id(one.ids_T for one in (*items, *held_out)), len(policy.head.weight), stage)
     data = TrainingData(_within(limit, items, stage), options.batch.sequences, stage.seed, stage.name, options.shuffle)
     return data, _within(limit, held_out, stage), systems_of(())
@@ -248,14 +248,14 @@ def _encoded(
     stage: Stage, options: SupervisedOptions, fmt: Format, items: Sequence[Demonstration], tokenizer: Any
 ) -> list[Trajectory]:
     """Demonstrations as ids; a conversation whose template rewrites earlier turns gives a sequence for each turn."""
-    found = [encode_learnt(fmt, item, tokenizer, options.turns, options.train_on) for item in items]
-    parted = sum(len(one) > 1 for one in found)
+    encoded = [encode_learnt(fmt, item, tokenizer, options.turns, options.train_on) for item in items]
+    parted = sum(len(one) > 1 for one in encoded)
     if parted:
         stage.say(
             f"{parted} of {len(items)} conversations give a sequence for each turn: "
             "the chat template writes finished turns otherwise than it lets the model write them"
         )
-    return [trajectory for one in found for trajectory in one]
+    return [trajectory for one in encoded for trajectory in one]
 
 
 def _demonstrations(

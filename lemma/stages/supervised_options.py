@@ -25,7 +25,7 @@ class ImitatedOptions(Options):
     """Which samples of a journal are imitated: those that are good enough."""
 
     least_reward: float = 1.0
-    """Reward from which on a sample is imitated."""
+    """Samples with at least this reward are imitated."""
     per_problem: int | None = Field(None, ge=1)
     """At most this many samples of one problem. Default: all."""
     distinct: bool = True

@@ -57,12 +57,12 @@ def stored(
 ) -> StoredTokens:
     """The sequences of `build` in that folder; they are not built again where those of the same key are there.
 
-    `facts` are asked for once all is built, and kept beside it.
+    `facts` are asked for once all is built, and kept next to it.
     """
     try:
-        found = StoredTokens(folder)
-        if found.key == json.loads(json.dumps(key)):
-            return found
+        tokens = StoredTokens(folder)
+        if tokens.key == json.loads(json.dumps(key)):
+            return tokens
     except (OSError, ValueError, KeyError):
         pass
     shutil.rmtree(folder, ignore_errors=True)

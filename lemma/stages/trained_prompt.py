@@ -28,7 +28,7 @@ def systems_of(problems: Iterable[Problem]) -> Systems:
 def as_trained(stage: Stage, fmt: Format, tokenizer: Any, systems: Systems) -> Format:
     """The format with the system message that most rows of a stage bring; the tokenizer's template then has it too.
 
-    It is written beside the stage's checkpoints, where `lemma eval` and `lemma export` look for it.
+    It is written next to the stage's checkpoints, where `lemma eval` and `lemma export` look for it.
     """
     trained, system = fmt, None
     for said, count in systems.most_common(1):

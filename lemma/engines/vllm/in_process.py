@@ -141,17 +141,17 @@ class VllmEngine(VllmBase):
 
         params = SamplingParams(**probe_arguments(self.policy), detokenize=False)
         self._add(PROBE, prompt, params)
-        found = None
+        output = None
         try:
-            while found is None:
+            while output is None:
                 outputs = self._outputs()
-                found = next((o for o in outputs if o.request_id == PROBE and o.finished), None)
+                output = next((o for o in outputs if o.request_id == PROBE and o.finished), None)
                 self._collect(outputs)
         finally:
             self._engine.abort_request([PROBE])
-        part = found.outputs[0]
+        part = output.outputs[0]
         ids = [*prompt, *part.token_ids]
-        entries = [*(found.prompt_logprobs or [])[1:], *part.logprobs]
+        entries = [*(output.prompt_logprobs or [])[1:], *part.logprobs]
         return ProbeScores(ids, _chosen(entries, ids[-len(entries) :]))
 
     def sleep(self) -> None:

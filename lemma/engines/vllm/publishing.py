@@ -45,7 +45,7 @@ class Publisher:
             self._load_adapter(client)
 
     def load(self, client: ServerClient, is_new: bool = False) -> None:
-        """The server takes what stands in the folder and forgets what it had cached. Beside an adapter only one that
+        """The server takes what stands in the folder and forgets what it had cached. With an adapter only one that
         is new, and did not start from the folder, needs the base."""
         is_here, model = isinstance(client, Server), self.folder / "model"
         wants_base = not self.policy.is_adapter or (is_new and not is_here)

@@ -80,8 +80,8 @@ class ServerClient:
             return str(error) or type(error).__name__
         if response.status_code == 401:
             return "it knows another key"
-        found = response.json()["data"] if response.status_code == 200 else []
-        return None if any(model["id"] == SERVED for model in found) else "it was not started by Lemma"
+        models = response.json()["data"] if response.status_code == 200 else []
+        return None if any(model["id"] == SERVED for model in models) else "it was not started by Lemma"
 
     def call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The answer of an endpoint. ConnectionError where the server cannot be reached."""
@@ -183,8 +183,8 @@ def _pieces(file: Path) -> Iterator[bytes]:
 def _message(text: str) -> str:
     """The sentence in an error answer."""
     try:
-        found = json.loads(text)
+        body = json.loads(text)
     except ValueError:
         return text.strip()[:300] or "no reason given"
-    error = found.get("error", found) if isinstance(found, dict) else found
+    error = body.get("error", body) if isinstance(body, dict) else body
     return str(error.get("message", error) if isinstance(error, dict) else error)[:300]

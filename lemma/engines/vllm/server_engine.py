@@ -88,9 +88,9 @@ class VllmServerEngine(VllmBase):
                 self.publisher.prepare(server)
             return [(server.url, server.key) for server in started]
 
-        found = ranks.from_leader(start, "starting the vLLM servers")
+        addresses = ranks.from_leader(start, "starting the vLLM servers")
         if not ranks.is_leader():
-            clients = [ServerClient(url, key, self.pool.replies) for url, key in found]
+            clients = [ServerClient(url, key, self.pool.replies) for url, key in addresses]
             self.pool.members += [Member(number, client) for number, client in enumerate(clients)]
 
     def _launch(self, member: Member) -> Server:
@@ -301,9 +301,9 @@ class VllmServerEngine(VllmBase):
     def _check(self) -> None:
         """Every server scores the probe, and every rank compares all of them with its policy."""
         try:
-            found = ranks.from_leader(self._score_all, "the probe of the vLLM servers")
-            self.difference = max(verify(self.policy, scored, self.version) for scored in found)
-            self.scored = found[0]
+            scores = ranks.from_leader(self._score_all, "the probe of the vLLM servers")
+            self.difference = max(verify(self.policy, scored, self.version) for scored in scores)
+            self.scored = scores[0]
         except EngineError:
             self._is_tainted = True
             raise
@@ -312,16 +312,16 @@ class VllmServerEngine(VllmBase):
         prompt = probe_prompt(self.policy, self.context)
         end = time.monotonic() + self.options.start_seconds
         while True:
-            found, words = [], ""
+            scores, words = [], ""
             for member in self.pool.up:
                 assert member.client is not None
                 try:
-                    found.append(self._scored_by(member.client, prompt))
+                    scores.append(self._scored_by(member.client, prompt))
                 except ConnectionError:
                     words = member.client.last_words()
                     self._lose(member)
-            if found:
-                return found
+            if scores:
+                return scores
             if time.monotonic() > end:
                 raise EngineError(f"the vLLM server died while it was checked: {words}")
             time.sleep(WAIT_SECONDS)

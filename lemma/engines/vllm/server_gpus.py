@@ -1,4 +1,4 @@
-"""Which GPU a server runs on that Lemma starts beside the ranks of this machine."""
+"""Which GPU gets a server that Lemma starts next to the ranks of this machine."""
 
 from __future__ import annotations
 

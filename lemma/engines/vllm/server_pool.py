@@ -52,14 +52,14 @@ class ServerPool:
 
     def give(self, name: str, tokens: int) -> ServerClient | None:
         """The server with the least to do takes this job; None where none is up."""
-        found = min(self.up, key=lambda member: (member.tokens, member.number), default=None)
-        if found is None:
+        chosen = min(self.up, key=lambda member: (member.tokens, member.number), default=None)
+        if chosen is None:
             return None
-        if found.tokens == 0:
-            found.heard = time.monotonic()
-        found.tokens += tokens
-        self._given[name] = (found, tokens)
-        return found.client
+        if chosen.tokens == 0:
+            chosen.heard = time.monotonic()
+        chosen.tokens += tokens
+        self._given[name] = (chosen, tokens)
+        return chosen.client
 
     def holder(self, name: str) -> Member | None:
         return self._given[name][0] if name in self._given else None
@@ -81,14 +81,14 @@ class ServerPool:
 
     def hung(self) -> list[Member]:
         """Servers that have work, were silent for long, and do not say that they are well."""
-        found = []
+        members = []
         for member in self.up:
             assert member.client is not None
             if member.tokens and time.monotonic() - member.heard > SILENT_SECONDS:
                 if not member.client.is_well(HUNG_SECONDS):
-                    found.append(member)
+                    members.append(member)
                 member.heard = time.monotonic()
-        return found
+        return members
 
     def close(self) -> None:
         for member in self.members:

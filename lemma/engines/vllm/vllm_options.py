@@ -21,7 +21,7 @@ class VllmOptions(Options):
     """GPUs of the servers that Lemma starts, one each. Default: those after the GPUs of the ranks; for a single server
     the trainer's."""
     context: int | None = Field(None, ge=2)
-    """Longest prompt and completion together; the model's own limit where it is not given."""
+    """Maximum length of prompt and completion together. Default: the model's own limit."""
     memory: float = Field(0.4, gt=0, lt=1)
     """Share of the GPU's memory that vLLM may use, weights and cache together."""
     cache_gib: float | None = Field(None, gt=0)

@@ -90,11 +90,11 @@ def _limit(policy: Policy) -> float:
 
 def verify(policy: Policy, scored: ProbeScores, version: int) -> float:
     """The difference, or an error where it is too large."""
-    found, limit = difference(policy, scored), _limit(policy)
-    if not found <= limit:
+    largest, limit = difference(policy, scored), _limit(policy)
+    if not largest <= limit:
         raise EngineError(
             f"vLLM does not hold the policy's weights after the update to version {version}: "
-            f"log-probabilities differ by {found:.2g}, more than {limit:g}",
+            f"log-probabilities differ by {largest:.2g}, more than {limit:g}",
             fix="write `engine: native`, or report this with the versions that `lemma doctor` prints",
         )
-    return found
+    return largest

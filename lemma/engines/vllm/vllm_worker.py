@@ -120,8 +120,8 @@ class Extension:
 
     def lemma_kept(self, name: str, count: str) -> list[float]:
         """The log of the kept mass at the first positions of a request, which is then forgotten."""
-        found = KEPT.pop(name, {})
-        return [float(found[position]) for position in range(int(count))]
+        kept = KEPT.pop(name, {})
+        return [float(kept[position]) for position in range(int(count))]
 
     def lemma_load(self, folder: str) -> list[str]:
         """Take the weights of a folder's safetensors files, one file at a time."""

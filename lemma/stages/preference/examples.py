@@ -106,13 +106,15 @@ def prepare(
     stage: Stage, options: PreferenceOptions, fmt: Format, tokenizer: Any, limit: int
 ) -> tuple[list[Example], list[Example]]:
     """Examples as token ids of at most `limit` tokens: what is learnt and what is held out."""
-    found = _short_prompts(stage, options, options.data, fmt, tokenizer)
+    examples = _short_prompts(stage, options, options.data, fmt, tokenizer)
     held_out: list[Example] = []
     if options.validation.data is not None:
         held_out = _short_prompts(stage, options, options.validation.data, fmt, tokenizer)
     elif options.validation.share:
-        found, held_out = split_share(found, options.validation.share, stage.seed, stage.name, identity=_asked(found))
-    return _within(limit, found, stage), _within(limit, held_out[: options.validation.count], stage)
+        examples, held_out = split_share(
+            examples, options.validation.share, stage.seed, stage.name, identity=_asked(examples)
+        )
+    return _within(limit, examples, stage), _within(limit, held_out[: options.validation.count], stage)
 
 
 def _asked(examples: Sequence[Example]) -> Callable[[Example], bytes | str]:
@@ -142,29 +144,29 @@ def _short_prompts(
     stage: Stage, options: PreferenceOptions, data: DataOptions, fmt: Format, tokenizer: Any
 ) -> list[Example]:
     """The examples of one source whose prompt is within the limits of its prompt_length."""
-    found = _load(stage, options, data, fmt, tokenizer)
-    return filter_by_length(found, [len(example.prompt) for example in found], data.prompt_length, stage.say)[0]
+    examples = _load(stage, options, data, fmt, tokenizer)
+    return filter_by_length(examples, [len(example.prompt) for example in examples], data.prompt_length, stage.say)[0]
 
 
 def _load(stage: Stage, options: PreferenceOptions, data: DataOptions, fmt: Format, tokenizer: Any) -> list[Example]:
     place = journal_place(data.source)
     if place is not None and not data.mix:
-        found = _from_journal(stage, options, data, place)
+        examples = _from_journal(stage, options, data, place)
     elif data.source == ARITHMETIC and not data.mix:
-        found = [built_in(fmt, item, tokenizer) for item in load_demonstrations(data, stage.seed)]
+        examples = [built_in(fmt, item, tokenizer) for item in load_demonstrations(data, stage.seed)]
     else:
-        found = _from_rows(stage, options, data, fmt, tokenizer)
-    return found if options.algorithm.paired else [one for example in found for one in example.single()]
+        examples = _from_rows(stage, options, data, fmt, tokenizer)
+    return examples if options.algorithm.paired else [one for example in examples for one in example.single()]
 
 
 def _from_journal(stage: Stage, options: PreferenceOptions, data: DataOptions, place: str) -> list[Example]:
     """Pairs of samples: of the stages before, where no place is given."""
     if place:
-        found = journal_pairs(Path(place).expanduser(), options.journal, say=stage.warn)
+        pairs = journal_pairs(Path(place).expanduser(), options.journal, say=stage.warn)
     else:
-        found = journal_pairs(stage.folder.path, options.journal, stage.earlier, stage.warn)
-    kept = [pair for pair in found if not np.array_equal(pair.responses[0], pair.responses[1])]
-    _tell_equal(len(found), len(kept), stage, None)
+        pairs = journal_pairs(stage.folder.path, options.journal, stage.earlier, stage.warn)
+    kept = [pair for pair in pairs if not np.array_equal(pair.responses[0], pair.responses[1])]
+    _tell_equal(len(pairs), len(kept), stage, None)
     return take(kept, data, stage.seed, JOURNAL)
 
 
@@ -173,15 +175,15 @@ def _from_rows(
 ) -> list[Example]:
     """What rows compare or judge: each gives two responses, or one."""
     if options.algorithm.paired:
-        found = [judgements(item) for item in load_preferences(data, stage.seed)]
+        rows = [judgements(item) for item in load_preferences(data, stage.seed)]
     else:
-        found = load_judged(data, stage.seed)
-    kept = [row for row in found if len(row) == 1 or row[0].response.strip() != row[1].response.strip()]
-    _tell_equal(len(found), len(kept), stage, lambda: row_of(data, found[0][0].problem))
+        rows = load_judged(data, stage.seed)
+    kept = [row for row in rows if len(row) == 1 or row[0].response.strip() != row[1].response.strip()]
+    _tell_equal(len(rows), len(kept), stage, lambda: row_of(data, rows[0][0].problem))
     return [of_row(fmt, tokenizer, data, row) for row in kept]
 
 
-def _tell_equal(found: int, kept: int, stage: Stage, first: Callable[[], Row | None] | None) -> None:
+def _tell_equal(count: int, kept: int, stage: Stage, first: Callable[[], Row | None] | None) -> None:
     """Say how many pairs prefer nothing and were left out; refuse where none other is there."""
     if not kept:
         problem, row = "the two responses of every pair are the same", None if first is None else first()
@@ -190,8 +192,8 @@ def _tell_equal(found: int, kept: int, stage: Stage, first: Callable[[], Row | N
             if row is None
             else row.error(problem, "name the columns as they are meant")
         )
-    if kept < found:
-        stage.warn(f"{found - kept} of {found} examples hold the same response twice and were left out")
+    if kept < count:
+        stage.warn(f"{count - kept} of {count} examples hold the same response twice and were left out")
 
 
 def of_row(fmt: Format, tokenizer: Any, data: DataOptions, said: Sequence[Judged]) -> Example:
@@ -273,13 +275,13 @@ def journal_pairs(
 
 def _pairs_of(group: Sequence[Episode], options: JournalOptions) -> list[Example]:
     ranked = sorted(group, key=lambda sample: (-(sample.reward or 0.0), sample.sample))
-    found = []
+    pairs = []
     for best, worst in list(zip(ranked, reversed(ranked), strict=True))[: min(options.per_group, len(ranked) // 2)]:
         assert best.reward is not None and worst.reward is not None
         if best.reward - worst.reward > options.gap:
             start, whole = len(best.prompt), [sample.trajectories()[0] for sample in (best, worst)]
             masks = tuple(one.chosen_T[start:] for one in whole)
-            found.append(
+            pairs.append(
                 Example(
                     best.prompt.astype(np.int64),
                     tuple(one.ids_T[start:] for one in whole),
@@ -288,7 +290,7 @@ def _pairs_of(group: Sequence[Episode], options: JournalOptions) -> list[Example
                     masks=() if all(mask.all() for mask in masks) else masks,
                 )
             )
-    return found
+    return pairs
 
 
 def trajectory(

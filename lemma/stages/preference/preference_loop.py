@@ -170,10 +170,10 @@ def of_sides(metrics: dict[str, float], examples: Sequence[Example]) -> dict[str
     """KTO's sides are counted one by one: their difference is that of the means, and one may be absent."""
     signs = {sign for example in examples for sign in example.signs}
     absent = {name for name, sign in (("chosen", 1), ("rejected", -1)) if sign not in signs}
-    found = {name: value for name, value in metrics.items() if name.rpartition("/")[2] not in absent}
-    if absent or "rewards/margins" in found:
-        return found
-    return found | {"rewards/margins": found["rewards/chosen"] - found["rewards/rejected"]}
+    present = {name: value for name, value in metrics.items() if name.rpartition("/")[2] not in absent}
+    if absent or "rewards/margins" in present:
+        return present
+    return present | {"rewards/margins": present["rewards/chosen"] - present["rewards/rejected"]}
 
 
 def _sums(scores: Sequence[np.ndarray]) -> torch.Tensor:

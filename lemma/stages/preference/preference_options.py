@@ -60,7 +60,7 @@ class PreferenceOptions(StageOptions):
     """Maximum sequence length; an example with a longer one is dropped and counted. Default: the model's context."""
     reference: Literal["precomputed", "adapters_off"] = "precomputed"
     """Log-probabilities under the model that the stage starts from: computed once and kept in the cache, or at every
-    step with the adapters of model.lora switched off. Losses without a reference hold none."""
+    step with the adapters of model.lora switched off. Losses without a reference need none."""
     shuffle: bool = True
     """A new order for every epoch, from the run's seed."""
 

@@ -1,4 +1,4 @@
-"""Log-probabilities that preference losses need beside the policy's own: of the reference, of responses to other
+"""Log-probabilities that preference losses need besides the policy's own: of the reference, of responses to other
 prompts, and the sums of squared probabilities.
 
 The reference is the model that the stage starts from. Its log-probabilities are computed once, before anything is
@@ -80,12 +80,12 @@ def precompute(
         for number, piece in enumerate(pieces):
             group = different[number * PART : (number + 1) * PART]
             size = sum(one.trained_tokens for one in group)
-            found = from_leader(partial(_load, piece, size), "the reference's scores")
-            if found is None:
-                found = np.concatenate([np.zeros(0, dtype=np.float32), *learner.score(group)])
-                _store(piece, found)
+            scores = from_leader(partial(_load, piece, size), "the reference's scores")
+            if scores is None:
+                scores = np.concatenate([np.zeros(0, dtype=np.float32), *learner.score(group)])
+                _store(piece, scores)
                 fault_point("reference.part")
-            parts.append(found)
+            parts.append(scores)
             progress(min((number + 1) * PART, len(different)), len(different))
         flat = np.concatenate([np.zeros(0, dtype=np.float32), *parts])
         _store(path, flat)
@@ -99,7 +99,7 @@ def _name(one: Trajectory) -> bytes:
 
 
 def _circumstances(policy: Policy, learner: Learner) -> dict[str, Any]:
-    """All that the last bit of a score can depend on, beside the sequences."""
+    """Everything that the last bit of a score can depend on, apart from the sequences."""
     config = policy.causal.config.to_dict()
     return {
         "weights": _weights(policy),
@@ -154,14 +154,14 @@ def mismatched(examples: Sequence[Example], limit: int) -> list[Trajectory]:
     Where that one has the same prompt, the one before it is taken, and so on; a prompt that no other of the step
     differs from is left out. Cut at `limit` tokens.
     """
-    found = []
+    trajectories = []
     for place, example in enumerate(examples):
         others = (examples[place - back] for back in range(1, len(examples)))
         other = next((one for one in others if not np.array_equal(one.prompt, example.prompt)), None)
         if other is not None:
             room = limit - len(example.prompt)
-            found.append(trajectory(example, other.responses[0][:room], other.said[0][:room]))
-    return found
+            trajectories.append(trajectory(example, other.responses[0][:room], other.said[0][:room]))
+    return trajectories
 
 
 class SquaredMass(Policy):

@@ -62,7 +62,7 @@ def _taught(seen: Seen) -> float:
     if not algorithm.compares:
         return 0.0 if seen("reward/commonest") > 0.99 else live
     if algorithm.compares_traces:
-        return live  # a teacher's right sample beside wrong ones is enough
+        return live  # a teacher's right sample among wrong ones is enough
     return min(live, seen("groups/varied", 1.0))
 
 
@@ -138,11 +138,11 @@ def _noise(seen: Seen) -> str | None:
 
 def _kl(seen: Seen) -> str | None:
     """The KL of a token; as a part of the reward it is known of whole samples."""
-    found = seen("kl", seen("kl_seen") / max(seen("length/mean"), 1.0))
-    if found <= 1.0:
+    nats = seen("kl", seen("kl_seen") / max(seen("length/mean"), 1.0))
+    if nats <= 1.0:
         return None
     raised = seen.settings("kl", "reward_kl")
-    return f"the policy is {found:.2g} nats a token from the reference; lower `optim.lr` or raise {raised}"
+    return f"the policy is {nats:.2g} nats a token from the reference; lower `optim.lr` or raise {raised}"
 
 
 def _moved(seen: Seen) -> str | None:
@@ -249,12 +249,12 @@ class Diagnosis:
 
     def _over_recent_steps(self) -> dict[str, float]:
         """The mean of each share over the last steps."""
-        found: dict[str, float] = {}
+        means: dict[str, float] = {}
         for name in SHARES:
             known = [step[name] for step in self._recent if name in step]
             if known:
-                found[name] = sum(known) / len(known)
-        return found
+                means[name] = sum(known) / len(known)
+        return means
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         extra = {"last": dict(self._last), "first_entropy": self._first_entropy, "recent": list(self._recent)}

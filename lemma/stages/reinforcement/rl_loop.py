@@ -281,8 +281,8 @@ def update_metrics(reports: Sequence[StepReport]) -> dict[str, float]:
         "updated": _mean([float(r.updated) for r in reports]),
     }
     for name in sorted({name for report in reports for name in report.metrics}):
-        found = [report.metrics[name] for report in reports if name in report.metrics]
-        values[name] = max(found) if name.endswith("/max") else _mean(found)
+        known = [report.metrics[name] for report in reports if name in report.metrics]
+        values[name] = max(known) if name.endswith("/max") else _mean(known)
     # Engine and learner had the same weights at the first update only.
     return values | {name: reports[0].metrics[name] for name in ("mismatch/mean", "mismatch/max") if name in values}
 
@@ -297,9 +297,9 @@ def check_engine(
     """What the engine said about its tokens against what the learner found before it changed anything."""
     metrics = reports[0].metrics if reports else {}
     if "mismatch/mean" in metrics:
-        found = Mismatch(metrics["mismatch/mean"], metrics["mismatch/max"], reports[0].trained_tokens)
+        mismatch = Mismatch(metrics["mismatch/mean"], metrics["mismatch/max"], reports[0].trained_tokens)
         precision = pick_precision(stage.model.precision, policy.device)
-        check_mismatch(found, precision, engine.name, policy.findings.rounding, temperature)
+        check_mismatch(mismatch, precision, engine.name, policy.findings.rounding, temperature)
 
 
 def count_tokens(stage: Stage, reports: Sequence[StepReport], rollouts: Rollouts) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class RewardChoice(Choice):
-    """A reward by name, or a class or function of one's own as `path.py:Name`."""
+    """A reward by name, or your own class or function as `path.py:Name`."""
 
     def expand(self, value: Any, key: Any = None) -> Any:
         return as_options(value) if isinstance(value, str | dict) else value
@@ -55,7 +55,7 @@ class RolloutOptions(Options):
     min_tokens: int = Field(0, ge=0)
     """No response ends before this many tokens."""
     stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
-    """Strings after which a response ends, beside those of the format and the tokens that end a turn of the model."""
+    """Strings after which a response ends, in addition to those of the format and the end-of-turn tokens."""
     lag: int = Field(0, ge=0, le=64)
     """Sample step t with the weights after step t - 1 - lag, wholly. With vLLM servers the samples of later steps are
     then drawn while the learner works. Tokens get weights old / behaviour, at most `lag_cap`."""
@@ -117,7 +117,7 @@ class ReinforcementOptions(StageOptions):
     steps: int | None = Field(None, ge=1)
     """Batches of rollouts. Give this or epochs; default one epoch."""
     epochs: float | None = Field(None, gt=0)
-    """Passes over the problems; problems that replace dead groups are drawn beside them."""
+    """Passes over the problems; problems that replace dead groups are drawn in addition."""
     truncated: Literal["keep", "mask"] = "keep"
     """What becomes of responses that were cut off at max_tokens: learnt from like others, or counted in their group's
     statistics only. To make length cost something, add the reward soft_overlong."""
