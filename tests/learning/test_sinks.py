@@ -36,3 +36,12 @@ def test_a_step_with_sinks_is_the_step_without(recomputed: int) -> None:
         moved = relative(weight - start[name], torch.zeros_like(weight), floor=1.0)
         apart = relative(sunk[name] - weight, torch.zeros_like(weight), floor=1.0)
         assert apart < 0.2 * moved, (name, apart, moved)
+
+
+def test_the_last_learner_of_a_policy_has_its_gradients() -> None:
+    norms = []
+    for learners in (1, 2):
+        policy = tiny_policy(precision="bf16")
+        made = [Learner(policy, OptimOptions(), token_budget=64, total_steps=4) for _ in range(learners)]
+        norms.append(made[-1].step(trajectories((12, 20)), NegativeLogLikelihood("token")).grad_norm)
+    assert norms[0] == norms[1] > 0
