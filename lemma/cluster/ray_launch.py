@@ -248,12 +248,18 @@ def _fall(group: _Group) -> tuple[int, str]:
     states = {rank: _look(one, rank == 0) for rank, one in enumerate(group.ranks)}
     wrong = {rank: state for rank, state in states.items() if state not in (None, 0)}
     causes = {rank: state for rank, state in wrong.items() if state != LOST}
-    rank, status = next(iter((causes or wrong).items()))
+    rank, status = min((causes or wrong).items(), key=_how_likely_second)
     assert status is not None
     one = group.ranks[rank]
     said = f"rank {rank} on {one.home.address} ended with status {status}: {_words(one)}"
     _end(group.ranks)
     return status, "" if status == USER_ERROR and rank == 0 else said  # the first rank was heard already
+
+
+def _how_likely_second(ended: tuple[int, int | None]) -> tuple[int, int]:
+    """A user's error and a signal are causes; other failures may be what those who lost a rank said of it."""
+    rank, status = ended
+    return (0 if status == USER_ERROR else 1 if status is not None and status < 0 else 2), rank
 
 
 def _look(one: _Placed, is_shown: bool) -> int | None:
