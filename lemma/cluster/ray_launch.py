@@ -24,7 +24,7 @@ from lemma.cluster.ray_actors import Home, ProcessActor
 from lemma.core.errors import UserError
 
 POLL_SECONDS = 0.5
-CAUSE_SECONDS = 1.0  # until the rank that failed first can be told from those that lost it
+CAUSE_SECONDS = 2.0  # until the rank that failed first can be told from those that lost it
 PLACE_SECONDS = 120.0  # until the cluster has room
 CALL_SECONDS = 60.0  # until an actor answers
 STOP_SECONDS = 600.0  # for ranks that were asked to save and end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -38,7 +39,7 @@ class Choice:
         """The value as a mapping that names its class, as far as it can be told."""
         if isinstance(value, str):
             return {self.by: value}
-        told = {self.by: key} if key in self.registry else self.implied.get(str(key), {})
+        told = {self.by: key} if key in self.registry else copy.deepcopy(self.implied.get(str(key), {}))
         if isinstance(value, dict) and told and value.get(self.by, told[self.by]) == told[self.by]:
             return {**told, **{name: _merged(told.get(name), given) for name, given in value.items()}}
         return value

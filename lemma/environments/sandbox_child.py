@@ -29,6 +29,7 @@ EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1, 2, 4, 8, 1 << 14
 # What each version of Landlock can forbid: of files and folders; connections by TCP; signals to others.
 FILES = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}
 MB = 1 << 20
+BIND = 4096
 
 
 def own_processes() -> bool:
@@ -48,7 +49,7 @@ def confine(settings: dict) -> dict[str, bool]:
     held = {"network": False, "files": False, "processes": False, "temporary": False}
     if hasattr(LIBC, "unshare") and LIBC.unshare(NEW_NET | NEW_MOUNTS | NEW_IPC) == 0:
         held["network"] = True
-        held["temporary"] = own_temporary_folder(settings["files_mb"])
+        held["temporary"] = own_temporary_folder(settings["files_mb"], settings["readable"])
     for name, value in limits(settings).items():
         if hasattr(resource, name):
             resource.setrlimit(getattr(resource, name), (value, value))
@@ -62,13 +63,19 @@ def confine(settings: dict) -> dict[str, bool]:
     return held
 
 
-def own_temporary_folder(megabytes: int) -> bool:
+def own_temporary_folder(megabytes: int, readable: list) -> bool:
     """A /tmp that nobody else sees, which is gone with the process."""
     private, recursive = 1 << 18, 1 << 14
     if LIBC.mount(b"none", b"/", None, private | recursive, None) != 0:
         return False
+    hidden = [place for place in readable if place.startswith("/tmp/") and os.path.isdir(place)]
+    held = [os.open(place, os.O_PATH) for place in hidden]
     if LIBC.mount(b"none", b"/tmp", b"tmpfs", 2 | 4, f"size={megabytes}m,nr_inodes=1000".encode()) != 0:
         return False
+    for place, handle in zip(hidden, held, strict=True):  # a Python that is installed below /tmp is seen there
+        os.makedirs(place, exist_ok=True)
+        LIBC.mount(f"/proc/self/fd/{handle}".encode(), place.encode(), None, BIND | recursive, None)
+        os.close(handle)
     with suppress(OSError):
         open("/tmp/probe", "w").close()
         os.remove("/tmp/probe")

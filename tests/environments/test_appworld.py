@@ -239,7 +239,7 @@ def test_nothing_is_left_behind(place: Place) -> None:
         assert player.stdout is not None and player.stdout.readline() == b"playing\n"
         assert len(servers(player.pid)) >= 3, "the server, a keeper, a world"
         player.send_signal(end)
-        player.wait(20)
+        player.wait(90)
         player.stdout.close()
         until = time.monotonic() + 10
         while servers(player.pid) and time.monotonic() < until:

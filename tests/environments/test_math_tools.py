@@ -113,7 +113,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "reads a host file": ("open('/etc/passwd').read()", "PermissionError"),
     "reads the trainer's file": ("open(SECRET).read()", "Error: "),
     "reads it through a link": ("import os; os.symlink(SECRET, 'a'); open('a').read()", "Error: "),
-    "reads what trains": ("open(SOURCE).read()", "PermissionError"),
+    "reads what trains": ("open(SOURCE).read()", "Error: [Errno"),
     "lists the trainer's folder": ("import os; os.listdir(os.path.dirname(SECRET))", "Error: "),
     "writes beside it": ("open(SECRET + '2', 'w')", "Error: "),
     "looks at processes": ("open('/proc/1/environ').read()", "PermissionError"),
