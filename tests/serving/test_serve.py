@@ -206,7 +206,7 @@ def test_what_nobody_waits_for_is_not_generated(server: tuple[Any, str], client:
     next(iter(stream))
     assert health(server[1])["requests"] == 1
     stream.close()
-    assert seconds_until_idle(begun) < whole / 2
+    assert seconds_until_idle(begun) < whole * 0.9
     begun = time.monotonic()
     with pytest.raises(openai.APITimeoutError):
         client.with_options(timeout=whole / 8, max_retries=0).chat.completions.create(**LONG)
