@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from lemma.cli.parser import Parser, named
+from lemma.config.meanings import meaning_of
 from lemma.config.shape import branches
 from lemma.core.errors import UserError
 from lemma.evaluation.eval_settings import EvalSettings
@@ -60,7 +61,7 @@ def _option(name: str) -> str:
 
 def _how_to_read(name: str, field: FieldInfo) -> dict[str, Any]:
     """An option of the command for a setting; one that is not written is None, and the setting's default holds."""
-    meaning = " ".join((field.description or "").split()).removesuffix(".").replace("%", "%%")
+    meaning = meaning_of(EvalSettings, name).removesuffix(".").replace("%", "%%")
     meaning = meaning[:1].lower() + meaning[1:]
     if field.default not in (None, False):
         meaning += f" (default: {field.default})"

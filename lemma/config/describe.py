@@ -10,6 +10,7 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from lemma.config.document import write
+from lemma.config.meanings import meaning_of
 from lemma.config.options import Options
 from lemma.config.shape import Choice, annotation_of, choice_of, classes_below, words
 
@@ -49,7 +50,7 @@ def _sections(options: type[Options], path: str, tag: str | None, seen: dict[typ
     below: list[tuple[type[Options], str, str | None]] = []
     for name, info in options.model_fields.items():
         annotation = annotation_of(info)
-        meaning = _one_line(info.description)
+        meaning = meaning_of(options, name)
         for steps, inner in classes_below(annotation):
             if inner in seen:
                 meaning = f"{meaning} Same keys as {seen[inner]}."

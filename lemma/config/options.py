@@ -9,11 +9,10 @@ from pydantic_core import PydanticCustomError
 
 
 class Options(BaseModel):
-    """Typed options: unknown keys are errors, values are fixed once read, and the text under a field is its help."""
+    """Typed options: unknown keys are errors, values are fixed once read, and the text under a field is its help
+    (`config/meanings`). A class is compiled when it is first used: a recipe uses few of those that are declared."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, validate_default=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod

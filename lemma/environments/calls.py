@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Caller:
@@ -20,9 +22,13 @@ class Caller:
         given = method(*arguments)
         if not inspect.isawaitable(given):
             return given
+        import asyncio
+
         return asyncio.run_coroutine_threadsafe(_awaited(given), self._running()).result()
 
     def _running(self) -> asyncio.AbstractEventLoop:
+        import asyncio
+
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()

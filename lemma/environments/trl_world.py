@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -20,6 +19,9 @@ from lemma.environments.environment import Environment
 from lemma.environments.tools import Function, ToolOptions, ToolWorld
 from lemma.formats.tool_prompt import offer
 from lemma.formats.tool_schema import Tool
+
+if TYPE_CHECKING:
+    import asyncio
 
 NO_TOOLS = ("reset", "get_reward")
 
@@ -55,6 +57,8 @@ class TrlEpisode(ToolWorld):
         given = method(**arguments)
         if not inspect.isawaitable(given):
             return given
+        import asyncio
+
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
         return self._loop.run_until_complete(_awaited(given))

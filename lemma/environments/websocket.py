@@ -6,7 +6,6 @@ import base64
 import hashlib
 import os
 import socket
-import ssl
 import time
 from urllib.parse import urlsplit
 
@@ -27,6 +26,8 @@ class WebSocket:
         self._socket: socket.socket = socket.create_connection((host, port), seconds)
         try:
             if parts.scheme == "wss":
+                import ssl
+
                 self._socket = ssl.create_default_context().wrap_socket(self._socket, server_hostname=host)
             path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
             self._shake_hands(path, f"{host}:{port}")

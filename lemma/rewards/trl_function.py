@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -38,6 +37,8 @@ class TrlFunction(FunctionReward):
         try:
             scores = function(**given)
             if inspect.isawaitable(scores):
+                import asyncio
+
                 scores = asyncio.run(_awaited(scores))
             return [_number(value) for value in _listed(scores, len(items))]
         except UserError:

@@ -1,0 +1,72 @@
+"""A command is there at once because it imports little. Modules are counted: seconds depend on the machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lemma.config import Options
+from lemma.config.meanings import meaning_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """The modules that a command adds to those of a bare Python."""
+    program = f"""
+import sys
+bare = set(sys.modules)
+from lemma.cli import main
+code = main({list(arguments)!r})
+print("imported:", *sorted(set(sys.modules) - bare))
+sys.exit(code)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=ROOT)
+    return set(done.stdout.rpartition("imported:")[2].split())
+
+
+def from_outside(modules: set[str]) -> set[str]:
+    """The packages among them that Python does not bring along, without those of Lemma and of compiled helpers."""
+    packages = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
+    return {name for name in packages if name != "lemma" and not name.startswith(("_", "cython"))}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["plan", "--help"], ["runs", "--help"]])
+def test_help_imports_nothing_but_python(arguments: list[str]) -> None:
+    modules = imported_by(*arguments)
+    assert not from_outside(modules)
+    assert len(modules) < 120, sorted(modules)
+
+
+def test_a_plan_imports_what_reads_recipes_and_no_more() -> None:
+    modules = imported_by("plan", "recipes/demo.yaml")
+    assert from_outside(modules) <= {
+        "annotated_types", "numpy", "pydantic", "pydantic_core", "typing_extensions", "typing_inspection", "yaml",
+    }  # fmt: skip
+    assert not modules & {"asyncio", "ssl", "multiprocessing", "http.client", "unittest", "sqlite3"}
+    assert len(modules) < 700, len(modules)
+
+
+class Base(Options):
+    """A class whose fields have texts."""
+
+    first: int = 1
+    """What the
+    first one means."""
+    second: int = 2
+    third: int = 3
+    """The third."""
+
+
+class Derived(Base):
+    third: int = 4
+    """Another third."""
+
+
+def test_the_text_under_a_field_is_found_where_it_was_declared_last() -> None:
+    assert meaning_of(Base, "first") == meaning_of(Derived, "first") == "What the first one means."
+    assert meaning_of(Base, "second") == ""
+    assert (meaning_of(Base, "third"), meaning_of(Derived, "third")) == ("The third.", "Another third.")
