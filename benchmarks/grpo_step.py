@@ -135,6 +135,7 @@ def run_lemma(row: dict[str, Any]) -> dict[str, Any]:
     from lemma.recipe import Recipe
     from lemma.runs.run import train
     from lemma.stages.reinforcement import rl_loop
+    from lemma.stages.reinforcement.diagnosis import Diagnosis
 
     watch, steps = Watch(), []
 
@@ -156,7 +157,7 @@ def run_lemma(row: dict[str, Any]) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         for name in ("rollout_metrics", "update_metrics", "measure"):
             stack.enter_context(watch.over("metrics", rl_loop, name))
-        stack.enter_context(watch.over("diagnosis", rl_loop.Diagnosis, "look"))
+        stack.enter_context(watch.over("diagnosis", Diagnosis, "look"))
         stack.enter_context(contextlib.suppress(Enough))
         train(loaded, sink=hear)
     values, most = steps[-1][0], row["problems"] * row["samples"] * row["new"]

@@ -19,6 +19,7 @@ from lemma.core import faults
 from lemma.core.errors import UserError
 from lemma.core.events import Said
 from lemma.core.types import Trajectory
+from lemma.engines.native.engine import NativeEngine
 from lemma.formats import make_format
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
@@ -26,7 +27,8 @@ from lemma.models.load_model import build_policy
 from lemma.models.model_options import LoraOptions, ModelOptions, TinyOptions
 from lemma.rollouts import Journal, read_episodes
 from lemma.runs.run import train
-from lemma.stages.reinforcement.rl_loop import Reference
+from lemma.stages.reinforcement import rl_parts
+from lemma.stages.reinforcement.rl_parts import Reference
 from tests.algorithms import toy
 from tests.models.small import CPU
 
@@ -229,6 +231,19 @@ def test_other_data_after_a_death_before_the_first_checkpoint_are_generated_for(
     fresh.folder.mkdir()
     fresh.train({**small_stage(fresh.folder, steps=1), "data": {"source": str(path)}}, **SMALL)
     assert world.rows() == fresh.rows()
+
+
+def test_an_engine_is_closed_though_the_stage_never_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[NativeEngine] = []
+    monkeypatch.setattr(NativeEngine, "close", closed.append)
+
+    def fails(*parts: object) -> None:
+        raise UserError("the environment does not start")
+
+    monkeypatch.setattr(rl_parts, "make_world", fails)
+    with pytest.raises(UserError, match="does not start"):
+        run(tmp_path)
+    assert len(closed) == 1
 
 
 def test_min_tokens_that_no_prompt_leaves_room_for(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ and no reference model is held unless a KL is asked for.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -25,62 +25,31 @@ from lemma.engines.protocol import Engine, EngineError
 from lemma.formats import Format
 from lemma.learning.divergence import check_speaks
 from lemma.learning.learner import Learner, StepReport
-from lemma.models.critic import build_critic
-from lemma.models.load_model import build_policy, pick_precision
+from lemma.models.load_model import pick_precision
 from lemma.models.policy import Policy
 from lemma.models.throughput import throughput
 from lemma.objectives import Totals
 from lemma.objectives.objective import count_said
-from lemma.rollouts import Judge, ProblemOrder, Roller, Rollouts
+from lemma.rollouts import Roller, Rollouts
 from lemma.rollouts.journal_files import tidy
+from lemma.rollouts.token_notes import FOLDER, TokenNotes, tidy_notes
 from lemma.runs.stage import Stage
-from lemma.stages.dropout import switch_dropout_off
-from lemma.stages.fitted import fit_budget
-from lemma.stages.reinforcement.diagnosis import Diagnosis
-from lemma.stages.reinforcement.lag import Ahead, corrected, lag_metrics, works_beside
+from lemma.stages.reinforcement.lag import lag_metrics, works_beside
 from lemma.stages.reinforcement.rl_metrics import rollout_metrics
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
-from lemma.stages.reinforcement.rl_tasks import digest_of, prepare_tasks
-from lemma.stages.reinforcement.rl_validation import RlBenchmarks
-from lemma.stages.reinforcement.speaking import make_roller, make_rollout_engine, make_world, sampling_of
-from lemma.stages.trained_prompt import as_trained, systems_of
+from lemma.stages.reinforcement.rl_parts import Reference, RlParts, open_speaking, prepare_parts
 
 
 def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) -> None:
-    algorithm, memory = corrected(options), Memory()
-    policy = build_policy(stage.model, stage.device, stage.seed, stage.start_from)
-    fmt.install(policy.tokenizer)
-    switch_dropout_off(policy.module, stage)
-    tasks, max_tokens, held_out = prepare_tasks(stage, options, fmt, policy)
-    trained = as_trained(stage, fmt, policy.tokenizer, systems_of(task.problem for task in tasks))
-    order = ProblemOrder(tasks, stage.seed, stage.name)
-    total = total_steps(options, len(tasks))
-    ahead = Ahead(order, options.rollout.lag, total)
-    budget = fit_budget(
-        stage, policy, options.batch, options.optim,
-        with_engine=True, critic=algorithm.needs_critic, reference=algorithm.needs_reference,
-    )  # fmt: skip
-    learner = make_learner(stage, options, policy, total, budget)
-    critic = make_critic(stage, options, total, budget, policy.recomputed) if algorithm.needs_critic else None
-    reference = Reference(stage, policy) if algorithm.needs_reference else None
-    diagnosis = Diagnosis(options, max_tokens, stage.warn)
-    benchmarks = RlBenchmarks(stage, options, trained, policy, held_out, max_tokens)
-    for name, part in (("order", ahead), ("memory", memory), ("critic", critic), ("diagnosis", diagnosis)):
-        if part is not None:
-            stage.keep(name, part)
-    data = digest_of(tasks, max_tokens)
-    done = stage.resume(learner, total, data)
-    said = options.environment.turns * max_tokens
-    longest = min(max(len(task.prompt) for task in tasks) + options.environment.room(max_tokens), policy.context)
-    engine = make_rollout_engine(stage, options, policy, longest, benchmarks.longest, learner.token_budget)
-    engine.update_weights(done)
-    sampling = sampling_of(options, fmt, max_tokens, policy)
-    judge = Judge(fmt, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
-    world = make_world(options, fmt, policy, sampling, stage.seed)
-    roller = make_roller(stage, options, judge, engine, order, sampling, world, data)
-    ahead.use(lambda step: sample(roller, step, policy), is_beside=works_beside(engine) and world is None)
-    by_verdict = any(reward.needs_verdict for reward in options.rewards)
-    try:
+    parts = prepare_parts(stage, options, fmt)
+    ahead, learner, benchmarks, total = parts.ahead, parts.learner, parts.benchmarks, parts.total
+    done = stage.resume(learner, total, parts.data)
+    with contextlib.ExitStack() as stack:
+        stack.callback(ahead.close)
+        speaking = open_speaking(stage, options, fmt, parts, done, stack)
+        engine, roller = speaking.engine, speaking.roller
+        is_beside = works_beside(engine) and roller.world is None
+        ahead.use(lambda step: sample(roller, step, parts.policy), is_beside=is_beside)
         benchmarks.begin(done, total, engine)
         stage.catch_up(learner, done, total)
         for step in range(done + 1, total + 1):
@@ -91,108 +60,74 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             stage.store.check()
             stage.clock.move("generate", "grade", rollouts.grade_seconds)
             batch = [group for group in rollouts.groups if group.trajectories]
-            if algorithm.scores_first:
-                with stage.clock.measure("score"):
-                    add_scores(batch, algorithm, learner, reference, critic)
-            algorithm.assign(batch, memory)
-            worth = [group for group in batch if algorithm.needs_dead_groups or has_advantage(group)]
-            if not algorithm.scores_first:
-                with stage.clock.measure("score"):
-                    add_scores(worth, algorithm, learner, reference, critic)
-            fault_point("rl.before_update")
-            with stage.clock.measure("update"):
-                reports = update(stage, step, algorithm, memory, learner, critic, batch, worth, said)
+            reports = learn(stage, options, parts, step, batch, roller.folder)
             count_tokens(stage, reports, rollouts)
             with stage.clock.measure("generate"):
                 ahead.wait()
             engine.update_weights(step)
-            values = (
-                rollout_metrics(rollouts, batch, by_verdict=by_verdict)
-                | {"lr": learner.last_rate, "epoch": order.epoch}
-                | lag_metrics(options.rollout.lag, rollouts, step, update_metrics(reports))
-                | {"mismatch/rounding": policy.findings.rounding}
-            )
-            algorithm.observe(values, memory)
+            values = metrics_of(options, parts, step, rollouts, batch, reports)
+            parts.algorithm.observe(values, parts.memory)
             if not options.rollout.lag or step == 1:
-                check_engine(stage, policy, engine, reports, sampling.temperature)
+                check_engine(stage, parts.policy, engine, reports, speaking.sampling.temperature)
             is_best = benchmarks.after(step, total, engine)
-            held_by = diagnosis.look(step, values | memory.numbers, stage.clock.spent)
-            if stage.is_due(options.log_every, step, total):
-                measure(stage, step, values | memory.numbers, policy, held_by)
-            stage.progress(step, total, f"{note_of(values)}, held back by {held_by}")
+            tell(stage, options, parts, step, values | parts.memory.numbers)
             stage.save_if_due(learner, step, total, is_best)
             if is_leader():
                 tidy(roller.folder, step, options.journal.steps, needed_after=stage.store.oldest)
-    finally:
-        if world is not None:
-            world.close()
-        engine.close()
-        ahead.close()
-    stage.finish(policy, total, {"steps": total, "problems": len(tasks), "drawn": order.drawn})
+                tidy_notes(roller.folder.with_name(FOLDER), step, options.journal.steps)
+    stage.finish(parts.policy, total, {"steps": total, "problems": len(parts.tasks), "drawn": parts.order.drawn})
+
+
+def learn(
+    stage: Stage, options: ReinforcementOptions, parts: RlParts, step: int, batch: Sequence[Group], journal: Path
+) -> list[StepReport]:
+    """Score, give advantages, and make all updates of a step."""
+    algorithm, learner, critic = parts.algorithm, parts.learner, parts.critic
+    if algorithm.scores_first:
+        with stage.clock.measure("score"):
+            add_scores(batch, algorithm, learner, parts.reference, critic)
+    algorithm.assign(batch, parts.memory)
+    worth = [group for group in batch if algorithm.needs_dead_groups or has_advantage(group)]
+    if not algorithm.scores_first:
+        with stage.clock.measure("score"):
+            add_scores(worth, algorithm, learner, parts.reference, critic)
+    fault_point("rl.before_update")
+    said = options.environment.turns * parts.max_tokens
+    notes = TokenNotes() if options.journal.notes else None
+    with stage.clock.measure("update"):
+        reports = update(stage, step, algorithm, parts.memory, learner, critic, batch, worth, said, notes)
+    if notes is not None and is_leader():
+        notes.write(journal.with_name(FOLDER), step, batch)
+    return reports
+
+
+def metrics_of(
+    options: ReinforcementOptions,
+    parts: RlParts,
+    step: int,
+    rollouts: Rollouts,
+    batch: Sequence[Group],
+    reports: Sequence[StepReport],
+) -> dict[str, float]:
+    """All numbers of a step but those that the algorithm remembers."""
+    by_verdict = any(reward.needs_verdict for reward in options.rewards)
+    return (
+        rollout_metrics(rollouts, batch, by_verdict=by_verdict)
+        | {"lr": parts.learner.last_rate, "epoch": parts.order.epoch}
+        | lag_metrics(options.rollout.lag, rollouts, step, update_metrics(reports))
+        | {"mismatch/rounding": parts.policy.findings.rounding}
+    )
+
+
+def tell(stage: Stage, options: ReinforcementOptions, parts: RlParts, step: int, values: dict[str, float]) -> None:
+    """Look at the numbers of a step, write them where that is due, and show how far the stage is."""
+    held_by = parts.diagnosis.look(step, values, stage.clock.spent)
+    if stage.is_due(options.log_every, step, parts.total):
+        measure(stage, step, values, parts.policy, held_by)
+    stage.progress(step, parts.total, f"{note_of(values)}, held back by {held_by}")
 
 
 # --- what the loop is made of ----------------------------------------------------------------------------------
-
-
-def total_steps(options: ReinforcementOptions, problems: int) -> int:
-    if options.steps is not None:
-        return options.steps
-    return max(1, round((options.epochs or 1.0) * problems / options.batch.problems))
-
-
-def make_learner(stage: Stage, options: ReinforcementOptions, policy: Policy, total: int, budget: int) -> Learner:
-    return Learner(
-        policy,
-        options.optim,
-        token_budget=budget,
-        total_steps=total * options.algorithm.updates,
-        seed=stage.seed,
-        temperature=options.rollout.temperature,
-        compile_blocks=stage.model.compile,
-        share_prompts=stage.model.share_prompts,
-        shard=stage.shard,
-        say=stage.warn,
-    )
-
-
-def make_critic(stage: Stage, options: ReinforcementOptions, total: int, budget: int, recomputed: int) -> Learner:
-    """A learner of its own for the value model, which begins as a copy of the policy's body."""
-    rate = options.algorithm.critic_lr
-    critic = build_critic(stage.model, stage.device, stage.seed, stage.start_from, recomputed)
-    switch_dropout_off(critic.module, stage)
-    return Learner(
-        critic,
-        options.optim if rate is None else options.optim.model_copy(update={"lr": rate}),
-        token_budget=budget,
-        total_steps=total * options.algorithm.updates,
-        seed=stage.seed,
-        share_prompts=stage.model.share_prompts,
-        shard=stage.shard,
-        say=stage.warn,
-    )
-
-
-@dataclass
-class Reference:
-    """The model that the stage started from: the policy without its adapter, or a frozen second copy."""
-
-    stage: Stage
-    policy: Policy
-
-    def __post_init__(self) -> None:
-        self._copy: Policy | None = None
-        if not self.policy.is_adapter:
-            self._copy = build_policy(self.stage.model, self.stage.device, self.stage.seed, self.stage.start_from)
-            for parameter in self._copy.module.parameters():
-                parameter.requires_grad_(False)
-
-    @contextlib.contextmanager
-    def asked(self) -> Iterator[Policy]:
-        if self._copy is not None:
-            yield self._copy
-        else:
-            with self.policy.peft.disable_adapter():
-                yield self.policy
 
 
 def add_scores(
@@ -238,6 +173,7 @@ def update(
     batch: Sequence[Group],
     worth: Sequence[Group],
     max_tokens: int,
+    notes: TokenNotes | None = None,
 ) -> list[StepReport]:
     """All updates on this batch. Groups that are not worth computing count in the totals all the same."""
     reports: list[StepReport] = []
@@ -253,7 +189,10 @@ def update(
                     critic.pass_over(1)
                 continue
             totals = Totals.of([t for group in groups for t in group.trajectories if t.trained_tokens])
-            report = learner.step(trajectories, algorithm.objective(max_tokens, memory), totals)
+            objective = algorithm.objective(max_tokens, memory)
+            report = learner.step(trajectories, objective, totals, with_logprobs=notes is not None)
+            if notes is not None:
+                notes.take(trajectories, report.logprobs)
             if critic is not None:
                 value = critic.step(trajectories, algorithm.value_objective(), totals)
                 report.metrics.update({f"critic/{name}": x for name, x in value.metrics.items()})

@@ -1,0 +1,178 @@
+"""What a reinforcement stage is made of: what learns and what is learnt from, and what it samples with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lemma.algorithms import Algorithm, Memory
+from lemma.engines.protocol import Engine, Sampling
+from lemma.formats import Format
+from lemma.learning.learner import Learner
+from lemma.models.critic import build_critic
+from lemma.models.load_model import build_policy
+from lemma.models.policy import Policy
+from lemma.rollouts import Judge, ProblemOrder, Roller, Task
+from lemma.runs.stage import Kept, Stage
+from lemma.stages.dropout import switch_dropout_off
+from lemma.stages.fitted import fit_budget
+from lemma.stages.reinforcement.diagnosis import Diagnosis
+from lemma.stages.reinforcement.lag import Ahead, corrected
+from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+from lemma.stages.reinforcement.rl_tasks import digest_of, prepare_tasks
+from lemma.stages.reinforcement.rl_validation import RlBenchmarks
+from lemma.stages.reinforcement.speaking import make_roller, make_rollout_engine, make_world, sampling_of
+from lemma.stages.trained_prompt import as_trained, systems_of
+
+
+@dataclass
+class RlParts:
+    """All that a stage has before anything is sampled. `data` names what it learns from."""
+
+    policy: Policy
+    algorithm: Algorithm
+    memory: Memory
+    tasks: list[Task]
+    max_tokens: int
+    total: int
+    order: ProblemOrder
+    ahead: Ahead
+    learner: Learner
+    critic: Learner | None
+    reference: Reference | None
+    diagnosis: Diagnosis
+    benchmarks: RlBenchmarks
+    data: str
+
+
+@dataclass(frozen=True)
+class Speaking:
+    """What it samples with."""
+
+    engine: Engine
+    roller: Roller
+    sampling: Sampling
+
+
+def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> RlParts:
+    """Model, problems, learners and benchmarks; what a checkpoint keeps of them is registered with the stage."""
+    algorithm = corrected(options)
+    policy = build_policy(stage.model, stage.device, stage.seed, stage.start_from)
+    fmt.install(policy.tokenizer)
+    switch_dropout_off(policy.module, stage)
+    tasks, max_tokens, held_out = prepare_tasks(stage, options, fmt, policy)
+    trained = as_trained(stage, fmt, policy.tokenizer, systems_of(task.problem for task in tasks))
+    total = total_steps(options, len(tasks))
+    order = ProblemOrder(tasks, stage.seed, stage.name)
+    budget = fit_budget(
+        stage, policy, options.batch, options.optim,
+        with_engine=True, critic=algorithm.needs_critic, reference=algorithm.needs_reference,
+    )  # fmt: skip
+    parts = RlParts(
+        policy=policy,
+        algorithm=algorithm,
+        memory=Memory(),
+        tasks=tasks,
+        max_tokens=max_tokens,
+        total=total,
+        order=order,
+        ahead=Ahead(order, options.rollout.lag, total),
+        learner=make_learner(stage, options, policy, total, budget),
+        critic=make_critic(stage, options, total, budget, policy.recomputed) if algorithm.needs_critic else None,
+        reference=Reference(stage, policy) if algorithm.needs_reference else None,
+        diagnosis=Diagnosis(options, max_tokens, stage.warn),
+        benchmarks=RlBenchmarks(stage, options, trained, policy, held_out, max_tokens),
+        data=digest_of(tasks, max_tokens),
+    )
+    kept: dict[str, Kept | None] = {
+        "order": parts.ahead,
+        "memory": parts.memory,
+        "critic": parts.critic,
+        "diagnosis": parts.diagnosis,
+    }
+    for name, part in kept.items():
+        if part is not None:
+            stage.keep(name, part)
+    return parts
+
+
+def open_speaking(
+    stage: Stage, options: ReinforcementOptions, fmt: Format, parts: RlParts, done: int, stack: contextlib.ExitStack
+) -> Speaking:
+    """The engine with the weights after step `done`, and all around it. The stack closes them, whatever happens."""
+    policy, environment = parts.policy, options.environment
+    prompt = max(len(task.prompt) for task in parts.tasks)
+    longest = min(prompt + environment.room(parts.max_tokens), policy.context)
+    budget = parts.learner.token_budget
+    engine = make_rollout_engine(stage, options, policy, longest, parts.benchmarks.longest, budget)
+    stack.callback(engine.close)
+    engine.update_weights(done)
+    sampling = sampling_of(options, fmt, parts.max_tokens, policy)
+    judge = Judge(fmt, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
+    world = make_world(options, fmt, policy, sampling, stage.seed)
+    if world is not None:
+        stack.callback(world.close)
+    roller = make_roller(stage, options, judge, engine, parts.order, sampling, world, parts.data)
+    return Speaking(engine, roller, sampling)
+
+
+def total_steps(options: ReinforcementOptions, problems: int) -> int:
+    if options.steps is not None:
+        return options.steps
+    return max(1, round((options.epochs or 1.0) * problems / options.batch.problems))
+
+
+def make_learner(stage: Stage, options: ReinforcementOptions, policy: Policy, total: int, budget: int) -> Learner:
+    return Learner(
+        policy,
+        options.optim,
+        token_budget=budget,
+        total_steps=total * options.algorithm.updates,
+        seed=stage.seed,
+        temperature=options.rollout.temperature,
+        compile_blocks=stage.model.compile,
+        share_prompts=stage.model.share_prompts,
+        shard=stage.shard,
+        say=stage.warn,
+    )
+
+
+def make_critic(stage: Stage, options: ReinforcementOptions, total: int, budget: int, recomputed: int) -> Learner:
+    """A learner of its own for the value model, which begins as a copy of the policy's body."""
+    rate = options.algorithm.critic_lr
+    critic = build_critic(stage.model, stage.device, stage.seed, stage.start_from, recomputed)
+    switch_dropout_off(critic.module, stage)
+    return Learner(
+        critic,
+        options.optim if rate is None else options.optim.model_copy(update={"lr": rate}),
+        token_budget=budget,
+        total_steps=total * options.algorithm.updates,
+        seed=stage.seed,
+        share_prompts=stage.model.share_prompts,
+        shard=stage.shard,
+        say=stage.warn,
+    )
+
+
+@dataclass
+class Reference:
+    """The model that the stage started from: the policy without its adapter, or a frozen second copy."""
+
+    stage: Stage
+    policy: Policy
+
+    def __post_init__(self) -> None:
+        self._copy: Policy | None = None
+        if not self.policy.is_adapter:
+            self._copy = build_policy(self.stage.model, self.stage.device, self.stage.seed, self.stage.start_from)
+            for parameter in self._copy.module.parameters():
+                parameter.requires_grad_(False)
+
+    @contextlib.contextmanager
+    def asked(self) -> Iterator[Policy]:
+        if self._copy is not None:
+            yield self._copy
+        else:
+            with self.policy.peft.disable_adapter():
+                yield self.policy
