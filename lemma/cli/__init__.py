@@ -102,6 +102,7 @@ def _run(arguments: list[str]) -> int:
         return int(leaving.code or 0)
     if extras:
         parser.refuse(extras, arguments)
+    options.arguments = arguments
     if options.version:
         return _print_version()
     if command is None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from lemma.cli.on_ranks import add_ranks, on_ranks, on_ray
 from lemma.cli.parser import Parser, named
 from lemma.config.meanings import meaning_of
 from lemma.config.shape import branches
@@ -19,16 +20,17 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from lemma.api.evaluate_call import Device, EngineName
+    from lemma.evaluation.benchmarks import Benchmark
     from lemma.evaluation.results import Report
 
 DESCRIPTION = """\
 Measure a model on benchmarks. MODEL is a run folder, an exported model, an adapter folder, any folder in the Hugging
 Face format, a GGUF file, or a hub name. The same command given again goes on where it stopped. With --environment, the
-problems are played turn by turn; without --benchmarks, they are the environment's own. The format is the one named
-here, else that of the model's run, else the one whose chat template was saved with the tokenizer, else the
-benchmark's."""
+problems are played turn by turn; without --benchmarks, they are the environment's own. The GPUs of the machine share
+the work. The format is the one named here, else that of the model's run, else the one whose chat template was saved
+with the tokenizer, else the benchmark's."""
 
-RESCORE_USES = {"rescore", "grader", "out", "command", "version", "run"}
+RESCORE_USES = {"rescore", "grader", "out", "command", "version", "run", "arguments"}
 LETTERS = {
     "samples": "K", "temperature": "T", "top_p": "P", "format": "NAME", "grader": "NAME", "seed": "S",
     "environment": "NAME", "split": "NAME",
@@ -49,6 +51,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     add_option("--device", choices=["auto", "cpu", "cuda"], help="where to compute")
     add_option("--engine", choices=["native", "vllm", "transformers"], help="what generates (default: native)")
     add_option("--out", metavar="DIR", help="folder of the results (default: evaluations/MODEL-SETTINGS)")
+    add_ranks(parser, "all of them, one process on a CPU")
+    add_option("--ray", action="store_true", default=None, help="place the ranks on a Ray cluster, as lemma train does")
     add_option("--rescore", metavar="FOLDER",
                help="grade the samples of an evaluation again, without a model: takes --grader and --out")  # fmt: skip
     parser.set_defaults(run=run)
@@ -93,24 +97,41 @@ def run(args: argparse.Namespace) -> int:
     if args.rescore is not None:
         _check_rescore(args)
         return _rescore(args)
+    from lemma.cluster.rank_program import is_a_rank
     from lemma.evaluation.presets import Preset, find_preset
 
     preset = Preset({}) if args.preset is None else find_preset(args.preset)
     _check(args)
-    from lemma.api.evaluate_call import checked_settings, default_folder, measure
+    from lemma.api.evaluate_call import checked_settings
     from lemma.evaluation.benchmarks import find_benchmark
-    from lemma.evaluation.lenient import hints
-    from lemma.evaluation.questions import load_all, wanted_of
-    from lemma.reporting.console import Console
 
     given = {name: getattr(args, name) for name in EvalSettings.model_fields if getattr(args, name) is not None}
     settings = checked_settings({**preset.options, **given}, _option)
     wanted = [preset.of(find_benchmark(one)) for one in named(args.benchmarks or "")]
-    benchmarks = load_all(wanted_of(wanted, settings), settings)
-    device: Device = args.device or "auto"
     engine: EngineName = args.engine or "native"
+    if args.ray and not is_a_rank():
+        return on_ray(args, engine)
+    hint = "; the same command goes on from there"
+    return on_ranks(args, lambda: _evaluate(args, settings, wanted, engine), engine=engine, hint=hint)
+
+
+def _evaluate(args: argparse.Namespace, settings: EvalSettings, wanted: list[Benchmark], engine: EngineName) -> int:
+    """Measure, alone or with the other ranks; the first one shows the numbers."""
+    from lemma.api.evaluate_call import default_folder, measure
+    from lemma.core.events import silent
+    from lemma.core.ranks import is_leader, leader_first
+    from lemma.evaluation.lenient import hints
+    from lemma.evaluation.questions import load_all, wanted_of
+    from lemma.reporting.console import Console
+
+    with leader_first("loading the benchmarks"):  # what it downloads, the others find
+        benchmarks = load_all(wanted_of(wanted, settings), settings)
+    device: Device = args.device or "auto"
     belongs = (args.model, [one.name for one in benchmarks], settings, device, engine, args.preset or "")
     folder = Path(args.out) if args.out else default_folder(*belongs)
+    if not is_leader():
+        measure(args.model, benchmarks, settings, folder, device, engine, silent)
+        return 0
     console = Console(sys.stderr)
     try:
         report = measure(args.model, benchmarks, settings, folder, device, engine, console).report

@@ -3,6 +3,8 @@
 Every rank runs the whole program on the whole step's data. Only work that takes long is dealt out, by *slots*: a fixed
 number of parts, recorded when a run begins, which the ranks share among themselves. What is computed depends on slots
 and never on ranks. Every wait goes through `RankWorld.waiting`, which knows a deadline and who is missing.
+
+Ranks that only generate, *speakers*, are not counted among them: those who learn reach them through `RankWorld.link`.
 """
 
 from __future__ import annotations
@@ -20,6 +22,21 @@ T = TypeVar("T")
 
 
 @dataclass
+class SpeakerLink:
+    """How a rank that learns reaches those that speak, or the other way round: a connection to each of `ranks`. Over
+    `carrier` the first rank that learns sends weights to all that speak; the others that learn have none."""
+
+    ranks: Sequence[int]
+    connections: Sequence[Any]
+    carrier: Any = None
+    on_device: bool = False
+    # Seconds for which one that lives may say nothing.
+    deadline: float = 3600.0
+    # Parts of the work that were begun; their numbers are never used again.
+    sessions: int = 0
+
+
+@dataclass
 class RankWorld:
     """This rank among the others. `control` carries objects between hosts' memories, `carrier` carries tensors."""
 
@@ -32,6 +49,10 @@ class RankWorld:
     on_device: bool = False
     waiting: Callable[[str], AbstractContextManager[Any]] = field(default=lambda place: nullcontext())
     note: Callable[[str], None] = field(default=lambda place: None)
+    link: SpeakerLink | None = None
+    is_speaker: bool = False
+    # Whether a speaker was asked to end the run.
+    is_stop_asked: bool = False
 
 
 _world = RankWorld()
@@ -72,6 +93,26 @@ def use_slots(count: int) -> None:
     _world.slots = count
 
 
+def speakers() -> SpeakerLink | None:
+    """The ranks that only generate, if there are any."""
+    return _world.link
+
+
+def usual_slots() -> int:
+    """As many slots as ranks; with more speakers than those, the next multiple that gives each of them something."""
+    spoken = 0 if _world.link is None else len(_world.link.ranks)
+    return _world.size * max(1, -(-spoken // _world.size))
+
+
+def ask_to_stop() -> None:
+    """A speaker was asked to end the run: those who learn end it after their step."""
+    _world.is_stop_asked = True
+
+
+def is_stop_asked() -> bool:
+    return _world.is_stop_asked
+
+
 def own_slots() -> range:
     return slots_of(_world.rank)
 
@@ -79,6 +120,11 @@ def own_slots() -> range:
 def slots_of(rank: int) -> range:
     """The slots of a rank: neighbours, so that their sums are added up before anything is sent."""
     return range(rank * _world.slots // _world.size, (rank + 1) * _world.slots // _world.size)
+
+
+def carrier() -> Any:
+    """The process group that carries tensors."""
+    return _world.carrier
 
 
 def note_place(place: str) -> None:
@@ -100,6 +146,19 @@ def _wait(place: str) -> Iterator[None]:
         _waits -= 1
 
 
+@contextmanager
+def in_step(place: str) -> Iterator[None]:
+    """Within `with`, this rank works in step with the others: each of them may wait for it at any moment. What goes
+    wrong here is raised here alone, and ends the others."""
+    with _wait(place):
+        yield
+
+
+def waiting_for_speakers(place: str) -> AbstractContextManager[Any]:
+    """Within `with`, this rank waits for speakers, and no other rank that learns does so with it."""
+    return _world.waiting(place)
+
+
 def may_leave() -> bool:
     """Whether an exception that comes from outside, such as a signal's, leaves nobody behind who waits."""
     return _world.size == 1 or (_may_leave and not _waits)
@@ -115,6 +174,18 @@ def gather_over_ranks(value: T, place: str = "an agreement") -> list[T]:
     with _wait(place):
         dist.all_gather_object(everything, value, group=_world.control)
     return everything  # type: ignore[return-value]
+
+
+def gather_to_leader(value: T, place: str = "an agreement") -> list[T]:
+    """What every rank gives, in the order of ranks, on the first rank; nothing on the others."""
+    if _world.size == 1:
+        return [value]
+    import torch.distributed as dist
+
+    everything: list[Any] | None = [None] * _world.size if is_leader() else None
+    with _wait(place):
+        dist.gather_object(value, everything, group=_world.control, group_dst=0)
+    return everything or []
 
 
 def together(work: Callable[[], T], place: str = "an agreement") -> list[T]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from lemma.core.events import Sink, silent
 from lemma.core.ranks import is_leader
-from lemma.engines.dealt_engine import dealt_out
 from lemma.engines.protocol import Engine
 from lemma.evaluation.benchmarks import Loaded
 from lemma.evaluation.eval_options import EvalOptions
@@ -85,18 +84,14 @@ class StageEvaluator:
 
     def run(self, engine: Engine, step: int) -> dict[str, float]:
         """Evaluate now. Names are `evaluation/gsm8k/answer_accuracy`, and, for the mean over several benchmarks,
-        `evaluation/answer_accuracy`."""
-        return dealt_out(engine, lambda shared: self._run(shared, step))
-
-    def _run(self, engine: Engine, step: int) -> dict[str, float]:
+        `evaluation/answer_accuracy`. Every rank takes part and gets the same numbers."""
         folder = self.folder / f"step-{step:06d}"
         model = f"{self.name}, step {step}"
         report = evaluate(
             engine, self.policy, self._benchmarks, self.settings, folder,
             model=model, rewards=self.rewards, sink=self.sink,
         )  # fmt: skip
-        values = {f"{PREFIX}{name}": value for name, value in flat_metrics(report).items()}
-        return values
+        return {f"{PREFIX}{name}": value for name, value in flat_metrics(report).items()}
 
     def score(self, values: dict[str, float]) -> float:
         """The number that the best checkpoint has the highest of; the lowest where no sample could be rewarded."""

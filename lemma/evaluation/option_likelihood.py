@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from lemma.core.errors import UserError
+from lemma.core.ranks import rank, together, world_size
 from lemma.core.types import Problem, Trajectory
 from lemma.data.choices import LETTERS
 from lemma.evaluation.benchmarks import Loaded
@@ -73,7 +74,7 @@ def log_likelihoods(
     """For each question, the sum of log-probabilities of each of its continuations.
 
     Ids are those of the whole text, cut where the context's own ids end. A text that is longer than the model's context
-    loses its beginning.
+    loses its beginning. On several ranks each computes some of the packs, and all get all sums.
     """
     if getattr(policy.causal.config, "_attn_implementation", None) != NAME:
         raise UserError("only Lemma's own model code computes log-likelihoods", fix="leave `--engine transformers` out")
@@ -81,15 +82,22 @@ def log_likelihoods(
     for place, question in enumerate(questions):
         own = [_encoded(question.context, continuation, policy) for continuation in question.continuations]
         lines += _shared(place, own) or [_Line(one, ((place, option),)) for option, one in enumerate(own)]
+    trajectories = [line.trajectory for line in lines]
+    packs = plan_packs(trajectories, TOKENS_AT_A_TIME.get(policy.device.type, 2048), "token")
+
+    def own_part() -> dict[int, list[float]]:
+        values: dict[int, list[float]] = {}
+        for pack in packs[rank() :: world_size()]:
+            batch = TokenBatch.build(trajectories, pack, policy.device)
+            values |= zip(pack, _sums(policy, batch, [lines[index] for index in pack]), strict=True)
+            told(min(len(values) * world_size(), len(lines)), len(lines))
+        return values
+
     sums = [[0.0] * len(question.continuations) for question in questions]
-    trajectories, done = [line.trajectory for line in lines], 0
-    for pack in plan_packs(trajectories, TOKENS_AT_A_TIME.get(policy.device.type, 2048), "token"):
-        batch = TokenBatch.build(trajectories, pack, policy.device)
-        for index, values in zip(pack, _sums(policy, batch, [lines[index] for index in pack]), strict=True):
+    for part in together(own_part, "log-likelihoods"):
+        for index, values in part.items():
             for (place, option), value in zip(lines[index].owners, values, strict=True):
                 sums[place][option] = value
-        done += len(pack)
-        told(done, len(lines))
     return sums
 
 

@@ -1,0 +1,37 @@
+"""A program as one of several ranks: it joins the others, and what goes wrong is said once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from lemma.cluster.cluster_options import ClusterOptions
+from lemma.cluster.joining import member
+from lemma.cluster.rank_watch import LOST, RankLost, say_loss
+from lemma.core.errors import UserError, warnings_said
+from lemma.core.ranks import is_leader, use_slots, world_size
+
+
+def is_a_rank() -> bool:
+    """Whether a launcher has said that this process is one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+
+
+def as_rank(work: Callable[[], int], cluster: ClusterOptions, device: str) -> int:
+    """Do this as one of the ranks that the environment names, with as many slots as ranks; the exit code."""
+    number = int(os.environ["RANK"])
+    try:
+        with member(cluster, device):
+            use_slots(world_size())
+            if is_leader():
+                return work()
+            with warnings_said(lambda text: None):  # the first rank says them
+                return work()
+    except RankLost as error:
+        say_loss(str(error), number)
+        return LOST
+    except UserError as error:
+        if number == 0:
+            raise
+        say_loss(str(error), number, is_error=True)
+        return 2
