@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lemma.cli.on_ranks import add_ranks, on_ranks
 from lemma.cli.parser import Parser, add_device, add_overrides
 from lemma.core.errors import UserError, nearest
-from lemma.core.events import Event, Said
+from lemma.core.events import Event, Said, silent
 
 if TYPE_CHECKING:
     from lemma.core.types import Problem
@@ -46,6 +47,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--show", metavar="N", type=int, default=2, help="completions to print (default: 2)")
     parser.add_argument("--seed", metavar="S", type=int, default=0, help="another seed, other problems (default: 0)")
     add_device(parser)
+    add_ranks(parser, "one process; the problems are shared out")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write numbers and findings to this file")
     add_overrides(parser, "replace a value of the recipe, such as stages.rl.rollout.top_p=0.9; may be repeated")
     parser.set_defaults(run=run)
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"--{name.replace('_', '-')} is {value}", fix=f"write {least} or more")
     recipe = _recipe(args)
     name, options = _stage(recipe, args.stage)
-    return _debug(args, recipe.format, name, options)
+    return on_ranks(args, lambda: _debug(args, recipe.format, name, options), is_shared=False)
 
 
 def _recipe(args: argparse.Namespace) -> Recipe:
@@ -86,6 +88,7 @@ def _stage(recipe: Recipe, wanted: str | None) -> tuple[str, ReinforcementOption
 
 
 def _debug(args: argparse.Namespace, fmt: Format, name: str, options: ReinforcementOptions) -> int:
+    from lemma.core.ranks import is_leader, leader_first
     from lemma.data.choices import as_asked
     from lemma.engines import open_engine
     from lemma.engines.engine_options import NativeOptions
@@ -95,16 +98,19 @@ def _debug(args: argparse.Namespace, fmt: Format, name: str, options: Reinforcem
     from lemma.stages.reinforcement.rl_tasks import opened
     from lemma.stages.reinforcement.speaking import make_world
 
-    loaded = stage_problems(options, args.seed)
+    with leader_first("loading the problems"):  # what it downloads, the others find
+        loaded = stage_problems(options, args.seed)
     problems = [opened(options.environment, as_asked(problem), args.seed) for problem in loaded]
     size = args.group_size or options.algorithm.group_size
     together = NativeOptions(sequences=min(1024, size * min(args.groups, len(problems))))
-    policy, engine = open_engine(args.model, args.device, args.seed, _say, together)
+    policy, engine = open_engine(args.model, args.device, args.seed, _say if is_leader() else silent, together)
     fmt.install(policy.tokenizer)
     problems, sampling = _chosen(args, options, fmt, policy, problems)
     judge = Judge(fmt, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
     world = make_world(options, fmt, policy, sampling, args.seed)
     groups = sample_groups(engine, policy.tokenizer, judge, sampling, problems, size, world)
+    if not is_leader():
+        return 0
     algorithm = options.algorithm
     situation = Situation(fmt, sampling, policy.tokenizer, f"stages.{name}", policy.context, algorithm.compares)
     diagnosis = diagnose(groups, situation)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lemma.cli.on_ranks import add_ranks, on_ranks
 from lemma.cli.parser import Parser, add_device, add_engine
 from lemma.core.errors import UserError
-from lemma.core.events import Event, Said
+from lemma.core.events import Event, Said, silent
 from lemma.core.types import Message, Problem
 
 if TYPE_CHECKING:
@@ -50,12 +51,17 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--seed", metavar="S", type=int, default=0, help="another seed, other samples (default: 0)")
     add_device(parser)
     add_engine(parser)
+    add_ranks(parser, "one process; with --file, the questions are shared out")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
     problems = _problems(args)
+    return on_ranks(args, lambda: _generate(args, problems), engine=args.engine, is_shared=False)
+
+
+def _generate(args: argparse.Namespace, problems: list[Problem]) -> int:
     speaker = _open(args, len(problems))
     if not problems:
         return _chat(speaker, args)
@@ -76,6 +82,8 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError(f"--top-p is {args.top_p}", fix="write a number above 0 and up to 1")
     if args.file is not None and args.question is not None:
         raise UserError("there are both a question and a file of questions", fix="give one of them")
+    if args.ranks is not None and args.ranks > 1 and args.file is None:
+        raise UserError("one question cannot be shared out", fix="leave --ranks out, or write questions in a --file")
 
 
 def _problems(args: argparse.Namespace) -> list[Problem]:
@@ -137,17 +145,19 @@ def _open(args: argparse.Namespace, questions: int) -> _Speaker:
 
 
 def _engine(args: argparse.Namespace, questions: int) -> tuple[Policy, Engine]:
+    from lemma.core.ranks import is_leader
     from lemma.engines import make_engine, open_engine
     from lemma.engines.engine_options import ENGINES, NativeOptions
     from lemma.models.load_model import load_policy
 
+    say = _say if is_leader() else silent
     if args.engine == "native":
         together = min(questions * args.samples, MOST_TOGETHER) or 1
         one_by_one = _streams(args) and sys.stdout.isatty()
         options = NativeOptions(sequences=together, burst=1 if one_by_one else None)
-        return open_engine(args.model, args.device, args.seed, _say, options)
+        return open_engine(args.model, args.device, args.seed, say, options)
     policy = load_policy(args.model, args.device, plain=args.engine == "transformers")
-    return policy, make_engine(ENGINES[args.engine](), policy, args.seed, _say)
+    return policy, make_engine(ENGINES[args.engine](), policy, args.seed, say)
 
 
 def _say(event: Event) -> None:
@@ -167,16 +177,17 @@ def _format(args: argparse.Namespace, tokenizer: Any) -> tuple[Format, bool]:
 
 
 def _answer(speaker: _Speaker, problems: list[Problem], args: argparse.Namespace) -> None:
-    """Print the answers in the order of the questions, each as soon as it and those before it are there."""
+    """Print the answers in the order of the questions, each as soon as it and those before it are there; on several
+    ranks, the first one prints when all are there."""
+    from lemma.engines.dealt_requests import dealt_completions
+
     requests = [speaker.request(problem, args) for problem in problems]
     if _streams(args):
         _print_one(speaker, _stream(speaker, requests[0]), args, is_shown=True)
         return
-    for request in requests:
-        speaker.engine.submit(request)
     completions: dict[Any, list[Completion]] = {request.key: [] for request in requests}
     printed = 0
-    for completion in speaker.engine.completions():
+    for completion in dealt_completions(speaker.engine, requests):
         completions[completion.key].append(completion)
         while printed < len(requests) and len(completions[requests[printed].key]) == args.samples:
             if args.file is not None and not args.json:

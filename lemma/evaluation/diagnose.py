@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from lemma.core.ranks import own_slots, slots, together
 from lemma.core.types import Problem
 from lemma.engines.protocol import Engine, Sampling
 from lemma.formats import FAULTS, Format
@@ -68,14 +69,27 @@ def sample_groups(
     group_size: int,
     world: World | None = None,
 ) -> list[list[Episode]]:
-    """`group_size` graded samples of each problem, in the order of the problems."""
+    """`group_size` graded samples of each problem, in the order of the problems.
+
+    Every rank must call this alike: each plays a share of the problems, and all get all samples.
+    """
     asks = [
         Ask(("debug", number), problem, encode_prompt(judge.fmt, problem, tokenizer), group_size)
         for number, problem in enumerate(problems)
     ]
     groups: dict[Any, list[Episode]] = {ask.key: [] for ask in asks}
-    for sample in play(engine, asks, sampling, judge, world=world):
-        groups[sample.key].append(sample)
+
+    def own_part() -> list[Episode]:
+        played: list[Episode] = []
+        for slot in own_slots():
+            if slots() > 1:
+                engine.forget_prompts()
+            played += play(engine, asks[slot :: slots()], sampling, judge, world=world)
+        return played
+
+    for share in together(own_part, "samples to look at"):
+        for sample in share:
+            groups[sample.key].append(sample)
     return [sorted(group, key=lambda sample: sample.sample) for group in groups.values()]
 
 

@@ -1,0 +1,34 @@
+"""Requests shared out among ranks, each of which has an engine of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from lemma.core.ranks import gather_to_leader, own_slots, slots, together
+from lemma.engines.protocol import Completion, Engine, Request
+
+PLACE = "completions"
+
+
+def dealt_completions(engine: Engine, requests: Sequence[Request]) -> Iterator[Completion]:
+    """The completions of all requests, as each finishes. On several ranks the first one gets them when all are there,
+    and the others get none; which slot a request belongs to follows from its place alone."""
+    if slots() == 1:
+        yield from _completions(engine, requests)
+        return
+    mine: list[Completion] = []
+
+    def own_part() -> None:
+        for slot in own_slots():
+            engine.forget_prompts()
+            mine.extend(_completions(engine, requests[slot :: slots()]))
+
+    together(own_part, PLACE)
+    for part in gather_to_leader(mine, PLACE):
+        yield from part
+
+
+def _completions(engine: Engine, requests: Sequence[Request]) -> Iterator[Completion]:
+    for request in requests:
+        engine.submit(request)
+    yield from engine.completions()
