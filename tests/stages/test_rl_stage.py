@@ -235,7 +235,7 @@ def test_other_data_after_a_death_before_the_first_checkpoint_are_generated_for(
 
 def test_an_engine_is_closed_though_the_stage_never_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[NativeEngine] = []
-    monkeypatch.setattr(NativeEngine, "close", closed.append)
+    monkeypatch.setattr(NativeEngine, "close", lambda engine: closed.append(engine))
 
     def fails(*parts: object) -> None:
         raise UserError("the environment does not start")
@@ -243,7 +243,7 @@ def test_an_engine_is_closed_though_the_stage_never_begins(tmp_path: Path, monke
     monkeypatch.setattr(rl_parts, "make_world", fails)
     with pytest.raises(UserError, match="does not start"):
         run(tmp_path)
-    assert len(closed) == 1
+    assert len(closed) == 2, "that of the probe, and the stage's own"
 
 
 def test_min_tokens_that_no_prompt_leaves_room_for(tmp_path: Path) -> None:
