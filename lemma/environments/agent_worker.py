@@ -24,7 +24,7 @@ from typing import Any
 from lemma.config.registry import file_of, load_place
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Outcome, Problem
-from lemma.environments.process_session import end_session
+from lemma.environments.descendants import adopt_orphans, end_descendants, reap
 
 LONGEST_REASON = 500
 LOOK_SECONDS = 0.5
@@ -209,18 +209,18 @@ def serve() -> None:
     try:
         asyncio.run(work())
     finally:
-        end_session(os.getsid(0))
         os._exit(0)
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    adopt_orphans()
     child = os.fork()
     if child == 0:
         serve()
     os.close(1)
     watch(child)
-    end_session(os.getsid(0))
+    end_descendants()
     os._exit(0)
 
 
@@ -228,7 +228,7 @@ def watch(child: int) -> None:
     """Wait until the other process has ended, or nobody is left who could give orders."""
     poll = select.poll()
     poll.register(0, 0)  # tells of nothing but the other end's closing
-    while not os.waitpid(child, os.WNOHANG)[0] and not poll.poll(LOOK_SECONDS * 1000):
+    while reap(child) is None and not poll.poll(LOOK_SECONDS * 1000):
         pass
 
 

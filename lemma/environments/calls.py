@@ -18,13 +18,24 @@ class Caller:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
 
-    def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+    def call(self, method: Callable[..., Any], *arguments: Any, seconds: float | None = None) -> Any:
+        """What the method gives. An `async` one that takes longer than `seconds` is cancelled: `TimeoutError`."""
         given = method(*arguments)
         if not inspect.isawaitable(given):
             return given
         import asyncio
 
-        return asyncio.run_coroutine_threadsafe(_awaited(given), self._running()).result()
+        loop = self._running()
+        future = asyncio.run_coroutine_threadsafe(_awaited(given), loop)
+        try:
+            return future.result(seconds)
+        except TimeoutError:
+            if future.done():
+                raise
+        # A loop that is held up cannot cancel anything, and no call on it is to blame: whoever watches ends all.
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
+        future.cancel()
+        raise TimeoutError(f"the call took longer than {seconds:g} s")
 
     def _running(self) -> asyncio.AbstractEventLoop:
         import asyncio
@@ -48,4 +59,8 @@ class Caller:
 
 
 async def _awaited(given: Any) -> Any:
-    return await given
+    """What was awaited. Nothing that it raises ends the loop, on which others wait as well."""
+    try:
+        return await given
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error

@@ -60,9 +60,12 @@ class CustomWorld(EnvironmentOptions):
         return self.deadlines_of(load_class(self.class_))
 
     @property
+    def keeps_time(self) -> bool:
+        return inspect.iscoroutinefunction(getattr(load_class(self.class_), "step", None))
+
+    @property
     def calls_at_once(self) -> int:
-        is_async = inspect.iscoroutinefunction(getattr(load_class(self.class_), "step", None))
-        return self.worker_calls or (ASYNC_CALLS if is_async else 1)
+        return self.worker_calls or (ASYNC_CALLS if self.keeps_time else 1)
 
     def check(self) -> None:
         world_class = load_class(self.class_)

@@ -152,7 +152,11 @@ class EnvironmentOptions(Options):
                 messages = tuple(caller.call(world.reset, problem, seed) or ())
             finally:
                 caller.call(world.close)
-        return with_messages(problem, messages)
+        return self.introduced(problem, messages)
+
+    def introduced(self, problem: Problem, messages: Sequence[Message]) -> Problem:
+        """The problem with what `reset` gave."""
+        return replace(problem, messages=(*problem.messages, *messages)) if messages else problem
 
     def check(self) -> None:
         """Refuse, before anything is loaded, what could never be played, such as a class that is not there."""
@@ -191,6 +195,17 @@ class EnvironmentOptions(Options):
         return self.worker_calls or 1
 
     @property
+    def world_key(self) -> str:
+        """Equal where worlds are the same, whatever is said about how episodes are played in them."""
+        rest = self.model_dump_json(by_alias=True, exclude=OF_EPISODES)
+        return f"{type(self).__module__}.{type(self).__qualname__} {rest}"
+
+    @property
+    def keeps_time(self) -> bool:
+        """Whether calls end by themselves at their deadlines, so that one that hangs does not cost its worker."""
+        return False
+
+    @property
     def driver(self) -> str | None:
         """The function that plays its episodes in place of `rollouts.play`, as `module:name`; None: it is stepped."""
         return None
@@ -214,10 +229,8 @@ class Deadlines:
     score: float
 
 
-def with_messages(problem: Problem, messages: Sequence[Message]) -> Problem:
-    """The problem with what an environment says behind its own messages."""
-    return replace(problem, messages=(*problem.messages, *messages)) if messages else problem
-
+# Options that say how episodes are played, not what their worlds are.
+OF_EPISODES = {"turns", "episode_tokens", "episode_seconds", "episodes", "schedule", "limit_reward", "unknown_limit"}
 
 # Seconds that a call may take where nobody says anything.
 SECONDS = 60.0

@@ -12,6 +12,9 @@ from lemma.environments.environment import Reply, Utterance
 from lemma.environments.room import Call
 from lemma.environments.worker_process import WorkerProcess
 
+# Seconds beyond its deadline for a call that ends itself there, and for an answer that nobody has read yet.
+GRACE_SECONDS = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -51,6 +54,7 @@ class Flight:
     began: float
     deadline: float
     replays: bool
+    is_spared: bool = False
 
 
 class WorldHome:
@@ -66,6 +70,19 @@ class WorldHome:
     @property
     def is_ready(self) -> bool:
         return self.worker is None or self.worker.is_ready
+
+    def late(self, now: float, was_away: bool) -> set[int]:
+        """Whose deadlines are over. An answer that may lie unread, because nobody looked, is waited for once more, and
+        so is one that is being said."""
+        is_coming = self.worker is not None and self.worker.is_speaking
+        if self.worker is not None:
+            self.worker.is_speaking = False
+        late = {number: flight for number, flight in self.flights.items() if flight.deadline <= now}
+        for number, flight in list(late.items()):
+            if is_coming or (was_away and not flight.is_spared):
+                flight.deadline, flight.is_spared = now + GRACE_SECONDS, True
+                del late[number]
+        return set(late)
 
     @property
     def load(self) -> int:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from lemma.core.errors import UserError
 from lemma.core.types import Problem
-from lemma.environments.environment import EnvironmentOptions, with_messages
-from lemma.environments.held import Failure
+from lemma.environments.environment import EnvironmentOptions
+from lemma.environments.held import Failure, Held
 from lemma.environments.worlds import Worlds
 
 LOOK_SECONDS = 1.0
+# Worlds that are open at the same time in each worker, at least.
+AT_ONCE = 4
 
 
 def opened_all(options: EnvironmentOptions, problems: Sequence[Problem], seed: int) -> list[Problem]:
@@ -18,16 +21,22 @@ def opened_all(options: EnvironmentOptions, problems: Sequence[Problem], seed: i
     if options.workers == 0 or type(options).opened is not EnvironmentOptions.opened:
         return [_opened_here(options, problem, seed) for problem in problems]
     worlds = Worlds.of(options)
-    waiting = {id(held): place for place, held in enumerate(worlds.open(problem, seed) for problem in problems)}
+    most = options.episodes or options.workers * max(options.calls_at_once, AT_ONCE)
+    coming, waiting, leaving = deque(enumerate(problems)), dict[int, int](), list[Held]()
     opened: dict[int, Problem] = {}
     try:
-        while waiting:
+        while coming or waiting:
+            leaving = [held for held in leaving if held.home is not None]
+            while coming and len(waiting) + len(leaving) < most:
+                place, problem = coming.popleft()
+                waiting[id(worlds.open(problem, seed))] = place
             for held in worlds.answers(LOOK_SECONDS):
                 place = waiting.pop(id(held))
                 if isinstance(held.answer, Failure):
                     raise _cannot_begin(options, held.problem, held.answer.reason)
-                opened[place] = with_messages(held.problem, held.answer)
+                opened[place] = options.introduced(held.problem, held.answer)
                 worlds.leave(held)
+                leaving.append(held)
     except BaseException:
         worlds.close()
         raise

@@ -72,7 +72,7 @@ def answer_to_wire(answer: WorldAnswer) -> dict[str, Any]:
         value = [_part(one) for one in value]
     elif isinstance(value, Reply | Outcome):
         value = _part(value)
-    return {"world": answer.world, "kind": answer.kind, "value": value}
+    return {"world": answer.world, "kind": answer.kind, "value": value, "seconds": answer.seconds}
 
 
 def answer_from_wire(row: Mapping[str, Any]) -> WorldAnswer:
@@ -82,7 +82,7 @@ def answer_from_wire(row: Mapping[str, Any]) -> WorldAnswer:
             value = tuple(_of_part(one) for one in value)
         elif isinstance(value, dict):
             value = _of_part(value)
-        return WorldAnswer(row["world"], row["kind"], value)
+        return WorldAnswer(row["world"], row["kind"], value, row["seconds"])
     except (KeyError, TypeError) as error:
         raise NotAFrame from error
 

@@ -96,6 +96,10 @@ class PythonTools(ToolOptions):
     def make(self) -> Environment:
         return MathTools(self)
 
+    def opened(self, problem: Problem, seed: int) -> Problem:
+        """Nothing is said before the first turn."""
+        return self.introduced(problem, ())
+
     def check(self) -> None:
         if "python" in self.offers:
             Sandbox(self.limits).check()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from lemma.core.errors import UserError
@@ -20,6 +21,8 @@ Kind = Literal["given", "replayed", "gone", "error", "wrong", "refused"]
 # Characters of a reply that are kept for each token that it may have, at either end.
 CHARACTERS = 64
 LONGEST_REASON = 500
+# Deadline of a call that closes a world.
+CLOSE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class WorldAnswer:
     world: int
     kind: Kind
     value: Any = None
+    seconds: float = 0.0
+    """Time that the call took, without what was played again first."""
 
 
 class WrongKind(Exception):
@@ -57,29 +62,39 @@ class WrongKind(Exception):
 class Room:
     """The environments of one process, by number."""
 
-    def __init__(self, options: EnvironmentOptions):
-        self._options, self._caller = options, Caller()
+    def __init__(self, options: EnvironmentOptions, is_worker: bool = False):
+        self._options, self._caller, self._deadlines = options, Caller(), options.deadlines
         self._worlds: dict[int, Environment] = {}
+        # In a worker nobody but the environment raises; elsewhere Ctrl-C is the user's.
+        self._caught: tuple[type[BaseException], ...] = (BaseException,) if is_worker else (Exception, SystemExit)
 
     def perform(self, order: WorldOrder, say: Callable[[WorldAnswer], None]) -> None:
         """Carry an order out and say what became of it. A world that fails is closed and gone."""
+        began = time.monotonic()
+
+        def replayed(replies: tuple[Reply, ...]) -> None:
+            nonlocal began
+            say(WorldAnswer(order.world, "replayed", replies))
+            began = time.monotonic()
+
         try:
-            value = self._performed(order, say)
+            value = self._performed(order, replayed)
         except WrongKind as wrong:
             answer = WorldAnswer(order.world, "wrong", str(wrong))
         except UserError as error:
             answer = WorldAnswer(order.world, "refused", str(error))
         except (WorldGone, ConnectionError, TimeoutError) as error:
             answer = WorldAnswer(order.world, "gone", _words(error))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  (what an environment raises is not the policy's fault)
+        except self._caught as error:  # what an environment raises is not the policy's fault
             answer = WorldAnswer(order.world, "error", _words(error))
         else:
-            say(WorldAnswer(order.world, "given", value))
+            say(WorldAnswer(order.world, "given", value, time.monotonic() - began))
             return
+        seconds = time.monotonic() - began
         self._leave(order.world)
-        say(answer)
+        say(replace(answer, seconds=seconds))
 
-    def _performed(self, order: WorldOrder, say: Callable[[WorldAnswer], None]) -> Any:
+    def _performed(self, order: WorldOrder, replayed: Callable[[tuple[Reply, ...]], None]) -> Any:
         if order.call == "close":
             self._leave(order.world)
             return None
@@ -87,28 +102,30 @@ class Room:
             messages, replies = self._open(order.world, order.opening)
             if order.call == "reset":
                 return messages
-            say(WorldAnswer(order.world, "replayed", replies))
+            replayed(replies)
         world = self._worlds[order.world]
         if order.call == "score":
-            return outcome_of(self._caller.call(world.score), world)
+            return outcome_of(self._caller.call(world.score, seconds=self._deadlines.score), world)
         assert order.call == "step" and order.said is not None
         return self._reply(world, order.said)
 
     def _open(self, number: int, opening: Opening) -> tuple[tuple[Message, ...], tuple[Reply, ...]]:
         self._leave(number)
         world = self._worlds[number] = self._options.make()
-        messages = messages_of(self._caller.call(world.reset, opening.problem, opening.seed), world)
+        given = self._caller.call(world.reset, opening.problem, opening.seed, seconds=self._deadlines.reset)
+        messages = messages_of(given, world)
         return messages, tuple(self._reply(world, said) for said in opening.said)
 
     def _reply(self, world: Environment, said: Utterance) -> Reply:
-        return reply_of(self._caller.call(world.step, said), world, CHARACTERS * self._options.reply_tokens)
+        given = self._caller.call(world.step, said, seconds=self._deadlines.step)
+        return reply_of(given, world, CHARACTERS * self._options.reply_tokens)
 
     def _leave(self, number: int) -> None:
         """Close a world, if it is there; trouble with that is nobody's any more."""
         world = self._worlds.pop(number, None)
         if world is not None:
-            with suppress(Exception, SystemExit):
-                self._caller.call(world.close)
+            with suppress(*self._caught):
+                self._caller.call(world.close, seconds=CLOSE_SECONDS)
 
     def close(self) -> None:
         for number in list(self._worlds):
@@ -131,6 +148,8 @@ def reply_of(given: Any, world: Environment, half: int) -> Reply:
         raise WrongKind(_wrong(world, given, "Reply"))
     if not isinstance(given.text, str):
         raise WrongKind(_wrong(world, given.text, "the text of a Reply"))
+    if not isinstance(given.results, list | tuple):
+        raise WrongKind(_wrong(world, given.results, "a list of results in a Reply"))
     results = tuple(readable(_ends(str(one), half)) for one in given.results)
     prompt = None if given.prompt is None else readable(str(given.prompt))
     return Reply(readable(_ends(given.text, half)), bool(given.done), _number(given.reward, world), prompt, results)

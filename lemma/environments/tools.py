@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from lemma.core.types import Finish, Outcome, Problem
+from lemma.core.types import Finish, Message, Outcome, Problem
 from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance, WorldGone
 from lemma.formats import Format
 from lemma.formats.tool_calls import Style
@@ -35,8 +35,8 @@ class ToolOptions(EnvironmentOptions):
     def speech(self, fmt: Format, tokenizer: Any) -> ToolSpeech:
         return ToolSpeech.of(fmt, tokenizer, self.tools(), self.calls)
 
-    def opened(self, problem: Problem, seed: int) -> Problem:
-        return offer(super().opened(problem, seed), self.tools(), self.calls, self.describe)
+    def introduced(self, problem: Problem, messages: Sequence[Message]) -> Problem:
+        return offer(super().introduced(problem, messages), self.tools(), self.calls, self.describe)
 
 
 class ToolWorld(Environment):

@@ -17,7 +17,6 @@ from lemma.data.columns import ROW
 from lemma.environments.custom_world import load_class
 from lemma.environments.environment import Environment
 from lemma.environments.tools import Function, ToolOptions, ToolWorld
-from lemma.formats.tool_prompt import offer
 from lemma.formats.tool_schema import Tool
 
 if TYPE_CHECKING:
@@ -32,17 +31,15 @@ class TrlEpisode(ToolWorld):
     def __init__(self, inner: Any, calls_per_turn: int):
         self._inner = inner
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.opening: str | None = None
         functions: dict[str, Function] = {
             name: partial(self._call, getattr(inner, name)) for name, _ in tool_methods(type(inner))
         }
         super().__init__(functions, calls_per_turn)
 
     def reset(self, problem: Problem, seed: int) -> Sequence[Message]:
-        """What TRL appends to the last question stands in the prompt already: the options put it there."""
+        """What TRL appends to the last question, as a message; the options put it there."""
         said = self._call(self._inner.reset, **_taken(self._inner.reset, columns_of(problem)))
-        self.opening = None if said is None else str(said)
-        return []
+        return [Message("user", str(said))] if said else []
 
     def score(self) -> Outcome:
         reward = self._call(self._inner.get_reward)
@@ -88,19 +85,13 @@ class TrlWorld(ToolOptions):
     def make(self) -> Environment:
         return TrlEpisode(load_class(self.class_)(**self.options), self.calls_per_turn)
 
-    def opened(self, problem: Problem, seed: int) -> Problem:
+    def introduced(self, problem: Problem, messages: Sequence[Message]) -> Problem:
         """The problem with what `reset` says at the end of its last question, as TRL puts it there."""
-        world = self.make()
-        assert isinstance(world, TrlEpisode)
-        try:
-            world.reset(problem, seed)
-        finally:
-            world.close()
-        if world.opening and problem.messages:
+        if messages and problem.messages:
             last = problem.messages[-1]
-            told = replace(last, content=last.content + world.opening)
+            told = replace(last, content=last.content + "".join(one.content for one in messages))
             problem = replace(problem, messages=(*problem.messages[:-1], told))
-        return offer(problem, self.tools(), self.calls, self.describe)
+        return super().introduced(problem, ())
 
     def check(self) -> None:
         world_class = load_class(self.class_)

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from lemma.environments import ENVIRONMENTS
+from lemma.environments.descendants import PAUSE_SECONDS, adopt_orphans, end_descendants, reap
 from lemma.environments.environment import EnvironmentOptions
 from lemma.environments.order_frames import answer_to_wire, order_from_wire, pack, unpack
 from lemma.environments.room import Room, WorldAnswer, WorldOrder
@@ -30,42 +31,55 @@ CLOSING_SECONDS = 5.0
 LOOK_SECONDS = 0.5
 
 
-class EndAsked(BaseException):
-    """The trainer asks for the end."""
+class Watcher:
+    """Waits for the end of a worker, or for a reason to end it. Signals end its waiting as well."""
 
+    def __init__(self) -> None:
+        self.parent, self._is_asked = os.getppid(), False
+        self._woken, wake = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._ask)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        adopt_orphans()
 
-def _ask(number: int, frame: FrameType | None) -> None:
-    raise EndAsked
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self._is_asked = True
 
-
-def watch(child: int, parent: int) -> int:
-    """Wait until the worker has ended or the trainer is gone; the exit status of the worker, which is gone as well."""
-    closing = 0.0
-    try:
+    def watch(self, child: int) -> int:
+        """Until the worker has ended, the trainer asks for the end, or the trainer is gone and worlds had their time
+        to be closed; the exit status of the worker. Nothing that it has started is left."""
         poll = select.poll()
         poll.register(0, 0)  # tells of nothing but the other end's closing
-        while True:
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                return status
-            if closing and time.monotonic() > closing:
+        poll.register(self._woken, select.POLLIN)
+        closing = status = None
+        while (status := reap(child)) is None and not self._is_asked:
+            if closing is None:
+                events = dict(poll.poll(LOOK_SECONDS * 1000))
+                with suppress(BlockingIOError):
+                    os.read(self._woken, 4096)
+                if 0 in events or os.getppid() != self.parent:
+                    closing = time.monotonic() + CLOSING_SECONDS
+            elif time.monotonic() > closing:
                 break
-            is_gone = os.getppid() != parent or (not closing and bool(poll.poll(LOOK_SECONDS * 1000)))
-            if is_gone and not closing:
-                closing = time.monotonic() + CLOSING_SECONDS
-            if closing:
-                time.sleep(0.02)
-    except EndAsked:
-        pass
-    with suppress(ProcessLookupError):
-        os.kill(child, signal.SIGKILL)
-    return os.waitpid(child, 0)[1]
+            else:
+                time.sleep(PAUSE_SECONDS)
+        if status is None:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+            status = os.waitpid(child, 0)[1]
+        end_descendants()
+        return status
 
 
 def _begin_worker(watcher: int) -> None:
-    """In the worker: a group of its own, and death with the watcher."""
+    """In the worker: a group of its own, signals as usual, and death with the watcher."""
     os.setpgid(0, 0)
+    signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if sys.platform == "linux":
         import ctypes
 
@@ -79,9 +93,10 @@ class Wire:
     """Answers go out one at a time; orders come in by a thread, so that the end of the trainer is heard at once."""
 
     def __init__(self) -> None:
-        self._out = os.dup(1)
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)  # what an environment prints is no answer
+        self._in, self._out = os.dup(0), os.dup(1)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1):  # what an environment prints is no answer, and what it reads is no order
+            os.dup2(nowhere, number)
         os.close(nowhere)
         self._lock = threading.Lock()
         self.orders: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
@@ -98,7 +113,7 @@ class Wire:
 
     def _listen(self) -> None:
         buffer = bytearray()
-        while data := os.read(0, 65536):
+        while data := os.read(self._in, 65536):
             buffer += data
             for row in unpack(buffer):
                 self.orders.put(row)
@@ -118,7 +133,7 @@ def serve() -> None:
     first = wire.orders.get()
     if first is None:
         return
-    room = Room(make_options(first))
+    room = Room(make_options(first), is_worker=True)
     wire.send({"ready": os.getpid()})
 
     def perform(order: WorldOrder) -> None:
@@ -137,20 +152,15 @@ def serve() -> None:
 
 
 def main() -> None:
-    parent = os.getppid()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _ask)
-    watcher = os.getpid()
+    watcher = Watcher()
+    own = os.getpid()
     child = os.fork()
     if child == 0:
-        _begin_worker(watcher)
+        _begin_worker(own)
         serve()
         return
     os.close(1)
-    status = watch(child, parent)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(child, signal.SIGKILL)
-    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    os._exit(os.waitstatus_to_exitcode(watcher.watch(child)) & 0xFF)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,11 @@ from typing import Any
 
 from lemma.environments.environment import EnvironmentOptions
 from lemma.environments.order_frames import NotAFrame, answer_from_wire, order_to_wire, pack, unpack
+from lemma.environments.process_session import end_session
 from lemma.environments.room import WorldAnswer, WorldOrder
 
-# Bytes of what workers complain of that are kept, and how much of it a message shows.
-MOST_KEPT, SHOWN = 2**20, 300
+# Bytes of what workers complain of that are kept, those that are read for a message, and characters that it shows.
+MOST_KEPT, LAST_BYTES, SHOWN = 2**20, 2**14, 300
 END_SECONDS = 5.0
 
 
@@ -46,7 +47,8 @@ class WorkerProcess:
         self.sending, self.hearing = self.process.stdin.fileno(), self.process.stdout.fileno()
         os.set_blocking(self.sending, False)
         os.set_blocking(self.hearing, False)
-        self.is_ready = False
+        self.is_ready = self.is_speaking = False
+        """Whether it has begun; whether it has just said a part of an answer whose rest is missing."""
         self._in, self.out = bytearray(), bytearray()
         self.out += pack(_introduction(options))
 
@@ -66,7 +68,7 @@ class WorkerProcess:
 
     def read(self) -> Iterator[WorldAnswer]:
         """Answers that are there now."""
-        is_over = False
+        is_over, before = False, len(self._in)
         try:
             while data := os.read(self.hearing, 2**20):
                 self._in += data
@@ -81,6 +83,7 @@ class WorkerProcess:
                     yield answer_from_wire(row)
         except (NotAFrame, TypeError) as error:
             raise WorkerLost("it wrote what is no answer") from error
+        self.is_speaking = bool(self._in) and len(self._in) != before
         if is_over:
             raise WorkerLost(self.last_words())
         if os.fstat(self._complaints.fileno()).st_size > MOST_KEPT:
@@ -91,7 +94,7 @@ class WorkerProcess:
         self._stop()
         code = self.process.returncode
         how = f"signal {256 - code}" if code is not None and code > 128 else f"exit code {code}"
-        self._complaints.seek(0)
+        self._complaints.seek(-min(LAST_BYTES, self._complaints.seek(0, os.SEEK_END)), os.SEEK_END)
         lines = self._complaints.read().decode(errors="replace").strip().splitlines()
         return f"{how}: {lines[-1][:SHOWN]}" if lines else how
 
@@ -112,6 +115,8 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        if self.process.returncode < 0:  # its watcher was killed and could not end the rest
+            end_session(self.process.pid)
 
     def forget(self) -> None:
         """In a forked child: let go of the pipes without touching the worker."""

@@ -19,12 +19,13 @@ from typing import Any
 from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.types import Problem
 from lemma.environments.environment import EnvironmentOptions, Reply, Utterance
-from lemma.environments.held import Failure, Flight, Held, WorldHome
-from lemma.environments.room import Call, Opening, Room, WorldAnswer, WorldOrder
+from lemma.environments.held import GRACE_SECONDS, Failure, Flight, Held, WorldHome
+from lemma.environments.room import CLOSE_SECONDS, Call, Opening, Room, WorldAnswer, WorldOrder
 from lemma.environments.worker_process import WorkerLost, WorkerProcess
 
-CLOSE_SECONDS = 10.0
 START_SECONDS = 120.0
+# Seconds without a look at the workers after which an answer may be lying there.
+AWAY_SECONDS = 0.5
 # Seconds that worlds get to be closed in at the end.
 LAST_SECONDS = 3.0
 # Starts in a row that may fail before the run stops.
@@ -36,7 +37,7 @@ class Worlds:
     """Begin calls with `open`, `step` and `score`; `answers` says which have ended. One call at a time for each."""
 
     def __init__(self, options: EnvironmentOptions):
-        self._options, self._key, self._owner = options, _key_of(options), os.getpid()
+        self._options, self._key, self._owner = options, options.world_key, os.getpid()
         self._deadlines = options.deadlines
         self._at_once = options.calls_at_once if options.workers else 1
         self._count = 0
@@ -44,6 +45,8 @@ class Worlds:
         self._room = Room(options)
         self._done: list[Held] = []
         self._failed_starts = 0
+        self._looked = time.monotonic()
+        self._grace = GRACE_SECONDS if options.keeps_time else 0.0
         self._selector = selectors.DefaultSelector()
         self.lost = self.replayed = 0
         """Workers that were lost, and worlds that were played again, since the start."""
@@ -74,12 +77,12 @@ class Worlds:
             self._ask(held, "close")
 
     def answers(self, wait: float = 0.0) -> list[Held]:
-        """Environments whose call has ended, after at most `wait` seconds; each is told of once."""
+        """Environments whose call has ended, after at most `wait` seconds where any is under way; each is told once."""
         until = time.monotonic() + wait
         while True:
             for home in list(self._homes):
                 self._send(home)
-            if self._done or not self._options.workers:
+            if self._done or not any(home.queue or home.flights for home in self._homes):
                 break
             left = until - time.monotonic()
             if not self._listen(max(0.0, left)) and left <= 0:
@@ -138,6 +141,7 @@ class Worlds:
                 self.replayed += 1
             held.home = home
             home.holds[held.number] = held
+        seconds += self._grace
         replays = opening is not None and call != "reset"
         home.flights[held.number] = Flight(held, now, now + seconds, replays)
         order = WorldOrder(held.number, call, held.saying if call == "step" else None, opening)
@@ -173,6 +177,7 @@ class Worlds:
     def _listen(self, wait: float) -> bool:
         """Take what is there, waiting for it at most so long; whether anything happened."""
         now = time.monotonic()
+        was_away = now - self._looked > AWAY_SECONDS
         limits = [flight.deadline for home in self._homes for flight in home.flights.values()]
         limits += [home.started + START_SECONDS for home in self._homes if not home.is_ready]
         wait = min([wait, *(max(0.0, limit - now) for limit in limits)])
@@ -184,7 +189,8 @@ class Worlds:
                     self._write(home)
                 elif mask & selectors.EVENT_READ:
                     self._read(home)
-        return self._end_overdue() or bool(events)
+        self._looked = time.monotonic()
+        return self._end_overdue(was_away) or bool(events)
 
     def _read(self, home: WorldHome) -> None:
         assert home.worker is not None
@@ -203,12 +209,12 @@ class Worlds:
         flight = home.flights.get(answer.world)
         if flight is None:
             return
-        held, now = flight.held, time.monotonic()
+        held = flight.held
         if answer.kind == "replayed":
             self._compare(home, flight, answer.value)
             return
         del home.flights[held.number]
-        held.seconds += now - flight.began
+        held.seconds += answer.seconds
         call, held.call = held.call, None
         if answer.kind == "given":
             if call == "step":
@@ -235,7 +241,9 @@ class Worlds:
         call = held.call
         if list(heard) == held.heard and call is not None:
             flight.replays = False
-            flight.deadline = time.monotonic() + (CLOSE_SECONDS if call == "close" else getattr(self._deadlines, call))
+            seconds = CLOSE_SECONDS if call == "close" else getattr(self._deadlines, call)
+            flight.began = time.monotonic()
+            flight.deadline = flight.began + seconds + self._grace
             return
         # The answer to the call itself is of another world: it is waited for and dropped.
         stray = replace(held, is_left=True)
@@ -257,11 +265,11 @@ class Worlds:
 
     # --- trouble -------------------------------------------------------------------------------------------------
 
-    def _end_overdue(self) -> bool:
+    def _end_overdue(self, was_away: bool) -> bool:
         """Kill every worker with a call past its deadline, or that does not start."""
         now, was_any = time.monotonic(), False
         for home in list(self._homes):
-            late = {number for number, flight in home.flights.items() if flight.deadline <= now}
+            late = home.late(now, was_away)
             if late or (not home.is_ready and home.started + START_SECONDS <= now):
                 self._lose(home, "it does not answer", late)
                 was_any = True
@@ -363,7 +371,7 @@ class Worlds:
     @classmethod
     def of(cls, options: EnvironmentOptions) -> Worlds:
         """Those of these options in this process, so that nobody starts workers twice; whoever ends last closes."""
-        key = _key_of(options)
+        key = options.world_key
         if key not in _shared:
             _shared[key] = cls(options)
         return _shared[key]
@@ -372,15 +380,6 @@ class Worlds:
 _FIX = "return a `lemma.environments.Reply` from `step` and an `Outcome` from `score`"
 _all: weakref.WeakSet[Worlds] = weakref.WeakSet()
 _shared: dict[str, Worlds] = {}
-
-
-# What says how episodes are played, not what their worlds are.
-_OUTSIDE = {"turns", "episode_tokens", "episode_seconds", "episodes", "schedule", "limit_reward", "unknown_limit"}
-
-
-def _key_of(options: EnvironmentOptions) -> str:
-    rest = options.model_dump_json(by_alias=True, exclude=_OUTSIDE)
-    return f"{type(options).__module__}.{type(options).__qualname__} {rest}"
 
 
 def _close_all() -> None:

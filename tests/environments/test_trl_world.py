@@ -12,6 +12,7 @@ from transformers.utils import get_json_schema
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Problem
 from lemma.environments import TrlWorld
+from lemma.environments.openings import opened_all
 from lemma.environments.tools import understanding
 from lemma.formats import make_format
 from lemma.formats.tool_prompt import OFFERED, ToolSpeech
@@ -91,7 +92,8 @@ def test_an_episode_of_tool_calls(place: str) -> None:
     assert opened.question == "Find it. There are 4 doors." and len(opened.extra[OFFERED]["tools"]) == 2
     understand = understanding(ToolSpeech("hermes", False, tuple(world_options.tools())), make_format("own"))
     world = world_options.make()
-    assert list(world.reset(problem, 0)) == [] and world._inner.seen == ["colour", "prompt"]  # type: ignore[attr-defined]
+    world.reset(problem, 0)
+    assert world._inner.seen == ["colour", "prompt"]  # type: ignore[attr-defined]
 
     def call(name: str, **arguments: Any) -> str:
         said = json.dumps({"name": name, "arguments": arguments})
@@ -105,6 +107,19 @@ def test_an_episode_of_tool_calls(place: str) -> None:
     assert world.step(understand("Done.", "stop")).done
     assert (world.score().reward, world.score().success) == (1.0, True)
     world.close()
+
+
+@pytest.mark.filterwarnings("ignore::lemma.core.errors.LemmaWarning")
+def test_a_reset_that_hangs_is_a_sentence(place: str, tmp_path: Path) -> None:
+    late = "__import__('time').sleep(600 * (answer == '0')); self.prize, self.found"
+    text = CLASS.replace("self.prize, self.found", late)
+    (tmp_path / "slow.py").write_text(text)
+    world_options = options(f"{tmp_path / 'slow.py'}:Doors", workers=1, reset_seconds=1.0)
+    problems = [Problem((Message("user", "Find it."),), (gold,), id=gold) for gold in ("1", "2")]
+    opened = opened_all(world_options, problems, 0)
+    assert [one.question for one in opened] == ["Find it. There are 3 doors."] * 2 and OFFERED in opened[0].extra
+    with pytest.raises(UserError, match="cannot begin problem 0: `reset` broke the environment twice"):
+        opened_all(world_options, [*problems, Problem((Message("user", "Find it."),), ("0",), id="0")], 0)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,21 @@ class Trouble(Environment):
             raise ValueError("no such luck")
         if "leave" in text:
             sys.exit("leaving")
+        if "abort" in text:
+            raise KeyboardInterrupt
+        if "daemon" in text:
+            reader, writer = os.pipe()
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork() == 0:
+                    os.write(writer, str(os.getpid()).encode())
+                    time.sleep(600)
+                os._exit(0)
+            (self.notes / "daemon").write_bytes(os.read(reader, 100))
+        if "reads" in text:
+            assert sys.stdin.read() == "", "orders are not for the environment"
+        if "late" in text:
+            time.sleep(0.7)
         if "dies" in text:
             import threading
             threading.Timer(0.1, os._exit, [3]).start()
@@ -59,6 +74,8 @@ class Trouble(Environment):
             return "not a reply"
         if "nan" in said.text:
             return Reply("x", reward=float("nan"))
+        if "accents" in said.text:
+            return Reply("\u00e9" * 1000, results=["\u00e9" * 1000] * 100)
         if "odd" in said.text:
             return Reply("half \\ud800 a character")
         if "huge" in said.text:
@@ -77,10 +94,26 @@ class Trouble(Environment):
         (self.notes / f"closed-{os.getpid()}-{id(self)}").touch()
 
 
+class Crowd(Trouble):
+    """Says how many worlds there are."""
+
+    open = 0
+
+    def reset(self, problem, seed):
+        from lemma.core.types import Message
+
+        Crowd.open += 1
+        self.gold = ""
+        return [Message("user", f"{problem.gold} {Crowd.open}")]
+
+    def close(self):
+        Crowd.open -= 1
+
+
 class Waiting(Trouble):
     async def step(self, said):
         import asyncio
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(600 if "linger" in said.text else 0.2)
         return Trouble.step(self, said)
 '''
 

@@ -1,0 +1,45 @@
+"""A process that watches over others ends all that they have started, whatever groups and sessions those made."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+
+PR_SET_CHILD_SUBREAPER = 36
+# Seconds in which those that start others while they are ended are ended too, and between two looks at them.
+END_SECONDS, PAUSE_SECONDS = 5.0, 0.02
+
+
+def adopt_orphans() -> None:
+    """From here on, a process below this one whose parent ends becomes a child of this one, where Linux allows it."""
+    if sys.platform == "linux":
+        import ctypes
+
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap(child: int) -> int | None:
+    """Take note of all children that have ended; the status of this one, if it is among them."""
+    status = None
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == child:
+                status = ended[1]
+    return status
+
+
+def end_descendants() -> None:
+    """Kill every process below this one."""
+    import psutil
+
+    until, own = time.monotonic() + END_SECONDS, psutil.Process()
+    while (below := own.children(recursive=True)) and time.monotonic() < until:
+        for process in below:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process.pid, signal.SIGKILL)
+        time.sleep(PAUSE_SECONDS)
+        reap(0)

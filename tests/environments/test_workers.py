@@ -1,0 +1,128 @@
+"""Worker processes of environments: what is started in them ends with them, and what they hear and say is their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lemma.core.errors import LemmaWarning
+from lemma.core.types import Problem
+from lemma.environments import CustomWorld, Reply, Utterance
+from lemma.environments.held import Failure
+from lemma.environments.openings import opened_all
+from lemma.environments.worlds import Worlds
+from tests.environments.test_trouble import alive, processes, said, wait, wait_for_end
+from tests.environments.trouble import write_world
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture
+def make(place: str, tmp_path: Path) -> Iterator[Any]:
+    made: list[Worlds] = []
+
+    def make(kind: str = "Trouble", **options: Any) -> Worlds:
+        spec = {"class": f"{place}:{kind}", "options": {"notes": str(tmp_path)}, "workers": 1, "reply_tokens": 8}
+        made.append(Worlds(CustomWorld.model_validate(spec | options)))
+        return made[-1]
+
+    yield make
+    for worlds in made:
+        worlds.close()
+
+
+@pytest.mark.parametrize("way", ["closed", "killed", "trainer gone"])
+@pytest.mark.filterwarnings("ignore::lemma.core.errors.LemmaWarning")
+def test_what_left_its_session_ends_with_the_worker(make: Any, way: str, tmp_path: Path) -> None:
+    worlds = make()
+    held = worlds.open(Problem(()), 0)
+    wait(worlds, held)
+    said(worlds, held, "daemon")
+    stray = int((tmp_path / "daemon").read_text())
+    watcher, worker, *_ = processes(worlds)
+    assert alive(stray) and os.getsid(stray) not in (watcher, worker)
+    if way == "closed":
+        worlds.close()
+    elif way == "killed":
+        os.kill(worker, signal.SIGKILL)
+    else:
+        worlds._homes[0].worker.process.stdin.close()
+    wait_for_end([stray, worker])
+
+
+def test_an_environment_reads_no_orders(make: Any) -> None:
+    worlds = make(step_seconds=20.0)
+    held = worlds.open(Problem(()), 0)
+    wait(worlds, held)
+    assert said(worlds, held, "reads") == Reply("1 reads")
+
+
+def test_whatever_is_raised_costs_one_episode(make: Any) -> None:
+    for kind in ("Trouble", "Waiting"):
+        worlds = make(kind, step_seconds=30.0)
+        for word in ("abort", "leave"):
+            held = worlds.open(Problem(()), 0)
+            wait(worlds, held)
+            answer = said(worlds, held, word)
+            assert isinstance(answer, Failure) and not answer.is_limit, (kind, word)
+        held = worlds.open(Problem(()), 0)
+        wait(worlds, held)
+        assert said(worlds, held, "a") == Reply("1 a")
+        assert worlds.lost == 0
+
+
+def test_an_async_call_that_hangs_costs_no_worker(make: Any) -> None:
+    worlds = make("Waiting", step_seconds=1.0)
+    hung, other = worlds.open(Problem(()), 0), worlds.open(Problem(()), 0)
+    wait(worlds, hung, other)
+    worlds.step(hung, Utterance("linger"))
+    assert said(worlds, other, "a") == Reply("1 a")
+    answer = wait(worlds, hung)[0]
+    assert isinstance(answer, Failure) and answer.is_limit
+    assert said(worlds, other, "b") == Reply("2 b")
+    assert worlds.lost == worlds.replayed - 1 == 0, "one more try of the call that hangs"
+
+
+def test_an_answer_that_nobody_reads_in_time_was_still_given_in_time(make: Any) -> None:
+    worlds = make(step_seconds=1.5, worker_calls=2)
+    held = [worlds.open(Problem(()), 0) for _ in range(2)]
+    wait(worlds, *held)
+    before = [one.seconds for one in held]
+    for one in held:
+        worlds.step(one, Utterance("late accents"))
+    time.sleep(2.5)
+    for answer in wait(worlds, *held):
+        assert isinstance(answer, Reply) and len(answer.results) == 100, "more than a pipe holds"
+    assert worlds.lost == 0
+    for one, seconds in zip(held, before, strict=True):
+        assert 0.7 <= one.seconds - seconds < 1.5
+
+
+def test_a_worker_that_stops_in_the_middle_of_an_answer_is_ended(make: Any) -> None:
+    worlds = make(step_seconds=1.0)
+    held = worlds.open(Problem(()), 0)
+    wait(worlds, held)
+    worlds.step(held, Utterance("accents"))
+    time.sleep(0.8)  # the pipe is full
+    os.kill(processes(worlds)[1], signal.SIGSTOP)
+    with pytest.warns(LemmaWarning, match="does not answer"):
+        answer = wait(worlds, held)[0]
+    assert isinstance(answer, Reply) and worlds.lost == 1
+
+
+def test_problems_are_opened_a_few_at_a_time(place: str, tmp_path: Path) -> None:
+    spec = {"class": f"{place}:Crowd", "options": {"notes": str(tmp_path)}, "workers": 1}
+    problems = [Problem((), (str(number),)) for number in range(100)]
+    opened = opened_all(CustomWorld.model_validate(spec), problems, 0)
+    assert [one.messages[0].content.split()[0] for one in opened] == [str(number) for number in range(100)]
+    crowd = [int(one.messages[0].content.split()[1]) for one in opened]
+    assert max(crowd) <= 8, "worlds that were open at the same time"
