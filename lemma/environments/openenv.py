@@ -55,7 +55,7 @@ class OpenEnvSession(Environment):
         text = said.text if self._options.says == "text" else said.answer or ""
         action = {**self._options.action_data, self._options.action: text}
         try:
-            reply = self._asked("step", action)
+            reply = self._asked("step", action, self._options.deadlines.step)
         except ServerRefuses as error:
             if error.code in REFUSALS:
                 return Reply(f"error: {error}")
@@ -77,36 +77,42 @@ class OpenEnvSession(Environment):
 
     def _connected(self, data: dict[str, Any]) -> dict[str, Any]:
         """A new session and what its reset gives; waits for a place that is about to become free."""
-        deadline = time.monotonic() + PATIENCE
+        now = time.monotonic()
+        last, patient_until = now + self._options.deadlines.reset, now + PATIENCE
         while True:
             self.close()
-            self._socket = WebSocket(self._options.address, self._options.deadlines.reset)
+            self._socket = WebSocket(self._options.address, _left(last))
             try:
-                return self._asked("reset", data)
+                return self._asked("reset", data, _left(last))
             except ServerRefuses as error:
                 if error.code != FULL:
                     raise
-                if time.monotonic() > deadline:
+                if time.monotonic() > patient_until:
                     raise UserError(
                         f"the OpenEnv server at {self._options.url} takes no further session: {error}",
                         fix="start it with a larger max_concurrent_envs, or write `episodes` as many as it takes",
                     ) from None
             time.sleep(PAUSE)
 
-    def _asked(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    def _asked(self, kind: str, data: dict[str, Any], seconds: float) -> dict[str, Any]:
         assert self._socket is not None
-        deadlines = self._options.deadlines
-        seconds = deadlines.step if kind == "step" else deadlines.reset
         try:
             reply = json.loads(self._socket.ask(json.dumps({"type": kind, "data": data}), seconds))
             given, content = reply["type"], reply["data"]
         except (ValueError, KeyError, TypeError) as error:
             raise WorldGone("the OpenEnv server answered with something else than a frame") from error
-        if given == "error":
-            raise ServerRefuses(str(content.get("code")), str(content.get("message")))
         if not isinstance(content, dict):
             raise WorldGone("the OpenEnv server answered with something else than a frame")
+        if given == "error":
+            raise ServerRefuses(str(content.get("code")), str(content.get("message")))
         return content
+
+
+def _left(until: float) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the OpenEnv server did not answer in time")
+    return left
 
 
 class OpenEnv(EnvironmentOptions):
@@ -141,6 +147,10 @@ class OpenEnv(EnvironmentOptions):
         if scheme in ("ws", "wss"):
             return self.url
         return f"{'wss' if scheme == 'https' else 'ws'}://{rest.rstrip('/')}/ws"
+
+    @property
+    def keeps_time(self) -> bool:
+        return True
 
     @property
     def calls_at_once(self) -> int:
