@@ -51,6 +51,7 @@ WITHOUT_EFFECT = [
     ("run", "loggers"),
     ("stages", "*", "checkpoint", "keep"),
     ("stages", "*", "journal", "keep"),
+    ("stages", "*", "journal", "notes"),
     ("stages", "*", "rollout", "engine", "servers"),
     ("stages", "*", "rollout", "engine", "gpus"),
     ("stages", "*", "data", "cache"),

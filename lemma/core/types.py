@@ -129,7 +129,8 @@ class Trajectory:
     nothing predicts. `token_fields` (one number per token) and `fields` (one per trajectory) carry what an
     objective needs. Trajectories of the same `unit` are never split over micro-batches where the objective's
     scope is `pair`. Those with the same number of an `episode` of their unit are one attempt, whose history was
-    rewritten on the way: they count once. None: an attempt by itself.
+    rewritten on the way: they count once. None: an attempt by itself. `attempt` names what it was sampled for: the draw
+    and the number of the sample.
     """
 
     ids_T: np.ndarray
@@ -141,6 +142,7 @@ class Trajectory:
     problem_id: str = ""
     unit: int = 0
     episode: int | None = None
+    attempt: tuple[int, int] | None = None
     policy_version: int = 0
     token_fields: dict[str, np.ndarray] = field(default_factory=dict)
     fields: dict[str, float] = field(default_factory=dict)

@@ -24,6 +24,7 @@ from lemma.learning.divergence import SKIPS_IN_A_ROW, Diverged, are_finite
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.optimiser import Optimiser, Split, learning_rate
 from lemma.learning.parameter_pieces import deal
+from lemma.learning.token_scores import TokenScores
 from lemma.learning.whole_batch import Sums, evaluate_batch, pull
 from lemma.models.compiled import CompiledBlocks
 from lemma.models.critic import Critic
@@ -39,7 +40,8 @@ _Done = tuple[list[int], list[int]]
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one optimisation step did. `metrics` are the objective's, each a sum over its count."""
+    """What one optimisation step did. `metrics` are the objective's, each a sum over its count; `logprobs`, where they
+    were asked for, those of each trajectory's trained tokens as the step found them."""
 
     loss: float
     grad_norm: float
@@ -49,6 +51,7 @@ class StepReport:
     packs: int
     updated: bool
     metrics: dict[str, float] = field(default_factory=dict)
+    logprobs: list[np.ndarray] = field(default_factory=list, repr=False)
 
 
 class Learner:
@@ -97,22 +100,15 @@ class Learner:
         asked = policy or self.policy
         asked.module.eval()
 
-        def work(batch: TokenBatch) -> dict[int, np.ndarray]:
-            if not batch.trained_tokens:
-                return {}
-            logprobs, _ = asked.logprobs(batch, temperature=self.temperature)
-            sizes = torch.bincount(batch.sequence_N, minlength=len(batch.index_B)).tolist()
-            parts = logprobs.cpu().split(sizes)
-            return {index: part.numpy() for index, part in zip(batch.index_B, parts, strict=True)}
+        scores = TokenScores()
 
-        own = {
-            i: part for pack in self._without_gradient(trajectories, "token", work).values() for i, part in pack.items()
-        }
-        scores = [np.empty(0, dtype=np.float32)] * len(trajectories)
-        for part in gather_over_ranks(own, "the scores of all sequences"):
-            for index, values in part.items():
-                scores[index] = values
-        return scores
+        def work(batch: TokenBatch) -> None:
+            if batch.trained_tokens:
+                logprobs, _ = asked.logprobs(batch, temperature=self.temperature)
+                scores.add(batch, logprobs)
+
+        self._without_gradient(trajectories, "token", work)
+        return scores.by_trajectory(len(trajectories))
 
     @torch.no_grad()
     def evaluate(self, trajectories: Sequence[Trajectory], objective: Objective) -> dict[str, float]:
@@ -164,7 +160,12 @@ class Learner:
     # --- learning ----------------------------------------------------------------------------------------------
 
     def step(
-        self, trajectories: Sequence[Trajectory], objective: Objective, totals: Totals | None = None
+        self,
+        trajectories: Sequence[Trajectory],
+        objective: Objective,
+        totals: Totals | None = None,
+        *,
+        with_logprobs: bool = False,
     ) -> StepReport:
         """One optimisation step on all of these trajectories, the same on every rank.
 
@@ -176,6 +177,7 @@ class Learner:
             self.optimiser.zero()
             packs = plan_packs(trajectories, self.token_budget, objective.scope, self.shares)
             work = _Work(trajectories, packs, objective, totals, Sums(self.policy.device))
+            work.scores = TokenScores() if with_logprobs else None
             if objective.scope == "batch":
                 if not self._fits(work, self._score_packs):
                     continue
@@ -197,6 +199,7 @@ class Learner:
             packs=len(packs),
             updated=updated,
             metrics=results,
+            logprobs=work.scores.by_trajectory(len(trajectories)) if work.scores is not None else [],
         )
 
     @property
@@ -265,6 +268,8 @@ class Learner:
         batch = self._batch(work, number)
         with self._blocks:
             terms = self._terms(batch, work.objective, work.totals)
+            if work.scores is not None:
+                work.scores.add(batch, terms.logprobs_N)
             if work.objective.scope == "batch":
                 pull(terms, work.leaves[number], scale)
             else:
@@ -372,6 +377,7 @@ class _Work:
     summed: Sums
     leaves: dict[int, Terms] = field(default_factory=dict)
     tried: list[int] = field(default_factory=list)
+    scores: TokenScores | None = None
 
 
 def _is_one_unit(trajectories: Sequence[Trajectory], scope: Scope) -> bool:

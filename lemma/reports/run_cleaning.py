@@ -12,6 +12,7 @@ from lemma.reports.run_state import is_locked
 from lemma.reports.run_table import find_runs, size_of
 from lemma.reports.shown_samples import journal_steps
 from lemma.rollouts.journal_files import step_journals
+from lemma.rollouts.token_notes import FOLDER, notes_path
 from lemma.runs.run_folder import RunFolder
 
 
@@ -50,7 +51,9 @@ def _spare_of(run: RunReader) -> dict[str, list[Path]]:
         kept = {newest if not done else -1, best["step"] if best else -1}
         checkpoints += [path for step, path in sorted(steps.items()) if step not in kept]
         for step, first in journal_steps(run.folder, stage).items():
-            journals += step_journals(first.parent, step) if done or step <= newest else []
+            if done or step <= newest:
+                notes = notes_path(first.parent.with_name(FOLDER), step)
+                journals += [*step_journals(first.parent, step), *([notes] if notes.is_file() else [])]
     return {"checkpoints": checkpoints, "journals": journals}
 
 

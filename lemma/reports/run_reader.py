@@ -17,6 +17,7 @@ from lemma.reports.run_state import Log, State, check_is_run, state_of
 from lemma.reports.shown_samples import first_groups, journal_steps, read_chunk, read_evaluation_chunk
 from lemma.reports.token_texts import TokenTexts, load_token_texts
 from lemma.rollouts.journal_files import step_journals
+from lemma.rollouts.token_notes import FOLDER, read_notes
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,9 @@ class RunReader:
         """The samples of a step or an evaluation; `most` of them, and the rest of their group."""
         if place.is_evaluation:
             return first_groups(read_evaluation_chunk(place.path, longest), most)
-        return read_chunk(step_journals(place.path.parent, place.step), self.tokens, longest, most)
+        folder = place.path.parent
+        notes = read_notes(folder.with_name(FOLDER), place.step)
+        return read_chunk(step_journals(folder, place.step), self.tokens, longest, most, notes)
 
     @property
     def tokens(self) -> TokenTexts | None:

@@ -3,7 +3,7 @@
 A chunk is everything that one step of a stage, or one evaluation, sampled: a JSON object with `prompts` and `samples`.
 A sample's `parts` are the stretches of its text in order: `sampled` by the policy, `given` by a teacher, or an
 `observation` from an environment. A sampled part has its `pieces`, one a token, and `levels`, one character a token
-that stands for its log-probability (`levels_of`).
+that stands for its log-probability (`levels_of`). What the updates noted of its tokens is in `numbers_of`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from lemma.reports.token_texts import TokenTexts
 from lemma.rollouts.episode import Episode, Turn
 from lemma.rollouts.journal import read_episodes
 from lemma.rollouts.journal_files import NAME
+from lemma.rollouts.token_notes import Attempt, Noted
 
 # Levels of a log-probability: the square root of its distance from 0, up to 16 nats, in 90 parts, as characters.
 FIRST_LEVEL, LEVELS, DEEPEST = 35, 90, 16.0
@@ -35,10 +36,14 @@ def journal_steps(run: Path, stage: str) -> dict[int, Path]:
 
 
 def read_chunk(
-    paths: Sequence[Path], tokens: TokenTexts | None, longest: int | None = None, most: int | None = None
+    paths: Sequence[Path],
+    tokens: TokenTexts | None,
+    longest: int | None = None,
+    most: int | None = None,
+    notes: Mapping[Attempt, Noted] | None = None,
 ) -> dict[str, Any]:
     """The samples of a step's journals, in order: all, or the first groups, whole, that have `most` together. Texts
-    beyond `longest` characters lose their middle."""
+    beyond `longest` characters lose their middle. `notes` are those of the step's updates."""
     prompts: dict[bytes, int] = {}
     texts: list[str] = []
     shown = []
@@ -52,12 +57,14 @@ def read_chunk(
         if key not in prompts:
             prompts[key] = len(texts)
             texts.append(_cut(tokens.text(sample.prompt.tolist()), longest) if tokens is not None else "")
-        one = _shown(sample, tokens, longest)
+        noted = (notes or {}).get(_place(sample))
+        one = _shown(sample, tokens, longest, noted if noted is not None and noted.is_about(sample.ids) else None)
         mean = means.get(_group(sample))
         if sample.reward is not None and mean is not None:
             one["advantage"] = round(sample.reward - mean, 5)
         shown.append({"prompt": prompts[key], **one})
-    return {"prompts": texts, "samples": shown} | ({"all": everything} if everything > len(shown) else {})
+    whole = {"prompts": texts, "samples": shown} | ({"all": everything} if everything > len(shown) else {})
+    return whole | ({"noted": noted_kinds(shown)} if notes else {})
 
 
 def _place(sample: Episode) -> tuple[int, int]:
@@ -77,12 +84,12 @@ def _group_means(samples: Sequence[Episode]) -> dict[int, float]:
     return {group: sum(own) / len(own) for group, own in rewards.items()}
 
 
-def _shown(sample: Episode, tokens: TokenTexts | None, longest: int | None) -> dict[str, Any]:
+def _shown(sample: Episode, tokens: TokenTexts | None, longest: int | None, noted: Noted | None) -> dict[str, Any]:
     return {
         "group": _group(sample),
         "number": sample.sample,
         "problem": sample.problem_id,
-        "parts": _parts(sample, tokens, longest),
+        "parts": _parts(sample, tokens, longest, noted),
         "tokens": len(sample.ids),
         "answer": sample.answer,
         "gold": list(sample.gold),
@@ -96,16 +103,21 @@ def _shown(sample: Episode, tokens: TokenTexts | None, longest: int | None) -> d
     }
 
 
-def _parts(sample: Episode, tokens: TokenTexts | None, longest: int | None) -> list[dict[str, Any]]:
+def _parts(
+    sample: Episode, tokens: TokenTexts | None, longest: int | None, noted: Noted | None
+) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
+    first = 0
     for turn in sample.turns:
-        parts += _said(turn, tokens, longest)
+        own = numbers_of(noted, first + turn.given, first + len(turn.ids)) if noted is not None else {}
+        parts += _said(turn, tokens, longest, own)
+        first += len(turn.ids)
         if turn.heard:
             parts.append({"kind": "observation", "text": _cut(turn.heard, longest)})
     return parts
 
 
-def _said(turn: Turn, tokens: TokenTexts | None, longest: int | None) -> list[dict[str, Any]]:
+def _said(turn: Turn, tokens: TokenTexts | None, longest: int | None, noted: Mapping[str, Any]) -> list[dict[str, Any]]:
     if tokens is None:
         return [{"kind": "sampled", "text": _cut(turn.text, longest)}]
     pieces = tokens.pieces(turn.ids.tolist())
@@ -116,7 +128,7 @@ def _said(turn: Turn, tokens: TokenTexts | None, longest: int | None) -> list[di
         parts.append({"kind": "given", "text": _cut("".join(pieces[: turn.given]), longest)})
     if turn.given < len(pieces):
         own, levels = pieces[turn.given :], levels_of(turn.logprobs[turn.given :])
-        parts.append({"kind": "sampled", **_cut_pieces(own, levels, longest)})
+        parts.append({"kind": "sampled", **_cut_pieces(own, {"levels": levels, **noted}, longest)})
     return parts
 
 
@@ -132,9 +144,33 @@ def _cut(text: str, longest: int | None) -> str:
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters are not in this report ...]\n{text[-half:]}"
 
 
-def _cut_pieces(pieces: list[str], levels: str, longest: int | None) -> dict[str, Any]:
+def numbers_of(noted: Noted, first: int, last: int) -> dict[str, list[int | None] | int | None]:
+    """What was noted of some tokens, in thousandths: `pull` is the advantage, `engine` and `ratio` are logarithms. One
+    number stands for tokens that are all alike, and what is known of no token is left out."""
+    columns = {"pull": noted.advantage, "engine": noted.engine, "ratio": noted.ratio}
+    found: dict[str, list[int | None] | int | None] = {}
+    for name, column in columns.items():
+        own = column[first:last].astype(np.float64) if column is not None else np.zeros(0)
+        known = np.isfinite(own)
+        if not known.any():
+            continue
+        whole = np.rint(1000 * np.where(known, own, 0.0)).astype(np.int64)
+        if known.all() and (whole == whole[0]).all():
+            found[name] = int(whole[0])
+        else:
+            found[name] = [int(one) if is_known else None for one, is_known in zip(whole, known, strict=True)]
+    return found
+
+
+def noted_kinds(samples: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Which numbers of tokens any of these samples has."""
+    parts = [part for sample in samples for part in sample["parts"]]
+    return [name for name in ("pull", "ratio", "engine") if any(name in part for part in parts)]
+
+
+def _cut_pieces(pieces: list[str], numbers: Mapping[str, Any], longest: int | None) -> dict[str, Any]:
     if longest is None or sum(map(len, pieces)) <= longest:
-        return {"pieces": pieces, "levels": levels}
+        return {"pieces": pieces, **numbers}
     return {"text": _cut("".join(pieces), longest)}
 
 

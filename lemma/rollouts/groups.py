@@ -248,6 +248,7 @@ class Roller:
         )
         for trajectory in trajectories:
             trajectory.episode = episode.sample if len(trajectories) > 1 else None
+            trajectory.attempt = _draw(episode), episode.sample
             if self.mask_truncated and episode.truncated:
                 trajectory.chosen_T = np.zeros_like(trajectory.chosen_T)
         return trajectories

@@ -103,8 +103,10 @@ def outcome(chain: Chain) -> tuple[list[dict[str, Any]], dict[str, Any], dict[st
             line | {"timings": None, "turns": [turn | {"timings": None} for turn in line["turns"]]} for line in in_order
         ]
     weights = [*(stage / "final").rglob("*.safetensors"), *(stage / "checkpoints").rglob("*.safetensors")]
+    notes = sorted((stage / "notes").iterdir())
+    assert len(notes) == len(samples)
     states = [path for path in (stage / "checkpoints").rglob("*.json") if path.name == "state.json"]
-    files = {str(path.relative_to(stage)): path.read_bytes() for path in weights}
+    files = {str(path.relative_to(stage)): path.read_bytes() for path in [*weights, *notes]}
     for path in states:  # the recipe names the folder of its data
         state = {key: value for key, value in json.loads(path.read_text()).items() if key != "recipe"}
         files[str(path.relative_to(stage))] = json.dumps(state).encode()

@@ -135,7 +135,7 @@ function drawDetail() {
     groupStrip(siblings, sample),
     facts(sample),
     el("details", { open: true }, el("summary", {}, "Prompt"), el("div", { class: "text prompt", dir: "auto", tabindex: "0" }, visible(chunk.prompts[sample.prompt]))),
-    el("div", { class: "between" }, el("h3", {}, "Completion"), colours(sample)), completionText(sample), legend(sample),
+    el("div", { class: "between" }, el("h3", {}, "Completion"), colours(sample, chunk)), completionText(sample), legend(sample),
     el("div", { id: "history" }, el("button", { type: "button", onclick: () => drawHistory(sample.problem) }, "How this problem's answers changed")));
 }
 
@@ -158,12 +158,19 @@ function facts(sample) {
     ["gold", sample.gold?.length ? visible(sample.gold.join(" or ")) : null],
     ["reward", sample.reward === null || sample.reward === undefined ? null : number(sample.reward)],
     ...Object.entries(sample.rewards ?? {}).map(([name, value]) => [`reward: ${name}`, number(value)]),
-    ["advantage", sample.advantage === undefined ? null : `${number(Math.abs(sample.advantage))} ${sample.advantage < 0 ? "below" : "above"} the group's mean reward`],
+    ["advantage", advantageWords(sample)],
     ["tokens", `${number(sample.tokens)}, ${{ stop: "ended by itself", length: "cut off", given: "given by a teacher", cancelled: "cancelled" }[sample.finish] ?? sample.finish}`],
     ["format", sample.format ? "kept" : `broken${sample.faults?.length ? `: ${visible(sample.faults.join(", "))}` : ""}`],
     ["problem", el("button", { type: "button", class: "link", onclick: () => showProblem(sample.problem) }, sample.problem)],
   ];
   return el("dl", { class: "facts" }, rows.filter(([, value]) => value !== null).flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
+}
+
+function advantageWords(sample) {
+  const pulls = new Set(sample.parts.filter((part) => part.pull !== undefined).flatMap((part) => part.pull));
+  const used = pulls.size === 1 ? number([...pulls][0] / 1000) : pulls.size ? "differs from token to token" : null;
+  const reward = sample.advantage === undefined ? null : `reward ${number(Math.abs(sample.advantage))} ${sample.advantage < 0 ? "below" : "above"} the group's mean`;
+  return [used, reward].filter(Boolean).join("; ") || null;
 }
 
 function completionText(sample) {
@@ -173,26 +180,54 @@ function completionText(sample) {
   }));
 }
 
+// What an update noted of a token, in thousandths in the data: one number for all tokens, one for each, or nothing.
+function noted(part, name, i) {
+  const value = Array.isArray(part[name]) ? part[name][i] : part[name];
+  return value === null || value === undefined ? null : value / 1000;
+}
+
+const RATIOS = { ratio: "the old policy", engine: "the engine" };
+const FULL_RATIO = Math.log(1.5);
+
 function tokens(part, sample) {
   return part.pieces.map((piece, i) => {
-    const lp = logprobOf(part.levels[i]);
-    const node = el("span", { class: "token", title: `probability ${percent(Math.exp(lp))}, log-probability ${lp.toFixed(2)}${sample.advantage === undefined ? "" : `, advantage ${number(sample.advantage)}`}` }, visible(piece));
-    if (browse.color === "logprob") node.style.setProperty("--heat", Math.min(1, -lp / 4).toFixed(3));
-    else node.style.setProperty("--pull", Math.max(-1, Math.min(1, sample.advantage ?? 0)).toFixed(3));
-    node.dataset.by = browse.color === "logprob" ? "heat" : (sample.advantage ?? 0) < 0 ? "loss" : "gain";
+    const lp = logprobOf(part.levels[i]), pull = noted(part, "pull", i) ?? sample.advantage ?? null;
+    const words = [`probability ${percent(Math.exp(lp))}`, `log-probability ${lp.toFixed(2)}`];
+    if (pull !== null) words.push(`advantage ${number(pull)}`);
+    for (const [name, whose] of Object.entries(RATIOS)) if (noted(part, name, i) !== null) words.push(`ratio to ${whose} ${Math.exp(noted(part, name, i)).toFixed(3)}`);
+    const node = el("span", { class: "token", title: words.join(", ") }, visible(piece));
+    if (browse.color === "logprob") {
+      node.style.setProperty("--heat", Math.min(1, -lp / 4).toFixed(3));
+      node.dataset.by = "heat";
+    } else {
+      const size = browse.color === "advantage" ? pull : noted(part, browse.color, i) === null ? null : noted(part, browse.color, i) / FULL_RATIO;
+      node.style.setProperty("--pull", Math.max(-1, Math.min(1, size ?? 0)).toFixed(3));
+      node.dataset.by = (size ?? 0) < 0 ? "loss" : "gain";
+    }
     return node;
   });
 }
 
-function colours(sample) {
+function colours(sample, chunk) {
   if (!sample.parts.some((part) => part.pieces)) return null;
-  const kinds = [["logprob", "log-probability"], ["advantage", "advantage"], ["", "nothing"]];
+  const ratios = Object.entries(RATIOS).filter(([name]) => chunk.noted?.includes(name)).map(([name, whose]) => [name, `ratio to ${whose}`]);
+  const kinds = [["logprob", "log-probability"], ["advantage", "advantage"], ...ratios, ["", "nothing"]];
+  if (!kinds.some(([kind]) => kind === browse.color)) browse.color = "logprob";
   return select("Tokens coloured by", kinds, browse.color, (v) => { browse.color = v; remember("color", v); drawDetail(); });
 }
 
 function legend(sample) {
   if (!browse.color || !sample.parts.some((part) => part.pieces)) return null;
-  return el("p", { class: "note" }, browse.color === "logprob" ? "The stronger the colour, the less likely the token was when it was sampled." : "Green: the reward is above the mean of its group, red: below. All tokens of a sample share it.");
+  return el("p", { class: "note" }, legendWords(sample));
+}
+
+function legendWords(sample) {
+  const known = (name) => sample.parts.some((part) => part[name] !== undefined);
+  if (browse.color === "logprob") return "The stronger the colour, the less likely the token was when it was sampled.";
+  if (browse.color === "advantage") return known("pull") ? "Green: the update pulls the token up, since its advantage is positive; red: down." : "Green: the reward is above the mean of its group, red: below. All tokens of a sample share it.";
+  if (!known(browse.color)) return "No update was computed on this sample, so it has no ratio: its group's rewards do not differ, or its tokens are masked.";
+  const when = browse.color === "ratio" ? "when the step last learnt from it than before the step" : "to the learner than to the engine that sampled it";
+  return `Green: the token was more likely ${when}, red: less likely. Full colour is a ratio of 1.5 or 2/3, no colour is 1.`;
 }
 
 // One line a step: how many of the problem's samples were right, and what they answered.

@@ -47,12 +47,19 @@ const store = {
     ])) + data.comparisons.length;
   },
 
+  // Whether a step is still being sampled or learnt from.
+  isGrowing(run, key) {
+    const { state, chunks } = this.data.runs[run], own = chunks.find((chunk) => chunk.key === key);
+    return state === "running" && own !== undefined && !chunks.some((chunk) => chunk.source === own.source && chunk.step > own.step);
+  },
+
   async chunk(run, key) {
     const name = `${run}:${key}`;
     if (!this.chunks.has(name)) {
       let content;
       if (isLive) content = await this.ask("samples", { run, key });
       else content = await unpack(document.querySelector(`script.chunk[data-key="${CSS.escape(name)}"]`).textContent);
+      if (isLive && this.isGrowing(run, key)) return content;
       this.chunks.set(name, content);
       if (this.chunks.size > 400) this.chunks.delete(this.chunks.keys().next().value);
     }

@@ -85,6 +85,10 @@ class KeptJournalOptions(Options):
     """Steps whose samples stay on disk, the newest; `lemma plan` says how much room they take. Samples since the last
     checkpoint always stay. A later stage that learns from `source: journal` finds what is left."""
 
+    notes: bool = True
+    """Also keep what the updates made of each token, its advantage and ratios, for `lemma report` to colour by; as many
+    steps, about 3 bytes a token."""
+
     @property
     def steps(self) -> int | None:
         return None if self.keep == "all" else self.keep

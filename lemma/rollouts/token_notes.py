@@ -1,0 +1,147 @@
+"""What the updates of a step made of each token, on disk beside the journal, for people to look at.
+
+Of each token that was learnt from: its advantage; what the learner gave it over what the engine that sampled it did
+(`engine`); and, where a batch is used more than once, the policy over the old one when it was last learnt from
+(`ratio`). Ratios are natural logarithms. Training never reads these files; a step that is repeated writes
+its own again.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+
+from lemma.core.files import write_whole
+from lemma.core.types import Group, Trajectory
+
+FOLDER = "notes"
+NAME = re.compile(r"step-(\d+)\.npz")
+# Of a compressed file: two or three half-precision numbers a token, most of them alike.
+BYTES_A_TOKEN = 3
+# Differences below this are rounding of the engine and the learner; without them files are smaller.
+DIGITS = 4
+
+Attempt = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Noted:
+    """What is known of one sample's tokens, those that a teacher said included; `ratio` may be unknown."""
+
+    advantage: np.ndarray
+    engine: np.ndarray
+    ratio: np.ndarray | None
+    mark: int
+
+    def is_about(self, ids: np.ndarray) -> bool:
+        return len(ids) == len(self.advantage) and _mark(ids) == self.mark
+
+
+class TokenNotes:
+    """Collects what the updates of one step find, and writes it."""
+
+    def __init__(self) -> None:
+        self._first: dict[int, np.ndarray] = {}
+        self._last: dict[int, np.ndarray] = {}
+
+    def take(self, trajectories: Sequence[Trajectory], logprobs: Sequence[np.ndarray]) -> None:
+        """Log-probabilities of the tokens that an update learns from, as it found them."""
+        for trajectory, found in zip(trajectories, logprobs, strict=True):
+            self._first.setdefault(id(trajectory), found)
+            self._last[id(trajectory)] = found
+
+    def write(self, folder: Path, step: int, groups: Sequence[Group]) -> None:
+        """The file of a step, whole or not at all."""
+        attempts = [episode for group in groups for episode in group.episodes if episode[0].attempt is not None]
+        ids = [np.concatenate([one.ids_T[one.chosen_T] for one in episode]) for episode in attempts]
+        trajectories = [one for episode in attempts for one in episode]
+        columns: dict[str, np.ndarray] = {
+            "attempt": np.array([episode[0].attempt for episode in attempts], dtype=np.int32).reshape(-1, 2),
+            "length": np.array([len(one) for one in ids], dtype=np.int32),
+            "mark": np.array([_mark(one) for one in ids], dtype=np.uint32),
+            "advantage": _numbers([_chosen(one, "advantage") for one in trajectories]),
+            "engine": _numbers([self._engine(one) for one in trajectories]),
+        }
+        if any("old" in one.token_fields for one in trajectories):
+            columns["ratio"] = _numbers([self._ratio(one) for one in trajectories])
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **columns)
+        write_whole(notes_path(folder, step), buffer.getvalue())
+
+    def _engine(self, trajectory: Trajectory) -> np.ndarray:
+        if "old" in trajectory.token_fields:
+            found = _chosen(trajectory, "old")
+        elif id(trajectory) in self._first:
+            found = self._first[id(trajectory)]
+        else:
+            return _unknown(trajectory)
+        kept = _chosen(trajectory, "kept") if "kept" in trajectory.token_fields else 0.0
+        difference = found - (_chosen(trajectory, "behaviour") + kept)
+        return np.where(_chosen(trajectory, "off") > 0, np.nan, difference)
+
+    def _ratio(self, trajectory: Trajectory) -> np.ndarray:
+        found = self._last.get(id(trajectory))
+        if found is None or "old" not in trajectory.token_fields:
+            return _unknown(trajectory)
+        return np.asarray(found - _chosen(trajectory, "old"))
+
+
+def notes_path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:06d}.npz"
+
+
+def read_notes(folder: Path, step: int) -> dict[Attempt, Noted]:
+    """By draw and number of a sample; nothing where there is no file, or it is damaged."""
+    try:
+        with np.load(notes_path(folder, step), allow_pickle=False) as file:
+            columns = {name: file[name] for name in file.files}
+        return _by_attempt(columns)
+    except (OSError, ValueError, KeyError, EOFError, IndexError, zlib.error, BadZipFile):
+        return {}
+
+
+def _by_attempt(columns: Mapping[str, np.ndarray]) -> dict[Attempt, Noted]:
+    ends = np.cumsum(columns["length"])[:-1]
+    parts = {name: np.split(columns[name], ends) for name in ("advantage", "engine", "ratio") if name in columns}
+    ratios = parts.get("ratio") or [None] * len(columns["length"])
+    return {
+        (int(draw), int(number)): Noted(advantage, engine, ratio, int(mark))
+        for (draw, number), advantage, engine, ratio, mark in zip(
+            columns["attempt"], parts["advantage"], parts["engine"], ratios, columns["mark"], strict=True
+        )
+    }
+
+
+def tidy_notes(folder: Path, step: int, keep: int | None) -> None:
+    """Remove the files of steps beyond the newest `keep`, and what a process that died had begun."""
+    for torn in folder.glob(".step-*.tmp"):
+        torn.unlink()
+    for path in folder.glob("step-*.npz") if keep is not None else ():
+        match = NAME.fullmatch(path.name)
+        if match is not None and keep is not None and int(match[1]) <= step - keep:
+            path.unlink()
+
+
+def _chosen(trajectory: Trajectory, name: str) -> np.ndarray:
+    return np.asarray(trajectory.token_fields[name], dtype=np.float64)[trajectory.chosen_T]
+
+
+def _unknown(trajectory: Trajectory) -> np.ndarray:
+    return np.full(trajectory.trained_tokens, np.nan)
+
+
+def _numbers(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Half precision: three digits are more than a colour shows."""
+    whole = np.concatenate([np.zeros(0), *parts])
+    return np.clip(np.round(whole, DIGITS), -6e4, 6e4).astype(np.float16)
+
+
+def _mark(ids: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(ids, dtype=np.int32).tobytes())
