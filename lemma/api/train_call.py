@@ -30,19 +30,23 @@ def train(
     `{"stages.sft.optim.lr": 1e-5}`. `listen` hears every event of the run. Under torchrun, all processes share the run.
     """
     from lemma.cluster.joining import member
+    from lemma.cluster.speaker import speak
     from lemma.reporting import sink_of
     from lemma.runs.run import train as run_stages
 
     forget_files()
     wanted = _recipe(recipe, overrides or {})
-    with member(wanted.cluster, wanted.run.device), sink_of(wanted, console=console) as sink:
+    with member(wanted.cluster, wanted.run.device) as world, sink_of(wanted, console=console) as sink:
 
         def hear(event: Event) -> None:
             sink(event)
             if listen is not None:
                 listen(event)
 
-        run_stages(wanted, skip=skip, only=only, fresh=fresh, sink=hear)
+        if world.is_speaker:
+            speak(world, hear)
+        else:
+            run_stages(wanted, skip=skip, only=only, fresh=fresh, sink=hear)
     return Run(wanted.run.dir)
 
 

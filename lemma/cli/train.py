@@ -50,6 +50,9 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         help="processes that share the run; default: cluster.ranks, or one for each GPU of this machine",
     )
     parser.add_argument(
+        "--speakers", metavar="N", type=int, help="how many of the ranks only generate; default: cluster.speakers"
+    )
+    parser.add_argument(
         "--ray",
         action="store_true",
         help="place the ranks and vLLM servers on a Ray cluster (RAY_ADDRESS, or this host's)",
@@ -70,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
     from lemma.recipe import load_recipe
 
     end_with_launcher()
+    if args.speakers is not None:
+        args.overrides = [*args.overrides, f"cluster.speakers={args.speakers}"]
     recipe = load_recipe(args.recipe, args.overrides)
     _check_stages(recipe, args.skip, args.only)
     if args.dry_run:
@@ -87,11 +92,14 @@ def run(args: argparse.Namespace) -> int:
 def _wanted_ranks(recipe: Recipe, given: int | None) -> int:
     if given is not None and given < 1:
         raise UserError(f"--ranks {given} is not a number of processes", fix="write 1 or more")
-    if given or recipe.cluster.ranks or recipe.run.device == "cpu":
+    if given or recipe.cluster.ranks:
         return given or recipe.cluster.ranks or 1
+    least = 1 + recipe.cluster.speakers
+    if recipe.run.device == "cpu":
+        return least
     import torch
 
-    return max(1, torch.cuda.device_count())
+    return max(least, torch.cuda.device_count())
 
 
 def _launch(recipe: Recipe, args: argparse.Namespace, count: int) -> int:
@@ -117,13 +125,17 @@ def _train(recipe: Recipe, args: argparse.Namespace) -> int:
     from lemma.cluster.foreign_configs import foreign_sentences
     from lemma.cluster.joining import member
     from lemma.cluster.rank_watch import LOST, RankLost, say_loss
+    from lemma.cluster.speaker import speak
     from lemma.core.events import Said
     from lemma.core.ranks import is_leader, rank
     from lemma.reporting import sink_of
     from lemma.runs.run import train
 
     try:
-        with member(recipe.cluster, recipe.run.device), sink_of(recipe) as sink:
+        with member(recipe.cluster, recipe.run.device) as world, sink_of(recipe) as sink:
+            if world.is_speaker:
+                speak(world, sink)
+                return 0
             for sentence in foreign_sentences(recipe) if is_leader() else ():
                 sink(Said(sentence, "warning"))
             return train(recipe, skip=args.skip, only=args.only, fresh=args.fresh, extend=args.extend, sink=sink)

@@ -35,6 +35,7 @@ def wish_of(recipe: Recipe, args: argparse.Namespace) -> RayWish:
         arguments=arguments,
         once=["--fresh"] if args.fresh else [],
         ranks=getattr(args, "ranks", None) or recipe.cluster.ranks,
+        least=1 + recipe.cluster.speakers,
         wants_gpus=recipe.run.device != "cpu",
         restarts=recipe.cluster.restarts,
         run_folder=Path(recipe.run.dir),

@@ -17,6 +17,9 @@ class ClusterOptions(Options):
     ranks: int | None = Field(None, ge=1, le=65536)
     """Number of ranks. Default: one for each GPU of this machine, one on a CPU. torchrun, `accelerate launch`, Slurm
     and Ray set it themselves."""
+    speakers: int = Field(0, ge=0, le=65535)
+    """How many of the ranks, the last ones, only generate for reinforcement stages: with the native engine, on weights
+    that they are sent after every step."""
     shard: Literal["auto", "none", "optimiser", "gradients", "weights"] = "auto"
     """What is split over the ranks: nothing, the optimiser's state (as ZeRO-1), gradients too (ZeRO-2), or the weights
     as well (ZeRO-3, FSDP2), which leaves generation to vLLM servers. auto: the first that fits by the memory plan."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from lemma.cluster.cluster_options import ClusterOptions
 from lemma.cluster.rank_watch import RankWatch
+from lemma.cluster.speaker_link import divided, own_host
 from lemma.core.errors import UserError
 from lemma.core.ranks import RankWorld, gather_over_ranks, joined
 
@@ -54,6 +55,11 @@ def member(options: ClusterOptions, device: str) -> Iterator[RankWorld]:
     """Within `with`, this process is one of the ranks that its environment names; alone where it names none."""
     place = place_of()
     if place is None:
+        if options.speakers:
+            raise UserError(
+                f"cluster.speakers is {options.speakers}, and there is one process",
+                fix=f"start {options.speakers + 1} ranks or more, or write `speakers: 0`",
+            )
         yield RankWorld()
         return
     import torch.distributed as dist
@@ -78,7 +84,8 @@ def member(options: ClusterOptions, device: str) -> Iterator[RankWorld]:
             if all(gather_over_ranks(has_own_gpu, "who has a GPU")):
                 world.carrier, world.on_device = dist.new_group(backend="nccl", timeout=limit), True
             try:
-                yield world
+                with divided(world, options.speakers, options.deadline, own_host()) as mine:
+                    yield mine
             except UserError as error:
                 watch.tell_failure(str(error))
                 raise

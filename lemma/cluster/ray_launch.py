@@ -36,7 +36,7 @@ SERVER_MODULE = "lemma.engines.vllm.stand_alone"
 @dataclass(frozen=True)
 class RayWish:
     """What is to be placed. `arguments` are those of `lemma`, `once` those of the first attempt only; `servers` has
-    those of each server, without its address; `stages` are told where the servers are."""
+    those of each server, without its address; `stages` are told where the servers are. `least` ranks are needed."""
 
     arguments: Sequence[str]
     ranks: int | None
@@ -48,6 +48,7 @@ class RayWish:
     once: Sequence[str] = ()
     cpus: int = 1
     module: str = "lemma"
+    least: int = 1
 
 
 @dataclass(slots=True)
@@ -76,7 +77,7 @@ def launch_on_ray(wish: RayWish, address: str = "auto") -> int:
 
     with _connected(address):
         gpus = int(ray.cluster_resources().get("GPU", 0)) if wish.wants_gpus else 0
-        count = wish.ranks or max(1, gpus - len(wish.servers))
+        count = wish.ranks or max(wish.least, gpus - len(wish.servers))
         with _placed(wish, count, bool(gpus)) as group, _stop_asked() as asked:
             for number in range(len(group.servers)):
                 _start_server(group, number)

@@ -7,8 +7,8 @@ kept. The behaviour policy's log-probability is their difference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -60,7 +60,8 @@ class Request:
 class Completion:
     """One finished sample. `logprobs` and `kept` have one number per id; `kept` is 0 where nothing was cut.
 
-    `seconds` counts from submission to the last token, `first_seconds` to the first.
+    `seconds` counts from submission to the last token, `first_seconds` to the first. `policy_version` is the version
+    that sampled the first token; where others followed on the way, `spans` has the first token of each, and its number.
     """
 
     key: Key
@@ -72,6 +73,12 @@ class Completion:
     policy_version: int
     seconds: float = 0.0
     first_seconds: float = 0.0
+    spans: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def versions(self) -> tuple[tuple[int, int], ...]:
+        """The first token of each span and the version that sampled it."""
+        return self.spans or ((0, self.policy_version),)
 
     @property
     def behaviour(self) -> np.ndarray:
@@ -104,6 +111,10 @@ class Engine(Protocol):
     listen: Listener | None = None
     meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext
     """Entered whenever the engine waits for the device and the interpreter is free for others."""
+    is_apart: ClassVar[bool] = False
+    """Whether it has devices of its own, so that it generates while the learner works."""
+    goes_on: ClassVar[bool] = False
+    """Whether requests that are unfinished at `update_weights` go on with the new weights, and say where that was."""
     between: Callable[[], None] | None = None
     """Called every few tokens while completions are awaited, where requests may be submitted and cancelled."""
 
@@ -119,6 +130,16 @@ class Engine(Protocol):
     def forget_prompts(self) -> None:
         """Keep nothing of earlier requests, so that the last bit of a later one does not depend on them."""
         return None
+
+    def foresee(self, requests: Mapping[int, Sequence[Request]]) -> None:
+        """What will be submitted within each slot, all of it and in this order: an engine may begin with it."""
+        return None
+
+    @contextmanager
+    def slot(self, number: int) -> Iterator[None]:
+        """Within `with`, all that is submitted and awaited belongs to this slot. No bit of it depends on others."""
+        self.forget_prompts()
+        yield
 
     def submit(self, request: Request) -> None: ...
     def cancel(self, key: Key) -> None: ...

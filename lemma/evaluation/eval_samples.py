@@ -8,6 +8,7 @@ read by any number of ranks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import numpy as np
 from lemma.core.events import Said, Sink
 from lemma.core.ranks import from_leader, gather_to_leader, is_leader, own_slots, slots, together
 from lemma.core.types import Outcome, Problem
-from lemma.engines.protocol import Engine, Sampling
+from lemma.engines.protocol import Engine, Request, Sampling
 from lemma.evaluation.eval_progress import Meter
 from lemma.evaluation.eval_settings import EvalSettings
 from lemma.evaluation.questions import Asked
@@ -62,10 +63,12 @@ def sample(
         share.take(known[repr(ask.key), number] for ask in fitting if _is_whole(ask, known) for number in range(ask.n))
 
     def own_part() -> None:
-        for slot in own_slots():
-            if slots() > 1:
-                engine.forget_prompts()
-            share.play(missing[slot :: slots()], journal_path(folder, slot))
+        parts = {slot: missing[slot :: slots()] for slot in own_slots()}
+        if slots() > 1 and not any(worlds.values()):
+            engine.foresee({slot: [share.request(ask) for ask in part] for slot, part in parts.items()})
+        for slot, part in parts.items():
+            with engine.slot(slot) if slots() > 1 else nullcontext():
+                share.play(part, journal_path(folder, slot))
 
     with told_together(meter, folder):
         with meter.listening(engine):
@@ -131,6 +134,9 @@ class _Share:
                 read_beside(self._engine, lambda relay: self._read(relay, asks, journal))
         finally:
             journal.close()
+
+    def request(self, ask: Ask) -> Request:
+        return ask.request(self._sampling(ask))
 
     def _read(self, relay: Engine, asks: Sequence[Ask], journal: Journal, world: World | None = None) -> None:
         self.take(play(relay, asks, self._sampling, self._judge, world=world, journal=journal, patience=self._patience))

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.faults import fault_point
 from lemma.core.ranks import own_slots, slots, together
 from lemma.core.types import Group, Trajectory
-from lemma.engines.protocol import Engine, Sampling
+from lemma.engines.protocol import Engine, Request, Sampling
 from lemma.rewards import Reward
 from lemma.rollouts.episode import Episode
 from lemma.rollouts.journal import Journal
@@ -150,13 +151,15 @@ class Roller:
 
         def own_part() -> list[Episode]:
             episodes: list[Episode] = []
+            asks = {
+                slot: [one for draw in tasks if draw % slots() == slot for one in wanted[draw][1]] for slot in journals
+            }
+            if self.world is None:
+                self.engine.foresee({slot: self._requests(own, journals[slot]) for slot, own in asks.items()})
             for slot, journal in journals.items():
-                if slots() > 1:
-                    self.engine.forget_prompts()
-                mine = [wanted[draw] for draw in tasks if draw % slots() == slot]
-                whole = [one for teachers, _ in mine for one in teachers]
-                asks = [one for _, requests in mine for one in requests]
-                episodes += self._slot(tasks, whole, asks, journal)
+                teachers = [one for draw in tasks if draw % slots() == slot for one in wanted[draw][0]]
+                with self.engine.slot(slot) if slots() > 1 else nullcontext():
+                    episodes += self._slot(tasks, teachers, asks[slot], journal)
             return episodes
 
         played: dict[int, list[Episode]] = {draw: [] for draw in tasks}
@@ -224,16 +227,22 @@ class Roller:
             journal.append(episode)
         return episodes
 
-    def _played(self, asks: Sequence[Ask], journal: Journal) -> list[Episode]:
-        def sampling(ask: Ask) -> Sampling:
-            given, least = len(ask.prefix), self.sampling.min_tokens
-            return replace(self.sampling, max_tokens=self.sampling.max_tokens - given, min_tokens=max(0, least - given))
+    def _requests(self, asks: Sequence[Ask], journal: Journal) -> list[Request]:
+        """What `play` submits for these without a world."""
+        return [ask.request(self._sampling(ask)) for ask in asks if not ask.is_known(journal.episodes)]
 
+    def _sampling(self, ask: Ask) -> Sampling:
+        given, least = len(ask.prefix), self.sampling.min_tokens
+        return replace(self.sampling, max_tokens=self.sampling.max_tokens - given, min_tokens=max(0, least - given))
+
+    def _played(self, asks: Sequence[Ask], journal: Journal) -> list[Episode]:
         # What a free schedule has finished outlives a kill.
         is_free = self.world is not None and not self.world.is_exact
         each_alone = all(type(reward).score_all is Reward.score_all for reward in self.judge.rewards)
         patience = SECONDS_UNWRITTEN if is_free and each_alone else None
-        return list(play(self.engine, asks, sampling, self.judge, world=self.world, journal=journal, patience=patience))
+        return list(
+            play(self.engine, asks, self._sampling, self.judge, world=self.world, journal=journal, patience=patience)
+        )
 
     def _group(self, task: Task, episodes: list[Episode], rollouts: Rollouts) -> Group:
         rollouts.episodes += episodes

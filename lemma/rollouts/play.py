@@ -6,7 +6,7 @@ Every episode is in the journal before anything is learnt from it or counted.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 
@@ -44,6 +44,14 @@ class Ask:
     def request(self, sampling: Sampling) -> Request:
         return Request(self.key, np.concatenate([self.prompt, self.prefix]).astype(np.int64), sampling, self.n)
 
+    def known(self, episodes: Mapping[tuple[str, int], Episode]) -> list[Episode]:
+        """Those of its attempts that are among these."""
+        there = [episodes.get((repr(self.key), self.first + i)) for i in range(self.n)]
+        return [episode for episode in there if episode is not None]
+
+    def is_known(self, episodes: Mapping[tuple[str, int], Episode]) -> bool:
+        return len(self.known(episodes)) == self.n
+
 
 def play(
     engine: Engine,
@@ -73,9 +81,8 @@ def play(
     known = journal.episodes if journal is not None else {}
     missing: dict[Key, Ask] = {}
     for ask in asks:
-        there = [known.get((repr(ask.key), ask.first + i)) for i in range(ask.n)]
-        yield from (episode for episode in there if episode is not None)
-        if None in there:
+        yield from ask.known(known)
+        if not ask.is_known(known):
             missing[ask.key] = ask
     waiting = _Waiting(judge, journal)
     drawn = sampling if callable(sampling) else lambda ask: sampling

@@ -13,7 +13,7 @@ import torch
 from lemma.cluster.cluster_options import ClusterOptions
 from lemma.core.errors import UserError, nearest
 from lemma.core.events import Said, Sink
-from lemma.core.ranks import from_leader, is_leader, together, use_slots, world_size
+from lemma.core.ranks import from_leader, is_leader, speakers, together, use_slots, usual_slots, world_size
 from lemma.formats import Format
 from lemma.learning.divergence import Diverged
 from lemma.models.load_model import pick_device
@@ -98,7 +98,7 @@ def _begun(
     _check_heirs(recipe.stages, anew, folder)
     if not fresh:
         lengthen(folder, recipe, extend, lambda text: sink(Said(text)))
-    threads, slots = recipe.run.threads or torch.get_num_threads(), recipe.cluster.slots or world_size()
+    threads, slots = recipe.run.threads or torch.get_num_threads(), recipe.cluster.slots or usual_slots()
     return folder.begin(recipe.to_yaml(), recipe.digest(), threads, fresh=anew, slots=slots)
 
 
@@ -109,14 +109,16 @@ def _take_slots(cluster: ClusterOptions, recorded: int, sink: Sink) -> None:
             fix=f"write `slots: {recorded}`, or start anew with --fresh",
         )
     use_slots(recorded)
-    if recorded < world_size():
-        sink(
-            Said(
-                f"the run began with {recorded} slots, so {world_size() - recorded} of {world_size()} ranks have "
-                "nothing to do; a run that may use more of them begins with a larger `cluster.slots`",
-                "warning",
+    link = speakers()
+    for count, who in ((world_size(), "ranks"), (0 if link is None else len(link.ranks), "speakers")):
+        if recorded < count:
+            sink(
+                Said(
+                    f"the run began with {recorded} slots, so {count - recorded} of {count} {who} have nothing to do; "
+                    "a run that may use more of them begins with a larger `cluster.slots`",
+                    "warning",
+                )
             )
-        )
 
 
 def _check_start(place: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from lemma.core.ranks import gather_over_ranks, may_leave
+from lemma.core.ranks import gather_over_ranks, is_stop_asked, may_leave
 
 
 class Stopped(Exception):
@@ -41,7 +41,7 @@ class StopSignal:
 
     def is_agreed(self) -> bool:
         """Whether any rank was asked to stop: all of them find the same."""
-        return any(gather_over_ranks(self.asked, "whether to stop"))
+        return any(gather_over_ranks(self.asked or is_stop_asked(), "whether to stop"))
 
     @contextmanager
     def listening(self) -> Iterator[StopSignal]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lemma.core.ranks import gather_over_ranks, world_size
+from lemma.core.ranks import gather_over_ranks, speakers, world_size
 from lemma.learning.learning_options import BudgetOptions, OptimOptions
 from lemma.models.load_model import pick_precision
 from lemma.models.memory import Shape
@@ -40,7 +40,7 @@ def fit_budget(
         pick_precision(model.precision, device),
         torch.cuda.get_device_properties(device).total_memory,
         token_budget=batch.token_budget,
-        with_engine=with_engine,
+        with_engine=with_engine and speakers() is None,
         eight_bit_moments=optim.name == "adamw_8bit",
         critic=critic,
         reference=reference and not policy.is_adapter,

@@ -81,19 +81,19 @@ def compare(policy: Policy, before: ProbeScores, now: ProbeScores) -> None:
 
 
 def _sum_up(policy: Policy, gaps: np.ndarray) -> float:
-    return float(gaps.max() if policy.head.weight.dtype == torch.float32 else gaps.mean())
+    return float(gaps.max() if policy.dtype == torch.float32 else gaps.mean())
 
 
 def _limit(policy: Policy) -> float:
-    return EXACT if policy.head.weight.dtype == torch.float32 else ROUNDED
+    return EXACT if policy.dtype == torch.float32 else ROUNDED
 
 
-def verify(policy: Policy, scored: ProbeScores, version: int) -> float:
+def verify(policy: Policy, scored: ProbeScores, version: int, who: str = "vLLM") -> float:
     """The difference, or an error where it is too large."""
     largest, limit = difference(policy, scored), _limit(policy)
     if not largest <= limit:
         raise EngineError(
-            f"vLLM does not hold the policy's weights after the update to version {version}: "
+            f"{who} does not hold the policy's weights after the update to version {version}: "
             f"log-probabilities differ by {largest:.2g}, more than {limit:g}",
             fix="write `engine: native`, or report this with the versions that `lemma doctor` prints",
         )

@@ -105,9 +105,7 @@ class Ahead:
 def works_beside(engine: Engine) -> bool:
     """Whether an engine samples while the learner works: it has devices of its own, and no other rank waits for what
     this one says meanwhile."""
-    from lemma.engines.vllm.server_engine import VllmServerEngine
-
-    return isinstance(engine, VllmServerEngine) and world_size() == 1
+    return engine.is_apart and world_size() == 1
 
 
 def lag_metrics(lag: int, rollouts: Rollouts, step: int, values: dict[str, float]) -> dict[str, float]:

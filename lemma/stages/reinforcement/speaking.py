@@ -5,10 +5,14 @@ from __future__ import annotations
 import torch
 
 from lemma.core.errors import UserError
-from lemma.core.ranks import slots
+from lemma.core.ranks import SpeakerLink, slots, speakers
 from lemma.engines import make_engine
 from lemma.engines.engine_options import EngineOptions, NativeOptions
+from lemma.engines.native.engine import BLOCK, bytes_per_token
 from lemma.engines.protocol import Engine, Sampling
+from lemma.engines.sent_weights import layout_of
+from lemma.engines.spoken_engine import SpokenEngine
+from lemma.engines.spoken_words import Load
 from lemma.engines.stop_strings import ends_of
 from lemma.formats import Format
 from lemma.models.load_model import pick_precision
@@ -32,11 +36,19 @@ def make_rollout_engine(
     `budget` is how many tokens an update computes at a time.
     """
     wanted: EngineOptions = options.rollout.engine
+    needed = None
     if isinstance(wanted, NativeOptions) and wanted.cache_gib is None and wanted.cache_tokens is None:
         rows = min(-(-options.batch.problems // slots()) * options.algorithm.group_size, wanted.sequences)
-        needed = max(rows * longest, evaluated)
-        wanted = wanted.model_copy(update={"cache_tokens": cache_tokens(stage, options, policy, needed, budget)})
-    engine = make_engine(wanted, policy, stage.seed, stage.emit)
+        needed = max(rows * longest, evaluated) + BLOCK * options.batch.problems * options.algorithm.group_size
+    engine: Engine
+    if (link := speakers()) is not None:
+        assert isinstance(wanted, NativeOptions), "a recipe with speakers has the native engine"
+        engine = _spoken(stage, policy, link, wanted, needed)
+    else:
+        if needed is not None:
+            tokens = cache_tokens(stage, options, policy, needed, budget)
+            wanted = wanted.model_copy(update={"cache_tokens": tokens})
+        engine = make_engine(wanted, policy, stage.seed, stage.emit)
     room = engine.room
     if room is not None and evaluated > room:
         engine.close()
@@ -47,11 +59,28 @@ def make_rollout_engine(
     return engine
 
 
+def _spoken(stage: Stage, policy: Policy, link: SpeakerLink, options: NativeOptions, cache: int | None) -> SpokenEngine:
+    """The engine of the ranks that only speak; the time that they take is logged as `speak_seconds`."""
+    load = Load(
+        stage.model,
+        stage.start_from,
+        policy.device.type,
+        stage.seed,
+        options,
+        cache,
+        layout_of(policy),
+        threads=torch.get_num_threads(),
+        is_deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+
+    def spent(seconds: float) -> None:
+        stage.clock.spent["speak"] = stage.clock.spent.get("speak", 0.0) + seconds
+
+    return SpokenEngine(policy, link, load, spent)
+
+
 def cache_tokens(stage: Stage, options: ReinforcementOptions, policy: Policy, needed: int, budget: int) -> int:
     """Tokens that the cache holds: all that are needed, or what the plan of the update leaves of the GPU's memory."""
-    from lemma.engines.native.engine import BLOCK, bytes_per_token
-
-    needed += BLOCK * options.batch.problems * options.algorithm.group_size
     if policy.device.type != "cuda":
         return needed
     try:

@@ -1,0 +1,114 @@
+"""Dividing the ranks into those that learn, the first ones, and those that only speak, and connecting both.
+
+Requests and completions travel over a socket between each two of them, weights over a group of the first rank that
+learns and all that speak. Those who learn are a world of their own, which the others are no part of.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Any
+
+from lemma.core.errors import UserError
+from lemma.core.ranks import RankWorld, SpeakerLink, gather_over_ranks, joined
+from lemma.engines.spoken_words import Bye
+
+LOCAL = "127.0.0.1"
+
+
+@contextmanager
+def divided(world: RankWorld, speakers: int, deadline: float, host: str = LOCAL) -> Iterator[RankWorld]:
+    """Within `with`, this rank is one of those that learn, or a speaker. `host` is where the others reach it."""
+    if not speakers:
+        yield world
+        return
+    first = world.size - speakers
+    if first < 1:
+        raise UserError(
+            f"cluster.speakers is {speakers}, and of {world.size} ranks none is left to learn",
+            fix=f"start {speakers + 1} ranks or more, or take fewer speakers",
+        )
+    control, carrier, weights = groups_of(first, world.size, world.on_device, deadline)
+    connections = _connect(world, first, host)
+    is_speaker = world.rank >= first
+    others = range(first) if is_speaker else range(first, world.size)
+    link = SpeakerLink(others, connections, weights, world.on_device, deadline)
+    if is_speaker:
+        mine = replace(world, size=1, slots=1, control=None, carrier=None, link=link, is_speaker=True)
+    else:
+        mine = replace(world, size=first, control=control, carrier=carrier, link=link)
+    with joined(mine):
+        yield mine
+    if not is_speaker:
+        for connection in connections:
+            connection.send(Bye())
+
+
+def groups_of(learners: int, size: int, on_device: bool, deadline: float) -> tuple[Any, Any, Any]:
+    """The groups of all that learn, for objects and for tensors, and that of the first of them with all that speak;
+    None where this rank is no member. Every process calls this."""
+    import torch.distributed as dist
+
+    def group(ranks: Iterable[int], backend: str) -> Any:
+        made = dist.new_group(list(ranks), timeout=timedelta(seconds=deadline), backend=backend)
+        return None if made is dist.GroupMember.NON_GROUP_MEMBER else made
+
+    backend = "nccl" if on_device else "gloo"
+    control = group(range(learners), "gloo")
+    carrier = group(range(learners), backend) if on_device else control
+    return control, carrier, group([0, *range(learners, size)], backend)
+
+
+def _connect(world: RankWorld, first: int, host: str) -> list[Connection]:
+    """Connections to all ranks of the other kind, in their order."""
+    key = gather_over_ranks(secrets.token_bytes(32), "the key of the speakers")[0]
+    is_speaker = world.rank >= first
+    listener = Listener((host, 0), backlog=first, authkey=key) if is_speaker else None
+    addresses = gather_over_ranks(listener.address if listener else None, "where the speakers are")
+    with world.waiting("a connection between learners and speakers"):
+        try:
+            if listener is None:
+                connections = [_greet(address, key, world.rank) for address in addresses[first:]]
+            else:
+                accepted = [listener.accept() for _ in range(first)]
+                connections = [one for _, one in sorted((one.recv(), one) for one in accepted)]
+        except (OSError, EOFError) as error:
+            raise RuntimeError(f"it was refused: {error}") from error
+        finally:
+            if listener is not None:
+                listener.close()
+    for connection in connections:
+        _without_delay(connection)
+    return connections
+
+
+def _greet(address: Any, key: bytes, rank: int) -> Connection:
+    connection = Client(address, authkey=key)
+    connection.send(rank)
+    return connection
+
+
+def _without_delay(connection: Connection) -> None:
+    """Short words are sent at once and not collected."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def own_host() -> str:
+    """Where the other ranks reach this one: the address from which it reaches the first of them."""
+    if "LEMMA_MEETING" in os.environ:
+        return LOCAL
+    address = os.environ.get("MASTER_ADDR", LOCAL)
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, int(os.environ.get("MASTER_PORT", "1"))))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise UserError(f"MASTER_ADDR {address} is out of reach ({error})", fix="give an IPv4 address") from error

@@ -1,0 +1,120 @@
+"""Weights on their way from the ranks that learn to those that speak: broadcast in buckets through one buffer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lemma.models.policy import Policy
+
+BUCKET_BYTES = 2**26
+# Where a part may begin in a bucket.
+STEP_BYTES = 16
+
+# Names of weights, their shapes and types.
+Layout = Sequence[tuple[str, tuple[int, ...], str]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """`count` numbers of a flat tensor from `start` on, and where they are in their bucket, in bytes."""
+
+    name: str
+    dtype: torch.dtype
+    start: int
+    count: int
+    offset: int
+
+
+def layout_of(policy: Policy) -> Layout:
+    """What is sent: the weights that are trained, in the type that the policy computes in."""
+    return [(name, tuple(p.shape), _sent_type(policy, p)) for name, p in policy.parameters().items()]
+
+
+def _sent_type(policy: Policy, parameter: torch.Tensor) -> str:
+    """Weights that are split over ranks are masters, which may be wider than what is computed with."""
+    dtype = policy.dtype if hasattr(parameter, "full_tensor") else parameter.dtype
+    return str(dtype).removeprefix("torch.")
+
+
+def buckets_of(layout: Layout) -> Iterator[list[Part]]:
+    """Weights in their order, cut into parts that fill one bucket after the other."""
+    bucket: list[Part] = []
+    filled = 0
+    for name, shape, type_name in layout:
+        dtype = getattr(torch, type_name)
+        start, end = 0, math.prod(shape)
+        while start < end:
+            count = min(end - start, (BUCKET_BYTES - filled) // dtype.itemsize)
+            if count == 0:
+                yield bucket
+                bucket, filled = [], 0
+                continue
+            bucket.append(Part(name, dtype, start, count, filled))
+            start += count
+            filled = -(-(filled + count * dtype.itemsize) // STEP_BYTES) * STEP_BYTES
+    if bucket:
+        yield bucket
+
+
+@torch.no_grad()
+def send(policy: Policy, carrier: Any, on_device: bool) -> None:
+    """Broadcast from the first rank of the carrier's group. Where ranks hold parts of the weights, all that learn call
+    this at once; those without a carrier send nothing."""
+    parameters, layout = policy.parameters(), layout_of(policy)
+    is_split = any(hasattr(parameter, "full_tensor") for parameter in parameters.values())
+    if carrier is None and not is_split:
+        return
+    buffer = _Buffer(layout, policy.device if on_device else torch.device("cpu"))
+    name, flat = "", torch.empty(0)
+    for bucket in buckets_of(layout):
+        for part in bucket:
+            if part.name != name:
+                name, flat = part.name, _whole(parameters[part.name]).detach().reshape(-1)
+            if carrier is not None:
+                buffer.room(part).copy_(flat[part.start : part.start + part.count])
+        if carrier is not None:
+            buffer.broadcast(bucket, carrier)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor whose parts are on several ranks."""
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()
+
+
+@torch.no_grad()
+def take(policy: Policy, layout: Layout, carrier: Any, on_device: bool) -> None:
+    """Overwrite the policy's weights in place by what the first rank of the carrier's group sends."""
+    parameters = policy.parameters()
+    buffer = _Buffer(layout, policy.device if on_device else torch.device("cpu"))
+    for bucket in buckets_of(layout):
+        buffer.broadcast(bucket, carrier)
+        for part in bucket:
+            flat = parameters[part.name].detach().view(-1)
+            flat[part.start : part.start + part.count].copy_(buffer.room(part))
+
+
+class _Buffer:
+    """Memory for one bucket, used for all of them."""
+
+    def __init__(self, layout: Layout, device: torch.device):
+        size = max((_bytes(bucket) for bucket in buckets_of(layout)), default=0)
+        self._bytes = torch.empty(size, dtype=torch.uint8, device=device)
+
+    def room(self, part: Part) -> torch.Tensor:
+        return self._bytes[part.offset : part.offset + part.count * part.dtype.itemsize].view(part.dtype)
+
+    def broadcast(self, bucket: Sequence[Part], carrier: Any) -> None:
+        import torch.distributed as dist
+
+        dist.broadcast(self._bytes[: _bytes(bucket)], group_src=0, group=carrier)
+
+
+def _bytes(bucket: Sequence[Part]) -> int:
+    last = bucket[-1]
+    return last.offset + last.count * last.dtype.itemsize
