@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from lemma.core.errors import LemmaWarning
 from lemma.engines.native import engine_kernels as kernels
 from lemma.engines.native import sampling_kernels as drawing
 from lemma.engines.native.cached_attention import Cache, decode_reference, places
 from lemma.engines.native.noise import gumbel, row_seeds, split_key
-from lemma.engines.native.sampler import Cuts, draw
+from lemma.engines.native.sampler import Cuts, draw, kernels_cut
 from lemma.engines.protocol import Request, Sampling, generate
 from lemma.engines.sampling import cut
 from lemma.engines.sampling import logprobs as of_reference
@@ -173,6 +175,77 @@ def nearly_certain() -> None:
         assert abs(kept[row] - mass) < 1e-3, (kept[row], mass)
 
 
+def hostile_rows(columns: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Logits that a model rarely puts out."""
+    noise = torch.randn(columns)
+    zeros = torch.where(noise > 0.5, 0.0, -0.0)
+    alone = torch.full((columns,), -torch.inf)
+    alone[columns // 2] = 1.0
+    rows = {
+        "all the same": torch.full((columns,), -1.5),
+        "zeros of both signs": zeros,
+        "zeros at the border": torch.where(noise > 1.3, noise, zeros),
+        "few values": noise.round(),
+        "much that cannot be": torch.where(noise > 0, 3 * noise, -torch.inf),
+        "one token": alone,
+        "one far above": torch.where(torch.arange(columns) == 2, 60.0, noise),
+        "large numbers": 9000 * noise,
+        "small numbers": 1e-30 * noise,
+    }
+    return {name: row.to(dtype) for name, row in rows.items()}
+
+
+def hostile() -> None:
+    """Ties, zeros of both signs, -inf, numbers of all sizes, beside the reference; a row of NaN harms no other."""
+    drawing.SAMPLE_BLOCK = 128
+    cuts: list[dict[str, Any]] = [{"top_k": 5, "min_tokens": 9}, {"top_p": 0.3, "min_p": 0.01}]
+    for columns, dtype in ((70, torch.bfloat16), (150, torch.float32), (1, torch.float16)):
+        made = hostile_rows(columns, dtype)
+        if columns != 70:
+            made = {name: made[name] for name in ("zeros of both signs", "few values", "one token")}
+        names = [*made, "NaN"]
+        logits = torch.stack([*made.values(), torch.full((columns,), torch.nan, dtype=dtype)]).repeat(len(cuts), 1)
+        ways = [Sampling(max_tokens=9, ignore_eos=columns == 1, **way) for way in cuts for _ in names]
+        rows = len(ways)
+        sequences = [SimpleNamespace(request=SimpleNamespace(sampling=way), length=14, count=4) for way in ways]
+        keys, positions, ones = split_key(list(range(rows))), torch.full((rows,), 14), torch.ones(rows)
+        limits = Cuts.of(sequences, 2)  # type: ignore[arg-type]
+        tokens, logprobs, kept = drawing.sample(logits, keys, positions, ones, ones, cuts=limits)
+        assert ((tokens >= 0) & (tokens < columns)).all()
+        noise = gumbel(row_seeds(keys, positions), columns)
+        for row, way in enumerate(ways):
+            name = names[row % len(names)]
+            if name == "NaN":
+                assert logprobs[row].isnan()
+                continue
+            masked, mass = cut(logits[row], way, [2] if way.min_tokens and not way.ignore_eos else ())
+            assert tokens[row] == (masked + noise[row]).argmax(), (name, way)
+            assert abs(kept[row] - mass) < 1e-5, (name, way, kept[row], mass)
+            assert abs(logprobs[row] - of_reference(logits[row], tokens[row], 1.0)) < 1e-5, (name, way)
+
+
+def tried() -> None:
+    """Kernels are tried before they are used: they pass, and what is wrong with others is said."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LemmaWarning)
+        for means in (LogitMap(), LogitMap(1.0, 30.0)):
+            assert kernels_cut(torch.device("cpu"), torch.bfloat16, means)
+    sample = drawing.sample
+    wrong = {
+        "cannot be compiled (no such luck)": lambda *args: (_ for _ in ()).throw(ValueError("no such luck\nat all")),
+        "the mass it keeps is off by 0.28": lambda *args: sample(*args[:-1]),
+        "the mass it keeps is off by nan": lambda *args: (*sample(*args)[:2], torch.full((5,), torch.nan)),
+    }
+    for said, other in wrong.items():
+        drawing.sample = other  # type: ignore[assignment]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", LemmaWarning)
+            assert not kernels_cut(torch.device("cpu"), torch.bfloat16)
+        (warning,) = [one for one in caught if issubclass(one.category, LemmaWarning)]
+        assert said in str(warning.message), warning.message
+    drawing.sample = sample
+
+
 def engine() -> None:
     """The whole engine on the kernels: prompts, groups, windows, chunks, bursts; and a model that caps."""
     kernels.WANTED_PROGRAMS = 4
@@ -221,6 +294,6 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     np.random.seed(0)
     torch.set_num_threads(1)
-    for check in (rotation, attention, sampling, sampled_often, cuts, nearly_certain, moved, engine):
+    for check in (rotation, attention, sampling, sampled_often, cuts, nearly_certain, hostile, tried, moved, engine):
         check()
         print(check.__name__)

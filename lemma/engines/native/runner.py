@@ -121,7 +121,7 @@ class Runner:
     def cuts_by_kernels(self) -> bool:
         """Whether kernels cut the support; tried once."""
         if self._cuts is None:
-            self._cuts = self.fused and kernels_cut(self.policy.device, self.policy.dtype)
+            self._cuts = self.fused and kernels_cut(self.policy.device, self.policy.dtype, self.policy.logit_map)
         return self._cuts
 
     def forget_graphs(self) -> None:

@@ -25,6 +25,13 @@ Way = Literal["whole", "cut", "host"]
 PLAIN = LogitMap()
 # Ids that end a completion which a kernel can look for.
 ENDS = 8
+# What kernels are tried with before they are used.
+TRIALS = tuple(
+    Sampling(max_tokens=1, **cuts)
+    for cuts in (
+        {"top_k": 40}, {"top_p": 0.8}, {"min_p": 0.3}, {"top_k": 40, "top_p": 0.8, "min_p": 0.5}, {"min_tokens": 1}
+    )
+)  # fmt: skip
 
 
 class Cuts(NamedTuple):
@@ -51,15 +58,19 @@ class Cuts(NamedTuple):
         cuts = cls.empty(len(sequences), torch.device("cpu"))
         for row, sequence in enumerate(sequences):
             sampling = sequence.request.sampling
-            if sampling.temperature > 0:
-                cuts.top_k_B[row] = sampling.top_k
-                cuts.top_p_B[row] = sampling.top_p
-                cuts.min_p_B[row] = math.log(sampling.min_p) if sampling.min_p > 0 else float("-inf")
+            cuts.limit(row, sampling)
             if sampling.min_tokens:
                 ends = [token for token in end_ids(sampling, eos) if token >= 0][:ENDS]
                 cuts.ends_BE[row, : len(ends)] = torch.tensor(ends, dtype=torch.int64)
                 cuts.until_B[row] = sequence.length - sequence.count + sampling.min_tokens
         return cuts
+
+    def limit(self, row: int, sampling: Sampling) -> None:
+        """What top-k, top-p and min-p leave of a row, at a temperature that is not 0."""
+        if sampling.temperature > 0:
+            self.top_k_B[row] = sampling.top_k
+            self.top_p_B[row] = sampling.top_p
+            self.min_p_B[row] = math.log(sampling.min_p) if sampling.min_p > 0 else float("-inf")
 
     def first(self, rows: int) -> Cuts:
         return Cuts(*(tensor[:rows] for tensor in self))
@@ -143,27 +154,44 @@ def way_of(sequences: Rows[Sequence], kernels: Callable[[], bool], eos: int) -> 
     return "cut" if all(_is_cut_by_kernels(s, eos) for s in sequences) and kernels() else "host"
 
 
-def kernels_cut(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels that cut the support can be compiled here, and do what the reference does."""
-    from lemma.engines.native.sampling_kernels import sample
-
-    sampling = Sampling(max_tokens=1, top_k=40, top_p=0.8, min_p=0.02)
-    ramp = torch.arange(200, device=device)
-    logits = torch.sin(ramp * 12.9898)[None].to(dtype) * 4
-    ones = torch.ones(1, device=device)
-    cuts = Cuts.empty(1, device)
-    cuts.top_k_B[0], cuts.top_p_B[0], cuts.min_p_B[0] = sampling.top_k, sampling.top_p, math.log(sampling.min_p)
-    keys, place = torch.tensor([[7, 9]], device=device), torch.zeros(1, dtype=torch.int64, device=device)
+def kernels_cut(device: torch.device, dtype: torch.dtype, means: LogitMap = PLAIN) -> bool:
+    """Whether the kernels that cut the support can be compiled here, and do what the reference does. Where not, a
+    warning says why."""
     try:
-        tokens, _, kept = sample(logits, keys, place, ones, ones, cuts=cuts)
+        trouble = _trouble_with_kernels(device, dtype, means)
     except Exception as error:  # noqa: BLE001 (whatever a compiler of another version says)
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        message = f"top-k, top-p and min-p are slow here: their kernel cannot be compiled ({first})"
+        trouble = f"cannot be compiled ({first})"
+    if trouble is not None:
+        message = f"top-k, top-p, min-p and min_tokens are slow here: their kernel {trouble}"
         warnings.warn(message, LemmaWarning, stacklevel=2)
-        return False
-    masked, mass = cut(logits, sampling)
-    wanted = (masked + gumbel(row_seeds(keys, place), logits.shape[-1])).argmax(-1)
-    return bool((tokens == wanted).all() and (kept - mass).abs().max() < 1e-3)
+    return trouble is None
+
+
+def _trouble_with_kernels(device: torch.device, dtype: torch.dtype, means: LogitMap) -> str | None:
+    """Where the kernels differ from the reference: each cut alone, all together, and an end that comes too early."""
+    from lemma.engines.native.sampling_kernels import sample
+
+    rows, columns = len(TRIALS), 200
+    ramp = torch.arange(rows * columns, device=device).view(rows, columns)
+    logits_BV = (torch.sin(ramp * 12.9898) * 4).to(dtype)
+    ends = [int(row.argmax()) if trial.min_tokens else -1 for row, trial in zip(logits_BV, TRIALS, strict=True)]
+    cuts = Cuts.empty(rows, torch.device("cpu"))
+    for row, trial in enumerate(TRIALS):
+        cuts.limit(row, trial)
+        cuts.ends_BE[row, 0], cuts.until_B[row] = ends[row], trial.min_tokens
+    cuts = Cuts(*(tensor.to(device) for tensor in cuts))
+    keys, ones = torch.tensor([[7, 9]] * rows, device=device), torch.ones(rows, device=device)
+    places = torch.zeros(rows, dtype=torch.int64, device=device)
+    tokens_B, _, kept_B = sample(logits_BV, keys, places, ones, ones, *means, cuts)
+    noise_BV = gumbel(row_seeds(keys, places), columns)
+    for row, trial in enumerate(TRIALS):
+        masked, mass = cut(map_logits(logits_BV[row], *means), trial, [ends[row]] if trial.min_tokens else ())
+        wanted, found = int((masked + noise_BV[row]).argmax()), int(tokens_B[row])
+        off = abs(float(kept_B[row] - mass))
+        if found != wanted or not off < 1e-3:
+            return f"draws token {found} where {wanted} is due; the log of the mass it keeps is off by {off:.2g}"
+    return None
 
 
 def _is_cut_by_kernels(sequence: Sequence, eos: int) -> bool:

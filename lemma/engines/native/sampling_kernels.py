@@ -39,13 +39,13 @@ def _may_be_drawn(column, row, POSITION, UNTIL, ENDS, E: tl.constexpr):
 
 @triton.jit
 def _in_order(x):
-    """A whole number for each value of a type, in the same order."""
+    """A whole number for each value of a type, in the same order; -0.0 and 0.0 have the same."""
     if x.dtype.primitive_bitwidth == 16:
         bits = x.to(tl.int16, bitcast=True).to(tl.int32)
-        ordered = tl.where(bits < 0, bits ^ 0x7FFF, bits)
+        ordered = tl.where(bits < 0, (bits ^ 0x7FFF) + 1, bits)
     else:
         bits = x.to(tl.int32, bitcast=True)
-        ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+        ordered = tl.where(bits < 0, (bits ^ 0x7FFFFFFF) + 1, bits)
     return ordered
 
 
