@@ -99,7 +99,7 @@ class OpenEnvSession(Environment):
         try:
             reply = json.loads(self._socket.ask(json.dumps({"type": kind, "data": data}), seconds))
             given, content = reply["type"], reply["data"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise WorldGone("the OpenEnv server answered with something else than a frame") from error
         if not isinstance(content, dict):
             raise WorldGone("the OpenEnv server answered with something else than a frame")
@@ -182,7 +182,7 @@ class OpenEnv(EnvironmentOptions):
             )
         try:
             WebSocket(self.address, self.deadlines.reset).close()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # an address may hold a port that is none
             raise UserError(
                 f"no OpenEnv server answers at {self.url}: {error}", fix="start it, or correct `url` of the environment"
             ) from None

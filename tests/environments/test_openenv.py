@@ -170,8 +170,9 @@ def test_an_address_that_nobody_answers_is_refused() -> None:
         OpenEnv(url="localhost:8000").check()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with pytest.raises(UserError, match="no OpenEnv server answers"):
-        OpenEnv(url=f"http://127.0.0.1:{port}").check()
+    for place in (f"127.0.0.1:{port}", "127.0.0.1:99999", "127.0.0.1:no", "[::1", "a" * 300):
+        with pytest.raises(UserError, match="no OpenEnv server answers"):
+            OpenEnv(url=f"http://{place}").check()
 
 
 def test_steps_of_training_on_the_server(url: str, tmp_path: Path) -> None:
