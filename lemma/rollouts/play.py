@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from lemma.core.faults import fault_point
 from lemma.core.types import Problem
-from lemma.engines.protocol import Completion, Engine, Key, Request, Sampling
+from lemma.engines.protocol import Completion, Engine, EngineError, Key, Request, Sampling
 from lemma.rollouts.episode import Episode, Turn
 from lemma.rollouts.journal import Journal
 from lemma.rollouts.judge import Judge, Pending
@@ -32,7 +33,10 @@ NOTHING = np.zeros(0, dtype=np.int32)
 
 @dataclass(frozen=True)
 class Ask:
-    """`n` attempts at one problem, numbered from `first`. A `prefix` begins the response on a teacher's behalf."""
+    """`n` attempts at one problem, numbered from `first`. A `prefix` begins the response on a teacher's behalf.
+
+    The engine knows it by its key, or by `name`, where noise other than the key's is wanted.
+    """
 
     key: Key
     problem: Problem
@@ -40,9 +44,14 @@ class Ask:
     n: int = 1
     prefix: np.ndarray = field(default_factory=lambda: NOTHING)
     first: int = 0
+    name: Key | None = None
+
+    @property
+    def request_key(self) -> Key:
+        return self.name or self.key
 
     def request(self, sampling: Sampling) -> Request:
-        return Request(self.key, np.concatenate([self.prompt, self.prefix]).astype(np.int64), sampling, self.n)
+        return Request(self.request_key, np.concatenate([self.prompt, self.prefix]).astype(np.int64), sampling, self.n)
 
     def known(self, episodes: Mapping[tuple[str, int], Episode]) -> list[Episode]:
         """Those of its attempts that are among these."""
@@ -79,46 +88,25 @@ def play(
         )
         return
     known = journal.episodes if journal is not None else {}
-    missing: dict[Key, Ask] = {}
+    playing = Playing(engine, sampling, judge, world)
     for ask in asks:
         yield from ask.known(known)
         if not ask.is_known(known):
-            missing[ask.key] = ask
-    waiting = _Waiting(judge, journal)
-    drawn = sampling if callable(sampling) else lambda ask: sampling
-
-    def over(player: Player) -> None:
-        table.leave(missing[player.episode.key])
-        waiting.add(player)
-
-    table = Table(engine, world, missing.values(), drawn, over)
-    before, engine.between = engine.between, table.look if world is not None else engine.between
-    try:
-        while table.next_turn():
-            for completion in engine.completions():
-                player = table.speaker(completion)
-                if player is not None:
-                    player.spoke(completion, judge)
-                else:
-                    ask = missing[completion.key]
-                    player = Player(ask.problem, _begun(ask, completion), drawn(ask), world)
-                    if player.episode.order in known:
-                        table.leave(ask)
-                        continue
-                    fault_point("rollouts.sampled")
-                    player.begin(judge)
-                table.sit(player)
-                yield from waiting.settle(waiting.due(patience))
-            while table.is_waiting and not table.may_speak:
-                table.look(LOOK_SECONDS)
-                yield from waiting.settle(waiting.due(patience))
-    except Exception:
-        if patience is not None:
-            waiting.settle(waiting.graded())
-        raise
-    finally:
-        engine.between = before
-        table.clear()
+            playing.add(ask, journal)
+    table, waiting = playing.table, playing.waiting
+    with playing.at_engine():
+        try:
+            while table.next_turn():
+                for completion in engine.completions():
+                    playing.hear(completion)
+                    yield from waiting.settle(waiting.due(patience))
+                while table.is_waiting and not table.may_speak:
+                    table.look(LOOK_SECONDS)
+                    yield from waiting.settle(waiting.due(patience))
+        except Exception:
+            if patience is not None:
+                waiting.settle(waiting.graded())
+            raise
     fault_point("rollouts.generated")
     while waiting.all:
         yield from waiting.settle(waiting.all[:BATCH])
@@ -130,16 +118,93 @@ def _driver(place: str) -> Callable[..., Iterator[Episode]]:
     return driver
 
 
-class _Waiting:
+class Playing:
+    """Episodes under way on one engine, from an ask to its grades. With `most`, so many play at once, and further asks
+    begin as others end."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        sampling: Sampling | Callable[[Ask], Sampling],
+        judge: Judge,
+        world: World | None,
+        *,
+        most: int | None = None,
+    ):
+        self._engine, self._judge, self._world = engine, judge, world
+        self._sampling = sampling if callable(sampling) else lambda ask: sampling
+        self._asks: dict[Key, Ask] = {}
+        self._journals: dict[Key, Journal | None] = {}
+        self._players: dict[int, Ask] = {}
+        self.waiting = Waiting(judge)
+        self.table = Table(engine, world, self._sampling, self._over, most)
+
+    def add(self, ask: Ask, journal: Journal | None) -> None:
+        """Episodes of this ask will be written to the journal; those that are there are not played."""
+        self._asks[ask.request_key], self._journals[ask.request_key] = ask, journal
+        self.table.add(ask)
+
+    def hear(self, completion: Completion) -> None:
+        """Somebody has spoken: it may be the first turn of an episode, a later one, or the last."""
+        player = self.table.speaker(completion)
+        if player is not None:
+            player.spoke(completion, self._judge)
+        else:
+            ask, journal = self._asks[completion.key], self._journals[completion.key]
+            player = Player(ask.problem, _begun(ask, completion), self._sampling(ask), self._world)
+            if journal is not None and player.episode.order in journal.episodes:
+                self.table.leave(ask)
+                return
+            fault_point("rollouts.sampled")
+            self._players[id(player)] = ask
+            player.begin(self._judge)
+        self.table.sit(player)
+
+    def _over(self, player: Player) -> None:
+        ask = self._players.pop(id(player))
+        self.table.leave(ask)
+        self.waiting.add(player, self._journals[ask.request_key])
+
+    @contextmanager
+    def at_engine(self) -> Iterator[None]:
+        """Within `with`, replies are heard between tokens. Where it is left by an exception, nothing stays behind: no
+        request in the engine, and no open world."""
+        before, self._engine.between = self._engine.between, self._between(self._engine.between)
+        try:
+            yield
+        except BaseException:
+            self.give_up()
+            raise
+        finally:
+            self._engine.between = before
+
+    def _between(self, before: Callable[[], None] | None) -> Callable[[], None] | None:
+        return before if self._world is None else self.table.look
+
+    def give_up(self) -> None:
+        """Cancel every request, read what the engine says of it, so that nobody else does, and leave every world."""
+        self.table.clear()
+        with suppress(EngineError):
+            keys = self.table.unfinished
+            for key in keys:
+                self._engine.cancel(key)
+            for _ in self._engine.completions() if keys else ():
+                pass
+
+
+class Waiting:
     """Episodes that are being graded, in the order in which they came."""
 
-    def __init__(self, judge: Judge, journal: Journal | None):
-        self._judge, self._journal = judge, journal
+    def __init__(self, judge: Judge):
+        self._judge = judge
+        self._journals: dict[int, Journal | None] = {}
         self._settled = time.monotonic()
         self.all: list[Pending] = []
 
-    def add(self, player: Player) -> None:
-        self.all.append(self._judge.begin(player.problem, player.episode, player.outcome))
+    def add(self, player: Player, journal: Journal | None) -> None:
+        pending = self._judge.begin(player.problem, player.episode, player.outcome)
+        self.all.append(pending)
+        self._journals[id(pending)] = journal
 
     def graded(self) -> list[Pending]:
         return [one for one in self.all if not one.item.is_waiting]
@@ -155,13 +220,14 @@ class _Waiting:
         return []
 
     def settle(self, part: Sequence[Pending]) -> list[Episode]:
-        """Score these together, write them to the journal, and wait for them no more."""
+        """Score these together, write them to their journals, and wait for them no more."""
         if not part:
             return []
         episodes = self._judge.finish(part)
-        if self._journal is not None:
-            for episode in episodes:
-                self._journal.append(episode)
+        for pending, episode in zip(part, episodes, strict=True):
+            journal = self._journals.pop(id(pending))
+            if journal is not None:
+                journal.append(episode)
         gone = {id(pending) for pending in part}
         self.all = [one for one in self.all if id(one) not in gone]
         self._settled = time.monotonic()
@@ -177,7 +243,7 @@ def _begun(ask: Ask, completion: Completion) -> Episode:
         logprobs=np.concatenate([gap, completion.logprobs]).astype(np.float32),
         kept=np.concatenate([gap, completion.kept]).astype(np.float32),
         finish=completion.finish,
-        versions=((0, completion.policy_version),),
+        versions=tuple((first and first + len(ask.prefix), version) for first, version in completion.versions),
         given=len(ask.prefix),
         seconds=completion.seconds,
     )

@@ -95,7 +95,7 @@ class Player:
                 logprobs=completion.logprobs.astype(np.float32),
                 kept=completion.kept.astype(np.float32),
                 finish=completion.finish,
-                versions=((0, completion.policy_version),),
+                versions=completion.versions,
                 extends=self._extends,
                 seconds=completion.seconds,
             )

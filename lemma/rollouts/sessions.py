@@ -220,7 +220,7 @@ def _turn(said: _Said, before: _Said | None) -> Turn:
         logprobs=completion.logprobs.astype(np.float32),
         kept=completion.kept.astype(np.float32),
         finish=completion.finish,
-        versions=((0, completion.policy_version),),
+        versions=completion.versions,
         extends=before is not None,
         seconds=completion.seconds,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lemma.engines.protocol import Completion, Engine, Key, Sampling
@@ -19,39 +19,51 @@ if TYPE_CHECKING:
 
 
 class Table:
-    """`over` hears of each player whose episode is over; with an exact schedule in an order that is always the same."""
+    """`over` hears of each player whose episode is over; with an exact schedule in an order that is always the same.
+
+    With `most` players at once, asks begin as others end, and everybody speaks as soon as there is a reply.
+    """
 
     def __init__(
         self,
         engine: Engine,
         world: World | None,
-        asks: Iterable[Ask],
         sampling: Callable[[Ask], Sampling],
         over: Callable[[Player], None],
+        most: int | None = None,
     ):
         self._engine, self._world, self._sampling, self._over = engine, world, sampling, over
-        self._asks = deque(asks)
-        self._is_exact = world is None or world.is_exact
+        self._asks: deque[Ask] = deque()
+        self._most = most
+        self._is_exact = most is None and (world is None or world.is_exact)
         self._line: dict[int, Player] = {}
         self._by_world: dict[int, Player] = {}
         self._going_on: list[Player] = []
         self._speaking: dict[Key, Player] = {}
-        # Tokens and number of those who play, and how many of them have not spoken yet.
-        self._taken = self._players = self._beginning = 0
+        # Of asks that have begun, how many attempts have not spoken yet; tokens and number of those who play.
+        self._beginning: dict[Key, int] = {}
+        self._taken = self._players = 0
 
     # --- who is admitted -----------------------------------------------------------------------------------------
 
+    def add(self, ask: Ask) -> None:
+        self._asks.append(ask)
+
     def admit(self) -> None:
-        """Submit the oldest asks: all of them without a world, otherwise as many as there is room for."""
+        """Submit the oldest asks: all of them without a world or limit, otherwise as many as there is room for."""
         while self._asks and self._has_room(self._asks[0]):
             ask = self._asks.popleft()
             self._taken += self._tokens(ask) * ask.n
             self._players += ask.n
-            self._beginning += ask.n
+            self._beginning[ask.request_key] = ask.n
             self._engine.submit(ask.request(self._sampling(ask)))
 
     def _has_room(self, ask: Ask) -> bool:
-        if self._world is None or not self._players:
+        if not self._players:
+            return True
+        if self._most is not None and self._players + ask.n > self._most:
+            return False
+        if self._world is None:
             return True
         most = self._world.options.episodes
         if most is not None:
@@ -76,7 +88,9 @@ class Table:
     def speaker(self, completion: Completion) -> Player | None:
         """Whose turn this is; None for a first one."""
         player = self._speaking.pop(completion.key, None)
-        self._beginning -= player is None
+        if player is None:
+            left = self._beginning.pop(completion.key) - 1
+            self._beginning |= {completion.key: left} if left else {}
         return player
 
     def sit(self, player: Player) -> None:
@@ -128,7 +142,12 @@ class Table:
     @property
     def is_speaking(self) -> bool:
         """Whether the engine has something to do."""
-        return bool(self._speaking) or self._beginning > 0
+        return bool(self._speaking or self._beginning)
+
+    @property
+    def unfinished(self) -> list[Key]:
+        """Requests of which the engine owes something."""
+        return [*self._speaking, *self._beginning]
 
     @property
     def may_speak(self) -> bool:

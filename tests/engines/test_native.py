@@ -104,6 +104,9 @@ def test_new_weights_in_the_middle_use_no_old_cache(lora: int) -> None:
     second, third = sorted(stream, key=lambda c: c.order)
     assert second.ids[:4].tolist() == first.ids.tolist()
     assert [first.policy_version, second.policy_version, third.policy_version] == [0, 0, 1]
+    assert [first.versions, second.versions, third.versions] == [((0, 0),), ((0, 0), (4, 1)), ((0, 1),)]
+    expected = learner_logprobs(policy, prompt, second.ids)[4:]
+    assert np.abs(expected - second.logprobs[4:]).max() < 1e-5, "as a plain forward under the new weights"
     whole = np.concatenate([prompt, second.ids])
     logits = policy.causal(torch.from_numpy(whole)[None]).logits[0]
     assert logits[len(prompt) + 4 - 1 : -1].argmax(-1).tolist() == second.ids[4:].tolist()

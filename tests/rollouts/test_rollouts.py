@@ -152,6 +152,30 @@ class Failing(Scripted):
             yield completion
 
 
+@pytest.mark.parametrize("where", ["judge", "consumer"])
+def test_no_request_stays_in_the_engine_where_an_exception_ends_a_play(policy: Policy, where: str) -> None:
+    """What an aborted play asked for is neither generated nor told to whoever uses the engine next."""
+    engine = NativeEngine(policy, 3)
+    judged = judge(policy)
+    work = asks(policy)
+    if where == "judge":
+
+        def fails(*parts: object) -> None:
+            raise OSError("no grader")
+
+        judged.begin = fails  # type: ignore[method-assign, assignment]
+        with pytest.raises(OSError, match="no grader"):
+            list(play(engine, work, SAMPLING, judged))
+    else:
+        samples = play(engine, work, SAMPLING, judged, patience=0.0)
+        next(samples)
+        assert not engine.scheduler.is_idle
+        samples.close()  # type: ignore[attr-defined]
+    assert engine.scheduler.is_idle and not list(engine.completions())
+    again = sorted(play(engine, work, SAMPLING, judge(policy)), key=lambda one: one.order)
+    assert all(same(a, b) for a, b in zip(again, run(policy, work), strict=True))
+
+
 @pytest.mark.parametrize("patience", [0.0, 3600.0, None])
 def test_what_is_graded_is_written_though_the_engine_fails(
     policy: Policy, tmp_path: Path, patience: float | None

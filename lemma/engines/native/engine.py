@@ -40,6 +40,7 @@ class NativeEngine(Engine):
 
     name = "native"
     tells = True
+    goes_on = True
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class NativeEngine(Engine):
                     random_key(self.seed, *request.key, "sample", sample),
                     ends,
                     watcher(request, self.policy.tokenizer, self._tables),
-                    self.version,
+                    [(0, self.version)],
                 )
                 for sample in range(request.n)
             ]
@@ -126,13 +127,13 @@ class NativeEngine(Engine):
     def update_weights(self, version: int) -> None:
         """The weights are the policy's own: only what was computed with the old ones has to be forgotten.
 
-        Unfinished completions go on with the new ones and keep the version they began with.
+        Unfinished completions go on with the new ones: what they have is computed again, and later tokens are theirs.
         """
         self.version = version
         self._restart()
         for job in self.scheduler.waiting:
             for sequence in (job.leader, *job.followers):
-                sequence.version = sequence.version if sequence.count else version
+                sequence.renew(version)
 
     def forget_prompts(self) -> None:
         self._restart()

@@ -25,6 +25,7 @@ class Sequence:
 
     `cached` counts the tokens whose keys and values are in its blocks, or will be when what was launched is done;
     `turn` is another number each time it starts to run. It has blocks while it runs, and none once it has ended.
+    `versions` has the first token of each span that one version of the weights sampled, and that version.
     """
 
     request: Request
@@ -32,7 +33,7 @@ class Sequence:
     noise_key: int
     end_ids: frozenset[int]
     watcher: StopWatcher
-    version: int
+    versions: list[tuple[int, int]]
     count: int = 0
     last: int = -1
     blocks: list[int] = field(default_factory=list)
@@ -49,6 +50,12 @@ class Sequence:
     @property
     def length(self) -> int:
         return len(self.request.prompt) + self.count
+
+    def renew(self, version: int) -> None:
+        """Later tokens come from other weights."""
+        if self.versions[-1][0] == self.count:
+            self.versions.pop()
+        self.versions.append((self.count, version))
 
     def room(self, context: int) -> int:
         """How many more tokens it can get."""
@@ -96,9 +103,10 @@ class Sequence:
             logprobs=logprobs,
             kept=kept,
             finish=finish,
-            policy_version=self.version,
+            policy_version=self.versions[0][1],
             seconds=time.perf_counter() - self.submitted,
             first_seconds=self.first - self.submitted if self.first else 0.0,
+            spans=tuple(self.versions) if len(self.versions) > 1 else (),
         )
 
 
