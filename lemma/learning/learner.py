@@ -18,12 +18,13 @@ import torch
 
 from lemma.core.errors import UserError
 from lemma.core.random import key
-from lemma.core.ranks import gather_over_ranks, own_slots, slots, together
+from lemma.core.ranks import gather_over_ranks, own_slots
 from lemma.core.types import Scope, Trajectory
-from lemma.learning.divergence import SKIPS_IN_A_ROW, Diverged, are_finite
+from lemma.learning.divergence import SKIPS_IN_A_ROW, Diverged
 from lemma.learning.learning_options import OptimOptions
-from lemma.learning.optimiser import Optimiser, Split, learning_rate
-from lemma.learning.parameter_pieces import deal
+from lemma.learning.optimiser import Split, learning_rate
+from lemma.learning.pack_dealing import by_all_ranks, deal_packs
+from lemma.learning.split_optimiser import make_optimiser
 from lemma.learning.token_scores import TokenScores
 from lemma.learning.whole_batch import Sums, evaluate_batch, pull
 from lemma.models.compiled import CompiledBlocks
@@ -81,7 +82,9 @@ class Learner:
         self.is_compiled = compile_blocks
         self.step_count = 0
         self.skipped = 0
-        self.optimiser = Optimiser(policy.parameters(), optim, shard)
+        self.optimiser = make_optimiser(policy, optim, shard)
+        # Ranks that make a pass together cannot leave it one by one.
+        self._retried = () if policy.is_split else (torch.OutOfMemoryError,)
         self._seed = seed
         self._say = say
         self._has_dropout = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in policy.module.modules())
@@ -107,7 +110,7 @@ class Learner:
                 logprobs, _ = asked.logprobs(batch, temperature=self.temperature)
                 scores.add(batch, logprobs)
 
-        self._without_gradient(trajectories, "token", work)
+        self._without_gradient(trajectories, "token", work, asked)
         return scores.by_trajectory(len(trajectories))
 
     @torch.no_grad()
@@ -126,7 +129,11 @@ class Learner:
         return summed.result()
 
     def _without_gradient(
-        self, trajectories: Sequence[Trajectory], scope: Scope, work: Callable[[TokenBatch], T]
+        self,
+        trajectories: Sequence[Trajectory],
+        scope: Scope,
+        work: Callable[[TokenBatch], T],
+        asked: Policy | Critic | None = None,
     ) -> dict[int, T]:
         """What `work` says of each of this rank's packs; those of all ranks hold every trajectory once. Where memory
         runs out on any rank, all go on with smaller packs."""
@@ -139,19 +146,19 @@ class Learner:
                 [todo[i] for i in pack]
                 for pack in plan_packs([trajectories[i] for i in todo], self.token_budget, scope, self.shares)
             ]
-            mine = [number for slot in own_slots() for number in _dealt(packs, trajectories)[slot]]
+            mine = [number for slot in own_slots() for number in deal_packs(packs, trajectories)[slot]]
 
             def own_part(mine: Sequence[int] = mine, packs: Sequence[list[int]] = packs, first: int = first) -> _Done:
                 done: list[int] = []
                 for number in mine:
                     try:
                         results[first + number] = work(self._built(trajectories, packs[number]))
-                    except torch.OutOfMemoryError:
+                    except self._retried:
                         return done, packs[number]
                     done += packs[number]
                 return done, []
 
-            outcomes = together(own_part, "packs without a gradient")
+            outcomes = by_all_ranks(own_part, "packs without a gradient", asked or self.policy, packs, trajectories)
             self._shrink([[trajectories[i] for i in tried] for _, tried in outcomes if tried], scope)
             gone = {i for done, _ in outcomes for i in done}
             todo, first = [i for i in todo if i not in gone], first + len(packs)
@@ -226,7 +233,7 @@ class Learner:
     def _check_health(self, updated: bool, rate: float, loss: float) -> None:
         """Stop where the weights are not finite any more, or gradients in a row are not."""
         whose = "critic" if isinstance(self.policy, Critic) else "model"
-        if updated and not are_finite(self.optimiser.parameters.values()):
+        if updated and not self.optimiser.is_finite():
             raise Diverged(
                 f"update {self.step_count}, at a rate of {rate:g}, made weights of the {whose} infinite or NaN"
             )
@@ -238,7 +245,7 @@ class Learner:
 
     def _accumulate(self, work: _Work) -> None:
         """Forward and backward of this rank's packs, slot by slot; gradients add up in the optimiser."""
-        dealt = _dealt(work.packs, work.trajectories)
+        dealt = deal_packs(work.packs, work.trajectories)
         for slot in own_slots():
             for number in dealt[slot]:
                 self._learn_from(work, number)
@@ -246,7 +253,7 @@ class Learner:
 
     def _accumulate_in_rounds(self, work: _Work) -> bool:
         """The same where gradients go home after every round: one pack of each slot, or none where it has no more."""
-        dealt = _dealt(work.packs, work.trajectories)
+        dealt = deal_packs(work.packs, work.trajectories)
 
         def one_round(number: int) -> Callable[[_Work], None]:
             def learn(work: _Work) -> None:
@@ -279,7 +286,7 @@ class Learner:
 
     def _score_packs(self, work: _Work) -> None:
         """The first pass of an objective over the whole batch: what it sees of each pack, as leaves."""
-        dealt = _dealt(work.packs, work.trajectories)
+        dealt = deal_packs(work.packs, work.trajectories)
         for number in [number for slot in own_slots() for number in dealt[slot]]:
             batch = self._batch(work, number)
             with torch.no_grad(), self._blocks:
@@ -327,11 +334,13 @@ class Learner:
         def own_part() -> list[int]:
             try:
                 part(work)
-            except torch.OutOfMemoryError:
+            except self._retried:
                 return work.tried
             return []
 
-        ran_out = [tried for tried in together(own_part, "the gradients of a step") if tried]
+        learns, place = part != self._score_packs, "the gradients of a step"
+        tries = by_all_ranks(own_part, place, self.policy, work.packs, work.trajectories, learns=learns)
+        ran_out = [tried for tried in tries if tried]
         self._shrink([[work.trajectories[i] for i in tried] for tried in ran_out], work.objective.scope)
         return not ran_out
 
@@ -362,7 +371,8 @@ class Learner:
 
     def load(self, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any]) -> None:
         self.optimiser.load(tensors, extra["optimiser"])
-        self.step_count, self.token_budget = int(extra["step"]), int(extra["token_budget"])
+        planned, saved = self.token_budget, int(extra["token_budget"])
+        self.step_count, self.token_budget = int(extra["step"]), min(planned, saved) if self._retried == () else saved
         self.skipped = int(extra.get("skipped", 0))
 
 
@@ -383,9 +393,3 @@ class _Work:
 def _is_one_unit(trajectories: Sequence[Trajectory], scope: Scope) -> bool:
     """Whether the packer cannot take these apart."""
     return len({t.unit for t in trajectories}) == 1 if scope == "pair" else len(trajectories) == 1
-
-
-def _dealt(packs: Sequence[Sequence[int]], trajectories: Sequence[Trajectory]) -> list[list[int]]:
-    """The numbers of the packs of each slot, in order."""
-    hands = deal([sum(len(trajectories[i]) for i in pack) for pack in packs], slots())
-    return [[number for number, hand in enumerate(hands) if hand == slot] for slot in range(slots())]

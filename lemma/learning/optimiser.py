@@ -15,12 +15,14 @@ from torch import nn
 
 from lemma.core.errors import UserError
 from lemma.core.ranks import gather_over_ranks, own_slots, rank, slots, world_size
+from lemma.learning.divergence import are_finite
 from lemma.learning.gradients import SlotSums, spread, sum_to_homes
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.parameter_pieces import ParameterPiece, cut
+from lemma.learning.saved_slices import SavedSlices
 from lemma.models.products import sink_of
 
-Split = Literal["none", "optimiser", "gradients"]
+Split = Literal["none", "optimiser", "gradients", "weights"]
 SCALE_START, SCALE_GROWTH, SCALE_PATIENCE = 2.0**16, 2.0, 2000
 
 
@@ -73,7 +75,7 @@ class Optimiser:
         self.options = options
         self.parameters = dict(parameters)
         self.shard: Split = shard if world_size() > 1 or shard == "gradients" else "none"
-        self.pieces = cut(self.parameters, world_size())
+        self.pieces = self._cut()
         self.masters: dict[str, torch.Tensor] = {}
         self._buffers: dict[str, torch.Tensor] = {}
         self._values: dict[ParameterPiece, torch.Tensor] = {}
@@ -89,6 +91,9 @@ class Optimiser:
         self._make_masters()
         self.scaler = LossScaler(any(p.dtype == torch.float16 for p in self.parameters.values()))
         self.adamw = _make_adamw(self._values, options)
+
+    def _cut(self) -> list[ParameterPiece]:
+        return cut(self.parameters, world_size())
 
     def _make_masters(self) -> None:
         if self.shard == "none" or world_size() == 1:
@@ -231,6 +236,10 @@ class Optimiser:
             return 0.0
         return torch.linalg.vector_norm(torch.stack([everything[n] for n in sorted(everything)]), 2.0).item()
 
+    def is_finite(self) -> bool:
+        """Whether every weight is, as all ranks find."""
+        return are_finite(self.parameters.values())
+
     def _publish(self) -> None:
         """Bring what was updated into the compute weights of all ranks, in place."""
         pairs = [
@@ -267,62 +276,24 @@ class Optimiser:
     @torch.no_grad()
     def load(self, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any]) -> None:
         """Put a saved state back, in place; a state of another model is refused before anything changes."""
-        self._check_same(tensors)
-        kept: dict[str, list[str]] = {}
-        for key in tensors:
-            if key.startswith("optimiser/"):
-                kept.setdefault(key.partition("@")[0].removeprefix("optimiser/").rpartition("/")[0], []).append(key)
+        saved = SavedSlices(tensors, extra["plain"])
+        saved.check(self.parameters)
         for piece in self.pieces:
-            whole = self.parameters[piece.name]
-            weight = _part(tensors, f"weight/{piece.name}", piece)
             value = self._values.get(piece)
-            if value is not None:
-                value.copy_(weight.view(value.shape))
-            part = piece.of(whole.data)
-            part.copy_(weight.view(part.shape))
+            self._take(piece, value, saved)
             if value is not None and self.adamw is not None:
-                self._load_state(piece, value, tensors, kept.get(piece.name, []), extra["plain"])
+                self.adamw.state.pop(value, None)
+                state = saved.state(piece)
+                if state:
+                    self.adamw.state[value] = {key: self._placed(key, kept, value) for key, kept in state.items()}
         self.scaler.load(extra["scaler"])
 
-    def _check_same(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        for piece in self.pieces:
-            whole, key = self.parameters[piece.name], f"weight/{piece.name}"
-            if key in tensors:
-                there, same = f"shape {tuple(tensors[key].shape)}", tensors[key].shape == whole.shape
-            elif key + piece.mark in tensors:
-                there, same = f"cut otherwise at {piece.start}", tensors[key + piece.mark].numel() == piece.size
-            else:
-                there, same = "no such tensor", False
-            if not same:
-                raise UserError(
-                    f"the checkpoint is of another model: {piece.name} is {tuple(whole.shape)} here and {there} there",
-                    fix="start anew with --fresh, or give the run another folder",
-                )
-
-    def _load_state(
-        self,
-        piece: ParameterPiece,
-        value: torch.Tensor,
-        tensors: Mapping[str, torch.Tensor],
-        keys: Sequence[str],
-        plain: Mapping[str, Any],
-    ) -> None:
-        state: dict[str, Any] = {}
-        for key in keys:
-            name, _, mark = key.partition("@")
-            if not mark or f"@{mark}" == piece.mark:
-                label = name.rpartition("/")[2]
-                whole = tensors[key]
-                cuts = not mark and not piece.is_whole and whole.numel() == self.parameters[piece.name].numel()
-                state[label] = whole.flatten()[piece.start : piece.stop] if cuts else whole
-        for key, other in plain.items():
-            name, _, mark = key.partition("@")
-            if name.rpartition("/")[0] == piece.name and (not mark or f"@{mark}" == piece.mark):
-                state[name.rpartition("/")[2]] = other
-        assert self.adamw is not None
-        self.adamw.state.pop(value, None)
-        if state:
-            self.adamw.state[value] = {key: self._placed(key, kept, value) for key, kept in state.items()}
+    def _take(self, piece: ParameterPiece, value: torch.Tensor | None, saved: SavedSlices) -> None:
+        """Put a saved piece into its master, if that is here, and into the compute weights."""
+        weight, part = saved.weight(piece), piece.of(self.parameters[piece.name].data)
+        if value is not None:
+            value.copy_(weight.view(value.shape))
+        part.copy_(weight.view(part.shape))
 
     def _placed(self, key: str, value: Any, master: torch.Tensor) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -349,13 +320,6 @@ def _collect(parameter: torch.Tensor) -> None:
     if parameter.grad is not None and sink is not None:  # no gradient where products have added all of it
         sink.add_(parameter.grad)
         parameter.grad = None
-
-
-def _part(tensors: Mapping[str, torch.Tensor], key: str, piece: ParameterPiece) -> torch.Tensor:
-    """A piece of a saved tensor, which may be there whole or cut as it is here."""
-    if not piece.is_whole and key in tensors:
-        return tensors[key].flatten()[piece.start : piece.stop]
-    return tensors[key + piece.mark]
 
 
 def _make_adamw(values: Mapping[ParameterPiece, torch.Tensor], options: OptimOptions) -> torch.optim.Optimizer | None:

@@ -5,7 +5,10 @@ It has the surface of a `Policy` that the learner uses; what the learner calls l
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,11 +36,29 @@ class Critic:
         with torch.no_grad():
             self.head.weight.copy_(torch.from_numpy(noise))
         self.module = nn.ModuleDict({"backbone": backbone, "head": self.head})
+        self._gather: Callable[[Callable[[], Any]], Any] | None = None
+        self._precision: torch.dtype | None = None
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=device)
 
     @property
     def device(self) -> torch.device:
         return self.head.weight.device
+
+    @property
+    def is_split(self) -> bool:
+        """Whether ranks hold parts of the weights; then all of them compute at the same time."""
+        return self._gather is not None
+
+    def use_split(
+        self, gather: Callable[[Callable[[], Any]], Any], precision: torch.dtype, device: torch.device
+    ) -> None:
+        """From now on the weights are split; `gather` brings them together for a computation."""
+        self._gather, self._precision, self._no_mask = gather, precision, self._no_mask.to(device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What hidden states are in."""
+        return self._precision or next(self.backbone.parameters()).dtype
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that are trained, by name, in a fixed order."""
@@ -47,6 +68,10 @@ class Critic:
         self, batch: TokenBatch, *, temperature: float = 1.0, entropy: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Values (N,). The temperature plays no part, and there is no entropy."""
+        compute = partial(self._values, batch)
+        return (compute() if self._gather is None else self._gather(compute)), None
+
+    def _values(self, batch: TokenBatch) -> torch.Tensor:
         output = self.backbone(
             input_ids=batch.ids_T[None],
             position_ids=batch.positions_T[None],
@@ -55,7 +80,7 @@ class Critic:
             segments=batch.segments,
         )
         hidden_NH = output.last_hidden_state.squeeze(0)[batch.sources_N]
-        return self.head(hidden_NH.to(self.head.weight.dtype))[:, 0], None
+        return self.head(hidden_NH.to(self.head.weight.dtype))[:, 0]
 
 
 def build_critic(

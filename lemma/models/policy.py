@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,9 @@ class Policy:
         self.head: nn.Module = self.causal.get_output_embeddings()
         # Whether a probe has widened the weights to float32.
         self.is_wide = False
+        # Where ranks hold parts of the weights: what brings them together for a computation, and its precision.
+        self._gather: Callable[[Callable[[], Any]], Any] | None = None
+        self._precision: torch.dtype | None = None
         # A mask that is ready made is passed through untouched: the pack's borders take its place.
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=self.device)
 
@@ -64,12 +67,23 @@ class Policy:
     @property
     def dtype(self) -> torch.dtype:
         """What hidden states and caches are in."""
-        return torch.float32 if self.is_wide else self.head.weight.dtype
+        return torch.float32 if self.is_wide else self._precision or self.head.weight.dtype
 
     @property
     def is_narrow(self) -> bool:
         """Whether it computes in half precision."""
         return self.dtype in (torch.bfloat16, torch.float16)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether ranks hold parts of the weights; then all of them compute at the same time."""
+        return self._gather is not None
+
+    def use_split(
+        self, gather: Callable[[Callable[[], Any]], Any], precision: torch.dtype, device: torch.device
+    ) -> None:
+        """From now on the weights are split; `gather` brings them together for a computation."""
+        self._gather, self._precision, self._no_mask = gather, precision, self._no_mask.to(device)
 
     @cached_property
     def context(self) -> int:
@@ -128,6 +142,12 @@ class Policy:
         self, batch: TokenBatch, *, temperature: float = 1.0, entropy: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probability (N,) of each trained token of a pack given what comes before it, and the entropy if asked."""
+        compute = partial(self._logprobs, batch, temperature, entropy)
+        return compute() if self._gather is None else self._gather(compute)
+
+    def _logprobs(
+        self, batch: TokenBatch, temperature: float, entropy: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         hidden_TH = self.hidden(batch.ids_T, batch.positions_T, batch.segments)
         return self.score(
             hidden_TH[batch.sources_N], batch.ids_T[batch.targets_N], temperature=temperature, entropy=entropy

@@ -22,6 +22,7 @@ from lemma.learning.checkpoint import Checkpoint, CheckpointStore
 from lemma.learning.divergence import Diverged, check_speaks, check_written
 from lemma.learning.learner import Learner
 from lemma.learning.optimiser import Split
+from lemma.learning.weight_split import whole_policy
 from lemma.models.model_options import ModelOptions
 from lemma.models.policy import Policy
 from lemma.runs.ingredients import ingredients
@@ -305,13 +306,14 @@ class Stage:
         """Write the final model, whole, and mark the stage as done."""
         self._begin()
         self.store.wait()
-        from_leader(lambda: self._write_model(policy, step, summary), "the final model")
+        check_speaks(policy)
+        written = whole_policy(policy) if policy.is_split else policy
+        from_leader(lambda: self._write_model(written or policy, step, summary), "the final model")
         self.emit(StageEnded(self.name, step, {**summary, **self._reached()}))
 
     def _write_model(self, policy: Policy, step: int, summary: Mapping[str, Any]) -> None:
         partial = self.folder.stage(self.name) / ".final.partial"
         shutil.rmtree(partial, ignore_errors=True)
-        check_speaks(policy)
         try:
             policy.save(partial)
             check_written(partial)

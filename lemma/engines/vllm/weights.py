@@ -26,7 +26,7 @@ def check_policy(policy: Policy) -> None:
 
 
 def dtype_of(policy: Policy) -> torch.dtype:
-    return policy.head.weight.dtype
+    return policy.dtype
 
 
 def base_state(policy: Policy) -> dict[str, torch.Tensor]:
@@ -64,7 +64,7 @@ def write_weights(policy: Policy, folder: Path, keep: bool = True) -> None:
     for number, names in enumerate(buckets, 1):
         file = "model.safetensors" if len(buckets) == 1 else f"model-{number:05}-of-{len(buckets):05}.safetensors"
         files |= dict.fromkeys(names, file)
-        tensors = {name: _whole(state[name]).cpu().contiguous() for name in names}
+        tensors = {name: _whole(state[name], dtype_of(policy)).cpu().contiguous() for name in names}
         if keep:
             save_file(tensors, folder / "bucket.part", {"format": "pt"})
             os.replace(folder / "bucket.part", folder / file)
@@ -85,10 +85,9 @@ def _buckets(sizes: dict[str, int]) -> list[list[str]]:
     return buckets
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor whose parts are on several ranks."""
-    gather = getattr(tensor, "full_tensor", None)
-    return tensor if gather is None else gather()
+def _whole(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """All of a tensor whose parts, which may be kept in fp32, are on several ranks."""
+    return tensor.to(dtype).full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def write_adapter(policy: Policy, folder: Path) -> None:

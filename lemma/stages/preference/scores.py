@@ -26,6 +26,7 @@ from lemma.core.ranks import from_leader, is_leader
 from lemma.core.types import Trajectory, content_id
 from lemma.core.version import lemma_version
 from lemma.learning.learner import Learner
+from lemma.learning.weight_split import whole_tensor
 from lemma.models.packing import TokenBatch
 from lemma.models.policy import Policy
 from lemma.stages.preference.examples import Example, trajectory
@@ -121,7 +122,7 @@ def _weights(policy: Policy) -> str:
     whole = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(policy.module.state_dict().items()):
         whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        whole.update(whole_tensor(tensor.detach()).cpu().contiguous().flatten().view(torch.uint8).numpy())
     return whole.hexdigest()
 
 
@@ -173,9 +174,10 @@ class SquaredMass(Policy):
 
     def __init__(self, policy: Policy):
         super().__init__(policy.module, policy.tokenizer)
+        self._gather, self._precision = policy._gather, policy._precision
 
-    def logprobs(
-        self, batch: TokenBatch, *, temperature: float = 1.0, entropy: bool = False
+    def _logprobs(
+        self, batch: TokenBatch, temperature: float, entropy: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         hidden = self.hidden(batch.ids_T, batch.positions_T, batch.segments)[batch.sources_N]
         targets = batch.ids_T[batch.targets_N]

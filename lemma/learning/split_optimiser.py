@@ -1,0 +1,84 @@
+"""The optimiser of weights that are split: each rank updates its own rows, which are masters and weights in one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from lemma.core.ranks import gather_over_ranks, rank, world_size
+from lemma.learning.divergence import are_finite
+from lemma.learning.learning_options import OptimOptions
+from lemma.learning.optimiser import LossScaler, Optimiser, Split
+from lemma.learning.parameter_pieces import ParameterPiece
+from lemma.learning.saved_slices import SavedSlices
+from lemma.learning.weight_split import split_weights
+from lemma.models.critic import Critic
+from lemma.models.policy import Policy
+
+
+def make_optimiser(policy: Policy | Critic, options: OptimOptions, shard: Split) -> Optimiser:
+    """The optimiser of a model; with `weights`, its weights are split from here on, if they are not yet."""
+    if shard != "weights" or world_size() == 1:
+        return Optimiser(policy.parameters(), options, "none" if shard == "weights" else shard)
+    split_weights(policy)
+    return SplitOptimiser(policy.parameters(), options, computes_in_fp16=policy.dtype == torch.float16)
+
+
+class SplitOptimiser(Optimiser):
+    """Pieces are the rows of each rank. Gradients come in summed over the ranks, to where their rows are."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], options: OptimOptions, *, computes_in_fp16: bool):
+        super().__init__(parameters, options, "weights")
+        self.scaler = LossScaler(computes_in_fp16)
+
+    def _cut(self) -> list[ParameterPiece]:
+        return [piece for name, parameter in self.parameters.items() for piece in _rows(name, parameter)]
+
+    def _make_masters(self) -> None:
+        for piece in self.pieces:
+            if piece.home == rank():
+                value = _local(self.parameters[piece.name])
+                assert value.numel() == piece.size, "rows are cut as FSDP cuts them"
+                self._values[piece] = value
+
+    def end_slot(self, slot: int) -> None:
+        """Gradients of all ranks' packs have been added up already."""
+
+    def _gather(self) -> list[ParameterPiece]:
+        found = []
+        for piece, value in self._values.items():
+            grad = self.parameters[piece.name].grad
+            if grad is not None:
+                value.grad = _local(grad)
+                found.append(piece)
+        return found
+
+    def is_finite(self) -> bool:
+        return all(gather_over_ranks(are_finite(self._values.values()), "whether all weights are finite"))
+
+    def _publish(self) -> None:
+        """The rows are the weights."""
+
+    def _take(self, piece: ParameterPiece, value: torch.Tensor | None, saved: SavedSlices) -> None:
+        if value is not None:
+            value.copy_(saved.weight(piece).view(value.shape))
+
+
+def _rows(name: str, parameter: torch.Tensor) -> list[ParameterPiece]:
+    """The rows of each rank: as many for each as for the first, while there are any."""
+    rows, width = parameter.shape[0], parameter.numel() // max(1, parameter.shape[0])
+    each = -(-rows // world_size())
+    spans = [(min(rows, r * each), min(rows, (r + 1) * each)) for r in range(world_size())]
+    return [
+        ParameterPiece(name, start * width, stop * width, home, stop - start == rows, parameter.ndim >= 2)
+        for home, (start, stop) in enumerate(spans)
+        if stop > start
+    ]
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    """This rank's rows of a split tensor, in place."""
+    return tensor.detach().to_local()
