@@ -72,7 +72,7 @@ class TokenNotes:
         if any("old" in one.token_fields for one in trajectories):
             columns["ratio"] = _numbers([self._ratio(one) for one in trajectories])
         buffer = io.BytesIO()
-        np.savez_compressed(buffer, **columns)
+        np.savez_compressed(buffer, allow_pickle=False, **columns)
         write_whole(notes_path(folder, step), buffer.getvalue())
 
     def _engine(self, trajectory: Trajectory) -> np.ndarray:
@@ -110,7 +110,7 @@ def read_notes(folder: Path, step: int) -> dict[Attempt, Noted]:
 def _by_attempt(columns: Mapping[str, np.ndarray]) -> dict[Attempt, Noted]:
     ends = np.cumsum(columns["length"])[:-1]
     parts = {name: np.split(columns[name], ends) for name in ("advantage", "engine", "ratio") if name in columns}
-    ratios = parts.get("ratio") or [None] * len(columns["length"])
+    ratios: Sequence[np.ndarray | None] = parts["ratio"] if "ratio" in parts else [None] * len(columns["length"])
     return {
         (int(draw), int(number)): Noted(advantage, engine, ratio, int(mark))
         for (draw, number), advantage, engine, ratio, mark in zip(
