@@ -20,6 +20,7 @@ from lemma.config.document import write
 from lemma.config.load import load
 from lemma.config.shape import Choice
 from lemma.core.errors import nearest
+from lemma.engines.engine_options import NativeOptions
 from lemma.formats import FORMATS, Format
 from lemma.formats.r1_zero import R1Zero
 from lemma.models.model_options import ModelOptions
@@ -112,6 +113,23 @@ class Recipe(Options):
             raise ValueError(
                 f"stage {learns[0]} learns from samples that are drawn without dropout; write `model.lora.dropout: 0`"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _speakers_have_something_to_say(self) -> Recipe:
+        if not self.cluster.speakers:
+            return self
+        engines = {
+            name: stage.rollout.engine for name, stage in self.stages.items() if isinstance(stage, ReinforcementOptions)
+        }
+        if not engines:
+            raise ValueError("no stage samples, so there is nothing for `cluster.speakers` to do; write `speakers: 0`")
+        for name, engine in engines.items():
+            if not isinstance(engine, NativeOptions):
+                raise ValueError(
+                    f"`cluster.speakers` generate with the native engine, and stage {name} has {engine.name}; write "
+                    "`engine: native` there, or `speakers: 0`"
+                )
         return self
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lemma.cli.parser import Parser, add_recipe, named
 from lemma.cli.plan_data import at_a_time, length_in_words, many
-from lemma.cli.plan_ranks import add_arguments, print_ranks
+from lemma.cli.plan_ranks import add_arguments, rank_lines
 from lemma.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,13 +45,22 @@ def run(args: argparse.Namespace) -> int:
     from lemma.recipe import load_recipe
 
     recipe = load_recipe(args.recipe, args.overrides)
+    against = _known(args.against) if args.against else None
+    tables = rank_lines(recipe, args)  # before anything is printed: a wrong name of a GPU ends it here
     print_plan(recipe, list(recipe.stages))
-    print_ranks(recipe, args)
+    for line in tables:
+        print(line)
     _try_prompt(recipe)
-    against = named(args.against) if args.against else None
     for line in plan_lines(recipe, against, args.data_dir, is_asked=args.check_data or against is not None):
         print(line)
     return 0
+
+
+def _known(words: str) -> list[str]:
+    """Names of benchmarks, all of which there are."""
+    from lemma.evaluation.benchmarks import find_benchmark
+
+    return [name for name in named(words) if find_benchmark(name)]
 
 
 def print_plan(recipe: Recipe, names: Sequence[str], *, skip: Sequence[str] = (), only: Sequence[str] = ()) -> None:
@@ -171,7 +180,7 @@ def _configured(model: ModelOptions) -> list[str]:
 def _memory(recipe: Recipe, stage: StageOptions, amount: Amount | None) -> str:
     """The peak of an optimisation step, where the model's shape can be known without fetching anything."""
     from lemma.cli.plan_data import sequences_of
-    from lemma.models.memory import plan_training
+    from lemma.models.memory import plan_speaker, plan_training
     from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
     model, shape = recipe.model, shape_of(recipe.model)
@@ -190,7 +199,10 @@ def _memory(recipe: Recipe, stage: StageOptions, amount: Amount | None) -> str:
         return f"{plan}{told}"
     algorithm = stage.algorithm
     plan = plan.beside(critic=algorithm.needs_critic, reference=algorithm.needs_reference and model.lora is None)
-    return f"{plan}{told}; and the engine's cache, {plan.cache_per_token / 1024:.0f} KiB a token"
+    cache = f"{plan.cache_per_token / 1024:.0f} KiB a token"
+    if recipe.cluster.speakers:
+        return f"{plan}{told}; of each speaker {plan_speaker(shape, model, precision)}, and its cache, {cache}"
+    return f"{plan}{told}; and the engine's cache, {cache}"
 
 
 def shape_of(model: ModelOptions) -> Shape | str:

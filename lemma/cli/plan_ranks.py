@@ -29,16 +29,20 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--length", metavar="TOKENS", type=int, help="tokens of a sequence, where no file tells them")
 
 
-def print_ranks(recipe: Recipe, args: argparse.Namespace) -> None:
+def rank_lines(recipe: Recipe, args: argparse.Namespace) -> list[str]:
     """The table of every stage, where `--ranks` or `--gpu` asks for it."""
     if args.ranks is None and args.gpu is None:
-        return
-    ranks = recipe.cluster.ranks or 1 if args.ranks is None else args.ranks
+        return []
+    speakers = recipe.cluster.speakers
+    ranks = recipe.cluster.ranks or 1 + speakers if args.ranks is None else args.ranks
     for name, value in (("--ranks", ranks), ("--length", args.length)):
         if value is not None and value < 1:
             raise UserError(f"{name} {value}: a number of at least 1 is wanted", fix=f"write {name} 8")
-    for line in describe_ranks(recipe, ranks, args.gpu or DEFAULT_GPU, args.length):
-        print(line)
+    if speakers >= ranks:
+        raise UserError(
+            f"--ranks {ranks} leaves nobody to learn next to {speakers} speakers", fix=f"write --ranks {speakers + 1}"
+        )
+    return list(describe_ranks(recipe, ranks, args.gpu or DEFAULT_GPU, args.length))
 
 
 def describe_ranks(recipe: Recipe, ranks: int, gpu_name: str, length: int | None = None) -> Iterator[str]:
@@ -58,8 +62,11 @@ def describe_ranks(recipe: Recipe, ranks: int, gpu_name: str, length: int | None
             return
         shape = guessed
         yield f"the model's shape is guessed from its name: {shape.parameters / 1e9:.1f} billion parameters"
+    speakers = recipe.cluster.speakers
+    if speakers:
+        yield f"{ranks - speakers} ranks learn, {speakers} only speak: {_speaker(recipe, shape, gpu)}"
     for name, stage in recipe.stages.items():
-        yield from _stage_table(recipe, name, stage, shape, ranks, gpu, amount_of(recipe, stage), length)
+        yield from _stage_table(recipe, name, stage, shape, ranks - speakers, gpu, amount_of(recipe, stage), length)
     link = gpu.link_rate if ranks <= GPUS_A_MACHINE else min(gpu.link_rate, NETWORK_RATE)
     where = "" if ranks <= GPUS_A_MACHINE else " between machines"
     yield (
@@ -78,22 +85,30 @@ class _Row:
     ranks: int
     generates: bool
     recomputes: bool = False
+    # Ranks that generate instead of those that learn, and the memory of one of them.
+    speakers: int = 0
+    speaker: MemoryPlan | None = None
 
     @property
     def room(self) -> float:
         """Tokens of cache that the rest of the memory holds."""
-        free = USABLE * self.gpu.memory_gib * 2**30 - self.plan.total
-        return max(0.0, free / self.plan.cache_per_token)
+        return _room(self.speaker or self.plan, self.gpu)
 
     @property
     def fits(self) -> bool:
         enough = self.plan.total <= USABLE * self.gpu.memory_gib * 2**30
-        needs_room = self.generates and self.shard != "weights" and self.work.response
+        needs_room = self.generates and not self.is_served and self.work.response
         return enough and (not needs_room or self.generation is not None)
 
     @property
+    def is_served(self) -> bool:
+        """Whether only vLLM's servers can generate."""
+        return self.shard == "weights" and not self.speakers
+
+    @property
     def generation(self) -> float | None:
-        return self.work.generation_seconds(self.gpu, self.ranks, self.room, self.plan.cache_per_token)
+        ranks = self.speakers or self.ranks
+        return self.work.generation_seconds(self.gpu, ranks, self.room, self.plan.cache_per_token)
 
     def __str__(self) -> str:
         from lemma.models.memory import GIB
@@ -108,9 +123,9 @@ class _Row:
         link = self.work.communication_seconds(self.gpu, self.ranks, self.shard)
         times = [update, link]
         if self.generates:
-            shown += f"{'' if self.shard == 'weights' else f'{self.room:,.0f}':>12}"
-            own = None if self.shard == "weights" or not self.work.response else self.generation
-            shown += f"{_seconds(own) if own is not None else 'servers' if self.shard == 'weights' else '?':>10}"
+            shown += f"{'' if self.is_served else f'{self.room:,.0f}':>12}"
+            own = None if self.is_served or not self.work.response else self.generation
+            shown += f"{_seconds(own) if own is not None else 'servers' if self.is_served else '?':>10}"
             times += [own] if own is not None else []
         return shown + "".join(f"{_seconds(value):>10}" for value in (*times[:2], sum(times)))
 
@@ -159,10 +174,27 @@ def _row(recipe: Recipe, stage: StageOptions, shape: Shape, work: StepWork, gpu:
 
     is_rl = isinstance(stage, ReinforcementOptions)
     row = _Row(shard, _plan(recipe, stage, shape, ranks, shard, work.pack), work, gpu, ranks, is_rl)
+    if is_rl and recipe.cluster.speakers:
+        row = replace(row, speakers=recipe.cluster.speakers, speaker=_speaker_plan(recipe, shape))
     if row.fits or recipe.model.checkpointing is not None:
         return row
     plan = _plan(recipe, stage, shape, ranks, shard, work.pack, recomputed=shape.layers)
     return replace(row, plan=plan, work=replace(work, checkpointing=True), recomputes=True)
+
+
+def _room(plan: MemoryPlan, gpu: Gpu) -> float:
+    return max(0.0, (USABLE * gpu.memory_gib * 2**30 - plan.total) / plan.cache_per_token)
+
+
+def _speaker_plan(recipe: Recipe, shape: Shape) -> MemoryPlan:
+    from lemma.models.memory import plan_speaker
+
+    return plan_speaker(shape, recipe.model, recipe.model.precision or "bf16")
+
+
+def _speaker(recipe: Recipe, shape: Shape, gpu: Gpu) -> str:
+    plan = _speaker_plan(recipe, shape)
+    return f"{plan}; room for {_room(plan, gpu):,.0f} tokens of cache, {plan.cache_per_token / 1024:.0f} KiB each"
 
 
 def _plan(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lemma.config import Options
 
@@ -35,3 +35,12 @@ class ClusterOptions(Options):
     config: str | None = Field(None, min_length=1)
     """A DeepSpeed, Accelerate or FSDP configuration file. What it says takes effect wherever the recipe says nothing;
     `lemma plan` names what has no counterpart."""
+
+    @model_validator(mode="after")
+    def _somebody_learns(self) -> ClusterOptions:
+        if self.ranks is not None and self.speakers >= self.ranks:
+            raise ValueError(
+                f"speakers is {self.speakers}, and of {self.ranks} ranks none is left to learn; write "
+                f"`ranks: {self.speakers + 1}` or more"
+            )
+        return self

@@ -119,7 +119,8 @@ class Speaker:
         if self._stops and not self._is_stop_told:
             self._is_stop_told = True
             for peer in self._peers:
-                self._say(peer, StopAsked())
+                with suppress(OSError):  # it may be done
+                    peer.send(StopAsked())
         with self._world.waiting("words of the learners"):
             for peer in wait(self._peers, seconds):
                 assert isinstance(peer, Connection)

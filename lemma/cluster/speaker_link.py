@@ -35,24 +35,27 @@ def divided(world: RankWorld, speakers: int, deadline: float, host: str = LOCAL)
             f"cluster.speakers is {speakers}, and of {world.size} ranks none is left to learn",
             fix=f"start {speakers + 1} ranks or more, or take fewer speakers",
         )
-    control, carrier, weights = groups_of(first, world.size, world.on_device, deadline)
+    control, aside, carrier, weights = groups_of(first, world.size, world.on_device, deadline)
     connections = _connect(world, first, host)
     is_speaker = world.rank >= first
     others = range(first) if is_speaker else range(first, world.size)
     link = SpeakerLink(others, connections, weights, world.on_device, deadline)
     if is_speaker:
-        mine = replace(world, size=1, slots=1, control=None, carrier=None, link=link, is_speaker=True)
+        mine = replace(world, size=1, slots=1, control=None, aside=None, carrier=None, link=link, is_speaker=True)
     else:
-        mine = replace(world, size=first, control=control, carrier=carrier, link=link)
-    with joined(mine):
-        yield mine
-    if not is_speaker:
-        for connection in connections:
+        mine = replace(world, size=first, control=control, aside=aside, carrier=carrier, link=link)
+    try:
+        with joined(mine):
+            yield mine
+        for connection in () if is_speaker else connections:
             connection.send(Bye())
+    finally:
+        for connection in connections:
+            connection.close()
 
 
-def groups_of(learners: int, size: int, on_device: bool, deadline: float) -> tuple[Any, Any, Any]:
-    """The groups of all that learn, for objects and for tensors, and that of the first of them with all that speak;
+def groups_of(learners: int, size: int, on_device: bool, deadline: float) -> tuple[Any, Any, Any, Any]:
+    """The groups of all that learn, two for objects and one for tensors, and that of the first of them with all that speak;
     None where this rank is no member. Every process calls this."""
     import torch.distributed as dist
 
@@ -61,9 +64,9 @@ def groups_of(learners: int, size: int, on_device: bool, deadline: float) -> tup
         return None if made is dist.GroupMember.NON_GROUP_MEMBER else made
 
     backend = "nccl" if on_device else "gloo"
-    control = group(range(learners), "gloo")
+    control, aside = group(range(learners), "gloo"), group(range(learners), "gloo")
     carrier = group(range(learners), backend) if on_device else control
-    return control, carrier, group([0, *range(learners, size)], backend)
+    return control, aside, carrier, group([0, *range(learners, size)], backend)
 
 
 def _connect(world: RankWorld, first: int, host: str) -> list[Connection]:

@@ -19,6 +19,8 @@ GIB = 2**30
 CHUNK_BYTES = 2**29
 # What libraries and a fragmented allocator take in addition to the tensors.
 ALLOCATOR_SHARE = 0.03
+# What the engine needs for the prompts of one pass, in addition to its cache.
+PREFILL_BYTES = 3.0 * 2**28
 # Words of the built-in tokenizer; its model rounds them up to a multiple of 32.
 TINY_WORDS = 157
 # What ranks can split among them, from nothing to everything: the words of `cluster.shard`.
@@ -145,6 +147,12 @@ def plan_training(
         cache_per_token=2.0 * shape.layers * shape.kv_width * width,
         gathered=_gathered(shape, outside, trainable, width, shard) if ranks > 1 else 0.0,
     )
+
+
+def plan_speaker(shape: Shape, model: ModelOptions, precision: Precision) -> MemoryPlan:
+    """Memory of a rank that only generates, without the cache: all weights, and what a pass over prompts needs."""
+    whole = plan_training(shape, model, precision, 0, 0)
+    return replace(whole, optimiser=0.0, activations=PREFILL_BYTES, head=0.0, reserve=ALLOCATOR_SHARE * whole.weights)
 
 
 def _gathered(shape: Shape, outside: int, trainable: int, width: int, shard: str) -> float:
