@@ -74,17 +74,16 @@ def send(policy: Policy, carrier: Any, on_device: bool) -> None:
     for bucket in buckets_of(layout):
         for part in bucket:
             if part.name != name:
-                name, flat = part.name, _whole(parameters[part.name]).detach().reshape(-1)
+                name, flat = part.name, _whole(parameters[part.name].detach(), part.dtype).reshape(-1)
             if carrier is not None:
                 buffer.room(part).copy_(flat[part.start : part.start + part.count])
         if carrier is not None:
             buffer.broadcast(bucket, carrier)
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor whose parts are on several ranks."""
-    gather = getattr(tensor, "full_tensor", None)
-    return tensor if gather is None else gather()
+def _whole(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """All of a tensor whose parts, which may be kept in fp32, are on several ranks."""
+    return tensor.to(dtype).full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 @torch.no_grad()
