@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from lemma.core.errors import UserError
@@ -39,7 +40,7 @@ def on_ranks(
         from lemma.cluster.cluster_options import ClusterOptions
 
         _check_engine(int(os.environ["WORLD_SIZE"]), engine)
-        return as_rank(work, ClusterOptions(deadline=DEADLINE), device)
+        return as_rank(lambda world: _shared(work), ClusterOptions(deadline=DEADLINE), device)
     count = _wanted(args.ranks, device, engine, is_shared)
     if count == 1:
         return work()
@@ -49,6 +50,16 @@ def on_ranks(
 
     command = [sys.executable, "-m", "lemma", *args.arguments]
     return Launcher(command, count, Path(os.devnull), restarts=0, fresh=False, say=say).run()
+
+
+def _shared(work: Callable[[], int]) -> int:
+    """Do a rank's part. The first one says warnings for all."""
+    from lemma.core.errors import warnings_said
+    from lemma.core.ranks import is_leader, use_slots, world_size
+
+    use_slots(world_size())
+    with nullcontext() if is_leader() else warnings_said(lambda text: None):
+        return work()
 
 
 def on_ray(args: argparse.Namespace, engine: str) -> int:

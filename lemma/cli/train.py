@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -70,7 +69,9 @@ def _options_help() -> str:
 
 def run(args: argparse.Namespace) -> int:
     from lemma.cluster.launching import end_with_launcher
+    from lemma.cluster.rank_program import is_a_rank
     from lemma.recipe import load_recipe
+    from lemma.runs.split_checks import check_split
 
     end_with_launcher()
     if args.speakers is not None:
@@ -78,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
     recipe = load_recipe(args.recipe, args.overrides)
     _check_stages(recipe, args.skip, args.only)
     if args.dry_run:
+        if (args.ranks or recipe.cluster.ranks) != 1:
+            check_split(recipe.cluster, recipe.model, recipe.stages)
         return _dry_run(recipe, args.skip, args.only)
     if args.ray:
         from lemma.cli.train_ray import run_on_ray
@@ -123,35 +126,23 @@ def _launch(recipe: Recipe, args: argparse.Namespace, count: int) -> int:
 def _train(recipe: Recipe, args: argparse.Namespace) -> int:
     """Run the stages in this process, alone or as one of the ranks that its environment names."""
     from lemma.cluster.foreign_configs import foreign_sentences
-    from lemma.cluster.joining import member
-    from lemma.cluster.rank_watch import LOST, RankLost, say_loss
+    from lemma.cluster.rank_program import as_rank
     from lemma.cluster.speaker import speak
     from lemma.core.events import Said
-    from lemma.core.ranks import is_leader, rank
+    from lemma.core.ranks import RankWorld, is_leader
     from lemma.reporting import sink_of
     from lemma.runs.run import train
 
-    try:
-        with member(recipe.cluster, recipe.run.device) as world, sink_of(recipe) as sink:
+    def work(world: RankWorld) -> int:
+        with sink_of(recipe) as sink:
             if world.is_speaker:
                 speak(world, sink)
                 return 0
             for sentence in foreign_sentences(recipe) if is_leader() else ():
                 sink(Said(sentence, "warning"))
             return train(recipe, skip=args.skip, only=args.only, fresh=args.fresh, extend=args.extend, sink=sink)
-    except RankLost as error:
-        say_loss(str(error), int(os.environ.get("RANK", rank())))
-        return LOST
-    except UserError as error:
-        if is_a_rank() and os.environ["RANK"] != "0":  # the first rank says it, once
-            say_loss(str(error), int(os.environ["RANK"]), is_error=True)
-            return 2
-        raise
 
-
-def is_a_rank() -> bool:
-    """Whether a launcher has said that this process is one of several."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+    return as_rank(work, recipe.cluster, recipe.run.device)
 
 
 def _check_stages(recipe: Recipe, skip: list[str], only: list[str]) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from lemma.cluster.cluster_options import ClusterOptions
 from lemma.cluster.joining import member
 from lemma.cluster.rank_watch import LOST, RankLost, say_loss
-from lemma.core.errors import UserError, warnings_said
-from lemma.core.ranks import is_leader, use_slots, world_size
+from lemma.core.errors import UserError
+from lemma.core.ranks import RankWorld
 
 
 def is_a_rank() -> bool:
@@ -17,21 +17,17 @@ def is_a_rank() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 
-def as_rank(work: Callable[[], int], cluster: ClusterOptions, device: str) -> int:
-    """Do this as one of the ranks that the environment names, with as many slots as ranks; the exit code."""
-    number = int(os.environ["RANK"])
+def as_rank(work: Callable[[RankWorld], int], cluster: ClusterOptions, device: str) -> int:
+    """Do this as one of the ranks that the environment names, or alone; the exit code."""
+    number = int(os.environ["RANK"]) if is_a_rank() else 0
     try:
-        with member(cluster, device):
-            use_slots(world_size())
-            if is_leader():
-                return work()
-            with warnings_said(lambda text: None):  # the first rank says them
-                return work()
+        with member(cluster, device) as world:
+            return work(world)
     except RankLost as error:
         say_loss(str(error), number)
         return LOST
     except UserError as error:
         if number == 0:
             raise
-        say_loss(str(error), number, is_error=True)
+        say_loss(str(error), number, is_error=True)  # the first rank says it to people
         return 2

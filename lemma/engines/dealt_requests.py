@@ -20,8 +20,8 @@ def dealt_completions(engine: Engine, requests: Sequence[Request]) -> Iterator[C
 
     def own_part() -> None:
         for slot in own_slots():
-            engine.forget_prompts()
-            mine.extend(_completions(engine, requests[slot :: slots()]))
+            with engine.slot(slot):
+                mine.extend(_completions(engine, requests[slot :: slots()]))
 
     together(own_part, PLACE)
     for part in gather_to_leader(mine, PLACE):

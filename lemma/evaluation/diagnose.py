@@ -82,9 +82,8 @@ def sample_groups(
     def own_part() -> list[Episode]:
         played: list[Episode] = []
         for slot in own_slots():
-            if slots() > 1:
-                engine.forget_prompts()
-            played += play(engine, asks[slot :: slots()], sampling, judge, world=world)
+            with engine.slot(slot):
+                played += play(engine, asks[slot :: slots()], sampling, judge, world=world)
         return played
 
     for share in together(own_part, "samples to look at"):

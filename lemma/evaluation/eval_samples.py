@@ -58,9 +58,9 @@ def sample(
     meter = Meter(total, max(one.sampling.max_tokens for one in asked), sink)
     share = _Share(engine, asked, judge, worlds, known, meter)
     fitting = [ask for one in asked for ask in one.asks if len(ask.prompt) < engine.context]
-    missing = [ask for ask in fitting if not _is_whole(ask, known)]
+    missing = [ask for ask in fitting if not ask.is_known(known)]
     if is_leader():
-        share.take(known[repr(ask.key), number] for ask in fitting if _is_whole(ask, known) for number in range(ask.n))
+        share.take(episode for ask in fitting if ask.is_known(known) for episode in ask.known(known))
 
     def own_part() -> None:
         parts = {slot: missing[slot :: slots()] for slot in own_slots()}
@@ -92,10 +92,6 @@ def journals_in(folder: Path) -> list[Path]:
 def _known(folder: Path) -> Known:
     """What was sampled by an evaluation that was cut off, with whatever number of ranks."""
     return {episode.order: episode for path in journals_in(folder) for episode in read_episodes(path)}
-
-
-def _is_whole(ask: Ask, known: Known) -> bool:
-    return all((repr(ask.key), number) in known for number in range(ask.n))
 
 
 # --- what one rank plays -------------------------------------------------------------------------------------------

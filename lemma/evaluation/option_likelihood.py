@@ -78,6 +78,11 @@ def log_likelihoods(
     """
     if getattr(policy.causal.config, "_attn_implementation", None) != NAME:
         raise UserError("only Lemma's own model code computes log-likelihoods", fix="leave `--engine transformers` out")
+    if policy.is_split:
+        raise UserError(
+            "benchmarks that weigh the likelihood of options are not computed with `shard: weights`",
+            fix="evaluate the final model with `lemma eval`",
+        )
     lines: list[_Line] = []
     for place, question in enumerate(questions):
         own = [_encoded(question.context, continuation, policy) for continuation in question.continuations]
