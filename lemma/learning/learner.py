@@ -371,9 +371,12 @@ class Learner:
 
     def load(self, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any]) -> None:
         self.optimiser.load(tensors, extra["optimiser"])
-        planned, saved = self.token_budget, int(extra["token_budget"])
-        self.step_count, self.token_budget = int(extra["step"]), min(planned, saved) if self._retried == () else saved
-        self.skipped = int(extra.get("skipped", 0))
+        self.step_count, self.skipped = int(extra["step"]), int(extra.get("skipped", 0))
+        here, saved = self.token_budget, int(extra["token_budget"])
+        # The saved one, so that the same packs are computed; but not more than fits on this device.
+        self.token_budget = min(here, saved)
+        if here < saved:
+            self._say(f"the token budget was {saved}, and {here} fit here: from now on sums are rounded otherwise")
 
 
 @dataclass

@@ -161,6 +161,16 @@ def test_no_memory_for_the_optimiser() -> None:
 # --- what a step says ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("here", "there", "kept"), [(64, 32, 32), (32, 32, 32), (32, 64, 32)])
+def test_a_learner_that_goes_on_keeps_its_budget_where_it_fits(here: int, there: int, kept: int) -> None:
+    said: list[str] = []
+    state = learner_of(tiny_policy(), there).state()
+    learner = learner_of(tiny_policy(), here, say=said.append)
+    learner.load(*state)
+    assert learner.token_budget == kept
+    assert said == ["the token budget was 64, and 32 fit here: from now on sums are rounded otherwise"] * (here < there)
+
+
 def test_the_report() -> None:
     learner = learner_of(tiny_policy())
     items = trajectories((7, 30, 12))
