@@ -92,3 +92,20 @@ def test_a_hub_model_is_told_by_its_configuration(tmp_path: Path) -> None:
     assert re.search(r"memory +\d+\.\d GiB: weights", done.stdout)
     assert f"benchmark absent: there is no dataset 'someone/absent' on {hub.url}" in done.stdout
     assert not any("safetensors" in path for path, _ in hub.files_sent())
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (["--gpu", "nosuch"], "no GPU is called 'nosuch'"),
+        (["--ranks", "0"], "a number of at least 1"),
+        (["--gpu", "h100", "--length", "0"], "a number of at least 1"),
+        (["--against", "nosuch"], "nosuch"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_anything_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: list[str], said: str
+) -> None:
+    assert main(["plan", write(tmp_path, "tiny"), *option]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and said in shown.err
