@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from lemma.core.errors import UserError
 from lemma.serving.exchange import Exchange, Host
@@ -21,6 +21,9 @@ from lemma.serving.wire_requests import Kind, WireCall, read_call
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 LONGEST_BODY = 64 * 2**20
+# Of a request that is refused before it was read, so much is read all the same, and for so long: a client that is still
+# sending hears of nothing.
+LONGEST_REST, REST_SECONDS = 4 * LONGEST_BODY, 5.0
 # Seconds after which a connection that says nothing is closed, and that answers at work have when the server closes.
 SILENT_SECONDS = 600.0
 LAST_SECONDS = 2.0
@@ -33,8 +36,11 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     timeout = SILENT_SECONDS
     server_version, sys_version = "lemma", ""
+    _is_unread = False  # whether the body of the request is still on its way
 
     def do_GET(self) -> None:
+        self._is_unread = self.headers.get("Content-Length", "0") != "0"
+        self.close_connection = self.close_connection or self._is_unread
         with self._answering():
             path = self._path()
             host = self.server.host
@@ -45,7 +51,7 @@ class _Handler(BaseHTTPRequestHandler):
             model = {"id": host.name, "object": "model", "created": self.server.created, "owned_by": "lemma"}
             if path == "/v1/models":
                 self._send(200, {"object": "list", "data": [model]})
-            elif path.startswith("/v1/models/") and host.serves(path.removeprefix("/v1/models/")):
+            elif path.startswith("/v1/models/") and host.serves(unquote(path.removeprefix("/v1/models/"))):
                 self._send(200, model)
             elif path in CALLS:
                 raise ApiError(405, f"{path} is asked by POST")
@@ -53,13 +59,13 @@ class _Handler(BaseHTTPRequestHandler):
                 raise ApiError(404, f"there is nothing at {path}")
 
     def do_POST(self) -> None:
+        self._is_unread = True
         with self._answering():
-            body = self._body()
             path = self._path()
             if path not in CALLS:
                 raise ApiError(404, f"there is nothing at {path}; there are: {', '.join(CALLS)}")
             caller = self._caller()
-            asked = read_call(CALLS[path], _json(body))
+            asked = read_call(CALLS[path], _json(self._body()))
             if asked.model is not None and not self.server.host.serves(asked.model):
                 raise ApiError(
                     404, f"there is no model '{asked.model}'; there is: {self.server.host.name}", param="model",
@@ -129,9 +135,11 @@ class _Handler(BaseHTTPRequestHandler):
                 yield
             except ApiError as error:
                 # What the client still sends of a request that was not read is no request of its own.
-                self.close_connection = self.close_connection or error.status in (411, 413, 415)
+                self.close_connection = self.close_connection or self._is_unread
                 with contextlib.suppress(OSError):
                     self._send(error.status, error.as_dict())
+                    if self._is_unread:
+                        self._pass_over()
             except (ConnectionError, TimeoutError):
                 self.close_connection = True
             except Exception as error:  # noqa: BLE001  (a fault of ours must not look like a network's)
@@ -144,20 +152,36 @@ class _Handler(BaseHTTPRequestHandler):
     def _path(self) -> str:
         """What is asked for. A server of this machine alone answers to its own names only: a page of another site
         that a browser here has open may send requests, but under its own name."""
-        name = urlsplit(f"//{self.headers.get('Host', '')}").hostname
+        try:
+            name, path = urlsplit(f"//{self.headers.get('Host', '')}").hostname, urlsplit(self.path).path
+        except ValueError as error:
+            raise ApiError(400, f"this is no address: {error}") from error
         if self.server.is_loopback and name not in LOOPBACK:
-            raise ApiError(403, f"this server does not answer for '{name}'")
-        return urlsplit(self.path).path.rstrip("/")
+            raise ApiError(403, f"this server does not answer for '{name or ''}'")
+        return path.rstrip("/")
 
     def _body(self) -> bytes:
         size = self.headers.get("Content-Length", "")
-        if not size.isdigit():
+        if not (size.isascii() and size.isdigit()):
             raise ApiError(411, "the request does not say how long it is")
         if int(size) > LONGEST_BODY:
             raise ApiError(413, f"the request has more than {LONGEST_BODY} bytes")
         if self.headers.get_content_type() != "application/json":
             raise ApiError(415, "the request is not of the type application/json")
-        return self.rfile.read(int(size))
+        body = self.rfile.read(int(size))
+        self._is_unread = False
+        return body
+
+    def _pass_over(self) -> None:
+        """Read on until the client has sent what it has, and hears the answer."""
+        self.connection.shutdown(socket.SHUT_WR)
+        until, left = time.monotonic() + REST_SECONDS, LONGEST_REST
+        while left > 0 and (seconds := until - time.monotonic()) > 0:
+            self.connection.settimeout(seconds)
+            data = self.connection.recv(2**16)
+            if not data:
+                return
+            left -= len(data)
 
     def _caller(self) -> Any:
         scheme, _, key = self.headers.get("Authorization", "").partition(" ")
@@ -261,8 +285,12 @@ class HttpDoor:
 
 
 def _json(body: bytes) -> Any:
+    """The body, in which half a character becomes a question mark: no tokenizer takes it."""
     try:
-        return json.loads(body)
+        content = json.loads(body)
+        if rb"\ud" in body.lower():
+            content = json.loads(json.dumps(content, ensure_ascii=False).encode("utf-8", "replace"))
+        return content
     except (ValueError, RecursionError) as error:
         raise ApiError(400, "the body is not JSON") from error
 

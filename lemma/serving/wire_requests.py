@@ -13,6 +13,10 @@ Kind = Literal["chat", "text"]
 
 MOST_SAMPLES = 128
 MOST_STOPS = 16
+# No vocabulary is larger, and no other number of a call.
+MOST_IDS, LARGEST = 2**31, 2.0**63
+# Below it, what a temperature makes of logits is no number any more, for all who generate together.
+LEAST_TEMPERATURE = 1e-5
 # The default of OpenAI's completions. A chat answer may fill the context.
 TEXT_TOKENS = 16
 
@@ -91,6 +95,9 @@ def read_call(kind: Kind, body: Any) -> WireCall:
             raise ApiError(400, f"there is no field '{name}' here", param=name, code="unknown_parameter")
     values: dict[str, Any] = {name: _number(sent, name, *limits) for name, limits in NUMBERS.items() if name in sent}
     values |= {name: _count(sent, name, *limits) for name, limits in COUNTS.items() if name in sent}
+    if 0 < values.get("temperature", 0.0) < LEAST_TEMPERATURE:
+        raise ApiError(400, f"temperature is so low that logits overflow; write 0, or {LEAST_TEMPERATURE:g} and more",
+                       param="temperature")  # fmt: skip
     if values.get("top_p") == 0:
         raise ApiError(400, "top_p is 0; write a number above it", param="top_p")
     limit = next((name for name in ("max_completion_tokens", "max_tokens") if name in sent), None)
@@ -202,7 +209,7 @@ def _prompts(given: Any) -> tuple[str | tuple[int, ...], ...]:
     for one in several:
         if isinstance(one, str) and one:
             prompts.append(one)
-        elif isinstance(one, list) and one and all(isinstance(token, int) and token >= 0 for token in one):
+        elif isinstance(one, list) and one and all(isinstance(token, int) and 0 <= token < MOST_IDS for token in one):
             prompts.append(tuple(one))
         else:
             raise ApiError(400, "prompt is not a text, a list of token ids, or a list of either", param="prompt")
@@ -220,11 +227,12 @@ def _stops(given: Any) -> tuple[str, ...]:
 
 def _number(sent: Mapping[str, Any], name: str, least: float, most: float) -> float:
     value = sent[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise ApiError(400, f"{name} is not a number", param=name)
-    if not least <= value <= most:
-        raise ApiError(400, f"{name} is {value:g}; write a number from {least:g} to {most:g}", param=name)
-    return float(value)
+    number = float(value) if abs(value) <= LARGEST else math.inf
+    if not least <= number <= most:
+        raise ApiError(400, f"{name} is {number:g}; write a number from {least:g} to {most:g}", param=name)
+    return number
 
 
 def _count(sent: Mapping[str, Any], name: str, least: int, most: int) -> int:
