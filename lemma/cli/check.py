@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,13 +13,12 @@ from lemma.core.errors import UserError
 if TYPE_CHECKING:
     from lemma.data.data_options import DataOptions
     from lemma.data.readers import Item
-    from lemma.evaluation.benchmarks import Benchmark, Loaded
+    from lemma.evaluation.benchmarks import Loaded
     from lemma.evaluation.repeated import Contamination
+    from lemma.evaluation.stage_data import Checked
     from lemma.recipe import Recipe
 
 SHOWN = 160
-SMALL = 64 << 20
-"""Files of fewer bytes in all are read without being asked."""
 
 
 def load_benchmarks(names: Sequence[str], data_dir: str | Path | None) -> list[Loaded]:
@@ -67,58 +65,10 @@ def check_recipe(recipe: Recipe, args: argparse.Namespace) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class Checked:
-    """A stage's data and the benchmarks to compare it with."""
-
-    name: str
-    data: DataOptions
-    benchmarks: list[Benchmark]
-    data_dir: str | None
-
-    def check(self, seed: int) -> tuple[list[Item], Contamination]:
-        from lemma.data.load_rows import load_rows
-        from lemma.data.readers import problem_of
-        from lemma.evaluation.benchmarks import load_benchmark
-        from lemma.evaluation.repeated import check_rows
-
-        items = load_rows(self.data, seed)
-        loaded = [load_benchmark(one, data_dir=self.data_dir, to_grade=False) for one in self.benchmarks]
-        return items, check_rows([problem_of(item) for item in items], loaded)
-
-    @property
-    def is_small(self) -> bool:
-        """Whether everything is in files on this machine that take seconds to read."""
-        from lemma.data.sources import ARITHMETIC, files_of
-
-        size = 0
-        for source in self.data.mix or [self.data]:
-            files = [] if source.source == ARITHMETIC else files_of(source)
-            if not files:
-                return False
-            size += sum(path.stat().st_size for path in files)
-        for benchmark in self.benchmarks:
-            path = _local(benchmark, self.data_dir)
-            if path is None:
-                return False
-            size += path.stat().st_size
-        return size <= SMALL
-
-
-def _local(benchmark: Benchmark, data_dir: str | None) -> Path | None:
-    """The file of a benchmark on this machine."""
-    from lemma.evaluation.benchmarks import DATA_SUFFIXES
-
-    places = [Path(benchmark.source).expanduser()]
-    if data_dir is not None:
-        stems = (*benchmark.files, benchmark.name)
-        places += [Path(data_dir).expanduser() / f"{stem}{suffix}" for stem in stems for suffix in DATA_SUFFIXES]
-    return next((place for place in places if place.is_file()), None)
-
-
 def stages_with_benchmarks(recipe: Recipe, against: Sequence[str] | None, data_dir: str | None) -> Iterator[Checked]:
     """The stages that have data and something to compare it with."""
     from lemma.evaluation.benchmarks import find_benchmark
+    from lemma.evaluation.stage_data import Checked
 
     for name, stage in recipe.stages.items():
         data, measured = getattr(stage, "data", None), getattr(stage, "eval", None)

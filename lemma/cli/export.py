@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from lemma.cli.parser import Parser
+from lemma.cli.parser import Parser, named
 from lemma.core.errors import UserError
+
+if TYPE_CHECKING:
+    from lemma.recipe import Recipe
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -36,6 +40,13 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "--dtype", choices=["fp32", "bf16", "fp16"], help="precision of the weights (default: that of the run)"
     )
     parser.add_argument("--gguf", action="store_true", help="also write the model as a GGUF file, for llama.cpp")
+    parser.add_argument(
+        "--contamination",
+        metavar="BENCHMARKS",
+        nargs="?",
+        const="",
+        help="compare the training data with these benchmarks (default: those of the recipe), for the card",
+    )
     parser.set_defaults(run=run)
 
 
@@ -54,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--rank is the rank of an adapter, at least 1", fix="write `--onto base --rank 16`")
     folder, name = _target(args)
     recipe = load_recipe(run_dir / "recipe.yaml")
+    contamination = _contamination(recipe, args)
     done = export_model(
         recipe,
         run_dir,
@@ -64,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         onto_base=args.onto == "base",
         rank=args.rank,
     )
-    finish_export(done.folder, recipe, run_dir, done.stage, done.step, args.dtype)
+    finish_export(done.folder, recipe, run_dir, done.stage, done.step, args.dtype, contamination)
     print(f"wrote {done.folder}")
     if args.gguf:
         print(f"wrote {write_gguf(done.folder)}")
@@ -75,6 +87,27 @@ def run(args: argparse.Namespace) -> int:
     if done.joined is not None:
         print(f"rank {done.joined.rank}; {done.joined.error:.2g} of the size of all updates was lost")
     return 0
+
+
+def _contamination(recipe: Recipe, args: argparse.Namespace) -> dict[str, Any] | None:
+    """What the training data repeat of benchmarks, where that was asked for; it is told before anything is written."""
+    if args.contamination is None:
+        return None
+    from lemma.runs.card_contamination import check_stages, in_words
+    from lemma.runs.exporting import newest_stage
+    from lemma.runs.model_card import stages_until
+
+    values = recipe.model_dump(mode="json")
+    stage = args.stage or newest_stage(recipe, Path(args.run_dir))
+    if stage not in recipe.stages:
+        return None  # the export says so
+    stages = stages_until(values, stage)
+    against = named(args.contamination) or None
+    record = check_stages(stages, recipe.run.seed, against=against, is_asked=True)
+    if not record["benchmarks"]:
+        raise UserError("the recipe names no benchmark", fix="name some, such as `--contamination math500,aime24`")
+    print(in_words(record))
+    return record
 
 
 def _target(args: argparse.Namespace) -> tuple[Path | None, str | None]:

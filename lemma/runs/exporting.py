@@ -52,7 +52,7 @@ def export_model(
     """
     folder = RunFolder(run_dir, only_read=True)
     try:
-        name = stage or _newest_stage(recipe, folder)
+        name = stage or newest_stage(recipe, run_dir)
         if name not in recipe.stages:
             raise UserError(f"the run has no stage '{name}'", fix=nearest(name, recipe.stages))
         if kind == "adapter" and recipe.model.lora is None:
@@ -66,12 +66,11 @@ def export_model(
         folder.close()
 
 
-def _newest_stage(recipe: RecipeLike, folder: RunFolder) -> str:
-    with_checkpoints = [n for n in recipe.stages if any((folder.stage(n) / "checkpoints").glob("step-*"))]
+def newest_stage(recipe: RecipeLike, run_dir: Path) -> str:
+    """The last stage of the recipe that has a checkpoint."""
+    with_checkpoints = [n for n in recipe.stages if any((run_dir / "stages" / n / "checkpoints").glob("step-*"))]
     if not with_checkpoints:
-        raise UserError(
-            f"{folder.path} holds no checkpoint", fix="train first; checkpoint.every says how often to save"
-        )
+        raise UserError(f"{run_dir} holds no checkpoint", fix="train first; checkpoint.every says how often to save")
     return with_checkpoints[-1]
 
 

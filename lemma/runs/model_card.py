@@ -16,6 +16,7 @@ from lemma.core.files import write_whole
 from lemma.core.version import lemma_version
 from lemma.data.hub import hub_origin
 from lemma.models.places import TINY
+from lemma.runs.card_contamination import check_stages, in_words, read_record, write_record
 
 CARD = "README.md"
 KINDS = {
@@ -23,30 +24,42 @@ KINDS = {
     "preference": "preference optimisation",
     "rl": "reinforcement learning",
 }
-UNCHECKED = (
-    "Not recorded with this run. `lemma plan recipe.yaml --check-data` compares the training data with the benchmarks; "
-    "see docs/contamination.md of Lemma."
-)
 
 
-def write_cards(folder: Path, recipe: Mapping[str, Any], stage: str, run: Path, step: int | None = None) -> None:
-    """A card for each model in `folder`: itself, or `merged` and `adapter` in it. `step` where it is a checkpoint's."""
+def write_cards(
+    folder: Path,
+    recipe: Mapping[str, Any],
+    stage: str,
+    run: Path,
+    step: int | None = None,
+    contamination: Mapping[str, Any] | None = None,
+) -> None:
+    """A card for each model in `folder`: itself, or `merged` and `adapter` in it. `step` where it is a checkpoint's.
+
+    `contamination` is what was found by a check that was asked for; otherwise it is what is known of the run, and for
+    a final model (without a step) what small files tell now.
+    """
+    record = contamination if contamination is not None else read_record(run, stage)
+    if record is None and step is None:
+        record = check_stages(stages_until(recipe, stage), recipe["run"]["seed"])
+        write_record(run, stage, record)
     for place in (folder, folder / "merged", folder / "adapter"):
         adapter = (place / "adapter_config.json").is_file()
         if adapter or (place / "config.json").is_file():
             results = list(find_results(run, stage, step))
-            write_whole(place / CARD, card_text(recipe, stage, results, adapter=adapter, step=step))
+            write_whole(place / CARD, card_text(recipe, stage, results, record, adapter=adapter, step=step))
 
 
 def card_text(
     recipe: Mapping[str, Any],
     stage: str,
     results: list[dict[str, Any]],
+    contamination: Mapping[str, Any] | None = None,
     *,
     adapter: bool = False,
     step: int | None = None,
 ) -> str:
-    stages = _stages_until(recipe, stage)
+    stages = stages_until(recipe, stage)
     base = _base(recipe)
     at = f", step {step}" if step is not None else ""
     parts = [
@@ -62,7 +75,7 @@ def card_text(
         "## Data",
         "\n".join(f"- {name}: {_source(one)}" for name, one in stages.items()),
         "## Contamination",
-        UNCHECKED,
+        in_words(contamination),
         "## License",
         f"That of the base model: {base[2]}." if base[2] else "That of the base model; look it up where it comes from.",
         "## Recipe",
@@ -71,7 +84,7 @@ def card_text(
     return "\n\n".join(parts) + "\n"
 
 
-def _stages_until(recipe: Mapping[str, Any], stage: str) -> dict[str, Mapping[str, Any]]:
+def stages_until(recipe: Mapping[str, Any], stage: str) -> dict[str, Mapping[str, Any]]:
     """The stages that led to this model, in order."""
     stages, names = recipe["stages"], list(recipe["stages"])
     chain: list[str] = []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -48,12 +50,20 @@ def convert(folder: Path, precision: str) -> None:
         write_whole(config, json.dumps(values | {"dtype": str(dtype).removeprefix("torch.")}, indent=2) + "\n")
 
 
-def finish_export(folder: Path, recipe: RecipeLike, run: Path, stage: str, step: int, precision: str | None) -> None:
+def finish_export(
+    folder: Path,
+    recipe: RecipeLike,
+    run: Path,
+    stage: str,
+    step: int,
+    precision: str | None,
+    contamination: Mapping[str, Any] | None = None,
+) -> None:
     """The precision that was asked for, or that of the run; and the card."""
     wanted = precision or recipe.model.precision or _trained_in(run, stage)
     if wanted is not None and wanted != precision_of(folder):
         convert(folder, wanted)
-    write_cards(folder, recipe.model_dump(mode="json"), stage, run, step)
+    write_cards(folder, recipe.model_dump(mode="json"), stage, run, step, contamination)
 
 
 def _trained_in(run: Path, stage: str) -> str | None:

@@ -27,6 +27,7 @@ from transformers import (
 from lemma.cli import main
 from lemma.core.errors import UserError
 from lemma.models.gguf_writing import write_gguf
+from lemma.runs.card_contamination import check_stages, in_words
 from lemma.runs.model_card import card_text
 from lemma.runs.publishing_model import convert, precision_of
 from tests.hub import Hub, serve
@@ -83,6 +84,82 @@ def test_weights_that_fp16_cannot_hold_are_refused(tmp_path: Path) -> None:
 
 
 # --- the card --------------------------------------------------------------------------------------------------------
+
+QUESTIONS = [
+    f"{name} has {count} {thing} and finds as many again . {name} gives half of all {thing} away . how many are left ?"
+    for name, count, thing in (("eva", 3, "pens"), ("tom", 5, "cups"), ("ann", 7, "keys"), ("max", 9, "hats"))
+]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A run whose data hold two of the three problems that it is measured on, one of them twice."""
+    world = World(tmp_path_factory.mktemp("measured"))
+    rows = [
+        {"dataset": "toy", "id": one, "problem": one, "answer": "3", "response": "3 </think> <answer> 3 </answer>"}
+        for one in QUESTIONS
+    ]
+    (world.folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows[:3], rows[0]]))
+    (world.folder / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [rows[0], rows[1], rows[3]]))
+    stage = {
+        "data": {"source": str(world.folder / "train.jsonl")},
+        "steps": 1,
+        "batch": {"sequences": 2, "token_budget": 256},
+        "checkpoint": {"every": 1},
+    }
+    evaluated = {"eval": {"benchmarks": [str(world.folder / "asked.jsonl")], "max_tokens": 2, "at_start": False}}
+    assert world.train(world.recipe(stages={"first": stage, "second": stage | evaluated})) == 0
+    return world
+
+
+def section(folder: Path) -> str:
+    return (folder / "README.md").read_text().split("## Contamination\n")[1].split("\n## ")[0]
+
+
+def test_a_card_says_which_rows_of_which_stage_repeat_which_benchmark(measured: World, tmp_path: Path) -> None:
+    said = section(measured.final("second"))
+    assert "Training data against asked:" in said
+    for stage in ("first", "second"):
+        assert f"- {stage}: 3 of 4 rows repeat a problem\n" in said
+    assert said.count("asked: 2 of its 3 problems (66.7%) found in the data; rows word for word: 3") == 2
+    assert "No benchmark was named" in section(measured.final("first")), "the first stage is measured on nothing"
+
+    for name in ("train", "asked"):  # an export elsewhere tells what was found when the stage ended
+        (measured.folder / f"{name}.jsonl").rename(measured.folder / f"{name}.gone")
+    try:
+        assert main(["export", str(measured.run), "--to", str(tmp_path / "out")]) == 0
+        assert main(["export", str(measured.run), "--contamination", "--to", str(tmp_path / "asked")]) == 2
+    finally:
+        for name in ("train", "asked"):
+            (measured.folder / f"{name}.gone").rename(measured.folder / f"{name}.jsonl")
+    assert section(tmp_path / "out") == said and not (tmp_path / "asked").exists()
+
+
+def test_an_export_compares_with_the_benchmarks_that_are_named(
+    measured: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"problem": QUESTIONS[2], "answer": "7"}) + "\n")
+    to = ["--to", str(tmp_path / "out"), "--stage", "first"]
+    assert main(["export", str(measured.run), "--contamination", str(other), *to]) == 0
+    said = section(tmp_path / "out")
+    assert "- first: 1 of 4 rows repeat a problem" in said and "other: 1 of its 1 problems (100.0%)" in said
+    assert "1 of 4 rows repeat a problem" in capsys.readouterr().out
+    assert "second:" not in said, "a later stage did not make this model"
+    assert main(["export", str(measured.run), "--contamination", "--stage", "first", "--to", str(tmp_path / "no")]) == 2
+    assert "names no benchmark" in capsys.readouterr().err
+
+
+def test_data_that_are_not_small_files_are_said_not_to_be_compared() -> None:
+    measured = {"benchmarks": ["gsm8k"]}
+    stages = {
+        "sft": {"kind": "supervised", "data": {"source": "openai/gsm8k"}},
+        "own": {"kind": "supervised", "data": {"source": "journal"}},
+        "rl": {"kind": "rl", "data": {"source": "arithmetic"}, "eval": measured},
+    }
+    said = in_words(check_stages(stages, 0))
+    assert "against gsm8k" in said and "- sft: not compared; `lemma export --contamination` does it" in said
+    assert "- own: its own samples" in said and "- rl: the problems are made by rule" in said
 
 
 def test_every_final_model_has_a_card_that_the_hubs_client_reads(world: World) -> None:
