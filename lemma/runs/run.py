@@ -24,6 +24,7 @@ from lemma.runs.lengthening import lengthen
 from lemma.runs.run_folder import RunFolder
 from lemma.runs.run_options import RunOptions, StageOptions, stage_before
 from lemma.runs.sharding import what_to_split
+from lemma.runs.split_checks import check_split, split_refusal
 from lemma.runs.stage import Stage
 from lemma.runs.stopping import Stopped, StopSignal
 
@@ -61,6 +62,9 @@ def train(
     With `extend`, a stage that is longer than before goes on although its schedule depends on its length.
     """
     skipped = stages_to_skip(recipe, skip, only)
+    if world_size() > 1:
+        wanted = {name: stage for name, stage in recipe.stages.items() if name not in skipped}
+        check_split(recipe.cluster, recipe.model, wanted)
     there = RunFolder(Path(recipe.run.dir), only_read=True)
     check_inputs(recipe.stages, [n for n in recipe.stages if n not in skipped and (fresh or not there.is_done(n))])
     device = pick_device(recipe.run.device)
@@ -167,6 +171,7 @@ def _run_stages(
             sink(Said(f"{name}: done already"))
         else:
             start = folder.checked_model(before) if before else None
+            can_split = split_refusal(recipe.cluster, recipe.model, name, options) is None
             stage = Stage(
                 name,
                 options,
@@ -179,7 +184,7 @@ def _run_stages(
                 start_from=start,
                 earlier=list(recipe.stages)[: list(recipe.stages).index(name)],
                 recipe=recipe.model_dump(mode="json"),
-                shard=what_to_split(recipe.cluster, recipe.model, device, start),
+                shard=what_to_split(recipe.cluster, recipe.model, device, start, can_split=can_split),
             )
             try:
                 options.run(stage, recipe.format)

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from lemma.cluster.cluster_options import ClusterOptions
-from lemma.core.errors import UserError
 from lemma.core.ranks import world_size
 from lemma.learning.optimiser import Split
 from lemma.models.load_model import pick_precision
@@ -20,11 +19,14 @@ from lemma.models.places import TINY, resolve
 MEMORY_SHARE, FEWEST_TOKENS = 0.85, 2048
 
 
-def what_to_split(cluster: ClusterOptions, model: ModelOptions, device: torch.device, start: Path | None) -> Split:
-    """What the learners of a stage deal out, of a model that starts from the folder `start` or as the recipe says."""
-    if cluster.shard == "weights" and world_size() > 1:
-        raise UserError("cluster.shard: weights is not there yet", fix="write `shard: gradients`")
-    if cluster.shard != "auto" and cluster.shard != "weights":
+def what_to_split(
+    cluster: ClusterOptions, model: ModelOptions, device: torch.device, start: Path | None, *, can_split: bool = False
+) -> Split:
+    """What the learners of a stage deal out, of a model that starts from the folder `start` or as the recipe says.
+    `can_split`: the weights too, where the recipe leaves that open."""
+    if cluster.shard == "weights":
+        return "weights" if world_size() > 1 else "none"
+    if cluster.shard != "auto":
         return cluster.shard
     if world_size() == 1 or device.type != "cuda":
         return "none"
@@ -32,15 +34,22 @@ def what_to_split(cluster: ClusterOptions, model: ModelOptions, device: torch.de
     if shape is None:
         return "optimiser"
     memory = torch.cuda.get_device_properties(device).total_memory
-    return least_split(shape, model, pick_precision(model.precision, device), memory, world_size())
+    return least_split(shape, model, pick_precision(model.precision, device), memory, world_size(), can_split)
 
 
-def least_split(shape: Shape, model: ModelOptions, precision: Precision, memory: float, ranks: int) -> Split:
-    """The optimiser's state, which costs nothing to split; gradients too where that does not fit."""
-    plan = plan_training(
-        shape, model, precision, FEWEST_TOKENS, ranks=ranks, shard="optimiser", recomputed=shape.layers
-    )
-    return "optimiser" if plan.total <= MEMORY_SHARE * memory else "gradients"
+def least_split(
+    shape: Shape, model: ModelOptions, precision: Precision, memory: float, ranks: int, can_split: bool = False
+) -> Split:
+    """The optimiser's state, which costs nothing to split; gradients too where that does not fit; then the weights,
+    where that is possible."""
+
+    def fits(shard: Split) -> bool:
+        plan = plan_training(shape, model, precision, FEWEST_TOKENS, ranks=ranks, shard=shard, recomputed=shape.layers)
+        return plan.total <= MEMORY_SHARE * memory
+
+    if fits("optimiser"):
+        return "optimiser"
+    return "weights" if can_split and not fits("gradients") else "gradients"
 
 
 def _shape(model: ModelOptions, start: Path | None) -> Shape | None:

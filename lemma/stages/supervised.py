@@ -19,11 +19,11 @@ from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration, encode_document
 from lemma.formats.played import encode_learnt
 from lemma.learning.learner import Learner, StepReport
-from lemma.models.load_model import build_policy
 from lemma.models.policy import Policy
 from lemma.models.throughput import throughput
 from lemma.objectives import NegativeLogLikelihood
 from lemma.runs.stage import Stage
+from lemma.stages.building import stage_policy
 from lemma.stages.evaluating import HeldOutLoss, StageBenchmarks
 from lemma.stages.fitted import fit_budget
 from lemma.stages.own_samples import check_ids, imitated, largest_id
@@ -33,7 +33,7 @@ from lemma.stages.trained_prompt import Systems, as_trained, systems_of
 
 
 def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> None:
-    policy = build_policy(stage.model, stage.device, stage.seed, stage.start_from)
+    policy = stage_policy(stage)
     fmt.install(policy.tokenizer)
     data, validation, systems = prepare(stage, options, fmt, policy)
     trained = as_trained(stage, fmt, policy.tokenizer, systems)

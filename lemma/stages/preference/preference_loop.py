@@ -17,11 +17,11 @@ from lemma.core.types import Trajectory
 from lemma.data.cache import cache_folder
 from lemma.formats import Format
 from lemma.learning.learner import Learner, StepReport
-from lemma.models.load_model import build_policy
 from lemma.models.policy import Policy
 from lemma.objectives import Objective
 from lemma.objectives.preference import reference_point
 from lemma.runs.stage import Stage
+from lemma.stages.building import stage_policy
 from lemma.stages.dropout import switch_dropout_off
 from lemma.stages.evaluating import HeldOutLoss, StageBenchmarks
 from lemma.stages.fitted import fit_budget
@@ -33,7 +33,7 @@ from lemma.stages.trained_prompt import as_trained
 
 
 def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> None:
-    policy = build_policy(stage.model, stage.device, stage.seed, stage.start_from)
+    policy = stage_policy(stage)
     fmt.install(policy.tokenizer)
     switch_dropout_off(policy.module, stage)
     limit = min(options.max_length or policy.context, policy.context)

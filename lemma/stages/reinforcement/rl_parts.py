@@ -10,11 +10,10 @@ from lemma.algorithms import Algorithm, Memory
 from lemma.engines.protocol import Engine, Sampling
 from lemma.formats import Format
 from lemma.learning.learner import Learner
-from lemma.models.critic import build_critic
-from lemma.models.load_model import build_policy
 from lemma.models.policy import Policy
 from lemma.rollouts import Judge, ProblemOrder, Roller, Task
 from lemma.runs.stage import Kept, Stage
+from lemma.stages.building import stage_critic, stage_policy
 from lemma.stages.dropout import switch_dropout_off
 from lemma.stages.fitted import fit_budget
 from lemma.stages.reinforcement.diagnosis import Diagnosis
@@ -58,7 +57,7 @@ class Speaking:
 def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> RlParts:
     """Model, problems, learners and benchmarks; what a checkpoint keeps of them is registered with the stage."""
     algorithm = corrected(options)
-    policy = build_policy(stage.model, stage.device, stage.seed, stage.start_from)
+    policy = stage_policy(stage)
     fmt.install(policy.tokenizer)
     switch_dropout_off(policy.module, stage)
     tasks, max_tokens, held_out = prepare_tasks(stage, options, fmt, policy)
@@ -141,7 +140,7 @@ def make_learner(stage: Stage, options: ReinforcementOptions, policy: Policy, to
 def make_critic(stage: Stage, options: ReinforcementOptions, total: int, budget: int, recomputed: int) -> Learner:
     """A learner of its own for the value model, which begins as a copy of the policy's body."""
     rate = options.algorithm.critic_lr
-    critic = build_critic(stage.model, stage.device, stage.seed, stage.start_from, recomputed)
+    critic = stage_critic(stage, recomputed)
     switch_dropout_off(critic.module, stage)
     return Learner(
         critic,
@@ -165,9 +164,7 @@ class Reference:
     def __post_init__(self) -> None:
         self._copy: Policy | None = None
         if not self.policy.is_adapter:
-            self._copy = build_policy(self.stage.model, self.stage.device, self.stage.seed, self.stage.start_from)
-            for parameter in self._copy.module.parameters():
-                parameter.requires_grad_(False)
+            self._copy = stage_policy(self.stage, is_frozen=True)
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[Policy]:

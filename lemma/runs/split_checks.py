@@ -1,0 +1,48 @@
+"""What does not go together with weights that are split over the ranks. Imports no torch: a dry run stays fast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lemma.cluster.cluster_options import ClusterOptions
+from lemma.core.errors import UserError
+from lemma.engines.engine_options import NativeOptions, VllmEngineOptions
+from lemma.models.model_options import ModelOptions
+from lemma.runs.run_options import StageOptions
+
+Refusal = tuple[str, str]
+
+
+def check_split(cluster: ClusterOptions, model: ModelOptions, stages: Mapping[str, StageOptions]) -> None:
+    """Refuse, in one sentence, what `shard: weights` cannot do."""
+    for name, stage in stages.items() if cluster.shard == "weights" else ():
+        refusal = split_refusal(cluster, model, name, stage)
+        if refusal is not None:
+            raise UserError(f"cluster.shard: weights {refusal[0]}", fix=refusal[1])
+
+
+def split_refusal(cluster: ClusterOptions, model: ModelOptions, name: str, stage: StageOptions) -> Refusal | None:
+    """Why a stage cannot have its weights split, and what to write instead; None where it can."""
+    if model.lora is not None:
+        return "does not split the frozen weights under adapters (model.lora)", "write `shard: optimiser`"
+    if model.compile:
+        return "does not go together with model.compile", "write `model.compile: false`, or `shard: gradients`"
+    if stage.optim.name == "adamw_8bit":
+        return (
+            f"does not go together with the 8-bit moments of stages.{name}.optim",
+            "write `optim.name: adamw`, or `shard: gradients`",
+        )
+    engine = getattr(getattr(stage, "rollout", None), "engine", None)
+    if engine is None and stage.eval.benchmarks:
+        return (
+            f"leaves no whole weights to generate with for stages.{name}.eval.benchmarks",
+            "evaluate the final model with `lemma eval`, or write `shard: gradients`",
+        )
+    if engine is None or (isinstance(engine, VllmEngineOptions) and engine.is_apart):
+        return None
+    if isinstance(engine, NativeOptions) and cluster.speakers:
+        return None
+    return (
+        f"leaves no whole weights in the ranks that learn for the {engine.name} engine of stages.{name}",
+        "write `rollout.engine: {name: vllm, mode: server}`, or `cluster.speakers: 1` for the native engine",
+    )

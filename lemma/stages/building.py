@@ -1,0 +1,41 @@
+"""The models of a stage, on its device. Weights that ranks split are loaded in the host's memory and cut from there."""
+
+from __future__ import annotations
+
+import torch
+
+from lemma.learning.weight_split import split_weights
+from lemma.models.critic import Critic, build_critic
+from lemma.models.load_model import build_policy, pick_precision
+from lemma.models.model_options import ModelOptions
+from lemma.models.policy import Policy
+from lemma.runs.stage import Stage
+
+
+def stage_policy(stage: Stage, *, is_frozen: bool = False) -> Policy:
+    """The model that the stage starts from. One that is frozen has no masters."""
+    policy = build_policy(_options(stage), _place(stage), stage.seed, stage.start_from)
+    if is_frozen:
+        for parameter in policy.module.parameters():
+            parameter.requires_grad_(False)
+    if stage.shard == "weights":
+        split_weights(policy, stage.device)
+    return policy
+
+
+def stage_critic(stage: Stage, recomputed: int) -> Critic:
+    """A value model on the same weights."""
+    critic = build_critic(_options(stage), _place(stage), stage.seed, stage.start_from, recomputed)
+    if stage.shard == "weights":
+        split_weights(critic, stage.device)
+    return critic
+
+
+def _place(stage: Stage) -> torch.device:
+    return torch.device("cpu") if stage.shard == "weights" else stage.device
+
+
+def _options(stage: Stage) -> ModelOptions:
+    """The model's options, with the precision of the device where it will be."""
+    precision = pick_precision(stage.model.precision, stage.device)
+    return stage.model if stage.shard != "weights" else stage.model.model_copy(update={"precision": precision})
