@@ -23,7 +23,7 @@ from lemma.core.ranks import (
     slots_of,
     world_size,
 )
-from lemma.learning.parameter_pieces import ParameterPiece, buckets
+from lemma.learning.parameter_pieces import ParameterPiece, bucket_share, buckets
 
 Gradients = dict[str, torch.Tensor]
 
@@ -87,27 +87,54 @@ def sum_to_homes(
 def _round(
     sums: SlotSums, parts: list[list[ParameterPiece]], device: torch.device, dtype: torch.dtype
 ) -> dict[ParameterPiece, torch.Tensor]:
-    """Send every home its pieces, of each node of this rank; add up what came here."""
+    """Send every home its pieces, of each node of this rank; add up what came here.
+
+    A home gets one copy from every rank. So that neither these nor what is sent take more than a bucket, they travel in
+    windows where pieces are long.
+    """
     sizes = [sum(piece.size for piece in part) for part in parts]
+    mine = torch.empty(sizes[rank()], dtype=dtype, device=device)
+    window = bucket_share(world_size())
+    for start in range(0, max(sizes), window):
+        spans = [range(min(start, size), min(start + window, size)) for size in sizes]
+        whole = _window(sums, parts, spans, dtype, device)
+        if whole is not None:
+            mine[spans[rank()].start : spans[rank()].stop] = whole
+    return dict(zip(parts[rank()], mine.split([piece.size for piece in parts[rank()]]), strict=True))
+
+
+def _window(
+    sums: SlotSums, parts: list[list[ParameterPiece]], spans: list[range], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor | None:
+    """The sum over all slots of this span of what is at home here; None where nothing of it is."""
+    sizes = [len(span) for span in spans]
     given = torch.zeros(len(sums.nodes) * sum(sizes), dtype=dtype, device=device)
-    place = 0
-    for part in parts:
+    begin = 0
+    for part, span in zip(parts, spans, strict=True):
         for number in range(len(sums.nodes)):
-            for piece in part:
-                grad = sums.of(number, piece)
-                if grad is not None:
-                    given[place : place + piece.size].copy_(grad)
-                place += piece.size
+            _fill(given[begin : begin + len(span)], sums, number, part, span)
+            begin += len(span)
     nodes = [nodes_within(slots_of(other), slots()) for other in range(world_size())]
     mine = sizes[rank()]
     taken = exchange(
         given, [len(sums.nodes) * size for size in sizes], [len(own) * mine for own in nodes], "the sum of gradients"
     )
     if not mine:
-        return {}
+        return None
     in_order = [node for own in nodes for node in own]
-    whole = fold(slots(), dict(zip(in_order, taken.split(mine), strict=True)), lambda left, right: left.add_(right))
-    return dict(zip(parts[rank()], whole.split([piece.size for piece in parts[rank()]]), strict=True))
+    return fold(slots(), dict(zip(in_order, taken.split(mine), strict=True)), lambda left, right: left.add_(right))
+
+
+def _fill(target: torch.Tensor, sums: SlotSums, number: int, part: Sequence[ParameterPiece], span: range) -> None:
+    """Copy a span of these pieces' gradients, which lie one after the other; absent ones are zero already."""
+    place = 0
+    for piece in part:
+        start, stop = max(span.start, place), min(span.stop, place + piece.size)
+        if start < stop:
+            grad = sums.of(number, piece)
+            if grad is not None:
+                target[start - span.start : stop - span.start].copy_(grad[start - place : stop - place])
+        place += piece.size
 
 
 def spread(tensors: Mapping[ParameterPiece, torch.Tensor], place: str) -> None:

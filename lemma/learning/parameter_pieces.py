@@ -63,12 +63,17 @@ def deal(sizes: Sequence[int], hands: int) -> list[int]:
     return given
 
 
+def bucket_share(ranks: int) -> int:
+    """Numbers of one rank that travel at once, at most."""
+    return max(1, BUCKET // ranks)
+
+
 def buckets(pieces: Iterable[ParameterPiece], ranks: int) -> list[list[list[ParameterPiece]]]:
     """Rounds in which pieces travel: in each, some of every rank's, few enough to be sent at once."""
     by_home: list[list[list[ParameterPiece]]] = [[[]] for _ in range(ranks)]
     for piece in pieces:
         of_home = by_home[piece.home]
-        if of_home[-1] and sum(one.size for one in of_home[-1]) + piece.size > max(1, BUCKET // ranks):
+        if of_home[-1] and sum(one.size for one in of_home[-1]) + piece.size > bucket_share(ranks):
             of_home.append([])
         of_home[-1].append(piece)
     rounds = max(len(of_home) for of_home in by_home)

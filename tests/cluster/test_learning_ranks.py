@@ -11,6 +11,7 @@ import torch
 
 from lemma.core import ranks
 from lemma.core.errors import UserError
+from lemma.learning import gradients
 from lemma.learning import parameter_pieces as pieces
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
@@ -57,8 +58,9 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 
 def steps_of(kind: str, name: str, shard: str, largest: int, steps: int = 2) -> dict[str, Any]:
-    """Some steps on this rank's world; parameters are cut into pieces of at most `largest` numbers."""
-    with mock.patch.object(pieces, "LARGEST", largest), mock.patch.object(pieces, "BUCKET", 4 * largest):
+    """Some steps on this rank's world; parameters are cut into pieces of at most `largest` numbers, which travel in
+    several windows where there are two ranks or more."""
+    with mock.patch.object(pieces, "LARGEST", largest), mock.patch.object(pieces, "BUCKET", largest):
         policy = policy_in(kind)
         objective: Objective = MAKE[name]() if name != "nll" else NegativeLogLikelihood()
         return outcome(policy, learner_of(policy, shard), objective, steps)
@@ -174,6 +176,29 @@ def test_a_state_of_some_ranks_goes_on_with_others(crew: Crew, kind: str) -> Non
         found = crew.run(after, resumed, kind, second, tensors, parts[0][1], slots=4)
         for one in found:
             assert one["weights"] == expected["weights"] and one["scores"] == expected["scores"], (before, after)
+
+
+def largest_exchange(shard: str) -> int:
+    """Numbers that a rank sends or gets at once, at most, where pieces are as long as they may be."""
+    sizes = []
+    exchange = gradients.exchange
+
+    def counted(given: torch.Tensor, given_sizes: Any, taken_sizes: Any, place: str) -> torch.Tensor:
+        sizes.extend([given.numel(), sum(taken_sizes)])
+        return exchange(given, given_sizes, taken_sizes, place)
+
+    with (
+        mock.patch.object(pieces, "LARGEST", 1000),
+        mock.patch.object(pieces, "BUCKET", 600),
+        mock.patch.object(gradients, "exchange", counted),
+    ):
+        learner_of(policy_in("float32"), shard).step(trajectories((7, 31, 5, 12)), NegativeLogLikelihood())
+    return max(sizes)
+
+
+@pytest.mark.parametrize("shard", ["optimiser", "gradients"])
+def test_what_travels_fits_a_bucket_on_any_number_of_ranks(crew: Crew, shard: str) -> None:
+    assert {size for count in (2, 4) for size in crew.run(count, largest_exchange, shard, slots=count)} == {600}
 
 
 def test_pieces_and_homes() -> None:
