@@ -48,8 +48,7 @@ def run(args: argparse.Namespace) -> int:
     against = _known(args.against) if args.against else None
     tables = rank_lines(recipe, args)  # before anything is printed: a wrong name of a GPU ends it here
     print_plan(recipe, list(recipe.stages))
-    for line in tables:
-        print(line)
+    print("".join(f"{line}\n" for line in tables), end="")
     _try_prompt(recipe)
     for line in plan_lines(recipe, against, args.data_dir, is_asked=args.check_data or against is not None):
         print(line)
@@ -145,8 +144,8 @@ def _row(name: str, text: str) -> str:
 
 def _model(model: ModelOptions, device: str) -> str:
     if model.path == "tiny":
-        tiny = model.tiny
-        origin = f"the built-in tiny model, created from nothing (hidden {tiny.hidden}, {tiny.layers} layers)"
+        size = f"hidden {model.tiny.hidden}, {model.tiny.layers} layers"
+        origin = f"the built-in tiny model, created from nothing ({size})"
     else:
         origin = model.path + (f" at {model.revision}" if model.revision else "")
     parts = [origin, *_configured(model)]
@@ -187,10 +186,9 @@ def _memory(recipe: Recipe, stage: StageOptions, amount: Amount | None) -> str:
     if isinstance(shape, str):
         return shape
     precision = model.precision or ("fp32" if recipe.run.device == "cpu" or model.path == "tiny" else "bf16")
-    eight_bit = stage.optim.name == "adamw_8bit"
     budget = stage.batch.planned_budget
     tokens = (amount and amount.pack(budget, sequences_of(stage))) or budget
-    plan = plan_training(shape, model, precision, tokens, eight_bit_moments=eight_bit)
+    plan = plan_training(shape, model, precision, tokens, eight_bit_moments=stage.optim.name == "adamw_8bit")
     told = ""
     if amount is not None and amount.lengths:
         whose = "the longest sequence" if max(amount.lengths) >= min(tokens, budget) else "a step's data"
@@ -199,10 +197,8 @@ def _memory(recipe: Recipe, stage: StageOptions, amount: Amount | None) -> str:
         return f"{plan}{told}"
     algorithm = stage.algorithm
     plan = plan.beside(critic=algorithm.needs_critic, reference=algorithm.needs_reference and model.lora is None)
-    cache = f"{plan.cache_per_token / 1024:.0f} KiB a token"
-    if recipe.cluster.speakers:
-        return f"{plan}{told}; of each speaker {plan_speaker(shape, model, precision)}, and its cache, {cache}"
-    return f"{plan}{told}; and the engine's cache, {cache}"
+    speaker = f"of each speaker {plan_speaker(shape, model, precision)}; " if recipe.cluster.speakers else ""
+    return f"{plan}{told}; {speaker}and the engine's cache, {plan.cache_per_token / 1024:.0f} KiB a token"
 
 
 def shape_of(model: ModelOptions) -> Shape | str:

@@ -17,7 +17,6 @@ from typing import Any
 
 from lemma.cluster.cluster_options import ClusterOptions
 from lemma.cluster.rank_watch import RankWatch
-from lemma.cluster.speaker_link import divided, own_host
 from lemma.core.errors import UserError
 from lemma.core.ranks import RankWorld, gather_over_ranks, joined
 
@@ -63,6 +62,8 @@ def member(options: ClusterOptions, device: str) -> Iterator[RankWorld]:
         yield RankWorld()
         return
     import torch.distributed as dist
+
+    from lemma.cluster.speaker_link import divided, own_host
 
     store, second = _stores(place)
     limit = timedelta(seconds=options.deadline)

@@ -32,9 +32,9 @@ from lemma.engines.spoken_words import (
     End,
     Failed,
     Load,
-    Loaded,
     More,
-    Spoken,
+    SpeakerReady,
+    SpokenSample,
     StopAsked,
     Taken,
     TakeWeights,
@@ -173,7 +173,7 @@ class Speaker:
         except UserError as error:
             self._say(peer, Failed(portable(error)))
 
-    def _load(self, word: Load) -> Loaded:
+    def _load(self, word: Load) -> SpeakerReady:
         note_place("loading the model")
         self._unload()
         torch.set_num_threads(word.threads)
@@ -192,7 +192,7 @@ class Speaker:
             options = options.model_copy(update={"cache_tokens": _with_room(policy, word.cache)})
         engine = make_engine(options, policy, word.seed, self._sink)
         self._policy, self._engine, self._layout = policy, engine, word.layout
-        return Loaded(engine.name, engine.context, engine.in_place_of, engine.room)
+        return SpeakerReady(engine.name, engine.context, engine.in_place_of, engine.room)
 
     def _take_weights(self, word: TakeWeights) -> Taken:
         assert self._engine is not None and self._policy is not None
@@ -243,7 +243,7 @@ class Speaker:
             for completion in engine.completions():
                 now = time.perf_counter()
                 if not session.is_ended:
-                    self._say(session.peer, Spoken(session.number, completion, now - said))
+                    self._say(session.peer, SpokenSample(session.number, completion, now - said))
                     fault_point("speaker.spoken")
                 said, count, tokens = now, count + 1, tokens + len(completion.ids)
                 self._look_up(session, engine)

@@ -20,7 +20,7 @@ Layout = Sequence[tuple[str, tuple[int, ...], str]]
 
 
 @dataclass(frozen=True)
-class Part:
+class WeightPart:
     """`count` numbers of a flat tensor from `start` on, and where they are in their bucket, in bytes."""
 
     name: str
@@ -41,9 +41,9 @@ def _sent_type(policy: Policy, parameter: torch.Tensor) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def buckets_of(layout: Layout) -> Iterator[list[Part]]:
+def buckets_of(layout: Layout) -> Iterator[list[WeightPart]]:
     """Weights in their order, cut into parts that fill one bucket after the other."""
-    bucket: list[Part] = []
+    bucket: list[WeightPart] = []
     filled = 0
     for name, shape, type_name in layout:
         dtype = getattr(torch, type_name)
@@ -54,7 +54,7 @@ def buckets_of(layout: Layout) -> Iterator[list[Part]]:
                 yield bucket
                 bucket, filled = [], 0
                 continue
-            bucket.append(Part(name, dtype, start, count, filled))
+            bucket.append(WeightPart(name, dtype, start, count, filled))
             start += count
             filled = -(-(filled + count * dtype.itemsize) // STEP_BYTES) * STEP_BYTES
     if bucket:
@@ -105,15 +105,15 @@ class _Buffer:
         size = max((_bytes(bucket) for bucket in buckets_of(layout)), default=0)
         self._bytes = torch.empty(size, dtype=torch.uint8, device=device)
 
-    def room(self, part: Part) -> torch.Tensor:
+    def room(self, part: WeightPart) -> torch.Tensor:
         return self._bytes[part.offset : part.offset + part.count * part.dtype.itemsize].view(part.dtype)
 
-    def broadcast(self, bucket: Sequence[Part], carrier: Any) -> None:
+    def broadcast(self, bucket: Sequence[WeightPart], carrier: Any) -> None:
         import torch.distributed as dist
 
         dist.broadcast(self._bytes[: _bytes(bucket)], group_src=0, group=carrier)
 
 
-def _bytes(bucket: Sequence[Part]) -> int:
+def _bytes(bucket: Sequence[WeightPart]) -> int:
     last = bucket[-1]
     return last.offset + last.count * last.dtype.itemsize

@@ -24,9 +24,9 @@ from lemma.engines.spoken_words import (
     End,
     Failed,
     Load,
-    Loaded,
     More,
-    Spoken,
+    SpeakerReady,
+    SpokenSample,
     StopAsked,
     Taken,
     TakeWeights,
@@ -76,7 +76,7 @@ class SpokenEngine(Engine):
         self._is_closed = False
         self.version = 0
         self.difference = 0.0  # between both sides, at the last probe
-        loaded = ranks.from_leader(lambda: self._ask(load, Loaded), ENGINE)
+        loaded = ranks.from_leader(lambda: self._ask(load, SpeakerReady), ENGINE)
         first = loaded[0]
         self.name, self.context, self.in_place_of = first.name, first.context, first.in_place_of
         rooms = [one.room for one in loaded if one.room is not None]
@@ -245,7 +245,7 @@ class SpokenEngine(Engine):
     def _take(self, peer: Connection, word: object) -> None:
         if isinstance(word, StopAsked):
             ranks.ask_to_stop()
-        elif isinstance(word, Spoken):
+        elif isinstance(word, SpokenSample):
             self._spent(word.seconds)
             session = self._sessions.get(word.session)
             if session is not None:

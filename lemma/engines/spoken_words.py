@@ -81,7 +81,7 @@ class Bye:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class SpeakerReady:
     """The engine that speaks; see `lemma.engines.protocol.Engine`."""
 
     name: str
@@ -98,7 +98,7 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Spoken:
+class SpokenSample:
     """A sample of a session is finished; `seconds` are those that the engine worked since it said something."""
 
     session: int
