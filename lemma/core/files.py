@@ -44,6 +44,7 @@ class JsonLines:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._handle: BinaryIO = open(path, "ab")
+        self._is_synced = False
         self._cut_torn_tail()
 
     def _cut_torn_tail(self) -> None:
@@ -58,6 +59,7 @@ class JsonLines:
         return self._handle.seek(0, os.SEEK_END)
 
     def append(self, row: Mapping[str, Any]) -> None:
+        self._is_synced = False
         line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
         middle = len(line) // 2
         self._handle.write(line[:middle])
@@ -67,12 +69,17 @@ class JsonLines:
         self._handle.flush()
 
     def truncate(self, size: int) -> None:
+        self._is_synced = False
         self._handle.flush()
         os.truncate(self.path, size)
 
     def sync(self) -> None:
+        """All rows are on the disk. Nothing is done where they are already."""
+        if self._is_synced:
+            return
         self._handle.flush()
         os.fsync(self._handle.fileno())
+        self._is_synced = True
 
     def close(self) -> None:
         self.sync()

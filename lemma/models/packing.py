@@ -175,13 +175,29 @@ def plan_packs(
         sized = [(sum(len(trajectories[i]) for i in members), members) for members in together]
     sized.sort(key=lambda item: (-item[0], item[1]))
     packs: list[list[int]] = []
-    room: list[int] = []
-    for size, members in sized:
-        place = next((p for p, left in enumerate(room) if left >= size), None)
-        if place is None:
+    for (_, members), place in zip(sized, first_fit([size for size, _ in sized], token_budget), strict=True):
+        if place == len(packs):
             packs.append([])
-            room.append(token_budget)
-            place = len(packs) - 1
         packs[place].extend(members)
-        room[place] -= size
     return [sorted(pack) for pack in packs]
+
+
+def first_fit(sizes: Sequence[int], capacity: int) -> list[int]:
+    """For each size the first pack that still has room for it; what is larger than a pack gets one of its own.
+
+    A binary tree holds the most room below each node, so that a step of many packs is planned in logarithmic time a
+    size. Two packs in a row hold more than one's capacity together, which bounds their number.
+    """
+    leaves = 1 << (min(len(sizes), 2 * (sum(sizes) // capacity + 1)) - 1).bit_length() if sizes else 1
+    most = [capacity] * (2 * leaves)
+    places, used = [], 0
+    for size in sizes:
+        node = 1 if size <= capacity else leaves + used
+        while node < leaves:
+            node = 2 * node if most[2 * node] >= size else 2 * node + 1
+        places.append(node - leaves)
+        used = max(used, node - leaves + 1)
+        most[node] -= size
+        while node := node // 2:
+            most[node] = max(most[2 * node], most[2 * node + 1])
+    return places

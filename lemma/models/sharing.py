@@ -25,8 +25,8 @@ SHORTEST = 8
 
 def prompt_length(trajectory: Trajectory) -> int:
     """Tokens before the first one that is learnt. One that learns nothing shares nothing."""
-    chosen = np.flatnonzero(trajectory.chosen_T)
-    return int(chosen[0]) if len(chosen) else 0
+    first = int(trajectory.chosen_T.argmax())
+    return first if trajectory.chosen_T[first] else 0
 
 
 def families(trajectories: Sequence[Trajectory], indices: Sequence[int]) -> list[list[int]]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lemma.core.types import Trajectory
 from lemma.models.attention import _bucketed
-from lemma.models.packing import BUCKET_RATIO, Segments, TokenBatch, plan_packs
+from lemma.models.packing import BUCKET_RATIO, Segments, TokenBatch, first_fit, plan_packs
 from tests.models.small import CPU, trajectories
 
 
@@ -34,6 +34,17 @@ def test_packs_keep_to_the_budget(shape: list[tuple[int, int]], budget: int, pai
 def test_packs_are_full() -> None:
     packs = plan_packs([bare(n) for n in (10, 30, 20, 40, 25, 15, 60)], 100, "token")
     assert packs == [[3, 6], [0, 1, 2, 4, 5]]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 60), max_size=40), st.integers(1, 50))
+def test_every_size_goes_into_the_first_pack_that_has_room(sizes: list[int], capacity: int) -> None:
+    room: list[int] = []
+    for size, place in zip(sizes, first_fit(sizes, capacity), strict=True):
+        wanted = next((pack for pack, left in enumerate(room) if left >= size), len(room))
+        assert place == wanted
+        room += [capacity] * (wanted == len(room))
+        room[wanted] -= size
 
 
 def test_a_pack_knows_its_tokens() -> None:

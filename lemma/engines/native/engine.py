@@ -72,7 +72,8 @@ class NativeEngine(Engine):
         self.runner = Runner(policy, self.cache, rows, policy.context, graphs, self._fused)
         self._tables: dict[tuple[str, ...], StopTable] = {}
         self._done: list[Completion] = []
-        self._pending: set[Key] = set()
+        # How many samples of each request are not complete.
+        self._unfinished: dict[Key, int] = {}
         self._addresses: tuple[int, ...] = ()
         # The burst that was launched before the last one was read; how many of those there were in all; how many rows
         # ended unforeseen in the last one.
@@ -94,7 +95,7 @@ class NativeEngine(Engine):
     def submit(self, request: Request) -> None:
         check_request(request, self.policy.context)
         self._check_fits(request)
-        self._pending.add(request.key)
+        self._unfinished[request.key] = request.n
         ends = frozenset(token for token in end_ids(request.sampling, self._eos) if token >= 0)
         self.scheduler.add(
             [
@@ -113,7 +114,7 @@ class NativeEngine(Engine):
     def cancel(self, key: Key) -> None:
         """Every unfinished sample of the request ends as it is."""
         self._done += [sequence.completion("cancelled") for sequence in self.scheduler.cancel(key)]
-        self._pending.discard(key)
+        self._unfinished.pop(key, None)
 
     def completions(self) -> Iterator[Completion]:
         """Whoever leaves this half way loses nothing: the next call goes on with what is unfinished."""
@@ -175,7 +176,7 @@ class NativeEngine(Engine):
     def _check_fits(self, request: Request) -> None:
         """Refuse what could never be finished here, before anything is at work."""
         name, prompt, sampling = "/".join(map(str, request.key)), request.prompt, request.sampling
-        if request.key in self._pending:
+        if request.key in self._unfinished:
             raise EngineError(f"request {name} is at work already", fix="give it another key")
         vocabulary = self.policy.causal.get_input_embeddings().weight.shape[0]
         if int(prompt.min()) < 0 or int(prompt.max()) >= vocabulary:
@@ -332,23 +333,21 @@ class NativeEngine(Engine):
                 sequence.cached = min(sequence.cached, sequence.length - 1)
                 self.scheduler.finish(sequence)
                 self._done.append(sequence.completion(finish))
+                self._count_off(sequence.request.key)
         if finished:
             self.scheduler.running = [s for s in self.scheduler.running if id(s) not in finished]
-            self._settle()
 
-    def _settle(self) -> None:
-        """Forget the keys of requests that are complete."""
-        scheduler = self.scheduler
-        at_work = {s.request.key for s in scheduler.running}
-        for queue in (scheduler.waiting, scheduler.filling):
-            at_work |= {job.leader.request.key for job in queue}
-        self._pending &= at_work
+    def _count_off(self, key: Key) -> None:
+        """One more sample of a request is complete; the key of one that is complete as a whole is forgotten."""
+        left = self._unfinished.pop(key, 1) - 1
+        if left:
+            self._unfinished[key] = left
 
     def _drop_everything(self) -> None:
         """After trouble: nothing is left half done, and the engine can be used again."""
         self._ground()
         self.scheduler.drop_all()
-        self._pending.clear()
+        self._unfinished.clear()
         self._done.clear()
 
     # --- memory ------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -26,7 +27,7 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
     values = distributions([Scored(sample.reward, sample.rewards) for sample in own])
     values |= _samples(own)
     values |= {
-        "entropy/sampled": _mean([-float(x) for sample in own for x in sample.logprobs[sample.given :]]),
+        "entropy/sampled": _surprise(own),
         "samples": float(len(rollouts.episodes)),
         "generated_tokens": float(sum(episode.tokens for episode in rollouts.episodes)),
         "unscored": float(rollouts.unscored),
@@ -58,6 +59,13 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
     if taught or rollouts.long_traces:
         values["off_policy/long_traces"] = float(rollouts.long_traces)
     return values
+
+
+def _surprise(samples: Sequence[Episode]) -> float:
+    """The mean over all sampled tokens of what each one's log-probability lacks to 0, added up one after the other."""
+    parts = [sample.logprobs[sample.given :] for sample in samples]
+    count = sum(map(len, parts))
+    return sum(chain.from_iterable((-part.astype(np.float64)).tolist() for part in parts)) / count if count else 0.0
 
 
 def _samples(samples: Sequence[Episode]) -> dict[str, float]:
