@@ -11,50 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
-# Programs of the backward norm; each sums the weight's gradient over its own rows.
-NORM_PROGRAMS = 512
+from lemma.models.kernels import norm_backward, norm_forward
+
 GATE_BLOCK = 1024
-
-
-@triton.jit
-def _add_norm_forward(X, B, W, S, Y, RSTD, columns, eps, ADDS: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < columns
-    place = row * columns + column
-    x = tl.load(X + place, mask=inside, other=0.0)
-    if ADDS:
-        x = (x.to(tl.float32) + tl.load(B + place, mask=inside, other=0.0).to(tl.float32)).to(X.dtype.element_ty)
-        tl.store(S + place, x, mask=inside)
-    x = x.to(tl.float32)
-    rstd = 1.0 / tl.sqrt(tl.sum(x * x, 0) / columns + eps)
-    w = tl.load(W + column, mask=inside, other=0.0).to(tl.float32)
-    normal = (x * rstd).to(Y.dtype.element_ty).to(tl.float32)
-    tl.store(Y + place, (w * normal).to(Y.dtype.element_ty), mask=inside)
-    tl.store(RSTD + row, rstd)
-
-
-@triton.jit
-def _add_norm_backward(DY, DS, X, W, RSTD, DX, DW, rows, columns, per_program, BLOCK: tl.constexpr):
-    program = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < columns
-    w = tl.load(W + column, mask=inside, other=0.0).to(tl.float32)
-    dw = tl.zeros([BLOCK], tl.float32)
-    first = program * per_program
-    last = tl.minimum(first + per_program, rows)
-    for row in range(first, last):
-        place = row * columns + column
-        x = tl.load(X + place, mask=inside, other=0.0).to(tl.float32)
-        dy = tl.load(DY + place, mask=inside, other=0.0).to(tl.float32)
-        ds = tl.load(DS + place, mask=inside, other=0.0).to(tl.float32)
-        rstd = tl.load(RSTD + row)
-        normal = x * rstd
-        dw += dy * normal
-        d = dy * w
-        dx = ds + rstd * (d - normal * (tl.sum(d * normal, 0) / columns))
-        tl.store(DX + place, dx.to(DX.dtype.element_ty), mask=inside)
-    tl.store(DW + program * columns + column, dw, mask=inside)
 
 
 class FusedAddNorm(torch.autograd.Function):
@@ -69,7 +28,7 @@ class FusedAddNorm(torch.autograd.Function):
         total = x_TH if branch_TH is None else torch.empty_like(x_TH)
         y, rstd = torch.empty_like(x_TH), torch.empty(rows, dtype=torch.float32, device=x_TH.device)
         added = x_TH if branch_TH is None else branch_TH.contiguous()
-        _add_norm_forward[(rows,)](
+        norm_forward[(rows,)](
             x_TH, added, weight, total, y, rstd, columns, eps,
             ADDS=branch_TH is not None, BLOCK=triton.next_power_of_2(columns),
         )  # fmt: skip
@@ -81,14 +40,8 @@ class FusedAddNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         total, weight, rstd = ctx.saved_tensors
         d_sum, dy = (grad.contiguous() for grad in grads)
-        rows, columns = total.shape
-        programs = min(rows, NORM_PROGRAMS)
-        dx, dw = torch.empty_like(total), torch.empty(programs, columns, dtype=torch.float32, device=total.device)
-        _add_norm_backward[(programs,)](
-            dy, d_sum, total, weight, rstd, dx, dw, rows, columns, triton.cdiv(rows, programs),
-            BLOCK=triton.next_power_of_2(columns),
-        )  # fmt: skip
-        return dx, dx if ctx.adds else None, dw.sum(0).to(weight.dtype), None
+        dx, dw = norm_backward(dy, d_sum, total, weight, rstd)
+        return dx, dx if ctx.adds else None, dw, None
 
 
 @triton.jit
@@ -116,53 +69,30 @@ def joint_gate_backward(grad_TF: torch.Tensor, joint_T2F: torch.Tensor) -> tuple
 
 
 @triton.jit
-def _split_rotate(
-    JOINT, COS, SIN, Q, K, V, HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr
+def _rotate_parts(
+    JOINT, COS, SIN, Q, K, V, sign, JOINS: tl.constexpr, HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr,
+    HALF: tl.constexpr,
 ):  # fmt: skip
+    """Queries and keys of a row rotated, values as they are: from JOINT to its parts, or, with JOINS, back."""
     token = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, HALF)
     inside = d < D // 2
     cos = tl.load(COS + token * D + d, mask=inside, other=0.0).to(tl.float32)
-    sin = tl.load(SIN + token * D + d, mask=inside, other=0.0).to(tl.float32)
+    sin = tl.load(SIN + token * D + d, mask=inside, other=0.0).to(tl.float32) * sign
     for head in range(0, HQ + 2 * HK):
-        source = JOINT + (token * (HQ + 2 * HK) + head) * D + d
+        whole = JOINT + (token * (HQ + 2 * HK) + head) * D + d
+        if head < HQ:
+            part = Q + (token * HQ + head) * D + d
+        elif head < HQ + HK:
+            part = K + (token * HK + head - HQ) * D + d
+        else:
+            part = V + (token * HK + head - HQ - HK) * D + d
+        source, target = (part, whole) if JOINS else (whole, part)
         a = tl.load(source, mask=inside, other=0.0)
         b = tl.load(source + D // 2, mask=inside, other=0.0)
         if head < HQ + HK:
             x, y = a.to(tl.float32), b.to(tl.float32)
             a, b = (x * cos - y * sin).to(a.dtype), (y * cos + x * sin).to(b.dtype)
-        if head < HQ:
-            target = Q + (token * HQ + head) * D + d
-        elif head < HQ + HK:
-            target = K + (token * HK + head - HQ) * D + d
-        else:
-            target = V + (token * HK + head - HQ - HK) * D + d
-        tl.store(target, a, mask=inside)
-        tl.store(target + D // 2, b, mask=inside)
-
-
-@triton.jit
-def _join_rotate(
-    DQ, DK, DV, COS, SIN, JOINT, HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr
-):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    d = tl.arange(0, HALF)
-    inside = d < D // 2
-    cos = tl.load(COS + token * D + d, mask=inside, other=0.0).to(tl.float32)
-    sin = tl.load(SIN + token * D + d, mask=inside, other=0.0).to(tl.float32)
-    for head in range(0, HQ + 2 * HK):
-        if head < HQ:
-            source = DQ + (token * HQ + head) * D + d
-        elif head < HQ + HK:
-            source = DK + (token * HK + head - HQ) * D + d
-        else:
-            source = DV + (token * HK + head - HQ - HK) * D + d
-        a = tl.load(source, mask=inside, other=0.0)
-        b = tl.load(source + D // 2, mask=inside, other=0.0)
-        if head < HQ + HK:
-            x, y = a.to(tl.float32), b.to(tl.float32)
-            a, b = (x * cos + y * sin).to(a.dtype), (y * cos - x * sin).to(b.dtype)
-        target = JOINT + (token * (HQ + 2 * HK) + head) * D + d
         tl.store(target, a, mask=inside)
         tl.store(target + D // 2, b, mask=inside)
 
@@ -178,9 +108,9 @@ class FusedSplit(torch.autograd.Function):
         dim = joint.shape[-1] // (queries + 2 * keys)
         cos, sin = cos_TD.contiguous(), sin_TD.contiguous()
         parts = [joint.new_empty(tokens, count, dim) for count in (queries, keys, keys)]
-        _split_rotate[(tokens,)](
-            joint.contiguous(), cos, sin, *parts, HQ=queries, HK=keys, D=dim, HALF=triton.next_power_of_2(dim // 2),
-            num_warps=1,
+        _rotate_parts[(tokens,)](
+            joint.contiguous(), cos, sin, *parts, 1.0,
+            JOINS=False, HQ=queries, HK=keys, D=dim, HALF=triton.next_power_of_2(dim // 2), num_warps=1,
         )  # fmt: skip
         ctx.save_for_backward(cos, sin)
         return tuple(parts)
@@ -192,7 +122,8 @@ class FusedSplit(torch.autograd.Function):
         tokens, queries, dim = parts[0].shape
         keys = parts[1].shape[1]
         joint = parts[0].new_empty(tokens, (queries + 2 * keys) * dim)
-        _join_rotate[(tokens,)](
-            *parts, cos, sin, joint, HQ=queries, HK=keys, D=dim, HALF=triton.next_power_of_2(dim // 2), num_warps=1
-        )
+        _rotate_parts[(tokens,)](
+            joint, cos, sin, *parts, -1.0,
+            JOINS=True, HQ=queries, HK=keys, D=dim, HALF=triton.next_power_of_2(dim // 2), num_warps=1,
+        )  # fmt: skip
         return joint, None, None, None

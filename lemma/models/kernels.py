@@ -19,20 +19,28 @@ GATE_BLOCK = 1024
 
 
 @triton.jit
-def _norm_forward(X, W, Y, RSTD, columns, eps, BLOCK: tl.constexpr):
+def norm_forward(X, B, W, S, Y, RSTD, columns, eps, ADDS: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows of Y = W * X / rms(X); with ADDS, of S = X + B in place of X."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < columns
-    x = tl.load(X + row * columns + column, mask=inside, other=0.0).to(tl.float32)
+    place = row * columns + column
+    x = tl.load(X + place, mask=inside, other=0.0)
+    if ADDS:
+        x = (x.to(tl.float32) + tl.load(B + place, mask=inside, other=0.0).to(tl.float32)).to(X.dtype.element_ty)
+        tl.store(S + place, x, mask=inside)
+    x = x.to(tl.float32)
     rstd = 1.0 / tl.sqrt(tl.sum(x * x, 0) / columns + eps)
     w = tl.load(W + column, mask=inside, other=0.0).to(tl.float32)
     normal = (x * rstd).to(Y.dtype.element_ty).to(tl.float32)
-    tl.store(Y + row * columns + column, (w * normal).to(Y.dtype.element_ty), mask=inside)
+    tl.store(Y + place, (w * normal).to(Y.dtype.element_ty), mask=inside)
     tl.store(RSTD + row, rstd)
 
 
 @triton.jit
-def _norm_backward(DY, X, W, RSTD, DX, DW, rows, columns, per_program, BLOCK: tl.constexpr):
+def _norm_backward(
+    DY, DS, X, W, RSTD, DX, DW, rows, columns, per_program, ADDS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < columns
@@ -41,15 +49,32 @@ def _norm_backward(DY, X, W, RSTD, DX, DW, rows, columns, per_program, BLOCK: tl
     first = program * per_program
     last = tl.minimum(first + per_program, rows)
     for row in range(first, last):
-        x = tl.load(X + row * columns + column, mask=inside, other=0.0).to(tl.float32)
-        dy = tl.load(DY + row * columns + column, mask=inside, other=0.0).to(tl.float32)
+        place = row * columns + column
+        x = tl.load(X + place, mask=inside, other=0.0).to(tl.float32)
+        dy = tl.load(DY + place, mask=inside, other=0.0).to(tl.float32)
         rstd = tl.load(RSTD + row)
         normal = x * rstd
         dw += dy * normal
         d = dy * w
         dx = rstd * (d - normal * (tl.sum(d * normal, 0) / columns))
-        tl.store(DX + row * columns + column, dx.to(DX.dtype.element_ty), mask=inside)
+        if ADDS:
+            dx = tl.load(DS + place, mask=inside, other=0.0).to(tl.float32) + dx
+        tl.store(DX + place, dx.to(DX.dtype.element_ty), mask=inside)
     tl.store(DW + program * columns + column, dw, mask=inside)
+
+
+def norm_backward(
+    dy: torch.Tensor, d_sum: torch.Tensor | None, x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of the rows and of the weight of an RMS norm; `d_sum` is what else pulls on the rows."""
+    rows, columns = x.shape
+    programs = min(rows, NORM_PROGRAMS)
+    dx, dw = torch.empty_like(x), torch.empty(programs, columns, dtype=torch.float32, device=x.device)
+    _norm_backward[(programs,)](
+        dy, dy if d_sum is None else d_sum, x, weight, rstd, dx, dw, rows, columns, triton.cdiv(rows, programs),
+        ADDS=d_sum is not None, BLOCK=triton.next_power_of_2(columns),
+    )  # fmt: skip
+    return dx, dw.sum(0).to(weight.dtype)
 
 
 class FusedRmsNorm(torch.autograd.Function):
@@ -60,22 +85,16 @@ class FusedRmsNorm(torch.autograd.Function):
         flat = x.reshape(-1, x.shape[-1]).contiguous()
         rows, columns = flat.shape
         y, rstd = torch.empty_like(flat), torch.empty(rows, dtype=torch.float32, device=x.device)
-        _norm_forward[(rows,)](flat, weight, y, rstd, columns, eps, BLOCK=triton.next_power_of_2(columns))
+        block = triton.next_power_of_2(columns)
+        norm_forward[(rows,)](flat, flat, weight, flat, y, rstd, columns, eps, ADDS=False, BLOCK=block)
         ctx.save_for_backward(flat, weight, rstd)
         return y.view(x.shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         flat, weight, rstd = ctx.saved_tensors
-        dy = grads[0].reshape(flat.shape).contiguous()
-        rows, columns = flat.shape
-        programs = min(rows, NORM_PROGRAMS)
-        dx, dw = torch.empty_like(flat), torch.empty(programs, columns, dtype=torch.float32, device=flat.device)
-        per_program = triton.cdiv(rows, programs)
-        _norm_backward[(programs,)](
-            dy, flat, weight, rstd, dx, dw, rows, columns, per_program, BLOCK=triton.next_power_of_2(columns)
-        )
-        return dx.view(grads[0].shape), dw.sum(0).to(weight.dtype), None
+        dx, dw = norm_backward(grads[0].reshape(flat.shape).contiguous(), None, flat, weight, rstd)
+        return dx.view(grads[0].shape), dw, None
 
 
 @triton.jit

@@ -56,7 +56,7 @@ def joint_gate(dtype: torch.dtype) -> None:
 
 
 def add_norm(dtype: torch.dtype) -> None:
-    joint_kernels.NORM_PROGRAMS = 4
+    kernels.NORM_PROGRAMS = 4
     x, weight = torch.randn(9, 33, dtype=dtype, requires_grad=True), torch.rand(33, dtype=dtype, requires_grad=True)
     branch = torch.randn(9, 33, dtype=dtype, requires_grad=True)
     pulls = torch.randn(9, 33, dtype=dtype), torch.randn(9, 33, dtype=dtype)

@@ -71,6 +71,21 @@ def _mass(
 
 
 @triton.jit
+def _bisect(
+    Z, row, columns, low, wanted, top, inverse, inner, POSITION, UNTIL, ENDS, COUNTS: tl.constexpr,
+    HIGHEST: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The highest number from `low` on, in order, at or above which are so many tokens, or so much of their mass."""
+    high = tl.full([], HIGHEST, tl.int64)
+    for _ in range(BITS):
+        middle = low + (high - low) // 2 + (high - low) % 2
+        mass = _mass(Z, row, columns, middle, top, inverse, inner, POSITION, UNTIL, ENDS, COUNTS, E, CAPPED, BLOCK)
+        low = tl.where(mass >= wanted, middle, low)
+        high = tl.where(mass >= wanted, high, middle - 1)
+    return low
+
+
+@triton.jit
 def _threshold(
     Z, INVERSE_T, POSITION, UNTIL, ENDS, TOP_K, TOP_P, MIN_P, FLOOR, LEAST, KEPT, columns, factor, inner,
     LOWEST: tl.constexpr, HIGHEST: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr, CAPPED: tl.constexpr,
@@ -93,29 +108,20 @@ def _threshold(
         )
     top, best = tl.max(highest, 0), tl.max(drawable, 0)
     # What may be drawn is weighed against the likeliest of it: an end that comes too early may be likelier by far.
-    # Bisection: at least k tokens, or their share of the mass, are at or above `low`; above `high` there are fewer.
     low = tl.full([], LOWEST, tl.int64)
     if top_k > 0:
-        high = tl.full([], HIGHEST, tl.int64)
-        for _ in range(BITS):
-            middle = low + (high - low) // 2 + (high - low) % 2
-            count = _mass(
-                Z, row, columns, middle, best, inverse, inner, POSITION, UNTIL, ENDS, True, E, CAPPED, BLOCK
-            )  # fmt: skip
-            low = tl.where(count >= top_k, middle, low)
-            high = tl.where(count >= top_k, high, middle - 1)
+        low = _bisect(
+            Z, row, columns, low, top_k, best, inverse, inner, POSITION, UNTIL, ENDS, True, HIGHEST, BITS, E, CAPPED,
+            BLOCK,
+        )  # fmt: skip
     if top_p < 1.0:
         wanted = top_p * _mass(
             Z, row, columns, low, best, inverse, inner, POSITION, UNTIL, ENDS, False, E, CAPPED, BLOCK
         )  # fmt: skip
-        high = tl.full([], HIGHEST, tl.int64)
-        for _ in range(BITS):
-            middle = low + (high - low) // 2 + (high - low) % 2
-            mass = _mass(
-                Z, row, columns, middle, best, inverse, inner, POSITION, UNTIL, ENDS, False, E, CAPPED, BLOCK
-            )  # fmt: skip
-            low = tl.where(mass >= wanted, middle, low)
-            high = tl.where(mass >= wanted, high, middle - 1)
+        low = _bisect(
+            Z, row, columns, low, wanted, best, inverse, inner, POSITION, UNTIL, ENDS, False, HIGHEST, BITS, E, CAPPED,
+            BLOCK,
+        )  # fmt: skip
     least = best + min_p
     floor = tl.full([BLOCK], float("inf"), tl.float32)
     whole, kept = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
