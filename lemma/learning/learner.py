@@ -29,6 +29,7 @@ from lemma.learning.token_scores import TokenScores
 from lemma.learning.whole_batch import Sums, evaluate_batch, pull
 from lemma.models.compiled import CompiledBlocks
 from lemma.models.critic import Critic
+from lemma.models.dropouts import dropouts
 from lemma.models.packing import TokenBatch, plan_packs
 from lemma.models.policy import Policy
 from lemma.models.sharing import can_share, shared_size
@@ -87,7 +88,7 @@ class Learner:
         self._retried = () if policy.is_split else (torch.OutOfMemoryError,)
         self._seed = seed
         self._say = say
-        self._has_dropout = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in policy.module.modules())
+        self._has_dropout = bool(dropouts(policy.module))
         wants_sharing = policy.device.type == "cuda" if share_prompts is None else share_prompts
         self.shares = wants_sharing and not self._has_dropout and can_share(policy.module)
         self._blocks: AbstractContextManager[Any] = CompiledBlocks(policy.backbone) if compile_blocks else nullcontext()

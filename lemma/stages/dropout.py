@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
+from lemma.models.dropouts import switch_off
 from lemma.runs.stage import Stage
 
 
 def switch_dropout_off(module: nn.Module, stage: Stage) -> None:
     """Set every dropout of the model to 0, and say so where there was any."""
-    dropouts = [part for part in module.modules() if isinstance(part, nn.Dropout) and part.p > 0]
-    for part in dropouts:
-        part.p = 0.0
-    if dropouts:
+    if switch_off(module):
         stage.say(f"{stage.name}: the model's dropout is off in stages of kind {stage.options.kind}")

@@ -253,6 +253,19 @@ def test_dropout_repeats_and_goes_on_to_the_last_bit() -> None:
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("kind", ["seed_oss", "starcoder2"])
+def test_dropout_that_layers_call_themselves_repeats_too(kind: str) -> None:
+    from tests.models.families import family_policy
+
+    found = []
+    for seed in (1, 2):
+        learner = learner_of(family_policy(kind, {"residual_dropout": 0.3}), 40, seed=5, share_prompts=True)
+        assert not learner.shares, "the answers to one prompt would see the same chance"
+        torch.manual_seed(seed)
+        found.append(losses(learner, 2))
+    assert found[0] == found[1]
+
+
 def test_dropout_differs_from_step_to_step_and_is_off_when_scoring() -> None:
     learner = with_dropout()
     learner.optim = OptimOptions(lr=0.0)
