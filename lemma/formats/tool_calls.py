@@ -22,7 +22,9 @@ Style = Literal["hermes", "llama", "mistral", "code"]
 
 PYTHON_TAG, TOOL_CALLS = "<|python_tag|>", "[TOOL_CALLS]"
 CALL, CALLED = "<tool_call>", "</tool_call>"
-CODE = re.compile(r"<code>(.*?)</code>|^[ \t]*```(?:python|py)[ \t]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"<code>|^[ \t]*```(?:python|py)[ \t]*\n", re.MULTILINE)
+CODE_ENDS = {"<": re.compile("</code>"), "`": re.compile(r"^[ \t]*```", re.MULTILINE)}
+SPACE = re.compile(r"\s*")
 THINK, THOUGHT = "<think>", "</think>"
 CODE_TOOL = "python"
 LONGEST = 1_000_000
@@ -76,23 +78,46 @@ def split_thoughts(text: str) -> tuple[str, str]:
 def code_of(text: str) -> str | None:
     """The code of all closed code blocks, one behind the other; None without one."""
     # Spaces behind an opening tag are no indentation.
-    blocks = [dedent((first or second).strip("\n")).strip() for first, second in CODE.findall(text)]
+    blocks = [dedent(text[begin:end].strip("\n")).strip() for _, begin, end, _ in _code_blocks(text)]
     return "\n".join(blocks) if blocks else None
+
+
+def _code_blocks(text: str) -> list[tuple[int, int, int, int]]:
+    """Where each closed block begins, its code begins and ends, and it ends itself.
+
+    In time that grows with the length of the text alone: models may write an opening tag thousands of times.
+    """
+    blocks, place, unclosed = [], 0, set[str]()
+    while found := CODE.search(text, place):
+        mark, place = found[0].lstrip()[0], found.end()
+        end = None if mark in unclosed else CODE_ENDS[mark].search(text, place)
+        if end is None:
+            unclosed.add(mark)
+        else:
+            blocks.append((found.start(), place, end.start(), end.end()))
+            place = end.end()
+    return blocks
 
 
 def _hermes(text: str) -> tuple[str, list[ToolCall]]:
     """A closing tag in a string of the JSON closes nothing; a call may stay open; text behind its JSON is dropped."""
-    content, calls, place = "", [], 0
+    content, calls, place, closed = "", [], 0, 0
     while (begin := text.find(CALL, place)) >= 0:
         content += text[place:begin]
-        begin += len(CALL)
-        begin += len(text[begin:]) - len(text[begin:].lstrip())
-        call, end = _decoded(text, begin)
+        call, end = _decoded(text, _behind_space(text, begin + len(CALL)))
         calls.append(call)
-        closed, opened = text.find(CALLED, end), text.find(CALL, end)
+        if 0 <= closed < end:
+            closed = text.find(CALLED, end)
+        opened = text.find(CALL, end)
         place = len(text) if closed < 0 else closed + len(CALLED)
         place = opened if 0 <= opened < place else place
     return (content + text[place:]).strip(), calls
+
+
+def _behind_space(text: str, place: int) -> int:
+    found = SPACE.match(text, place)
+    assert found is not None
+    return found.end()
 
 
 def _llama(text: str) -> tuple[str, list[ToolCall]]:
@@ -111,8 +136,10 @@ def _mistral(text: str) -> tuple[str, list[ToolCall]]:
 
 
 def _code(text: str) -> tuple[str, list[ToolCall]]:
-    code = code_of(text)
-    return CODE.sub("", text).strip(), [] if code is None else [ToolCall(CODE_TOOL, {"code": code})]
+    code, content, place = code_of(text), "", 0
+    for begin, _, _, end in _code_blocks(text):
+        content, place = content + text[place:begin], end
+    return (content + text[place:]).strip(), [] if code is None else [ToolCall(CODE_TOOL, {"code": code})]
 
 
 READERS: dict[Style, Callable[[str], tuple[str, list[ToolCall]]]] = {

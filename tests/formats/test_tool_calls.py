@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any, Literal
 
 import pytest
@@ -148,3 +149,12 @@ def test_a_call_may_quote_tags_and_stay_open() -> None:
         f"a<tool_call>{code}\n<tool_call>{{]</tool_call> b <tool_call>{code}}}</tool_call>", "hermes"
     )
     assert [bool(call.fault) for call in found.calls] == [False, True, False] and found.content == "a b"
+
+
+@pytest.mark.parametrize("style", ["hermes", "llama", "mistral", "code"])
+@pytest.mark.parametrize("word", ["<code>", "```python\n", "<tool_call>", "[TOOL_CALLS]", "<|python_tag|>"])
+def test_a_model_that_opens_calls_without_end_is_read_in_no_time(style: Any, word: str) -> None:
+    text = word * 6000
+    begin = time.process_time()
+    assert parse_tool_calls(text, style).code is None
+    assert time.process_time() - begin < 2.0
