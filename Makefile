@@ -21,7 +21,7 @@ SERIAL = -m serial $(shell grep -rl --include='test_*.py' 'mark\.serial' tests)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style durations test-cpus test-kill test-long test-demo-seeds docs screens clean
+.PHONY: help demo test check style durations test-cpus test-kill test-long test-demo-seeds bench-cpu docs screens clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -58,6 +58,9 @@ test-long: $(VENV)/.dev  ## Run a thousand steps of RL: memory, files, threads a
 
 test-demo-seeds: $(VENV)/.dev  ## Run the whole demo under five seeds: GRPO adds 20 points or more each time
 	LEMMA_STRICT_SKIPS=1 $(BIN)/python -m pytest -m seeds --timeout 3600 -rP
+
+bench-cpu: $(VENV)/.dev  ## Compare what a step does, in counts that no machine changes, with those of before; UPDATE=1 writes them
+	$(BIN)/python -m benchmarks.counts $(if $(UPDATE),--update)
 
 docs: $(VENV)/.core  ## Write the reference page of every recipe option
 	$(BIN)/python -m lemma.cli.reference > docs/reference.md
