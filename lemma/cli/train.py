@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from lemma.cluster.launching import end_with_launcher
     from lemma.cluster.rank_program import is_a_rank
     from lemma.recipe import load_recipe
+    from lemma.runs.lag_checks import check_flying
     from lemma.runs.split_checks import check_split
 
     end_with_launcher()
@@ -78,9 +79,12 @@ def run(args: argparse.Namespace) -> int:
         args.overrides = [*args.overrides, f"cluster.speakers={args.speakers}"]
     recipe = load_recipe(args.recipe, args.overrides)
     _check_stages(recipe, args.skip, args.only)
+    _check_ranks(recipe, args.ranks)
     if args.dry_run:
+        wanted = {name: recipe.stages[name] for name in _wanted_stages(recipe, args.skip, args.only)}
         if (args.ranks or recipe.cluster.ranks) != 1:
-            check_split(recipe.cluster, recipe.model, recipe.stages)
+            check_split(recipe.cluster, recipe.model, wanted)
+        check_flying(recipe.cluster, wanted)
         return _dry_run(recipe, args.skip, args.only)
     if args.ray:
         from lemma.cli.train_ray import run_on_ray
@@ -92,9 +96,18 @@ def run(args: argparse.Namespace) -> int:
         return _launch(recipe, args, count) if count > 1 else _train(recipe, args)
 
 
-def _wanted_ranks(recipe: Recipe, given: int | None) -> int:
+def _check_ranks(recipe: Recipe, given: int | None) -> None:
     if given is not None and given < 1:
         raise UserError(f"--ranks {given} is not a number of processes", fix="write 1 or more")
+    speakers = recipe.cluster.speakers
+    if given is not None and given <= speakers:
+        raise UserError(
+            f"--ranks {given} leaves nobody to learn next to {speakers} speaker{'s' * (speakers != 1)}",
+            fix=f"write --ranks {speakers + 1} or more",
+        )
+
+
+def _wanted_ranks(recipe: Recipe, given: int | None) -> int:
     if given or recipe.cluster.ranks:
         return given or recipe.cluster.ranks or 1
     least = 1 + recipe.cluster.speakers
@@ -156,6 +169,10 @@ def _check_stages(recipe: Recipe, skip: list[str], only: list[str]) -> None:
         raise UserError("--skip leaves no stage to run", fix="skip fewer of them")
 
 
+def _wanted_stages(recipe: Recipe, skip: list[str], only: list[str]) -> list[str]:
+    return [name for name in recipe.stages if name not in skip and (not only or name in only)]
+
+
 def _dry_run(recipe: Recipe, skip: list[str], only: list[str]) -> int:
     from lemma.cli.plan import print_plan
     from lemma.core.files import write_whole
@@ -167,7 +184,6 @@ def _dry_run(recipe: Recipe, skip: list[str], only: list[str]) -> int:
         raise UserError(
             f"cannot write the resolved recipe: {error.strerror}", file=path, fix="name another folder as `run.dir`"
         ) from None
-    names = [name for name in recipe.stages if name not in skip and (not only or name in only)]
-    print_plan(recipe, names, skip=skip, only=only)
+    print_plan(recipe, _wanted_stages(recipe, skip, only), skip=skip, only=only)
     print(f"\nThe resolved recipe is in {path}. Nothing was loaded.")
     return 0

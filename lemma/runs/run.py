@@ -20,6 +20,7 @@ from lemma.models.load_model import pick_device
 from lemma.models.model_options import ModelOptions
 from lemma.models.places import TINY, resolve
 from lemma.runs.inputs import check_inputs
+from lemma.runs.lag_checks import check_flying
 from lemma.runs.lengthening import lengthen
 from lemma.runs.run_folder import RunFolder
 from lemma.runs.run_options import RunOptions, StageOptions, stage_before
@@ -62,8 +63,9 @@ def train(
     With `extend`, a stage that is longer than before goes on although its schedule depends on its length.
     """
     skipped = stages_to_skip(recipe, skip, only)
+    wanted = {name: stage for name, stage in recipe.stages.items() if name not in skipped}
+    check_flying(recipe.cluster, wanted)
     if world_size() > 1:
-        wanted = {name: stage for name, stage in recipe.stages.items() if name not in skipped}
         check_split(recipe.cluster, recipe.model, wanted)
     there = RunFolder(Path(recipe.run.dir), only_read=True)
     check_inputs(recipe.stages, [n for n in recipe.stages if n not in skipped and (fresh or not there.is_done(n))])

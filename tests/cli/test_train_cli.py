@@ -51,6 +51,31 @@ def test_a_dry_run_writes_the_resolved_recipe_and_prints_the_plan(capsys: pytest
         assert line in out.splitlines()
 
 
+FLYING = ["--set", "stages.rl.rollout.lag=flying"]
+RL = """
+run: {dir: out, device: cpu}
+stages:
+  rl: {steps: 1, data: {arithmetic: {count: 9}}, rollout: {max_tokens: 4}, algorithm: grpo}
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--ranks", "0"], "--ranks 0 is not a number of processes"),
+        (["--ranks", "2", "--speakers", "2"], "--ranks 2 leaves nobody to learn next to 2 speakers"),
+        (["--ranks", "2", "--set", "cluster.shard=weights"], "cluster.shard: weights leaves no whole weights"),
+        ([*FLYING, "--set", "stages.rl.rollout.engine=transformers"], "of the engine transformers do not go on"),
+        ([*FLYING, "--speakers", "1"], "responses with speakers do not go on"),
+    ],
+)
+def test_a_dry_run_refuses_what_cannot_run(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rl.yaml").write_text(RL, encoding="utf-8")
+    assert main(["train", "rl.yaml", "--dry-run", *options]) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err and shown.out == "" and not Path("out").exists()
+
+
 def test_a_plan_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "recipe.yaml", "--set", "model.path=org/model", "--set", "model.lora={r: 4}"]) == 0
     assert [path.name for path in Path().iterdir()] == ["recipe.yaml"]

@@ -1,0 +1,24 @@
+"""Which engines can speak on while the learner learns. Imports no torch: a dry run stays fast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lemma.cluster.cluster_options import ClusterOptions
+from lemma.core.errors import UserError
+from lemma.engines.engine_options import NativeOptions
+from lemma.runs.run_options import StageOptions
+
+
+def check_flying(cluster: ClusterOptions, stages: Mapping[str, StageOptions]) -> None:
+    """Refuse `rollout.lag: flying` where responses do not go on after an update."""
+    for name, stage in stages.items():
+        rollout = getattr(stage, "rollout", None)
+        if rollout is None or rollout.lag != "flying":
+            continue
+        if cluster.speakers or not isinstance(rollout.engine, NativeOptions):
+            who = "with speakers" if cluster.speakers else f"of the engine {rollout.engine.name}"
+            raise UserError(
+                f"stages.{name}.rollout.lag: flying: responses {who} do not go on after an update",
+                fix="write `engine: native` without speakers, or `lag: 1`",
+            )
