@@ -234,7 +234,7 @@ def _files_of_a_run(steps: int) -> tuple[int, int]:
         _watched["is_hooked"] = True
     sync, synced, lock, threads = os.fsync, 0, threading.Lock(), torch.get_num_threads()
 
-    def counted(handle: int) -> None:
+    def counted(handle: Any) -> None:
         nonlocal synced
         with lock:
             synced += 1
