@@ -52,6 +52,8 @@ CACHE_SHARE = 0.85
 
 @dataclass
 class _Session:
+    """Numbers are the learner's own: two of them may have the same."""
+
     peer: Connection
     number: int
     is_whole: bool
@@ -88,11 +90,15 @@ class Speaker:
 
     def run(self) -> None:
         while self._peers:
-            is_busy = bool(self._orders) or any(session.has_news for session in self._sessions)
-            self._hear(0.0 if is_busy else IDLE_SECONDS)
+            self._hear(0.0 if self._is_busy else IDLE_SECONDS)
             while self._orders:
                 self._obey(*self._orders.popleft())
             self._work()
+
+    @property
+    def _is_busy(self) -> bool:
+        first = self._sessions[0] if self._sessions else None
+        return bool(self._orders) or (first is not None and (first.has_news or first.is_whole or first.is_ended))
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -146,7 +152,7 @@ class Speaker:
                 _Session(peer, word.session, word.is_whole, word.forgets_prompts, list(word.requests))
             )
         elif isinstance(word, More | End):
-            for session in [one for one in self._sessions if one.number == word.session]:
+            for session in [one for one in self._sessions if one.peer is peer and one.number == word.session]:
                 if isinstance(word, More):
                     session.requests += word.requests
                     session.cancelled += word.cancelled

@@ -55,8 +55,8 @@ def divided(world: RankWorld, speakers: int, deadline: float, host: str = LOCAL)
 
 
 def groups_of(learners: int, size: int, on_device: bool, deadline: float) -> tuple[Any, Any, Any, Any]:
-    """The groups of all that learn, two for objects and one for tensors, and that of the first of them with all that speak;
-    None where this rank is no member. Every process calls this."""
+    """The groups of all that learn, two for objects and one for tensors, and that of the first of them with all that
+    speak; None where this rank is no member. Every process calls this."""
     import torch.distributed as dist
 
     def group(ranks: Iterable[int], backend: str) -> Any:

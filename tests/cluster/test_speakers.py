@@ -52,8 +52,8 @@ def trained_or_spoken(content: dict[str, Any], learners: int, speakers: int, is_
             speak(mine, lambda event: None)
     except UserError as error:
         return [str(error)]
-    except RuntimeError:
-        assert is_deaf
+    except RuntimeError:  # a learner that met a mistake is gone, and says it
+        assert rank() >= learners
     finally:
         sent_weights.take = take
     return []
@@ -91,10 +91,10 @@ def test_one_learner_and_one_speaker(crew: Crew, tmp_path: Path) -> None:
 
 
 def test_several_learners_and_several_speakers(crew: Crew, tmp_path: Path) -> None:
-    """Two and two; and two slots of one learner at the same time, where a third speaker is told that it is idle."""
+    """Two and two; two whom one speaker serves; two slots of one learner at the same time, and a speaker too many."""
     stage = GRPO | {"validation": {"share": 0.25, "every": 2}}
     run(crew, recipe_of(tmp_path, "alone", stage, slots=2), 1, 0)
-    for learners, speakers in ((2, 2), (1, 3)):
+    for learners, speakers in ((2, 2), (2, 1), (1, 3)):
         name = f"spoken-{speakers}"
         told = run(crew, recipe_of(tmp_path, name, stage, slots=2), learners, speakers)
         assert any("1 of 3 speakers have nothing to do" in text for text in told) == (speakers == 3)
