@@ -13,6 +13,7 @@ from lemma.core.version import lemma_version
 from lemma.reports.planned_memory import planned_gib
 from lemma.reports.run_reader import RunReader
 from lemma.reports.shown_evaluations import Comparisons, evaluation_rows, pairs_between, pairs_within
+from lemma.runs.card_contamination import read_record
 
 VERSION = 1
 # The newest warnings of a run that a page lists.
@@ -81,8 +82,14 @@ class PageData:
                 for one in run.log.remarks[-REMARKS:]
             ],
             "evaluations": [row for place in run.evaluations() for row in evaluation_rows(place)],
+            "contamination": _contamination(run),
             "chunks": [{"key": one.key, "source": one.source, "step": one.step} for one in run.chunks()],
         }
+
+
+def _contamination(run: RunReader) -> dict[str, Any] | None:
+    """What the last stage that is done found out about the data of all stages that led to it."""
+    return next((found for name in reversed(run.stages) if (found := read_record(run.folder, name))), None)
 
 
 def differences(runs: Sequence[RunReader]) -> list[dict[str, Any]]:

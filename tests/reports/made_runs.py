@@ -13,13 +13,16 @@ import numpy as np
 import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from lemma.algorithms.parts.signals import write_tokens
 from lemma.core.events import Measured, Said, StageStarted
 from lemma.core.files import JsonLines
+from lemma.core.types import Group, Message, Problem
 from lemma.models.tiny import tiny_tokenizer
 from lemma.recipe import load_recipe
 from lemma.reporting.logfile import LogFile
 from lemma.rollouts.episode import Episode
 from lemma.rollouts.journal import Journal
+from lemma.rollouts.token_notes import FOLDER, TokenNotes, notes_path
 
 TINY = tiny_tokenizer()
 
@@ -125,6 +128,28 @@ def write_journal(folder: Path, step: int, samples: Sequence[Episode]) -> Path:
     return path
 
 
+def log_ratio(place: int) -> float:
+    """Of the token at this place of a sample, after the step's updates."""
+    return 0.1 * (place % 5 - 2)
+
+
+def write_notes(folder: Path, step: int, samples: Sequence[Episode]) -> Path:
+    """What updates would note: advantages of 1 and -1, two updates, and the last sample of each group left out."""
+    notes, trajectories = TokenNotes(), []
+    for one in samples:
+        (trajectory,) = one.trajectories()
+        trajectory.attempt = (int(one.key[2]), one.sample)
+        trajectory.token_fields["advantage"] = np.full(len(trajectory), 2 * float(one.reward or 0) - 1)
+        write_tokens("old", [trajectory], [one.logprobs + 0.01])
+        if one.sample != 3:
+            notes.take([trajectory], [one.logprobs])
+            notes.take([trajectory], [one.logprobs + 0.01 + [log_ratio(i) for i in range(len(one.ids))]])
+        trajectories.append(trajectory)
+    place = folder / "stages" / "grpo" / FOLDER
+    notes.write(place, step, [Group(Problem((Message("user", "how many ?"),)), trajectories)])
+    return notes_path(place, step)
+
+
 def small_run(folder: Path, steps: int = 6) -> Path:
     """A few steps of two groups of four."""
     recipe(folder, steps=steps)
@@ -136,6 +161,7 @@ def small_run(folder: Path, steps: int = 6) -> Path:
             for n in range(4)
         ]
         write_journal(folder, step, samples)
+        write_notes(folder, step, samples)
     return folder
 
 
@@ -148,7 +174,7 @@ def long_run(folder: Path, steps: int, samples: int, tokens: int) -> Path:
         sample(1, n // 8, n % 8, draw.integers(12, len(TINY), size=tokens).tolist(), finish="length")
         for n in range(samples)
     ]
-    first = write_journal(folder, 1, made)
-    for step in range(2, steps + 1):
-        os.link(first, first.with_name(f"step-{step:06d}.jsonl"))
+    for first in (write_journal(folder, 1, made), write_notes(folder, 1, made)):
+        for step in range(2, steps + 1):
+            os.link(first, first.with_name(f"step-{step:06d}{first.suffix}"))
     return folder

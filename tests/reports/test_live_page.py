@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ import yaml
 from lemma.reports.live_page import Watch
 from lemma.reports.run_reader import open_runs
 from tests.reports.conftest import Page
-from tests.reports.made_runs import long_run, measure, small_run
+from tests.reports.made_runs import long_run, measure, sample, small_run, write_journal
 
 
 @pytest.fixture
@@ -83,6 +84,30 @@ def test_the_page_follows_and_tells_when_the_server_is_gone(tmp_path: Path, page
     assert page.troubles == []
     watch.close()
     tab.wait_for_selector("#connection:has-text('does not answer')")
+
+
+def test_completions_of_a_step_in_progress_are_read_again_and_newer_ones_offered(tmp_path: Path, page: Page) -> None:
+    run = small_run(tmp_path / "run", steps=3)
+    notes = run / "stages" / "grpo" / "notes" / "step-000003.npz"
+    learnt = notes.read_bytes()
+    notes.unlink()
+    watch = Watch(open_runs([run]), ["words"]).start()
+    with open(run / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        tab = page.open(watch.address + "#completions")
+        offered = tab.locator("#detail .between option")
+        assert "ratio to the old policy" not in offered.all_inner_texts(), "nothing was learnt from this step yet"
+        notes.write_bytes(learnt)
+        for arrow, step in (("Step before", 2), ("Next step", 3)):
+            tab.click(f"[aria-label='{arrow}']")
+            tab.wait_for_selector(f"#detail h2:has-text('step {step}')")
+        assert "ratio to the old policy" in offered.all_inner_texts()
+        write_journal(run, 4, [sample(4, 9, 0, "4 + 4 = 8")])
+        tab.click("text=Newest: step 4")
+        tab.wait_for_selector("#detail h2:has-text('step 4')")
+        assert "4 + 4 = 8" in tab.locator("#detail .completion").inner_text()
+    watch.close()
+    assert page.troubles == []
 
 
 def test_a_long_run_is_read_quickly(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from lemma.cli import main
 from tests.reports.conftest import Page
 from tests.reports.made_runs import (
+    log_ratio,
     long_run,
     measure,
     metrics_row,
@@ -163,6 +165,69 @@ def test_completions_are_filtered_searched_and_shown_token_by_token(small: Path,
     tab.click("text=How this problem's answers changed")
     tab.wait_for_selector("#history table")
     assert "grpo, step" in tab.locator("#history").inner_text()
+
+
+def test_tokens_are_coloured_by_advantage_and_ratio(small: Path, tmp_path: Path, page: Page) -> None:
+    tab = page.open(write(tmp_path, small) + "#completions")
+    tokens = tab.locator("#detail .token")
+
+    def pulls() -> list[float]:
+        found = tokens.evaluate_all("all => all.map((one) => one.style.getPropertyValue('--pull'))")
+        return [float(one) for one in found]
+
+    tab.select_option("#detail .between select", "ratio")
+    expected = [log_ratio(place) for place in range(tokens.count())]
+    full = math.log(1.5)
+    assert pulls() == pytest.approx([math.copysign(math.sqrt(abs(x) / full), x) for x in expected], abs=5e-3)
+    kinds = tokens.evaluate_all("all => all.map((one) => one.dataset.by)")
+    assert kinds == ["loss" if x < 0 else "gain" for x in expected]
+    title = tokens.nth(4).get_attribute("title") or ""
+    assert f"ratio to the old policy {math.exp(log_ratio(4)):.3f}" in title
+    assert f"ratio to the engine {math.exp(0.01):.3f}" in title and "advantage 1" in title
+    tab.select_option("#detail .between select", "advantage")
+    assert pulls() == [1.0] * tokens.count() and "1; reward 0.5 above" in tab.locator("#detail .facts").inner_text()
+
+    tab.select_option("#detail .between select", "engine")
+    tab.click("#detail h2")
+    for _ in range(3):
+        tab.keyboard.press("j")
+    assert "sample 3" in tab.locator("#detail h2").inner_text()
+    assert "No update was computed" not in tab.locator("#detail").inner_text(), "the old policy's word is known of it"
+    tab.select_option("#detail .between select", "ratio")
+    assert "No update was computed on this sample" in tab.locator("#detail").inner_text()
+    assert pulls() == [0.0] * tokens.count()
+    assert page.troubles == []
+
+
+def test_a_step_without_notes_offers_no_ratio(tmp_path: Path, page: Page) -> None:
+    run = small_run(tmp_path / "run", steps=2)
+    for path in (run / "stages" / "grpo" / "notes").iterdir():
+        path.unlink() if "000001" in path.name else path.write_bytes(b"torn")
+    tab = page.open(write(tmp_path, run) + "#completions")
+    offered = tab.locator("#detail .between option").all_inner_texts()
+    assert offered == ["log-probability", "advantage", "nothing"]
+    assert tab.locator("#detail .token").count() and page.troubles == []
+
+
+def test_many_runs_with_long_names_fit_any_screen(small: Path, tmp_path: Path, chromium: Any) -> None:
+    runs = []
+    for number in range(10):
+        run = tmp_path / f"{number}-{'a-very-long-name-of-a-run-' * 4}"
+        shutil.copytree(small, run)
+        runs.append(run)
+    address = write(tmp_path, *runs)
+    for settings in (DESKTOP, PHONE):
+        page = Page(chromium, **settings)
+        tab = page.open(address)
+        for view in VIEWS:
+            tab.click(f"#tab-{view}")
+            wide = tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert wide <= 0, f"{view} is wider than the screen"
+        tab.click("#tab-curves")
+        assert len(series(tab, "reward/mean")) == 10
+        high = tab.evaluate("document.querySelector('header').offsetHeight")
+        page.close()
+        assert high <= 120 and page.troubles == []
 
 
 def test_turns_of_an_agent_and_a_teachers_beginning_are_told_apart(tmp_path: Path, page: Page) -> None:

@@ -3,6 +3,8 @@
 
 const MARGIN = { left: 52, right: 12, top: 10, bottom: 26 };
 const MOST_POINTS = 1500;
+// Of more curves than this, values are told where the pointer is, and not all the time.
+const MOST_SAID = 4;
 const shared = { zoom: null, cursor: null, charts: new Set() };
 
 class Chart {
@@ -116,7 +118,7 @@ class Chart {
       }
     }
     if (s.base) {
-      const area = [...points, ...thinned(s.x, s.base, x0, x1, this.py).reverse()];
+      const area = [...stairs(points), ...stairs(thinned(s.x, s.base, x0, x1, this.py)).reverse()];
       lines.append(svg("path", { class: "area", fill: s.color, d: path(area.map(([x, y]) => [this.px(x), this.py(y)])) + "Z" }));
       return;
     }
@@ -151,8 +153,9 @@ class Chart {
     this.marker.replaceChildren();
     const rows = this.at(shared.cursor);
     const pieces = rows.map((row) => el("span", { class: "value" }, dot(row.color),
-      `${this.series.length > 1 ? `${row.name} ` : ""}${this.format(row.y)}` +
+      this.series.length > 1 ? clipped(row.name) : null, this.format(row.y) +
       (row.low !== undefined && row.low !== null ? ` (${this.format(row.low)} to ${this.format(row.high)})` : "")));
+    if (shared.cursor === null && !this.options.stacked && rows.length > MOST_SAID) pieces.length = 0;
     const where = shared.cursor === null ? [] : [el("span", { class: "at" }, `step ${number(rows[0]?.x)}`)];
     this.readout.replaceChildren(...where, ...pieces);
     if (shared.cursor === null || !rows.length) return;
@@ -263,6 +266,12 @@ function thinned(xs, ys, x0, x1) {
     kept.push(...[part[0], part[part.length - 1]].sort((a, b) => a[0] - b[0]));
   }
   return kept;
+}
+
+// Each point as a level that lasts until half way to its neighbours.
+function stairs(points) {
+  const middle = (a, b) => (points[a] && points[b] ? (points[a][0] + points[b][0]) / 2 : (points[a] ?? points[b])[0]);
+  return points.flatMap(([, y], i) => [[middle(i - 1, i), y], [middle(i, i + 1), y]]);
 }
 
 function ticks(low, high, count) {

@@ -41,6 +41,15 @@ function filters(run, sources, own) {
     el("button", { type: "submit", id: "everywhere" }, "Search all steps"));
 }
 
+// A live page does not redraw what someone reads; it says that there is more.
+function offerNewer() {
+  const run = store.data.runs[browse.run], own = run.chunks.filter((chunk) => chunk.source === browse.source);
+  const last = own.at(-1), form = document.querySelector("form.controls");
+  if (!form || !last || last.key === browse.key || document.getElementById("newer")?.dataset.key === last.key) return;
+  document.getElementById("newer")?.remove();
+  form.append(el("button", { type: "button", id: "newer", "data-key": last.key, onclick: () => { Object.assign(browse, { key: last.key, place: 0, found: null }); show("completions"); } }, `Newest: step ${last.step}`));
+}
+
 function matches(sample, prompt) {
   if (browse.verdict === "cut" ? sample.finish !== "length" : browse.verdict === "format" ? sample.format : browse.verdict && sample.verdict !== browse.verdict) return false;
   if (browse.low !== "" && !(sample.reward >= Number(browse.low))) return false;
@@ -188,6 +197,8 @@ function noted(part, name, i) {
 
 const RATIOS = { ratio: "the old policy", engine: "the engine" };
 const FULL_RATIO = Math.log(1.5);
+// Most ratios are within a few percent of 1: by the root of their logarithm they can be told apart.
+const rooted = (log) => (log === null ? null : Math.sign(log) * Math.sqrt(Math.abs(log) / FULL_RATIO));
 
 function tokens(part, sample) {
   return part.pieces.map((piece, i) => {
@@ -200,9 +211,9 @@ function tokens(part, sample) {
       node.style.setProperty("--heat", Math.min(1, -lp / 4).toFixed(3));
       node.dataset.by = "heat";
     } else {
-      const size = browse.color === "advantage" ? pull : noted(part, browse.color, i) === null ? null : noted(part, browse.color, i) / FULL_RATIO;
-      node.style.setProperty("--pull", Math.max(-1, Math.min(1, size ?? 0)).toFixed(3));
-      node.dataset.by = (size ?? 0) < 0 ? "loss" : "gain";
+      const size = (browse.color === "advantage" ? pull : rooted(noted(part, browse.color, i))) ?? 0;
+      node.style.setProperty("--pull", Math.max(-1, Math.min(1, size)).toFixed(3));
+      node.dataset.by = size < 0 ? "loss" : "gain";
     }
     return node;
   });
@@ -226,6 +237,9 @@ function legendWords(sample) {
   if (browse.color === "logprob") return "The stronger the colour, the less likely the token was when it was sampled.";
   if (browse.color === "advantage") return known("pull") ? "Green: the update pulls the token up, since its advantage is positive; red: down." : "Green: the reward is above the mean of its group, red: below. All tokens of a sample share it.";
   if (!known(browse.color)) return "No update was computed on this sample, so it has no ratio: its group's rewards do not differ, or its tokens are masked.";
+  if (sample.parts.every((part) => [part[browse.color] ?? 0].flat().every((log) => !log))) {
+    return browse.color === "ratio" ? "All of its ratios are 1: the step learnt from this sample before it had changed anything." : "Engine and learner agree on every token: all ratios are 1.";
+  }
   const when = browse.color === "ratio" ? "when the step last learnt from it than before the step" : "to the learner than to the engine that sampled it";
   return `Green: the token was more likely ${when}, red: less likely. Full colour is a ratio of 1.5 or 2/3, no colour is 1.`;
 }

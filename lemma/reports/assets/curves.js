@@ -40,7 +40,7 @@ function runPicker(redraw) {
   return el("fieldset", { class: "runs" }, el("legend", {}, "Runs"), store.data.runs.map((run, i) =>
     el("label", {}, el("input", { type: "checkbox", checked: !curveState.hidden.has(i), onchange: (event) => {
       curveState.hidden[event.target.checked ? "delete" : "add"](i); redraw();
-    } }), dot(COLORS[i % COLORS.length]), run.name)));
+    } }), dot(colorOf(i)), clipped(run.name))));
 }
 
 function curves(root) {
@@ -74,7 +74,7 @@ function seriesOf(name, how, stage) {
     for (const axis of how.axis ? [how.axis] : ["train", "eval"]) {
       const own = run.curves[`${stage}/${axis}`], y = own?.values[name] ?? own?.timings[name];
       if (!y) continue;
-      const series = { name: store.data.runs.length > 1 ? run.name : axis, color: COLORS[i % COLORS.length], x: own.steps, y };
+      const series = { name: store.data.runs.length > 1 ? run.name : axis, color: colorOf(i), dash: i < COLORS.length ? "" : "5 3", x: own.steps, y };
       if (how.interval) { series.low = own.values[`${name}_low`]; series.high = own.values[`${name}_high`]; }
       found.push(series);
       break;
@@ -159,9 +159,8 @@ function timeBody(body) {
   store.data.runs.forEach((run, i) => {
     const own = run.curves[`${stage}/train`];
     if (!own?.timings.seconds || curveState.hidden.has(i)) return;
-    const title = store.data.runs.length > 1 ? `${run.name}: seconds a row` : "Seconds a row, by part";
     const parts = partsOf(own);
-    const chart = new Chart(parts.map((p) => ({ ...p, x: own.steps })), { title, stacked: true, height: 240, note: "A row of metrics covers the steps since the one before it." });
+    const chart = new Chart(parts.map((p) => ({ ...p, x: own.steps })), { title: "Seconds a row, by part", stacked: true, height: 240, note: "A row of metrics covers the steps since the one before it." });
     body.append(el("section", { class: "card" }, el("h2", {}, run.name), chart.node,
       el("div", { class: "two" }, partTable(parts, own), heldTable(own))));
   });
@@ -174,7 +173,7 @@ function timeBody(body) {
 
 function partsOf(own) {
   const names = Object.keys(own.timings).filter((name) => name.endsWith("_seconds"));
-  const parts = names.map((name, i) => ({ name: name.replace("_seconds", ""), color: COLORS[i % COLORS.length], y: own.timings[name].map((v) => v ?? 0) }));
+  const parts = names.map((name, i) => ({ name: name.replace("_seconds", ""), color: colorOf(i), y: own.timings[name].map((v) => v ?? 0) }));
   const rest = own.timings.seconds.map((v, i) => Math.max(0, (v ?? 0) - parts.reduce((sum, p) => sum + p.y[i], 0)));
   return [...parts, { name: "else", color: "var(--muted)", y: rest }].filter((p) => p.y.some((v) => v > 0));
 }

@@ -20,6 +20,9 @@ function svg(tag, attributes = {}, ...children) {
   return node;
 }
 
+// A name that may be long, in one line; all of it under the pointer.
+const clipped = (name) => el("span", { class: "clipped", title: name }, name);
+
 function number(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (Number.isInteger(value) && Math.abs(value) < 1e6) return value.toLocaleString("en");

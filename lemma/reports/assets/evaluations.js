@@ -5,7 +5,8 @@ function evaluations(root) {
   const many = runs.length > 1;
   const rows = runs.flatMap((run, i) => run.evaluations.map((row) => ({ ...row, run, i })));
   if (!rows.length) {
-    root.append(el("section", { class: "card" }, el("h2", {}, "No evaluation yet"),
+    contamination(root);
+    root.prepend(el("section", { class: "card" }, el("h2", {}, "No evaluation yet"),
       el("p", {}, "A stage evaluates where its recipe has ", el("code", {}, "eval.benchmarks"), "; ", el("code", {}, "lemma eval"), " measures a finished model.")));
     return;
   }
@@ -14,12 +15,24 @@ function evaluations(root) {
   const played = rows.some((row) => row.turns);
   root.append(el("section", { class: "card tall" }, el("h2", {}, "Results"),
     table(["evaluation", "benchmark", "metric", "right, with 95% interval", "problems", "format kept", "cut off", "tokens", ...(played ? ["turns"] : [])],
-      rows.map((row) => [el("span", {}, many ? dot(COLORS[row.i]) : null, many ? `${row.run.name}: ` : "", row.evaluation), row.benchmark, row.metric,
+      rows.map((row) => [many ? el("span", { class: "named" }, dot(colorOf(row.i)), clipped(`${row.run.name}: ${row.evaluation}`)) : row.evaluation, row.benchmark, row.metric,
         intervalBar(row), `${number(row.n)}${row.k > 1 ? ` × ${row.k}` : ""}`, percent(row.format), percent(row.truncated), number(Math.round(row.tokens ?? 0)),
         ...(played ? [row.turns ? row.turns.toFixed(1) : ""] : [])]),
       "Evaluations", true)));
   comparisons.forEach((one) => root.append(comparison(one)));
+  contamination(root);
   observe(root);
+}
+
+// What finished stages found out about their data.
+function contamination(root) {
+  const { runs } = store.data, known = runs.filter((run) => run.contamination);
+  if (!known.length) return;
+  root.append(el("section", { class: "card" }, el("h2", {}, "Do the training data repeat the benchmarks?"),
+    known.map((run) => [runs.length > 1 ? el("h3", {}, run.name) : null,
+      run.contamination.benchmarks.length ? el("p", {}, `Compared with ${run.contamination.benchmarks.join(", ")}.`) : null,
+      el("dl", { class: "facts" }, Object.entries(run.contamination.stages).flatMap(([stage, found]) =>
+        [el("dt", {}, stage), el("dd", { class: found.flagged ? "worse" : null }, ...withCode([found.words, ...(found.benchmarks ?? [])].join("; ")))]))]).flat()));
 }
 
 function intervalBar(row) {
@@ -36,7 +49,7 @@ function overSteps(rows) {
     const key = `${row.stage}: ${row.benchmark}, ${row.metric}`;
     if (!kinds.has(key)) kinds.set(key, new Map());
     const series = kinds.get(key);
-    if (!series.has(row.i)) series.set(row.i, { name: row.run.name, color: COLORS[row.i % COLORS.length], x: [], y: [], low: [], high: [] });
+    if (!series.has(row.i)) series.set(row.i, { name: row.run.name, color: colorOf(row.i), x: [], y: [], low: [], high: [] });
     const own = series.get(row.i);
     own.x.push(row.step); own.y.push(row.value); own.low.push(row.low); own.high.push(row.high);
   }

@@ -24,7 +24,8 @@ async function show(name) {
 
 function frame() {
   const { runs } = store.data;
-  document.getElementById("title").textContent = runs.map((run) => run.name).join(", ");
+  const title = document.getElementById("title");
+  title.textContent = title.title = runs.map((run) => run.name).join(", ");
   document.getElementById("state").replaceChildren(...(runs.length === 1 ? [badge(runs[0].state)] : []));
   document.getElementById("foot").textContent = `Lemma ${store.data.lemma} · ${isLive ? "read" : "made"} ${store.data.made} · reads nothing from the network`;
 }
@@ -76,6 +77,7 @@ async function follow() {
     status.textContent = "";
     frame();
     const busy = document.activeElement?.matches("input, select, textarea") || current === "completions" || shared.cursor !== null;
+    if (changed && current === "completions") offerNewer();
     if (changed && !busy) {
       const place = scrollY;
       show(current);

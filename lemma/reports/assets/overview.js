@@ -1,6 +1,7 @@
 // The first view: what the run is, how far it came, its main numbers, what needs attention, the recipe in words.
 
 const COLORS = ["var(--c0)", "var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)", "var(--c7)"];
+const colorOf = (i) => COLORS[i % COLORS.length];
 const STATES = {
   running: "A process is working on it.", stopped: "Stopped after saving; the same command goes on.",
   finished: "All of its stages are done.", dead: "Its process ended without finishing or saving; the same command goes on from the last checkpoint.",
@@ -19,6 +20,7 @@ const badge = (state) => el("span", { class: `badge ${state}`, title: STATES[sta
 
 function overview(root) {
   const { runs, differences } = store.data;
+  if (runs.length > 1) root.append(sideBySide(runs));
   runs.forEach((run, i) => root.append(runCard(run, i)));
   if (runs.length > 1) {
     root.append(el("section", { class: "card" }, el("h2", {}, "Where the recipes differ"),
@@ -28,10 +30,22 @@ function overview(root) {
   }
 }
 
+// Several runs at a glance: how far each came, and where its main numbers ended.
+function sideBySide(runs) {
+  const ends = (run, name) => { const values = run.curves[`${lastStage(run)}/train`]?.values[name]?.filter((v) => v !== null); return values?.length ? mean(values.slice(-3)) : null; };
+  const shown = TILES.filter(([name, , how]) => runs.some((run) => ends(run, name) !== null && !(how.unless && ends(run, how.unless) !== null))).slice(0, 5);
+  return el("section", { class: "card tall" }, el("h2", {}, "Side by side"),
+    table(["run", "state", "stage", "step", ...shown.map(([, title]) => title)], runs.map((run, i) => {
+      const stage = lastStage(run);
+      return [el("span", { class: "named" }, dot(colorOf(i)), clipped(run.name)), badge(run.state), stage ?? "–", number(run.curves[`${stage}/train`]?.steps.at(-1)),
+        ...shown.map(([name, , how]) => { const v = ends(run, name); return v === null ? "–" : how.percent ? percent(v) : number(Number(v.toPrecision(3))); })];
+    }), "Each number is the mean of the last three rows of metrics."));
+}
+
 function runCard(run, i) {
-  const colored = store.data.runs.length > 1 ? dot(COLORS[i]) : null;
+  const colored = store.data.runs.length > 1 ? dot(colorOf(i)) : null;
   return el("section", { class: "card", "aria-labelledby": `run-${i}` },
-    el("h2", { id: `run-${i}` }, ...(colored ? [colored, run.name, " ", badge(run.state)] : ["How far it came"])),
+    el("h2", { id: `run-${i}` }, ...(colored ? [el("span", {}, colored, run.name), badge(run.state)] : ["How far it came"])),
     el("p", { class: "muted" }, `${STATES[run.state]} Started ${run.created.replace("T", " ")}; last heard of ${run.heard || "never"}.`),
     el("ol", { class: "stages" }, run.stages.map((stage) => stageRow(run, stage))),
     lastStage(run) ? el("p", { class: "note" }, `Stage ${lastStage(run)}: the mean of its last three rows of metrics, from that of its first three.`) : null,
@@ -67,7 +81,7 @@ function tiles(run, index) {
     const way = how.good && Math.abs(last - first) > 1e-9 ? ((last > first) === (how.good > 0) ? "better" : "worse") : "";
     return el("div", { class: "tile" }, el("span", { class: "muted" }, title),
       el("strong", {}, show(last)),
-      el("span", { class: `change ${way}` }, values.length > 3 ? `from ${show(first)}` : ""), sparkline(values, COLORS[index]));
+      el("span", { class: `change ${way}` }, values.length > 3 ? `from ${show(first)}` : ""), sparkline(values, colorOf(index)));
   });
 }
 
