@@ -82,6 +82,7 @@ def member(options: ClusterOptions, device: str) -> Iterator[RankWorld]:
     watch.start()
     try:
         with joined(world):
+            world.aside = dist.new_group(backend="gloo", timeout=limit)
             if all(gather_over_ranks(has_own_gpu, "who has a GPU")):
                 world.carrier, world.on_device = dist.new_group(backend="nccl", timeout=limit), True
             try:

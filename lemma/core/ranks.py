@@ -10,6 +10,7 @@ Ranks that only generate, *speakers*, are not counted among them: those who lear
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -45,6 +46,8 @@ class RankWorld:
     slots: int = 1
     control: Any = None
     carrier: Any = None
+    # Another control, for a thread that works beside the main one: what both say is never mixed up.
+    aside: Any = None
     # Whether the carrier takes tensors where they are; otherwise they go through the host's memory.
     on_device: bool = False
     waiting: Callable[[str], AbstractContextManager[Any]] = field(default=lambda place: nullcontext())
@@ -55,10 +58,17 @@ class RankWorld:
     is_stop_asked: bool = False
 
 
+class _ThisThread(threading.local):
+    """What this thread is at."""
+
+    waits = 0
+    # Whether it does this rank's own part of something, and others learn of what it raises.
+    may_leave = False
+    is_aside = False
+
+
 _world = RankWorld()
-_waits = 0
-# Whether this rank does its own part of something, and others learn of what it raises.
-_may_leave = False
+_thread = _ThisThread()
 
 
 @contextmanager
@@ -137,13 +147,12 @@ def note_place(place: str) -> None:
 
 @contextmanager
 def _wait(place: str) -> Iterator[None]:
-    global _waits
-    _waits += 1
+    _thread.waits += 1
     try:
         with _world.waiting(place):
             yield
     finally:
-        _waits -= 1
+        _thread.waits -= 1
 
 
 @contextmanager
@@ -159,9 +168,29 @@ def waiting_for_speakers(place: str) -> AbstractContextManager[Any]:
     return _world.waiting(place)
 
 
+def may_go_aside() -> bool:
+    """Whether a thread of each rank can agree with those of the others while the main ones do other things."""
+    return _world.size == 1 or _world.aside is not None
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Within `with`, this thread agrees with those that do the same on the other ranks."""
+    assert may_go_aside(), "there is no way aside"
+    _thread.is_aside = True
+    try:
+        yield
+    finally:
+        _thread.is_aside = False
+
+
+def _control() -> Any:
+    return _world.aside if _thread.is_aside else _world.control
+
+
 def may_leave() -> bool:
     """Whether an exception that comes from outside, such as a signal's, leaves nobody behind who waits."""
-    return _world.size == 1 or (_may_leave and not _waits)
+    return _world.size == 1 or (_thread.may_leave and not _thread.waits)
 
 
 def gather_over_ranks(value: T, place: str = "an agreement") -> list[T]:
@@ -172,7 +201,7 @@ def gather_over_ranks(value: T, place: str = "an agreement") -> list[T]:
 
     everything: list[T | None] = [None] * _world.size
     with _wait(place):
-        dist.all_gather_object(everything, value, group=_world.control)
+        dist.all_gather_object(everything, value, group=_control())
     return everything  # type: ignore[return-value]
 
 
@@ -184,25 +213,24 @@ def gather_to_leader(value: T, place: str = "an agreement") -> list[T]:
 
     everything: list[Any] | None = [None] * _world.size if is_leader() else None
     with _wait(place):
-        dist.gather_object(value, everything, group=_world.control, group_dst=0)
+        dist.gather_object(value, everything, group=_control(), group_dst=0)
     return everything or []
 
 
 def together(work: Callable[[], T], place: str = "an agreement") -> list[T]:
     """Do each rank's own part, then gather. What one rank raises, all raise: nobody waits for somebody who left."""
-    global _may_leave
     if _world.size == 1:
         return [work()]
     mine: T | None = None
     trouble: BaseException | None = None
     try:
-        _may_leave = True
+        _thread.may_leave = True
         mine = work()
-        _may_leave = False
+        _thread.may_leave = False
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # noqa: BLE001 (raised again below, here and by all others)
-        _may_leave = False
+        _thread.may_leave = False
         trouble = error
     everybody = gather_over_ranks((mine, None if trouble is None else portable(trouble)), place)
     if trouble is not None:

@@ -20,7 +20,8 @@ from lemma.core.types import Group, Trajectory
 from lemma.engines.protocol import Engine, Request, Sampling
 from lemma.rewards import Reward
 from lemma.rollouts.episode import Episode
-from lemma.rollouts.journal import Journal
+from lemma.rollouts.flight import FlyingAsks
+from lemma.rollouts.journal import Journal, drawn_after
 from lemma.rollouts.journal_files import journal_path
 from lemma.rollouts.judge import Judge, Pending
 from lemma.rollouts.order import ProblemOrder, Task
@@ -52,8 +53,20 @@ class Rollouts:
     grade_seconds: float = 0.0
 
 
+@dataclass
+class _Begun:
+    """A step that has begun: the journals of this rank's slots, and the draws that they were about before."""
+
+    journals: dict[int, Journal]
+    recorded: list[int]
+    drawn: list[tuple[int, Task]] = field(default_factory=list)
+
+
 class Roller:
-    """Makes the rollouts of each step. What is in the step's complete journal is read and not generated."""
+    """Makes the rollouts of each step. What is in the step's complete journal is read and not generated.
+
+    Where responses fly, later steps begin with one that is waited for, and go on after it.
+    """
 
     def __init__(
         self,
@@ -71,22 +84,35 @@ class Roller:
         data: str = "",
         mask_truncated: bool = False,
         world: World | None = None,
+        flies: bool = False,
     ):
         self.engine, self.judge, self.sampling, self.algorithm, self.order = engine, judge, sampling, algorithm, order
         self.folder, self.problems, self.further_rounds = folder, problems, further_rounds
         self.seed, self.name, self.data, self.mask_truncated = seed, name, data, mask_truncated
         self.world = world
         self.turn_weight = sum(reward.weight for reward in judge.rewards if reward.name == "environment")
+        self._begun: dict[int, _Begun] = {}
+        each_alone = all(type(reward).score_all is Reward.score_all for reward in judge.rewards)
+        self._patience = SECONDS_UNWRITTEN if each_alone else None
+        self._flight: FlyingAsks | None = None
+        if flies:
+            most = algorithm.group_size * math.ceil(problems * len(own_slots()) / slots())
+            self._flight = FlyingAsks(engine, self._sampling, judge, world, most=most, patience=self._patience)
 
-    def step(self, step: int) -> Rollouts:
-        """Groups in the order of their draws; with further rounds, live ones only, at most as many as wanted."""
-        journals: dict[int, Journal] = {}
-        together(lambda: journals.update({slot: self._journal(step, slot) for slot in own_slots()}), "the journals")
+    def step(self, step: int, until: int = 0) -> Rollouts:
+        """Groups in the order of their draws; with further rounds, live ones only, at most as many as wanted. Where
+        responses fly, all steps up to `until` have begun afterwards."""
+        for number in range(step, max(step, until) + 1):
+            if number not in self._begun:
+                self._begun[number] = self._begin(number)
+        begun = self._begun.pop(step)
+        journals = begun.journals
         graded_before = self.judge.seconds
         rollouts = Rollouts(wanted=self.problems, from_journal=all(one.is_complete for one in journals.values()))
         missing = self.problems
         for round_ in range(1 + self.further_rounds):
-            groups = self._round(step, self.order.draw(missing), journals, rollouts)
+            drawn = begun.drawn if not round_ else self._draw(begun, missing)
+            groups = self._round(step, drawn, journals, rollouts)
             rollouts.rounds += 1
             live = [group for group in groups if self._is_live(group)]
             rollouts.dead += len(groups) - len(live)
@@ -107,6 +133,41 @@ class Roller:
                 trajectory.unit = unit
         return rollouts
 
+    def land(self) -> None:
+        """Finish all that flies: the engine has other work."""
+        if self._flight is not None:
+            self._flight.land()
+
+    def go_on_after(self, step: int) -> None:
+        """Draw no problem again that a journal of a later step is about."""
+        self.order.drawn = max(self.order.drawn, drawn_after(self.folder, step))
+
+    def _begin(self, step: int) -> _Begun:
+        """Open the journals of a step and draw its problems; where responses fly, ask for them."""
+        begun = _Begun({}, [])
+
+        def open_own() -> list[int]:
+            begun.journals |= {slot: self._journal(step, slot) for slot in own_slots()}
+            return [draw for journal in begun.journals.values() for draw in journal.draws]
+
+        begun.recorded = sorted({draw for part in together(open_own, "the journals") for draw in part})
+        begun.drawn = self._draw(begun, self.problems)
+        if self._flight is not None:
+            asks = [ask for draw, task in begun.drawn for ask in self._asks(step, draw, task, Rollouts())[1]]
+            for slot, journal in begun.journals.items():
+                self._flight.begin([ask for ask in asks if int(ask.key[2]) % slots() == slot], journal)
+        return begun
+
+    def _draw(self, begun: _Begun, count: int) -> list[tuple[int, Task]]:
+        """The next problems of a step: those that it was about before a run was interrupted, then new ones."""
+        known, begun.recorded = begun.recorded[:count], begun.recorded[count:]
+        drawn = self.order.draw(count - len(known))
+        if self._flight is not None and drawn:
+            for journal in begun.journals.values():
+                if not journal.is_complete:
+                    journal.note_draws([draw for draw, _ in drawn])
+        return [*((draw, self.order.at(draw)) for draw in known), *drawn]
+
     def _check_known(self, rollouts: Rollouts, journals: Iterable[Journal]) -> None:
         """Stop where too many episodes of an environment have no known worth. The next run plays the step again."""
         if self.world is None or rollouts.unscored <= self.world.options.unknown_limit * len(rollouts.episodes):
@@ -122,13 +183,14 @@ class Roller:
         )
 
     def _journal(self, step: int, slot: int) -> Journal:
-        """What is known of a slot of this step: all of it, or nothing; with a free schedule whatever there is."""
+        """What is known of a slot of this step: all of it, or nothing; with a free schedule, and where responses fly,
+        whatever there is."""
         journal = Journal(journal_path(self.folder, step, slot if slots() > 1 else None), self.data)
         foreign = any(episode.key[:2] != (self.name, step) for episode in journal.episodes.values())
         if journal.damaged or (journal.is_complete and foreign):
             what = "holds samples of another step" if foreign else "is not what was written"
             warnings.warn(LemmaWarning(f"{journal.path} {what}; step {step} is sampled again"), stacklevel=2)
-        keeps_part = self.world is not None and not self.world.is_exact and not journal.is_ended
+        keeps_part = (self._flight is not None or self._is_free) and not journal.is_ended
         if foreign or not (journal.is_complete or keeps_part):
             journal.clear()
         return journal
@@ -154,11 +216,14 @@ class Roller:
             asks = {
                 slot: [one for draw in tasks if draw % slots() == slot for one in wanted[draw][1]] for slot in journals
             }
-            if self.world is None:
+            if self._flight is not None:
+                for slot, journal in journals.items():
+                    self._flight.begin(asks[slot], journal, is_urgent=True)
+            elif self.world is None:
                 self.engine.foresee({slot: self._requests(own, journals[slot]) for slot, own in asks.items()})
             for slot, journal in journals.items():
                 teachers = [one for draw in tasks if draw % slots() == slot for one in wanted[draw][0]]
-                with self.engine.slot(slot) if slots() > 1 else nullcontext():
+                with self.engine.slot(slot) if slots() > 1 and self._flight is None else nullcontext():
                     episodes += self._slot(tasks, teachers, asks[slot], journal)
             return episodes
 
@@ -211,6 +276,7 @@ class Roller:
         if not teachers:
             return []
         assert self.world is not None, "turns are played in a world"
+        self.land()  # those who fly live in it too
         pairs = [(one, tasks[_draw(one)]) for one in teachers]
         asks = [Ask(one.key, task.problem, task.prompt, first=one.sample) for one, task in pairs]
         most = self.sampling.max_tokens
@@ -236,13 +302,17 @@ class Roller:
         return replace(self.sampling, max_tokens=self.sampling.max_tokens - given, min_tokens=max(0, least - given))
 
     def _played(self, asks: Sequence[Ask], journal: Journal) -> list[Episode]:
+        if self._flight is not None:
+            return self._flight.finish(asks, journal)
         # What a free schedule has finished outlives a kill.
-        is_free = self.world is not None and not self.world.is_exact
-        each_alone = all(type(reward).score_all is Reward.score_all for reward in self.judge.rewards)
-        patience = SECONDS_UNWRITTEN if is_free and each_alone else None
+        patience = self._patience if self._is_free else None
         return list(
             play(self.engine, asks, self._sampling, self.judge, world=self.world, journal=journal, patience=patience)
         )
+
+    @property
+    def _is_free(self) -> bool:
+        return self.world is not None and not self.world.is_exact
 
     def _group(self, task: Task, episodes: list[Episode], rollouts: Rollouts) -> Group:
         rollouts.episodes += episodes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from gzip import BadGzipFile
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ from typing import Any
 from lemma.core.errors import UserError
 from lemma.core.files import JsonLines, read_json_lines
 from lemma.rollouts.episode import VERSION, Episode
-from lemma.rollouts.journal_files import find, read_bytes, remove
+from lemma.rollouts.journal_files import find, list_journals, read_bytes, remove, step_of
 
-END = "end"
+END, DRAWS = "end", "draws"
 READABLE = (1, VERSION)
 
 
@@ -24,18 +24,23 @@ class Journal:
     `is_complete` once `finish` was called: a step of training reads a complete journal and starts an
     incomplete one again. An evaluation goes on with whatever is there. `data` names what the episodes are about; a
     journal that was completed about something else counts as incomplete, and so does one that was changed afterwards,
-    which is `damaged`; both are `is_ended`. A complete one may be compressed.
+    which is `damaged`; both are `is_ended`. A complete one may be compressed. `draws` are the numbers of the problems
+    that it was noted to be about.
     """
 
     def __init__(self, path: Path, data: str = ""):
         self.path, self._data = path, data
         self.episodes: dict[tuple[str, int], Episode] = {}
+        self.draws: list[int] = []
         self.is_complete = self.damaged = self.is_ended = False
         self._lines: JsonLines | None = None
         there = find(path)
         for row in _read(there) if there is not None else ():
             if isinstance(row, Episode):
                 self.episodes[row.order] = row
+            elif DRAWS in row:
+                self.draws += row[DRAWS]
+                self.is_ended |= row["data"] != data
             elif there is not None:
                 self.is_ended = True
                 self.damaged = not _is_as_written(there, row)
@@ -48,10 +53,15 @@ class Journal:
         self.episodes[episode.order] = episode
         self._open().append({"version": VERSION, **episode.to_row()})
 
+    def note_draws(self, draws: Sequence[int]) -> None:
+        """Which problems it is about, before any of them is played."""
+        self.draws += draws
+        self._open().append({DRAWS: list(draws), "data": self._data})
+
     def clear(self) -> None:
         remove(self.path)
         self._open().truncate(0)
-        self.episodes, self.is_complete = {}, False
+        self.episodes, self.draws, self.is_complete = {}, [], False
 
     def finish(self, drawn: int = 0) -> None:
         """`drawn` is the number of problems that were drawn until then, in all steps."""
@@ -86,12 +96,19 @@ def read_episodes(path: Path) -> Iterator[Episode]:
     return (row for row in _read(find(path) or path) if isinstance(row, Episode))
 
 
+def drawn_after(folder: Path, step: int) -> int:
+    """One more than the highest number of a problem that journals of later steps were noted to be about; 0 if none."""
+    later = [path for path in list_journals(folder.glob("step-*")) if (step_of(path) or 0) > step]
+    rows = (row for path in later for row in _parsed(path) if isinstance(row, dict) and DRAWS in row)
+    return max((draw + 1 for row in rows for draw in row[DRAWS]), default=0)
+
+
 def _read(path: Path) -> Iterator[Episode | dict[str, Any]]:
-    """The episodes of a file, and the row that ends it."""
+    """The episodes of a file, and the rows that say what it is about and that it ends."""
     for number, row in enumerate(_parsed(path), start=1):
         if not isinstance(row, dict):
             raise _broken(path, number, "is not an object")
-        if END in row:
+        if END in row or DRAWS in row:
             yield row
         elif row.get("version") not in READABLE:
             raise UserError(

@@ -29,6 +29,12 @@ def step_journals(folder: Path, step: int) -> list[Path]:
     return list_journals(folder.glob(f"step-{step:06d}.*"))
 
 
+def step_of(path: Path) -> int | None:
+    """The step whose journal this is; None where it is none."""
+    match = NAME.fullmatch(path.name)
+    return None if match is None else int(match[1])
+
+
 def find(path: Path) -> Path | None:
     """The file of a journal, compressed or not."""
     return next((one for one in (path, _compressed(path)) if one.is_file()), None)

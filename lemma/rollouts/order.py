@@ -45,9 +45,10 @@ class ProblemOrder:
     def draw(self, count: int) -> list[tuple[int, Task]]:
         """The next tasks, each with the number of its draw."""
         first, self.drawn = self.drawn, self.drawn + count
-        return [(number, self._at(number)) for number in range(first, first + count)]
+        return [(number, self.at(number)) for number in range(first, first + count)]
 
-    def _at(self, number: int) -> Task:
+    def at(self, number: int) -> Task:
+        """The task of a draw."""
         epoch, place = divmod(number, len(self.tasks))
         if self._order[0] != epoch:
             self._order = (epoch, permutation(len(self.tasks), self.seed, self.name, "problems", epoch).tolist())

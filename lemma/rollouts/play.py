@@ -6,7 +6,7 @@ Every episode is in the journal before anything is learnt from it or counted.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -135,14 +135,24 @@ class Playing:
         self._sampling = sampling if callable(sampling) else lambda ask: sampling
         self._asks: dict[Key, Ask] = {}
         self._journals: dict[Key, Journal | None] = {}
+        self._owed: dict[Key, int] = {}
         self._players: dict[int, Ask] = {}
         self.waiting = Waiting(judge)
         self.table = Table(engine, world, self._sampling, self._over, most)
 
-    def add(self, ask: Ask, journal: Journal | None) -> None:
+    def add(self, ask: Ask, journal: Journal | None, *, is_urgent: bool = False) -> None:
         """Episodes of this ask will be written to the journal; those that are there are not played."""
-        self._asks[ask.request_key], self._journals[ask.request_key] = ask, journal
-        self.table.add(ask)
+        key = ask.request_key
+        self._asks[key], self._journals[key], self._owed[key] = ask, journal, ask.n
+        self.table.add(ask, is_urgent=is_urgent)
+
+    def owes(self, requests: Iterable[Key]) -> bool:
+        """Whether any attempt of these is not over."""
+        return any(self._owed[key] for key in requests)
+
+    def forget(self, requests: Iterable[Key]) -> None:
+        for key in requests:
+            del self._asks[key], self._journals[key], self._owed[key]
 
     def hear(self, completion: Completion) -> None:
         """Somebody has spoken: it may be the first turn of an episode, a later one, or the last."""
@@ -153,7 +163,7 @@ class Playing:
             ask, journal = self._asks[completion.key], self._journals[completion.key]
             player = Player(ask.problem, _begun(ask, completion), self._sampling(ask), self._world)
             if journal is not None and player.episode.order in journal.episodes:
-                self.table.leave(ask)
+                self._leave(ask)
                 return
             fault_point("rollouts.sampled")
             self._players[id(player)] = ask
@@ -162,8 +172,12 @@ class Playing:
 
     def _over(self, player: Player) -> None:
         ask = self._players.pop(id(player))
-        self.table.leave(ask)
+        self._leave(ask)
         self.waiting.add(player, self._journals[ask.request_key])
+
+    def _leave(self, ask: Ask) -> None:
+        self._owed[ask.request_key] -= 1
+        self.table.leave(ask)
 
     @contextmanager
     def at_engine(self) -> Iterator[None]:

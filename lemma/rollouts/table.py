@@ -35,6 +35,8 @@ class Table:
         self._engine, self._world, self._sampling, self._over = engine, world, sampling, over
         self._asks: deque[Ask] = deque()
         self._most = most
+        # Whether asks may begin.
+        self.is_open = True
         self._is_exact = most is None and (world is None or world.is_exact)
         self._line: dict[int, Player] = {}
         self._by_world: dict[int, Player] = {}
@@ -46,12 +48,16 @@ class Table:
 
     # --- who is admitted -----------------------------------------------------------------------------------------
 
-    def add(self, ask: Ask) -> None:
-        self._asks.append(ask)
+    def add(self, ask: Ask, *, is_urgent: bool = False) -> None:
+        """One more ask, at the end or, if urgent, at the beginning of the queue."""
+        if is_urgent:
+            self._asks.appendleft(ask)
+        else:
+            self._asks.append(ask)
 
     def admit(self) -> None:
         """Submit the oldest asks: all of them without a world or limit, otherwise as many as there is room for."""
-        while self._asks and self._has_room(self._asks[0]):
+        while self.is_open and self._asks and self._has_room(self._asks[0]):
             ask = self._asks.popleft()
             self._taken += self._tokens(ask) * ask.n
             self._players += ask.n

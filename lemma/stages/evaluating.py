@@ -78,9 +78,12 @@ class StageBenchmarks:
         elif self._stage.owes(self._name):
             self._choose(step, engine, choose)
 
+    def is_due(self, step: int, total: int) -> bool:
+        return self._evaluator.is_due(step, total)
+
     def after(self, step: int, total: int, engine: Engine | None = None, *, choose: bool = True) -> bool:
         """Whether this step was evaluated and is the best so far, where these numbers choose."""
-        return self._evaluator.is_due(step, total) and self._choose(step, engine, choose)
+        return self.is_due(step, total) and self._choose(step, engine, choose)
 
     def _choose(self, step: int, engine: Engine | None, choose: bool) -> bool:
         score = self._measure(step, engine)

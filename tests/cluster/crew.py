@@ -61,14 +61,15 @@ def _live(rank: int, size: int, meeting: str, end: Connection) -> None:
     torch.set_num_threads(1)
     limit = datetime.timedelta(seconds=DEADLINE)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size, timeout=limit)
-    groups = {count: dist.new_group(list(range(count)), timeout=limit) for count in SIZES if count <= size}
+    sizes = [count for count in SIZES if count <= size]
+    groups, asides = ({count: dist.new_group(list(range(count)), timeout=limit) for count in sizes} for _ in range(2))
     while True:
         try:
             ranks, slots, work, args = end.recv()
         except EOFError:
             return
         try:
-            with joined(RankWorld(rank, ranks, slots, groups[ranks], groups[ranks])):
+            with joined(RankWorld(rank, ranks, slots, groups[ranks], groups[ranks], asides[ranks])):
                 end.send((work(*args), None))
         except BaseException:  # noqa: BLE001 (told to the test, which fails with it)
             end.send((None, traceback.format_exc()))

@@ -104,7 +104,7 @@ def test_sampling_goes_on_while_the_learner_works() -> None:
             assert may_go_on.wait(30)
         return Rollouts(wanted=step, grade_seconds=step)
 
-    ahead.use(sample, is_beside=True)
+    ahead.sample_by(sample, is_beside=True)
     first = ahead.take(1)
     assert first.wanted == first.grade_seconds == 1
     while began != [1, 2]:
@@ -127,7 +127,7 @@ def test_no_step_is_passed_over_where_the_sampling_thread_is_slow_to_begin(monke
 
     monkeypatch.setattr(threading, "Thread", Slow)
     ahead = Ahead(ProblemOrder([], 0, "x"), 3, 5)
-    ahead.use(lambda step: Rollouts(wanted=step), is_beside=True)
+    ahead.sample_by(lambda step: Rollouts(wanted=step), is_beside=True)
     assert [ahead.take(step).wanted for step in range(1, 6)] == [1, 2, 3, 4, 5]
 
 
@@ -139,7 +139,7 @@ def test_what_fails_ahead_is_raised_where_it_is_waited_for() -> None:
             raise OSError("no engine")
         return Rollouts()
 
-    ahead.use(sample, is_beside=True)
+    ahead.sample_by(sample, is_beside=True)
     ahead.take(1)
     with pytest.raises(OSError, match="no engine"):
         ahead.wait()

@@ -2,18 +2,24 @@
 
 A schedule and nothing else: while the engine holds version v, what is due are the steps up to v + 1 + k. No weights are
 copied, nothing is discarded, and what is pending is in its journal, where a run that goes on reads it.
+
+With `flying`, responses are not waited for at an update: they go on with the new weights.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from lemma.algorithms import Algorithm
-from lemma.core.ranks import world_size
-from lemma.engines.protocol import Engine
-from lemma.rollouts import ProblemOrder, Rollouts
+from lemma.core.errors import UserError
+from lemma.core.ranks import aside, may_go_aside
+from lemma.engines.protocol import Engine, EngineError
+from lemma.learning.divergence import check_speaks
+from lemma.models.policy import Policy
+from lemma.rollouts import ProblemOrder, Roller, Rollouts
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
 
@@ -25,6 +31,11 @@ def corrected(options: ReinforcementOptions) -> Algorithm:
     if not rollout.lag or rollout.lag_cap is None or not has_weights:
         return algorithm
     return algorithm.model_copy(update={"mismatch_cap": rollout.lag_cap})
+
+
+def make_ahead(options: ReinforcementOptions, order: ProblemOrder, total: int) -> Ahead | Flying:
+    rollout = options.rollout
+    return Flying(order, rollout.lag_limit, total) if rollout.lag == "flying" else Ahead(order, rollout.lag, total)
 
 
 class Ahead:
@@ -41,8 +52,11 @@ class Ahead:
         self._is_beside = False
         self._graded = 0.0
 
-    def use(self, sample: Callable[[int], Rollouts], *, is_beside: bool) -> None:
-        """Sample with this; `is_beside` says that the engine needs nothing of what the learner uses meanwhile."""
+    def use(self, roller: Roller, policy: Policy, engine: Engine) -> None:
+        """Sample with these. What the engine needs nothing of the learner's for is sampled while that works."""
+        self.sample_by(lambda step: sample(roller, policy, step), is_beside=works_beside(engine))
+
+    def sample_by(self, sample: Callable[[int], Rollouts], *, is_beside: bool) -> None:
         self._sample, self._is_beside = sample, is_beside and self._lag > 0
 
     def take(self, step: int) -> Rollouts:
@@ -64,6 +78,7 @@ class Ahead:
 
     @property
     def is_sampling(self) -> bool:
+        """Whether the engine is at work: then it may not sleep."""
         return self._thread is not None
 
     def wait(self) -> None:
@@ -75,6 +90,10 @@ class Ahead:
             failure, self._failure = self._failure, None
             raise failure
 
+    def land(self) -> None:
+        """The engine is needed for something else."""
+        self.wait()
+
     def close(self) -> None:
         """The engine is closed: what is being sampled fails, and nobody wants it."""
         if self._thread is not None:
@@ -82,7 +101,8 @@ class Ahead:
 
     def _work(self, first: int, last: int) -> None:
         try:
-            self._steps(first, last)
+            with aside():
+                self._steps(first, last)
         except BaseException as error:  # noqa: BLE001 (raised again by the thread that waits)
             self._failure = error
 
@@ -102,27 +122,91 @@ class Ahead:
         self._order.load(tensors, extra)
 
 
+class Flying:
+    """The rollouts of each step, where responses go on across updates. Those of a step have begun at most `limit` steps
+    before it: so no token is older when it is learnt from. Which problems a step is about stands in its journal."""
+
+    is_sampling = True
+
+    def __init__(self, order: ProblemOrder, limit: int, total: int):
+        self._order, self._limit, self._total = order, limit, total
+        self._has_begun = False
+        self._roller: Roller | None = None
+        self._policy: Policy | None = None
+
+    def use(self, roller: Roller, policy: Policy, engine: Engine) -> None:
+        if not engine.goes_on:
+            raise UserError(
+                f"`rollout.lag: flying` needs responses that go on after an update, which the engine {engine.name} "
+                "does not promise here",
+                fix="write `engine: native` without speakers, or `lag: 1`",
+            )
+        self._roller, self._policy = roller, policy
+
+    def take(self, step: int) -> Rollouts:
+        assert self._roller is not None and self._policy is not None
+        if not self._has_begun:
+            self._roller.go_on_after(step - 1)
+        self._has_begun = True
+        return sample(self._roller, self._policy, step, min(step + self._limit, self._total))
+
+    def wait(self) -> None:
+        """Nothing is waited for at an update."""
+
+    def land(self) -> None:
+        """The engine is needed for something else: what has begun is finished."""
+        assert self._roller is not None
+        self._roller.land()
+
+    def close(self) -> None:
+        """The engine is closed, and what flew with it."""
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {}, {"drawn": self._order.drawn}
+
+    def load(self, tensors: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
+        self._order.load(tensors, extra)
+
+
+def sample(roller: Roller, policy: Policy, step: int, until: int = 0) -> Rollouts:
+    """What is sampled for a step. An engine that fails because the policy has diverged is not what is to blame."""
+    try:
+        return roller.step(step, until) if until else roller.step(step)
+    except EngineError:
+        check_speaks(policy)
+        raise
+
+
 def works_beside(engine: Engine) -> bool:
-    """Whether an engine samples while the learner works: it has devices of its own, and no other rank waits for what
-    this one says meanwhile."""
-    return engine.is_apart and world_size() == 1
+    """Whether an engine samples while the learner works: it has devices of its own, and where there are other ranks,
+    those who sample can agree while those who learn do."""
+    return engine.is_apart and may_go_aside()
 
 
-def lag_metrics(lag: int, rollouts: Rollouts, step: int, values: dict[str, float]) -> dict[str, float]:
+def lag_metrics(
+    lag: int | Literal["flying"], rollouts: Rollouts, step: int, values: dict[str, float]
+) -> dict[str, float]:
     """The values of a step, with a lag also how stale its samples were and what their weights leave of them."""
     return values | staleness(rollouts, step) | sample_size(values) if lag else values
 
 
 def staleness(rollouts: Rollouts, step: int) -> dict[str, float]:
-    """How many updates lie between the weights that sampled and those that learn, over the turns of a step."""
-    ages = [
-        step - 1 - version
-        for episode in rollouts.episodes
-        for turn in episode.turns
-        for _, version in turn.versions
-        if turn.finish != "given"
-    ]
-    return {"staleness/mean": sum(ages) / len(ages), "staleness/max": float(max(ages))} if ages else {}
+    """How many updates lie between the weights that sampled a token and those that learn from it; and the share of
+    responses that several versions sampled."""
+    turns = [turn for episode in rollouts.episodes for turn in episode.turns if turn.finish != "given"]
+    tokens: Counter[int] = Counter()
+    for turn in turns:
+        ends = [*(first for first, _ in turn.versions[1:]), len(turn.ids)]
+        for (first, version), end in zip(turn.versions, ends, strict=True):
+            tokens[step - 1 - version] += end - max(first, turn.given)
+    ages = +tokens
+    if not ages:
+        return {}
+    return {
+        "staleness/mean": sum(age * count for age, count in ages.items()) / ages.total(),
+        "staleness/max": float(max(ages)),
+        "staleness/mixed": sum(len(turn.versions) > 1 for turn in turns) / len(turns),
+    }
 
 
 def sample_size(values: Mapping[str, float]) -> dict[str, float]:

@@ -21,20 +21,19 @@ from lemma.core.random import permutation
 from lemma.core.ranks import is_leader
 from lemma.core.types import Group
 from lemma.engines.mismatch import Mismatch, check_mismatch
-from lemma.engines.protocol import Engine, EngineError
+from lemma.engines.protocol import Engine
 from lemma.formats import Format
-from lemma.learning.divergence import check_speaks
 from lemma.learning.learner import Learner, StepReport
 from lemma.models.load_model import pick_precision
 from lemma.models.policy import Policy
 from lemma.models.throughput import throughput
 from lemma.objectives import Totals
 from lemma.objectives.objective import count_said
-from lemma.rollouts import Roller, Rollouts
+from lemma.rollouts import Rollouts
 from lemma.rollouts.journal_files import tidy
 from lemma.rollouts.token_notes import FOLDER, TokenNotes, tidy_notes
 from lemma.runs.stage import Stage
-from lemma.stages.reinforcement.lag import lag_metrics, works_beside
+from lemma.stages.reinforcement.lag import lag_metrics
 from lemma.stages.reinforcement.rl_metrics import rollout_metrics
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.reinforcement.rl_parts import Reference, RlParts, open_speaking, prepare_parts
@@ -48,8 +47,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
         stack.callback(ahead.close)
         speaking = open_speaking(stage, options, fmt, parts, done, stack)
         engine, roller = speaking.engine, speaking.roller
-        is_beside = works_beside(engine) and roller.world is None
-        ahead.use(lambda step: sample(roller, step, parts.policy), is_beside=is_beside)
+        ahead.use(roller, parts.policy, engine)
         benchmarks.begin(done, total, engine)
         stage.catch_up(learner, done, total)
         for step in range(done + 1, total + 1):
@@ -69,6 +67,8 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             parts.algorithm.observe(values, parts.memory)
             if not options.rollout.lag or step == 1:
                 check_engine(stage, parts.policy, engine, reports, speaking.sampling.temperature)
+            if benchmarks.are_due(step, total):
+                ahead.land()
             is_best = benchmarks.after(step, total, engine)
             tell(stage, options, parts, step, values | parts.memory.numbers)
             stage.save_if_due(learner, step, total, is_best)
@@ -148,15 +148,6 @@ def add_scores(
             write_tokens("reference", trajectories, learner.score(trajectories, other))
     if critic is not None:
         write_tokens("value", trajectories, critic.score(trajectories))
-
-
-def sample(roller: Roller, step: int, policy: Policy) -> Rollouts:
-    """What is sampled for a step. An engine that fails because the policy has diverged is not what is to blame."""
-    try:
-        return roller.step(step)
-    except EngineError:
-        check_speaks(policy)
-        raise
 
 
 def has_advantage(group: Group) -> bool:

@@ -56,9 +56,13 @@ class RolloutOptions(Options):
     """No response ends before this many tokens."""
     stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     """Strings after which a response ends, in addition to those of the format and the end-of-turn tokens."""
-    lag: int = Field(0, ge=0, le=64)
-    """Sample step t with the weights after step t - 1 - lag, wholly. With vLLM servers the samples of later steps are
-    then drawn while the learner works. Tokens get weights old / behaviour, at most `lag_cap`."""
+    lag: Annotated[int, Field(ge=0, le=64)] | Literal["flying"] = 0
+    """Sample step t with the weights after step t - 1 - lag, wholly. With vLLM servers or speakers the samples of later
+    steps are then drawn while the learner works. Tokens get weights old / behaviour, at most `lag_cap`. With `flying`
+    responses go on across updates, and their later tokens come from the new weights."""
+    lag_limit: int = Field(2, ge=1, le=64)
+    """With `lag: flying`: how many steps ahead of the learner responses may begin, and so how many updates old a token
+    may be when it is learnt from."""
     lag_cap: float | None = Field(2.0, gt=0)
     """The cap of those weights where the algorithm has no `mismatch_cap` of its own; null gives none. Only with lag."""
     repetition_penalty: float = 1.0
@@ -175,6 +179,16 @@ class ReinforcementOptions(StageOptions):
             raise ValueError("in an environment a teacher's episode is whole; remove min, max and strategy of prefix")
         elif self.rollout.max_tokens is None:
             raise ValueError("an episode needs a limit on each of its turns; write `rollout: {max_tokens: 256}`")
+        return self
+
+    @model_validator(mode="after")
+    def _may_fly(self) -> ReinforcementOptions:
+        if self.rollout.lag == "flying" and self.environment.driver is not None:
+            raise ValueError("an agent does not wait for an update, so its responses cannot fly; write `lag: 1`")
+        if self.rollout.lag == "flying" and self.environment.schedule == "exact":
+            raise ValueError(
+                "responses that fly have no exact schedule; remove environment.schedule, or write `lag: 1`"
+            )
         return self
 
     @model_validator(mode="after")

@@ -17,7 +17,7 @@ from lemma.stages.building import stage_critic, stage_policy
 from lemma.stages.dropout import switch_dropout_off
 from lemma.stages.fitted import fit_budget
 from lemma.stages.reinforcement.diagnosis import Diagnosis
-from lemma.stages.reinforcement.lag import Ahead, corrected
+from lemma.stages.reinforcement.lag import Ahead, Flying, corrected, make_ahead
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.reinforcement.rl_tasks import digest_of, prepare_tasks
 from lemma.stages.reinforcement.rl_validation import RlBenchmarks
@@ -36,7 +36,7 @@ class RlParts:
     max_tokens: int
     total: int
     order: ProblemOrder
-    ahead: Ahead
+    ahead: Ahead | Flying
     learner: Learner
     critic: Learner | None
     reference: Reference | None
@@ -76,7 +76,7 @@ def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> R
         max_tokens=max_tokens,
         total=total,
         order=order,
-        ahead=Ahead(order, options.rollout.lag, total),
+        ahead=make_ahead(options, order, total),
         learner=make_learner(stage, options, policy, total, budget),
         critic=make_critic(stage, options, total, budget, policy.recomputed) if algorithm.needs_critic else None,
         reference=Reference(stage, policy) if algorithm.needs_reference else None,

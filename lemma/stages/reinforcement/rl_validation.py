@@ -45,6 +45,10 @@ class RlBenchmarks:
         for part in self._parts:
             part.begin(step, total, engine, choose=part is self._chooser)
 
+    def are_due(self, step: int, total: int) -> bool:
+        """Whether anything is measured after this step."""
+        return any(part.is_due(step, total) for part in self._parts)
+
     def after(self, step: int, total: int, engine: Engine) -> bool:
         """Whether this step was evaluated and is the best so far."""
         best = [part.after(step, total, engine, choose=part is self._chooser) for part in self._parts]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from lemma.core.errors import UserError
@@ -103,7 +105,8 @@ def make_world(
     options: ReinforcementOptions, fmt: Format, policy: Policy, sampling: Sampling, seed: int
 ) -> World | None:
     """Where episodes of several turns are played; None where a problem is answered at once."""
-    return open_world(options.environment, fmt, policy, sampling.stop_ids, seed)
+    world = open_world(options.environment, fmt, policy, sampling.stop_ids, seed)
+    return replace(world, schedule="free") if world is not None and options.rollout.lag == "flying" else world
 
 
 def make_roller(
@@ -132,6 +135,7 @@ def make_roller(
         data=data,
         mask_truncated=options.truncated == "mask",
         world=world,
+        flies=options.rollout.lag == "flying",
     )
 
 

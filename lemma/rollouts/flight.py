@@ -1,0 +1,91 @@
+"""Asks of several steps on one engine. A step waits for its own; the others stay where they are, across updates too.
+
+So many play at once as a step has samples, in the order of their draws: the engine is never half empty while the last
+response of a step is written, and no response is preferred because it is short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from lemma.core.faults import fault_point
+from lemma.engines.protocol import Engine, Key, Sampling
+from lemma.rollouts.episode import Episode
+from lemma.rollouts.journal import Journal
+from lemma.rollouts.judge import Judge
+from lemma.rollouts.play import BATCH, LOOK_SECONDS, Ask, Playing
+from lemma.rollouts.player import World
+
+
+class FlyingAsks:
+    """With `patience` in seconds, what is graded is written after at most that long; otherwise with the next step."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        sampling: Callable[[Ask], Sampling],
+        judge: Judge,
+        world: World | None,
+        *,
+        most: int,
+        patience: float | None,
+    ):
+        self._engine, self._patience = engine, patience
+        self._playing = Playing(engine, sampling, judge, world, most=most)
+        # Of each ask that has begun, the requests that were made of it.
+        self._requests: dict[Key, list[Key]] = {}
+
+    def begin(self, asks: Sequence[Ask], journal: Journal, *, is_urgent: bool = False) -> None:
+        """Queue what the journal does not hold and what was not queued before; what is urgent goes before the rest."""
+        fresh = [ask for ask in asks if ask.key not in self._requests]
+        for ask in reversed(fresh) if is_urgent else fresh:
+            parts = list(_unknown(ask, journal.episodes))
+            self._requests[ask.key] = [part.request_key for part in parts]
+            for part in reversed(parts) if is_urgent else parts:
+                self._playing.add(part, journal, is_urgent=is_urgent)
+
+    def finish(self, asks: Sequence[Ask], journal: Journal) -> list[Episode]:
+        """Play on until all of these, which have begun, are over, graded and written."""
+        wanted = {key for ask in asks for key in self._requests.pop(ask.key)}
+        self._play_while(lambda: self._playing.owes(wanted))
+        fault_point("rollouts.generated")
+        waiting = self._playing.waiting
+        while waiting.all:
+            waiting.settle(waiting.all[:BATCH])
+        self._playing.forget(wanted)
+        return [episode for ask in asks for episode in ask.known(journal.episodes)]
+
+    def land(self) -> None:
+        """Play until the engine is empty, and begin nothing meanwhile: it has other work."""
+        table = self._playing.table
+        table.is_open = False
+        try:
+            self._play_while(lambda: table.is_speaking or table.is_waiting)
+        finally:
+            table.is_open = True
+
+    def _play_while(self, is_unfinished: Callable[[], bool]) -> None:
+        playing, table, waiting = self._playing, self._playing.table, self._playing.waiting
+        with playing.at_engine():
+            table.next_turn()
+            while is_unfinished():
+                for completion in self._engine.completions():
+                    playing.hear(completion)
+                    waiting.settle(waiting.due(self._patience))
+                    if not is_unfinished():
+                        break
+                while is_unfinished() and not table.is_speaking:
+                    table.look(LOOK_SECONDS)
+                    waiting.settle(waiting.due(self._patience))
+
+
+def _unknown(ask: Ask, episodes: Mapping[tuple[str, int], Episode]) -> Iterable[Ask]:
+    """What is still to be played of an ask: all of it, or single attempts, each with noise of its own."""
+    known = {episode.sample for episode in ask.known(episodes)}
+    if not known:
+        yield ask
+        return
+    for number in range(ask.first, ask.first + ask.n):
+        if number not in known:
+            yield replace(ask, n=1, first=number, name=(*ask.key, "again", number))

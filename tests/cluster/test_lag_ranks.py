@@ -1,0 +1,77 @@
+"""Sampling ahead on several ranks, beside the learner: samples, metrics and weights of one process, also resumed."""
+
+from __future__ import annotations
+
+import ast
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.crew import Crew
+from tests.cluster.test_rl_ranks import recipe_of, samples
+from tests.cluster.test_run_ranks import outcome
+from tests.cluster.test_speakers import trained_or_spoken
+
+LAG = {"steps": 4, "checkpoint": {"every": 2}, "rollout": {"max_tokens": 4, "lag": 2}}
+STAGES: dict[str, dict[str, Any]] = {
+    "dapo": LAG | {"algorithm": {"name": "dapo", "group_size": 2}},  # groups of two are often dead and replaced
+    "game": LAG | {
+        "algorithm": {"name": "grpo", "group_size": 2}, "environment": {"name": "higher_lower", "turns": 2},
+        "data": {"source": "higher_lower", "guessing": {"numbers": 8, "count": 8}}, "batch": {"problems": 4},
+    },
+}  # fmt: skip
+
+
+def sampled_by(content: dict[str, Any], learners: int, speakers: int, fault: str = "") -> tuple[set[str], str]:
+    """The threads that sampled steps on this rank, and what went wrong."""
+    from lemma.core import faults
+    from lemma.rollouts import Roller
+
+    threads, step = set(), Roller.step
+
+    def noted(roller: Roller, *numbers: int) -> Any:
+        threads.add(threading.current_thread().name)
+        return step(roller, *numbers)
+
+    Roller.step = noted  # type: ignore[method-assign]
+    faults._visits.clear()
+    os.environ["LEMMA_FAULT"] = fault
+    try:
+        trained_or_spoken(content, learners, speakers)
+    except (OSError, AssertionError) as error:  # the speakers lose those who learn
+        assert fault
+        return threads, str(error)
+    finally:
+        Roller.step = step  # type: ignore[method-assign]
+        os.environ["LEMMA_FAULT"] = ""
+    return threads, ""
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_steps_are_sampled_beside_the_learner(crew: Crew, tmp_path: Path, name: str) -> None:
+    crew.run(4, sampled_by, recipe_of(tmp_path, "alone", STAGES[name], slots=2), 1, 0)
+    content = recipe_of(tmp_path, "beside", STAGES[name], slots=2)
+    if name == "dapo":
+        broken = crew.run(4, sampled_by, content, 2, 2, "rl.before_update:3:EIO")
+        assert all("Input/output" in said for _, said in broken[:2])
+    first, second, *_ = crew.run(4, sampled_by, content, 2, 2)
+    assert first[0] == second[0] == {"MainThread", "sampling ahead"}
+    assert outcome(tmp_path / "beside") == outcome(tmp_path / "alone")
+    assert samples(tmp_path / "beside") == samples(tmp_path / "alone")
+
+
+def test_responses_fly_on_two_ranks(crew: Crew, tmp_path: Path) -> None:
+    """Interrupted on both in the middle: whole groups all the same, and no draw in two steps."""
+    flying = {"rollout": {"max_tokens": 16, "stop": ["p"], "lag": "flying"}}
+    content = recipe_of(tmp_path, "run", STAGES["dapo"] | flying, slots=2)
+    broken = crew.run(2, sampled_by, content, 2, 0, "rl.before_update:3:EIO")
+    assert all("Input/output" in said for _, said in broken)
+    crew.run(2, sampled_by, content, 2, 0)
+    found = samples(tmp_path / "run")
+    attempts = Counter((ast.literal_eval(key)[2], number) for key, number, *_ in found)
+    draws = Counter(draw for draw, _ in attempts)
+    assert set(attempts.values()) == {1} and set(draws.values()) == {2}
