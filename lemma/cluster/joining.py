@@ -36,17 +36,25 @@ class RankPlace:
 
 def place_of() -> RankPlace | None:
     """This rank; None where nobody said that there are others."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    size = _whole_number("WORLD_SIZE", "1")
+    if size < 2:
         return None
+    rank = _whole_number("RANK")
+    if not 0 <= rank < size:
+        raise UserError(f"RANK is {rank}, and WORLD_SIZE is {size}", fix="start with torchrun, or remove WORLD_SIZE")
+    return RankPlace(rank, size, _whole_number("LOCAL_RANK", "0"), _whole_number("LOCAL_WORLD_SIZE", "1"))
+
+
+def _whole_number(name: str, default: str | None = None) -> int:
+    """A number of the environment."""
+    text = os.environ.get(name, default)
     try:
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        local = int(os.environ.get("LOCAL_RANK", "0"))
-        return RankPlace(rank, size, local, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    except (KeyError, ValueError) as error:
+        return int(text or "")
+    except ValueError:
+        is_there = "is missing" if text is None else f"is '{text}', not a number"
         raise UserError(
-            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {error} is missing or no number",
-            fix="start with torchrun, or remove WORLD_SIZE",
-        ) from error
+            f"{name} {is_there} in the environment", fix="start with torchrun, or remove WORLD_SIZE"
+        ) from None
 
 
 @contextmanager
@@ -112,10 +120,9 @@ def _stores(place: RankPlace) -> tuple[Any, Any]:
             file.with_suffix(".new").replace(file)
         port = _port(file)
     else:
-        try:
-            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        except (KeyError, ValueError) as error:
-            raise UserError(f"{error} is missing in the environment", fix="start with torchrun") from error
+        address, port = os.environ.get("MASTER_ADDR", ""), _whole_number("MASTER_PORT")
+        if not address:
+            raise UserError("MASTER_ADDR is missing in the environment", fix="start with torchrun")
         hosts = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         first = TCPStore(address, port, None, hosts, limit, wait_for_workers=False)
     first = first or TCPStore(address, port, None, False, limit)

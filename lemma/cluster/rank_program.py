@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from lemma.cluster.cluster_options import ClusterOptions
-from lemma.cluster.joining import member
+from lemma.cluster.joining import member, place_of
 from lemma.cluster.rank_watch import LOST, RankLost, say_loss
 from lemma.core.errors import UserError
 from lemma.core.ranks import RankWorld
@@ -14,7 +14,7 @@ from lemma.core.ranks import RankWorld
 
 def is_a_rank() -> bool:
     """Whether a launcher has said that this process is one of several."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+    return "RANK" in os.environ and place_of() is not None
 
 
 def as_rank(work: Callable[[RankWorld], int], cluster: ClusterOptions, device: str) -> int:
