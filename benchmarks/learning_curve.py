@@ -3,8 +3,8 @@
     lemma train recipes/arithmetic_63m.yaml
     python -m benchmarks.learning_curve runs/arithmetic-63m grpo docs/results/learning-curve
 
-Writes NAME.svg and NAME.csv and prints the table. Minutes are those of training since the beginning of the run, the
-stages before included; evaluations and checkpoints are not counted.
+Writes NAME.svg, NAME.csv and the run's report as NAME.html, and prints the table. Minutes are those of training since
+the beginning of the run, the stages before included; evaluations and checkpoints are not counted.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from lemma.cli import main as lemma
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 760, 420, 64, 28, 24, 76
 INK, HELD_OUT, SAMPLED = "#333333", "#0b6e4f", "#b8c4bb"
@@ -138,6 +140,7 @@ def main() -> None:
     parser.add_argument("stage", help="the stage that was evaluated")
     parser.add_argument("name", type=Path, help="where to write, without suffix")
     parser.add_argument("--title", default="Held-out accuracy")
+    parser.add_argument("--size", type=float, default=1.0, help="megabytes of the report (default: %(default)s)")
     arguments = parser.parse_args()
     points, sampled = read(arguments.run, arguments.stage)
     arguments.name.with_suffix(".svg").write_text(figure(points, sampled, arguments.title))
@@ -145,6 +148,8 @@ def main() -> None:
         writer = csv.DictWriter(file, list(asdict(points[0])), lineterminator="\n")
         writer.writeheader()
         writer.writerows(asdict(point) for point in points)
+    report = arguments.name.with_suffix(".html")
+    lemma(["report", str(arguments.run), "--to", str(report), "--size", str(arguments.size)])
     print(table(points))
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 from benchmarks import learning_curve
+from tests.reports.made_runs import small_run
 
 
 def evaluation(step: int, accuracy: float) -> dict[str, object]:
@@ -40,3 +44,13 @@ def test_minutes_count_what_was_trained_before(tmp_path: Path) -> None:
     drawn = ElementTree.fromstring(learning_curve.figure(points, sampled, "a title"))
     circles = [float(one.get("cy", "nan")) for one in drawn.iter() if one.tag.endswith("circle")]
     assert len(circles) == 2 and circles[1] < circles[0], "more right answers stand higher"
+
+
+def test_it_ends_with_the_report_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = small_run(tmp_path / "curve-run", steps=2)
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(evaluation(2, 0.5) | {"stage": "grpo"}) + "\n")
+    monkeypatch.setattr(sys, "argv", ["learning_curve", str(run), "grpo", str(tmp_path / "curve")])
+    learning_curve.main()
+    assert {path.suffix for path in tmp_path.glob("curve.*")} == {".svg", ".csv", ".html"}
+    assert "curve-run" in (tmp_path / "curve.html").read_text()

@@ -178,7 +178,8 @@ function facts(sample) {
 function advantageWords(sample) {
   const pulls = new Set(sample.parts.filter((part) => part.pull !== undefined).flatMap((part) => part.pull));
   const used = pulls.size === 1 ? number([...pulls][0] / 1000) : pulls.size ? "differs from token to token" : null;
-  const reward = sample.advantage === undefined ? null : `reward ${number(Math.abs(sample.advantage))} ${sample.advantage < 0 ? "below" : "above"} the group's mean`;
+  const from = sample.advantage ?? null, mean = "the group's mean";
+  const reward = from === null ? null : from === 0 ? `reward equal to ${mean}` : `reward ${number(Math.abs(from))} ${from < 0 ? "below" : "above"} ${mean}`;
   return [used, reward].filter(Boolean).join("; ") || null;
 }
 
