@@ -153,8 +153,10 @@ def _plain_stats(
     z = _exponents(logits.to(exact), curve)
     lse = z.logsumexp(-1)
     picked = z.gather(-1, targets[:, None])[:, 0]
-    entropies = lse - (torch.exp(z - lse[:, None]) * z).sum(-1) if entropy else torch.zeros_like(lse)
-    return picked - lse, lse, entropies
+    if not entropy:
+        return picked - lse, lse, torch.zeros_like(lse)
+    logp = z - lse[:, None]
+    return picked - lse, lse, -(logp.exp() * logp).sum(-1)
 
 
 def _plain_grad(

@@ -154,3 +154,14 @@ def test_nothing_in_nothing_out(inputs: dict[str, torch.Tensor]) -> None:
     assert entropies is not None and values.shape == entropies.shape == (0,)
     values.sum().backward()
     assert inputs["weight"].grad is not None and not inputs["weight"].grad.any()
+
+
+def test_entropy_is_exact_where_logits_are_far_from_zero() -> None:
+    torch.manual_seed(0)
+    logits = 60 + 8 * torch.randn(50, 2000, dtype=torch.float64)
+    hidden, weight = torch.ones(50, 1), torch.ones(2000, 1)
+    for row in logits.float()[:5]:
+        _, entropies = token_logprobs(hidden[:1], weight * row[:, None], torch.tensor([0]), entropy=True)
+        assert entropies is not None
+        wanted = plain_entropy(row.double()[None])
+        torch.testing.assert_close(entropies.double(), wanted, rtol=0, atol=2e-5)
