@@ -161,7 +161,8 @@ def _stage_table(
     if first is None:
         yield "  Nothing fits: take more ranks, larger GPUs, `model.checkpointing: true`, or a smaller token_budget."
     elif first == "weights":
-        yield "  Only `shard: weights` fits, which is not there yet: take more ranks, or a smaller token_budget."
+        elsewhere = "; samples then come from vLLM servers or speakers" if is_rl else ""
+        yield f"  Only `shard: weights` fits{elsewhere}."
     elif ranks > 1:
         yield f"  The first that fits: `shard: {first}`."
 
