@@ -27,6 +27,7 @@ from lemma.objectives.value import ClippedValueLoss
 from lemma.recipe import Recipe
 from lemma.runs.split_checks import check_split
 from tests.cluster.crew import Crew
+from tests.cluster.test_rank_faults import Forked
 from tests.cluster.test_rl_ranks import ALGORITHMS
 from tests.cluster.test_rl_ranks import recipe_of as rl_recipe
 from tests.cluster.test_run_ranks import PREFERENCE, SFT, pairs, recipe_of, trained  # noqa: F401
@@ -49,8 +50,9 @@ def learner_of(policy: Policy | Critic, shard: str, budget: int = 50) -> Learner
     return Learner(policy, optim, token_budget=budget, total_steps=4, temperature=0.7, shard=shard)  # type: ignore[arg-type]
 
 
-def steps_of(kind: str, name: str, shard: str, steps: int = 1, budget: int = 50) -> dict[str, Any]:
+def steps_of(kind: str, name: str, shard: str, steps: int = 1, budget: int = 50, recomputed: int = 0) -> dict[str, Any]:
     policy = policy_in(kind)
+    policy.recompute(recomputed)
     learner = learner_of(policy, shard, budget)
     objective: Objective = MAKE[name]() if name != "nll" else NegativeLogLikelihood()
     items = items_of(policy) if kind == "float64" else trajectories(LENGTHS)
@@ -92,8 +94,8 @@ def test_loss_and_gradients_are_those_of_one_process(crew: Crew, name: str) -> N
 
 @pytest.mark.parametrize(("kind", "limit"), [("float32", 1e-6), ("bfloat16", 3e-3)])
 def test_in_the_precisions_of_a_run(crew: Crew, kind: str, limit: float) -> None:
-    """Masters are fp32; in bf16 the weights of one process are theirs, rounded."""
-    found = crew.run(2, steps_of, kind, "nll", "weights", 2)[1]
+    """Masters are fp32; in bf16 the weights of one process are theirs, rounded. Blocks may be computed twice."""
+    found = crew.run(2, steps_of, kind, "nll", "weights", 2, 50, 1)[1]
     check_close(found, steps_of(kind, "nll", "none", 2), limit)
     assert all(found[key].dtype == torch.float32 for key in found if key.startswith("new "))
 
@@ -219,6 +221,20 @@ def test_reinforcement_with_speakers(crew: Crew, tmp_path: Path) -> None:
     split["cluster"] = {"slots": 2, "shard": "weights", "speakers": 2}
     crew.run(4, trained_or_spoken, split, 2, 2)
     check_runs(tmp_path / "split", tmp_path / "alone", 1e-4)
+
+
+def test_a_rank_that_dies_is_missed_in_the_next_pass(crew: Crew, tmp_path: Path) -> None:
+    """The group starts again from the checkpoint and ends with the bits of a run that nothing happened to."""
+    cluster = {"slots": 2, "shard": "weights", "patience": 20.0, "deadline": 60.0}
+    crew.run(2, trained, recipe_of(tmp_path, "quiet", SFT, cluster))
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe_of(tmp_path, "run", SFT, cluster)))
+    launcher = Forked(tmp_path, fault="stage.step_end:3@1")
+    assert launcher.run() == 0, launcher.output
+    (said,) = launcher.said
+    assert "starting the 2 ranks again (1 of 3)" in said
+    assert losses(tmp_path / "run") == losses(tmp_path / "quiet")
+    one, other = final(tmp_path / "run"), final(tmp_path / "quiet")
+    assert all(torch.equal(one[name], other[name]) for name in other)
 
 
 # --- what is refused -----------------------------------------------------------------------------------------------
