@@ -56,9 +56,8 @@ class Sandbox:
         assert self._process is not None and self._process.stdin is not None
         deadline = time.monotonic() + self.limits.seconds
         try:
-            self._process.stdin.write(json.dumps({"code": code}).encode() + b"\n")
-            self._process.stdin.flush()
-            line = self._line(deadline)
+            is_sent = self._send(json.dumps({"code": code}).encode() + b"\n", deadline)
+            line = self._line(deadline) if is_sent else None
         except BrokenPipeError:
             line = b""
         if line is None:
@@ -106,6 +105,8 @@ class Sandbox:
             env={"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             start_new_session=True,
         )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
         line = self._line(time.monotonic() + START_SECONDS)
         try:
             held = json.loads(line or b"")["held"]
@@ -119,6 +120,18 @@ class Sandbox:
                 f"this machine cannot keep programs of the model away from: {', '.join(open_to)}",
                 fix="train where Linux has Landlock and seccomp, or write `isolated: false` where nothing is at stake",
             )
+
+    def _send(self, data: bytes, deadline: float) -> bool:
+        """Whether the process took it all in time: what a program left behind may read no orders."""
+        assert self._process is not None and self._process.stdin is not None
+        file, rest = self._process.stdin.fileno(), memoryview(data)
+        while rest:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([], [file], [], left)[1]:
+                return False
+            with suppress(BlockingIOError):
+                rest = rest[os.write(file, rest) :]
+        return True
 
     def _line(self, deadline: float) -> bytes | None:
         """The next line; None where none comes in time, empty where the process has ended or writes without end."""

@@ -5,7 +5,8 @@
 A supervisor, which never runs the model's code, waits for two ends: of the process that does, and of the file that the
 orders come from, which means that the trainer is gone. What isolates: no network, no sight of other processes and a
 /tmp of its own (namespaces, where the machine allows them); no file but Python's own (Landlock); no new process, no
-signal, no socket (seccomp); limits on memory, processor time, files and output. The first line says what holds.
+signal, no socket, no change of who may use a file (seccomp); limits on memory, processor time, files and output. The
+first line says what holds.
 """
 
 from __future__ import annotations
@@ -124,18 +125,20 @@ def only_files_of(readable: list[str], writable: list[str]) -> bool:
 
 
 # Numbers of system calls: of x86-64, and of the common table of newer machines such as arm64. They make processes,
-# send signals, open connections, look into other processes or slow them down, or change what a process is allowed.
+# send signals, open connections, look into other processes or slow them down, change what a process is allowed, or
+# change who may use a file, its times or its length by its path, which Landlock does not look at.
 FORBIDDEN = {
     "x86_64": (
         57, 58, 59, 322, 62, 200, 234, 129, 297, 424, 434, 41, 42, 43, 49, 50, 53, 288, 101, 310, 311, 438, 272, 308,
         165, 166, 155, 161, 321, 298, 323, 425, 426, 427, 248, 249, 250, 303, 304, 428, 429, 430, 431, 432, 442, 175,
         313, 246, 320, 169, 172, 173, 153, 163, 157, 64, 29, 68, 240, 141, 142, 144, 203, 314, 251, 256, 279, 312, 440,
-        448,
+        448, 90, 91, 92, 93, 94, 260, 268, 452, 132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 463, 466, 469, 76,
     ),
     "aarch64": (
         221, 281, 129, 130, 131, 138, 240, 424, 434, 198, 200, 201, 202, 203, 199, 242, 117, 270, 271, 438, 97,
         268, 40, 39, 41, 51, 280, 241, 282, 425, 426, 427, 217, 218, 219, 264, 265, 428, 429, 430, 431, 432, 442, 105,
         273, 104, 294, 142, 58, 89, 190, 194, 186, 180, 167, 140, 118, 119, 122, 274, 30, 238, 239, 272, 440, 448,
+        52, 53, 54, 55, 452, 88, 5, 6, 7, 14, 15, 16, 463, 466, 469, 45,
     ),
 }  # fmt: skip
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

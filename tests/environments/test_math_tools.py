@@ -125,6 +125,11 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "limits the trainer": ("import resource as r; r.prlimit(TRAINER, r.RLIMIT_CPU, (1, 1))", "PermissionError"),
     "signals the trainer by a file": (
         "import fcntl, os; r, w = os.pipe(); fcntl.fcntl(r, fcntl.F_SETOWN, TRAINER)", "PermissionError"),
+    "lets everybody write": ("import os; os.chmod(os.__file__, os.stat(os.__file__).st_mode)", "PermissionError"),
+    "lets them by a handle": (
+        "import os; os.fchmod(os.open(os.__file__, 0), os.stat(os.__file__).st_mode)", "PermissionError"),
+    "gives a file away": ("import os; os.chown(os.__file__, -1, -1)", "PermissionError"),
+    "makes a file new": ("import os; os.utime(os.__file__, ns=(1, 1))", "PermissionError"),
     "takes 2 GB": ("x = bytearray(2 << 30)", "MemoryError"),
     "writes 1 GB to disk": ("open('a', 'wb').write(bytes(64 << 20)); open('b', 'wb').write(bytes(64 << 20))", "Error"),
     "raises what nobody catches": ("raise KeyboardInterrupt", "KeyboardInterrupt"),
@@ -166,6 +171,16 @@ def test_huge_and_odd_output_is_cut_and_readable(sandbox: Sandbox) -> None:
     assert len(output) < 2100 and "characters left out" in output
     assert output.startswith("aaa") and output.endswith("\\ud800 \x00 \u202e 𝔘\n")
     output.encode("utf-8")
+
+
+def test_a_program_that_answers_for_itself_and_reads_no_orders_is_stopped() -> None:
+    box = Sandbox(SandboxLimits(seconds=1.0, packages=False))
+    forged = 'for f in range(3, 64):\n  try: os.write(f, b\'{"output": "mine"}\\n\')\n  except OSError: pass'
+    code = f"import os, threading\ndef f():\n {forged}\nthreading.Timer(0.2, f).start()\nwhile True: pass"
+    assert box.run(code) == "mine"
+    assert box.run("x = '" + "a" * 300_000 + "'").startswith("The program was stopped")
+    assert box.run("6 * 7") == "42\n"
+    box.close()
 
 
 def test_an_endless_program_is_stopped_and_the_next_one_runs() -> None:
