@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -10,15 +11,21 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from lemma.engines.protocol import EngineError, Request, generate
 from lemma.engines.vllm import make_vllm, server_pool, weights
 from lemma.engines.vllm.serve import KEY_VARIABLE
 from lemma.engines.vllm.server_engine import VllmServerEngine
 from lemma.engines.vllm.versions import installed, judge
+from tests.cluster.crew import Crew
+from tests.cluster.test_rl_ranks import ALGORITHMS
+from tests.cluster.test_rl_ranks import recipe_of as rl_recipe
+from tests.cluster.test_run_ranks import trained
 from tests.engines.small_policies import random_prompts, shake, small_policy, worst_difference
 from tests.engines.vllm_checks import FREE, GREEDY, QUICK, requests_of
 
@@ -143,3 +150,29 @@ def test_who_does_not_know_the_key_is_told(owner: VllmServerEngine, monkeypatch:
     options = QUICK.model_copy(update={"servers": [owner.server.url]})
     with pytest.raises(EngineError, match=r"does not serve: it knows another key; start it with .*stand_alone"):
         make_vllm(small_policy("qwen2", tied=True), 0, options)
+
+
+def learnt_with_split_weights(content: dict[str, Any], key: str) -> None:
+    os.environ[KEY_VARIABLE] = key
+    trained(content)
+
+
+def test_ranks_with_split_weights_learn_from_what_servers_sample(owner: VllmServerEngine, tmp_path: Path) -> None:
+    """Two ranks bring their weights together in buckets; the first one publishes them, and both compare the probe."""
+    owner.policy.save(tmp_path / "model")
+    owner.policy.tokenizer.save_pretrained(tmp_path / "words")
+    model = {"path": str(tmp_path / "model"), "tokenizer": str(tmp_path / "words")}
+    urls = [member.client.url for member in owner.pool.members if member.client is not None]
+    engine = {"name": "vllm", "servers": urls, "context": owner.context}
+    stage = ALGORITHMS["grpo"] | {"rollout": {"max_tokens": 8, "engine": engine}}
+    content = rl_recipe(tmp_path, "run", stage, slots=2) | {"model": model}
+    content["cluster"] = {"slots": 2, "shard": "weights"}
+    crew = Crew(tmp_path, 2)
+    try:
+        crew.run(2, learnt_with_split_weights, content, KEY)
+    finally:
+        crew.close()
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [row["updated"] for row in rows] == [1.0, 1.0] and all(row["mismatch/max"] < 1e-4 for row in rows)
+    before, after = (load_file(tmp_path / place / "model.safetensors") for place in ("model", "run/stages/stage/final"))
+    assert before.keys() == after.keys() and any(not torch.equal(before[name], after[name]) for name in before)
