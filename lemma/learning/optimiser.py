@@ -86,8 +86,8 @@ class Optimiser:
                 self._buffers[name] = torch.zeros_like(parameter, dtype=torch.float32)
                 if sink_of(parameter) is None:
                     parameter.register_post_accumulate_grad_hook(_collect)
-                # Joint products add their gradients there themselves. The last optimiser of a parameter has them all.
-                parameter.lemma_sink = self._buffers[name]
+            # Joint products add their gradients there themselves. The last optimiser of a parameter has them all.
+            parameter.lemma_sink = self._buffers.get(name)
         self._make_masters()
         self.scaler = LossScaler(any(p.dtype == torch.float16 for p in self.parameters.values()))
         self.adamw = _make_adamw(self._values, options)

@@ -7,6 +7,7 @@ import torch
 
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
+from lemma.learning.optimiser import Split
 from lemma.models import blocks
 from lemma.models.products import sink_of
 from lemma.objectives import NegativeLogLikelihood
@@ -38,10 +39,12 @@ def test_a_step_with_sinks_is_the_step_without(recomputed: int) -> None:
         assert apart < 0.2 * moved, (name, apart, moved)
 
 
-def test_the_last_learner_of_a_policy_has_its_gradients() -> None:
+@pytest.mark.parametrize("shard", ["none", "gradients"])
+def test_the_last_learner_of_a_policy_has_its_gradients(shard: Split) -> None:
     norms = []
-    for learners in (1, 2):
+    for before in ([], ["none"], ["gradients", "none"]):
         policy = tiny_policy(precision="bf16")
-        made = [Learner(policy, OptimOptions(), token_budget=64, total_steps=4) for _ in range(learners)]
+        splits: list[Split] = [*before, shard]  # type: ignore[list-item]
+        made = [Learner(policy, OptimOptions(), token_budget=64, total_steps=4, shard=split) for split in splits]
         norms.append(made[-1].step(trajectories((12, 20)), NegativeLogLikelihood("token")).grad_norm)
-    assert norms[0] == norms[1] > 0
+    assert norms[0] == norms[1] == norms[2] > 0
