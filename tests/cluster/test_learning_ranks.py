@@ -110,10 +110,10 @@ def test_ranks_without_work_take_part(crew: Crew) -> None:
         assert all(found == alone for found in crew.run(4, idle, shard, slots=4)), shard
 
 
-def out_of_memory(on: int, least: int, shard: str) -> tuple[dict[str, Any], int] | str:
+def out_of_memory(on: int, least: int, shard: str, budget: int = 80) -> tuple[dict[str, Any], int] | str:
     """Rank `on` cannot hold packs of more than `least` tokens."""
     policy = policy_in("float32")
-    learner = learner_of(policy, shard, budget=80)
+    learner = learner_of(policy, shard, budget=budget)
     terms = learner._terms
 
     def small(batch: Any, *more: Any) -> Any:
@@ -132,6 +132,7 @@ def out_of_memory(on: int, least: int, shard: str) -> tuple[dict[str, Any], int]
 def test_all_agree_where_one_runs_out_of_memory(crew: Crew, shard: str) -> None:
     one, two = crew.run(2, out_of_memory, 0, 50, shard, slots=4)
     assert one == two and one[1] == 40
+    assert one == crew.run(1, out_of_memory, 1, 50, shard, 40, slots=4)[0], "nothing of the first attempt is left"
     sentences = crew.run(4, out_of_memory, 1, 10, shard, slots=4)
     assert len(set(sentences)) == 1 and "a single sequence of" in sentences[0]
 
