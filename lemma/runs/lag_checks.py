@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from lemma.cluster.cluster_options import ClusterOptions
 from lemma.core.errors import UserError
 from lemma.engines.engine_options import NativeOptions
+from lemma.engines.vllm.vllm_options import VllmOptions
 from lemma.runs.run_options import StageOptions
 
 
@@ -16,9 +17,11 @@ def check_flying(cluster: ClusterOptions, stages: Mapping[str, StageOptions]) ->
         rollout = getattr(stage, "rollout", None)
         if rollout is None or rollout.lag != "flying":
             continue
-        if cluster.speakers or not isinstance(rollout.engine, NativeOptions):
-            who = "with speakers" if cluster.speakers else f"of the engine {rollout.engine.name}"
+        engine = rollout.engine
+        goes_on = isinstance(engine, NativeOptions) or (isinstance(engine, VllmOptions) and engine.is_apart)
+        if cluster.speakers or not goes_on:
+            who = "with speakers" if cluster.speakers else f"of the engine {engine.name}"
             raise UserError(
                 f"stages.{name}.rollout.lag: flying: responses {who} do not go on after an update",
-                fix="write `engine: native` without speakers, or `lag: 1`",
+                fix="write `engine: native` without speakers, vLLM with `servers`, or `lag: 1`",
             )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lemma.core.types import Message, Problem
-from lemma.engines.protocol import EngineError, Request, Sampling, generate
+from lemma.engines.protocol import Completion, EngineError, Request, Sampling, generate
 from lemma.engines.sampling import cut
 from lemma.engines.transformers_engine import TransformersEngine
 from lemma.engines.vllm.vllm_base import VllmBase
@@ -196,9 +196,21 @@ def _has_a_turn(engine: VllmBase, number: int, count: int) -> bool:
     engine.update_weights(8 + number)
     rest = list(stream)
     assert sorted(c.key for c in first + rest) == [(number, i) for i in range(count)]
+    if engine.goes_on:
+        told = [_is_as_told(prompts[c.key[1]], c, old, policy, 8 + number) for c in rest]
+        assert told.count(False) <= 0.1 * len(told), "which version sampled which token"
     turns = [_turn(prompts[c.key[1]], c.ids, old, policy) for c in rest]
     assert turns.count(None) <= 0.1 * len(turns), "no token may come from new weights over the old ones' cache"
-    return any(turn is not None and 0 < turn <= 0.8 for turn in turns)
+    found = any(turn is not None and 0 < turn <= 0.8 for turn in turns)
+    assert not (found and engine.goes_on) or any(len(c.versions) > 1 for c in rest)
+    return found
+
+
+def _is_as_told(prompt: np.ndarray, one: Completion, old: Policy, new: Policy, version: int) -> bool:
+    """Whether the tokens are those of the versions that the completion names."""
+    turn = next((first for first, sampled_by in one.versions if sampled_by == version), len(one.ids))
+    told = np.concatenate([_greedy(old, prompt, one.ids)[:turn], _greedy(new, prompt, one.ids)[turn:]])
+    return bool((told == one.ids).all())
 
 
 def _turn(prompt: np.ndarray, ids: np.ndarray, old: Policy, new: Policy) -> float | None:

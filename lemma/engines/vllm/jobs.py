@@ -20,17 +20,27 @@ ARGUMENT = "lemma"  # the extra argument of a request that carries its cuts
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """`name` is unique within an engine; `submitted` and `version` are those of the request."""
+    """`name` is unique within an engine; `submitted` is the time of the request. `versions` has the first token of each
+    span that one version of the weights sampled, and that version."""
 
     name: str
     request: Request
     sample: int
-    version: int
+    versions: list[tuple[int, int]]
     submitted: float
 
     @property
     def label(self) -> str:
         return "/".join(map(str, self.request.key))
+
+    def renew(self, count: int, version: int) -> None:
+        """After so many tokens come those of other weights."""
+        self.versions = [*(span for span in self.versions if span[0] < count), (count, version)]
+
+    def spans(self, length: int) -> tuple[tuple[int, int], ...]:
+        """The spans of a response of this length, if there are several."""
+        within = tuple(span for span in self.versions if span[0] < length)
+        return within if len(within) > 1 else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +105,9 @@ def finish(job: Job, answer: JobAnswer, kept: list[float] | None, tokenizer: Any
         (behaviour + mass)[part],
         mass[part],
         reason,
-        job.version,
+        job.versions[0][1],
         time.monotonic() - job.submitted,
+        spans=job.spans(len(ids[part])),
     )
 
 
@@ -104,7 +115,8 @@ def cancelled(job: Job) -> Completion:
     """vLLM does not hand out what a cancelled request had."""
     none = np.zeros(0, dtype=np.float32)
     seconds = time.monotonic() - job.submitted
-    return Completion(job.request.key, job.sample, np.zeros(0, np.int64), none, none, "cancelled", job.version, seconds)
+    version = job.versions[0][1]
+    return Completion(job.request.key, job.sample, np.zeros(0, np.int64), none, none, "cancelled", version, seconds)
 
 
 def not_finite(job: Job) -> EngineError:

@@ -15,6 +15,7 @@ from lemma.engines.vllm.weights import write_adapter, write_model, write_weights
 from lemma.models.policy import Policy
 
 ADAPTER = "policy"  # the name of the policy's adapter in vLLM
+NAME_PARTS = 3  # of a job's name: the engine's prefix, the number of the request, the number of the sample
 
 
 @dataclass(frozen=True)
@@ -44,15 +45,17 @@ class Publisher:
         if self.policy.is_adapter:
             self._load_adapter(client)
 
-    def load(self, client: ServerClient, is_new: bool = False) -> None:
+    def load(self, client: ServerClient, is_new: bool = False) -> dict[str, int]:
         """The server takes what stands in the folder and forgets what it had cached. With an adapter only one that
-        is new, and did not start from the folder, needs the base."""
+        is new, and did not start from the folder, needs the base. How many tokens each request has from what the
+        server held before; one that had none, or all, is not named."""
         is_here, model = isinstance(client, Server), self.folder / "model"
         wants_base = not self.policy.is_adapter or (is_new and not is_here)
         path, folder = str(model), f"{self.prefix}model"
         if wants_base and not is_here:
             path = client.send(sorted(model.glob("model*.safetensors")), folder)
         with _paused(client):
+            counts: dict[str, int] = client.rpc("lemma_counts")
             if wants_base:
                 client.rpc("lemma_load", path)
             if self.policy.is_adapter:
@@ -62,6 +65,7 @@ class Publisher:
             client.forget(folder)
         if not answer["success"]:
             raise EngineError("vLLM did not forget the cache of the old weights")
+        return {job_name(request): count for request, count in counts.items()}
 
     def _load_adapter(self, client: ServerClient) -> None:
         folder = self.folder / "adapter"
@@ -69,6 +73,11 @@ class Publisher:
         if not isinstance(client, Server):
             path = client.send(sorted(file for file in folder.iterdir() if file.is_file()), f"{self.prefix}adapter")
         client.call("/v1/load_lora_adapter", {"lora_name": ADAPTER, "lora_path": path, "load_inplace": True})
+
+
+def job_name(request: str) -> str:
+    """The name that a job was asked by, of the one that vLLM made of it: `cmpl-NAME-0`, and perhaps more behind."""
+    return "-".join(request.removeprefix("cmpl-").split("-")[:NAME_PARTS])
 
 
 @contextmanager

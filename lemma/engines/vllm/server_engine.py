@@ -33,6 +33,7 @@ class VllmServerEngine(VllmBase):
     issued. Ranks share the servers: the first one starts, publishes to and restarts them."""
 
     is_apart = True
+    goes_on = True
 
     def _write_model(self) -> None:
         self.pool = ServerPool()
@@ -110,6 +111,7 @@ class VllmServerEngine(VllmBase):
         self.pool.close()
 
     def _ask(self, job: Job) -> None:
+        job.versions = [(0, self.version)]  # whoever is asked again begins again
         sampling = job.request.sampling
         tokens = len(job.request.prompt) + min(sampling.max_tokens, self.context - len(job.request.prompt))
         client = self.pool.give(job.name, tokens)
@@ -120,6 +122,7 @@ class VllmServerEngine(VllmBase):
         body = jobs.arguments(job, self.seed, eos, self.context)
         if jobs.needs_cuts(job):
             body["vllm_xargs"] = {jobs.ARGUMENT: jobs.cuts_of(job, eos)}
+        body["request_id"] = job.name
         client.ask(job.name, self._body(job.request.prompt.tolist()) | body)
 
     def _body(self, prompt: list[int]) -> dict[str, Any]:
@@ -279,19 +282,26 @@ class VllmServerEngine(VllmBase):
 
     def _hand_over(self) -> None:
         self.publisher.write_news()
-        ranks.from_leader(self._publish, "publishing weights to the vLLM servers")
+        counts = ranks.from_leader(self._publish, "publishing weights to the vLLM servers")
+        answered = {reply.name for reply in list(self.pool.replies.queue)}
+        for name, job in self._jobs.items():
+            if name not in answered:  # it was at work, or waited for its turn
+                job.renew(counts.get(name, 0), self.version)
 
-    def _publish(self, is_first: bool = False) -> None:
-        """All servers that are up take what stands in the folder; one that is starting takes it when it is there."""
+    def _publish(self, is_first: bool = False) -> dict[str, int]:
+        """All servers that are up take what stands in the folder; one that is starting takes it when it is there. How
+        many tokens each job has from the weights before."""
         self._published += 1
+        counts: dict[str, int] = {}
 
         def load(client: ServerClient) -> None:
             if is_first:
                 client.rpc("lemma_prepare")
-            self.publisher.load(client, is_new=is_first)
+            counts.update(self.publisher.load(client, is_new=is_first))
 
         for member, _ in self.pool.each(load):
             self._lose(member)
+        return counts
 
     def _wipe(self) -> None:
         def clear() -> None:

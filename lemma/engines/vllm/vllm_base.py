@@ -56,7 +56,7 @@ class VllmBase(Engine, ABC):
         check_request(request, self.context)
         for sample in range(request.n):
             self._count += 1
-            job = Job(f"{self.prefix}{self._count}-{sample}", request, sample, self.version, time.monotonic())
+            job = Job(f"{self.prefix}{self._count}-{sample}", request, sample, [(0, self.version)], time.monotonic())
             self._jobs[job.name] = job
             self._ask(job)
 

@@ -102,7 +102,7 @@ class CutLogits(LogitsProcessor):
 
 
 class Extension:
-    """Methods of the worker. Arguments and results are strings and lists, which a server can carry."""
+    """Methods of the worker. Arguments and results are such as a server can carry."""
 
     model_runner: Any
 
@@ -122,6 +122,10 @@ class Extension:
         """The log of the kept mass at the first positions of a request, which is then forgotten."""
         kept = KEPT.pop(name, {})
         return [float(kept[position]) for position in range(int(count))]
+
+    def lemma_counts(self) -> dict[str, int]:
+        """How many tokens each request has that has begun and not ended."""
+        return {name: len(request.output_token_ids) for name, request in self.model_runner.requests.items()}
 
     def lemma_load(self, folder: str) -> list[str]:
         """Take the weights of a folder's safetensors files, one file at a time."""
