@@ -28,7 +28,7 @@ class Spare:
 
 def find_spare(folder: Path) -> list[Spare]:
     """Of every run that nobody works on: checkpoints, but the best and, of a stage that is not finished, the newest;
-    the journals of steps that no run will go back to."""
+    the journals of steps that no run will go back to, and what their updates noted."""
     spare: list[Spare] = []
     for run in find_runs(folder):
         if is_locked(run):
@@ -43,6 +43,7 @@ def find_spare(folder: Path) -> list[Spare]:
 def _spare_of(run: RunReader) -> dict[str, list[Path]]:
     checkpoints: list[Path] = []
     journals: list[Path] = []
+    notes: list[Path] = []
     for stage in run.stages:
         place = run.folder / "stages" / stage / "checkpoints"
         steps = {int(path.name.removeprefix("step-")): path for path in place.glob("step-*")}
@@ -52,9 +53,10 @@ def _spare_of(run: RunReader) -> dict[str, list[Path]]:
         checkpoints += [path for step, path in sorted(steps.items()) if step not in kept]
         for step, first in journal_steps(run.folder, stage).items():
             if done or step <= newest:
-                notes = notes_path(first.parent.with_name(FOLDER), step)
-                journals += [*step_journals(first.parent, step), *([notes] if notes.is_file() else [])]
-    return {"checkpoints": checkpoints, "journals": journals}
+                journals += step_journals(first.parent, step)
+                notes.append(notes_path(first.parent.with_name(FOLDER), step))
+    known = [path for path in notes if path.is_file()]
+    return {"checkpoints": checkpoints, "journals": journals, "notes of updates": known}
 
 
 def remove(spare: Sequence[Spare]) -> int:

@@ -87,6 +87,7 @@ def test_a_run_that_is_not_finished_keeps_the_way_to_go_on(tmp_path: Path) -> No
     assert [path.name for path in (run / "stages/grpo/checkpoints").glob("step-*")] == ["step-00000004"]
     left = sorted(path.name for path in (run / "stages/grpo/journal").iterdir())
     assert left == ["step-000005.jsonl", "step-000006.jsonl"], "a run that goes on from step 4 reads these"
+    assert sorted(path.name for path in (run / "stages/grpo/notes").iterdir()) == ["step-000005.npz", "step-000006.npz"]
 
 
 def test_sizes_and_ages_in_words() -> None:
