@@ -23,5 +23,5 @@ def check_flying(cluster: ClusterOptions, stages: Mapping[str, StageOptions]) ->
             who = "with speakers" if cluster.speakers else f"of the engine {engine.name}"
             raise UserError(
                 f"stages.{name}.rollout.lag: flying: responses {who} do not go on after an update",
-                fix="write `engine: native` without speakers, vLLM with `servers`, or `lag: 1`",
+                fix="write `engine: native` without speakers, vLLM with `mode: server`, or `lag: 1`",
             )

@@ -96,9 +96,11 @@ def test_sampling_goes_on_while_the_learner_works() -> None:
     ahead = Ahead(order, 1, 3)
     may_go_on = threading.Event()
     began: list[int] = []
+    threads: set[int] = set()
 
     def sample(step: int) -> Rollouts:
         began.append(step)
+        threads.add(threading.get_ident())
         order.drawn += 10 * step
         if step > 1:
             assert may_go_on.wait(30)
@@ -117,6 +119,8 @@ def test_sampling_goes_on_while_the_learner_works() -> None:
     assert second.grade_seconds == third.grade_seconds == 0, "nobody waited for their grading"
     ahead.wait()
     assert began == [1, 2, 3] and ahead.state()[1] == {"drawn": 60}
+    assert len(threads) == 2, "a worker that is started in one step is there in the next: its thread lives on"
+    ahead.close()
 
 
 def test_no_step_is_passed_over_where_the_sampling_thread_is_slow_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:

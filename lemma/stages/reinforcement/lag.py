@@ -11,6 +11,8 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Any, Literal
 
 from lemma.algorithms import Algorithm
@@ -21,6 +23,9 @@ from lemma.learning.divergence import check_speaks
 from lemma.models.policy import Policy
 from lemma.rollouts import ProblemOrder, Roller, Rollouts
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+
+# How long the end of a stage waits for what nobody wants any more.
+END_SECONDS = 10.0
 
 
 def corrected(options: ReinforcementOptions) -> Algorithm:
@@ -46,8 +51,8 @@ class Ahead:
         self._order, self._lag, self._total = order, lag, total
         self._ready: dict[int, Rollouts] = {}
         self._drawn: dict[int, int] = {}
-        self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self._thread: _SamplingThread | None = None
+        self._task: Future[None] | None = None
         self._sample: Callable[[int], Rollouts] | None = None
         self._is_beside = False
         self._graded = 0.0
@@ -68,8 +73,8 @@ class Ahead:
         first, last = max(self._drawn) + 1, min(step + self._lag, self._total)
         del self._drawn[step]
         if self._is_beside and first <= last:
-            self._thread = threading.Thread(target=self._work, args=(first, last), name="sampling ahead", daemon=True)
-            self._thread.start()
+            self._thread = self._thread or _SamplingThread()
+            self._task = self._thread.begin(lambda: self._steps(first, last, is_beside=True))
         else:
             self._steps(first, last)
         rollouts = self._ready.pop(step)
@@ -79,16 +84,13 @@ class Ahead:
     @property
     def is_sampling(self) -> bool:
         """Whether the engine is at work: then it may not sleep."""
-        return self._thread is not None
+        return self._task is not None
 
     def wait(self) -> None:
         """Until nothing is being sampled: the engine may take new weights, or other work."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+        task, self._task = self._task, None
+        if task is not None:
+            task.result()
 
     def land(self) -> None:
         """The engine is needed for something else."""
@@ -97,21 +99,14 @@ class Ahead:
     def close(self) -> None:
         """The engine is closed: what is being sampled fails, and nobody wants it."""
         if self._thread is not None:
-            self._thread.join(timeout=10.0)
+            self._thread.end()
 
-    def _work(self, first: int, last: int) -> None:
-        try:
-            with aside():
-                self._steps(first, last)
-        except BaseException as error:  # noqa: BLE001 (raised again by the thread that waits)
-            self._failure = error
-
-    def _steps(self, first: int, last: int) -> None:
+    def _steps(self, first: int, last: int, is_beside: bool = False) -> None:
         assert self._sample is not None
         for step in range(first, last + 1):
             self._drawn[step] = self._order.drawn
             rollouts = self._sample(step)
-            if threading.current_thread() is not self._thread:
+            if not is_beside:
                 self._graded += rollouts.grade_seconds
             self._ready[step] = rollouts
 
@@ -120,6 +115,35 @@ class Ahead:
 
     def load(self, tensors: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
         self._order.load(tensors, extra)
+
+
+class _SamplingThread:
+    """One thread for all steps: workers of graders and environments live no longer than the thread that starts them."""
+
+    def __init__(self) -> None:
+        self._tasks: SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="sampling ahead", daemon=True)
+        self._thread.start()
+
+    def begin(self, work: Callable[[], None]) -> Future[None]:
+        """Do this in the thread; whoever asks for the result waits for it, and gets what it raised."""
+        future: Future[None] = Future()
+        self._tasks.put((work, future))
+        return future
+
+    def end(self) -> None:
+        self._tasks.put(None)
+        self._thread.join(timeout=END_SECONDS)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            work, future = task
+            try:
+                with aside():
+                    work()
+                future.set_result(None)
+            except BaseException as error:  # noqa: BLE001 (raised again by the thread that waits)
+                future.set_exception(error)
 
 
 class Flying:
@@ -139,7 +163,7 @@ class Flying:
             raise UserError(
                 f"`rollout.lag: flying` needs responses that go on after an update, which the engine {engine.name} "
                 "does not promise here",
-                fix="write `engine: native` without speakers, or `lag: 1`",
+                fix="write `engine: native` without speakers, vLLM with `mode: server`, or `lag: 1`",
             )
         self._roller, self._policy = roller, policy
 
