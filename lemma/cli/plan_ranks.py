@@ -40,7 +40,8 @@ def rank_lines(recipe: Recipe, args: argparse.Namespace) -> list[str]:
             raise UserError(f"{name} {value}: a number of at least 1 is wanted", fix=f"write {name} 8")
     if speakers >= ranks:
         raise UserError(
-            f"--ranks {ranks} leaves nobody to learn next to {speakers} speakers", fix=f"write --ranks {speakers + 1}"
+            f"--ranks {ranks} leaves nobody to learn next to {speakers} speaker{'s' * (speakers != 1)}",
+            fix=f"write --ranks {speakers + 1} or more",
         )
     return list(describe_ranks(recipe, ranks, args.gpu or DEFAULT_GPU, args.length))
 

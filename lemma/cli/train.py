@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         args.overrides = [*args.overrides, f"cluster.speakers={args.speakers}"]
     recipe = load_recipe(args.recipe, args.overrides)
     _check_stages(recipe, args.skip, args.only)
-    _check_ranks(recipe, args.ranks)
+    _check_ranks(recipe, None if is_a_rank() else args.ranks)
     if args.dry_run:
         wanted = {name: recipe.stages[name] for name in _wanted_stages(recipe, args.skip, args.only)}
         if (args.ranks or recipe.cluster.ranks) != 1:
