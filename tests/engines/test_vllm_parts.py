@@ -19,7 +19,7 @@ from tests.engines.small_policies import shake, small_policy, small_tokenizer
 
 
 def job_of(sampling: Sampling, prompt: int = 4, sample: int = 0) -> Job:
-    return Job("1-0", Request(("a", 1), np.arange(1, prompt + 1), sampling, 2), sample, 3, 0.0)
+    return Job("1-0", Request(("a", 1), np.arange(1, prompt + 1), sampling, 2), sample, [(0, 3)], 0.0)
 
 
 def test_versions() -> None:
