@@ -160,7 +160,7 @@ def _bucketed(
     groups = heads // key_HTD.shape[0]
     pieces, places = [], []
     for bucket in segments.buckets:
-        query, key, value = (x[:, bucket.rows_BL].transpose(0, 1) for x in (query_HTD, key_HTD, value_HTD))
+        query, key, value = (_padded(x, bucket.rows_BL) for x in (query_HTD, key_HTD, value_HTD))
         if groups > 1:
             key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
         mask = None if window is None else window_mask(query.shape[2], window, query.device)
@@ -171,6 +171,14 @@ def _bucketed(
         pieces.append(block_BHLD.transpose(1, 2).flatten(0, 1)[bucket.take_M])
         places.append(bucket.into_M)
     return out_THD.index_copy(0, torch.cat(places), torch.cat(pieces))
+
+
+def _padded(x_HTD: torch.Tensor, rows_BL: torch.Tensor) -> torch.Tensor:
+    """The tokens of a padded block, (B, H, L, D). A CPU copies whole rows many times as fast as it indexes them."""
+    if x_HTD.device.type != "cpu":
+        return x_HTD[:, rows_BL].transpose(0, 1)
+    heads, _, size = x_HTD.shape
+    return x_HTD.transpose(0, 1).index_select(0, rows_BL.flatten()).view(*rows_BL.shape, heads, size).transpose(1, 2)
 
 
 def _plain_capped(
