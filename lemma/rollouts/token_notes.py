@@ -119,13 +119,13 @@ def _by_attempt(columns: Mapping[str, np.ndarray]) -> dict[Attempt, Noted]:
     }
 
 
-def tidy_notes(folder: Path, step: int, keep: int | None) -> None:
-    """Remove the files of steps beyond the newest `keep`, and what a process that died had begun."""
+def tidy_notes(folder: Path, step: int, keep: int | None, needed_after: int) -> None:
+    """Remove the files of the steps whose journals go, and what a process that died had begun."""
     for torn in folder.glob(".step-*.tmp"):
         torn.unlink()
     for path in folder.glob("step-*.npz") if keep is not None else ():
         match = NAME.fullmatch(path.name)
-        if match is not None and keep is not None and int(match[1]) <= step - keep:
+        if match is not None and keep is not None and int(match[1]) <= min(step - keep, needed_after):
             path.unlink()
 
 

@@ -122,9 +122,11 @@ def test_as_many_steps_stay_as_of_the_journal_and_a_torn_file_is_none(tmp_path: 
     for step in range(1, 6):
         write_one(tmp_path, step)
     (tmp_path / ".step-000004.npz.77.tmp").write_bytes(b"half")
-    tidy_notes(tmp_path, 5, None)
+    tidy_notes(tmp_path, 5, None, 5)
     assert len(list(tmp_path.iterdir())) == 5
-    tidy_notes(tmp_path, 5, 2)
+    tidy_notes(tmp_path, 5, 2, 1)
+    assert sorted(path.name for path in tmp_path.iterdir())[0] == "step-000002.npz", "a run may go on after step 1"
+    tidy_notes(tmp_path, 5, 2, 5)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000004.npz", "step-000005.npz"]
     whole = notes_path(tmp_path, 5).read_bytes()
     for broken in (b"", whole[:40], whole[: len(whole) // 2], b"x" * 100):

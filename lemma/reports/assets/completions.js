@@ -117,7 +117,7 @@ function drawList() {
 }
 
 function short({ sample, meta }) {
-  const text = textOf(sample), words = browse.search.toLowerCase(), at = words ? text.toLowerCase().indexOf(words) : -1;
+  const text = sample.parts.map((part) => (part.text ?? part.pieces.join("")).trim()).join(" · "), words = browse.search.toLowerCase(), at = words ? text.toLowerCase().indexOf(words) : -1;
   const piece = at > 20 ? `…${text.slice(at - 15, at + 80)}` : text.slice(0, 95);
   return `${browse.found ? `${meta.source} ${meta.step}: ` : ""}${visible(piece.replace(/\s+/g, " "))}`;
 }

@@ -74,7 +74,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             stage.save_if_due(learner, step, total, is_best)
             if is_leader():
                 tidy(roller.folder, step, options.journal.steps, needed_after=stage.store.oldest)
-                tidy_notes(roller.folder.with_name(FOLDER), step, options.journal.steps)
+                tidy_notes(roller.folder.with_name(FOLDER), step, options.journal.steps, stage.store.oldest)
     stage.finish(parts.policy, total, {"steps": total, "problems": len(parts.tasks), "drawn": parts.order.drawn})
 
 
