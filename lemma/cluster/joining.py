@@ -71,7 +71,7 @@ def member(options: ClusterOptions, device: str) -> Iterator[RankWorld]:
         return
     import torch.distributed as dist
 
-    from lemma.cluster.speaker_link import divided, own_host
+    from lemma.cluster.speaker_link import divided
 
     store, second = _stores(place)
     limit = timedelta(seconds=options.deadline)
@@ -94,7 +94,7 @@ def member(options: ClusterOptions, device: str) -> Iterator[RankWorld]:
             if all(gather_over_ranks(has_own_gpu, "who has a GPU")):
                 world.carrier, world.on_device = dist.new_group(backend="nccl", timeout=limit), True
             try:
-                with divided(world, options.speakers, options.deadline, own_host()) as mine:
+                with divided(world, options.speakers, options.deadline) as mine:
                     yield mine
             except UserError as error:
                 watch.tell_failure(str(error))

@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Client, Connection, Listener
@@ -24,8 +24,8 @@ LOCAL = "127.0.0.1"
 
 
 @contextmanager
-def divided(world: RankWorld, speakers: int, deadline: float, host: str = LOCAL) -> Iterator[RankWorld]:
-    """Within `with`, this rank is one of those that learn, or a speaker. `host` is where the others reach it."""
+def divided(world: RankWorld, speakers: int, deadline: float) -> Iterator[RankWorld]:
+    """Within `with`, this rank is one of those that learn, or a speaker."""
     if not speakers:
         yield world
         return
@@ -36,7 +36,7 @@ def divided(world: RankWorld, speakers: int, deadline: float, host: str = LOCAL)
             fix=f"start {speakers + 1} ranks or more, or take fewer speakers",
         )
     control, aside, carrier, weights = groups_of(first, world.size, world.on_device, deadline)
-    connections = _connect(world, first, host)
+    connections = _connect(world, first)
     is_speaker = world.rank >= first
     others = range(first) if is_speaker else range(first, world.size)
     link = SpeakerLink(others, connections, weights, world.on_device, deadline)
@@ -48,7 +48,8 @@ def divided(world: RankWorld, speakers: int, deadline: float, host: str = LOCAL)
         with joined(mine):
             yield mine
         for connection in () if is_speaker else connections:
-            connection.send(Bye())
+            with suppress(OSError):  # who is missing at the end is said there
+                connection.send(Bye())
     finally:
         for connection in connections:
             connection.close()
@@ -69,11 +70,11 @@ def groups_of(learners: int, size: int, on_device: bool, deadline: float) -> tup
     return control, aside, carrier, group([0, *range(learners, size)], backend)
 
 
-def _connect(world: RankWorld, first: int, host: str) -> list[Connection]:
+def _connect(world: RankWorld, first: int) -> list[Connection]:
     """Connections to all ranks of the other kind, in their order."""
     key = gather_over_ranks(secrets.token_bytes(32), "the key of the speakers")[0]
     is_speaker = world.rank >= first
-    listener = Listener((host, 0), backlog=first, authkey=key) if is_speaker else None
+    listener = Listener((_own_host(), 0), backlog=first, authkey=key) if is_speaker else None
     addresses = gather_over_ranks(listener.address if listener else None, "where the speakers are")
     with world.waiting("a connection between learners and speakers"):
         try:
@@ -104,11 +105,11 @@ def _without_delay(connection: Connection) -> None:
         same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def own_host() -> str:
+def _own_host() -> str:
     """Where the other ranks reach this one: the address from which it reaches the first of them."""
-    if "LEMMA_MEETING" in os.environ:
+    address = os.environ.get("MASTER_ADDR")
+    if "LEMMA_MEETING" in os.environ or address is None:
         return LOCAL
-    address = os.environ.get("MASTER_ADDR", LOCAL)
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((address, int(os.environ.get("MASTER_PORT", "1"))))
