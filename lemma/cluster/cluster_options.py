@@ -22,8 +22,8 @@ class ClusterOptions(Options):
     that they are sent after every step."""
     shard: Literal["auto", "none", "optimiser", "gradients", "weights"] = "auto"
     """What is split over the ranks: nothing, the optimiser's state (as ZeRO-1), gradients too (ZeRO-2), or the weights
-    as well (ZeRO-3, FSDP2), which leaves generation to vLLM servers or speakers. auto: the first that fits by the memory
-    plan."""
+    as well (ZeRO-3, FSDP2), which leaves generation to vLLM servers or speakers. auto: the first that fits by the
+    memory plan."""
     slots: int | None = Field(None, ge=1, le=65536)
     """Parts of a step that are dealt out to the ranks. Recorded at the first start and kept: any number of ranks that
     divides it gives the same numbers."""

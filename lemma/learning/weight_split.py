@@ -126,10 +126,17 @@ def whole_policy(policy: Policy) -> Policy | None:
             state[name] = same[id(tensor)]
     if not is_leader():
         return None
-    config = copy.deepcopy(policy.causal.config)
     with torch.device("meta"):
-        model = type(policy.causal)(config)
+        model = type(policy.causal)(copy.deepcopy(policy.causal.config))
+        module = _with_adapter(model, policy) if policy.is_adapter else model
     model.load_state_dict(state, assign=True)
     model.tie_weights()
     model.generation_config = policy.causal.generation_config
-    return Policy(model, policy.tokenizer)
+    return Policy(module, policy.tokenizer)
+
+
+def _with_adapter(model: nn.Module, policy: Policy) -> nn.Module:
+    """The model under an adapter like that of the policy."""
+    from peft import get_peft_model
+
+    return get_peft_model(model, policy.peft.peft_config["default"], autocast_adapter_dtype=False)

@@ -23,8 +23,8 @@ def check_split(cluster: ClusterOptions, model: ModelOptions, stages: Mapping[st
 
 def split_refusal(cluster: ClusterOptions, model: ModelOptions, name: str, stage: StageOptions) -> Refusal | None:
     """Why a stage cannot have its weights split, and what to write instead; None where it can."""
-    if model.lora is not None:
-        return "does not split the frozen weights under adapters (model.lora)", "write `shard: optimiser`"
+    if model.quantize is not None:
+        return "does not split 4-bit weights (model.quantize)", "write `shard: optimiser`"
     if model.compile:
         return "does not go together with model.compile", "write `model.compile: false`, or `shard: gradients`"
     if stage.optim.name == "adamw_8bit":

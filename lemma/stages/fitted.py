@@ -40,7 +40,7 @@ def fit_budget(
         pick_precision(model.precision, device),
         torch.cuda.get_device_properties(device).total_memory,
         token_budget=batch.token_budget,
-        with_engine=with_engine and speakers() is None,
+        with_engine=with_engine and speakers() is None and stage.shard != "weights",
         eight_bit_moments=optim.name == "adamw_8bit",
         critic=critic,
         reference=reference and not policy.is_adapter,

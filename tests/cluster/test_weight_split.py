@@ -197,6 +197,17 @@ def test_a_supervised_run_goes_on_under_another_split(crew: Crew, tmp_path: Path
     check_runs(tmp_path / "part", tmp_path / "whole")
 
 
+def test_adapters(crew: Crew, tmp_path: Path) -> None:
+    """The frozen weights under them are split as well, and merged from the rows of all ranks."""
+    for count, shard in ((1, "none"), (2, "weights")):
+        content = recipe_of(tmp_path, shard, SFT | {"steps": 2}, {"slots": 2, "shard": shard})
+        crew.run(count, trained, content | {"model": content["model"] | {"lora": {"r": 4}}})
+    assert losses(tmp_path / "weights") == pytest.approx(losses(tmp_path / "none"), rel=1e-5)
+    for file in ("merged/model.safetensors", "adapter/adapter_model.safetensors"):
+        one, other = (load_file(tmp_path / run / "stages/stage/final" / file) for run in ("weights", "none"))
+        check_close(one, other, 1e-5)
+
+
 def test_a_preference_run(crew: Crew, tmp_path: Path, pairs: Path) -> None:  # noqa: F811
     """With a reference, in bf16: the model on disk is in bf16, and its configuration says so."""
     data = {"source": str(pairs), "cache": str(tmp_path / "cache")}
@@ -243,7 +254,7 @@ RL: dict[str, Any] = {"kind": "rl", "steps": 1, "data": {"source": "rows.jsonl"}
 REFUSED: dict[str, dict[str, Any]] = {
     "the native engine of stages.stage": {"stages": {"stage": RL}},
     "the vllm engine of stages.stage": {"stages": {"stage": RL | {"rollout": {"engine": "vllm"}}}},
-    "under adapters": {"model": {"lora": {"r": 4}}},
+    "4-bit weights": {"model": {"lora": {"r": 4}, "quantize": "4bit"}},
     "model.compile": {"model": {"compile": True}},
     "8-bit moments": {"stages": {"stage": SFT | {"optim": {"name": "adamw_8bit"}}}},
     "stages.stage.eval.benchmarks": {"stages": {"stage": SFT | {"eval": {"benchmarks": ["gsm8k"]}}}},

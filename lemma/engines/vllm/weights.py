@@ -91,8 +91,12 @@ def _whole(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def write_adapter(policy: Policy, folder: Path) -> None:
-    """The adapter as peft saves it."""
-    policy.peft.save_pretrained(folder)
+    """The adapter as peft saves it; where ranks hold parts of it, all of them call this."""
+    state = None
+    if policy.is_split:
+        own = {name: tensor for name, tensor in policy.module.state_dict().items() if ".lora_" in name}
+        state = {name: _whole(tensor, dtype_of(policy)).cpu() for name, tensor in own.items()}
+    policy.peft.save_pretrained(folder, state_dict=state)
 
 
 def adapter_rank(policy: Policy) -> int:
