@@ -89,7 +89,10 @@ class Chart {
     if (this.options.line) take(this.options.line.value);
     if (this.log && high > 0) return [least === high ? least / 2 : least, high];
     if (this.options.stacked) low = 0;
-    if (high - low <= 1e-9 * Math.abs(high)) { const pad = Math.abs(low) * 0.1 || 0.5; return [low - pad, high + pad]; }
+    if (high - low <= 1e-9 * Math.abs(high)) {
+      const pad = Math.abs(low) * 0.1 || 0.5, most = this.options.percent && high <= 1 ? 1 : Infinity;
+      return [low >= 0 ? Math.max(0, low - pad) : low - pad, Math.min(most, high + pad)];
+    }
     const pad = (high - low) * 0.06;
     return [low >= 0 && low - pad < 0 ? 0 : low - pad, high + (this.options.percent && high <= 1 ? Math.min(pad, 1 - high + 0.01) : pad)];
   }
