@@ -13,13 +13,16 @@ from lemma.config.document import Document, Place, read
 from lemma.config.explain import explain
 from lemma.config.options import Options
 from lemma.config.overrides import apply
+from lemma.config.registry import beside
 
 Kind = TypeVar("Kind", bound=Options)
 
 
 def load(kind: type[Kind], path: str | Path, overrides: Sequence[str] = (), what: str = "recipe") -> Kind:
     """Read a YAML file, apply the overrides and validate; every mistake is a `UserError` of one sentence."""
-    return _validated(kind, read(path, what), overrides)
+    document = read(path, what)
+    document.data = beside(document.data, Path(path).parent)
+    return _validated(kind, document, overrides)
 
 
 def load_values(

@@ -103,6 +103,19 @@ def file_of(place: str) -> Path:
     return Path(found["file"]).expanduser()
 
 
+def beside(value: Any, folder: Path) -> Any:
+    """What a file in this folder says, each `path.py:Name` of a file that lies there with its whole path. Others are
+    meant from the current folder."""
+    if isinstance(value, dict):
+        return {name: beside(inner, folder) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [beside(inner, folder) for inner in value]
+    if not isinstance(value, str) or not is_place(value) or file_of(value).is_absolute():
+        return value
+    file = folder.resolve() / file_of(value)
+    return f"{file}:{value.rpartition(':')[2]}" if file.is_file() and folder.resolve() != Path.cwd() else value
+
+
 @cache
 def load_place(place: str) -> Any:
     """What a Python file calls by this name. A file is imported once, until `forget_files`."""

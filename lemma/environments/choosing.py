@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from lemma.config import Options
 from lemma.config.document import read
 from lemma.config.load import load_values
+from lemma.config.registry import beside
 from lemma.config.shape import Choice
 from lemma.core.errors import UserError
 from lemma.environments import ENVIRONMENTS, EnvironmentOptions, as_options
@@ -42,7 +43,7 @@ def find_environment(spec: str | Mapping[str, Any] | EnvironmentOptions) -> Envi
 def _in_file(path: str) -> Mapping[str, Any]:
     if not Path(path).is_file():
         raise UserError(f"there is no file {path}", fix="write the path of a YAML file, or the name of an environment")
-    data = read(path, "environment").data
+    data = beside(read(path, "environment").data, Path(path).parent)
     if not isinstance(data, Mapping):
         raise UserError(
             "this file holds no options of an environment", file=path, fix="write for example `name: appworld`"

@@ -233,3 +233,18 @@ def test_code_from_outside_has_a_deadline_and_stays_off_the_engine(files: Path) 
     assert all(reward.seconds_each == 300 and reward.may_use_device for reward in outside)
     assert make_reward("accuracy").seconds_each is None and not make_reward("accuracy").may_use_device
     assert make_reward({"name": "reward_model", "path": "x"}).may_use_device
+
+
+def test_a_recipe_finds_what_lies_beside_it_from_anywhere(
+    files: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = write(files, "    rewards: [my_rewards.py:politeness]\n")
+    here = [reward.label for reward in load_recipe(recipe).stages["rl"].rewards]
+    assert outside_files(load_recipe(recipe)) == [Path("my_rewards.py")], "as it is written"
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    monkeypatch.chdir(elsewhere)
+    assert [reward.label for reward in load_recipe(recipe).stages["rl"].rewards] == here
+    assert outside_files(load_recipe(recipe)) == [files / "my_rewards.py"]
+    (elsewhere / "other.py").write_text("def kind(completion, problem):\n    return 1.0\n")
+    moved = write(files, "    rewards: [other.py:kind]\n")
+    assert outside_files(load_recipe(moved)) == [Path("other.py")], "or else from the current folder"
