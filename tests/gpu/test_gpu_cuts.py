@@ -43,3 +43,29 @@ def test_what_is_kept_and_drawn_is_what_the_reference_says(dtype: torch.dtype) -
         assert torch.isfinite(masked[tokens[row]]), way
         same += int((masked + noise[row] * noisy[row]).argmax() == tokens[row])
     assert same >= rows - 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("cap", [None, 30.0])
+def test_kernels_pass_the_trial_before_they_are_used(dtype: torch.dtype, cap: float | None) -> None:
+    import warnings
+
+    from lemma.engines.native.sampler import kernels_cut
+    from lemma.models.families import LogitMap
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert kernels_cut(torch.device("cuda"), dtype, LogitMap(1.0, cap))
+
+
+def test_zeros_of_both_signs_are_as_likely_as_each_other() -> None:
+    from lemma.engines.native.sampler import Cuts
+    from lemma.engines.native.sampling_kernels import sample
+    from lemma.engines.protocol import Sampling
+
+    logits = torch.tensor([[0.0, -0.0, 0.0, -0.0]], device="cuda", dtype=torch.bfloat16)
+    limits = Cuts.empty(1, torch.device("cuda"))
+    limits.limit(0, Sampling(max_tokens=1, top_k=1))
+    keys, place, one = torch.tensor([[1, 2]]).cuda(), torch.zeros(1, dtype=torch.int64).cuda(), torch.ones(1).cuda()
+    _, _, kept = sample(logits, keys, place, one, one, cuts=limits)
+    assert kept.item() == pytest.approx(0.0, abs=1e-6)
