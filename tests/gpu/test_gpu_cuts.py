@@ -50,11 +50,12 @@ def test_what_is_kept_and_drawn_is_what_the_reference_says(dtype: torch.dtype) -
 def test_kernels_pass_the_trial_before_they_are_used(dtype: torch.dtype, cap: float | None) -> None:
     import warnings
 
+    from lemma.core.errors import LemmaWarning
     from lemma.engines.native.sampler import kernels_cut
     from lemma.models.families import LogitMap
 
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", LemmaWarning)
         assert kernels_cut(torch.device("cuda"), dtype, LogitMap(1.0, cap))
 
 
