@@ -11,6 +11,7 @@ from lemma.core.errors import UserError, nearest
 from lemma.core.events import Event, Said
 
 if TYPE_CHECKING:
+    from lemma.engines.protocol import Engine
     from lemma.recipe import Recipe
     from lemma.rollouts import Episode, World
     from lemma.stages.reinforcement.rl_options import ReinforcementOptions
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Play a few episodes as the reinforcement stage of a recipe would, and print them turn by turn: what the policy read,
 what it sampled, which is what is learnt from, and what the environment answered. In colours on a terminal."""
+# Characters that a terminal obeys are shown by their numbers.
+CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 COLOURS = {"prompt": "2", "sampled": "1;32", "observed": "36", "note": "33"}
 
 
@@ -65,18 +68,24 @@ def _played(
 ) -> tuple[list[Episode], Any, World]:
     """One episode of each of the first problems, by the model of the recipe or another."""
     from lemma.data.choices import as_asked
-    from lemma.engines import open_engine
+    from lemma.engines import make_engine, open_engine
     from lemma.engines.engine_options import NativeOptions
     from lemma.environments.openings import opened_all
     from lemma.evaluation.diagnose import sample_groups
+    from lemma.models.load_model import build_policy, pick_device
     from lemma.rollouts import Judge
     from lemma.stages.reinforcement.rl_problems import stage_problems
     from lemma.stages.reinforcement.speaking import make_world, sampling_of
 
     loaded = stage_problems(options, args.seed)[: args.problems]
     problems = opened_all(options.environment, [as_asked(problem) for problem in loaded], args.seed)
-    place = args.model or recipe.model.path
-    policy, engine = open_engine(place, args.device, args.seed, _say, NativeOptions(sequences=min(1024, args.problems)))
+    settings = NativeOptions(sequences=min(1024, args.problems))
+    engine: Engine
+    if args.model is not None:
+        policy, engine = open_engine(args.model, args.device, args.seed, _say, settings)
+    else:
+        policy = build_policy(recipe.model, pick_device(args.device), recipe.run.seed)
+        engine = make_engine(settings, policy, args.seed, _say)
     recipe.format.install(policy.tokenizer)
     assert options.rollout.max_tokens is not None, "a stage with an environment limits its turns"
     sampling = sampling_of(options, recipe.format, options.rollout.max_tokens, policy)
@@ -100,6 +109,7 @@ def shown(episode: Episode, tokenizer: Any, is_coloured: bool) -> list[str]:
 
     def part(kind: str, label: str, words: str) -> list[str]:
         begin, end = (f"\x1b[{COLOURS[kind]}m", "\x1b[0m") if is_coloured else ("", "")
+        words = words.translate(CONTROL)
         return [f"{begin}{label:>9} | {line}{end}" for line in words.split("\n")]
 
     lines = part("note", "problem", f"{episode.problem_id}, sample {episode.sample}")

@@ -240,7 +240,7 @@ def _print_cut(completion: Completion, args: argparse.Namespace) -> None:
     if completion.finish == "stop":
         return
     count = len(completion.ids)
-    why = "--max-tokens allows more" if count >= args.max_tokens else "the model's context is full"
+    why = "a larger --max-tokens allows more" if count >= args.max_tokens else "the model's context is full"
     print(f"(cut off after {count} tokens: {why})")
 
 

@@ -132,6 +132,8 @@ class _Row:
 
 
 def _seconds(value: float) -> str:
+    if value < 1e-3:
+        return f"{1e6 * value:.3g} us"
     return f"{1000 * value:.3g} ms" if value < 1 else f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
 
 

@@ -29,7 +29,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 def pick_device(wanted: str) -> torch.device:
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise UserError("run.device is cuda, but torch finds no GPU", fix="write `device: auto` or run `lemma doctor`")
+        raise UserError("the device is cuda, but torch finds no GPU", fix="write `auto` instead, or run `lemma doctor`")
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(wanted)

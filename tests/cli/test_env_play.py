@@ -28,8 +28,10 @@ def recipe(folder: Path, environment: dict[str, Any]) -> str:
 
 def test_play_prints_every_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = recipe(tmp_path, {"name": "higher_lower", "turns": 2, "words": ["more", "less", "so"]})
-    assert main(["env", "play", path, "--device", "cpu", "--colour", "always", "--problems", "2"]) == 0
+    words = ["--set", "model.tiny.words=[more, less, no, number]"]
+    assert main(["env", "play", path, "--device", "cpu", "--colour", "always", "--problems", "2", *words]) == 0
     out = capsys.readouterr().out
+    assert "<unk>" not in out, "the model is the recipe's, with its vocabulary"
     assert out.count("  problem | ") == 2 and out.count("  outcome | ") == 2
     assert 2 <= out.count("\x1b[1;32m  sampled | ") <= 4, "sampled tokens have their colour"
     assert "tokens are learnt from" in out and "User: how many ?" in out

@@ -78,7 +78,7 @@ def test_an_answer_that_does_not_come_is_explained(learnt: Path, capsys: pytest.
     assert run(str(learnt), QUESTION, "--max-tokens", "3") == 0
     assert capsys.readouterr().out == (
         "5 + 4\n"
-        "(cut off after 3 tokens: --max-tokens allows more)\n"
+        "(cut off after 3 tokens: a larger --max-tokens allows more)\n"
         "no answer in the format r1_zero: the reasoning never ends, so no answer counts\n"
     )
 
@@ -122,7 +122,7 @@ def test_another_engine_says_the_same(learnt: Path, capsys: pytest.CaptureFixtur
 def test_nobody_who_just_talks_is_told_of_formats(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("tiny", QUESTION, "--max-tokens", "3") == 0
     out = capsys.readouterr().out
-    assert "format" not in out and out.endswith("(cut off after 3 tokens: --max-tokens allows more)\n")
+    assert "format" not in out and out.endswith("(cut off after 3 tokens: a larger --max-tokens allows more)\n")
 
 
 def test_samples_belong_to_the_seed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +160,7 @@ def test_a_conversation_knows_what_was_said(
     assert captured.out.count(WORDS.strip()) >= 2
     monkeypatch.setattr(sys, "stdin", Terminal(f"{QUESTION}\n\n"))
     assert run(str(learnt), "--max-tokens", "2") == 0
-    assert "(cut off after 2 tokens: --max-tokens allows more)" in capsys.readouterr().out
+    assert "(cut off after 2 tokens: a larger --max-tokens allows more)" in capsys.readouterr().out
     assert "but the model takes 512; ask less; /new begins another conversation" in captured.err
 
 
