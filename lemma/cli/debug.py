@@ -47,7 +47,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--show", metavar="N", type=int, default=2, help="completions to print (default: 2)")
     parser.add_argument("--seed", metavar="S", type=int, default=0, help="another seed, other problems (default: 0)")
     add_device(parser)
-    add_ranks(parser, "one process; the problems are shared out")
+    add_ranks(parser, "problems")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write numbers and findings to this file")
     add_overrides(parser, "replace a value of the recipe, such as stages.rl.rollout.top_p=0.9; may be repeated")
     parser.set_defaults(run=run)

@@ -51,7 +51,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     add_option("--device", choices=["auto", "cpu", "cuda"], help="where to compute")
     add_option("--engine", choices=["native", "vllm", "transformers"], help="what generates (default: native)")
     add_option("--out", metavar="DIR", help="folder of the results (default: evaluations/MODEL-SETTINGS)")
-    add_ranks(parser, "all of them, one process on a CPU")
+    add_ranks(parser, "problems", "as many as there are GPUs, 1 on a CPU")
     add_option("--ray", action="store_true", default=None, help="place the ranks on a Ray cluster, as lemma train does")
     add_option("--rescore", metavar="FOLDER",
                help="grade the samples of an evaluation again, without a model: takes --grader and --out")  # fmt: skip

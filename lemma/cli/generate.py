@@ -51,7 +51,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--seed", metavar="S", type=int, default=0, help="another seed, other samples (default: 0)")
     add_device(parser)
     add_engine(parser)
-    add_ranks(parser, "one process; with --file, the questions are shared out")
+    add_ranks(parser, "questions of a --file")
     parser.set_defaults(run=run)
 
 

@@ -14,12 +14,12 @@ from lemma.core.errors import UserError
 # More processes than this on each core would only wait for each other.
 RANKS_PER_CORE = 4
 # Seconds for which a rank that is done waits for one that still generates. One that dies is noticed at once.
-DEADLINE = 7 * 24 * 3600.0
+DEADLINE = 24 * 3600.0
 
 
-def add_ranks(parser: argparse.ArgumentParser, default: str) -> None:
+def add_ranks(parser: argparse.ArgumentParser, what: str, default: str = "1") -> None:
     parser.add_argument(
-        "--ranks", metavar="N", type=int, help=f"processes that share the work, one on each GPU (default: {default})"
+        "--ranks", metavar="N", type=int, help=f"processes that share the {what}, one on each GPU (default: {default})"
     )
 
 
