@@ -135,10 +135,13 @@ def test_a_stage_keeps_as_many_journals_as_it_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"steps": 1000}, "samples of all steps stay, at most 9.22 MB a step, 9.22 GB in all"),
-        ({"steps": 1000, "journal": {"keep": 50}}, "the newest 50 steps stay, at most 9.22 MB a step, 461 MB in all"),
-        ({"epochs": 2, "steps": None}, "samples of all steps stay, at most 9.22 MB a step"),
-        ({"rollout": {}}, "samples of all steps stay, about 9 bytes a token, 1024 samples a step"),
+        ({"steps": 1000}, "samples of all steps stay, at most 13.3 MB a step, 13.3 GB in all"),
+        ({"steps": 1000, "journal": {"keep": 50}}, "the newest 50 steps stay, at most 13.3 MB a step, 666 MB in all"),
+        (
+            {"epochs": 2, "steps": None, "journal": {"notes": False}},
+            "samples of all steps stay, at most 9.22 MB a step",
+        ),
+        ({"rollout": {}}, "samples of all steps stay, about 13 bytes a token, 1024 samples a step"),
     ],
 )
 def test_the_plan_counts_the_journal(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:

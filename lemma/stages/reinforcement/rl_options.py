@@ -90,8 +90,8 @@ class KeptJournalOptions(Options):
     checkpoint always stay. A later stage that learns from `source: journal` finds what is left."""
 
     notes: bool = True
-    """Also keep what the updates made of each token, its advantage and ratios, for `lemma report` to colour by; as many
-    steps, about 3 bytes a token."""
+    """Also keep what the updates made of each token, its advantage and ratios, for `lemma report` to colour by: as many
+    steps, at most 4 bytes a token."""
 
     @property
     def steps(self) -> int | None:
