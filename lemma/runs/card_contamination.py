@@ -13,12 +13,14 @@ from typing import Any
 from lemma.core.errors import UserError
 from lemma.core.files import write_whole
 from lemma.data.data_options import DataOptions, journal_place
-from lemma.data.sources import ARITHMETIC
+from lemma.data.sources import ARITHMETIC, BUILT_IN
 from lemma.evaluation.benchmarks import OF_ENVIRONMENT, Benchmark, find_benchmark
 from lemma.evaluation.stage_data import Checked
 
 FILE = "contamination.json"
 MADE = "the problems are made by rule; those of the test split are never among them"
+GAMES = "the problems are made by rule"
+OF_WORLD = "the problems are its environment's own, and were not compared"
 OWN = "its own samples, of the problems of the stages before"
 UNCHECKED = "not compared; `lemma export --contamination` does it"
 UNREAD = "not compared, because its data or a benchmark could not be read here"
@@ -75,8 +77,10 @@ def _of_stage(
 ) -> Found:
     data = DataOptions.model_validate(options["data"])
     sources = [one.source for one in data.mix or [data]]
-    if all(source == ARITHMETIC for source in sources):
-        return {"words": MADE}
+    if all(source in BUILT_IN for source in sources):
+        return {"words": MADE if set(sources) == {ARITHMETIC} else GAMES}
+    if OF_ENVIRONMENT in sources:
+        return {"words": OF_WORLD}
     if all(journal_place(source) is not None for source in sources):
         return {"words": OWN}
     if not benchmarks:
