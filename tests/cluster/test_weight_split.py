@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,9 +16,11 @@ from lemma.cli import main
 from lemma.config.load import load_values
 from lemma.core.errors import UserError
 from lemma.core.ranks import rank
+from lemma.engines.vllm.weights import write_adapter, write_weights
+from lemma.learning import optimiser
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
-from lemma.learning.weight_split import whole_tensor
+from lemma.learning.weight_split import split_weights, whole_tensor
 from lemma.models.critic import Critic
 from lemma.models.memory import Shape, plan_training
 from lemma.models.model_options import ModelOptions
@@ -36,7 +39,7 @@ from tests.learning.test_invariance import MAKE, items_of
 from tests.models.small import CPU, SHAPE, in_float64, relative, tiny_policy, trajectories
 
 LENGTHS = (7, 31, 5, 12, 2, 40, 19, 19)
-PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 # An objective of each scope: a token's, a pair's, all sequences of a step together.
 SCOPES = ("nll", "dpo", "policy_top_entropy")
 
@@ -53,7 +56,10 @@ def learner_of(policy: Policy | Critic, shard: str, budget: int = 50) -> Learner
 def steps_of(kind: str, name: str, shard: str, steps: int = 1, budget: int = 50, recomputed: int = 0) -> dict[str, Any]:
     policy = policy_in(kind)
     policy.recompute(recomputed)
-    learner = learner_of(policy, shard, budget)
+    with mock.patch.object(
+        optimiser, "SCALE_START", 256.0
+    ):  # from which on no gradient of this model overflows in fp16
+        learner = learner_of(policy, shard, budget)
     objective: Objective = MAKE[name]() if name != "nll" else NegativeLogLikelihood()
     items = items_of(policy) if kind == "float64" else trajectories(LENGTHS)
     grads: dict[str, torch.Tensor] = {}
@@ -92,7 +98,7 @@ def test_loss_and_gradients_are_those_of_one_process(crew: Crew, name: str) -> N
             check_close(found, expected, 1e-12)
 
 
-@pytest.mark.parametrize(("kind", "limit"), [("float32", 1e-6), ("bfloat16", 3e-3)])
+@pytest.mark.parametrize(("kind", "limit"), [("float32", 1e-6), ("bfloat16", 3e-3), ("float16", 3e-3)])
 def test_in_the_precisions_of_a_run(crew: Crew, kind: str, limit: float) -> None:
     """Masters are fp32; in bf16 the weights of one process are theirs, rounded. Blocks may be computed twice."""
     found = crew.run(2, steps_of, kind, "nll", "weights", 2, 50, 1)[1]
@@ -148,10 +154,10 @@ def measured() -> tuple[float, float]:
     """Bytes of weights, and of gradients and moments, that this rank holds after a step."""
     learner = learner_of(policy_in("bfloat16"), "weights")
     learner.step(trajectories(LENGTHS), NegativeLogLikelihood())
-    optimiser = learner.optimiser
-    assert optimiser.adamw is not None and not hasattr(learner.policy.backbone.layers[0].mlp, "lemma_joint")  # type: ignore[union-attr]
-    weights = sum(value.nbytes for value in optimiser._values.values())
-    moments = [kept for state in optimiser.adamw.state.values() for kept in state.values() if kept.ndim]
+    adamw = learner.optimiser.adamw
+    assert adamw is not None and not hasattr(learner.policy.backbone.layers[0].mlp, "lemma_joint")  # type: ignore[union-attr]
+    weights = sum(value.nbytes for value in learner.optimiser._values.values())
+    moments = [kept for state in adamw.state.values() for kept in state.values() if kept.ndim]
     return float(weights), float(weights + sum(kept.nbytes for kept in moments))  # a gradient is as large as its weight
 
 
@@ -206,6 +212,25 @@ def test_adapters(crew: Crew, tmp_path: Path) -> None:
     for file in ("merged/model.safetensors", "adapter/adapter_model.safetensors"):
         one, other = (load_file(tmp_path / run / "stages/stage/final" / file) for run in ("weights", "none"))
         check_close(one, other, 1e-5)
+
+
+def published(folder: Path, *, is_split: bool) -> None:
+    """What vLLM reads of a policy with an adapter."""
+    policy = tiny_policy(lora=True)
+    if is_split:
+        split_weights(policy)
+    write_weights(policy, folder / str(rank()))
+    write_adapter(policy, folder / str(rank()))
+
+
+def test_what_servers_read_is_that_of_one_process(crew: Crew, tmp_path: Path) -> None:
+    for name in ("0", "1", "alone/0"):
+        (tmp_path / name).mkdir(parents=True)
+    published(tmp_path / "alone", is_split=False)
+    crew.run(2, partial(published, is_split=True), tmp_path)
+    for file in ("model.safetensors", "adapter_model.safetensors"):
+        expected = (tmp_path / "alone/0" / file).read_bytes()
+        assert all((tmp_path / name / file).read_bytes() == expected for name in ("0", "1"))
 
 
 def test_a_preference_run(crew: Crew, tmp_path: Path, pairs: Path) -> None:  # noqa: F811
