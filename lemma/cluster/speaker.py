@@ -9,12 +9,14 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
 from types import FrameType
 
 import numpy as np
@@ -68,6 +70,35 @@ class _Session:
         return bool(self.requests or self.cancelled)
 
 
+class _Outbox:
+    """Words for one learner, sent by a thread: a speaker reads on while a learner is slow to, so that the two never
+    wait for each other."""
+
+    def __init__(self, peer: Connection):
+        self._peer = peer
+        self._words: SimpleQueue[object] = SimpleQueue()
+        self._failure: OSError | None = None
+        self._thread = threading.Thread(target=self._work, name="speaking", daemon=True)
+        self._thread.start()
+
+    def put(self, word: object) -> None:
+        if self._failure is not None:
+            raise self._failure
+        self._words.put(word)
+
+    def close(self) -> None:
+        """Everything is sent, or the learner is gone."""
+        self._words.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        try:
+            while (word := self._words.get()) is not None:
+                self._peer.send(word)
+        except OSError as error:
+            self._failure = error
+
+
 def speak(world: RankWorld, sink: Sink) -> None:
     """Serve the ranks that learn until all of them are done."""
     speaker = Speaker(world, sink)
@@ -80,6 +111,7 @@ class Speaker:
         assert world.link is not None
         self._world, self._link, self._sink = world, world.link, sink
         self._peers = list(self._link.connections)
+        self._outboxes = {peer: _Outbox(peer) for peer in self._peers}
         self._sessions: deque[_Session] = deque()
         # What is done between two sessions' works, never while something is being generated.
         self._orders: deque[tuple[Connection, Load | TakeWeights | Unload]] = deque()
@@ -126,7 +158,7 @@ class Speaker:
             self._is_stop_told = True
             for peer in self._peers:
                 with suppress(OSError):  # it may be done
-                    peer.send(StopAsked())
+                    self._outboxes[peer].put(StopAsked())
         with self._world.waiting("words of the learners"):
             for peer in wait(self._peers, seconds):
                 assert isinstance(peer, Connection)
@@ -139,7 +171,7 @@ class Speaker:
     def _say(self, peer: Connection, word: object) -> None:
         with self._world.waiting("a learner that reads"):
             try:
-                peer.send(word)
+                self._outboxes[peer].put(word)
             except OSError as error:
                 raise RuntimeError(self._lost(peer)) from error
 
@@ -160,6 +192,7 @@ class Speaker:
                     session.is_ended = True
         elif isinstance(word, Bye):
             self._peers.remove(peer)
+            self._outboxes[peer].close()
         else:
             assert isinstance(word, Load | TakeWeights | Unload), word
             for session in self._sessions if isinstance(word, Unload) else ():
