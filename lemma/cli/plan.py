@@ -340,15 +340,13 @@ def _journal(stage: ReinforcementOptions) -> str:
     from lemma.rollouts.journal_files import BYTES_A_TOKEN
     from lemma.rollouts.token_notes import BYTES_A_TOKEN as NOTED
 
-    token = BYTES_A_TOKEN + (NOTED if stage.journal.notes else 0)
+    token, steps = BYTES_A_TOKEN + NOTED * stage.journal.notes, stage.journal.steps
     samples = stage.batch.problems * (1 + stage.rounds) * stage.algorithm.group_size
-    kept = (
-        "samples of all steps stay" if stage.journal.steps is None else f"the newest {stage.journal.steps} steps stay"
-    )
+    kept = "samples of all steps stay" if steps is None else f"the newest {steps} steps stay"
     if stage.rollout.max_tokens is None:
         return f"{kept}, about {token} bytes a token, {samples} samples a step"
     step = samples * stage.environment.room(stage.rollout.max_tokens) * token
-    most = [count for count in (stage.steps, stage.journal.steps) if count is not None]
+    most = [count for count in (stage.steps, steps) if count is not None]
     whole = f", {_size(min(most) * step)} in all" if most else ""
     return f"{kept}, at most {_size(step)} a step{whole}"
 
