@@ -29,8 +29,9 @@ from lemma.objectives import NegativeLogLikelihood, Objective
 from lemma.objectives.value import ClippedValueLoss
 from lemma.recipe import Recipe
 from lemma.runs.split_checks import check_split
+from tests.cluster import test_rank_faults
 from tests.cluster.crew import Crew
-from tests.cluster.test_rank_faults import Forked
+from tests.cluster.test_rank_faults import Forked, _train
 from tests.cluster.test_rl_ranks import ALGORITHMS
 from tests.cluster.test_rl_ranks import recipe_of as rl_recipe
 from tests.cluster.test_run_ranks import PREFERENCE, SFT, pairs, recipe_of, trained  # noqa: F401
@@ -167,17 +168,6 @@ def test_the_state_is_what_the_plan_says(crew: Crew) -> None:
         assert weights == pytest.approx(plan.weights, rel=0.03) and others == pytest.approx(plan.optimiser, rel=0.03)
 
 
-def without_memory() -> str:
-    learner = learner_of(policy_in("float32"), "weights")
-    with mock.patch.object(learner, "_terms", side_effect=torch.OutOfMemoryError), pytest.raises(UserError) as caught:
-        learner.step(trajectories(LENGTHS), NegativeLogLikelihood())
-    return str(caught.value).replace(str(rank()), "N")
-
-
-def test_out_of_memory_ends_with_a_sentence(crew: Crew) -> None:
-    assert {text[:25] for text in crew.run(2, without_memory)} == {"rank N ran out of memory,"}
-
-
 # --- whole runs ----------------------------------------------------------------------------------------------------
 
 
@@ -271,6 +261,24 @@ def test_a_rank_that_dies_is_missed_in_the_next_pass(crew: Crew, tmp_path: Path)
     assert losses(tmp_path / "run") == losses(tmp_path / "quiet")
     one, other = final(tmp_path / "run"), final(tmp_path / "quiet")
     assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+def short_of_memory(command: list[str], changes: dict[str, str], output: str) -> None:
+    """A rank, the second of which runs out of memory in the middle of a pass."""
+    if changes["RANK"] == "1":
+        Learner._terms = mock.Mock(side_effect=torch.OutOfMemoryError)  # type: ignore[method-assign]
+    _train(command, changes, output)
+
+
+def test_one_rank_without_memory_ends_all_of_them(tmp_path: Path) -> None:
+    """The first one is waiting inside a pass; nothing is started again."""
+    cluster = {"slots": 2, "shard": "weights", "patience": 20.0, "deadline": 60.0}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe_of(tmp_path, "run", SFT, cluster)))
+    launcher = Forked(tmp_path)
+    with mock.patch.object(test_rank_faults, "_train", short_of_memory):
+        assert launcher.run() == 2
+    told = "rank 1 ran out of memory, and with `shard: weights` a step is not repeated with smaller packs; lower"
+    assert (launcher.output + "".join(launcher.said)).count(told) == 1
 
 
 # --- what is refused -----------------------------------------------------------------------------------------------
