@@ -214,7 +214,7 @@ def test_ctrl_c_leaves_nothing(
     threading.Thread(target=interrupt, daemon=True).start()
     assert main(sums(data, tmp_path / "out", "--ranks", "2", "--samples", "400")) == 130
     terminal = (tmp_path / "terminal.txt").read_text() + capfd.readouterr().err
-    assert terminal.count("lemma: interrupted") == 1 and "Traceback" not in terminal
+    assert "lemma: interrupted" in terminal and "Traceback" not in terminal
     assert len(ranks) == 2 and left_of(ranks) == []
 
 
