@@ -65,6 +65,12 @@ DESERVED: dict[str, list[tuple[dict[str, float], str]]] = {
     "moved": [({"kl/old": 0.8}, "0.8 nats a token from the one that sampled its batch")],
     "ratio": [({"ratio/max": 1e4}, "largest ratio is 1e+04")],
     "mismatch": [({"mismatch/mean": 0.05}, "differ by 0.05 on average, and rounding explains 0.03")],
+    "old samples": [
+        (
+            {"effective_samples": 0.2, "staleness/mean": 3.0, "staleness/max": 4.0, "mismatch/mean": 0.9},
+            "3.0 updates old, and 20% of them are left; lower `rollout.lag`",
+        ),
+    ],
     "not finite": [({"updated": 0.0}, "not finite")],
     "unscored": [({"unscored": 30.0}, "30 of 64 completions have no reward")],
     "long traces": [({"off_policy/long_traces": 20.0}, "20 of the teacher's traces are longer than 77 tokens")],

@@ -15,6 +15,8 @@ PAUSE = 20
 # Nats a token between the policy and the one that sampled its batch: from STALE on the batch is of little use any more,
 # from FAR on something is wrong.
 STALE, FAR = 0.1, 0.5
+# Share of the samples that the weights of older versions must leave.
+LEAST_SHARE = 0.3
 # Advice about groups needs so many of them: with few problems a step, it looks at several steps together.
 LEAST_GROUPS = 8
 SHARES = (
@@ -166,7 +168,7 @@ def _ratio(seen: Seen) -> str | None:
 
 def _mismatch(seen: Seen) -> str | None:
     limit = warning_mean(seen("mismatch/rounding"))
-    if seen("mismatch/mean") <= limit:
+    if seen("mismatch/mean") <= limit or seen("staleness/max"):  # older weights disagree as they should
         return None
     engine = seen.options.rollout.engine.name
     repairs = [f"weigh tokens by it with {cap} (2 is usual)"] if (cap := seen.settings("mismatch_cap")) else []
@@ -177,6 +179,14 @@ def _mismatch(seen: Seen) -> str | None:
         f"differ by {seen('mismatch/mean'):.2g} on average, and rounding explains {limit:.2g}; "
         f"{', or '.join(repairs) or 'compute in fp32'}"
     )
+
+
+def _old_samples(seen: Seen) -> str | None:
+    share = seen("effective_samples", 1.0)
+    if share >= LEAST_SHARE:
+        return None
+    name = "rollout.lag_limit" if seen.options.rollout.lag == "flying" else "rollout.lag"
+    return f"samples are {seen('staleness/mean'):.1f} updates old, and {share:.0%} of them are left; lower `{name}`"
 
 
 def _not_finite(seen: Seen) -> str | None:
@@ -214,6 +224,7 @@ CHECKS: dict[str, Callable[[Seen], str | None]] = {
     "moved": _moved,
     "ratio": _ratio,
     "mismatch": _mismatch,
+    "old samples": _old_samples,
     "not finite": _not_finite,
     "unscored": _unscored,
     "long traces": _long_traces,
