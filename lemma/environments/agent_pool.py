@@ -23,7 +23,9 @@ from lemma.environments.process_session import end_session
 END_SECONDS = 5.0
 # A process imports the agent's file before it is ready.
 START_SECONDS = 300.0
-SHOWN = 300
+# Bytes of what agents print that are kept where nobody asked for a log, those that are read for a message, and
+# characters that it shows.
+MOST_KEPT, LAST_BYTES, SHOWN = 2**20, 2**14, 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class AgentPool:
     def __init__(self, settings: Mapping[str, Any], workers: int, at_once: int, log: str | None = None):
         self._settings = {**settings, "at_once": at_once}
         self._most, self._at_once = workers, at_once
-        self._printed: IO[bytes] = open(log, "ab") if log else tempfile.TemporaryFile("w+b")
+        self._printed: IO[bytes] = open(log, "ab") if log else tempfile.TemporaryFile("a+b")
         self._workers: list[_Worker] = []
         self._news: SimpleQueue[tuple[_Worker, dict[str, Any] | None]] = SimpleQueue()
         self.on_news: Callable[[], None] = lambda: None
@@ -124,6 +126,8 @@ class AgentPool:
     def look(self) -> list[AgentResult]:
         """What has ended since the last look, by itself or by its deadline."""
         results: list[AgentResult] = []
+        if self._printed.readable() and os.fstat(self._printed.fileno()).st_size > MOST_KEPT:
+            self._printed.truncate(0)
         with suppress(Empty):
             while True:
                 worker, row = self._news.get_nowait()
@@ -195,7 +199,7 @@ class AgentPool:
     def _last_words(self) -> str:
         if not self._printed.readable():
             return "its log says why"
-        self._printed.seek(0)
+        self._printed.seek(-min(LAST_BYTES, self._printed.seek(0, os.SEEK_END)), os.SEEK_END)
         lines = self._printed.read().decode(errors="replace").strip().splitlines()
         return lines[-1][:SHOWN] if lines else "it said nothing"
 

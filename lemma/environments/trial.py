@@ -13,6 +13,8 @@ from lemma.environments.worlds import Worlds
 
 PLAIN = ("I do not know.", "1", "```python\nprint(1)\n```")
 LOOK_SECONDS = 1.0
+# A call that takes longer is felt where hundreds of episodes wait for theirs.
+SLOW_SECONDS = 0.2
 
 
 @dataclass
@@ -95,6 +97,9 @@ def _calls(options: EnvironmentOptions, tried: Sequence[Tried]) -> list[TrialFin
             findings.append(TrialFinding("BAD", call, f"{len(failures)} of {len(tried)} episodes fail: {failures[0]}"))
         elif slowest > limit / 2:
             findings.append(TrialFinding("note", call, f"{text}, raise {call}_seconds"))
+        elif slowest > SLOW_SECONDS and options.workers and options.calls_at_once == 1:
+            advice = "raise workers, or worker_calls where the class is safe for threads"
+            findings.append(TrialFinding("note", call, f"{text}. A worker makes one call at a time: {advice}"))
         else:
             findings.append(TrialFinding("ok", call, text))
     return findings

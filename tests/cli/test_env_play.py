@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from lemma.cli import main
+from lemma.cli.env_play import shown
+from lemma.models.tiny import tiny_tokenizer
+from lemma.rollouts.episode import Episode, Turn
 from tests.environments.trouble import write_world
 
 
@@ -37,6 +41,13 @@ def test_play_prints_every_turn(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "tokens are learnt from" in out and "User: how many ?" in out
 
 
+def test_a_terminal_obeys_nothing_that_a_world_says() -> None:
+    nothing = np.zeros(0, dtype=np.int32)
+    turn = Turn(nothing, nothing, nothing, nothing, "stop", heard="clear\x1b[2J\x07 it\nnow")
+    lines = "\n".join(shown(Episode(("a",), 0, "p", [turn], "?"), tiny_tokenizer(), False))
+    assert "clear\\x1b[2J\\x07 it\n   unread | now" in lines
+
+
 def test_a_good_environment_passes_its_trial(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "test", recipe(tmp_path, {"name": "higher_lower"}), "--answer", "2"]) == 0
     out = capsys.readouterr().out
@@ -51,6 +62,8 @@ def test_a_trial_finds_what_does_not_repeat_what_fails_and_what_pays_for_nothing
     path = recipe(tmp_path, world)
     assert main(["env", "test", path, "--problems", "1", "--answer", "chance"]) == 1
     assert "BAD  repeat" in (out := capsys.readouterr().out) and "saying nothing is worth 2 on average: it is" in out
+    assert main(["env", "test", path, "--problems", "1", "--answer", "late"]) == 0
+    assert "A worker makes one call at a time: raise workers" in capsys.readouterr().out
     assert main(["env", "test", path, "--problems", "1", "--answer", "raise"]) == 1
     assert "BAD  step" in (out := capsys.readouterr().out) and "ValueError: no such luck" in out
 
