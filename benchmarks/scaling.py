@@ -14,6 +14,7 @@ below about 16k tokens that is mostly what any step needs.
 
 from __future__ import annotations
 
+import gc
 import resource
 import subprocess
 import sys
@@ -122,6 +123,14 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def _begin() -> tuple[int, Parts]:
+    """The collector of garbage walks no more through what imports have left: a pass takes a quarter of a second, and
+    would fall upon one part of one row."""
+    gc.collect()
+    gc.freeze()
+    return peak(), Parts()
+
+
 def handled(row: Row) -> Row:
     """A step on completions that were made beforehand."""
     import torch
@@ -129,7 +138,7 @@ def handled(row: Row) -> Row:
     torch.set_num_threads(1)
     fmt, tasks, answers, tokenizer = tasks_for(row["tokens"])
     step_of(Parts(), *_first(fmt, tasks, answers, tokenizer))
-    before, parts = peak(), Parts()
+    before, parts = _begin()
     with tempfile.TemporaryDirectory() as folder:
         trajectories, sampled = step_of(parts, fmt, tasks, MadeBefore(answers), tokenizer, Path(folder))
         _on_disk(parts, Path(folder), tokenizer)
@@ -157,7 +166,7 @@ def sampled(row: Row) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         first = dict(list(answers.items())[:1])
         step_of(Parts(), fmt, tasks[:1], engine, policy.tokenizer, Path(folder) / "first", len(first))
-        before, parts = peak(), Parts()
+        before, parts = _begin()
         trajectories, count = step_of(parts, fmt, tasks, engine, policy.tokenizer, Path(folder) / "second")
     for number, trajectory in enumerate(trajectories):  # an untrained model is never right
         trajectory.token_fields["advantage"] = np.where(trajectory.chosen_T, number % 3 - 1.0, 0.0)
@@ -227,6 +236,7 @@ def packs_of(parts: Parts, trajectories: list[Any]) -> None:
 def _result(row: Row, parts: Parts, sampled: int, memory: int) -> Row:
     import torch
 
+    gc.unfreeze()
     here = Path(__file__).parent
     command = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)

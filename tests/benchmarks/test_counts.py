@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from benchmarks.counts import KINDS, Operators, calls_counted, growths, measured, read_stored
 from lemma.core.random import key
 
 
+@pytest.mark.slow
 def test_no_count_of_a_step_has_grown() -> None:
     found = measured()
     stored = read_stored()
