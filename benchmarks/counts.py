@@ -235,11 +235,11 @@ def _files_of_a_run(steps: int) -> tuple[int, int]:
         _watched["is_hooked"] = True
     sync, synced, lock, threads = os.fsync, 0, threading.Lock(), torch.get_num_threads()
 
-    def counted(handle: Any) -> None:
+    def counted(fd: Any) -> None:
         nonlocal synced
         with lock:
             synced += 1
-        sync(handle)
+        sync(fd)
 
     with tempfile.TemporaryDirectory() as folder:
         recipe = Path(folder) / "recipe.yaml"
