@@ -14,6 +14,7 @@ import pytest
 from lemma.core.errors import LemmaWarning
 from lemma.core.types import Problem
 from lemma.environments import CustomWorld, Reply, Utterance
+from lemma.environments.agent_pool import AgentPool
 from lemma.environments.held import Failure
 from lemma.environments.openings import opened_all
 from lemma.environments.worlds import Worlds
@@ -126,3 +127,40 @@ def test_problems_are_opened_a_few_at_a_time(place: str, tmp_path: Path) -> None
     assert [one.messages[0].content.split()[0] for one in opened] == [str(number) for number in range(100)]
     crowd = [int(one.messages[0].content.split()[1]) for one in opened]
     assert max(crowd) <= 8, "worlds that were open at the same time"
+
+
+AGENT = """
+import os, pathlib, sys, time
+
+def solve(problem, base_url, api_key):
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.write(writer, str(os.getpid()).encode())
+            time.sleep(600)
+        os._exit(0)
+    pathlib.Path(problem.gold).write_bytes(os.read(reader, 100))
+    sys.stderr.write("x" * 3_000_000)
+    return 1.0
+"""
+
+
+def test_what_an_agent_starts_ends_with_its_process_and_what_it_prints_is_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    settings = {"agent": f"{tmp_path / 'agent.py'}:solve", "command": None, "score": None, "options": {}}
+    pool = AgentPool(settings, workers=1, at_once=1)
+    try:
+        pool.begin(0, Problem((), (str(tmp_path / "stray"),)), 0, "http://127.0.0.1:1/v1", "key", 60.0)
+        results, until = [], time.monotonic() + 60
+        while not results and time.monotonic() < until:
+            results = pool.look()
+            time.sleep(0.02)
+        assert [one.outcome.reward for one in results] == [1.0]
+        pool.look()
+        assert os.fstat(pool._printed.fileno()).st_size == 0
+        stray = int((tmp_path / "stray").read_text())
+        assert alive(stray)
+    finally:
+        pool.close()
+    wait_for_end([stray])
