@@ -157,10 +157,15 @@ def _check_rescore(args: argparse.Namespace) -> None:
 
 
 def _check(args: argparse.Namespace) -> None:
+    """What cannot be, before problems are loaded."""
+    from lemma.models.places import TINY, resolve
+
     if args.model is None:
         raise UserError("there is no model to evaluate", fix="write `lemma eval MODEL --benchmarks gsm8k`")
     if args.environment is None and not named(args.benchmarks or ""):
         raise UserError("no benchmark is named", fix="write for example `--benchmarks gsm8k,math500`")
+    if args.model != TINY:
+        resolve(args.model)
 
 
 def _show(report: Report, folder: Path) -> None:

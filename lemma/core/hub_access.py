@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from lemma.core.errors import LemmaWarning
 
 SECONDS_TO_WAIT = 4.0
+USUAL_ENDPOINT = "https://huggingface.co"
 OURS = ("runs", "evaluations", "checkpoints", "models", "model", "data")
 """Folders that people keep models and data in; nobody on the hub is called so and publishes any."""
 SWITCHES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
@@ -41,7 +42,7 @@ def is_offline() -> bool:
 def notice_offline() -> None:
     """To be called before the hub is asked: where it cannot be reached, switch it off, so that every file is looked for
     on this machine only and nothing waits for a network that is not there."""
-    if is_offline() or hub_answers(os.environ.get("HF_ENDPOINT") or "https://huggingface.co"):
+    if is_offline() or hub_answers(os.environ.get("HF_ENDPOINT") or USUAL_ENDPOINT):
         return
     os.environ["HF_HUB_OFFLINE"] = "1"
     for module, name in (("huggingface_hub.constants", "HF_HUB_OFFLINE"), ("datasets.config", "HF_HUB_OFFLINE")):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from lemma.core.hub_access import SWITCHES, USUAL_ENDPOINT, hub_answers
 from lemma.doctor.probes import GIB, MARK, State
 
 LEAST_PYTHON = (3, 11)
@@ -68,7 +69,7 @@ PARTS: tuple[CheckedPart, ...] = (
     _part("wandb", "wandb", "wandb", _extra("wandb", "logging to Weights & Biases")),
     _part("vllm", "vllm", "vllm", _extra("vllm", "another engine (docs/install.md for CPUs)"), limit_s=300.0),
     _part("ray", "ray", "ray", _extra("ray", "several machines")),
-    _part("deepspeed", "deepspeed", "deepspeed", _extra("deepspeed", "sharded training")),
+    _part("deepspeed", "deepspeed", "deepspeed", "not needed: its configuration files are read without it"),
     _part("liger-kernel", "liger_kernel", "liger", _extra("fused", "other fused kernels on a GPU")),
     _part("torch.compile", "torch", "compiling", "needs a C compiler, or triton on a GPU", deep=True, limit_s=300.0),
 )
@@ -150,16 +151,20 @@ def check_disk(runs: Path) -> HealthFinding:
 
 
 def check_hub() -> HealthFinding:
-    """The variables that decide where models and data sets come from; the network itself is not tried."""
+    """Where models and data sets come from: the variables that decide it, and whether that place answers."""
     endpoint = os.environ.get("HF_ENDPOINT")
-    switched_off = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE") if _on(name)]
     detail = f"HF_ENDPOINT is {endpoint}" if endpoint else "the usual endpoint"
-    detail += f"; offline ({', '.join(switched_off)})" if switched_off else "; online"
+    switched_off = [name for name in SWITCHES if _on(name)]
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         return HealthFinding(
             "hub", "broken", detail, "HF_ENDPOINT must begin with http:// or https://; change or unset it"
         )
-    return HealthFinding("hub", "ok", detail)
+    if switched_off:
+        return HealthFinding("hub", "ok", f"{detail}; offline ({', '.join(switched_off)})")
+    if not hub_answers(endpoint or USUAL_ENDPOINT):
+        fix = "models and data must be on this machine, or HF_ENDPOINT must name a mirror that can be reached"
+        return HealthFinding("hub", "missing", f"{detail}; it does not answer", fix)
+    return HealthFinding("hub", "ok", f"{detail}; it answers")
 
 
 def _on(variable: str) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 from pathlib import Path
 
 import pytest
 
 from lemma.cli import doctor
 from lemma.cli.parser import Parser
+from lemma.core.hub_access import hub_answers
 from lemma.doctor import health
 from lemma.doctor.health import (
     CheckedPart,
@@ -114,6 +116,16 @@ def test_hub_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_hub() == HealthFinding("hub", "ok", "HF_ENDPOINT is https://mirror.example; offline (HF_HUB_OFFLINE)")
     monkeypatch.setenv("HF_ENDPOINT", "mirror.example")
     assert check_hub().state == "broken"
+    for name in ("HF_HUB_OFFLINE", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        assert check_hub().detail == f"HF_ENDPOINT is {address}; it does not answer"
+        listener.listen()
+        hub_answers.cache_clear()
+        assert check_hub() == HealthFinding("hub", "ok", f"HF_ENDPOINT is {address}; it answers")
 
 
 def test_the_command_prints_a_table_and_json(
