@@ -137,11 +137,13 @@ def handled(row: Row) -> Row:
 
     torch.set_num_threads(1)
     fmt, tasks, answers, tokenizer = tasks_for(row["tokens"])
-    step_of(Parts(), *_first(fmt, tasks, answers, tokenizer))
-    before, parts = _begin()
     with tempfile.TemporaryDirectory() as folder:
-        trajectories, sampled = step_of(parts, fmt, tasks, MadeBefore(answers), tokenizer, Path(folder))
-        _on_disk(parts, Path(folder), tokenizer)
+        # A small step comes first, so that imports and caches are not counted.
+        step_of(Parts(), fmt, tasks[:2], MadeBefore(answers), tokenizer, Path(folder) / "first")
+        before, parts = _begin()
+        journals = Path(folder) / "second"
+        trajectories, sampled = step_of(parts, fmt, tasks, MadeBefore(answers), tokenizer, journals)
+        _on_disk(parts, journals, tokenizer)
     packs_of(parts, trajectories)
     return _result(row, parts, sampled, peak() - before)
 
@@ -158,14 +160,13 @@ def sampled(row: Row) -> Row:
     from lemma.models.model_options import ModelOptions
 
     torch.set_num_threads(1)
-    fmt, tasks, answers, _ = tasks_for(row["tokens"])
+    fmt, tasks, _, _ = tasks_for(row["tokens"])
     policy = build_policy(ModelOptions(path="tiny"), torch.device("cpu"), 0)
     engine = NativeEngine(policy)
     learner = Learner(policy, OptimOptions(lr=1e-4), token_budget=BUDGET, total_steps=10)
     algorithm: Any = ALGORITHMS["grpo"](group_size=GROUP)
     with tempfile.TemporaryDirectory() as folder:
-        first = dict(list(answers.items())[:1])
-        step_of(Parts(), fmt, tasks[:1], engine, policy.tokenizer, Path(folder) / "first", len(first))
+        step_of(Parts(), fmt, tasks[:1], engine, policy.tokenizer, Path(folder) / "first")
         before, parts = _begin()
         trajectories, count = step_of(parts, fmt, tasks, engine, policy.tokenizer, Path(folder) / "second")
     for number, trajectory in enumerate(trajectories):  # an untrained model is never right
@@ -174,13 +175,8 @@ def sampled(row: Row) -> Row:
     return _result(row, parts, count, peak() - before)
 
 
-def _first(fmt: Any, tasks: list[Any], answers: dict[Key, list[np.ndarray]], tokenizer: Any) -> tuple[Any, ...]:
-    """A small step before the one that is measured, so that imports and caches are not counted."""
-    return fmt, tasks[:2], MadeBefore(answers), tokenizer, Path(tempfile.mkdtemp())
-
-
 def step_of(
-    parts: Parts, fmt: Any, tasks: list[Any], engine: Engine, tokenizer: Any, folder: Path, problems: int | None = None
+    parts: Parts, fmt: Any, tasks: list[Any], engine: Engine, tokenizer: Any, folder: Path
 ) -> tuple[list[Any], int]:
     """Play, judge, write and group; advantages and numbers of the step. The trajectories, and how many tokens."""
     from lemma.algorithms import ALGORITHMS, Memory
@@ -195,7 +191,7 @@ def step_of(
     order: Any = InOrder(tasks)
     roller = Roller(
         engine, judge, Sampling(max_tokens=MAX_TOKENS), algorithm, order, folder,
-        problems=problems or len(tasks), further_rounds=0, seed=0, name="rl",
+        problems=len(tasks), further_rounds=0, seed=0, name="rl",
     )  # fmt: skip
     rollouts = parts.time("play, judge, journal, groups", lambda: roller.step(1))
     batch = [group for group in rollouts.groups if group.trajectories]
