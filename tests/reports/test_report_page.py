@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lemma.cli import main
+from lemma.runs.card_contamination import write_record
 from tests.reports.conftest import Page
 from tests.reports.made_runs import (
     log_ratio,
@@ -117,11 +118,23 @@ def test_two_runs_lie_over_each_other(small: Path, tmp_path: Path, page: Page) -
     other = small_run(tmp_path / "longer", steps=9)
     tab = page.open(write(tmp_path, small, other))
     assert "stages.grpo.steps" in tab.locator("main").inner_text(), "the option in which the recipes differ"
+    steps = tab.locator("section:has-text('Side by side') tbody tr td:nth-child(4)").all_inner_texts()
+    assert steps == ["6", "9"]
     tab.click("#tab-curves")
     found = series(tab, "reward/mean")
     assert [(one["name"], len(one["x"])) for one in found] == [("small", 6), ("longer", 9)]
     tab.uncheck("fieldset.runs label:first-of-type input")
     assert [one["name"] for one in series(tab, "reward/mean")] == ["longer"]
+
+
+def test_what_the_data_repeat_of_the_benchmarks_is_told(tmp_path: Path, page: Page) -> None:
+    run = small_run(tmp_path / "run", steps=1)
+    found = {"words": "3 of 4 rows repeat a problem", "flagged": 3, "rows": 4, "benchmarks": ["<b>asked</b>: 2 of 3"]}
+    write_record(run, "grpo", {"benchmarks": ["asked"], "stages": {"grpo": found}})
+    text = page.open(write(tmp_path, run) + "#evaluations").locator("main").inner_text()
+    assert "No evaluation yet" in text and "Compared with asked." in text
+    assert "3 of 4 rows repeat a problem; <b>asked</b>: 2 of 3" in text
+    assert page.troubles == []
 
 
 def test_the_overview_tells_state_warnings_and_recipe(small: Path, tmp_path: Path, page: Page) -> None:
