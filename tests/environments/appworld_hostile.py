@@ -26,6 +26,9 @@ HOSTILE = {
     "kill all": POSIX + "posix.kill(-1, 9)",
     "kill the server": POSIX + "posix.kill({server}, 9)",
     "write into the packages": POSIX + "posix.open('{site}/evil.py', 577)",
+    "open a file to everybody": (
+        POSIX + "posix.chmod('{file}', 0o777)\nif posix.stat('{file}').st_mode & 2:\n    print('{secret}')"
+    ),
     "mount again": CTYPES + "print(libc.mount(None, b'{site}', None, 4128, None), libc.unshare(0x10000000))",
     "read what is not there": CTYPES + "ctypes.string_at(0)",
     "one gigabyte": "block = bytearray(2**30)\nprint(len(block))",

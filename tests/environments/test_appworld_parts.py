@@ -14,7 +14,7 @@ from lemma.core.errors import UserError
 from lemma.core.types import Problem
 from lemma.environments import AppWorldOptions, Attempt
 from lemma.environments.appworld.agents import Agent, code_of, heard
-from lemma.environments.appworld.runner.syscall_filter import ARCHITECTURES, program
+from lemma.environments.appworld.runner.syscall_filter import ARCHITECTURES, WITHOUT_EFFECT, program
 from lemma.environments.appworld.task_worth import Tests as Found
 from lemma.environments.appworld.task_worth import goal_completion, outcome
 
@@ -144,7 +144,7 @@ def test_setup_goes_on_where_it_is_set_up_and_says_how_to_get_the_data(
 def test_the_filter_of_system_calls(machine: str) -> None:
     """The program, run by hand: what it says to a call with these flags."""
     architecture, clone, refused = ARCHITECTURES[machine]
-    code = program(architecture, clone, refused)
+    code = program(architecture, clone, refused, WITHOUT_EFFECT[machine])
     lines = list(struct.iter_unpack("=HBBI", code))
 
     def verdict(number: int, flags: int = 0, kind: int = architecture) -> int:
@@ -163,6 +163,7 @@ def test_the_filter_of_system_calls(machine: str) -> None:
     allow, refuse, unknown, kill = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
     assert verdict(0) == allow and verdict(10**5) == allow
     assert all(verdict(number) == refuse for number in refused.values())
+    assert all(verdict(number) == 0x00050000 for number in WITHOUT_EFFECT[machine]), "as if it were done"
     assert verdict(435) == unknown, "clone3 cannot be looked into"
     assert verdict(clone) == refuse and verdict(clone, flags=0x10000) == allow, "threads are not processes"
     assert verdict(0, kind=architecture ^ 1) == kill and verdict(0x40000000) == refuse

@@ -1,5 +1,5 @@
 """A filter of system calls for agent code: no new process or program, no signal to others, no socket, no
-mount, no namespace, no tracing.
+mount, no namespace, no tracing, no change of who may use a file, of its times, or of its length by its path.
 
 It holds with or without namespaces, and nothing that runs under it can take it off.
 """
@@ -26,6 +26,7 @@ ARCHITECTURES = {
         "add_key": 248, "request_key": 249, "keyctl": 250, "open_by_handle_at": 304, "prlimit64": 302,
         "setrlimit": 160, "init_module": 175, "finit_module": 313, "kill": 62, "tkill": 200, "tgkill": 234,
         "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297,
+        "truncate": 76,
     }),
     "aarch64": (0xC00000B7, 220, {
         "socket": 198, "connect": 203, "bind": 200, "execve": 221, "execveat": 281, "ptrace": 117, "mount": 40,
@@ -34,6 +35,7 @@ ARCHITECTURES = {
         "add_key": 217, "request_key": 218, "keyctl": 219, "open_by_handle_at": 265, "prlimit64": 261,
         "setrlimit": 164, "init_module": 105, "finit_module": 273, "kill": 129, "tkill": 130, "tgkill": 131,
         "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240,
+        "truncate": 45,
     }),
 }  # fmt: skip
 # Newer calls have the same number everywhere.
@@ -42,6 +44,12 @@ EVERYWHERE = {
     "fsopen": 430, "fsmount": 432, "fspick": 433, "pidfd_getfd": 438, "mount_setattr": 442, "pidfd_send_signal": 424,
 }  # fmt: skip
 CLONE3 = 435
+# Calls that change who may use a file, or its times. They seem to succeed and do nothing: IPython makes them when it
+# copies its own files, and no rule on paths keeps an agent from making them on files of others.
+WITHOUT_EFFECT = {
+    "x86_64": (90, 91, 92, 93, 94, 260, 268, 452, 132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 463, 466, 469),
+    "aarch64": (52, 53, 54, 55, 452, 88, 5, 6, 7, 14, 15, 16, 463, 466, 469),
+}
 
 
 class _Program(ctypes.Structure):
@@ -53,7 +61,7 @@ def install() -> str:
     architecture = ARCHITECTURES.get(platform.machine())
     if architecture is None:
         return f"no filter of system calls is known for {platform.machine()}"
-    code = program(*architecture)
+    code = program(*architecture, WITHOUT_EFFECT[platform.machine()])
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(code)
     given = _Program(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))
@@ -64,7 +72,7 @@ def install() -> str:
     return ""
 
 
-def program(architecture: int, clone: int, refused: dict[str, int]) -> bytes:
+def program(architecture: int, clone: int, refused: dict[str, int], without_effect: tuple[int, ...]) -> bytes:
     """The filter in the kernel's own small language (classic BPF)."""
     refuse = FAIL | errno.EPERM
     lines = [
@@ -75,6 +83,8 @@ def program(architecture: int, clone: int, refused: dict[str, int]) -> bytes:
     ]  # fmt: skip
     for number in sorted({*refused.values(), *EVERYWHERE.values()}):
         lines += [_jump(number, 0, 1), _give(refuse)]
+    for number in without_effect:
+        lines += [_jump(number, 0, 1), _give(FAIL)]
     # Threads are allowed, processes are not.
     lines += [_jump(clone, 0, 3), _load(16), _jump_if_set(CLONE_THREAD, 1, 0), _give(refuse), _give(ALLOW)]
     return b"".join(lines)
