@@ -60,7 +60,7 @@ def journal(world: toy.Toy, step: int) -> Path:
 def test_the_reference_is_the_model_that_the_stage_started_from(lora: LoraOptions | None) -> None:
     options = ModelOptions(tiny=TinyOptions(**SMALL["tiny"]), lora=lora)
     policy = build_policy(options, CPU, 3)
-    reference = Reference(SimpleNamespace(model=options, device=CPU, seed=3, start_from=None), policy)  # type: ignore[arg-type]
+    reference = Reference(SimpleNamespace(model=options, device=CPU, seed=3, start_from=None, shard="none"), policy)  # type: ignore[arg-type]
     assert (reference._copy is None) == (lora is not None), "a second copy only where there is no adapter to switch off"
     learner = Learner(policy, OptimOptions(), token_budget=256, total_steps=1)
     items = [Trajectory(ids_T=np.arange(3, 20), chosen_T=np.arange(17) > 4)]
