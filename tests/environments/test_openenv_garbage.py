@@ -87,7 +87,7 @@ def url() -> Iterator[str]:
 
 
 def test_a_server_that_answers_with_garbage_or_never(url: str) -> None:
-    worlds = Worlds(OpenEnv(url=url, workers=1, step_seconds=1.0))
+    worlds = Worlds(OpenEnv(url=url, workers=1, step_seconds=2.0))
     try:
         said = [*ANSWERS, "nothing"]
         held = [worlds.open(Problem((), id=word), 0) for word in said]

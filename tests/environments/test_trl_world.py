@@ -114,7 +114,7 @@ def test_a_reset_that_hangs_is_a_sentence(place: str, tmp_path: Path) -> None:
     late = "__import__('time').sleep(600 * (answer == '0')); self.prize, self.found"
     text = CLASS.replace("self.prize, self.found", late)
     (tmp_path / "slow.py").write_text(text)
-    world_options = options(f"{tmp_path / 'slow.py'}:Doors", workers=1, reset_seconds=1.0)
+    world_options = options(f"{tmp_path / 'slow.py'}:Doors", workers=1, reset_seconds=2.0)
     problems = [Problem((Message("user", "Find it."),), (gold,), id=gold) for gold in ("1", "2")]
     opened = opened_all(world_options, problems, 0)
     assert [one.question for one in opened] == ["Find it. There are 3 doors."] * 2 and OFFERED in opened[0].extra
