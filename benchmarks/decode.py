@@ -24,8 +24,8 @@ PROMPT, NEW = 128, 256
 BANDWIDTH, MATRIX_RATE = 4.3e12, 790e12
 CLASSES = {
     "attention": ("_decode_attention", "_combine_splits", "flash"),
-    "sampling": ("_sample", "_choose"),
-    "norm, gate, rotation, cache": ("_norm_forward", "_gate_forward", "_rotate", "_rotation"),
+    "sampling": ("_sample", "_choose", "_threshold"),
+    "norm, gate, rotation, cache": ("norm_forward", "_gate_forward", "_rotate", "_rotation"),
     "matrix products": ("nvjet", "gemm", "cutlass", "splitK", "cublas"),
 }
 

@@ -181,7 +181,7 @@ def _identity(
             "grader": f"{settings.grader} {grader_version()}",
             "rules": benchmark.rules.model_dump(mode="json"),
             "engine": _engine_in_words(engine),
-            "device": f"{policy.device.type}, {str(policy.head.weight.dtype).removeprefix('torch.')}",
+            "device": f"{policy.device.type}, {str(policy.dtype).removeprefix('torch.')}",
             "seed": settings.seed,
             "ties": settings.ties,
             "source": benchmark.source,

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from lemma.engines.protocol import Completion, Engine, Key, Request
+from lemma.engines.protocol import Completion, Engine, EngineError, Key, Request
 
 # How long the reader may keep the interpreter from the engine's thread, in seconds.
 SWITCH_INTERVAL = 0.0005
@@ -56,7 +56,7 @@ class _Relay(Engine):
             self.may_read.clear()
 
     def cancel(self, key: Key) -> None:
-        raise AssertionError("an evaluation cancels nothing")
+        raise EngineError("an evaluation cancels nothing: its requests are another thread's")
 
     def update_weights(self, version: int) -> None:
         raise AssertionError("the weights stay as they are during an evaluation")

@@ -140,7 +140,7 @@ class Roller:
 
     def go_on_after(self, step: int) -> None:
         """Draw no problem again that a journal of a later step is about."""
-        self.order.drawn = max(self.order.drawn, drawn_after(self.folder, step))
+        self.order.drawn = max(self.order.drawn, drawn_after(self.folder, step, self.data))
 
     def _begin(self, step: int) -> _Begun:
         """Open the journals of a step and draw its problems; where responses fly, ask for them."""

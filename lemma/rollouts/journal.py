@@ -96,10 +96,13 @@ def read_episodes(path: Path) -> Iterator[Episode]:
     return (row for row in _read(find(path) or path) if isinstance(row, Episode))
 
 
-def drawn_after(folder: Path, step: int) -> int:
-    """One more than the highest number of a problem that journals of later steps were noted to be about; 0 if none."""
+def drawn_after(folder: Path, step: int, data: str) -> int:
+    """One more than the highest number of a problem that journals of later steps, on the same data, were noted to be
+    about; 0 if none."""
     later = [path for path in list_journals(folder.glob("step-*")) if (step_of(path) or 0) > step]
-    rows = (row for path in later for row in _parsed(path) if isinstance(row, dict) and DRAWS in row)
+    rows = (
+        row for path in later for row in _parsed(path) if isinstance(row, dict) and DRAWS in row and row["data"] == data
+    )
     return max((draw + 1 for row in rows for draw in row[DRAWS]), default=0)
 
 

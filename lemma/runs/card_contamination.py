@@ -22,7 +22,7 @@ MADE = "the problems are made by rule; those of the test split are never among t
 GAMES = "the problems are made by rule"
 OF_WORLD = "the problems are its environment's own, and were not compared"
 OWN = "its own samples, of the problems of the stages before"
-UNCHECKED = "not compared; `lemma export --contamination` does it"
+UNCHECKED = "not compared; `lemma export RUN --contamination` does it"
 UNREAD = "not compared, because its data or a benchmark could not be read here"
 
 # One stage: what was found in words, or why it was not looked for.
@@ -68,8 +68,18 @@ def _measured(
         measured = options.get("eval") or {}
         specs += measured.get("benchmarks", []) if against is None else []
         data_dir = data_dir or measured.get("data_dir")
-    known = [find_benchmark(spec) for spec in specs]
-    return list({one.name: one for one in known if one.source != OF_ENVIRONMENT}.values()), data_dir
+    known = [_found(spec, against is not None) for spec in specs]
+    return list({one.name: one for one in known if one and one.source != OF_ENVIRONMENT}.values()), data_dir
+
+
+def _found(spec: Any, is_asked: bool) -> Benchmark | None:
+    """The file of a benchmark may be gone by now; that must not cost a final model its card."""
+    try:
+        return find_benchmark(spec)
+    except (UserError, OSError):
+        if is_asked:
+            raise
+        return None
 
 
 def _of_stage(

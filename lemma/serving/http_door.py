@@ -288,7 +288,9 @@ def _json(body: bytes) -> Any:
     """The body, in which half a character becomes a question mark: no tokenizer takes it."""
     try:
         content = json.loads(body)
-        if rb"\ud" in body.lower():
+        try:
+            json.dumps(content, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
             content = json.loads(json.dumps(content, ensure_ascii=False).encode("utf-8", "replace"))
         return content
     except (ValueError, RecursionError) as error:

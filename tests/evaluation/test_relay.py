@@ -6,12 +6,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
 
+from lemma.core.errors import UserError
+from lemma.core.types import Message, Problem
 from lemma.engines.protocol import Completion, Engine, Key, Request, Sampling
 from lemma.evaluation.relay import PATIENCE, read_beside
+from lemma.rollouts import Ask, play
 
 PROMPT = np.array([1, 2])
 
@@ -113,6 +117,23 @@ def test_what_the_engine_gave_is_read_before_its_trouble_is_told() -> None:
     assert len(read) == 7
     with pytest.raises(OSError, match="the device is gone"):
         read_beside(Counting(fail_after=0), reader)
+
+
+def test_a_play_that_fails_beside_the_engine_tells_its_own_trouble() -> None:
+    """It gives its requests up, which belong to the thread of the engine."""
+    problem = Problem((Message("user", "how many ?"),), ("3",))
+
+    class Failing:
+        def begin(self, *given: Any) -> None:
+            raise UserError("the reward failed")
+
+    def reader(relay: Engine) -> None:
+        judge: Any = Failing()
+        for _ in play(relay, [Ask(("eval", n), problem, PROMPT) for n in range(50)], Sampling(1), judge):
+            pass
+
+    with pytest.raises(UserError, match="the reward failed"):
+        read_beside(Counting(), reader)
 
 
 def test_trouble_of_the_reader_is_told_here() -> None:

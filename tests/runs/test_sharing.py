@@ -157,9 +157,10 @@ def test_data_that_are_not_small_files_are_said_not_to_be_compared() -> None:
         "own": {"kind": "supervised", "data": {"source": "journal"}},
         "world": {"kind": "rl", "data": {"source": "environment"}},
         "rl": {"kind": "rl", "data": {"source": "arithmetic"}, "eval": measured},
+        "gone": {"kind": "rl", "data": {"source": "journal"}, "eval": {"benchmarks": ["no/such/file.yaml"]}},
     }
     said = in_words(check_stages(stages, 0))
-    assert "against gsm8k" in said and "- sft: not compared; `lemma export --contamination` does it" in said
+    assert "against gsm8k" in said and "- sft: not compared; `lemma export RUN --contamination` does it" in said
     assert "- world: the problems are its environment's own" in said
     assert "- own: its own samples" in said and "- rl: the problems are made by rule" in said
 

@@ -204,13 +204,14 @@ def test_nobody_without_the_key_makes_the_server_wait_for_a_body(server: tuple[A
 
 
 def test_half_a_character_is_a_question_mark(client: openai.OpenAI, server: tuple[Any, str]) -> None:
-    def said(content: str) -> str:
-        body = json.dumps(ASKED | {"messages": [{"role": "user", "content": content}]}).encode()
+    def said(content: str, as_it_is: bool = False) -> str:
+        asked = ASKED | {"messages": [{"role": "user", "content": content}]}
+        body = json.dumps(asked, ensure_ascii=not as_it_is).encode("utf-8", "surrogatepass")
         sent = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
         with urllib.request.urlopen(urllib.request.Request(f"{server[1]}/chat/completions", body, sent)) as answer:
             return str(json.load(answer)["choices"][0]["message"]["content"])
 
-    assert said("pens \ud83d") == said("pens ?")
+    assert said("pens \ud83d") == said("pens \ud83d", as_it_is=True) == said("pens ?")
     assert said("pens \U0001f600") == said("pens \U0001f600")
 
 

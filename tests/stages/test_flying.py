@@ -127,7 +127,8 @@ def test_a_journal_notes_which_problems_it_is_about(tmp_path: Path) -> None:
     journal.close()
     assert Journal(path, "these").draws == [8, 9] and not Journal(path, "these").is_ended
     assert Journal(path, "others").is_ended, "other data: nothing of it is kept"
-    assert drawn_after(tmp_path, 2) == 10 and drawn_after(tmp_path, 3) == 0
+    assert drawn_after(tmp_path, 2, "these") == 10 and drawn_after(tmp_path, 3, "these") == 0
+    assert drawn_after(tmp_path, 2, "others") == 0
 
 
 def test_what_cannot_fly_is_refused(tmp_path: Path) -> None:

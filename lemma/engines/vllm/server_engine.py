@@ -285,7 +285,7 @@ class VllmServerEngine(VllmBase):
         counts = ranks.from_leader(self._publish, "publishing weights to the vLLM servers")
         answered = {reply.name for reply in list(self.pool.replies.queue)}
         for name, job in self._jobs.items():
-            if name not in answered:  # it was at work, or waited for its turn
+            if name in counts or name not in answered:  # it was at work, or waited for its turn
                 job.renew(counts.get(name, 0), self.version)
 
     def _publish(self, is_first: bool = False) -> dict[str, int]:
