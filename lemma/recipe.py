@@ -18,6 +18,7 @@ from lemma.cluster.foreign_configs import fill
 from lemma.config import Options
 from lemma.config.document import write
 from lemma.config.load import load
+from lemma.config.registry import without_folders
 from lemma.config.shape import Choice
 from lemma.core.errors import nearest
 from lemma.engines.engine_options import NativeOptions
@@ -155,9 +156,11 @@ class Recipe(Options):
         return self.digest_of(self.model_dump(mode="json"))
 
     def digest_of(self, values: dict[str, Any]) -> str:
-        """The same of these values in the place of its own; they lose what has no effect."""
+        """The same of these values in the place of its own; they lose what has no effect. Where Python files lie has
+        none: what they hold is compared by itself."""
         for path in WITHOUT_EFFECT:
             _remove(values, path)
+        values = without_folders(values)
         text = json.dumps(values, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -116,6 +116,17 @@ def beside(value: Any, folder: Path) -> Any:
     return f"{file}:{value.rpartition(':')[2]}" if file.is_file() and folder.resolve() != Path.cwd() else value
 
 
+def without_folders(value: Any) -> Any:
+    """The same, each `path.py:Name` without the folders before it: they depend on where a command is given."""
+    if isinstance(value, dict):
+        return {name: without_folders(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [without_folders(inner) for inner in value]
+    if not isinstance(value, str) or not is_place(value):
+        return value
+    return f"{file_of(value).name}:{value.rpartition(':')[2]}"
+
+
 @cache
 def load_place(place: str) -> Any:
     """What a Python file calls by this name. A file is imported once, until `forget_files`."""

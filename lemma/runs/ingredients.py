@@ -31,9 +31,10 @@ def ingredients(
         files = reward.files
         if files:
             marks[f"what reward {number + 1} ({reward.label}) is computed from"] = mark_of(files)
+    code: dict[str, list[Path]] = {}
     for file in outside_files(options, fmt):
-        marks[f"the code in {file}"] = mark_of([file])
-    return marks
+        code.setdefault(file.name, []).append(file)
+    return marks | {f"the code in {name}": mark_of(files) for name, files in code.items()}
 
 
 def _weights(place: str) -> list[Path]:

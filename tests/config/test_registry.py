@@ -239,12 +239,13 @@ def test_a_recipe_finds_what_lies_beside_it_from_anywhere(
     files: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = write(files, "    rewards: [my_rewards.py:politeness]\n")
-    here = [reward.label for reward in load_recipe(recipe).stages["rl"].rewards]
+    here, digest = [reward.label for reward in load_recipe(recipe).stages["rl"].rewards], load_recipe(recipe).digest()
     assert outside_files(load_recipe(recipe)) == [Path("my_rewards.py")], "as it is written"
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     monkeypatch.chdir(elsewhere)
     assert [reward.label for reward in load_recipe(recipe).stages["rl"].rewards] == here
     assert outside_files(load_recipe(recipe)) == [files / "my_rewards.py"]
+    assert load_recipe(recipe).digest() == digest, "the run that was begun there goes on"
     (elsewhere / "other.py").write_text("def kind(completion, problem):\n    return 1.0\n")
     moved = write(files, "    rewards: [other.py:kind]\n")
     assert outside_files(load_recipe(moved)) == [Path("other.py")], "or else from the current folder"
