@@ -23,6 +23,8 @@ CHARACTERS = 64
 LONGEST_REASON = 500
 # Deadline of a call that closes a world.
 CLOSE_SECONDS = 10.0
+# The same where a call was not over in time: the answer must be there before the worker is taken for lost.
+LATE_CLOSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Room:
 
     def perform(self, order: WorldOrder, say: Callable[[WorldAnswer], None]) -> None:
         """Carry an order out and say what became of it. A world that fails is closed and gone."""
-        began = time.monotonic()
+        began, is_late = time.monotonic(), False
 
         def replayed(replies: tuple[Reply, ...]) -> None:
             nonlocal began
@@ -84,14 +86,14 @@ class Room:
         except UserError as error:
             answer = WorldAnswer(order.world, "refused", str(error))
         except (WorldGone, ConnectionError, TimeoutError) as error:
-            answer = WorldAnswer(order.world, "gone", _words(error))
+            answer, is_late = WorldAnswer(order.world, "gone", _words(error)), isinstance(error, TimeoutError)
         except self._caught as error:  # what an environment raises is not the policy's fault
             answer = WorldAnswer(order.world, "error", _words(error))
         else:
             say(WorldAnswer(order.world, "given", value, time.monotonic() - began))
             return
         seconds = time.monotonic() - began
-        self._leave(order.world)
+        self._leave(order.world, LATE_CLOSE_SECONDS if is_late else CLOSE_SECONDS)
         say(replace(answer, seconds=seconds))
 
     def _performed(self, order: WorldOrder, replayed: Callable[[tuple[Reply, ...]], None]) -> Any:
@@ -120,12 +122,12 @@ class Room:
         given = self._caller.call(world.step, said, seconds=self._deadlines.step)
         return reply_of(given, world, CHARACTERS * self._options.reply_tokens)
 
-    def _leave(self, number: int) -> None:
+    def _leave(self, number: int, seconds: float = CLOSE_SECONDS) -> None:
         """Close a world, if it is there; trouble with that is nobody's any more."""
         world = self._worlds.pop(number, None)
         if world is not None:
             with suppress(*self._caught):
-                self._caller.call(world.close, seconds=CLOSE_SECONDS)
+                self._caller.call(world.close, seconds=seconds)
 
     def close(self) -> None:
         for number in list(self._worlds):

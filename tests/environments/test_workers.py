@@ -82,8 +82,9 @@ def test_whatever_is_raised_costs_one_episode(make: Any) -> None:
 
 
 def test_an_async_call_that_hangs_costs_no_worker(make: Any) -> None:
+    """Nor does a world that cannot be closed then."""
     worlds = make("Waiting", step_seconds=2.0)
-    hung, other = worlds.open(Problem(()), 0), worlds.open(Problem(()), 0)
+    hung, other = worlds.open(Problem((), ("stuck",)), 0), worlds.open(Problem(()), 0)
     wait(worlds, hung, other)
     worlds.step(hung, Utterance("linger"))
     assert said(worlds, other, "a") == Reply("1 a")

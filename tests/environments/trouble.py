@@ -115,6 +115,11 @@ class Waiting(Trouble):
         import asyncio
         await asyncio.sleep(600 if "linger" in said.text else 0.2)
         return Trouble.step(self, said)
+
+    async def close(self):
+        import asyncio
+        await asyncio.sleep(600 if self.gold == "stuck" else 0)
+        Trouble.close(self)
 '''
 
 
