@@ -212,7 +212,7 @@ def test_ctrl_c_leaves_nothing(
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    assert main(sums(data, tmp_path / "out", "--ranks", "2", "--samples", "400")) == 130
+    assert main(sums(data, tmp_path / "out", "--ranks", "2", "--samples", "4000")) == 130
     terminal = (tmp_path / "terminal.txt").read_text() + capfd.readouterr().err
     assert "lemma: interrupted" in terminal and "Traceback" not in terminal
     assert len(ranks) == 2 and left_of(ranks) == []

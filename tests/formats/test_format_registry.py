@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
+from lemma.config.meanings import meaning_of
 from lemma.core.errors import UserError
 from lemma.formats import FORMATS, make_format
 
@@ -20,7 +21,7 @@ def test_names_agree_with_the_registry() -> None:
         assert get_args(kind.model_fields["name"].annotation) == (name,)
         assert kind() == make_format(name) == make_format({"name": name})
         assert make_format(kind().model_dump()) == kind()
-        assert all(field.description for field in kind.model_fields.values()), name
+        assert all(meaning_of(kind, field) for field in kind.model_fields), name
 
 
 def test_a_format_is_its_own_specification() -> None:

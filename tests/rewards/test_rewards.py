@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lemma.config.meanings import meaning_of
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Problem
 from lemma.formats import make_format
@@ -29,7 +30,7 @@ def value(spec: Any, completion: str, gold: str | None = "5", **more: Any) -> fl
 def test_every_reward_is_registered_under_its_own_name() -> None:
     for name, reward in REWARDS.items():
         assert reward.model_fields["name"].default == name
-        assert all(field.description for field in reward.model_fields.values()), name
+        assert all(meaning_of(reward, field) for field in reward.model_fields), name
 
 
 def test_xml_total_is_four_points_for_a_perfect_answer() -> None:
