@@ -82,7 +82,8 @@ def engine(in_process: object) -> Iterator[VllmServerEngine]:
     assert len(children) > 1
     engine.close()
     assert not folder.exists()
-    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    alive = psutil.wait_procs(children, timeout=10)[1]
+    assert not [child for child in alive if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_logprobs(engine: VllmServerEngine) -> None:
