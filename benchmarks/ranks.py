@@ -24,7 +24,7 @@ RECIPES = {
     "sft": """
     kind: supervised
     data: {source: arithmetic, arithmetic: {operations: 8, largest: 99, style: mixed, count: 4000}}
-    batch: {sequences: 32, token_budget: 1024}
+    batch: {sequences: 128, token_budget: 1024}
     optim: {lr: 5.0e-4}
     log_every: 1
 """,
