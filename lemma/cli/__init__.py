@@ -54,12 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with warnings_said(lambda text: print(f"lemma: warning: {text}", file=sys.stderr)):
             code = _run(arguments)
+            _leave_quietly(argv)
         sys.stdout.flush()
         return code
     except UserError as error:
         return _complain(str(error))
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the way out is short, and interrupting it prints tracebacks
+        _leave_quietly(argv)
         print("lemma: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
@@ -71,6 +72,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         where = f" ({error.filename})" if error.filename else ""
         return _complain(f"{error.strerror}{where}; {_REPAIRS[error.errno]}")
+
+
+def _leave_quietly(argv: Sequence[str] | None) -> None:
+    """Where this is a program of its own, which it is without arguments: its way out is short, and interrupting it
+    prints tracebacks."""
+    if argv is None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _open_closed_outputs() -> None:
