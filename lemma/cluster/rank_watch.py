@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError
+from lemma.core.ranks import IDLE
 
 # Exit code of a rank that lost another one: the whole group may be started again.
 LOST = 75
@@ -139,7 +140,8 @@ class RankWatch:
         self._listen()
         others = [other for other in range(self.size) if other != self.rank]
         still = [other for other in others if self._heard.get(other) == before.get(other)]
-        elsewhere = [other for other in others if self._place_of(other) != self._place]
+        places = {other: self._place_of(other) for other in others}
+        elsewhere = [other for other, place in places.items() if place != self._place and not place.endswith(IDLE)]
         return still or elsewhere
 
     def _place_of(self, other: int) -> str:

@@ -25,7 +25,7 @@ import torch
 from lemma.core.errors import UserError
 from lemma.core.events import Said, Sink
 from lemma.core.faults import fault_point
-from lemma.core.ranks import RankWorld, note_place, portable
+from lemma.core.ranks import IDLE, RankWorld, note_place, portable
 from lemma.engines import make_engine, sent_weights
 from lemma.engines.protocol import Engine, EngineError, Key, Request, Sampling, generate
 from lemma.engines.spoken_words import (
@@ -159,7 +159,7 @@ class Speaker:
             for peer in self._peers:
                 with suppress(OSError):  # it may be done
                     self._outboxes[peer].put(StopAsked())
-        with self._world.waiting("words of the learners"):
+        with self._world.waiting(IDLE):
             for peer in wait(self._peers, seconds):
                 assert isinstance(peer, Connection)
                 try:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
+# Where a speaker without work is: nobody waits for it there.
+IDLE = "words of the learners"
 
 
 @dataclass
@@ -158,9 +160,24 @@ def _wait(place: str) -> Iterator[None]:
 @contextmanager
 def in_step(place: str) -> Iterator[None]:
     """Within `with`, this rank works in step with the others: each of them may wait for it at any moment. What goes
-    wrong here is raised here alone, and ends the others."""
+    wrong here is raised here alone, and ends the others. A pass that fails by itself waited for nobody."""
+    own: RuntimeError | None = None
     with _wait(place):
-        yield
+        try:
+            yield
+        except RuntimeError as error:
+            if _is_of_the_group(error):
+                raise
+            own = error
+    if own is not None:
+        raise own
+
+
+def _is_of_the_group(error: RuntimeError) -> bool:
+    """Whether an exchange with other ranks failed, and not this rank's own computation."""
+    import torch.distributed as dist
+
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in ("gloo", "NCCL"))
 
 
 def waiting_for_speakers(place: str) -> AbstractContextManager[Any]:

@@ -24,7 +24,7 @@ from typing import Any
 from lemma.config.registry import file_of, load_place
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Outcome, Problem
-from lemma.environments.descendants import adopt_orphans, end_descendants, reap
+from lemma.environments.descendants import adopt_orphans, end_descendants, fork, reap
 
 LONGEST_REASON = 500
 LOOK_SECONDS = 0.5
@@ -215,7 +215,7 @@ def serve() -> None:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
-    child = os.fork()
+    child = fork()
     if child == 0:
         serve()
     os.close(1)

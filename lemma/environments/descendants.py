@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +22,14 @@ def adopt_orphans() -> None:
 
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def fork() -> int:
+    """Fork a process whose only threads are those of libraries. Python 3.12 warns of them, in words that would be taken
+    for the last ones of a worker."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def reap(child: int) -> int | None:

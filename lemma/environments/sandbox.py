@@ -127,7 +127,7 @@ class Sandbox:
         file, rest = self._process.stdin.fileno(), memoryview(data)
         while rest:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([], [file], [], left)[1]:
+            if left <= 0 or not _is_ready(file, select.POLLOUT, left):
                 return False
             with suppress(BlockingIOError):
                 rest = rest[os.write(file, rest) :]
@@ -139,7 +139,7 @@ class Sandbox:
         file = self._process.stdout.fileno()
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([file], [], [], left)[0]:
+            if left <= 0 or not _is_ready(file, select.POLLIN, left):
                 return None
             data = os.read(file, 65536)
             self._buffer += data
@@ -149,6 +149,13 @@ class Sandbox:
         line, _, rest = bytes(self._buffer).partition(b"\n")
         self._buffer = bytearray(rest)
         return line
+
+
+def _is_ready(file: int, event: int, seconds: float) -> bool:
+    """Whether a file can be read or written, or has ended, within so many seconds."""
+    poll = select.poll()
+    poll.register(file, event)
+    return bool(poll.poll(math.ceil(seconds * 1000)))
 
 
 def _settings(limits: SandboxLimits, seed: int) -> dict[str, object]:

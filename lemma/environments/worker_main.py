@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from lemma.environments import ENVIRONMENTS
-from lemma.environments.descendants import PAUSE_SECONDS, adopt_orphans, end_descendants, reap
+from lemma.environments.descendants import PAUSE_SECONDS, adopt_orphans, end_descendants, fork, reap
 from lemma.environments.environment import EnvironmentOptions
 from lemma.environments.order_frames import answer_to_wire, order_from_wire, pack, unpack
 from lemma.environments.room import Room, WorldAnswer, WorldOrder
@@ -154,7 +154,7 @@ def serve() -> None:
 def main() -> None:
     watcher = Watcher()
     own = os.getpid()
-    child = os.fork()
+    child = fork()
     if child == 0:
         _begin_worker(own)
         serve()

@@ -11,7 +11,8 @@ from lemma.evaluation.benchmarks import DATA_SUFFIXES, Benchmark, load_benchmark
 from lemma.evaluation.repeated import Contamination, check_rows
 
 SMALL = 64 << 20
-"""Files of fewer bytes in all are read without being asked."""
+"""Files of less text in all are read without being asked."""
+COMPRESSED, COMPRESSION = (".gz", ".parquet"), 8
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,18 @@ class Checked:
             files = [] if source.source == ARITHMETIC else files_of(source)
             if not files:
                 return False
-            size += sum(path.stat().st_size for path in files)
+            size += sum(_text_size(path) for path in files)
         for benchmark in self.benchmarks:
             path = _local(benchmark, self.data_dir)
             if path is None:
                 return False
-            size += path.stat().st_size
+            size += _text_size(path)
         return size <= SMALL
+
+
+def _text_size(path: Path) -> int:
+    """About how much text a file holds."""
+    return path.stat().st_size * (COMPRESSION if path.suffix in COMPRESSED else 1)
 
 
 def _local(benchmark: Benchmark, data_dir: str | None) -> Path | None:

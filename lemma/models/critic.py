@@ -5,15 +5,14 @@ It has the surface of a `Policy` that the learner uses; what the learner calls l
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from lemma.core.random import stream
+from lemma.models.gathering import GatheredModel
 from lemma.models.load_model import build_policy
 from lemma.models.model_options import ModelOptions
 from lemma.models.packing import TokenBatch
@@ -23,7 +22,7 @@ from lemma.models.packing import TokenBatch
 SPREAD = 0.1
 
 
-class Critic:
+class Critic(GatheredModel):
     """`logprobs` gives the value of the state before each trained token: what the policy saw when it chose it.
 
     The head is kept in float32 (or better) under a backbone of any precision.
@@ -36,24 +35,11 @@ class Critic:
         with torch.no_grad():
             self.head.weight.copy_(torch.from_numpy(noise))
         self.module = nn.ModuleDict({"backbone": backbone, "head": self.head})
-        self._gather: Callable[[Callable[[], Any]], Any] | None = None
-        self._precision: torch.dtype | None = None
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=device)
 
     @property
     def device(self) -> torch.device:
         return self.head.weight.device
-
-    @property
-    def is_split(self) -> bool:
-        """Whether ranks hold parts of the weights; then all of them compute at the same time."""
-        return self._gather is not None
-
-    def use_split(
-        self, gather: Callable[[Callable[[], Any]], Any], precision: torch.dtype, device: torch.device
-    ) -> None:
-        """From now on the weights are split; `gather` brings them together for a computation."""
-        self._gather, self._precision, self._no_mask = gather, precision, self._no_mask.to(device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -68,8 +54,7 @@ class Critic:
         self, batch: TokenBatch, *, temperature: float = 1.0, entropy: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Values (N,). The temperature plays no part, and there is no entropy."""
-        compute = partial(self._values, batch)
-        return (compute() if self._gather is None else self._gather(compute)), None
+        return self._computed(partial(self._values, batch)), None
 
     def _values(self, batch: TokenBatch) -> torch.Tensor:
         output = self.backbone(

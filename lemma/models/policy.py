@@ -14,6 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from lemma.core.errors import UserError
 from lemma.models import probe as probing
 from lemma.models.families import LogitMap, logit_map, unknown_layers
+from lemma.models.gathering import GatheredModel
 from lemma.models.logprobs import token_logprobs
 from lemma.models.packing import Segments, TokenBatch
 
@@ -31,7 +32,7 @@ def _rotations(parameters: Any) -> set[str]:
     return {str(parameters.get("rope_type"))}.union(*nested)
 
 
-class Policy:
+class Policy(GatheredModel):
     """A causal language model with its tokenizer; `module` is what peft or transformers made.
 
     `load_base` loads the base model again, on the host and not quantised.
@@ -48,10 +49,6 @@ class Policy:
         self.head: nn.Module = self.causal.get_output_embeddings()
         # Whether a probe has widened the weights to float32.
         self.is_wide = False
-        # Where ranks hold parts of the weights: what brings them together for a computation, and its precision.
-        self._gather: Callable[[Callable[[], Any]], Any] | None = None
-        self._precision: torch.dtype | None = None
-        # A mask that is ready made is passed through untouched: the pack's borders take its place.
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=self.device)
 
     @property
@@ -73,17 +70,6 @@ class Policy:
     def is_narrow(self) -> bool:
         """Whether it computes in half precision."""
         return self.dtype in (torch.bfloat16, torch.float16)
-
-    @property
-    def is_split(self) -> bool:
-        """Whether ranks hold parts of the weights; then all of them compute at the same time."""
-        return self._gather is not None
-
-    def use_split(
-        self, gather: Callable[[Callable[[], Any]], Any], precision: torch.dtype, device: torch.device
-    ) -> None:
-        """From now on the weights are split; `gather` brings them together for a computation."""
-        self._gather, self._precision, self._no_mask = gather, precision, self._no_mask.to(device)
 
     @cached_property
     def context(self) -> int:
@@ -142,8 +128,7 @@ class Policy:
         self, batch: TokenBatch, *, temperature: float = 1.0, entropy: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probability (N,) of each trained token of a pack given what comes before it, and the entropy if asked."""
-        compute = partial(self._logprobs, batch, temperature, entropy)
-        return compute() if self._gather is None else self._gather(compute)
+        return self._computed(partial(self._logprobs, batch, temperature, entropy))
 
     def _logprobs(
         self, batch: TokenBatch, temperature: float, entropy: bool

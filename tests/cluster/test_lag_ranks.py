@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import threading
 from collections import Counter
@@ -66,12 +67,14 @@ def test_steps_are_sampled_beside_the_learner(crew: Crew, tmp_path: Path, name: 
 
 def test_responses_fly_on_two_ranks(crew: Crew, tmp_path: Path) -> None:
     """Interrupted on both in the middle: whole groups all the same, and no draw in two steps."""
-    flying = {"rollout": {"max_tokens": 16, "stop": ["p"], "lag": "flying"}}
+    flying = {"rollout": {"max_tokens": 24, "stop": ["p"], "lag": "flying"}}
     content = recipe_of(tmp_path, "run", STAGES["dapo"] | flying, slots=2)
     broken = crew.run(2, sampled_by, content, 2, 0, "rl.before_update:3:EIO")
     assert all("Input/output" in said for _, said in broken)
     crew.run(2, sampled_by, content, 2, 0)
     found = samples(tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert max(row.get("staleness/mixed", 0) for row in rows) > 0, "some went on across an update"
     attempts = Counter((ast.literal_eval(key)[2], number) for key, number, *_ in found)
     draws = Counter(draw for draw, _ in attempts)
     assert set(attempts.values()) == {1} and set(draws.values()) == {2}

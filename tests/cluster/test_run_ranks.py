@@ -109,16 +109,16 @@ def test_preference(crew: Crew, tmp_path: Path, pairs: Path, algorithm: str) -> 
 def test_a_run_goes_on_with_another_number_of_ranks(crew: Crew, tmp_path: Path) -> None:
     """4 to 1, 2 to 4 and 1 to 2, each with its own way of sharing."""
     whole = SFT | {"steps": 6}
-    crew.run(1, trained, recipe_of(tmp_path, "whole", whole, {"slots": 4}), slots=1)
     for before, after, shard in ((4, 1, "optimiser"), (2, 4, "gradients"), (1, 2, "none")):
-        first = recipe_of(tmp_path, "part", SFT, {"slots": 4, "shard": "optimiser" if shard != "none" else "none"})
-        crew.run(before, trained, first, slots=1)
+        cluster = {"slots": 4, "shard": shard}
+        crew.run(1, trained, recipe_of(tmp_path, "whole", whole, cluster), slots=1)
+        crew.run(before, trained, recipe_of(tmp_path, "part", SFT, cluster), slots=1)
         saved = tmp_path / "part/stages/stage/checkpoints/step-00000004"
         assert len(list(saved.glob("tensors*"))) == before
-        second = recipe_of(tmp_path, "part", whole, {"slots": 4, "shard": "optimiser" if shard != "none" else "none"})
-        crew.run(after, trained, second, slots=1)
+        crew.run(after, trained, recipe_of(tmp_path, "part", whole, cluster), slots=1)
         assert outcome(tmp_path / "part")[1] == outcome(tmp_path / "whole")[1], (before, after)
         shutil.rmtree(tmp_path / "part")
+        shutil.rmtree(tmp_path / "whole")
 
 
 def test_slots_are_recorded(crew: Crew, tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ function facts(sample) {
 }
 
 function advantageWords(sample) {
-  const pulls = new Set(sample.parts.filter((part) => part.pull !== undefined).flatMap((part) => part.pull));
+  const pulls = new Set(sample.parts.filter((part) => part.pull !== undefined).flatMap((part) => part.pull).filter((pull) => pull !== null));
   const used = pulls.size === 1 ? number([...pulls][0] / 1000) : pulls.size ? "differs from token to token" : null;
   const from = sample.advantage ?? null, mean = "the group's mean";
   const reward = from === null ? null : from === 0 ? `reward equal to ${mean}` : `reward ${number(Math.abs(from))} ${from < 0 ? "below" : "above"} ${mean}`;
@@ -203,7 +203,7 @@ const rooted = (log) => (log === null ? null : Math.sign(log) * Math.sqrt(Math.a
 
 function tokens(part, sample) {
   return part.pieces.map((piece, i) => {
-    const lp = logprobOf(part.levels[i]), pull = noted(part, "pull", i) ?? sample.advantage ?? null;
+    const lp = logprobOf(part.levels[i]), pull = part.pull === undefined ? (sample.advantage ?? null) : noted(part, "pull", i);
     const words = [`probability ${percent(Math.exp(lp))}`, `log-probability ${lp.toFixed(2)}`];
     if (pull !== null) words.push(`advantage ${number(pull)}`);
     for (const [name, whose] of Object.entries(RATIOS)) if (noted(part, name, i) !== null) words.push(`ratio to ${whose} ${Math.exp(noted(part, name, i)).toFixed(3)}`);

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, Literal
 
@@ -54,12 +55,14 @@ class Ahead:
         self._thread: _SamplingThread | None = None
         self._task: Future[None] | None = None
         self._sample: Callable[[int], Rollouts] | None = None
+        self._policy: Policy | None = None
         self._is_beside = False
         self._graded = 0.0
 
     def use(self, roller: Roller, policy: Policy, engine: Engine) -> None:
         """Sample with these. What the engine needs nothing of the learner's for is sampled while that works."""
-        self.sample_by(lambda step: sample(roller, policy, step), is_beside=works_beside(engine))
+        self._policy = policy
+        self.sample_by(roller.step, is_beside=works_beside(engine))
 
     def sample_by(self, sample: Callable[[int], Rollouts], *, is_beside: bool) -> None:
         self._sample, self._is_beside = sample, is_beside and self._lag > 0
@@ -69,14 +72,16 @@ class Ahead:
         grading counts where it was waited for."""
         self.wait()
         self._graded = 0.0
-        self._steps(max(self._drawn, default=step - 1) + 1, step)
+        with blaming(self._policy):
+            self._steps(max(self._drawn, default=step - 1) + 1, step)
         first, last = max(self._drawn) + 1, min(step + self._lag, self._total)
         del self._drawn[step]
         if self._is_beside and first <= last:
             self._thread = self._thread or _SamplingThread()
             self._task = self._thread.begin(lambda: self._steps(first, last, is_beside=True))
         else:
-            self._steps(first, last)
+            with blaming(self._policy):
+                self._steps(first, last)
         rollouts = self._ready.pop(step)
         rollouts.grade_seconds = self._graded
         return rollouts
@@ -90,7 +95,8 @@ class Ahead:
         """Until nothing is being sampled: the engine may take new weights, or other work."""
         task, self._task = self._task, None
         if task is not None:
-            task.result()
+            with blaming(self._policy):
+                task.result()
 
     def land(self) -> None:
         """The engine is needed for something else."""
@@ -172,7 +178,8 @@ class Flying:
         if not self._has_begun:
             self._roller.go_on_after(step - 1)
         self._has_begun = True
-        return sample(self._roller, self._policy, step, min(step + self._limit, self._total))
+        with blaming(self._policy):
+            return self._roller.step(step, min(step + self._limit, self._total))
 
     def wait(self) -> None:
         """Nothing is waited for at an update."""
@@ -192,12 +199,15 @@ class Flying:
         self._order.load(tensors, extra)
 
 
-def sample(roller: Roller, policy: Policy, step: int, until: int = 0) -> Rollouts:
-    """What is sampled for a step. An engine that fails because the policy has diverged is not what is to blame."""
+@contextmanager
+def blaming(policy: Policy | None) -> Iterator[None]:
+    """Within `with`, an engine that fails because the policy has diverged is not what is to blame. The policy is asked
+    by the thread that learns, which may be in the middle of a pass elsewhere."""
     try:
-        return roller.step(step, until) if until else roller.step(step)
+        yield
     except EngineError:
-        check_speaks(policy)
+        if policy is not None:
+            check_speaks(policy)
         raise
 
 
