@@ -1,126 +1,21 @@
-"""Wrong input gets one sentence: what is wrong, where, what to write instead. Nothing is written, nothing half done."""
+"""Options that are unknown, wrong or contradict each other get one sentence: what is wrong, where, what to write."""
 
 from __future__ import annotations
-
-import socket
-from pathlib import Path
 
 import pytest
 
 from lemma import formats
 from lemma.cli import main
+from tests.config.refusals import GOOD, complaint_about, swap
 
-GOOD = """\
-run: {dir: out, seed: 1}
-model:
-  path: tiny
-  lora: {r: 8}
-format: r1_zero
-stages:
-  sft:
-    steps: 10
-    optim: {lr: 5e-6}
-    data: {mix: [{source: a.jsonl, count: 2}]}
-"""
+pytestmark = pytest.mark.usefixtures("recipe_folder")
 
 FORMATS = ", ".join(sorted(formats.FORMATS))
 NEEDS_STAGE = "a recipe needs at least one stage; write for example `stages: {sft: {steps: 100}}`"
 NAMED = "every stage has a name; write for example `stages: {sft: {steps: 100}}`"
 
-
-def swap(old: str, new: str) -> str:
-    assert GOOD.count(old) == 1, f"{old!r} must stand once in the recipe"
-    return GOOD.replace(old, new)
-
-
 # The recipe, and the sentence it gets.
 RECIPES: dict[str, tuple[str, str]] = {
-    # not YAML, or not a recipe
-    "empty file": ("", "recipe.yaml: the recipe is empty; `lemma train --help` lists what can be written in it"),
-    "only comments": (
-        "# later\n",
-        "recipe.yaml: the recipe is empty; `lemma train --help` lists what can be written in it",
-    ),
-    "a list": ("- run\n", "recipe.yaml:1: the recipe is a list, not `key: value` lines; write for example `run:`"),
-    "a word": (
-        "hello",
-        "recipe.yaml:1: the recipe is a single value, not `key: value` lines; write for example `run:`",
-    ),
-    "tab": (
-        swap("    steps: 10", "\tsteps: 10"),
-        "recipe.yaml:8: not valid YAML at column 1: there is a tab here; indent with spaces",
-    ),
-    "no space after colon": (
-        swap("steps: 10", "steps:10"),
-        "recipe.yaml:8: not valid YAML at column 11: no space follows the ':'; put one there",
-    ),
-    "no space after the only colon": (
-        "stages:\n  sft:\n    steps:10\n",
-        "recipe.yaml:2: 'stages.sft' cannot be 'steps:10'; put a space after the ':'",
-    ),
-    "no colon": (
-        swap("    steps: 10\n", "    steps\n"),
-        "recipe.yaml:8: not valid YAML at column 10: no ':' follows this key; put one there",
-    ),
-    "colon in text": (
-        swap("path: tiny", "path: tiny: the small one"),
-        "recipe.yaml:3: not valid YAML at column 13: a ':' is not expected here;"
-        " put a value that holds ': ' in quotes, or repair the indentation",
-    ),
-    "deeper than the line above": (
-        swap("    steps: 10", "   steps: 10"),
-        "recipe.yaml:9: not valid YAML at column 5:"
-        " this line is indented deeper than the one above, which has a value already; align the two",
-    ),
-    "less deep than the line above": (
-        swap("    optim: {lr", "   optim: {lr"),
-        "recipe.yaml:9: not valid YAML at column 4: this line is not indented like the ones around it;"
-        " align it with them",
-    ),
-    "open bracket": (
-        swap("seed: 1}", "seed: 1"),
-        "recipe.yaml:1: not valid YAML at column 6: the mapping that opens here is not closed;"
-        " add the missing '}' or ','",
-    ),
-    "open list": (
-        swap("count: 2}]}", "count: 2}}"),
-        "recipe.yaml:10: not valid YAML at column 17: the list that opens here is not closed;"
-        " add the missing ']' or ','",
-    ),
-    "open quote": (
-        swap("path: tiny", "path: 'tiny"),
-        "recipe.yaml:3: not valid YAML at column 9: the text that opens here has no closing quote; close it",
-    ),
-    "reserved character": (
-        swap("path: tiny", "path: @tiny"),
-        "recipe.yaml:3: not valid YAML at column 9: text cannot start with this character; put it in quotes",
-    ),
-    "star": (
-        swap("path: tiny", "path: *tiny"),
-        "recipe.yaml:3: not valid YAML at column 9: this *alias has no &anchor above it;"
-        " put it in quotes if it is meant as text",
-    ),
-    "two documents": (
-        GOOD + "---\nrun: {}\n",
-        "recipe.yaml:11: not valid YAML at column 1: a second document starts here; delete the line `---`",
-    ),
-    "own tag": (
-        swap("path: tiny", "path: !model tiny"),
-        "recipe.yaml:3: the tag !model means nothing here; write the value without a ! tag",
-    ),
-    "anchor in itself": (
-        swap("path: tiny", "override: &x {a: *x}"),
-        "recipe.yaml:3: this value contains itself; write it out without the *alias",
-    ),
-    "control character": (
-        swap("path: tiny", "path: ti\x07ny"),
-        "recipe.yaml:3: this line holds a control character; delete it and type the line again",
-    ),
-    "key twice": (GOOD + "run: {}\n", "recipe.yaml:11: 'run' is written twice, first on line 1; keep one of the two"),
-    "deep key twice": (
-        swap("steps: 10", "steps: 10\n    steps: 20"),
-        "recipe.yaml:9: 'stages.sft.steps' is written twice, first on line 8; keep one of the two",
-    ),
     # words of other programs, and letters that changed places
     "gpu": (swap("seed:", "device: gpu, seed:"), "recipe.yaml:1: 'run.device' cannot be 'gpu'; write 'cuda'"),
     "reinforcement": (
@@ -324,125 +219,6 @@ RECIPES: dict[str, tuple[str, str]] = {
     ),
 }
 
-# What is added to `lemma train recipe.yaml`, and the sentence it gets.
-ARGUMENTS: dict[str, tuple[list[str], str]] = {
-    "--set without value": (
-        ["--set", "run.seed"],
-        "--set run.seed: this is not KEY=VALUE; write it like `--set run.seed=1`",
-    ),
-    "--set without key": (["--set", "=1"], "--set =1: this is not KEY=VALUE; write it like `--set run.seed=1`"),
-    "--set with two dots": (
-        ["--set", "run..seed=1"],
-        "--set run..seed=1: this is not KEY=VALUE; write it like `--set run.seed=1`",
-    ),
-    "--set forgotten": (["run.seed=1"], "'run.seed=1' has no --set before it; write `--set run.seed=1`"),
-    "--set of an unknown key": (
-        ["--set", "run.sead=1"],
-        "--set run.sead=1: unknown key 'run.sead'; did you mean 'seed'?",
-    ),
-    "--set of a key elsewhere": (
-        ["--set", "stages.sft.lr=1"],
-        "--set stages.sft.lr=1: unknown key 'stages.sft.lr'; write it as 'stages.sft.optim.lr'",
-    ),
-    "--set of an unknown stage": (
-        ["--set", "stages.stf.steps=1"],
-        "--set stages.stf.steps=1: there is no 'stages.stf'; did you mean 'sft'?",
-    ),
-    "--set below a value": (
-        ["--set", "stages.sft.optim.lr.max=1"],
-        "--set stages.sft.optim.lr.max=1: nothing stands below 'stages.sft.optim.lr', which is 5e-06;"
-        " set 'stages.sft.optim.lr' itself",
-    ),
-    "--set below a value not given": (
-        ["--set", "run.device.name=cpu"],
-        "--set run.device.name=cpu: nothing stands below 'run.device'; set 'run.device' itself",
-    ),
-    "--set past the end of a list": (
-        ["--set", "stages.sft.data.mix.1.count=1"],
-        "--set stages.sft.data.mix.1.count=1: 'stages.sft.data.mix' has no item '1'; write 0",
-    ),
-    "--set of a list by name": (
-        ["--set", "stages.sft.data.mix.count=1"],
-        "--set stages.sft.data.mix.count=1: 'stages.sft.data.mix' has no item 'count'; write 0",
-    ),
-    "--set in an empty list": (
-        ["--set", "model.lora.targets=[]", "--set", "model.lora.targets.0=q_proj"],
-        "--set model.lora.targets.0=q_proj: 'model.lora.targets' is an empty list;"
-        " set the whole of it: model.lora.targets=[...]",
-    ),
-    "--set to a wrong value": (
-        ["--set", "stages.sft.optim.lr=fast"],
-        "--set stages.sft.optim.lr=fast: 'stages.sft.optim.lr' cannot be 'fast'; write a number of at least 0",
-    ),
-    "--set to half a mapping": (
-        ["--set", "model.lora={r: 2"],
-        "--set model.lora={r: 2: not valid YAML at column 1: the mapping that opens here is not closed;"
-        " repair the value or put it in quotes",
-    ),
-    "--set against the recipe": (
-        ["--set", "stages.sft.epochs=2"],
-        "--set stages.sft.epochs=2: stages.sft: give epochs or steps, not both",
-    ),
-    "--skip of an unknown stage": (["--skip", "stf"], "--skip stf: the recipe has no such stage; did you mean 'sft'?"),
-    "--only of an unknown stage": (["--only", "rl"], "--only rl: the recipe has no such stage; write one of: sft"),
-    "--skip and --only": (
-        ["--skip", "sft", "--only", "sft"],
-        "--skip and --only exclude each other; give one of the two",
-    ),
-    "--skip of everything": (["--skip", "sft"], "--skip leaves no stage to run; skip fewer of them"),
-    "unknown option": (["--dryrun"], "`lemma train` has no option --dryrun; did you mean '--dry-run'?"),
-    "no value": (["--only"], "argument --only: expected one argument; `lemma train --help` shows how"),
-    "two recipes": (
-        ["other.yaml"],
-        "`lemma train` does not know what to do with 'other.yaml'; `lemma train --help` shows how",
-    ),
-}
-
-# A whole command line, and the sentence it gets.
-COMMANDS: dict[str, tuple[list[str], str]] = {
-    "misspelt command inside a command": (
-        ["data", "shwo", "arithmetic"],
-        "`lemma data` does not know 'shwo'; did you mean 'show'?",
-    ),
-    "unknown option of a command inside a command": (
-        ["data", "show", "arithmetic", "--formt", "xml"],
-        "`lemma data show` has no option --formt; did you mean '--format'?",
-    ),
-    "misspelt command": (["trian", "recipe.yaml"], "'trian' is not a command; did you mean 'train'?"),
-    "command forgotten": (["recipe.yaml"], "'recipe.yaml' is not a command; write `lemma train recipe.yaml`"),
-    "recipe forgotten": (["train"], "the following arguments are required: RECIPE; `lemma train --help` shows how"),
-    "no such recipe": (["train", "recipes.yaml"], "there is no recipe recipes.yaml; did you mean recipe.yaml?"),
-    "ending forgotten": (["train", "recipe"], "there is no recipe recipe; did you mean recipe.yaml?"),
-    "no such folder": (
-        ["train", "x/recipe.yaml"],
-        "there is no recipe x/recipe.yaml; the folder x does not exist either",
-    ),
-    "a folder": (["train", "folder.yaml"], "folder.yaml is a folder, not a recipe; name a .yaml file in it"),
-    "another ending": (
-        ["train", "recipe.json"],
-        "a recipe is a YAML file, and recipe.json is not; name a file that ends in .yaml or .yml",
-    ),
-    "not text": (["train", "latin.yaml"], "latin.yaml:2: this line is not UTF-8 text; save the file as UTF-8"),
-}
-
-
-def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line on stderr that a refused command leaves behind, and nothing else."""
-    before = sorted(Path().rglob("*"))
-    assert main(arguments) == 2
-    assert sorted(Path().rglob("*")) == before
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("lemma: error: ") and err.endswith("\n") and err.count("\n") == 1
-    return err.removeprefix("lemma: error: ").rstrip("\n")
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    Path("recipe.yaml").write_text(GOOD, encoding="utf-8")
-    return tmp_path
-
 
 def test_the_recipe_that_the_wrong_ones_are_made_of_is_good() -> None:
     assert main(["plan", "recipe.yaml"]) == 0
@@ -450,64 +226,5 @@ def test_the_recipe_that_the_wrong_ones_are_made_of_is_good() -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_wrong_recipe(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text, sentence = RECIPES[name]
-    Path("recipe.yaml").write_text(text, encoding="utf-8")
-    assert complaint(["train", "recipe.yaml", "--dry-run"], capsys) == sentence
-
-
-@pytest.mark.parametrize("name", ARGUMENTS)
-def test_wrong_arguments(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    added, sentence = ARGUMENTS[name]
-    assert complaint(["train", "recipe.yaml", *added], capsys) == sentence
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_wrong_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("folder.yaml").mkdir()
-    Path("recipe.json").write_text("{}", encoding="utf-8")
-    Path("latin.yaml").write_bytes(b"run:\n  dir: \xe9t\xe9\n")
-    arguments, sentence = COMMANDS[name]
-    assert complaint(arguments, capsys) == sentence
-
-
-@pytest.mark.parametrize(
-    ("value", "sentence"),
-    [
-        ("run.dir=a\0b", "a path cannot hold a character of value 0"),
-        ("run.dir=" + "a" * 201, "a folder's name has at most 200 bytes"),
-        ("stages={" + "s" * 65 + ": {kind: supervised, steps: 1}}", "the name of a stage has at most 64 letters"),
-    ],
-    ids=["zero byte", "long folder", "long stage"],
-)
-def test_names_that_no_file_can_have(value: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sentence in complaint(["train", "recipe.yaml", "--dry-run", "--set", value], capsys)
-
-
-def test_a_tilde_is_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(folder / "home"))
-    assert main(["train", "recipe.yaml", "--dry-run", "--set", "run.dir=~/run"]) == 0
-    assert (folder / "home" / "run" / "recipe.resolved.yaml").is_file()
-    assert not (folder / "~").exists()
-
-
-def test_a_mistake_of_the_file_is_not_blamed_on_an_override(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("recipe.yaml").write_text(swap("steps: 10", "steps: 10\n    epochs: 2"), encoding="utf-8")
-    arguments = ["train", "recipe.yaml", "--set", "stages.sft.log_every=5"]
-    assert complaint(arguments, capsys) == "recipe.yaml:7: stages.sft: give epochs or steps, not both"
-
-
-def test_a_file_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket(socket.AF_UNIX) as unreadable_even_for_root:
-        unreadable_even_for_root.bind("door.yaml")
-        assert complaint(["train", "door.yaml"], capsys) == (
-            "door.yaml: cannot read the recipe: No such device or address; check its permissions"
-        )
-
-
-def test_a_run_folder_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("file").write_text("", encoding="utf-8")
-    arguments = ["train", "recipe.yaml", "--dry-run", "--set", "run.dir=file/run"]
-    assert complaint(arguments, capsys) == (
-        "file/run/recipe.resolved.yaml: cannot write the resolved recipe: Not a directory;"
-        " name another folder as `run.dir`"
-    )
+    recipe, sentence = RECIPES[name]
+    assert complaint_about(recipe, capsys) == sentence
