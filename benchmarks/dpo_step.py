@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.grpo_step import make_tokenizer
+from benchmarks.grpo_work import make_tokenizer
 from benchmarks.rows import run_rows
 from benchmarks.sft_step import COMMON, MATRIX_RATE, SHAPES
 
