@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,7 +25,8 @@ def sync_folder(folder: Path) -> None:
 def write_whole(path: Path, data: bytes | str) -> None:
     """Write a file so that at any instant either the old or the new content is there, never a mixture."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Two machines that share a folder may have processes of the same number.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "wb") as handle:
             handle.write(data.encode() if isinstance(data, str) else data)
@@ -58,14 +60,18 @@ class JsonLines:
         """Bytes written so far; a later `truncate` to this size forgets everything after now."""
         return self._handle.seek(0, os.SEEK_END)
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def append(self, *rows: Mapping[str, Any]) -> None:
+        """Rows that come together are written together: a file system may take a while for each write."""
+        if not rows:
+            return
         self._is_synced = False
-        line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
-        middle = len(line) // 2
-        self._handle.write(line[:middle])
+        lines = [(json.dumps(row, ensure_ascii=False) + "\n").encode() for row in rows]
+        middle = len(lines[-1]) // 2
+        self._handle.write(b"".join([*lines[:-1], lines[-1][:middle]]))
         self._handle.flush()
-        fault_point("jsonl.mid_line")
-        self._handle.write(line[middle:])
+        for _ in lines:
+            fault_point("jsonl.mid_line")
+        self._handle.write(lines[-1][middle:])
         self._handle.flush()
 
     def truncate(self, size: int) -> None:

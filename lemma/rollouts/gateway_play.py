@@ -133,10 +133,10 @@ class _Stage:
         """Score what was played, in batches that depend on the order alone, where there are so many at least."""
         while self._pending and len(self._pending) >= least:
             part, self._pending = self._pending[:BATCH], self._pending[BATCH:]
-            for episode in self._judge.finish(part):
-                if self._journal is not None:
-                    self._journal.append(episode)
-                self.episodes.append(episode)
+            episodes = self._judge.finish(part)
+            if self._journal is not None:
+                self._journal.append(*episodes)
+            self.episodes += episodes
 
     def _begin(self, attempt: _Attempt, url: str) -> None:
         ask, name, secret = attempt.ask, self._begun, f"lemma-{secrets.token_hex(16)}"

@@ -282,15 +282,13 @@ class Roller:
         most = self.sampling.max_tokens
         turns = {one.key: [ids[:most].astype(np.int32) for ids in task.turns] for one, task in pairs}
         episodes = replayed(asks, turns, self.sampling, self.judge, self.world)
-        for episode in episodes:
-            journal.append(episode)
+        journal.append(*episodes)
         return episodes
 
     def _finished(self, graded: Sequence[Pending], journal: Journal) -> list[Episode]:
         """A teacher's whole responses, graded like any other while the policy spoke."""
         episodes = self.judge.finish(graded)
-        for episode in episodes:
-            journal.append(episode)
+        journal.append(*episodes)
         return episodes
 
     def _requests(self, asks: Sequence[Ask], journal: Journal) -> list[Request]:

@@ -48,10 +48,10 @@ class Journal:
         if not self.is_complete:
             self._open()
 
-    def append(self, episode: Episode) -> None:
+    def append(self, *episodes: Episode) -> None:
         assert not self.is_complete, "a complete journal does not grow"
-        self.episodes[episode.order] = episode
-        self._open().append({"version": VERSION, **episode.to_row()})
+        self.episodes |= {episode.order: episode for episode in episodes}
+        self._open().append(*({"version": VERSION, **episode.to_row()} for episode in episodes))
 
     def note_draws(self, draws: Sequence[int]) -> None:
         """Which problems it is about, before any of them is played."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from lemma.core.faults import fault_point
 from lemma.core.types import Problem
-from lemma.engines.protocol import Completion, Engine, EngineError, Key, Request, Sampling
+from lemma.engines.protocol import Completion, Engine, Key, Request, Sampling
 from lemma.rollouts.episode import Episode, Turn
 from lemma.rollouts.journal import Journal
 from lemma.rollouts.judge import Judge, Pending
@@ -196,14 +196,9 @@ class Playing:
         return before if self._world is None else self.table.look
 
     def give_up(self) -> None:
-        """Cancel every request, read what the engine says of it, so that nobody else does, and leave every world."""
+        """Leave nothing behind in the engine, and leave every world."""
         self.table.clear()
-        with suppress(EngineError):
-            keys = self.table.unfinished
-            for key in keys:
-                self._engine.cancel(key)
-            for _ in self._engine.completions() if keys else ():
-                pass
+        self._engine.drop(self.table.unfinished)
 
 
 class Waiting:
@@ -238,10 +233,13 @@ class Waiting:
         if not part:
             return []
         episodes = self._judge.finish(part)
+        by_journal: dict[int, tuple[Journal, list[Episode]]] = {}
         for pending, episode in zip(part, episodes, strict=True):
             journal = self._journals.pop(id(pending))
             if journal is not None:
-                journal.append(episode)
+                by_journal.setdefault(id(journal), (journal, []))[1].append(episode)
+        for journal, own in by_journal.values():
+            journal.append(*own)
         gone = {id(pending) for pending in part}
         self.all = [one for one in self.all if id(one) not in gone]
         self._settled = time.monotonic()
