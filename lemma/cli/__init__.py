@@ -23,7 +23,7 @@ COMMANDS: dict[str, str] = {
     "doctor": "try every part that Lemma can use and say what repairs what is broken",
     "eval": "measure a model on benchmarks, or grade what it said again",
     "generate": "ask a model a question and read its answer",
-    "serve": "answer clients that speak OpenAI's wire",
+    "serve": "serve a model over an OpenAI-compatible API",
     "debug": "look into what a model generates under a recipe, and what to change",
     "env": "play and try the environment of a recipe",
     "report": "write a run, or several, as one page to look at",

@@ -61,7 +61,7 @@ class AppWorldOptions(EnvironmentOptions):
     worker_calls: int | None = Field(64, ge=1)
     """Worlds that one worker speaks with at the same time."""
     episodes: int | None = Field(64, ge=1)
-    """Maximum number of worlds at the same time; each takes about 100 MB of memory."""
+    """Maximum number of worlds at the same time; each takes about 55 MB of memory."""
 
     @property
     def folder(self) -> Path:
