@@ -27,44 +27,25 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rows import Row, run_rows
-from lemma.engines.protocol import Completion, Engine, Key, Request
+from lemma.engines.protocol import Completion, Engine, Key
+from lemma.rollouts.replay import Script
 
 TOKENS = [1_000, 4_000, 16_000, 64_000, 256_000, 1_000_000, 2_000_000]
 SAMPLED_TOKENS = [1_000, 4_000, 16_000, 64_000]
 GROUP, BUDGET, MAX_TOKENS = 8, 4096, 120
 
 
-class MadeBefore(Engine):
-    """An engine that hands out completions that are ready, a few requests at a time."""
+class MadeBefore(Script):
+    """An engine that hands out completions that are ready: all samples of a request at once."""
 
     name = "made before"
-    context = 2**31
-
-    def __init__(self, answers: dict[Key, list[np.ndarray]]):
-        self._answers = answers
-        self._waiting: list[Request] = []
-
-    def submit(self, request: Request) -> None:
-        self._waiting.append(request)
-
-    def cancel(self, key: Key) -> None:
-        self._waiting = [request for request in self._waiting if request.key != key]
 
     def completions(self) -> Iterator[Completion]:
         waiting, self._waiting = self._waiting, []
         for request in waiting:
-            for sample, ids in enumerate(self._answers[request.key]):
+            for sample, ids in enumerate(self._turns[request.key]):
                 logprobs = np.full(len(ids), -0.25, dtype=np.float32)
                 yield Completion(request.key, sample, ids, logprobs, np.zeros_like(logprobs), "stop", 0)
-
-    def update_weights(self, version: int) -> None:
-        pass
-
-    def invalidate(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class Parts:

@@ -16,7 +16,7 @@ from lemma.environments import OpenEnv, Reply, Utterance
 from lemma.environments.held import Failure
 from lemma.environments.websocket import ACCEPT
 from lemma.environments.worlds import Worlds
-from tests.environments.test_trouble import wait
+from tests.environments.trouble import wait
 
 TOLD = json.dumps({"type": "observation", "data": {"observation": {"said": "go"}, "done": False, "reward": 1.0}})
 # What is sent in answer to an action of this name; nothing at all to others.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,68 +13,15 @@ import pytest
 
 from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.types import Outcome, Problem
-from lemma.environments import CustomWorld, Reply, Utterance
-from lemma.environments.held import Failure, Held
-from lemma.environments.worlds import Worlds
-from tests.environments.trouble import write_world
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_world(tmp_path_factory.mktemp("world"))
+from lemma.environments import Reply, Utterance
+from lemma.environments.held import Failure
+from tests.environments.trouble import alive, processes, said, wait, wait_for_end
 
 
 @pytest.fixture
-def make(place: str, tmp_path: Path) -> Iterator[Any]:
-    made: list[Worlds] = []
-
-    def make(kind: str = "Trouble", **options: Any) -> Worlds:
-        given = {"workers": 1, "step_seconds": 1.5, "reset_seconds": 1.5, "score_seconds": 1.5, "reply_tokens": 8}
-        spec = {"class": f"{place}:{kind}", "options": {"notes": str(tmp_path)}}
-        made.append(Worlds(CustomWorld.model_validate(spec | given | options)))
-        return made[-1]
-
-    yield make
-    for worlds in made:
-        worlds.close()
-
-
-def wait(worlds: Worlds, *held: Held) -> list[Any]:
-    """What each of these gives."""
-    missing = list(held)
-    until = time.monotonic() + 60
-    while missing:
-        assert time.monotonic() < until, "no answer"
-        done = worlds.answers(0.5)
-        missing = [one for one in missing if one not in done]
-    return [one.answer for one in held]
-
-
-def said(worlds: Worlds, held: Held, text: str) -> Any:
-    worlds.step(held, Utterance(text))
-    return wait(worlds, held)[0]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_for_end(pids: list[int]) -> None:
-    until = time.monotonic() + 20
-    while any(map(alive, pids)) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert not any(map(alive, pids))
-
-
-def processes(worlds: Worlds) -> list[int]:
-    """Every process below this one that belongs to the workers."""
-    found = [home.worker.process.pid for home in worlds._homes if home.worker is not None]
-    for pid in found:
-        found += [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return found
+def make(make: Any) -> Any:
+    """Worlds that are not waited for long."""
+    return partial(make, step_seconds=1.5, reset_seconds=1.5, score_seconds=1.5)
 
 
 @pytest.mark.filterwarnings("ignore::lemma.core.errors.LemmaWarning")

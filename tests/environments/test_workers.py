@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +16,7 @@ from lemma.environments import CustomWorld, Reply, Utterance
 from lemma.environments.agent_pool import AgentPool
 from lemma.environments.held import Failure
 from lemma.environments.openings import opened_all
-from lemma.environments.worlds import Worlds
-from tests.environments.test_trouble import alive, processes, said, wait, wait_for_end
-from tests.environments.trouble import write_world
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_world(tmp_path_factory.mktemp("world"))
-
-
-@pytest.fixture
-def make(place: str, tmp_path: Path) -> Iterator[Any]:
-    made: list[Worlds] = []
-
-    def make(kind: str = "Trouble", **options: Any) -> Worlds:
-        spec = {"class": f"{place}:{kind}", "options": {"notes": str(tmp_path)}, "workers": 1, "reply_tokens": 8}
-        made.append(Worlds(CustomWorld.model_validate(spec | options)))
-        return made[-1]
-
-    yield make
-    for worlds in made:
-        worlds.close()
+from tests.environments.trouble import STRAY, alive, processes, said, wait, wait_for_end
 
 
 @pytest.mark.parametrize("way", ["closed", "killed", "trainer gone"])
@@ -130,18 +108,11 @@ def test_problems_are_opened_a_few_at_a_time(place: str, tmp_path: Path) -> None
     assert max(crowd) <= 8, "worlds that were open at the same time"
 
 
-AGENT = """
-import os, pathlib, sys, time
-
+AGENT = f"""
+import os, sys, time
+{STRAY}
 def solve(problem, base_url, api_key):
-    reader, writer = os.pipe()
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            os.write(writer, str(os.getpid()).encode())
-            time.sleep(600)
-        os._exit(0)
-    pathlib.Path(problem.gold).write_bytes(os.read(reader, 100))
+    leave_stray(problem.gold)
     sys.stderr.write("x" * 3_000_000)
     return 1.0
 """

@@ -1,9 +1,30 @@
-"""A world that breaks where it is told to, as a file that workers load."""
+"""A world that breaks where it is told to, as a file that workers load, and what tests ask of it."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
+from lemma.environments import Utterance
+from lemma.environments.held import Held
+from lemma.environments.worlds import Worlds
+
+# Source of a function for programs that import os and time.
+STRAY = '''
+def leave_stray(path):
+    """Start a process in a session of its own, without a parent, and write its id to a file."""
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.write(writer, str(os.getpid()).encode())
+            time.sleep(600)
+        os._exit(0)
+    with open(path, "wb") as file:
+        file.write(os.read(reader, 100))
+
+'''
 WORLD = '''
 import os, pathlib, signal, sys, time
 from lemma.environments import Environment, Outcome, Reply, WorldGone
@@ -40,14 +61,7 @@ class Trouble(Environment):
         if "abort" in text:
             raise KeyboardInterrupt
         if "daemon" in text:
-            reader, writer = os.pipe()
-            if os.fork() == 0:
-                os.setsid()
-                if os.fork() == 0:
-                    os.write(writer, str(os.getpid()).encode())
-                    time.sleep(600)
-                os._exit(0)
-            (self.notes / "daemon").write_bytes(os.read(reader, 100))
+            leave_stray(self.notes / "daemon")
         if "reads" in text:
             assert sys.stdin.read() == "", "orders are not for the environment"
         if "late" in text:
@@ -125,5 +139,43 @@ class Waiting(Trouble):
 
 def write_world(folder: Path) -> str:
     path = folder / "trouble_world.py"
-    path.write_text(WORLD)
+    path.write_text(WORLD + STRAY)
     return str(path)
+
+
+def wait(worlds: Worlds, *held: Held) -> list[Any]:
+    """What each of these gives."""
+    missing = list(held)
+    until = time.monotonic() + 60
+    while missing:
+        assert time.monotonic() < until, "no answer"
+        done = worlds.answers(0.5)
+        missing = [one for one in missing if one not in done]
+    return [one.answer for one in held]
+
+
+def said(worlds: Worlds, held: Held, text: str) -> Any:
+    worlds.step(held, Utterance(text))
+    return wait(worlds, held)[0]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for_end(pids: list[int]) -> None:
+    until = time.monotonic() + 20
+    while any(map(alive, pids)) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not any(map(alive, pids))
+
+
+def processes(worlds: Worlds) -> list[int]:
+    """Every process below this one that belongs to the workers."""
+    found = [home.worker.process.pid for home in worlds._homes if home.worker is not None]
+    for pid in found:
+        found += [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return found
