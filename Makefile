@@ -21,7 +21,7 @@ SERIAL = -m serial $(shell grep -rl --include='test_*.py' 'mark\.serial' tests)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style durations test-cpus test-kill test-long test-demo-seeds bench-cpu docs screens clean
+.PHONY: help demo test check style durations test-cpus test-kill test-long test-demo-seeds bench-cpu docs screens screenshots clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
