@@ -18,7 +18,7 @@ import numpy as np
 from lemma.core.events import Said, Sink
 from lemma.core.ranks import from_leader, gather_to_leader, is_leader, own_slots, slots, together
 from lemma.core.types import Outcome, Problem
-from lemma.engines.protocol import Engine, Request, Sampling
+from lemma.engines.protocol import Completion, Engine, Request, Sampling
 from lemma.evaluation.eval_progress import Meter
 from lemma.evaluation.eval_settings import EvalSettings
 from lemma.evaluation.questions import Asked
@@ -30,6 +30,7 @@ from lemma.grading import GradingService, Rules
 from lemma.rewards import Reward
 from lemma.rollouts import Ask, Episode, Journal, Judge, Pending, World, play
 from lemma.rollouts.journal import read_episodes
+from lemma.rollouts.judge import texts_of
 from lemma.rollouts.open_world import open_world
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class _Share:
             elif any(reward.may_use_device for reward in self._judge.rewards):
                 self._read(self._engine, asks, journal)
             else:
-                read_beside(self._engine, lambda relay: self._read(relay, asks, journal))
+                read_beside(self._engine, lambda relay: self._read(relay, asks, journal), self._judge.read_ahead)
         finally:
             journal.close()
 
@@ -155,16 +156,32 @@ class BenchmarkJudge(Judge):
     def __init__(self, asked: Sequence[Asked], rewards: Sequence[Reward], tokenizer: Any, service: GradingService):
         super().__init__(asked[0].fmt, rewards, tokenizer, service=service, ends=asked[0].sampling.stop_ids)
         self._asked = {one.name: one for one in asked}
+        self._texts: dict[tuple[str, int], str] = {}
+        self.lenient: dict[Place, list[Any]] = {}
+        """Verdicts to come on whole completions in which the format finds no answer, one for each gold."""
 
     def reads(self, problem: Problem, episode: Episode) -> tuple[Format, Rules]:
         own = self._asked[str(episode.key[2])]
         return own.fmt, own.loaded.benchmark.rules_of(problem)
 
+    def read_ahead(self, completions: Sequence[Completion]) -> None:
+        """Texts of completions that are episodes by themselves, before they are heard one by one."""
+        texts = texts_of([(one.ids, one.finish) for one in completions], self.tokenizer, self.ends)
+        if texts is not None:
+            self._texts.update(zip((one.order for one in completions), texts, strict=True))
+
+    def said_last(self, episode: Episode) -> str:
+        text = self._texts.pop(episode.order, None)
+        return super().said_last(episode) if text is None else text
+
     def begin(self, problem: Problem, episode: Episode, outcome: Outcome | None = None) -> Pending:
         pending = super().begin(problem, episode, outcome)
         if episode.answer is None and self.service is not None and outcome is None:
-            for gold in problem.golds:  # the lenient verdict will be asked for later: the grader begins now
-                self.service.submit(episode.text, gold, pending.item.rules)
+            # The lenient verdict will be asked for later: the grader begins now.
+            place = (str(episode.key[2]), int(episode.key[3]), episode.sample)
+            self.lenient[place] = [
+                self.service.submit(episode.text, gold, pending.item.rules) for gold in problem.golds
+            ]
         return pending
 
 

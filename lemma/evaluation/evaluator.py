@@ -27,7 +27,7 @@ from lemma.core.types import Message, Problem, content_id
 from lemma.core.version import lemma_version
 from lemma.engines.protocol import Engine
 from lemma.evaluation.eval_folder import alone_in, claim
-from lemma.evaluation.eval_samples import BenchmarkJudge, journals_in, open_worlds, sample
+from lemma.evaluation.eval_samples import BenchmarkJudge, Place, journals_in, open_worlds, sample
 from lemma.evaluation.eval_settings import OURS, EvalSettings
 from lemma.evaluation.in_environment import in_settings, is_scored_by, measures_of
 from lemma.evaluation.lenient import with_lenient
@@ -119,6 +119,7 @@ def _evaluate(
     began = time.perf_counter()
     written = [one for one in asked if not one.is_weighed]
     rows = {one.name: _weigh(one, policy, sink) for one in asked if one.is_weighed}
+    begun: Mapping[Place, list[Any]] = {}
     with GradingService(_workers()) if service is None else nullcontext(service) as used:
         if policy.device.type != "cpu" and written:
             used.start()  # where the engine leaves the cores alone, starting hides behind it
@@ -126,10 +127,11 @@ def _evaluate(
             usual = EnvironmentReward() if is_scored_by(settings.environment) else Accuracy()
             judge = BenchmarkJudge(written, rewards or [usual], policy.tokenizer, used)
             rows |= sample(engine, written, judge, open_worlds(written, policy, settings), folder, sink)
+            begun = judge.lenient
         sampled = time.perf_counter()
 
         def results() -> Report:
-            report = _results(rows, asked, settings, identity, used)
+            report = _results(rows, asked, settings, identity, used, begun)
             fault_point("evaluation.before_results")
             write_report(folder, report)
             tokens = sum(row.tokens for own in report.rows.values() for row in own)
@@ -146,6 +148,7 @@ def _results(
     settings: EvalSettings,
     identity: dict[str, Any],
     service: GradingService,
+    begun: Mapping[Place, list[Any]],
 ) -> Report:
     """Numbers from samples, by the grader that is asked for and with the lenient verdict next to it."""
     graded: dict[str, Sequence[EvalRow]] = {}
@@ -154,7 +157,7 @@ def _results(
         if not one.is_weighed:
             if settings.grader != OURS:
                 settled = regrade(settled, own, settings.grader, service)
-            settled = with_lenient(settled, own, service)
+            settled = with_lenient(settled, own, service, begun)
         graded[one.name] = settled
     return make_report(identity["model"], identity["benchmarks"], graded, _measures(asked, graded))
 

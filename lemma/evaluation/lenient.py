@@ -17,12 +17,22 @@ FEW = 0.1
 """Below this share of completions that keep the format, people are told."""
 
 
-def with_lenient(rows: Sequence[EvalRow], settings: Mapping[str, Any], service: GradingService) -> list[EvalRow]:
-    """The rows of one benchmark, each with its lenient verdict."""
+def with_lenient(
+    rows: Sequence[EvalRow],
+    settings: Mapping[str, Any],
+    service: GradingService,
+    begun: Mapping[tuple[str, int, int], list[Any]] | None = None,
+) -> list[EvalRow]:
+    """The rows of one benchmark in order, each with its lenient verdict. Those that are `begun` already, by benchmark,
+    number of the problem and of the sample, are not asked for again."""
     if settings.get("scoring") in ACCURACY:
         return list(rows)
     rules = Rules.model_validate(settings["rules"])
-    asked = {place: ask(row, rules, service) for place, row in enumerate(rows) if is_open(row)}
+    asked: dict[int, list[Any]] = {}
+    for place, row in enumerate(rows):
+        if is_open(row):
+            known = (begun or {}).get((row.benchmark, place // settings["k"], row.sample))
+            asked[place] = ask(row, rules, service) if known is None else known
     return [replace(row, lenient=_verdict(row, asked.get(place))) for place, row in enumerate(rows)]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from lemma.engines.protocol import Completion, Engine, EngineError, Key, Request
@@ -19,6 +19,8 @@ from lemma.engines.protocol import Completion, Engine, EngineError, Key, Request
 SWITCH_INTERVAL = 0.0005
 # How long the reader holds back for an engine that does not come to wait for the device, in seconds.
 PATIENCE = 0.02
+# Completions that are looked at together, where so many are there.
+BATCH = 64
 
 
 class _Abandoned(Exception):
@@ -28,8 +30,8 @@ class _Abandoned(Exception):
 class _Relay(Engine):
     """The engine as the reader sees it: `completions` gives what the caller's thread passes on."""
 
-    def __init__(self, engine: Engine):
-        self.name, self.context, self._engine = engine.name, engine.context, engine
+    def __init__(self, engine: Engine, look: Callable[[Sequence[Completion]], None] | None):
+        self.name, self.context, self._engine, self._look = engine.name, engine.context, engine, look
         self.ready = threading.Event()
         self.may_read = threading.Event()
         self.may_read.set()
@@ -41,11 +43,27 @@ class _Relay(Engine):
 
     def completions(self) -> Iterator[Completion]:
         self.ready.set()
-        while (item := self.passed.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            self.may_read.wait(PATIENCE)
-            yield item
+        while batch := self._batch():
+            if self._look is not None:
+                self.may_read.wait(PATIENCE)
+                self._look(batch)
+            for item in batch:
+                self.may_read.wait(PATIENCE)
+                yield item
+
+    def _batch(self) -> list[Completion]:
+        """What was passed on, as much as is there; nothing at the end."""
+        batch: list[Completion] = []
+        while not batch or (len(batch) < BATCH and not self.passed.empty()):
+            item = self.passed.get()
+            if item is not None and not isinstance(item, BaseException):
+                batch.append(item)
+                continue
+            if batch or item is None:
+                self.passed.put(item)  # it is the last one, and for the next call
+                break
+            raise item
+        return batch
 
     @contextmanager
     def meanwhile(self) -> Iterator[None]:
@@ -68,10 +86,12 @@ class _Relay(Engine):
         raise AssertionError("the engine belongs to the caller")
 
 
-def read_beside(engine: Engine, reader: Callable[[Engine], None]) -> None:
+def read_beside(
+    engine: Engine, reader: Callable[[Engine], None], look: Callable[[Sequence[Completion]], None] | None = None
+) -> None:
     """Call `reader` with an engine in a thread of its own, and generate here what it asks for; returns when both are
-    done. What either raises is raised here."""
-    relay = _Relay(engine)
+    done. What either raises is raised here. `look` sees completions before the reader does, several at a time."""
+    relay = _Relay(engine, look)
     failed: list[BaseException] = []
 
     def work() -> None:

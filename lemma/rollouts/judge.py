@@ -62,9 +62,13 @@ class Judge:
         """What was said in a turn, without the token that ended it."""
         return text_of(turn.ids, turn.finish, self.tokenizer, self.ends)
 
+    def said_last(self, episode: Episode) -> str:
+        """The text of an episode's last turn."""
+        return self.text(episode.turns[-1])
+
     def _begin(self, problem: Problem, episode: Episode, outcome: Outcome | None) -> Pending:
         last = episode.turns[-1]
-        last.text = self.text(last)
+        last.text = self.said_last(episode)
         fmt, rules = self.reads(problem, episode)
         parsed = fmt.parse(last.text)
         if outcome is not None and outcome.reward is not None:
@@ -106,7 +110,26 @@ class Judge:
 
 def text_of(ids: np.ndarray, finish: str, tokenizer: Any, ends: Collection[int] = ()) -> str:
     """The text of a response; the end token that ended it, the tokenizer's or one of `ends`, is not part of it."""
+    said = _without_end(ids, finish, tokenizer, ends)
+    return tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def texts_of(
+    responses: Sequence[tuple[np.ndarray, str]], tokenizer: Any, ends: Collection[int] = ()
+) -> list[str] | None:
+    """`text_of` for many ids and finishes, on all cores; None where this tokenizer decodes in a way of its own."""
+    from transformers import PreTrainedTokenizerFast
+
+    kind = type(tokenizer)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast) or any(
+        getattr(kind, name) is not getattr(PreTrainedTokenizerFast, name) for name in ("decode", "_decode")
+    ):
+        return None
+    said = [_without_end(ids, finish, tokenizer, ends).tolist() for ids, finish in responses]
+    return list(tokenizer.backend_tokenizer.decode_batch(said, skip_special_tokens=False))
+
+
+def _without_end(ids: np.ndarray, finish: str, tokenizer: Any, ends: Collection[int]) -> np.ndarray:
     last = int(ids[-1]) if len(ids) else None
-    if finish in ("stop", "given") and last is not None and (last == tokenizer.eos_token_id or last in ends):
-        ids = ids[:-1]
-    return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    is_ended = finish in ("stop", "given") and last is not None and (last == tokenizer.eos_token_id or last in ends)
+    return ids[:-1] if is_ended else ids

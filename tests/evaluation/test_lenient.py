@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,20 @@ def test_an_answer_outside_the_format_counts_leniently_and_one_inside_as_always(
     header, _, line = as_markdown(report).splitlines()[:3]
     assert dict(zip(header.split(" | "), line.split(" | "), strict=True))["lenient %"] == "50.0"
     assert not hints(report), "half of the completions keep the format"
+
+
+def test_a_lenient_verdict_is_asked_for_once(policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    submit = GradingService.submit
+
+    def counted(service: GradingService, prediction: str, *others: Any) -> Any:
+        asked.append(prediction)
+        return submit(service, prediction, *others)
+
+    monkeypatch.setattr(GradingService, "submit", counted)
+    report = measured(policy, SAID, tmp_path)
+    whole = [row.completion for row in report.rows["rows"] if row.extracted is None]
+    assert len(whole) == 2 and [asked.count(text) for text in whole] == [1, 1]
 
 
 def test_a_hint_where_the_format_is_hardly_ever_kept(policy: Policy, tmp_path: Path) -> None:

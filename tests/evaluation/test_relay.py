@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Problem
 from lemma.engines.protocol import Completion, Engine, Key, Request, Sampling
-from lemma.evaluation.relay import PATIENCE, read_beside
+from lemma.evaluation.relay import BATCH, PATIENCE, read_beside
 from lemma.rollouts import Ask, play
 
 PROMPT = np.array([1, 2])
@@ -84,6 +84,24 @@ def test_the_engine_works_here_and_the_reader_elsewhere() -> None:
     assert read == [(number,) for number in range(50)]
     assert set(engine.threads[50:]) == {threading.get_ident()} and readers == set(engine.threads[:50])
     assert readers.isdisjoint(engine.threads[50:])
+
+
+def test_what_is_read_was_looked_at_before_several_at_a_time() -> None:
+    looked: list[Key] = []
+    sizes: list[int] = []
+
+    def look(completions: Sequence[Completion]) -> None:
+        looked.extend(completion.key for completion in completions)
+        sizes.append(len(completions))
+        time.sleep(PATIENCE / 4)
+
+    def reader(relay: Engine) -> None:
+        submit(relay, 200)
+        for number, completion in enumerate(relay.completions()):
+            assert looked[number] == completion.key
+
+    read_beside(Counting(), reader, look)
+    assert len(looked) == 200 and 1 < max(sizes) <= BATCH
 
 
 def test_the_reader_works_while_the_engine_waits() -> None:

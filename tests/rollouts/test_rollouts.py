@@ -23,6 +23,7 @@ from lemma.models.model_options import ModelOptions, TinyOptions
 from lemma.models.policy import Policy
 from lemma.rewards import make_reward
 from lemma.rollouts import Ask, Episode, Journal, Judge, play, read_episodes
+from lemma.rollouts.judge import text_of, texts_of
 from tests.models.small import CPU
 from tests.rollouts.scripted import Scripted
 
@@ -194,3 +195,20 @@ def test_with_patience_a_sample_is_written_before_a_batch_is_full(policy: Policy
     samples = iter(play(engine, asks(policy), Sampling(max_tokens=20), judge(policy), journal=journal, patience=0.0))
     next(samples)
     assert len(list(read_episodes(journal.path))) == 1
+
+
+def test_many_texts_are_those_of_each(policy: Policy) -> None:
+    tokenizer, rng = policy.tokenizer, np.random.default_rng(0)
+    responses: list[tuple[np.ndarray, str]] = [
+        (rng.integers(0, len(tokenizer), length), finish) for length in (0, 1, 7) for finish in ("stop", "length")
+    ]
+    responses += [
+        (np.array([7, 8, end]), finish) for end in (tokenizer.eos_token_id, 9) for finish in ("stop", "length")
+    ]
+    assert texts_of(responses, tokenizer, {9}) == [text_of(*one, tokenizer, {9}) for one in responses]
+
+    class Own(type(tokenizer)):  # type: ignore[misc]
+        def decode(self, *given: object, **named: object) -> str:
+            return "own"
+
+    assert texts_of(responses, Own(tokenizer_object=tokenizer.backend_tokenizer)) is None
