@@ -42,7 +42,7 @@ from benchmarks.grpo_work import (
     write_model,
 )
 from benchmarks.ppo_trl import run_trl_ppo
-from benchmarks.rows import run_rows, spread
+from benchmarks.rows import run_rows, spread, trouble
 from benchmarks.sft_step import MATRIX_RATE
 
 OPTIONS = {"shape": "1.5B", "problems": 32, "samples": 8, "prompt": 128, "new": 512, "steps": 4, "device": "cuda"}
@@ -255,7 +255,7 @@ def table(results: list[Row]) -> str:
         work = f"{one['problems']} x {one['samples']} x ({one['prompt']} + {one['new']})"
         name = ", ".join([one["who"], one["shape"], "LoRA" if one.get("lora") else "full weights", work, *said])
         if "error" in one:
-            lines.append(f"| {name} | {one['error']} |" + " |" * (len(heads) - 1))
+            lines.append(f"| {name} | {trouble(one)} |" + " |" * (len(heads) - 1))
             continue
         cells = [f"{one[key]:.3f}" if key in one else "" for key in shown]
         cells += [f"{one[key]:.1%}" if key in one else "" for key in ("spread", "mfu")]

@@ -110,13 +110,19 @@ def made_by(results: Sequence[Row]) -> str:
     kinds: dict[tuple[Any, ...], dict[str, str]] = {}
     for result in results:
         made = dict(result["made"])
-        known = tuple(made.pop(name, None) for name in ("date", "device", "commit", "command"))
-        kinds.setdefault((known[0], known[2], known[3]), {}).update(made | ({"on": known[1]} if known[1] else {}))
+        facts = tuple(made.pop(name, None) for name in ("date", "device", "commit", "command"))
+        kinds.setdefault((facts[0], facts[2], facts[3]), {}).update(made | ({"on": facts[1]} if facts[1] else {}))
     lines = []
     for (date, revision, command), used in kinds.items():
         packages = ", ".join(f"{name} {version}" for name, version in used.items() if name != "on")
-        lines.append(f"{date}, {used.get('on', 'no device')}, commit {revision}; {packages}; `{command}`")
+        known = [f"{date}, {used.get('on', 'no device')}, commit {revision}", packages, f"`{command}`"]
+        lines.append("; ".join(part for part in known if part))
     return "\n".join(lines)
+
+
+def trouble(result: Row) -> str:
+    """Why a row has no result, for a cell of a table."""
+    return str(result["error"]).rpartition(" | ")[2]
 
 
 def spread(values: Sequence[float]) -> float:
