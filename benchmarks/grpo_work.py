@@ -77,7 +77,7 @@ def made_in_memory(device: str) -> AbstractContextManager[Any]:
     def made(path: str, options: Any, arguments: Row) -> Any:
         from transformers import AutoConfig
 
-        return random_model(AutoConfig.from_pretrained(path), device, **arguments)
+        return random_model(AutoConfig.from_pretrained(path), device, **arguments).eval()
 
     return mock.patch.object(load_model, "_from_pretrained", made)
 

@@ -15,6 +15,7 @@ from lemma.models.model_options import ModelOptions, Precision
 ALONE, WITH_ENGINE = 0.85, 0.6
 BUDGETS = (65536, 32768, 16384, 8192)
 USUAL, LEAST = 16384, 2048
+SMALLER = (USUAL, 8192, 4096, LEAST)
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def fit_update(
     """What fits into `memory` bytes by the plan; the smallest where nothing does. What the options say stays."""
     room = memory * (WITH_ENGINE if with_engine else ALONE)
 
-    def fits(budget: int, recomputed: int) -> bool:
+    def fits(budget: int, recomputed: int, room: float = room) -> bool:
         plan = plan_training(
             shape, model, precision, budget,
             eight_bit_moments=eight_bit_moments, ranks=ranks, shard=shard, recomputed=recomputed,
@@ -54,10 +55,14 @@ def fit_update(
     for budget in budgets:
         if fits(budget, counts[0]):
             return UpdateFit(budget, counts[0])
-    usual = token_budget or USUAL
     for count in counts:
-        if fits(usual, count):
-            return UpdateFit(usual, count)
-    while token_budget is None and usual > LEAST and not fits(usual, counts[-1]):
-        usual //= 2
-    return UpdateFit(usual, counts[-1])
+        if fits(token_budget or USUAL, count):
+            return UpdateFit(token_budget or USUAL, count)
+    if token_budget is not None:
+        return UpdateFit(token_budget, counts[-1])
+    # Small packs save little of what weights and optimiser take: where these leave an engine less, it gets the rest.
+    for most in (room, memory * ALONE):
+        for budget in SMALLER:
+            if fits(budget, counts[-1], most):
+                return UpdateFit(budget, counts[-1])
+    return UpdateFit(LEAST, counts[-1])

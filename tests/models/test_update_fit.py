@@ -55,6 +55,12 @@ def test_where_nothing_fits_the_smallest_is_taken() -> None:
     assert fit_update(LARGE, adapters, "bf16", 24 * GIB).token_budget >= 4096
 
 
+def test_packs_stay_usual_where_the_state_itself_leaves_an_engine_less() -> None:
+    fit = fit_update(LARGE, MODEL, "bf16", 120 * GIB, with_engine=True, eight_bit_moments=True)
+    assert fit == UpdateFit(16384, LARGE.layers)
+    assert fit_update(LARGE, MODEL, "bf16", 100 * GIB, with_engine=True, eight_bit_moments=True).token_budget == 2048
+
+
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_so_many_blocks_are_computed_twice_and_the_gradient_stays(count: int) -> None:
     policy = tiny_policy()
