@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -20,7 +18,8 @@ import yaml
 
 from lemma.cli import main
 from lemma.cluster.launching import Launcher
-from tests.cluster.crew import PRELOAD, Crew
+from tests.cluster.crew import Crew
+from tests.cluster.forked import ForkedRank
 
 FILES = ["results.json", "results.csv", "results.md", "samples.jsonl", "questions.csv", "settings.json"]
 PLACES = ("--device", "cpu")
@@ -121,59 +120,20 @@ def test_generate_shares_out_a_file(crew: Crew, data: Path) -> None:
 # --- ranks that were started by the command ------------------------------------------------------------------------
 
 
-class _Forked:
-    """A rank that is forked from a process that has everything imported."""
-
-    def __init__(self, command: Sequence[str], changes: dict[str, str], output: Path):
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
-        self._process = context.Process(target=_rank, args=(list(command), changes, str(output)))
-        self._process.start()
-        self.pid = self._process.pid or 0
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self) -> int:
-        self._process.join()
-        return self._process.exitcode or 0
-
-    def send_signal(self, sig: int) -> None:
-        os.kill(self.pid, sig)
-
-
-def _rank(command: list[str], changes: dict[str, str], output: str) -> None:
-    import torch
-
-    os.setsid()
-    os.environ.update(changes)
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-    torch.set_num_threads(1)
-    code = main(command[3:])
-    sys.stdout.flush()
-    os._exit(code)
-
-
 @pytest.fixture
-def ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[_Forked]:
+def ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ForkedRank]:
     """Ranks as `lemma eval --ranks 2` starts them, but forked; those that were started."""
-    started: list[_Forked] = []
+    started: list[ForkedRank] = []
 
     def start_rank(self: Launcher, command: Sequence[str], env: dict[str, str], output: Path | None) -> Any:
-        changes = {name: value for name, value in env.items() if os.environ.get(name) != value}
-        changes |= {name: env[name] for name in ("LEMMA_FAULT",) if name in env}
-        changes.pop("LEMMA_LAUNCHER")  # the parent of a forked rank is another process
-        started.append(_Forked(command, changes, output or tmp_path / "terminal.txt"))
+        started.append(ForkedRank(list(command[3:]), env, output or tmp_path / "terminal.txt"))
         return started[-1]
 
     monkeypatch.setattr(Launcher, "start_rank", start_rank)
     return started
 
 
-def left_of(ranks: Sequence[_Forked]) -> list[int]:
+def left_of(ranks: Sequence[ForkedRank]) -> list[int]:
     """Processes in the sessions of these ranks."""
     sessions, left = {one.pid for one in ranks}, []
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -184,7 +144,7 @@ def left_of(ranks: Sequence[_Forked]) -> list[int]:
 
 
 def test_a_rank_that_dies_ends_the_others_and_nothing_is_sampled_twice(
-    data: Path, alone: Path, tmp_path: Path, ranks: list[_Forked], capfd: pytest.CaptureFixture[str], crew: Crew,
+    data: Path, alone: Path, tmp_path: Path, ranks: list[ForkedRank], capfd: pytest.CaptureFixture[str], crew: Crew,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("LEMMA_FAULT", "jsonl.mid_line:4@1")
@@ -203,7 +163,7 @@ def test_a_rank_that_dies_ends_the_others_and_nothing_is_sampled_twice(
 
 
 def test_ctrl_c_leaves_nothing(
-    data: Path, tmp_path: Path, ranks: list[_Forked], capfd: pytest.CaptureFixture[str]
+    data: Path, tmp_path: Path, ranks: list[ForkedRank], capfd: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt() -> None:
         until = time.monotonic() + 60
@@ -218,7 +178,7 @@ def test_ctrl_c_leaves_nothing(
     assert len(ranks) == 2 and left_of(ranks) == []
 
 
-def test_a_mistake_is_said_once(data: Path, tmp_path: Path, ranks: list[_Forked], capfd: Any) -> None:
+def test_a_mistake_is_said_once(data: Path, tmp_path: Path, ranks: list[ForkedRank], capfd: Any) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/mine.txt").write_text("something else")
     assert main(sums(data, tmp_path / "out", "--ranks", "2")) == 2

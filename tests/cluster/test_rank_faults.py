@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lemma.cluster.launching import Launcher
 from lemma.core.random import stream
-from tests.cluster.crew import PRELOAD
+from tests.cluster.forked import Forked, wait_for
 
 RECIPE = """
 run: {{dir: {dir}, seed: 3, threads: 1, device: cpu, tensorboard: false}}
@@ -58,64 +54,6 @@ FAULTS = (
 )
 
 
-class Forked(Launcher):
-    """A launcher whose ranks are forked from a process that has everything imported."""
-
-    said: list[str]
-
-    def __init__(self, folder: Path, count: int = 2, restarts: int = 3, fault: str = ""):
-        self.said = []
-        run, recipe = folder / "run", folder / "recipe.yaml"
-        super().__init__([str(recipe)], count, run, restarts=restarts, fresh=False, say=self.said.append)
-        self._fault, self._output = fault, folder / "output.txt"
-
-    def start_rank(self, command: Sequence[str], env: dict[str, str], output: Path | None) -> Any:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
-        changes = {name: value for name, value in env.items() if os.environ.get(name) != value}
-        changes |= {"LEMMA_FAULT": self._fault} if self._fault else {}
-        changes.pop("LEMMA_LAUNCHER")  # the parent of a forked rank is another process
-        process = context.Process(target=_train, args=(list(command), changes, str(output or self._output)))
-        process.start()
-        return _Process(process)
-
-    @property
-    def output(self) -> str:
-        return self._output.read_text() if self._output.exists() else ""
-
-    def pid_of(self, rank: int) -> int:
-        return self._ranks[rank].pid
-
-
-class _Process:
-    def __init__(self, process: BaseProcess):
-        self._process, self.pid = process, process.pid
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self) -> int | None:
-        self._process.join()
-        return self._process.exitcode
-
-    def send_signal(self, sig: int) -> None:
-        os.kill(self.pid or 0, sig)
-
-
-def _train(command: list[str], changes: dict[str, str], output: str) -> None:
-    os.setsid()
-    os.environ.update(changes)
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-    from lemma.cli import main
-
-    code = main(["train", *command])
-    sys.stdout.flush()
-    os._exit(code)
-
-
 def prepare(folder: Path, steps: int = 4, patience: float = 20.0, deadline: float = 60.0, reward: str = PARITY) -> Path:
     folder.mkdir(exist_ok=True)
     text = RECIPE.format(dir=folder / "run", steps=steps, patience=patience, deadline=deadline, reward=reward)
@@ -141,13 +79,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str
     assert launcher.run() == 0, launcher.output
     assert launcher.said == []
     return outcome(folder)
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "nothing happened"
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("fault", FAULTS[::3])

@@ -29,9 +29,8 @@ from lemma.objectives import NegativeLogLikelihood, Objective
 from lemma.objectives.value import ClippedValueLoss
 from lemma.recipe import Recipe
 from lemma.runs.split_checks import check_split
-from tests.cluster import test_rank_faults
 from tests.cluster.crew import Crew
-from tests.cluster.test_rank_faults import Forked, _train
+from tests.cluster.forked import Forked, lemma_rank
 from tests.cluster.test_rl_ranks import ALGORITHMS
 from tests.cluster.test_rl_ranks import recipe_of as rl_recipe
 from tests.cluster.test_run_ranks import PREFERENCE, SFT, pairs, recipe_of, trained  # noqa: F401
@@ -263,20 +262,19 @@ def test_a_rank_that_dies_is_missed_in_the_next_pass(crew: Crew, tmp_path: Path)
     assert all(torch.equal(one[name], other[name]) for name in other)
 
 
-def short_of_memory(command: list[str], changes: dict[str, str], output: str) -> None:
+def short_of_memory(words: list[str], changes: dict[str, str], output: Path) -> None:
     """A rank, the second of which runs out of memory in the middle of a pass."""
     if changes["RANK"] == "1":
         Learner._terms = mock.Mock(side_effect=torch.OutOfMemoryError)  # type: ignore[method-assign]
-    _train(command, changes, output)
+    lemma_rank(words, changes, output)
 
 
 def test_one_rank_without_memory_ends_all_of_them(tmp_path: Path) -> None:
     """The first one is waiting inside a pass; nothing is started again."""
     cluster = {"slots": 2, "shard": "weights", "patience": 20.0, "deadline": 60.0}
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe_of(tmp_path, "run", SFT, cluster)))
-    launcher = Forked(tmp_path)
-    with mock.patch.object(test_rank_faults, "_train", short_of_memory):
-        assert launcher.run() == 2
+    launcher = Forked(tmp_path, program=short_of_memory)
+    assert launcher.run() == 2
     told = "rank 1 ran out of memory, and with `shard: weights` a step is not repeated with smaller packs; lower"
     assert (launcher.output + "".join(launcher.said)).count(told) == 1
 
