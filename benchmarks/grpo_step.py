@@ -231,9 +231,9 @@ SETS: dict[str, list[Row]] = {
         {"who": "lemma", "shape": "7B", "optim": "adamw_8bit", "memory_gib": 120, "limit": 330},
     ],
     "ppo": [
-        {"who": "lemma", "algorithm": "ppo"},
         {"who": "lemma", "algorithm": "ppo", "problems": 64, "samples": 1},
         {"who": "trl_ppo", "algorithm": "ppo", "problems": 64, "samples": 1, "batch": 8, "limit": 240},
+        {"who": "lemma", "algorithm": "ppo", "limit": 240},
     ],
     "recomputed": [{"who": "lemma", "budget": 16640, "recompute": True, "share": False}],
     "trl": [
