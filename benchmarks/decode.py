@@ -121,7 +121,7 @@ def floors(policy: Any, work: list[Any]) -> dict[str, float]:
     weights = sum(p.numel() for name, p in policy.causal.named_parameters() if "lora_" not in name)
     new = np.array([request.sampling.max_tokens for request in work], dtype=np.float64)
     prompt = np.array([len(request.prompt) for request in work], dtype=np.float64)
-    read = new.max() * 2 * weights + float((prompt * new + new**2 / 2).sum()) * bytes_per_token(policy)
+    read = float(new.max()) * 2 * weights + float((prompt * new + new**2 / 2).sum()) * bytes_per_token(policy)
     return {
         "floor_bytes_seconds": read / BANDWIDTH,
         "floor_matrix_seconds": 2 * weights * float((prompt + new).sum()) / MATRIX_RATE,

@@ -207,8 +207,9 @@ def run_lemma(row: dict[str, Any]) -> dict[str, Any]:
 
 def run_paced(row: dict[str, Any]) -> dict[str, Any]:
     """What the evaluation adds to an engine that takes `wave_seconds` for `slots` sequences at a time."""
-    policy = make_policy(row | {"shape": "tiny", "override": {"vocab_size": 151936}, "device": "cpu"})
-    engine = Paced(151936, row.get("slots", 1024), row.get("wave_seconds", 2.5), host_share=row.get("host_share", 0.02))
+    size = row.get("vocabulary", 151936)
+    policy = make_policy(row | {"shape": "tiny", "override": {"vocab_size": size}, "device": "cpu"})
+    engine = Paced(size, row.get("slots", 1024), row.get("wave_seconds", 2.5), host_share=row.get("host_share", 0.02))
     return evaluated(row, engine, policy)
 
 
