@@ -155,6 +155,13 @@ class Recipe(Options):
         """A name for everything in here that determines results."""
         return self.digest_of(self.model_dump(mode="json"))
 
+    def shared_settings(self) -> dict[str, Any]:
+        """What all ranks of a run must have alike; folders may have other names on other machines."""
+        values = self.model_dump(mode="json")
+        for path in (("run", "dir"), ("stages", "*", "data", "cache"), ("stages", "*", "validation", "data", "cache")):
+            _remove(values, path)
+        return dict(without_folders(values))
+
     def digest_of(self, values: dict[str, Any]) -> str:
         """The same of these values in the place of its own; they lose what has no effect. Where Python files lie has
         none: what they hold is compared by itself."""

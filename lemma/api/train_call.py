@@ -36,7 +36,8 @@ def train(
 
     forget_files()
     wanted = _recipe(recipe, overrides or {})
-    with member(wanted.cluster, wanted.run.device) as world, sink_of(wanted, console=console) as sink:
+    place = member(wanted.cluster, wanted.run.device, wanted.shared_settings(), Path(wanted.run.dir))
+    with place as world, sink_of(wanted, console=console) as sink:
 
         def hear(event: Event) -> None:
             sink(event)

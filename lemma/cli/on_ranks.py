@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from lemma.core.errors import UserError
 
@@ -40,7 +41,7 @@ def on_ranks(
         from lemma.cluster.cluster_options import ClusterOptions
 
         _check_engine(int(os.environ["WORLD_SIZE"]), engine)
-        return as_rank(lambda world: _shared(work), ClusterOptions(deadline=DEADLINE), device)
+        return as_rank(lambda world: _shared(work), ClusterOptions(deadline=DEADLINE), device, _settings(args))
     count = _wanted(args.ranks, device, engine, is_shared)
     if count == 1:
         return work()
@@ -50,6 +51,11 @@ def on_ranks(
 
     command = [sys.executable, "-m", "lemma", *args.arguments]
     return Launcher(command, count, Path(os.devnull), restarts=0, fresh=False, say=say).run()
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What every rank must have been told alike."""
+    return {"the command": " ".join(args.arguments)}
 
 
 def _shared(work: Callable[[], int]) -> int:

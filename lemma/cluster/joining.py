@@ -7,18 +7,21 @@ gloo, through the host's memory.
 from __future__ import annotations
 
 import os
+import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from lemma.cluster.arrival import Lobby, address_of_name, arrived, on_loopback
 from lemma.cluster.cluster_options import ClusterOptions
 from lemma.cluster.rank_watch import RankWatch
 from lemma.core.errors import UserError
 from lemma.core.ranks import RankWorld, gather_over_ranks, joined
+from lemma.core.roll_call import roll_call
 
 START_SECONDS = 300.0
 PORT_FILE = "port"
@@ -58,8 +61,13 @@ def _whole_number(name: str, default: str | None = None) -> int:
 
 
 @contextmanager
-def member(options: ClusterOptions, device: str) -> Iterator[RankWorld]:
-    """Within `with`, this process is one of the ranks that its environment names; alone where it names none."""
+def member(
+    options: ClusterOptions, device: str, settings: Mapping[str, Any] | None = None, folder: Path | None = None
+) -> Iterator[RankWorld]:
+    """Within `with`, this process is one of the ranks that its environment names; alone where it names none.
+
+    All ranks must have the same settings and see the same run folder.
+    """
     place = place_of()
     if place is None:
         if options.speakers:
@@ -76,24 +84,23 @@ def member(options: ClusterOptions, device: str) -> Iterator[RankWorld]:
     store, second = _stores(place)
     limit = timedelta(seconds=options.deadline)
     has_own_gpu = _take_gpu(place, device)
-    try:
-        dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=limit)
-    except RuntimeError as error:
-        raise UserError(
-            f"rank {place.rank} did not meet the others within {START_SECONDS:.0f} s ({str(error).splitlines()[0]})",
-            fix="see what the other ranks say",
-        ) from error
     watch = RankWatch(second, place.rank, place.size, options.patience)
-    world = RankWorld(
-        place.rank, place.size, 1, dist.group.WORLD, dist.group.WORLD, waiting=watch.waiting, note=watch.note
-    )
     watch.start()
-    try:
+    with ExitStack() as held:
+        held.callback(watch.stop)
+        with watch.waiting("the start"):
+            held.enter_context(_reached(store, place, settings or {}))
+            dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=limit)
+        world = RankWorld(
+            place.rank, place.size, 1, dist.group.WORLD, dist.group.WORLD, waiting=watch.waiting, note=watch.note
+        )
         with joined(world):
             world.aside = dist.new_group(backend="gloo", timeout=limit)
             if all(gather_over_ranks(has_own_gpu, "who has a GPU")):
                 world.carrier, world.on_device = dist.new_group(backend="nccl", timeout=limit), True
             try:
+                if folder is not None:
+                    roll_call(folder, "run.dir")
                 with divided(world, options.speakers, options.deadline) as mine:
                     yield mine
             except UserError as error:
@@ -101,9 +108,17 @@ def member(options: ClusterOptions, device: str) -> Iterator[RankWorld]:
                 raise
             watch.stop()
             gather_over_ranks(None, "the end")
-    finally:
-        watch.stop()
     dist.destroy_process_group()
+
+
+def _reached(store: Any, place: RankPlace, settings: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Within `with`, gloo uses an interface on which all ranks reach each other."""
+    from torch.distributed import PrefixStore
+
+    if "LEMMA_MEETING" in os.environ:
+        return on_loopback()
+    lobby = Lobby(PrefixStore("arrival", store), place.rank, place.size, START_SECONDS)
+    return arrived(lobby, os.environ["MASTER_ADDR"], _whole_number("MASTER_PORT"), settings)
 
 
 def _stores(place: RankPlace) -> tuple[Any, Any]:
@@ -124,12 +139,29 @@ def _stores(place: RankPlace) -> tuple[Any, Any]:
         if not address:
             raise UserError("MASTER_ADDR is missing in the environment", fix="start with torchrun")
         hosts = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        first = TCPStore(address, port, None, hosts, limit, wait_for_workers=False)
+        address = address_of_name(address, port)
+        first = _opened_store(address, port, hosts, place.rank)
     first = first or TCPStore(address, port, None, False, limit)
     second = TCPStore(address, port, None, False, timedelta(seconds=30))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     prefix = f"lemma/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{attempt}"
     return PrefixStore(f"{prefix}/group", first), PrefixStore(f"{prefix}/watch", second)
+
+
+def _opened_store(address: str, port: int, hosts: bool, rank: int) -> Any:
+    """A connection to the store at an address that the user gave; the first rank may have to make the store."""
+    from torch.distributed import TCPStore
+
+    try:
+        return TCPStore(address, port, None, hosts, timedelta(seconds=START_SECONDS), wait_for_workers=False)
+    except RuntimeError as error:
+        host, reason = socket.gethostname(), str(error).splitlines()[0][:200]
+        if "EADDRINUSE" in str(error):
+            raise UserError(f"port {port} is taken on {host}", fix="choose another MASTER_PORT") from error
+        raise UserError(
+            f"rank {rank} on {host} does not reach the first rank at {address}, port {port} ({reason})",
+            fix="see that MASTER_ADDR is the machine of rank 0, that rank 0 runs, and that the port is open",
+        ) from error
 
 
 def _port(file: Path) -> int:

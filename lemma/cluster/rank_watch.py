@@ -38,11 +38,13 @@ class RankWatch:
         self._ending = threading.Event()
         # Of each rank: what its last beat said, and when that changed.
         self._heard: dict[int, tuple[str, float]] = {}
-        self._thread = threading.Thread(target=self._work, name="watch", daemon=True)
+        # When the store last answered: it may never again, and never say so, where a network is cut.
+        self._answered = time.monotonic()
 
     def start(self) -> None:
         self._beat()
-        self._thread.start()
+        for work in (self._work, self._guard):
+            threading.Thread(target=work, name="watch", daemon=True).start()
 
     def stop(self) -> None:
         """From now on a store that is gone is nobody's fault."""
@@ -89,7 +91,7 @@ class RankWatch:
             try:
                 self._beat()
                 self._listen()
-                trouble = None
+                trouble, self._answered = None, time.monotonic()
                 if self._store.check([FAILED]):
                     self._leave_after(self._store.get(FAILED).decode())
             except RuntimeError:
@@ -99,6 +101,13 @@ class RankWatch:
             silent = [r for r, (_, since) in self._heard.items() if time.monotonic() - since > self.patience]
             if silent and not self._ending.is_set():
                 self._end(f"nothing was heard of {self._say_of(silent[0])} for {self.patience:.0f} s", LOST)
+
+    def _guard(self) -> None:
+        """End this rank where the other thread waits for an answer of the store that does not come."""
+        while not self._ending.wait(min(BEAT_SECONDS, self.patience / 10)):
+            seconds = time.monotonic() - self._answered
+            if seconds > self.patience + NOTICE_SECONDS:
+                self._end(f"the store of the ranks has not answered for {seconds:.0f} s; {self._say_of(0)}", LOST)
 
     def _leave_after(self, sentence: str) -> None:
         """Another rank has failed: this one ends too, unless it notices by itself."""
@@ -158,7 +167,7 @@ def say_loss(sentence: str, rank: int, *, is_error: bool = False) -> None:
     if meeting:
         with suppress(OSError):
             (Path(meeting) / f"said-{rank}").write_text(sentence)
-    elif rank == 0 or not is_error:
+    elif not is_error or os.environ.get("LOCAL_RANK", "0") == "0":  # one of each machine speaks
         with suppress(OSError):
             os.write(2, f"lemma: {'error: ' if is_error else ''}{sentence}\n".encode())
     sys.stdout.flush()

@@ -23,6 +23,7 @@ from lemma.core.events import Progressed, Sink, silent
 from lemma.core.faults import fault_point
 from lemma.core.files import write_whole
 from lemma.core.ranks import from_leader, is_leader, world_size
+from lemma.core.roll_call import roll_call
 from lemma.core.types import Message, Problem, content_id
 from lemma.core.version import lemma_version
 from lemma.engines.protocol import Engine
@@ -87,6 +88,7 @@ def evaluate(
         if from_leader(begin, "the folder of an evaluation"):
             report = _from_leader(lambda: read_report(folder))
         else:
+            roll_call(folder, "--out")
             report = _evaluate(engine, policy, asked, settings, identity, folder, rewards, service, sink)
         for path in journals_in(folder) if is_leader() else ():
             path.unlink()

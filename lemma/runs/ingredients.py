@@ -4,17 +4,24 @@ the same."""
 from __future__ import annotations
 
 import hashlib
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.distributed.tensor import DTensor
+
 from lemma.config.registry import outside_files
+from lemma.core.errors import UserError
+from lemma.core.ranks import gather_over_ranks, world_size
 from lemma.learning.manifest import fingerprint
 from lemma.models.model_options import ModelOptions
 from lemma.models.places import TINY, resolve
 from lemma.runs.run_options import StageOptions
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "config.json", "adapter_config.json")
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def ingredients(
@@ -52,6 +59,31 @@ def _in_the_cache(name: str) -> Path | None:
 
     found = try_to_load_from_cache(name, "config.json")
     return Path(found).parent if isinstance(found, str) else None
+
+
+def check_alike(stage: str, mine: Mapping[str, str]) -> None:
+    """Refuse a stage that is made with one thing on the first rank and with another elsewhere."""
+    if world_size() == 1:
+        return
+    everybody = gather_over_ranks((socket.gethostname(), dict(mine)), "what the stage is made with")
+    first, marks = everybody[0]
+    for number, (host, others) in enumerate(everybody):
+        for what in [*marks, *others]:
+            if marks.get(what) != others.get(what):
+                raise UserError(
+                    f"stage {stage}: rank {number} on {host} finds other content for {what} than rank 0 on {first}",
+                    fix="let all machines read the same files",
+                )
+
+
+def mark_of_weights(module: torch.nn.Module) -> str:
+    """One name for all weights that are whole on this rank: sums of their bits, in which the order plays no part."""
+    sums = [
+        weight.detach().contiguous().view(_INTEGERS[weight.element_size()]).sum(dtype=torch.int64).cpu()
+        for weight in module.parameters()
+        if not isinstance(weight, DTensor)
+    ]
+    return hashlib.sha256(repr([int(one) for one in sums]).encode()).hexdigest()
 
 
 def mark_of(files: list[Path]) -> str:
