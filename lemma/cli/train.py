@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         wanted = {name: recipe.stages[name] for name in _wanted_stages(recipe, args.skip, args.only)}
         if (args.ranks or recipe.cluster.ranks) != 1:
             check_split(recipe.cluster, recipe.model, wanted)
-        check_flying(recipe.cluster, wanted)
+        check_flying(wanted)
         return _dry_run(recipe, args.skip, args.only)
     if args.ray:
         from lemma.cli.train_ray import run_on_ray

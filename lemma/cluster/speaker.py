@@ -1,7 +1,8 @@
 """A rank that only generates: it holds the model's weights and an engine, and no optimiser.
 
 It does what learners ask for, one session at a time and in the order in which they began. Whatever depends on time here
-decides when a sample is finished, and never what it is.
+decides when a sample is finished, and never what it is. Sessions that fly are served together, and new weights reach
+them between two bursts of tokens.
 """
 
 from __future__ import annotations
@@ -9,26 +10,25 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from queue import SimpleQueue
 from types import FrameType
 
 import numpy as np
 import torch
 
+from lemma.cluster.speaker_sessions import Outbox, Session
 from lemma.core.errors import UserError
 from lemma.core.events import Said, Sink
 from lemma.core.faults import fault_point
 from lemma.core.ranks import IDLE, RankWorld, note_place, portable
 from lemma.engines import make_engine, sent_weights
-from lemma.engines.protocol import Engine, EngineError, Key, Request, Sampling, generate
+from lemma.engines.protocol import Engine, EngineError, Request, Sampling, generate
 from lemma.engines.spoken_words import (
+    AtWork,
     Begin,
     Bye,
     End,
@@ -42,61 +42,16 @@ from lemma.engines.spoken_words import (
     TakeWeights,
     Unload,
 )
-from lemma.engines.vllm.vllm_probe import NEW_TOKENS, ProbeScores
+from lemma.engines.vllm.vllm_probe import NEW_TOKENS, ProbeScores, policy_logprobs
 from lemma.models.load_model import build_policy
 from lemma.models.policy import Policy
 
 # How long a speaker without work waits before it looks whether it was asked to stop.
 IDLE_SECONDS = 0.5
+# How often one that generates says so, at least.
+SIGN_SECONDS = 10.0
 # Share of the memory that is free on a GPU once the weights are there.
 CACHE_SHARE = 0.85
-
-
-@dataclass
-class _Session:
-    """Numbers are the learner's own: two of them may have the same."""
-
-    peer: Connection
-    number: int
-    is_whole: bool
-    forgets_prompts: bool
-    requests: list[Request]
-    cancelled: list[Key] = field(default_factory=list)
-    keys: set[Key] = field(default_factory=set)
-    is_ended: bool = False
-
-    @property
-    def has_news(self) -> bool:
-        return bool(self.requests or self.cancelled)
-
-
-class _Outbox:
-    """Words for one learner, sent by a thread: a speaker reads on while a learner is slow to, so that the two never
-    wait for each other."""
-
-    def __init__(self, peer: Connection):
-        self._peer = peer
-        self._words: SimpleQueue[object] = SimpleQueue()
-        self._failure: OSError | None = None
-        self._thread = threading.Thread(target=self._work, name="speaking", daemon=True)
-        self._thread.start()
-
-    def put(self, word: object) -> None:
-        if self._failure is not None:
-            raise self._failure
-        self._words.put(word)
-
-    def close(self) -> None:
-        """Everything is sent, or the learner is gone."""
-        self._words.put(None)
-        self._thread.join()
-
-    def _work(self) -> None:
-        try:
-            while (word := self._words.get()) is not None:
-                self._peer.send(word)
-        except OSError as error:
-            self._failure = error
 
 
 def speak(world: RankWorld, sink: Sink) -> None:
@@ -111,14 +66,16 @@ class Speaker:
         assert world.link is not None
         self._world, self._link, self._sink = world, world.link, sink
         self._peers = list(self._link.connections)
-        self._outboxes = {peer: _Outbox(peer) for peer in self._peers}
-        self._sessions: deque[_Session] = deque()
-        # What is done between two sessions' works, never while something is being generated.
+        self._outboxes = {peer: Outbox(peer) for peer in self._peers}
+        self._sessions: deque[Session] = deque()
+        self._aloft: list[Session] = []
+        # What is done between two sessions' works. Weights reach those that fly; nothing else is done meanwhile.
         self._orders: deque[tuple[Connection, Load | TakeWeights | Unload]] = deque()
         self._policy: Policy | None = None
         self._engine: Engine | None = None
         self._layout: sent_weights.Layout = ()
         self._stops, self._is_stop_told = 0, False
+        self._signed = time.monotonic()
 
     def run(self) -> None:
         while self._peers:
@@ -129,8 +86,12 @@ class Speaker:
 
     @property
     def _is_busy(self) -> bool:
-        first = self._sessions[0] if self._sessions else None
-        return bool(self._orders) or (first is not None and (first.has_news or first.is_whole or first.is_ended))
+        if self._orders or self._engine is None:
+            return bool(self._orders)
+        if self._sessions:
+            first = self._sessions[0]
+            return first.has_news or first.is_whole or first.is_ended
+        return any(session.has_news for session in self._aloft)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -180,24 +141,28 @@ class Speaker:
 
     def _take(self, peer: Connection, word: object) -> None:
         if isinstance(word, Begin):
-            self._sessions.append(
-                _Session(peer, word.session, word.is_whole, word.forgets_prompts, list(word.requests))
-            )
+            session = Session(peer, word.session, list(word.requests), word.is_whole, word.forgets_prompts, word.flies)
+            (self._aloft if word.flies else self._sessions).append(session)
         elif isinstance(word, More | End):
-            for session in [one for one in self._sessions if one.peer is peer and one.number == word.session]:
+            for session in self._all_sessions():
+                if session.peer is not peer or session.number != word.session:
+                    continue
                 if isinstance(word, More):
                     session.requests += word.requests
                     session.cancelled += word.cancelled
                 else:
-                    session.is_ended = True
+                    session.end()
         elif isinstance(word, Bye):
             self._peers.remove(peer)
             self._outboxes[peer].close()
         else:
             assert isinstance(word, Load | TakeWeights | Unload), word
-            for session in self._sessions if isinstance(word, Unload) else ():
-                session.is_ended = True
+            for session in self._all_sessions() if isinstance(word, Unload) else ():
+                session.end()
             self._orders.append((peer, word))
+
+    def _all_sessions(self) -> list[Session]:
+        return [*self._sessions, *self._aloft]
 
     # --- orders ------------------------------------------------------------------------------------------------
 
@@ -231,20 +196,23 @@ class Speaker:
             options = options.model_copy(update={"cache_tokens": _with_room(policy, word.cache)})
         engine = make_engine(options, policy, word.seed, self._sink)
         self._policy, self._engine, self._layout = policy, engine, word.layout
-        return SpeakerReady(engine.name, engine.context, engine.in_place_of, engine.room)
+        return SpeakerReady(engine.name, engine.context, engine.in_place_of, engine.room, engine.goes_on)
 
     def _take_weights(self, word: TakeWeights) -> Taken:
-        assert self._engine is not None and self._policy is not None
+        engine, policy = self._engine, self._policy
+        assert engine is not None and policy is not None
         note_place("taking weights")
         with self._world.waiting("weights"):
-            sent_weights.take(self._policy, self._layout, self._link.carrier, self._link.on_device)
+            sent_weights.take(policy, self._layout, self._link.carrier, self._link.on_device)
         fault_point("speaker.weights")
-        self._engine.update_weights(word.version)
-        return Taken(_probe(self._engine, word.prompt))
+        engine.update_weights(word.version)
+        is_generating = engine.between is not None
+        return Taken(_scored(policy, word.prompt) if is_generating else _probe(engine, word.prompt))
 
     def _unload(self) -> None:
         """Give the memory back, and forget what nobody waits for any more."""
         self._sessions.clear()
+        self._aloft.clear()
         if self._engine is not None:
             self._engine.close()
         self._engine = self._policy = None
@@ -255,62 +223,74 @@ class Speaker:
     # --- generating --------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Go on with the oldest session; the next one's turn comes when that is over."""
-        while self._sessions:
-            session = self._sessions[0]
-            if session.has_news and not session.is_ended:
-                self._generate(session)
-                if self._orders:
+        """Go on with the oldest session; the next one's turn comes when that is over. When there is none, what flies
+        goes on until there is nothing of it."""
+        while self._engine is not None and not self._orders:
+            if self._sessions:
+                session = self._sessions[0]
+                is_fed = session.has_news and not session.is_ended
+                if is_fed:
+                    self._generate([session], self._engine)
+                if session.is_whole or session.is_ended:
+                    self._sessions.popleft()
+                elif not is_fed:
                     return
-            elif not (session.is_whole or session.is_ended):
+            elif any(session.has_news for session in self._aloft):
+                self._generate(self._aloft, self._engine)
+                self._aloft = [session for session in self._aloft if not session.is_ended]
+            else:
                 return
-            if (session.is_whole or session.is_ended) and self._sessions:
-                self._sessions.popleft()
 
-    def _generate(self, session: _Session) -> None:
-        engine = self._engine
-        assert engine is not None, "an engine is loaded before a session begins"
+    def _generate(self, sessions: Sequence[Session], engine: Engine) -> None:
+        """Until nothing of these sessions is in the engine; there may be more of those that fly meanwhile."""
         note_place("generate")
-        if session.forgets_prompts:
-            session.forgets_prompts = False
-            engine.forget_prompts()
+        for session in sessions:
+            if session.forgets_prompts:
+                session.forgets_prompts = False
+                engine.forget_prompts()
         began, count, tokens = time.perf_counter(), 0, 0
         said = began
-        engine.between = lambda: self._look_up(session, engine)
+        engine.between = lambda: self._look_up(sessions, engine)
         try:
-            self._feed(session, engine)
+            self._look_up(sessions, engine)
             for completion in engine.completions():
                 now = time.perf_counter()
+                session = next(one for one in sessions if completion.key in one.keys)
+                session.count_off(completion.key)
                 if not session.is_ended:
                     self._say(session.peer, SpokenSample(session.number, completion, now - said))
                     fault_point("speaker.spoken")
                 said, count, tokens = now, count + 1, tokens + len(completion.ids)
-                self._look_up(session, engine)
+                self._look_up(sessions, engine)
         except UserError as error:
-            if not session.is_ended:
-                self._say(session.peer, Failed(portable(error), session.number))
+            self._give_up(sessions, engine, error)
         finally:
             engine.between = None
-        session.keys.clear()
         seconds = time.perf_counter() - began
         self._sink(Said(f"{count} samples, {tokens} tokens in {seconds:.2f} s"))
 
-    def _look_up(self, session: _Session, engine: Engine) -> None:
+    def _give_up(self, sessions: Sequence[Session], engine: Engine, error: UserError) -> None:
+        """Those who have anything in the engine hear why they do not get it, and nothing of it stays there."""
+        engine.between = None
+        keys = [key for session in sessions for key in session.keys]
+        for session in sessions:
+            if session.is_at_work and not session.is_ended:
+                self._say(session.peer, Failed(portable(error), session.number))
+            session.requests, session.cancelled, session.keys = [], [], {}
+        engine.drop(keys)
+
+    def _look_up(self, sessions: Sequence[Session], engine: Engine) -> None:
         """Between two tokens: hear what is said, and change what is being generated accordingly."""
         self._hear(0.0)
-        self._feed(session, engine)
-
-    def _feed(self, session: _Session, engine: Engine) -> None:
-        requests, session.requests = session.requests, []
-        cancelled, session.cancelled = session.cancelled, []
-        if session.is_ended:
-            requests, cancelled = [], list(session.keys)
-            session.keys.clear()
-        for request in requests:
-            session.keys.add(request.key)
-            engine.submit(request)
-        for key in cancelled:
-            engine.cancel(key)
+        if time.monotonic() - self._signed > min(SIGN_SECONDS, self._link.deadline / 4):
+            self._signed = time.monotonic()
+            for peer in {session.peer for session in self._all_sessions()}:
+                self._say(peer, AtWork())
+        while sessions is self._aloft and self._orders and isinstance(self._orders[0][1], TakeWeights):
+            self._obey(*self._orders.popleft())
+            note_place("generate")
+        for session in sessions:
+            session.feed(engine)
 
 
 def _with_room(policy: Policy, wanted: int) -> int:
@@ -321,6 +301,11 @@ def _with_room(policy: Policy, wanted: int) -> int:
         return wanted
     free, _ = torch.cuda.mem_get_info(policy.device)
     return max(BLOCK, min(wanted, int(CACHE_SHARE * free // bytes_per_token(policy))))
+
+
+def _scored(policy: Policy, prompt: Sequence[int]) -> ProbeScores:
+    """What the policy says about a prompt, where the engine has other work: they share their weights."""
+    return ProbeScores(list(prompt), policy_logprobs(policy, list(prompt)).tolist())
 
 
 def _probe(engine: Engine, prompt: Sequence[int]) -> ProbeScores:

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any
 
 from lemma.core.errors import UserError
-from lemma.core.ranks import RankWorld, SpeakerLink, gather_over_ranks, joined
-from lemma.engines.spoken_words import Bye
+from lemma.core.ranks import RankWorld, SpeakerLink, ask_to_stop, gather_over_ranks, joined, waiting_for_speakers
+from lemma.engines.spoken_words import Bye, StopAsked
 
 LOCAL = "127.0.0.1"
 
@@ -44,6 +44,7 @@ def divided(world: RankWorld, speakers: int, deadline: float) -> Iterator[RankWo
         mine = replace(world, size=1, slots=1, control=None, aside=None, carrier=None, link=link, is_speaker=True)
     else:
         mine = replace(world, size=first, control=control, aside=aside, carrier=carrier, link=link)
+        link.look = lambda: _look(link)
     try:
         with joined(mine):
             yield mine
@@ -53,6 +54,20 @@ def divided(world: RankWorld, speakers: int, deadline: float) -> Iterator[RankWo
     finally:
         for connection in connections:
             connection.close()
+
+
+def _look(link: SpeakerLink) -> None:
+    """While there is no engine: whether a speaker was asked to stop. What else it says came too late for anybody."""
+    with waiting_for_speakers("words of the speakers"):
+        for connection in wait(link.connections, 0.0):
+            assert isinstance(connection, Connection)
+            try:
+                word = connection.recv()
+            except (EOFError, OSError) as error:
+                rank = link.ranks[link.connections.index(connection)]
+                raise RuntimeError(f"the connection to rank {rank} is lost") from error
+            if isinstance(word, StopAsked):
+                ask_to_stop()
 
 
 def groups_of(learners: int, size: int, on_device: bool, deadline: float) -> tuple[Any, Any, Any, Any]:

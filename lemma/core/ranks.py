@@ -37,6 +37,8 @@ class SpeakerLink:
     deadline: float = 3600.0
     # Parts of the work that were begun; their numbers are never used again.
     sessions: int = 0
+    # Takes the words that are there, without waiting.
+    look: Callable[[], None] = field(default=lambda: None)
 
 
 @dataclass
@@ -122,6 +124,9 @@ def ask_to_stop() -> None:
 
 
 def is_stop_asked() -> bool:
+    """Whether a speaker was asked to end the run, as far as it has said so."""
+    if _world.link is not None:
+        _world.link.look()
     return _world.is_stop_asked
 
 

@@ -8,7 +8,7 @@ kept. The behaviour policy's log-probability is their difference.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -113,7 +113,7 @@ class Engine(Protocol):
     """Entered whenever the engine waits for the device and the interpreter is free for others."""
     is_apart: ClassVar[bool] = False
     """Whether it has devices of its own, so that it generates while the learner works."""
-    goes_on: ClassVar[bool] = False
+    goes_on: bool = False
     """Whether requests that are unfinished at `update_weights` go on with the new weights, and say where that was."""
     between: Callable[[], None] | None = None
     """Called every few tokens while completions are awaited, where requests may be submitted and cancelled."""
@@ -144,6 +144,14 @@ class Engine(Protocol):
     def submit(self, request: Request) -> None: ...
     def cancel(self, key: Key) -> None: ...
     def completions(self) -> Iterator[Completion]: ...
+    def drop(self, keys: Sequence[Key]) -> None:
+        """Nobody wants these any more, which are all that is unfinished: nothing of them is heard later."""
+        with suppress(EngineError):
+            for key in keys:
+                self.cancel(key)
+            for _ in self.completions() if keys else ():
+                pass
+
     def update_weights(self, version: int) -> None:
         """What is generated from now on comes from the policy's weights of this version."""
         ...

@@ -1,7 +1,8 @@
 """The engine of ranks that have speakers: other ranks generate, with the native engine on weights they are sent.
 
 Each slot's requests go to one speaker, which does nothing else meanwhile. So a sample, and the last bit of its
-log-probabilities, is what the learner's own engine would have drawn.
+log-probabilities, is what the learner's own engine would have drawn. Where responses fly, each request goes to the
+speaker that owes this learner least, next to those of others.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from lemma.core.ranks import SpeakerLink
 from lemma.engines import sent_weights
 from lemma.engines.protocol import Completion, Engine, EngineError, Key, Request, check_request
 from lemma.engines.spoken_words import (
+    AtWork,
     Begin,
     End,
     Failed,
@@ -42,14 +44,17 @@ SAMPLES, ENGINE, WEIGHTS = "samples of the speakers", "the speakers' engine", "w
 
 
 class _Session:
-    """A part of the work at one speaker: what is unsent, what it still owes, and what it has said."""
+    """A part of the work at one speaker, or what flies at several: what is unsent, what they still owe, and what they
+    have said."""
 
-    def __init__(self, number: int, peer: Connection, is_begun: bool = False):
-        self.number, self.peer, self.is_begun = number, peer, is_begun
-        self.foreseen: dict[Key, Request] = {}
-        self.unsent: list[Request] = []
-        self.cancelled: list[Key] = []
-        self.owed = 0
+    def __init__(self, number: int, peers: Sequence[Connection], *, flies: bool = False):
+        self.number, self.peers, self.flies = number, peers, flies
+        self.begun: set[Connection] = set()
+        self.foreseen: set[Key] = set()
+        self.unsent: dict[Connection, list[Request]] = {}
+        self.cancelled: dict[Connection, list[Key]] = {}
+        # Of each request that is not over: its speaker, and how many samples that owes.
+        self.owed: dict[Key, tuple[Connection, int]] = {}
         self.ready: deque[Completion] = deque()
         self.failure: bytes | None = None
 
@@ -57,22 +62,67 @@ class _Session:
     def is_idle(self) -> bool:
         return not (self.owed or self.ready or self.failure)
 
+    @property
+    def debtors(self) -> set[Connection]:
+        return {peer for peer, _ in self.owed.values()}
+
+    def add(self, request: Request) -> None:
+        if self.foreseen:
+            assert request.key in self.foreseen, "what is submitted within a slot was foreseen"
+            return
+        peer = self._least_busy() if len(self.peers) > 1 else self.peers[0]
+        self.unsent.setdefault(peer, []).append(request)
+        self.owed[request.key] = peer, request.n
+
+    def foresee(self, requests: Sequence[Request]) -> None:
+        """These are sent at once, and may be finished before they are submitted."""
+        self.foreseen = {request.key for request in requests}
+        self.owed = {request.key: (self.peers[0], request.n) for request in requests}
+        self.begun.update(self.peers)
+
+    def _least_busy(self) -> Connection:
+        load = dict.fromkeys(self.peers, 0)
+        for peer, count in self.owed.values():
+            load[peer] += count
+        return min(load, key=load.__getitem__)
+
+    def cancel(self, key: Key) -> None:
+        if key in self.owed:
+            self.cancelled.setdefault(self.owed[key][0], []).append(key)
+
+    def take(self, completion: Completion) -> None:
+        """A sample of a request that has not failed."""
+        if completion.key not in self.owed:
+            return
+        peer, count = self.owed.pop(completion.key)
+        if count > 1:
+            self.owed[completion.key] = peer, count - 1
+        self.ready.append(completion)
+
+    def fail(self, peer: Connection, error: bytes) -> None:
+        """This speaker owes nothing any more."""
+        self.owed = {key: owed for key, owed in self.owed.items() if owed[0] is not peer}
+        self.failure = error
+
 
 class SpokenEngine(Engine):
     """See `lemma.engines.protocol.Engine`. Every rank that learns has one; the first one loads and sends weights.
 
-    `spent` hears of the seconds that speakers worked for this rank.
+    `spent` hears of the seconds that speakers worked for this rank. With `flies`, what is submitted outside of slots
+    goes on across updates.
     """
 
     is_apart = True
 
-    def __init__(self, policy: Policy, link: SpeakerLink, load: Load, spent: Callable[[float], None]):
+    def __init__(
+        self, policy: Policy, link: SpeakerLink, load: Load, spent: Callable[[float], None], *, flies: bool = False
+    ):
         self.policy, self._link, self._spent = policy, link, spent
-        self._lock = threading.Lock()
+        self._sending, self._hearing = threading.Lock(), threading.Lock()
         self._sessions: dict[int, _Session] = {}
         self._foreseen: dict[int, _Session] = {}
         self._answers: deque[tuple[Connection, Any]] = deque()
-        self._heard = time.monotonic()
+        self._heard = dict.fromkeys(link.connections, time.monotonic())
         self._is_closed = False
         self.version = 0
         self.difference = 0.0  # between both sides, at the last probe
@@ -81,7 +131,11 @@ class SpokenEngine(Engine):
         self.name, self.context, self.in_place_of = first.name, first.context, first.in_place_of
         rooms = [one.room for one in loaded if one.room is not None]
         self._room = min(rooms, default=None)
-        self._only = self._current = self._new_session(0)
+        self.goes_on = flies and all(one.goes_on for one in loaded)
+        shift = ranks.rank() % len(link.connections)
+        aloft = [*link.connections[shift:], *link.connections[:shift]]  # learners begin at different speakers
+        self._only = self._current = self._new_session(aloft if flies else link.connections[:1], flies=flies)
+        self._look_before, link.look = link.look, self._look
 
     @property
     def room(self) -> int | None:
@@ -100,61 +154,69 @@ class SpokenEngine(Engine):
             for request in own:
                 check_request(request, self.context)
             if own:
-                session = self._new_session(number, is_begun=True)
-                session.foreseen = {request.key: request for request in own}
+                session = self._new_session(self._peers_of(number))
+                session.foresee(own)
                 self._foreseen[number] = session
-                self._send(session.peer, Begin(session.number, own, is_whole=True, forgets_prompts=True))
+                self._send(session.peers[0], Begin(session.number, own, is_whole=True, forgets_prompts=True))
 
     @contextmanager
     def slot(self, number: int) -> Iterator[None]:
         foreseen = number in self._foreseen
-        self._current = self._foreseen.pop(number) if foreseen else self._new_session(number)
+        self._current = self._foreseen.pop(number) if foreseen else self._new_session(self._peers_of(number))
         try:
             yield
         finally:
             self._end(self._current)
             self._current = self._only
 
-    def _new_session(self, slot: int, is_begun: bool = False) -> _Session:
+    def _peers_of(self, slot: int) -> Sequence[Connection]:
         """Slots are dealt to the speakers in turn."""
+        return [self._link.connections[slot % len(self._link.connections)]]
+
+    def _new_session(self, peers: Sequence[Connection], *, flies: bool = False) -> _Session:
         self._link.sessions += 1
-        session = _Session(self._link.sessions, self._link.connections[slot % len(self._link.connections)], is_begun)
+        session = _Session(self._link.sessions, peers, flies=flies)
         self._sessions[session.number] = session
         return session
 
     def _end(self, session: _Session) -> None:
         """A session that the speaker has ended by itself hears of it in vain."""
         self._sessions.pop(session.number, None)
-        if session.is_begun and not self._is_closed:
-            self._send(session.peer, End(session.number))
+        for peer in session.begun if not self._is_closed else ():
+            self._send(peer, End(session.number))
 
     # --- the protocol ------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
         check_request(request, self.context)
-        session = self._current
-        if session.foreseen:
-            assert request.key in session.foreseen, "what is submitted within a slot was foreseen"
-        else:
-            session.unsent.append(request)
-        session.owed += request.n
+        self._current.add(request)
 
     def cancel(self, key: Key) -> None:
-        self._current.cancelled.append(key)
+        self._current.cancel(key)
 
     def completions(self) -> Iterator[Completion]:
         session = self._current
+        self._expect(session.debtors)
         while not session.is_idle:
+            self._check_open()
             self._flush(session)
             while session.ready:
                 yield session.ready.popleft()
             if session.failure is not None:
-                failure, session.failure, session.owed = session.failure, None, 0
+                failure, session.failure = session.failure, None
                 raise pickle.loads(failure)
             if session.owed and not session.unsent:
-                self._receive(SAMPLES)
+                self._receive(SAMPLES, session.debtors)
                 if self.between is not None:
                     self.between()
+
+    def drop(self, keys: Sequence[Key]) -> None:
+        """Speakers hear of it and need not answer: they may be at work for others."""
+        before = self._current
+        self._end(before)
+        self._current = self._new_session(before.peers, flies=before.flies)
+        if before is self._only:
+            self._only = self._current
 
     def update_weights(self, version: int) -> None:
         """Send the weights, and compare what every speaker draws with them with the policy."""
@@ -174,23 +236,28 @@ class SpokenEngine(Engine):
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
+            self._link.look = self._look_before
             for peer in self._link.connections if ranks.is_leader() else ():
                 self._send(peer, Unload())
 
     # --- talking -----------------------------------------------------------------------------------------------
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineError("the speakers' engine is closed", fix="make another engine")
+
     def _flush(self, session: _Session) -> None:
-        requests, cancelled = session.unsent, session.cancelled
-        if not (requests or cancelled):
-            return
-        session.unsent, session.cancelled = [], []
-        if not session.is_begun:
-            session.is_begun = True
-            forgets = session is not self._only
-            self._send(session.peer, Begin(session.number, requests, is_whole=False, forgets_prompts=forgets))
-            requests = []
-        if requests or cancelled:
-            self._send(session.peer, More(session.number, requests, cancelled))
+        unsent, session.unsent = session.unsent, {}
+        cancelled, session.cancelled = session.cancelled, {}
+        for peer in (peer for peer in session.peers if peer in unsent or peer in cancelled):
+            requests, keys = unsent.get(peer, []), cancelled.get(peer, [])
+            if peer not in session.begun:
+                session.begun.add(peer)
+                forgets = session is not self._only
+                self._send(peer, Begin(session.number, requests, False, forgets, session.flies))
+                requests = []
+            if requests or keys:
+                self._send(peer, More(session.number, requests, keys))
 
     def _ask(self, word: object, kind: type[T]) -> list[T]:
         for peer in self._link.connections:
@@ -200,8 +267,10 @@ class SpokenEngine(Engine):
     def _all_say(self, kind: type[T]) -> list[T]:
         """The answer of every speaker, in their order; what one of them could not do is raised when all have said."""
         said: dict[Connection, Any] = {}
-        while len(said) < len(self._link.connections):
-            self._receive(ENGINE)
+        self._expect(self._link.connections)
+        while missing := [peer for peer in self._link.connections if peer not in said]:
+            self._check_open()
+            self._receive(ENGINE, missing)
             while self._answers:
                 peer, word = self._answers.popleft()
                 if isinstance(word, kind | Failed):
@@ -212,35 +281,53 @@ class SpokenEngine(Engine):
                 raise pickle.loads(word.error)
         return answers
 
+    def _expect(self, peers: Iterable[Connection]) -> None:
+        """From now on these may say nothing for as long as the deadline allows."""
+        self._heard |= dict.fromkeys(peers, time.monotonic())
+
     def _send(self, peer: Connection, word: object) -> None:
         """One thread at a time; the speaker reads whatever else it does."""
-        with ranks.waiting_for_speakers(SAMPLES), self._lock:
-            self._heard = time.monotonic()
+        with ranks.waiting_for_speakers(SAMPLES), self._sending:
+            self._expect([peer])
             try:
                 peer.send(word)
             except OSError as error:
                 raise RuntimeError(self._lost(peer)) from error
 
-    def _receive(self, place: str) -> None:
+    def _receive(self, place: str, debtors: Iterable[Connection]) -> None:
         """Take what speakers have said, after waiting a little for it."""
-        if self._is_closed:
-            raise EngineError("the speakers' engine is closed", fix="make another engine")
-        with ranks.waiting_for_speakers(place):
+        with ranks.waiting_for_speakers(place), self._hearing:
             with self.meanwhile():
                 ready = wait(self._link.connections, LOOK_SECONDS)
-            for peer in ready:
-                assert isinstance(peer, Connection)
-                try:
-                    word = peer.recv()
-                except (EOFError, OSError) as error:
-                    raise RuntimeError(self._lost(peer)) from error
-                self._heard = time.monotonic()
-                self._take(peer, word)
-            if time.monotonic() - self._heard > self._link.deadline:
-                raise RuntimeError(f"no speaker said anything for {self._link.deadline:.0f} s")
+            self._hear(ready)
+            now, deadline = time.monotonic(), self._link.deadline
+            for peer in debtors:
+                if now - self._heard[peer] > deadline:
+                    raise RuntimeError(f"{self._name(peer)} said nothing for {deadline:.0f} s")
+
+    def _look(self) -> None:
+        """Take what is there, unless another thread does."""
+        if self._hearing.acquire(blocking=False):
+            try:
+                with ranks.waiting_for_speakers(SAMPLES):
+                    self._hear(wait(self._link.connections, 0.0))
+            finally:
+                self._hearing.release()
+
+    def _hear(self, ready: Sequence[Any]) -> None:
+        for peer in ready:
+            try:
+                word = peer.recv()
+            except (EOFError, OSError) as error:
+                raise RuntimeError(self._lost(peer)) from error
+            self._heard[peer] = time.monotonic()
+            self._take(peer, word)
 
     def _lost(self, peer: Connection) -> str:
-        return f"the connection to rank {self._link.ranks[self._link.connections.index(peer)]} is lost"
+        return f"the connection to {self._name(peer)} is lost"
+
+    def _name(self, peer: Connection) -> str:
+        return f"rank {self._link.ranks[self._link.connections.index(peer)]}"
 
     def _take(self, peer: Connection, word: object) -> None:
         if isinstance(word, StopAsked):
@@ -249,11 +336,10 @@ class SpokenEngine(Engine):
             self._spent(word.seconds)
             session = self._sessions.get(word.session)
             if session is not None:
-                session.owed -= 1
-                session.ready.append(word.completion)
+                session.take(word.completion)
         elif isinstance(word, Failed) and word.session is not None:
             session = self._sessions.get(word.session)
             if session is not None:
-                session.failure = word.error
-        else:
+                session.fail(peer, word.error)
+        elif not isinstance(word, AtWork):
             self._answers.append((peer, word))

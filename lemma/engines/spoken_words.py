@@ -1,7 +1,8 @@
 """What ranks that learn and ranks that only speak say to each other over their connections.
 
 A *session* is a slot's part of the work, or all of it where there is one slot. A speaker has one at a time, so that its
-batches, and with them the last bit of a log-probability, are those of a process that does everything itself.
+batches, and with them the last bit of a log-probability, are those of a process that does everything itself. Where
+responses fly, a session is all that a learner wants, of any speaker.
 """
 
 from __future__ import annotations
@@ -45,12 +46,14 @@ class TakeWeights:
 
 @dataclass(frozen=True)
 class Begin:
-    """A session begins. One that `is_whole` gets nothing more; another one lasts until it is ended."""
+    """A session begins. One that `is_whole` gets nothing more; another one lasts until it is ended. Those that fly are
+    served together, and go on with new weights."""
 
     session: int
     requests: Sequence[Request]
     is_whole: bool
     forgets_prompts: bool
+    flies: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,11 +91,12 @@ class SpeakerReady:
     context: int
     in_place_of: str | None
     room: int | None
+    goes_on: bool
 
 
 @dataclass(frozen=True)
 class Taken:
-    """The weights are in place: what the engine drew with them, for the probe."""
+    """The weights are in place: what the engine drew with them, or says of the prompt, for the probe."""
 
     scores: ProbeScores
 
@@ -104,6 +108,11 @@ class SpokenSample:
     session: int
     completion: Completion
     seconds: float
+
+
+@dataclass(frozen=True)
+class AtWork:
+    """This speaker generates, for whomever."""
 
 
 @dataclass(frozen=True)

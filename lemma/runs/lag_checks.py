@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lemma.cluster.cluster_options import ClusterOptions
 from lemma.core.errors import UserError
 from lemma.engines.engine_options import NativeOptions
 from lemma.engines.vllm.vllm_options import VllmOptions
 from lemma.runs.run_options import StageOptions
 
 
-def check_flying(cluster: ClusterOptions, stages: Mapping[str, StageOptions]) -> None:
+def check_flying(stages: Mapping[str, StageOptions]) -> None:
     """Refuse `rollout.lag: flying` where responses do not go on after an update."""
     for name, stage in stages.items():
         rollout = getattr(stage, "rollout", None)
@@ -19,9 +18,9 @@ def check_flying(cluster: ClusterOptions, stages: Mapping[str, StageOptions]) ->
             continue
         engine = rollout.engine
         goes_on = isinstance(engine, NativeOptions) or (isinstance(engine, VllmOptions) and engine.is_apart)
-        if cluster.speakers or not goes_on:
-            who = "with speakers" if cluster.speakers else f"of the engine {engine.name}"
+        if not goes_on:
+            who = f"responses of the engine {engine.name}"
             raise UserError(
-                f"stages.{name}.rollout.lag: flying: responses {who} do not go on after an update",
-                fix="write `engine: native` without speakers, vLLM with `mode: server`, or `lag: 1`",
+                f"stages.{name}.rollout.lag: flying: {who} do not go on after an update",
+                fix="write `engine: native`, vLLM with `mode: server`, or `lag: 1`",
             )

@@ -64,7 +64,7 @@ def train(
     """
     skipped = stages_to_skip(recipe, skip, only)
     wanted = {name: stage for name, stage in recipe.stages.items() if name not in skipped}
-    check_flying(recipe.cluster, wanted)
+    check_flying(wanted)
     if world_size() > 1:
         check_split(recipe.cluster, recipe.model, wanted)
     there = RunFolder(Path(recipe.run.dir), only_read=True)

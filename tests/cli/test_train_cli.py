@@ -66,7 +66,6 @@ stages:
         (["--ranks", "2", "--speakers", "2"], "--ranks 2 leaves nobody to learn next to 2 speakers"),
         (["--ranks", "2", "--set", "cluster.shard=weights"], "cluster.shard: weights leaves no whole weights"),
         ([*FLYING, "--set", "stages.rl.rollout.engine=transformers"], "of the engine transformers do not go on"),
-        ([*FLYING, "--speakers", "1"], "responses with speakers do not go on"),
     ],
 )
 def test_a_dry_run_refuses_what_cannot_run(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,27 @@ STAGES: dict[str, dict[str, Any]] = {
 
 def sampled_by(content: dict[str, Any], learners: int, speakers: int, fault: str = "") -> tuple[set[str], str]:
     """The threads that sampled steps on this rank, and what went wrong."""
+    from lemma.cluster.speaker import Speaker
     from lemma.core import faults
-    from lemma.rollouts import Roller
+    from lemma.rollouts import Roller, World
 
-    threads, step = set(), Roller.step
+    threads, at_work = set(), set()
+    step, look_up, close = Roller.step, Speaker._look_up, World.close
+    Speaker._look_up = _waits_for_weights(look_up)  # type: ignore[method-assign]
 
     def noted(roller: Roller, *numbers: int) -> Any:
         threads.add(threading.current_thread().name)
-        return step(roller, *numbers)
+        at_work.add(numbers)
+        try:
+            return step(roller, *numbers)
+        finally:
+            at_work.remove(numbers)
 
-    Roller.step = noted  # type: ignore[method-assign]
+    def closed(world: World) -> None:
+        assert not at_work, "nobody plays in a world that is closed"
+        close(world)
+
+    Roller.step, World.close = noted, closed  # type: ignore[method-assign]
     faults._visits.clear()
     os.environ["LEMMA_FAULT"] = fault
     try:
@@ -47,34 +59,54 @@ def sampled_by(content: dict[str, Any], learners: int, speakers: int, fault: str
         assert fault
         return threads, str(error)
     finally:
-        Roller.step = step  # type: ignore[method-assign]
+        Roller.step, Speaker._look_up, World.close = step, look_up, close  # type: ignore[method-assign]
         os.environ["LEMMA_FAULT"] = ""
     return threads, ""
+
+
+def _waits_for_weights(look_up: Any) -> Any:
+    """A speaker whose responses fly holds them once it has nothing left of the step that is learnt from next. So the
+    new weights find them in the middle, however fast it is."""
+
+    def held(speaker: Any, sessions: Any, engine: Any) -> None:
+        look_up(speaker, sessions, engine)
+        while any(one.flies for one in sessions) and not any(one.is_ended for one in sessions):
+            steps = {key[1] for one in sessions for key in one.keys}
+            if not steps or min(steps) <= engine.version + 1:
+                return
+            time.sleep(0.01)
+            look_up(speaker, sessions, engine)
+
+    return held
 
 
 @pytest.mark.parametrize("name", STAGES)
 def test_steps_are_sampled_beside_the_learner(crew: Crew, tmp_path: Path, name: str) -> None:
     crew.run(4, sampled_by, recipe_of(tmp_path, "alone", STAGES[name], slots=2), 1, 0)
     content = recipe_of(tmp_path, "beside", STAGES[name], slots=2)
-    if name == "dapo":
-        broken = crew.run(4, sampled_by, content, 2, 2, "rl.before_update:3:EIO")
-        assert all("Input/output" in said for _, said in broken[:2])
+    broken = crew.run(4, sampled_by, content, 2, 2, f"rl.before_update:{3 if name == 'dapo' else 1}:EIO")
+    assert all("Input/output" in said for _, said in broken[:2])
     first, second, *_ = crew.run(4, sampled_by, content, 2, 2)
     assert first[0] == second[0] == {"MainThread", "sampling ahead"}
     assert outcome(tmp_path / "beside") == outcome(tmp_path / "alone")
     assert samples(tmp_path / "beside") == samples(tmp_path / "alone")
 
 
-def test_responses_fly_on_two_ranks(crew: Crew, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("speakers", "algorithm"), [(0, "dapo"), (1, "grpo"), (2, "grpo")])
+def test_responses_fly_on_two_ranks(crew: Crew, tmp_path: Path, speakers: int, algorithm: str) -> None:
     """Interrupted on both in the middle: whole groups all the same, and no draw in two steps."""
     flying = {"rollout": {"max_tokens": 24, "stop": ["p"], "lag": "flying"}}
-    content = recipe_of(tmp_path, "run", STAGES["dapo"] | flying, slots=2)
-    broken = crew.run(2, sampled_by, content, 2, 0, "rl.before_update:3:EIO")
-    assert all("Input/output" in said for _, said in broken)
-    crew.run(2, sampled_by, content, 2, 0)
+    stage = STAGES["dapo"] | flying | {"algorithm": {"name": algorithm, "group_size": 2}}
+    content, size = recipe_of(tmp_path, "run", stage, slots=2), 4 if speakers else 2
+    broken = crew.run(size, sampled_by, content, 2, speakers, "rl.before_update:3:EIO")
+    assert all("Input/output" in said for _, said in broken[:2])
+    before = samples(tmp_path / "run")
+    crew.run(size, sampled_by, content, 2, speakers)
     found = samples(tmp_path / "run")
+    assert set(before) < set(found), "what was sampled is not sampled again"
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert max(row.get("staleness/mixed", 0) for row in rows) > 0, "some went on across an update"
+    assert max(row.get("staleness/max", 0) for row in rows) <= 2
     attempts = Counter((ast.literal_eval(key)[2], number) for key, number, *_ in found)
     draws = Counter(draw for draw, _ in attempts)
     assert set(attempts.values()) == {1} and set(draws.values()) == {2}

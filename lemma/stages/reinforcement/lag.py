@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, Literal
@@ -102,8 +102,12 @@ class Ahead:
         """The engine is needed for something else."""
         self.wait()
 
-    def close(self) -> None:
+    def settle(self) -> None:
         """The engine is closed: what is being sampled fails, and nobody wants it."""
+        if self._task is not None:
+            wait([self._task], END_SECONDS)
+
+    def close(self) -> None:
         if self._thread is not None:
             self._thread.end()
 
@@ -169,7 +173,7 @@ class Flying:
             raise UserError(
                 f"`rollout.lag: flying` needs responses that go on after an update, which the engine {engine.name} "
                 "does not promise here",
-                fix="write `engine: native` without speakers, vLLM with `mode: server`, or `lag: 1`",
+                fix="write `engine: native`, vLLM with `mode: server`, or `lag: 1`",
             )
         self._roller, self._policy = roller, policy
 
@@ -189,8 +193,11 @@ class Flying:
         assert self._roller is not None
         self._roller.land()
 
-    def close(self) -> None:
+    def settle(self) -> None:
         """The engine is closed, and what flew with it."""
+
+    def close(self) -> None:
+        """Nothing is left."""
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {"drawn": self._order.drawn}

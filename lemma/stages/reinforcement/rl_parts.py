@@ -99,19 +99,24 @@ def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> R
 def open_speaking(
     stage: Stage, options: ReinforcementOptions, fmt: Format, parts: RlParts, done: int, stack: contextlib.ExitStack
 ) -> Speaking:
-    """The engine with the weights after step `done`, and all around it. The stack closes them, whatever happens."""
+    """The engine with the weights after step `done`, and all around it.
+
+    The stack closes them, whatever happens: the engine first, so that what is still sampled beside the learner fails,
+    and the worlds when nobody plays in them any more.
+    """
     policy, environment = parts.policy, options.environment
     prompt = max(len(task.prompt) for task in parts.tasks)
     longest = min(prompt + environment.room(parts.max_tokens), policy.context)
     budget = parts.learner.token_budget
-    engine = make_rollout_engine(stage, options, policy, longest, parts.benchmarks.longest, budget)
-    stack.callback(engine.close)
-    engine.update_weights(done)
     sampling = sampling_of(options, fmt, parts.max_tokens, policy)
-    judge = Judge(fmt, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
     world = make_world(options, fmt, policy, sampling, stage.seed)
     if world is not None:
         stack.callback(world.close)
+    stack.callback(parts.ahead.settle)
+    engine = make_rollout_engine(stage, options, policy, longest, parts.benchmarks.longest, budget)
+    stack.callback(engine.close)
+    engine.update_weights(done)
+    judge = Judge(fmt, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
     roller = make_roller(stage, options, judge, engine, parts.order, sampling, world, parts.data)
     return Speaking(engine, roller, sampling)
 

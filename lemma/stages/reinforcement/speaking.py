@@ -38,14 +38,15 @@ def make_rollout_engine(
     `budget` is how many tokens an update computes at a time.
     """
     wanted: EngineOptions = options.rollout.engine
-    needed = None
+    needed, link, flies = None, speakers(), options.rollout.lag == "flying"
     if isinstance(wanted, NativeOptions) and wanted.cache_gib is None and wanted.cache_tokens is None:
-        rows = min(-(-options.batch.problems // slots()) * options.algorithm.group_size, wanted.sequences)
+        parts = len(link.ranks) if link is not None and flies else slots()
+        rows = min(-(-options.batch.problems // parts) * options.algorithm.group_size, wanted.sequences)
         needed = max(rows * longest, evaluated) + BLOCK * options.batch.problems * options.algorithm.group_size
     engine: Engine
-    if (link := speakers()) is not None:
+    if link is not None:
         assert isinstance(wanted, NativeOptions), "a recipe with speakers has the native engine"
-        engine = _spoken(stage, policy, link, wanted, needed)
+        engine = _spoken(stage, policy, link, wanted, needed, flies)
     else:
         if needed is not None:
             tokens = cache_tokens(stage, options, policy, needed, budget)
@@ -61,7 +62,9 @@ def make_rollout_engine(
     return engine
 
 
-def _spoken(stage: Stage, policy: Policy, link: SpeakerLink, options: NativeOptions, cache: int | None) -> SpokenEngine:
+def _spoken(
+    stage: Stage, policy: Policy, link: SpeakerLink, options: NativeOptions, cache: int | None, flies: bool
+) -> SpokenEngine:
     """The engine of the ranks that only speak; the time that they take is logged as `speak_seconds`."""
     load = Load(
         stage.model,
@@ -78,7 +81,7 @@ def _spoken(stage: Stage, policy: Policy, link: SpeakerLink, options: NativeOpti
     def spent(seconds: float) -> None:
         stage.clock.spent["speak"] = stage.clock.spent.get("speak", 0.0) + seconds
 
-    return SpokenEngine(policy, link, load, spent)
+    return SpokenEngine(policy, link, load, spent, flies=flies)
 
 
 def cache_tokens(stage: Stage, options: ReinforcementOptions, policy: Policy, needed: int, budget: int) -> int:
