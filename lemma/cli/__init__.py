@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from lemma.cli.parser import Parser
+from lemma.cluster.rank_end import ended_as_rank
 from lemma.core.errors import UserError, nearest, warnings_said
 
 # The commands and what each is for; the module of the same name in this folder has `add(subparsers)`.
@@ -48,7 +49,12 @@ _REPAIRS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and give its exit code: 0 well, 2 a mistake of the user, 130 interrupted."""
+    """Run one command and give its exit code: 0 well, 2 a mistake of the user, 130 interrupted. Without arguments this
+    is a program of its own, whose arguments are the process's."""
+    return ended_as_rank(lambda: _main(None)) if argv is None else _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_closed_outputs()
     try:
@@ -75,8 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _leave_quietly(argv: Sequence[str] | None) -> None:
-    """Where this is a program of its own, which it is without arguments: its way out is short, and interrupting it
-    prints tracebacks."""
+    """The way out of a program of its own is short, and interrupting it prints tracebacks."""
     if argv is None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 

@@ -1,0 +1,32 @@
+"""How the process of a rank ends after an error."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+
+def ended_as_rank(work: Callable[[], int]) -> int:
+    """The exit code of a program. Where it has left its process groups as they are, because something went wrong, this
+    ends the process: taking them down would wait for ranks that are gone, and their threads may abort it instead."""
+    try:
+        code = work()
+    except Exception:
+        if not _is_in_group():
+            raise
+        traceback.print_exc()
+        code = 1
+    if _is_in_group():
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _is_in_group() -> bool:
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and dist.is_initialized()
