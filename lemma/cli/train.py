@@ -155,7 +155,9 @@ def _train(recipe: Recipe, args: argparse.Namespace) -> int:
                 sink(Said(sentence, "warning"))
             return train(recipe, skip=args.skip, only=args.only, fresh=args.fresh, extend=args.extend, sink=sink)
 
-    return as_rank(work, recipe.cluster, recipe.run.device)
+    settings = recipe.shared_settings()
+    settings |= {f"--{name}": getattr(args, name) for name in ("skip", "only", "fresh", "extend")}
+    return as_rank(work, recipe.cluster, recipe.run.device, settings, Path(recipe.run.dir))
 
 
 def _check_stages(recipe: Recipe, skip: list[str], only: list[str]) -> None:

@@ -16,6 +16,7 @@ from datetime import timedelta
 from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any
 
+from lemma.cluster.arrival import address_in_use
 from lemma.core.errors import UserError
 from lemma.core.ranks import RankWorld, SpeakerLink, ask_to_stop, gather_over_ranks, joined, waiting_for_speakers
 from lemma.engines.spoken_words import Bye, StopAsked
@@ -121,13 +122,5 @@ def _without_delay(connection: Connection) -> None:
 
 
 def _own_host() -> str:
-    """Where the other ranks reach this one: the address from which it reaches the first of them."""
-    address = os.environ.get("MASTER_ADDR")
-    if "LEMMA_MEETING" in os.environ or address is None:
-        return LOCAL
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, int(os.environ.get("MASTER_PORT", "1"))))
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise UserError(f"MASTER_ADDR {address} is out of reach ({error})", fix="give an IPv4 address") from error
+    """Where the other ranks reach this one."""
+    return LOCAL if "LEMMA_MEETING" in os.environ else address_in_use()
