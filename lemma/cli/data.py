@@ -41,7 +41,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "--format", metavar="NAME", help="show rows in this format, such as r1_zero or {name: r1_zero, system: Think.}"
     )
     show.add_argument("--model", metavar="PATH", default="tiny", help="whose tokenizer to use (default: tiny)")
-    show.add_argument("-n", metavar="N", type=int, default=3, help="how many rows (default: 3)")
+    show.add_argument("-n", "--limit", dest="n", metavar="N", type=int, default=3, help="how many rows (default: 3)")
     show.set_defaults(run=run_show)
     prepare = commands.add_parser("prepare", help="write data files", description=PREPARE)
     kinds = prepare.add_subparsers(title="what to write", metavar="KIND", dest="kind", required=True)

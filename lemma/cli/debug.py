@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lemma.cli.on_ranks import add_ranks, on_ranks
 from lemma.cli.parser import Parser, add_device, add_overrides
+from lemma.cli.plan_data import many
 from lemma.core.errors import UserError, nearest
 from lemma.core.events import Event, Said, silent
 
@@ -167,8 +168,8 @@ def _print(diagnosis: Checkup, groups: list[list[Episode]], sampling: Sampling, 
     cuts = {"top_p": (sampling.top_p, 1.0), "top_k": (sampling.top_k, 0), "min_p": (sampling.min_p, 0.0)}
     cut = "".join(f", {name} {value:g}" for name, (value, off) in cuts.items() if value != off)
     print(
-        f"{len(groups)} problems x {len(groups[0])} samples at temperature {sampling.temperature:g}{cut}, "
-        f"at most {sampling.max_tokens} tokens\n"
+        f"{many(len(groups), 'problem')} x {many(len(groups[0]), 'sample')} "
+        f"at temperature {sampling.temperature:g}{cut}, at most {sampling.max_tokens} tokens\n"
     )
     for finding in diagnosis.findings:
         print(f"  {marks[finding.level]} {finding.topic:<10} {finding.text}")

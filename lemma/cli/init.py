@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from lemma.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from lemma.models.fitting import Fit
-    from lemma.models.memory import Shape
 
 DESCRIPTION = """\
 Write a recipe to begin with. It asks for the task, the model, the data and the GPU's memory; options answer in
@@ -122,7 +120,8 @@ def render(answers: Answers, to: Path) -> str:
     tiny = answers.model == "tiny"
     if tiny:
         rates |= {"sft": "2e-3", "rl": "2e-4"}
-    name = re.sub(r"[^a-z0-9]+", "-", f"{answers.model.rpartition('/')[2]}-{answers.task}".lower()).strip("-")
+    model = answers.model.rpartition("/")[2].removesuffix(".gguf")
+    name = re.sub(r"[^a-z0-9]+", "-", f"{model}-{answers.task}".lower()).strip("-")
     template = Environment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(TEMPLATE.read_text())
     return template.render(
         title=f"{answers.model}: {TASKS[answers.task]}. Written by `lemma init`.",
@@ -148,35 +147,20 @@ def _as_yaml(text: str) -> str:
     return yaml.safe_dump(text, width=10_000, allow_unicode=True).removesuffix("\n...\n").strip()
 
 
-def _shape_of(model: str) -> Shape | None:
-    """From the config.json of a folder, or of a hub model that was downloaded before."""
-    from huggingface_hub import try_to_load_from_cache
-
-    from lemma.models.memory import Shape
-
-    file: Path | None = Path(model).expanduser() / "config.json"
-    if not (file and file.is_file()):
-        cached = try_to_load_from_cache(model, "config.json") if model.count("/") <= 1 else None
-        file = Path(cached) if isinstance(cached, str) else None
-    try:
-        return None if file is None else Shape.of_config(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
 def _fit(answers: Answers) -> tuple[Fit, str]:
     """How the model is trained, and the sentence that says why."""
     import psutil
 
+    from lemma.cli.plan import shape_of
     from lemma.models.fitting import Fit, fit_memory, guess_shape, in_gib
-    from lemma.models.memory import GIB, Shape
-    from lemma.models.model_options import TinyOptions
+    from lemma.models.memory import GIB
+    from lemma.models.model_options import ModelOptions
 
     on_cpu = answers.gib == 0
     available = float(psutil.virtual_memory().total) if on_cpu else answers.gib * GIB
-    shape = Shape.of_tiny(TinyOptions()) if answers.model == "tiny" else _shape_of(answers.model)
-    guessed = shape is None
-    shape = shape or guess_shape(answers.model)
+    known = shape_of(ModelOptions(path=answers.model))
+    guessed = isinstance(known, str)
+    shape = guess_shape(answers.model) if isinstance(known, str) else known
     if shape is None:
         return Fit("lora", True, 4096, 0.0), "its size is not known here; check with `lemma plan` when it is downloaded"
     copies = 2 if answers.task == "preference" else 1

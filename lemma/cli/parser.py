@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 
 from lemma.core.errors import UserError, nearest
 
+HELP = ("-h", "--help")
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises `UserError`. `appendix`, where given, makes the end of the help when it is asked
@@ -39,10 +41,17 @@ class Parser(argparse.ArgumentParser):
         first = extras[0]
         if first.startswith("-"):
             name = first.partition("=")[0]
-            raise UserError(f"`{self.prog}` has no option {name}", fix=nearest(name, self._option_string_actions))
+            raise UserError(f"`{self.prog}` has no option {name}", fix=self._closest(name))
         if "=" in first and "--set" in self._option_string_actions:
             raise UserError(f"'{first}' has no --set before it", fix=f"write `--set {first}`")
         raise UserError(f"`{self.prog}` does not know what to do with '{first}'", fix=f"`{self.prog} --help` shows how")
+
+    def _closest(self, name: str) -> str:
+        """What to write instead of an option that there is not; dashes make no two options alike."""
+        options = {option.lstrip("-"): option for option in self._option_string_actions if option not in HELP}
+        phrase = nearest(name.lstrip("-"), options)
+        meant = next((option for bare, option in options.items() if phrase == f"did you mean '{bare}'?"), None)
+        return f"did you mean '{meant}'?" if meant else f"write one of: {', '.join(sorted(options.values()))}"
 
 
 def add_recipe(parser: Parser) -> None:

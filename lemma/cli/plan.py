@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemma.cli.parser import Parser, add_recipe, named
-from lemma.cli.plan_data import at_a_time, length_in_words, many
+from lemma.cli.plan_data import at_a_time, every, in_words, length_in_words, many
 from lemma.cli.plan_ranks import add_arguments, rank_lines
 from lemma.core.errors import UserError
 
@@ -69,7 +69,7 @@ def print_plan(recipe: Recipe, names: Sequence[str], *, skip: Sequence[str] = ()
     from lemma.cluster.foreign_configs import foreign_sentences
 
     sentences = [*foreign_sentences(recipe), *missing(recipe, names)]
-    amounts = {name: amount_of(recipe, recipe.stages[name]) for name in names}
+    amounts = {name: amount_of(recipe, recipe.stages[name], sentences.append) for name in names}
     print(describe(recipe, skip=skip, only=only, amounts=amounts))
     _print_missing(recipe, names)
     for sentence in sentences:
@@ -169,7 +169,8 @@ def _configured(model: ModelOptions) -> list[str]:
         file = _config_file(model)
         config = {} if file is None else {**_config(file), **model.override}
         text = config.get("text_config") or config
-        parts = [str(config["model_type"]), f"{Shape.of_config(config).parameters / 1e9:.3g} billion parameters"]
+        parts = [str(config["model_type"])] if "model_type" in config else []
+        parts.append(in_words(Shape.of_config(config).parameters, "parameters"))
         parts += [f"context {text['max_position_embeddings']:,}"] if "max_position_embeddings" in text else []
         return [", ".join(parts)]
     except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -260,7 +261,7 @@ def _stage(stage: StageOptions, amount: Amount | None) -> list[str]:
         *lines,
         _row("batch", f"{batch}{at_a_time(stage.batch.token_budget)}"),
         _row("optimiser", f"{optim.name}, lr {optim.lr:g} {optim.schedule}, {warmup}"),
-        _row("checkpoints", _every(stage.checkpoint.every) + f", the newest {stage.checkpoint.keep} kept"),
+        _row("checkpoints", every(stage.checkpoint.every) + f", the newest {stage.checkpoint.keep} kept"),
         *_evaluation(stage),
     ]
 
@@ -273,7 +274,7 @@ def _evaluation(stage: StageOptions) -> list[str]:
         return []
     names = ", ".join(find_benchmark(one).name for one in asked.benchmarks)
     start = "at the start, " if asked.at_start else ""
-    return [_row("evaluation", f"{names}; {start}{_every(asked.every)}; best by {asked.metric}")]
+    return [_row("evaluation", f"{names}; {start}{every(asked.every)}; best by {asked.metric}")]
 
 
 def _supervised(stage: SupervisedOptions, amount: Amount | None) -> list[str]:
@@ -370,11 +371,7 @@ def _validation(stage: SupervisedOptions | PreferenceOptions | ReinforcementOpti
         return []
     source = f"{held.share:.1%} of the rows" if held.data is None else _data(held.data)
     most = f", at most {held.count}" if held.count else ""
-    return [_row("validation", f"{source}{most}, {_every(held.every)}")]
-
-
-def _every(steps: int) -> str:
-    return f"every {steps} steps and at the end" if steps else "at the end"
+    return [_row("validation", f"{source}{most}, {every(held.every)}")]
 
 
 def _data(data: DataOptions, first: int | str = "all") -> str:

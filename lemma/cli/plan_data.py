@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,15 +38,15 @@ class Amount:
         return max(max(self.lengths), min(budget, step))
 
 
-def amount_of(recipe: Recipe, stage: StageOptions) -> Amount | None:
-    """None where the data are large, elsewhere or faulty: a plan takes seconds."""
+def amount_of(recipe: Recipe, stage: StageOptions, say: Callable[[str], None] = lambda fault: None) -> Amount | None:
+    """None where the data are large, elsewhere or faulty: a plan takes seconds. What is wrong with rows is said."""
     from lemma.core.errors import warnings_said
 
     try:
         if not _is_quick(stage):
             return None
         with warnings_said(lambda text: None):
-            return _amount(recipe, stage)
+            return _amount(recipe, stage, say)
     except UserError:
         return None  # the check of files, or the run itself, says what is wrong
 
@@ -69,9 +69,13 @@ def _is_quick(stage: StageOptions) -> bool:
     return size <= SMALL
 
 
-def _amount(recipe: Recipe, stage: StageOptions) -> Amount:
+def _amount(recipe: Recipe, stage: StageOptions, say: Callable[[str], None]) -> Amount:
     tokenizer = _tokenizer(recipe)
-    items = range(_made(stage)) if tokenizer is None and _made(stage) else _items(stage, recipe.run.seed)
+    try:
+        items = range(_made(stage)) if tokenizer is None and _made(stage) else _items(stage, recipe.run.seed)
+    except UserError as error:
+        say(str(error))
+        raise
     share = getattr(getattr(stage, "validation", None), "share", 0.0)
     first = getattr(stage, "unique_examples", "all")
     rows = max(1, round(len(items) * (1 - share)))
@@ -170,10 +174,20 @@ def at_a_time(budget: int | None) -> str:
     from lemma.learning.learning_options import USUAL_BUDGET
 
     if budget is None:
-        return f"at most {USUAL_BUDGET} tokens at a time, on a GPU as many as fit"
-    return f"at most {budget} tokens at a time"
+        return f"at most {USUAL_BUDGET:,} tokens at a time, on a GPU as many as fit"
+    return f"at most {budget:,} tokens at a time"
 
 
 def many(count: float, what: str) -> str:
     shown = f"{count:,}" if isinstance(count, int) else f"{count:g}"
     return f"{shown} {what}{'' if count == 1 else 's'}"
+
+
+def in_words(count: int, what: str) -> str:
+    """A large count, such as `135 million parameters`."""
+    return f"{count / 1e9:.3g} billion {what}" if count >= 1e9 else f"{count / 1e6:.3g} million {what}"
+
+
+def every(steps: int) -> str:
+    """When something happens that happens every so many steps; 0 is never before the end."""
+    return (f"every {steps:,} steps" if steps > 1 else "after each step") + " and at the end" if steps else "at the end"

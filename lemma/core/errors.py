@@ -47,6 +47,7 @@ def warnings_said(say: Callable[[str], None]) -> Iterator[None]:
 
 # What people write who know other programs.
 MEANT = {"gpu": "cuda", "reinforcement": "rl", "reinforcement_learning": "rl", "sft": "supervised"}
+MEANT |= dict.fromkeys(("math", "correct", "correctness", "exact_match"), "accuracy")
 
 MANY = 20
 
@@ -56,7 +57,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     names = sorted(valid)
     if MEANT.get(name) in names:
         return f"write '{MEANT[name]}'"
-    cutoff = 0.6 if len(names) <= MANY else 0.5  # a long list helps less than a poor guess
+    cutoff = 0.65 if len(names) <= MANY else 0.5  # a long list helps less than a poor guess
     close = get_close_matches(name, names, n=5, cutoff=cutoff)
     close.sort(key=lambda one: sorted(one) != sorted(name))  # letters that changed places come first
     if close:

@@ -43,7 +43,8 @@ def parsed(content: str) -> Any:
         if "\\ud" in content or "\\uD" in content:
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
-        raise JsonError(f"{error.msg} at column {error.colno}", error.lineno) from error
+        reason = error.msg.removesuffix(" starting at")
+        raise JsonError(f"{reason} at column {error.colno}", error.lineno) from error
     except UnicodeEncodeError as error:
         raise JsonError("it holds half of a surrogate pair, which is no character") from error
     except RecursionError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,6 +92,7 @@ def files_of(options: SourceOptions) -> list[Path]:
         if not suffix_of(path):
             raise UserError("this kind of file cannot be read", file=path, fix=f"give one of {', '.join(SUFFIXES)}")
         check_is_file(path)
+        _check_split(path, options.part.split)
         return [path]
     if suffix_of(path) or looks_like_path(options.source):
         raise UserError(f"the file or folder '{options.source}' does not exist", fix=_neighbour(path))
@@ -111,12 +113,20 @@ def _neighbour(path: Path) -> str:
     return f"in {folder.resolve() if folder == Path() else folder}: {nearest(path.name, names)}"
 
 
+def _check_split(path: Path, split: str) -> None:
+    """A file that tells no splits is read whole, whatever the split is called; but not under a misspelt name."""
+    close = get_close_matches(split, SPLITS, n=1, cutoff=0.7)
+    if close and split not in SPLITS:
+        raise UserError(f"there is no split '{split}'", file=path, fix=f"did you mean '{close[0]}'?")
+
+
 def _files_in(folder: Path, options: SourceOptions) -> list[Path]:
     """The data files of a folder, in order; only those of the split and configuration where names tell them apart."""
     if (folder / SAVED_SPLITS).is_file():
         return _saved_files(folder, options.part.split)
     named = _splits_in(folder, options)
     if not any(named.values()):
+        _check_split(folder, options.part.split)
         return list(named)
     chosen = [path for path, words in named.items() if options.part.split in words]
     if not chosen:

@@ -252,7 +252,7 @@ def _ends(groups: Sequence[Sequence[Episode]], n: Mapping[str, float], s: Situat
     by_token = fmean(len(x.ids) > 0 and int(x.ids[-1]) in own for x in samples)
     by_text = fmean(x.finish == "stop" and (len(x.ids) == 0 or int(x.ids[-1]) not in own) for x in samples)
     stops = ", ".join(map(repr, s.sampling.stop)) or "none"
-    names = ", ".join(repr(s.tokenizer.decode([token])) for token in sorted(own))
+    names = ", ".join(repr(s.tokenizer.decode([token], clean_up_tokenization_spaces=False)) for token in sorted(own))
     text = f"{by_token:.0%} end with an end token ({names}), {by_text:.0%} at a stop string ({stops})"
     if fmean("text_after_answer" in x.faults for x in samples) > 0.2:
         advice = f"add the closing tag of the answer to {s.prefix}.rollout.stop: the model goes on after its answer"

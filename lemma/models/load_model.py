@@ -271,8 +271,8 @@ def _four_bit(compute: torch.dtype, device: torch.device) -> dict[str, Any]:
     try:
         import bitsandbytes  # noqa: F401
     except ImportError as error:
-        raise UserError("model.quantize needs bitsandbytes", fix="install it with `pip install lemma-reasoning[quant]`"
-                        ) from error  # fmt: skip
+        fix = "install it with `pip install 'lemma-reasoning[quant]'`"
+        raise UserError("model.quantize needs bitsandbytes", fix=fix) from error
     settings = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -15,6 +16,7 @@ from lemma.models.attention import NAME
 LONGEST_REASON = 200
 DOCTOR = "check that folder with `lemma doctor`"
 AGAIN = "fetch or export the model again"
+NO_MODEL = "check the name, or fetch it with `lemma download model`"
 
 
 @contextmanager
@@ -57,10 +59,16 @@ def _cannot_load(what: str, path: str, error: Exception, fix: str) -> UserError:
             if is_offline()
             else "nor can it be had from the hub"
         )
-        return UserError(
-            f"there is no folder {path}, {where}", fix="check the name, or fetch it with `lemma download model`"
-        )
+        return UserError(f"there is no folder {path}, {where}", fix=_other_model(Path(path)))
     return UserError(f"the {what} of {path} cannot be loaded: {reason_of(error)}", fix=fix)
+
+
+def _other_model(path: Path) -> str:
+    """What to write instead of a folder that does not exist: one beside it of nearly the same name."""
+    folder = path.expanduser().parent
+    models = [one.name for one in folder.iterdir() if (one / "config.json").is_file()] if folder.is_dir() else []
+    close = get_close_matches(path.name, models, n=1, cutoff=0.8)
+    return f"did you mean '{path.with_name(close[0])}'?" if close else NO_MODEL
 
 
 def check_weights(path: str, info: Any, fix: str = AGAIN) -> None:

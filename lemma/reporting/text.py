@@ -172,7 +172,11 @@ def describe(event: Event) -> str:
         case Said(text):
             return text
         case StageStarted(stage, step, total, resumed):
-            return f"{stage}: goes on after step {step} of {total}" if resumed else f"{stage}: {total} steps"
+            return (
+                f"{stage}: goes on after step {step} of {total}"
+                if resumed
+                else f"{stage}: {total} step{'' if total == 1 else 's'}"
+            )
         case Measured(stage, step, axis, values, timings, held_by):
             text = f"{stage}: {axis} step {step}: {numbers({**values, **timings})}"
             return f"{text}, held back by {held_by}" if held_by else text

@@ -167,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
         if int(size) > LONGEST_BODY:
             raise ApiError(413, f"the request has more than {LONGEST_BODY} bytes")
         if self.headers.get_content_type() != "application/json":
-            raise ApiError(415, "the request is not of the type application/json")
+            raise ApiError(415, "the request has another type; send the header Content-Type: application/json")
         body = self.rfile.read(int(size))
         self._is_unread = False
         return body

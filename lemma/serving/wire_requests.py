@@ -143,7 +143,7 @@ def _wants_logprobs(kind: Kind, sent: Mapping[str, Any]) -> bool:
 
 def _messages(given: Any) -> tuple[dict[str, Any], ...]:
     if not isinstance(given, list) or not given:
-        raise ApiError(400, "messages is not a list of messages", param="messages")
+        raise ApiError(400, "messages must be a list of at least one message", param="messages")
     return tuple(_message(message, f"messages[{number}]") for number, message in enumerate(given))
 
 

@@ -73,3 +73,13 @@ def test_a_stage_without_an_environment_is_refused(tmp_path: Path, capsys: pytes
     for action in ("play", "test"):
         assert main(["env", action, path]) == 2
         assert "has no environment; add one" in capsys.readouterr().err
+
+
+def test_a_game_begins_before_the_first_guess(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The built-in games are conversations to imitate; an episode starts from what they ask, as in training."""
+    path = recipe(tmp_path, {"name": "higher_lower", "turns": 1})
+    played = ["--set", "stages.rl.data={source: higher_lower}", "--set", "model.tiny.words=[higher, lower]"]
+    assert main(["env", "play", path, "--device", "cpu", "--problems", "2", *played]) == 0
+    out = capsys.readouterr().out
+    prompts = [line for line in out.splitlines() if line.startswith("   prompt | ")]
+    assert prompts and not any("higher" in line or "lower" in line for line in prompts)

@@ -64,7 +64,7 @@ def test_a_local_model_and_its_data(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert main([command[0], write(tmp_path, str(tmp_path / "model"), epochs=2), *command[1:]]) == 0
         out = capsys.readouterr().out
         assert "2 epochs of 10 rows, 6 steps" in out and "warning" not in out
-        assert re.search(r"model +\S+; \w+, 0\.00\d+ billion parameters, context 512", out)
+        assert re.search(r"model +\S+; \w+, [0-9.]+ million parameters, context 512", out)
         assert re.search(r"memory .*; \d+ tokens at a time by a step's data", out)
 
 
@@ -88,7 +88,7 @@ def test_a_hub_model_is_told_by_its_configuration(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "lemma", "plan", recipe]
         done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "someone/small; qwen2, 0.494 billion parameters, context 32,768" in done.stdout
+    assert "someone/small; qwen2, 494 million parameters, context 32,768" in done.stdout
     assert re.search(r"memory +\d+\.\d GiB: weights", done.stdout)
     assert f"benchmark absent: there is no dataset 'someone/absent' on {hub.url}" in done.stdout
     assert not any("safetensors" in path for path, _ in hub.files_sent())

@@ -44,7 +44,7 @@ def test_a_dry_run_writes_the_resolved_recipe_and_prints_the_plan(capsys: pytest
         "  length       2 epochs of 64 rows, 128 steps",
         "  data         built-in arithmetic (20000 problems of 6 operations, mixed), the first 64 rows",
         "  validation   10.0% of the rows, every 4 steps and at the end",
-        "  batch        1 sequence a step, at most 16384 tokens at a time, on a GPU as many as fit",
+        "  batch        1 sequence a step, at most 16,384 tokens at a time, on a GPU as many as fit",
         "  optimiser    adamw, lr 0 constant, no warm-up",
         "The resolved recipe is in out/recipe.resolved.yaml. Nothing was loaded.",
     ]:

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from lemma.core.errors import UserError
-from lemma.core.types import Problem
-from lemma.data.load_rows import load_problems
+from lemma.core.types import Demonstration, Problem
+from lemma.data.load_rows import load_problems, load_rows
+from lemma.data.readers import Item, problem_of
 from lemma.evaluation.benchmarks import OF_ENVIRONMENT
+from lemma.formats.played import first_asked
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
 
 def stage_problems(options: ReinforcementOptions, seed: int) -> list[Problem]:
-    """The environment's own problems where the data says so, else those of the data."""
-    own = own_problems(options)
-    return load_problems(options.data, seed) if own is None else own
+    """The environment's own problems where the data says so, else those of the data; in an environment, as they stand
+    before anybody has answered."""
+    own, keep = own_problems(options), needs_columns(options)
+    if own is not None:
+        return own
+    if options.environment.is_single_turn:
+        return load_problems(options.data, seed, keep_columns=keep)
+    return [asked_first(row) for row in load_rows(options.data, seed, keep_columns=keep)]
+
+
+def asked_first(item: Item) -> Problem:
+    """What a row asks, without what its conversation went on with."""
+    return first_asked(item) if isinstance(item, Demonstration) else problem_of(item)
+
+
+def needs_columns(options: ReinforcementOptions) -> bool:
+    """Whether the environment or a reward reads columns that no reader knows."""
+    return options.environment.needs_columns or any(getattr(one, "needs_columns", False) for one in options.rewards)
 
 
 def own_problems(options: ReinforcementOptions) -> list[Problem] | None:

@@ -24,7 +24,7 @@ from lemma.models.policy import Policy
 from lemma.rollouts import Task
 from lemma.runs.stage import Stage
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
-from lemma.stages.reinforcement.rl_problems import own_problems
+from lemma.stages.reinforcement.rl_problems import asked_first, needs_columns, own_problems
 
 
 def prepare_tasks(
@@ -35,7 +35,7 @@ def prepare_tasks(
     if options.algorithm.uses_traces:
         tasks = _with_traces(stage, options, fmt, policy.tokenizer, items)
     else:
-        problems = opened_all(options.environment, [_asked_first(as_asked(item)) for item in items], stage.seed)
+        problems = opened_all(options.environment, [asked_first(as_asked(item)) for item in items], stage.seed)
         tasks = [Task(problem, encode_prompt(fmt, problem, policy.tokenizer)) for problem in problems]
     lengths = [len(task.prompt) for task in tasks]
     tasks, limit = filter_by_length(tasks, lengths, options.data.prompt_length, stage.say)
@@ -69,17 +69,11 @@ def opened(environment: EnvironmentOptions, problem: Problem, seed: int) -> Prob
     return opened_all(environment, [problem], seed)[0]
 
 
-def _asked_first(item: Item) -> Problem:
-    """What a row asks, without what its conversation went on with."""
-    return first_asked(item) if isinstance(item, Demonstration) else problem_of(item)
-
-
 def _items(stage: Stage, options: ReinforcementOptions) -> tuple[list[Item], list[Problem]]:
     """What the stage learns from, and the problems that it is validated on, as they are asked."""
     validation = options.validation
-    keep = options.environment.needs_columns or any(getattr(one, "needs_columns", False) for one in options.rewards)
     items: list[Item]
-    own = own_problems(options)
+    own, keep = own_problems(options), needs_columns(options)
     if own is not None:
         items = list(own)
     elif options.algorithm.uses_traces or not options.environment.is_single_turn:
@@ -90,13 +84,13 @@ def _items(stage: Stage, options: ReinforcementOptions) -> tuple[list[Item], lis
     if validation.data is not None:
         if is_scored_by(options.environment):
             rows = load_rows(validation.data, stage.seed, keep_columns=keep)
-            held_out = [_asked_first(row) for row in rows]
+            held_out = [asked_first(row) for row in rows]
         else:
             held_out = load_problems(validation.data, stage.seed, keep_columns=keep)
     elif validation.share:
         items, held = split_share(items, validation.share, stage.seed, stage.name)
         if is_scored_by(options.environment):
-            held_out = [_asked_first(item) for item in held]
+            held_out = [asked_first(item) for item in held]
         else:
             held_out = [problem for problem in map(problem_of, held) if problem.golds]
     # The options of multiple choice stand in the order that the problem has in training.
