@@ -106,8 +106,8 @@ def member(
             except UserError as error:
                 watch.tell_failure(str(error))
                 raise
-            watch.stop()
             gather_over_ranks(None, "the end")
+            watch.stop()  # not before: others may still write for longer than a rank may be silent
     dist.destroy_process_group()
 
 

@@ -69,6 +69,7 @@ class Launcher:
         self._restarts, self._fresh, self._say = restarts, fresh, say
         self._ranks: list[RankProcess] = []
         self._stops = 0
+        self._record_before = _stamp(folder / "run.json")
 
     def run(self) -> int:
         """Until all ranks ended; the exit code of the command."""
@@ -115,6 +116,8 @@ class Launcher:
             env |= {"LEMMA_MEETING": str(meeting), "LEMMA_LAUNCHER": str(os.getpid()), "LEMMA_ATTEMPT": str(attempt)}
             command = [*self._command, *self._again(attempt)]
             self._ranks.append(self.start_rank(command, env, None if rank == 0 else meeting / f"rank-{rank}.txt"))
+        if self._stops:  # somebody asked while there were not all of them
+            self._signal(signal.SIGTERM)
 
     def start_rank(self, command: Sequence[str], env: dict[str, str], output: Path | None) -> RankProcess:
         """One rank, in a session of its own: Ctrl-C reaches it through the launcher only."""
@@ -125,7 +128,8 @@ class Launcher:
 
     def _again(self, attempt: int) -> list[str]:
         """A fresh start is one only until there is something to go on from."""
-        begun = (self._folder / "run.json").exists() and not (self._folder / ".earlier").exists()
+        begun = _stamp(self._folder / "run.json") not in (None, self._record_before)
+        begun = begun and not (self._folder / ".earlier").exists()
         return ["--fresh"] if self._fresh and not (attempt and begun) else []
 
     def _wait(self, meeting: Path) -> Fall | None:
@@ -195,9 +199,7 @@ class Launcher:
 
         def forward(number: int, frame: FrameType | None) -> None:
             self._stops += 1
-            for rank in self._ranks:
-                with suppress(ProcessLookupError):
-                    rank.send_signal(number)
+            self._signal(number)
 
         before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
@@ -205,6 +207,19 @@ class Launcher:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _signal(self, number: int) -> None:
+        for rank in self._ranks:
+            with suppress(ProcessLookupError):
+                rank.send_signal(number)
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    """Differs between two files that were there one after the other; None where there is none."""
+    with suppress(OSError):
+        there = file.stat()
+        return there.st_ino, there.st_mtime_ns
+    return None
 
 
 def _again(restarts: int) -> str:

@@ -213,7 +213,7 @@ def _run(group: _Group, asked: threading.Event) -> int:
         if status is None or status in (0, USER_ERROR):
             if words:
                 print(words, file=sys.stderr, flush=True)
-            return status or 0
+            return 1 if status is None else status
         now = progress(group.wish.run_folder)
         deaths, steps = (1 if now > steps else deaths + 1), now
         if deaths > group.wish.restarts or asked.is_set():
@@ -240,7 +240,7 @@ def _watch(group: _Group, asked: threading.Event) -> tuple[int | None, str]:
             _end(group.ranks)
             return None, "the ranks did not end in time and were killed"
         _look_at_servers(group)
-        asked.wait(POLL_SECONDS)
+        time.sleep(POLL_SECONDS) if asked.is_set() else asked.wait(POLL_SECONDS)
 
 
 def _fall(group: _Group) -> tuple[int, str]:

@@ -1,10 +1,18 @@
-"""A rank that ends by an error: with its own code, after tidying up, whatever the threads of its groups do."""
+"""How ranks end: by an error, before others, and when somebody asks while they are started."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from lemma.cluster.launching import Launcher
+from tests.cluster.forked import Forked
 
 PROGRAM = """
 import atexit, sys, threading
@@ -19,9 +27,51 @@ sys.exit(main())
 """
 
 
-def test_it_says_one_sentence_and_ends(tmp_path: Path) -> None:
+def test_a_rank_that_fails_says_one_sentence_and_ends(tmp_path: Path) -> None:
+    """With its own code, after tidying up, whatever the threads of its groups do."""
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "meet")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stdout == "tidied up\n"
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("lemma: "))
     assert "error: " in line and "nowhere.yaml" in line
+
+
+def ends_early(words: list[str], changes: dict[str, str], output: Path) -> None:
+    """Both ranks are done at once; the first one has something to write."""
+    from lemma.cluster.cluster_options import ClusterOptions
+    from lemma.cluster.joining import member
+
+    os.environ.update(changes)
+    with member(ClusterOptions(patience=3.0, deadline=30.0), "cpu") as world:
+        time.sleep(5.0 if world.rank == 0 else 0.0)
+    os._exit(0)
+
+
+def test_a_rank_that_waits_for_the_last_one_is_not_taken_for_dead(tmp_path: Path) -> None:
+    launcher = Forked(tmp_path, restarts=0, program=ends_early)
+    assert launcher.run() == 0, launcher.said
+
+
+class AskedTooEarly(Launcher):
+    """Is asked to stop before the first rank is there."""
+
+    def start_rank(self, command: Sequence[str], env: dict[str, str], output: Path | None) -> Any:
+        if not self._ranks:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return subprocess.Popen(["sleep", "60"], start_new_session=True)
+
+
+def test_a_stop_between_two_attempts_is_not_lost(tmp_path: Path) -> None:
+    said: list[str] = []
+    began = time.monotonic()
+    assert AskedTooEarly(["lemma"], 2, tmp_path, restarts=3, fresh=False, say=said.append).run() == 1
+    assert said == ["rank 0 was killed by SIGTERM"] and time.monotonic() - began < 30
+
+
+def test_a_fresh_start_that_failed_is_fresh_again_until_there_is_something_new(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("of an earlier run")
+    launcher = Launcher(["lemma"], 2, tmp_path, restarts=3, fresh=True, say=print)
+    assert launcher._again(0) == launcher._again(1) == ["--fresh"]
+    (tmp_path / "new").write_text("of this one")
+    (tmp_path / "new").replace(tmp_path / "run.json")
+    assert launcher._again(1) == []
