@@ -51,7 +51,7 @@ class Journal:
     def append(self, *episodes: Episode) -> None:
         if not episodes:
             return
-        assert not self.is_complete, "a complete journal does not grow"
+        assert not (episodes and self.is_complete), "a complete journal does not grow"
         self.episodes |= {episode.order: episode for episode in episodes}
         self._open().append(*({"version": VERSION, **episode.to_row()} for episode in episodes))
 
