@@ -195,20 +195,26 @@ class SpokenEngine(Engine):
         self._current.cancel(key)
 
     def completions(self) -> Iterator[Completion]:
+        """Where responses fly, what was submitted last is sent when the caller has what it wants: speakers work on."""
         session = self._current
         self._expect(session.debtors)
-        while not session.is_idle:
-            self._check_open()
-            self._flush(session)
-            while session.ready:
-                yield session.ready.popleft()
-            if session.failure is not None:
-                failure, session.failure = session.failure, None
-                raise pickle.loads(failure)
-            if session.owed and not session.unsent:
-                self._receive(SAMPLES, session.debtors)
-                if self.between is not None:
-                    self.between()
+        try:
+            while not session.is_idle:
+                self._check_open()
+                self._flush(session)
+                while session.ready:
+                    yield session.ready.popleft()
+                if session.failure is not None:
+                    failure, session.failure = session.failure, None
+                    raise pickle.loads(failure)
+                if session.owed and not session.unsent:
+                    self._receive(SAMPLES, session.debtors)
+                    if self.between is not None:
+                        self.between()
+        except GeneratorExit:
+            if session.flies and not self._is_closed:
+                self._flush(session)
+            raise
 
     def drop(self, keys: Sequence[Key]) -> None:
         """Speakers hear of it and need not answer: they may be at work for others."""

@@ -16,7 +16,7 @@ from lemma.cluster.speaker import Speaker
 from lemma.cluster.speaker_link import _look
 from lemma.core.ranks import RankWorld, SpeakerLink, is_stop_asked, joined
 from lemma.engines.engine_options import NativeOptions
-from lemma.engines.protocol import Request, Sampling
+from lemma.engines.protocol import Completion, Request, Sampling
 from lemma.engines.sent_weights import layout_of
 from lemma.engines.spoken_engine import SpokenEngine
 from lemma.engines.spoken_words import (
@@ -160,6 +160,24 @@ def test_a_stop_does_not_wait_for_a_speaker(spoken: tuple[SpokenEngine, Connecti
     begin, end = its.recv(), its.recv()
     assert isinstance(begin, Begin) and begin.flies and isinstance(end, End) and end.session == begin.session
     assert list(engine.completions()) == []
+
+
+def test_speakers_begin_with_what_was_asked_last_while_the_learner_learns(
+    spoken: tuple[SpokenEngine, Connection],
+) -> None:
+    """A sample came, the next request was submitted, and the learner had what it wanted."""
+    engine, its = spoken
+    engine.submit(asked("one"))
+    nothing = np.zeros(0, dtype=np.float32)
+    finished = Completion(("one",), 0, nothing.astype(np.int32), nothing, nothing, "length", 0)
+    its.send(SpokenSample(engine._only.number, finished, 0.0))
+    for completion in engine.completions():
+        assert completion.key == ("one",)
+        engine.submit(asked("two"))
+        break
+    begin, more = its.recv(), its.recv()
+    assert isinstance(begin, Begin) and [request.key for request in begin.requests] == [("one",)]
+    assert isinstance(more, More) and [request.key for request in more.requests] == [("two",)]
 
 
 def test_a_speaker_that_says_nothing_is_named(spoken: tuple[SpokenEngine, Connection]) -> None:
