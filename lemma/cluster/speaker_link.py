@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
-from multiprocessing.connection import Client, Connection, Listener, wait
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge, wait
 from typing import Any
 
 from lemma.cluster.arrival import address_in_use
@@ -22,6 +24,8 @@ from lemma.core.ranks import RankWorld, SpeakerLink, ask_to_stop, gather_over_ra
 from lemma.engines.spoken_words import Bye, StopAsked
 
 LOCAL = "127.0.0.1"
+# How long somebody who connects may take to say who it is.
+GREET_SECONDS = 30
 
 
 @contextmanager
@@ -90,15 +94,14 @@ def _connect(world: RankWorld, first: int) -> list[Connection]:
     """Connections to all ranks of the other kind, in their order."""
     key = gather_over_ranks(secrets.token_bytes(32), "the key of the speakers")[0]
     is_speaker = world.rank >= first
-    listener = Listener((_own_host(), 0), backlog=first, authkey=key) if is_speaker else None
+    listener = Listener((_own_host(), 0), backlog=first) if is_speaker else None
     addresses = gather_over_ranks(listener.address if listener else None, "where the speakers are")
     with world.waiting("a connection between learners and speakers"):
         try:
             if listener is None:
                 connections = [_greet(address, key, world.rank) for address in addresses[first:]]
             else:
-                accepted = [listener.accept() for _ in range(first)]
-                connections = [one for _, one in sorted((one.recv(), one) for one in accepted)]
+                connections = _accepted(listener, key, first)
         except (OSError, EOFError) as error:
             raise RuntimeError(f"it was refused: {error}") from error
         finally:
@@ -107,6 +110,28 @@ def _connect(world: RankWorld, first: int) -> list[Connection]:
     for connection in connections:
         _without_delay(connection)
     return connections
+
+
+def _accepted(listener: Listener, key: bytes, count: int) -> list[Connection]:
+    """So many that know the key, in the order of their ranks. Whoever says nothing, or something else, is sent away."""
+    known: dict[int, Connection] = {}
+    while len(known) < count:
+        connection = listener.accept()
+        try:
+            _limit_reading(connection, GREET_SECONDS)
+            deliver_challenge(connection, key)
+            answer_challenge(connection, key)
+            known[connection.recv()] = connection
+            _limit_reading(connection, 0)
+        except (OSError, EOFError, AuthenticationError):
+            connection.close()
+    return [known[rank] for rank in sorted(known)]
+
+
+def _limit_reading(connection: Connection, seconds: int) -> None:
+    """Reading fails after so long; 0 is for ever."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
 
 
 def _greet(address: Any, key: bytes, rank: int) -> Connection:

@@ -3,17 +3,19 @@ went wrong for one leaves nothing behind for the others."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Listener
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from lemma.cluster import speaker_link
 from lemma.cluster.speaker import Speaker
-from lemma.cluster.speaker_link import _look
 from lemma.core.ranks import RankWorld, SpeakerLink, is_stop_asked, joined
 from lemma.engines.engine_options import NativeOptions
 from lemma.engines.protocol import Completion, Request, Sampling
@@ -129,6 +131,19 @@ def test_a_word_that_comes_after_the_engine_has_gone_is_forgotten(load: Load) ->
     assert served.said_to(1) == [] and not served.speaker._is_busy
 
 
+def test_strangers_at_the_door_of_a_speaker_are_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speaker_link, "GREET_SECONDS", 1)
+    listener = Listener(("127.0.0.1", 0), backlog=4)
+    with socket.create_connection(listener.address), socket.create_connection(listener.address) as rude:
+        rude.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        with ThreadPoolExecutor() as pool:
+            second, first = (pool.submit(speaker_link._greet, listener.address, b"key", rank) for rank in (1, 0))
+            accepted = speaker_link._accepted(listener, b"key", 2)
+    for number, connection in enumerate(accepted):
+        connection.send(number)
+    assert first.result().recv() == 0 and second.result().recv() == 1
+
+
 # --- the learner's side --------------------------------------------------------------------------------------------
 
 
@@ -197,7 +212,7 @@ def test_a_speaker_that_is_asked_to_stop_is_heard_at_the_end_of_any_step(
     assert is_stop_asked(), "while nothing is generated"
     engine.close()
     link = engine._link
-    link.look = lambda: _look(link)
+    link.look = lambda: speaker_link._look(link)
     with joined(RankWorld(link=link)):
         assert not is_stop_asked()
         its.send(StopAsked())
