@@ -35,7 +35,7 @@ DURATIONS = Path(__file__).with_name("durations.txt")
 
 
 # Marks of tests that run only where `-m` names them.
-ONLY_WHEN_NAMED = ("kill", "seeds", "long")
+ONLY_WHEN_NAMED = ("kill", "seeds", "long", "machines")
 
 
 def pytest_configure(config: pytest.Config) -> None:

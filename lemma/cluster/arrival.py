@@ -11,7 +11,9 @@ import ipaddress
 import json
 import os
 import platform
+import secrets
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -31,6 +33,7 @@ INTERFACE = "GLOO_SOCKET_IFNAME"
 REACH_SECONDS = 10.0
 # How long the first rank waits until all others have heard why they end.
 HEARD_SECONDS = 5.0
+LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,39 @@ class Arrival:
     address: str
     first: str
     marks: dict[str, str]
+
+
+def agreed_start(store: Any, rank: int, size: int, seconds: float) -> str:
+    """A name for this start of the ranks. The store of a launcher remembers earlier starts, and launchers on different
+    machines may count them differently: the first rank names the start, and confirms whom it has heard of."""
+    own, until = secrets.token_hex(8), time.monotonic() + seconds
+    if rank == 0:
+        store.set("start", own)
+        heard = {other: value.decode() for other, value in enumerate(_heard(store, own, size, seconds), start=1)}
+        store.set(f"{own}/go", json.dumps(heard))
+        return own
+    while time.monotonic() < until:
+        if store.check(["start"]):
+            start = store.get("start").decode()
+            store.set(f"{start}/{rank}", own)
+            if store.check([f"{start}/go"]) and json.loads(store.get(f"{start}/go")).get(str(rank)) == own:
+                return str(start)
+        time.sleep(LOOK_SECONDS)
+    raise UserError(f"rank {rank} waited {seconds:.0f} s, and rank 0 did not come", fix="see what it says")
+
+
+def _heard(store: Any, start: str, size: int, seconds: float) -> list[bytes]:
+    keys = [f"{start}/{rank}" for rank in range(1, size)]
+    try:
+        store.wait(keys, timedelta(seconds=seconds))
+    except RuntimeError as error:
+        late = [str(rank) for rank, key in enumerate(keys, start=1) if not store.check([key])]
+        shown = ", ".join(late[:8]) + (f" and {len(late) - 8} more" if len(late) > 8 else "")
+        raise UserError(
+            f"rank 0 waited {seconds:.0f} s for the others, and rank{'s' * (len(late) > 1)} {shown} did not come",
+            fix=f"start {size} ranks in all, and see what those say that are missing",
+        ) from error
+    return list(store.multi_get(keys))
 
 
 class Lobby:
@@ -55,19 +91,8 @@ class Lobby:
         self._count += 1
         keys = [f"{self._count}/{rank}" for rank in range(self.size)]
         self.store.set(keys[self.rank], json.dumps(mine))
-        try:
-            self.store.wait(keys, timedelta(seconds=self._seconds))
-        except RuntimeError as error:
-            raise UserError(
-                f"rank {self.rank} waited {self._seconds:.0f} s for the others, and {self._late(keys)} did not come",
-                fix=f"start {self.size} ranks in all, and see what those say that are missing",
-            ) from error
+        self.store.wait(keys, timedelta(seconds=self._seconds))
         return [json.loads(value) for value in self.store.multi_get(keys)]
-
-    def _late(self, keys: list[str]) -> str:
-        late = [str(rank) for rank, key in enumerate(keys) if not self.store.check([key])]
-        shown = ", ".join(late[:8]) + (f" and {len(late) - 8} more" if len(late) > 8 else "")
-        return f"rank{'s' * (len(late) > 1)} {shown}"
 
     def agree(self, trouble: str | None) -> None:
         """Go on where nobody has found a trouble; otherwise all raise the first."""

@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from lemma.cluster.arrival import Lobby, address_of_name, arrived, on_loopback
+from lemma.cluster.arrival import Lobby, address_of_name, agreed_start, arrived, on_loopback
 from lemma.cluster.cluster_options import ClusterOptions
 from lemma.cluster.rank_watch import RankWatch
 from lemma.core.errors import UserError
@@ -143,8 +143,10 @@ def _stores(place: RankPlace) -> tuple[Any, Any]:
         first = _opened_store(address, port, hosts, place.rank)
     first = first or TCPStore(address, port, None, False, limit)
     second = TCPStore(address, port, None, False, timedelta(seconds=30))
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    prefix = f"lemma/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{attempt}"
+    prefix = f"lemma/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
+    if meeting is None:
+        start = agreed_start(PrefixStore(prefix, first), place.rank, place.size, START_SECONDS)
+        prefix = f"{prefix}/{start}"
     return PrefixStore(f"{prefix}/group", first), PrefixStore(f"{prefix}/watch", second)
 
 

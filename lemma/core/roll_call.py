@@ -11,7 +11,7 @@ from lemma.core.errors import UserError
 from lemma.core.ranks import from_leader, gather_over_ranks, rank, together, world_size
 
 # How long a network file system may take to show what another machine has written.
-SEEN_SECONDS = 5.0
+SEEN_SECONDS = 3.0
 
 
 def roll_call(folder: Path, option: str) -> None:

@@ -8,9 +8,7 @@ import ctypes
 import multiprocessing
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from tests.cluster.crew import PRELOAD
+from tests.cluster.forked import lemma_rank
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 NAMES = ("alpha", "beta")
@@ -79,9 +78,10 @@ class Machine:
 
     def lemma(self, words: Sequence[str], output: Path, env: Mapping[str, str]) -> BaseProcess:
         """Run a command of Lemma here, forked from a process that has everything imported."""
+        output.unlink(missing_ok=True)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
-        process = context.Process(target=_live, args=(self.pid, list(words), str(output), dict(env)))
+        process = context.Process(target=_live, args=(self.pid, list(words), output, dict(env)))
         process.start()
         self._ranks.append(process)
         return process
@@ -124,23 +124,11 @@ class Pair:
             machine.close()
 
 
-def _live(machine: int, words: list[str], output: str, env: dict[str, str]) -> None:
-    os.setsid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    folder = os.getcwd()
+def _live(machine: int, words: list[str], output: Path, env: dict[str, str]) -> None:
+    libc, folder = ctypes.CDLL(None, use_errno=True), os.getcwd()
     handles = [os.open(f"/proc/{machine}/ns/{name}", os.O_RDONLY) for name in NAMESPACES]
     for name, handle in zip(NAMESPACES, handles, strict=True):
         assert libc.setns(handle, 0) == 0, (name, os.strerror(ctypes.get_errno()))
         os.close(handle)
     os.chdir(folder)
-    os.environ.update(env)
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    from lemma.cli import main
-
-    code = main(words)
-    sys.stdout.flush()
-    os._exit(code)
+    lemma_rank(words, env, output)
