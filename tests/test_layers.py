@@ -56,6 +56,7 @@ OWN_MODULES = {
     "triton": {
         "lemma.models.kernels",
         "lemma.models.joint_kernels",
+        "lemma.models.adapter_kernels",
         "lemma.engines.native.engine_kernels",
         "lemma.engines.native.sampling_kernels",
     },

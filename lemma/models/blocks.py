@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from lemma.models.adapters import folded
 from lemma.models.attention import CachedAttention, attend
 from lemma.models.packing import Segments
 from lemma.models.products import (
@@ -111,9 +112,13 @@ def _attention_core(
     cached: CachedAttention | None,
 ) -> torch.Tensor:
     """Projections, rotation and attention; what the output projection gets, (T, H, D)."""
-    projections = (self.q_proj, self.k_proj, self.v_proj)
-    project = separate if cached is None else projected
-    parts = project(self, projections, hidden_states)
+    adapted = None if cached is None else folded(self, ("q_proj", "k_proj", "v_proj"))
+    if adapted is not None:
+        fused = self.lemma_fused and hidden_states.is_cuda
+        parts = adapted.outputs(hidden_states.flatten(0, -2), fused)
+    else:
+        project = separate if cached is None else projected
+        parts = project(self, (self.q_proj, self.k_proj, self.v_proj), hidden_states)
     return _attended(self, parts, position_embeddings, segments, cached)
 
 
@@ -167,16 +172,30 @@ def _spoken(
 ) -> torch.Tensor:
     """A block for an engine: the residual sums are part of the matrix products."""
     attention, feed_forward = self.self_attn, self.mlp
-    outer, down = as_product(attention.o_proj), as_product(feed_forward.down_proj)
-    assert outer is not None and down is not None
     normal = self.input_layernorm(hidden_states)
     out_THD = _attention_core(attention, normal, position_embeddings, None, cached)
-    # Nobody else holds the residual stream of an engine's pass, so the sums go into it in place.
-    hidden = outer.add_to(hidden_states[0], out_THD.flatten(1))
+    hidden = _add_output(attention, "o_proj", hidden_states[0], out_THD.flatten(1))
     normal = self.post_attention_layernorm(hidden)
-    gate, up = projected(feed_forward, (feed_forward.gate_proj, feed_forward.up_proj), normal)
-    inner = gated(gate, up, self.lemma_fused and gate.is_cuda)
-    return down.add_to(hidden, inner)[None]
+    return _add_output(feed_forward, "down_proj", hidden, _gated_inner(feed_forward, normal))[None]
+
+
+def _add_output(part: nn.Module, name: str, hidden_TH: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
+    """hidden += layer(x). Nobody else holds the residual stream of an engine's pass, so it is changed in place."""
+    adapted, plain = folded(part, (name,)), as_product(getattr(part, name))
+    if adapted is not None:
+        return adapted.add_to(hidden_TH, x_TI, part.lemma_fused and x_TI.is_cuda)
+    assert plain is not None
+    return plain.add_to(hidden_TH, x_TI)
+
+
+def _gated_inner(self: nn.Module, x_TH: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up for an engine."""
+    fused = self.lemma_fused and x_TH.is_cuda
+    adapted = folded(self, ("gate_proj", "up_proj"))
+    if adapted is not None:
+        return adapted.gated(x_TH, fused)
+    gate, up = projected(self, (self.gate_proj, self.up_proj), x_TH)
+    return gated(gate, up, fused)
 
 
 def _is_plain(self: nn.Module) -> bool:

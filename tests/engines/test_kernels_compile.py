@@ -9,7 +9,7 @@ import pytest
 WIDTHS = {"bf16": 16, "fp16": 16, "fp32": 32}
 WHOLE = ("POSITION", "UNTIL", "ENDS", "TOP_K", "KEYS", "TOKEN", "TARGET")
 EXACT = ("RSTD", "DW", "LOGPROB", "LSE", "ENTROPY", "G_LOGPROB", "G_ENTROPY")
-REAL = ("factor", "inner", "eps", "sign", "inverse_divisor")
+REAL = ("factor", "inner", "eps", "sign", "inverse_divisor", "scale")
 
 
 def compile_for_a_gpu(kernel: Any, dtype: str, constants: dict[str, Any], others: str = "*fp32") -> None:
@@ -44,8 +44,9 @@ def test_cuts_and_draws_compile(dtype: str) -> None:
 @pytest.mark.parametrize("adds", [False, True])
 def test_kernels_of_the_learner_compile(adds: bool) -> None:
     pytest.importorskip("triton", reason="triton is for Linux only")
-    from lemma.models import joint_kernels, kernels
+    from lemma.models import adapter_kernels, joint_kernels, kernels
 
+    tile = {"RANK": 16, "R": 16, "ROWS": 32, "COLUMNS": 64}
     heads = {"HQ": 4, "HK": 2, "D": 64, "HALF": 32}
     for kernel, constants in (
         (kernels.norm_forward, {"ADDS": adds, "BLOCK": 1024}),
@@ -55,5 +56,7 @@ def test_kernels_of_the_learner_compile(adds: bool) -> None:
         (kernels._softmax_grad, {"HAS_ENTROPY": adds, "CAPPED": adds, "BLOCK": 1024}),
         (joint_kernels._joint_gate_backward, {"BLOCK": 1024}),
         (joint_kernels._rotate_parts, {"JOINS": adds, **heads}),
+        (adapter_kernels._adapt, {"ADDS": adds, **tile}),
+        (adapter_kernels._gate_adapted, tile),
     ):
         compile_for_a_gpu(kernel, "bf16", constants, others="*bf16")

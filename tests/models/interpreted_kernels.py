@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
-from lemma.models import blocks, joint_kernels, kernels
+from lemma.models import adapter_kernels, blocks, joint_kernels, kernels
+from lemma.models.adapters import Folded
 from lemma.models.blocks import gated, rms_norm
 from lemma.models.logprobs import token_logprobs
-from lemma.models.products import gate_backward
+from lemma.models.products import Product, gate_backward
 
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
@@ -105,9 +106,35 @@ def softmax(dtype: torch.dtype) -> None:
     assert abs(flat[1].item() - torch.log(torch.tensor(40.0)).item()) < 1e-5
 
 
+def adapters(dtype: torch.dtype) -> None:
+    """More rows than a tile; a rank that fills no tile; one, two and three layers of different widths. The interpreter
+    does not multiply numbers of half precision."""
+    if dtype != torch.float32:
+        return
+    adapter_kernels.COLUMNS = 16
+    x = torch.randn(35, 24, dtype=dtype)
+    for widths, bias in (((32,), False), ((48, 16, 32), True), ((48, 48), False)):
+        results: list[list[torch.Tensor]] = []
+        wide, rank = sum(widths), 5
+        weight, ups = torch.randn(wide + rank * len(widths), 24, dtype=dtype) / 5, torch.randn(wide, rank, dtype=dtype)
+        both = torch.cat([torch.randn(wide, dtype=dtype), torch.zeros(rank * len(widths), dtype=dtype)])
+        parts = zip(weight[:wide].split(widths), ups.split(widths), strict=True)
+        products = [Product(own, None, weight[:rank], up.contiguous(), 0.7) for own, up in parts]
+        layer = Folded(weight, both if bias else None, products, rank)
+        residual = torch.randn(35, wide, dtype=dtype)
+        for fused in (False, True):
+            found = list(layer.outputs(x, fused))
+            if len(widths) == 1:
+                found.append(layer.add_to(residual.clone(), x, fused))
+            if len(widths) == 2:
+                found.append(layer.gated(x, fused))
+            results.append([part.contiguous() for part in found])
+        compare(results, dtype)
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
-    for check in (norm, add_norm, gate, joint_gate, split, softmax):
+    for check in (norm, add_norm, gate, joint_gate, split, softmax, adapters):
         for dtype in LIMITS:
             check(dtype)
         print(check.__name__)

@@ -20,6 +20,7 @@ from lemma.engines.native.cached_attention import Cache, DecodeContext, PrefillC
 from lemma.engines.native.noise import split_key
 from lemma.engines.native.sampler import Cuts, Way, draw, draw_cut, inverse_temperature, kernels_cut, way_of
 from lemma.engines.native.scheduler import Sequence
+from lemma.models.adapters import fold_adapters
 from lemma.models.packing import Segments, to_device
 from lemma.models.policy import Policy
 
@@ -107,6 +108,8 @@ class Runner:
         self.use_graphs = use_graphs
         self.captures = 0
         self._on_gpu = policy.device.type == "cuda"
+        if fused:
+            fold_adapters(policy.module)
         blocks = -(-(context + BURST) // cache.block)
         self.buffers = Batch.empty(max_rows, blocks, policy.device)
         self._graphs: dict[tuple[Way, int], Any] = {}

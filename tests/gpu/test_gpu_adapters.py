@@ -1,0 +1,59 @@
+"""LoRA adapters inside the products of an engine on a GPU, beside a product for each layer and adapter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+from lemma.engines.native.engine import NativeEngine
+from lemma.engines.protocol import Request, Sampling, generate
+from lemma.models import adapters, blocks
+from lemma.models.attention import NAME
+from lemma.models.load_model import _with_lora
+from lemma.models.model_options import LoraOptions
+from lemma.models.policy import Policy
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+SHAPE = {
+    "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 64,
+    "num_key_value_heads": 2, "vocab_size": 1000, "tie_word_embeddings": True, "max_position_embeddings": 4096,
+}  # fmt: skip
+CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
+
+
+def make(kind: str, dtype: torch.dtype, rank: int) -> Policy:
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        causal = AutoModelForCausalLM.from_config(CONFIGS[kind](**SHAPE), dtype=dtype, attn_implementation=NAME)
+    blocks.install(causal, True)
+    module = _with_lora(causal, LoraOptions(r=rank), "test", 0)
+    torch.manual_seed(1)
+    for name, parameter in module.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.05)
+    return Policy(module.eval(), None)
+
+
+def logprobs(policy: Policy) -> np.ndarray:
+    """Of the tokens that a greedy engine says to forty prompts."""
+    engine = NativeEngine(policy, cache_tokens=8192, share_prefixes=False)
+    rng = np.random.default_rng(0)
+    sampling = Sampling(max_tokens=8, temperature=0, ignore_eos=True)
+    work = [Request(("r", i), rng.integers(3, 1000, 5 + i), sampling) for i in range(40)]
+    return np.concatenate([completion.logprobs[:1] for completion in generate(engine, work)])
+
+
+@pytest.mark.parametrize("rank", [16, 12])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_folded_adapters_add_what_each_adds(kind: str, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide, half = (make(kind, dtype, rank) for dtype in (torch.float32, torch.bfloat16))
+    fused, fused_half = logprobs(wide), logprobs(half)
+    with torch.no_grad():
+        assert adapters.folded(half.causal.model.layers[0].mlp, ("gate_proj", "up_proj")) is not None
+    monkeypatch.setattr(blocks, "folded", lambda part, names: None)
+    plain, plain_half = logprobs(make(kind, torch.float32, rank)), logprobs(make(kind, torch.bfloat16, rank))
+    assert abs(fused - plain).max() < 1e-4
+    assert abs(fused_half - plain).mean() < 1.5 * abs(plain_half - plain).mean() + 1e-4, "no less exact than before"
