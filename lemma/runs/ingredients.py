@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from lemma.config.registry import outside_files
 from lemma.core.errors import UserError
@@ -76,14 +75,14 @@ def check_alike(stage: str, mine: Mapping[str, str]) -> None:
                 )
 
 
-def mark_of_weights(module: torch.nn.Module) -> str:
-    """One name for all weights that are whole on this rank: sums of their bits, in which the order plays no part."""
-    sums = [
-        weight.detach().contiguous().view(_INTEGERS[weight.element_size()]).sum(dtype=torch.int64).cpu()
-        for weight in module.parameters()
-        if not isinstance(weight, DTensor)
-    ]
-    return hashlib.sha256(repr([int(one) for one in sums]).encode()).hexdigest()
+def check_weights(stage: str, module: torch.nn.Module) -> None:
+    """Refuse a model of which this rank has read other weights than the first one. They are known by sums of bits."""
+    if world_size() > 1:
+        sums = [
+            weight.detach().contiguous().view(_INTEGERS[weight.element_size()]).sum(dtype=torch.int64).item()
+            for weight in module.parameters()
+        ]
+        check_alike(stage, {"the weights it starts from": hashlib.sha256(repr(sums).encode()).hexdigest()})
 
 
 def mark_of(files: list[Path]) -> str:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from lemma.core.errors import UserError
 from lemma.core.events import Axis, Event, Measured, Progressed, Said, Sink, StageEnded, StageStarted
 from lemma.core.faults import fault_point
-from lemma.core.ranks import from_leader, is_leader, note_place, world_size
+from lemma.core.ranks import from_leader, is_leader, note_place
 from lemma.learning.checkpoint import Checkpoint, CheckpointStore
 from lemma.learning.divergence import Diverged, check_speaks, check_written
 from lemma.learning.learner import Learner
@@ -25,7 +25,7 @@ from lemma.learning.optimiser import Split
 from lemma.learning.weight_split import whole_policy
 from lemma.models.model_options import ModelOptions
 from lemma.models.policy import Policy
-from lemma.runs.ingredients import check_alike, ingredients, mark_of_weights
+from lemma.runs.ingredients import check_alike, ingredients
 from lemma.runs.model_card import write_cards
 from lemma.runs.run_folder import RunFolder
 from lemma.runs.run_options import StageOptions
@@ -212,7 +212,6 @@ class Stage:
         checkpoint = self.store.newest()
         self._ingredients = ingredients(self.options, self.model, self.start_from, self._recipe.get("format"))
         marks = {"the data": data, "the newest checkpoint": "" if checkpoint is None else str(checkpoint.step)}
-        marks["the weights it starts from"] = mark_of_weights(learner.policy.module) if world_size() > 1 else ""
         check_alike(self.name, marks | self._ingredients)
         if checkpoint is not None:
             self._check_same(checkpoint)

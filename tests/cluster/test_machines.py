@@ -55,7 +55,7 @@ def prepare(folder: Path, name: str = "recipe.yaml", **sft: Any) -> list[str]:
     folder.mkdir(exist_ok=True)
     stages = RECIPE["stages"] | {"sft": RECIPE["stages"]["sft"] | sft}
     recipe = RECIPE | {"run": RECIPE["run"] | {"dir": str(folder / "run")}, "stages": stages}
-    (folder / name).write_text(yaml.safe_dump(recipe))
+    (folder / name).write_text(yaml.safe_dump(recipe, sort_keys=False))
     return ["train", str(folder / name)]
 
 
