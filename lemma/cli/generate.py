@@ -233,7 +233,8 @@ def _print_one(speaker: _Speaker, completion: Completion, args: argparse.Namespa
     if parsed.answer is not None:
         print(f"answer: {parsed.answer}")
     elif speaker.is_format_chosen:
-        print(f"no answer in the format {fmt.name}: " + "; ".join(FAULTS[fault] for fault in parsed.faults))
+        others = [FAULTS[fault] for fault in parsed.faults if fault != "no_answer"]
+        print(f"no answer in the format {fmt.name}" + (f": {'; '.join(others)}" if others else ""))
 
 
 def _print_cut(completion: Completion, args: argparse.Namespace) -> None:

@@ -95,7 +95,8 @@ def _try_prompt(recipe: Recipe) -> None:
     if path == "tiny":
         return
     try:
-        if not (Path(path).expanduser() / "tokenizer_config.json").is_file() and find_gguf(path) is None:
+        files = ("config.json", "tokenizer_config.json")
+        if not any((Path(path).expanduser() / file).is_file() for file in files) and find_gguf(path) is None:
             return
         from lemma.core.types import Message, Problem
         from lemma.formats.encode import encode_prompt
@@ -274,7 +275,8 @@ def _evaluation(stage: StageOptions) -> list[str]:
         return []
     names = ", ".join(find_benchmark(one).name for one in asked.benchmarks)
     start = "at the start, " if asked.at_start else ""
-    return [_row("evaluation", f"{names}; {start}{every(asked.every)}; best by {asked.metric}")]
+    limit = f"at most {asked.max_tokens:,} tokens"
+    return [_row("evaluation", f"{names}; {start}{every(asked.every)}; {limit}; best by {asked.metric}")]
 
 
 def _supervised(stage: SupervisedOptions, amount: Amount | None) -> list[str]:

@@ -46,11 +46,13 @@ class ChatFormat(Format):
             return super().written(turns, tokenizer, tools=tools, is_open=is_open, about=about)
         given = {"tools": list(tools)} if tools else {}
         with rendering(about, "write `template: own` under format, or `system: ''` where it takes no system message"):
-            return str(
+            text = str(
                 tokenizer.apply_chat_template(
                     list(turns), chat_template=theirs, tokenize=False, add_generation_prompt=is_open, **given
                 )
             )
+        _check_tools(text, turns, tools or (), about)
+        return text
 
     def install(self, tokenizer: Any) -> None:
         """Save our template, or the tokenizer's with this format's system message as its default."""
@@ -71,3 +73,15 @@ class ChatFormat(Format):
         if theirs is None and self.template == "tokenizer":
             raise UserError("the tokenizer has no chat template", fix="write `template: own` under format")
         return None if theirs is None else with_suffix(without_clock(theirs.removeprefix(SILENCE)), self.suffix)
+
+
+def _check_tools(text: str, turns: Sequence[Mapping[str, Any]], tools: Sequence[Any], about: str) -> None:
+    """Refuse what a template that knows no tools leaves out without a word: an empty turn would be learnt."""
+    calls = [call for turn in turns for call in turn.get("tool_calls") or ()]
+    for what, ones in (("calls", calls), ("tools", tools)):
+        names = [(one.get("function") or one).get("name") for one in ones if isinstance(one, Mapping)]
+        if any(isinstance(name, str) and name not in text for name in names):
+            raise UserError(
+                f"the tokenizer's chat template leaves out the {what} of {about}",
+                fix="take a model whose chat template knows tools, or write them into the messages as text",
+            )

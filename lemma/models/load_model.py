@@ -15,7 +15,15 @@ from lemma.core.errors import UserError, nearest
 from lemma.core.hub_access import notice_offline
 from lemma.core.random import key
 from lemma.models.attention import NAME
-from lemma.models.loading_checks import AGAIN, check_vocabulary, check_weights, loading, repair
+from lemma.models.loading_checks import (
+    AGAIN,
+    NO_TOKENIZER,
+    check_tokenizer_files,
+    check_vocabulary,
+    check_weights,
+    loading,
+    repair,
+)
 from lemma.models.model_options import LoraOptions, ModelOptions, Precision
 from lemma.models.places import TINY, base_of_adapter, lasting, resolve
 from lemma.models.policy import Policy
@@ -60,6 +68,7 @@ def load_tokenizer(path: str, revision: str | None = None, trust_remote_code: bo
     else:
         if not Path(folder).exists():
             notice_offline()
+        check_tokenizer_files(path, Path(folder))
         with loading("tokenizer", path):
             tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=trust_remote_code)
     if tokenizer.eos_token_id is None:
@@ -69,10 +78,7 @@ def load_tokenizer(path: str, revision: str | None = None, trust_remote_code: bo
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if len(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)) < LEAST_TOKENS:
-        raise UserError(
-            f"the tokenizer of {path} knows hardly a token: its files are missing",
-            fix="put tokenizer.json and tokenizer_config.json next to the weights, or name a folder in model.tokenizer",
-        )
+        raise UserError(f"the tokenizer of {path} knows hardly a token: its files are missing", fix=NO_TOKENIZER)
     return tokenizer
 
 

@@ -16,6 +16,8 @@ from lemma.models.attention import NAME
 LONGEST_REASON = 200
 DOCTOR = "check that folder with `lemma doctor`"
 AGAIN = "fetch or export the model again"
+NO_TOKENIZER = "put tokenizer.json and tokenizer_config.json next to the weights, or name a folder in model.tokenizer"
+TOKENIZER_FILES = ("*token*", "vocab*", "merges*", "*.model", "*.tiktoken", "*.py")
 NO_MODEL = "check the name, or fetch it with `lemma download model`"
 
 
@@ -61,6 +63,12 @@ def _cannot_load(what: str, path: str, error: Exception, fix: str) -> UserError:
         )
         return UserError(f"there is no folder {path}, {where}", fix=_other_model(Path(path)))
     return UserError(f"the {what} of {path} cannot be loaded: {reason_of(error)}", fix=fix)
+
+
+def check_tokenizer_files(path: str, folder: Path) -> None:
+    """Refuse a folder of weights alone: what another library says of it is long and names no file."""
+    if folder.is_dir() and not any(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern)):
+        raise UserError(f"the folder {path} holds no tokenizer", fix=NO_TOKENIZER)
 
 
 def _other_model(path: Path) -> str:

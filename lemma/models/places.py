@@ -17,7 +17,7 @@ def resolve(path: str) -> str:
     """What to load from: a run folder stands for the model of the last stage that is finished, a folder for the GGUF
     file in it, anything else for itself."""
     folder = Path(path).expanduser()
-    if (folder / "recipe.yaml").is_file() and (folder / "stages").is_dir():
+    if (folder / "recipe.yaml").is_file() and ((folder / "stages").is_dir() or (folder / "run.json").is_file()):
         done = [p for p in (folder / "stages").glob("*/final") if _model_in(p)]
         if not done:
             raise UserError(

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from lemma.core.leaves import leaves
+from lemma.core.leaves import in_yaml, leaves
 from lemma.core.version import lemma_version
 from lemma.reports.planned_memory import planned_gib
 from lemma.reports.run_reader import RunReader
@@ -97,18 +97,24 @@ def differences(runs: Sequence[RunReader]) -> list[dict[str, Any]]:
     that a run lacks altogether, such as a stage, is one line."""
     if len(runs) < 2:
         return []
-    recipes = [leaves(run.recipe) for run in runs]
+    recipes = _without_empty_blocks([leaves(run.recipe) for run in runs])
     rows: dict[str, list[str]] = {}
     for key in dict.fromkeys(key for own in recipes for key in own):
-        values = [str(own[key]) if key in own else _absent(own, key) for own in recipes]
+        values = [in_yaml(own[key]) if key in own else _absent(own, key) for own in recipes]
         if key == "run.dir" or len(set(values)) == 1:
             continue
         missing = [value for own, value in zip(recipes, values, strict=True) if key not in own]
         if missing and missing[0] != key:
             rows[missing[0]] = ["not there" if key not in own else "there" for own in recipes]
         else:
-            rows[key] = ["not there" if key not in own else str(own[key]) for own in recipes]
+            rows[key] = ["not there" if key not in own else in_yaml(own[key]) for own in recipes]
     return [{"key": key, "values": values} for key, values in rows.items()]
+
+
+def _without_empty_blocks(recipes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What is null in one recipe and a block of options in another, such as `model.lora`, is not there in the first."""
+    around = {key.rpartition(".")[0] for own in recipes for key in own}
+    return [{key: value for key, value in own.items() if value is not None or key not in around} for own in recipes]
 
 
 def _absent(own: Mapping[str, Any], key: str) -> str:

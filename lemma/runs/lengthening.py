@@ -57,7 +57,7 @@ def lengthen(folder: RunFolder, recipe: Lengthened, extend: bool, say: Callable[
 def _changed(folder: RunFolder, recipe: Lengthened, known: list[str]) -> dict[str, tuple[str, float, float]] | None:
     """The lengths that differ, by stage, as key, old and new value; None where something else differs as well."""
     try:
-        before = yaml.safe_load((folder.path / "recipe.yaml").read_text())["stages"]
+        before = yaml.safe_load((folder.path / "recipe.yaml").read_text(encoding="utf-8"))["stages"]
         lengths = {name: {key: before[name].get(key) for key in LENGTHS} for name in before}
     except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
         return None

@@ -28,7 +28,7 @@ import yaml
 from lemma.core.errors import UserError
 from lemma.core.faults import fault_point
 from lemma.core.files import JsonLines, sync_folder, write_whole
-from lemma.core.leaves import leaves
+from lemma.core.leaves import in_yaml, leaves
 from lemma.learning.manifest import find_damage, fingerprints
 
 OWN_FILES = ("recipe.yaml", "run.json", "run.log", "metrics.jsonl", "results.md", "report.html", "wandb_run_id")
@@ -198,13 +198,14 @@ class RunFolder:
     def _difference(self, recipe_yaml: str) -> str:
         """Which key differs first from the recipe of the run, as `: key was X, is Y`."""
         try:
-            before = yaml.safe_load((self.path / "recipe.yaml").read_text())
+            before = yaml.safe_load((self.path / "recipe.yaml").read_text(encoding="utf-8"))
         except (OSError, yaml.YAMLError):
             return ""
         was, now = leaves(before), leaves(yaml.safe_load(recipe_yaml))
         for key in [*now, *was]:
             if key != "run.dir" and was.get(key) != now.get(key):
-                return f" ({key} was {was.get(key, 'not there')}, is {now.get(key, 'not there')})"
+                before, after = (in_yaml(one[key]) if key in one else "not there" for one in (was, now))
+                return f" ({key} was {before}, is {after})"
         return ""
 
     def stage(self, name: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from lemma.data.data_options import SourceOptions
 from lemma.data.sources import files_of
 from lemma.models.load_model import load_for_inference
 from lemma.reporting.text import describe
+from lemma.reports.page_data import differences
 
 PLAIN = {"question": "What is 2 plus 3?", "answer": "2 + 3 = 5\n#### 5"}
 
@@ -64,5 +66,51 @@ def test_a_misspelt_folder_of_a_model(tmp_path: Path, monkeypatch: pytest.Monkey
         load_for_inference("smolm2", "cpu")
 
 
+def test_weights_without_a_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, _ = load_for_inference("tiny", "cpu")
+    model.save_pretrained(tmp_path / "model")
+    assert main(["generate", str(tmp_path / "model"), "what is 2 plus 3 ?"]) == 2
+    said = f"the folder {tmp_path}/model holds no tokenizer; put tokenizer.json"
+    assert said in capsys.readouterr().err
+    recipe = {"model": {"path": str(tmp_path / "model")}, "stages": {"sft": {"data": {"source": "arithmetic"}}}}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    assert main(["plan", str(tmp_path / "recipe.yaml")]) == 0
+    assert f"warning: {said}" in capsys.readouterr().out
+
+
+def test_a_run_that_has_not_begun_to_learn(tmp_path: Path) -> None:
+    for name in ("recipe.yaml", "run.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(UserError, match="has no finished model yet"):
+        load_for_inference(str(tmp_path), "cpu")
+
+
+def test_options_that_differ_are_spelled_as_in_a_recipe() -> None:
+    lora = {"r": 8, "alpha": 16.0}
+    recipes = [{"model": {"path": "a", "lora": lora}}, {"model": {"path": "a", "lora": None}}]
+    recipes = [
+        recipe | {"stages": {"sft": {"epochs": epochs}}} for recipe, epochs in zip(recipes, (2.0, None), strict=True)
+    ]
+    rows = {row["key"]: row["values"] for row in differences([SimpleNamespace(recipe=one) for one in recipes])}
+    assert rows == {"model.lora": ["there", "not there"], "stages.sft.epochs": ["2", "null"]}
+
+
 def test_one_step() -> None:
     assert describe(StageStarted("sft", 0, 1, resumed=False)) == "sft: 1 step"
+
+
+def test_a_template_that_knows_no_tools_loses_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It would write a call as an empty turn, which would then be learnt."""
+    _, tokenizer = load_for_inference("tiny", "cpu")
+    turns = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
+    call = {"type": "function", "function": {"name": "calculator", "arguments": {"expression": "2*21"}}}
+    asked = {"role": "user", "content": "what is 2 times 21 ?"}
+    rows = [{"messages": [asked, {"role": "assistant", "content": "", "tool_calls": [call]}]}]
+    rows[0]["messages"] += [{"role": "tool", "content": "42"}, {"role": "assistant", "content": "42"}]
+    (tmp_path / "chat.jsonl").write_text(json.dumps(rows[0]))
+    show = ["data", "show", str(tmp_path / "chat.jsonl"), "--format", "own", "--model", str(tmp_path / "model")]
+    for template, lost in ((turns, True), (turns.replace("m['content']", "m | string"), False)):
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(tmp_path / "model")
+        assert main(show) == (2 if lost else 0)
+        assert ("chat template leaves out the calls of" in capsys.readouterr().err) is lost

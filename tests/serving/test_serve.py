@@ -139,7 +139,7 @@ def test_32_clients_at_once_get_what_each_gets_alone(client: openai.OpenAI) -> N
     ("more", "status", "code", "words"),
     [
         ({"model": "gpt-5"}, 404, "model_not_found", "there is: tiny"),
-        ({"messages": []}, 400, None, "messages is not a list"),
+        ({"messages": []}, 400, None, "messages must be a list"),
         ({"messages": [{"role": "king", "content": "?"}]}, 400, None, "has the role 'king'"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, None, "only text is read"),
         ({"messages": [{"role": "system", "content": "be nice"}]}, 400, None, "asks nothing"),
