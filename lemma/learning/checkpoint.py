@@ -255,6 +255,7 @@ class CheckpointStore:
         held: list[Checkpoint | None] = []
 
         def look() -> int | None:
+            self._clear_partials()  # of a run that died while it removed its last one
             held.append(self._newest())
             return None if held[0] is None else held[0].step
 

@@ -89,6 +89,14 @@ def test_the_newest_are_kept(store: CheckpointStore) -> None:
     assert names(store) == ["step-00000003", "step-00000010"]
 
 
+def test_what_a_death_left_half_removed_is_gone_at_the_next_start(store: CheckpointStore) -> None:
+    save(store, 1, 2)
+    (store.folder / ".partial-removed-00000001").mkdir()
+    newest = CheckpointStore(store.folder, 2, print).newest()
+    assert newest is not None and newest.step == 2
+    assert not list(store.folder.glob(".partial-*"))
+
+
 def test_the_best_is_kept_as_well(store: CheckpointStore) -> None:
     save(store, 1)
     store.mark_best(2, 0.5)
