@@ -20,7 +20,7 @@ SHAPE = TinyOptions(hidden=32, layers=2, feed_forward=64, heads=4, kv_heads=2, c
 
 def adapted_policy(targets: Any = "all-linear") -> Policy:
     """A tiny model whose adapters add something."""
-    options = ModelOptions(path="tiny", tiny=SHAPE, lora=LoraOptions(r=4, alpha=8, targets=targets), precision="fp32")
+    options = ModelOptions(path="tiny", tiny=SHAPE, lora=LoraOptions(r=3, alpha=6, targets=targets), precision="fp32")
     policy = build_policy(options, torch.device("cpu"), seed=3)
     torch.manual_seed(5)
     for name, parameter in policy.module.named_parameters():
