@@ -62,6 +62,9 @@ SYNONYMS = {
     "warmup_steps": "warmup",
     "wd": "weight_decay",
 }
+# The one option that people mean who write `model: NAME` or `validation: 0.1` in the place of a mapping.
+MAIN_TEXT = {"model": "path", "data": "source"}
+MAIN_NUMBER = {"validation": "share", "optim": "lr", "lora": "r"}
 
 
 def explain(
@@ -108,8 +111,8 @@ def show(value: Any) -> str:
 
 def unknown(name: str, path: KeyPath, options: type[Options], root: type[Options]) -> str:
     """What to write instead of a key that the `options` at `path` do not have."""
-    meant = SYNONYMS.get(name, name)
     fields = list(options.model_fields)
+    meant = "path" if name == "name" and "path" in fields else SYNONYMS.get(name, name)
     if meant in fields:
         return f"did you mean '{meant}'?"
     close = get_close_matches(name, fields, n=1, cutoff=0.7)
@@ -243,6 +246,13 @@ def _repair_text(text: str) -> str:
     return "put a space after the ':'" if re.match(r"[A-Za-z_]\w*:\S", text) else ""
 
 
+def _as_mapping(path: KeyPath, value: Any, options: type[Options]) -> str:
+    """The mapping that a bare text or number stands for, where that is plain."""
+    main = (MAIN_TEXT if isinstance(value, str) else MAIN_NUMBER).get(str(path[-1])) if path else None
+    is_plain = main in options.model_fields and not isinstance(value, bool | list)
+    return f"write `{path[-1]}: {{{main}: {value}}}`" if is_plain else ""
+
+
 def _wrong_value(path: KeyPath, kind: str, annotation: Any, value: Any, details: ErrorDetails) -> tuple[str, str]:
     problem = f"'{dotted(path)}' cannot be {show(value)}"
     if annotation is None:
@@ -252,11 +262,14 @@ def _wrong_value(path: KeyPath, kind: str, annotation: Any, value: Any, details:
         if value is None:
             return f"'{dotted(path)}' is empty", "write something under it or delete the line"
         fix = _repair_text(value) if isinstance(value, str) else ""
+        fix = fix or _as_mapping(path, value, below[0])
         return problem, fix or f"write a mapping with any of: {', '.join(below[0].model_fields)}"
     literals = [bare for bare, _ in map(split, branches(annotation)) if get_origin(bare) is Literal]
     names = [str(name) for literal in literals for name in get_args(literal)]
     if isinstance(value, str) and get_close_matches(value, names, n=1, cutoff=0.6):
         return problem, nearest(value, names)
+    if kind == "list_type" and isinstance(value, str):
+        return problem, f"write it as a list: `[{value}]`"
     if kind == "string_type" and isinstance(value, bool | int | float):
         return problem, f'write text, in quotes: "{show(value)}"'
     return problem, f"write {words(annotation)}"

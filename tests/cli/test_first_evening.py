@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from lemma.core.events import StageStarted
 from lemma.data.data_options import SourceOptions
 from lemma.data.sources import files_of
 from lemma.models.load_model import load_for_inference
+from lemma.recipe import load_recipe
 from lemma.reporting.text import describe
 from lemma.reports.page_data import differences
 
@@ -34,6 +37,23 @@ def test_dashes_make_no_options_alike(option: str, said: str, capsys: pytest.Cap
     assert main(["data", "show", "x.jsonl", option, "1"]) == 2
     err = capsys.readouterr().err
     assert said in err and "--help" not in err
+
+
+@pytest.mark.parametrize(
+    ("recipe", "fix"),
+    [
+        ({"model": "smollm2"}, "write `model: {path: smollm2}`"),
+        ({"model": {"name": "smollm2"}}, "did you mean 'path'?"),
+        ({"stages": {"grpo": {"rewards": "accuracy"}}}, "write it as a list: `[accuracy]`"),
+        ({"stages": {"sft": {"data": "rows.jsonl"}}}, "write `data: {source: rows.jsonl}`"),
+        ({"stages": {"sft": {"validation": 0.1}}}, "write `validation: {share: 0.1}`"),
+        ({"stages": {"sft": {"validation": True}}}, "write a mapping with any of: share"),
+    ],
+)
+def test_what_was_meant_by_a_bare_value(recipe: dict[str, Any], fix: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(json.dumps({"stages": {"sft": {}}} | recipe))
+    with pytest.raises(UserError, match=re.escape(fix)):
+        load_recipe(tmp_path / "recipe.yaml")
 
 
 def test_a_plan_says_what_the_rows_lack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

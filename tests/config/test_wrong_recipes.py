@@ -152,7 +152,7 @@ RECIPES: dict[str, tuple[str, str]] = {
     ),
     "text for a list": (
         swap("r: 8", "targets: q_proj"),
-        "recipe.yaml:4: 'model.lora.targets' cannot be 'q_proj'; write a list of texts or 'all-linear'",
+        "recipe.yaml:4: 'model.lora.targets' cannot be 'q_proj'; write it as a list: `[q_proj]`",
     ),
     # formats and stages
     "misspelt format": (
