@@ -157,9 +157,10 @@ def ended(event: StageEnded, last: Measured | None = None) -> str:
     """What a stage reached: the numbers of its last step, its summary, its duration, and where the model is."""
     rest = dict(event.summary)
     seconds, model = rest.pop("seconds", None), rest.pop("model", None)
-    reached = {}
+    reached: dict[str, Any] = {}
     if last is not None and last.stage == event.stage:
         reached = {name.removesuffix("/mean"): last.values[name] for name in REACHED if name in last.values}
+        reached |= {"right": f"{reached['right']:.0%}"} if "right" in reached else {}
     took = "" if seconds is None else f" after {duration(seconds)}"
     told = numbers({**reached, **{name: value for name, value in rest.items() if name != "steps"}})
     where = "" if model is None else f"; the model is in {model}"

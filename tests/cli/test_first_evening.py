@@ -12,12 +12,12 @@ import pytest
 
 from lemma.cli import main
 from lemma.core.errors import UserError, nearest
-from lemma.core.events import StageStarted
+from lemma.core.events import Measured, StageEnded, StageStarted
 from lemma.data.data_options import SourceOptions
 from lemma.data.sources import files_of
 from lemma.models.load_model import load_for_inference
 from lemma.recipe import load_recipe
-from lemma.reporting.text import describe
+from lemma.reporting.text import describe, ended
 from lemma.reports.page_data import differences
 
 PLAIN = {"question": "What is 2 plus 3?", "answer": "2 + 3 = 5\n#### 5"}
@@ -117,6 +117,11 @@ def test_options_that_differ_are_spelled_as_in_a_recipe() -> None:
 
 def test_one_step() -> None:
     assert describe(StageStarted("sft", 0, 1, resumed=False)) == "sft: 1 step"
+
+
+def test_a_share_is_a_percentage_at_the_end_as_well() -> None:
+    last = Measured("rl", 3, "train", {"right": 0.25, "loss": 0.5}, {})
+    assert ended(StageEnded("rl", 3, {}), last) == "rl: ended at step 3: right 25%, loss 0.5"
 
 
 def test_a_template_that_knows_no_tools_loses_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
