@@ -11,6 +11,7 @@ import atexit
 import gc
 import os
 import shutil
+import signal
 import tempfile
 from collections import Counter
 from fnmatch import fnmatchcase
@@ -29,6 +30,8 @@ for _name, _value in {
     "WANDB_MODE": "offline",
 }.items():
     os.environ.setdefault(_name, _value)
+# A script that starts the tests in the background has them ignore Ctrl-C, and all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
 DURATIONS = Path(__file__).with_name("durations.txt")
