@@ -174,7 +174,7 @@ def _differing(lobby: Lobby, everybody: list[Arrival], settings: Mapping[str, An
     was, now = first.marks.get(name), mine.marks[name]
     if name == SETTINGS:
         theirs, own = leaves(json.loads(lobby.store.get("settings"))), leaves(json.loads(json.dumps(settings)))
-        name = next(key for key in [*own, *theirs] if own.get(key) != theirs.get(key))
+        name = next((key for key in [*own, *theirs] if own.get(key) != theirs.get(key)), SETTINGS)
         was, now = theirs.get(name, "not there"), own.get(name, "not there")
     return (
         f"{name} is {now} for rank {lobby.rank} on {mine.host}, and {was} for rank 0 on {first.host}; "

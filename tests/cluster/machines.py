@@ -21,6 +21,8 @@ from tests.cluster.forked import lemma_rank
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 NAMES = ("alpha", "beta")
 PORT = "29500"
+# An interface of each machine that leads nowhere, as the bridge of its containers.
+BRIDGE = "172.17.0.1/16"
 NAMESPACES = ("net", "uts", "mnt")
 FLAGS = ["--net", "--uts", "--mount"]
 # What Debian writes: the host's own name stands for its loopback.
@@ -109,8 +111,10 @@ class Pair:
         cable = ["ip", "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", str(second.pid)]
         subprocess.run([*inside, *cable], check=True)
         for machine, address in zip(self.machines, ADDRESSES, strict=True):
-            machine.do("ip", "address", "add", f"{address}/24", "dev", "cable")
-            machine.do("ip", "link", "set", "cable", "up")
+            machine.do("ip", "link", "add", "bridge", "type", "veth", "peer", "name", "guest")
+            for name, own in (("bridge", BRIDGE), ("cable", f"{address}/24")):
+                machine.do("ip", "address", "add", own, "dev", name)
+                machine.do("ip", "link", "set", name, "up")
 
     def cut(self) -> None:
         """Packets vanish from now on, and nobody is told."""

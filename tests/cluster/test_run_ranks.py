@@ -178,3 +178,32 @@ def test_what_one_rank_raises_all_raise(crew: Crew) -> None:
     assert crew.run(4, troubled, "user") == ["UserError: the disk is full; make room"] * 4
     first, second, *others = crew.run(4, troubled, "own")
     assert second == "Local: inside" and {first, *others} == {"RuntimeError: rank 1: Local: inside"}
+
+
+def unlike(kind: str, folder: Path) -> str:
+    """What is said where the second rank has other weights, other data, or a folder of its own."""
+    import torch
+
+    from lemma.core.roll_call import roll_call
+    from lemma.runs.ingredients import check_alike, check_weights
+
+    numbers = {what: rank() if what == kind else 0 for what in ("weights", "data", "folder")}
+    module = torch.nn.Linear(2, 2, bias=False)
+    torch.nn.init.constant_(module.weight, float(numbers["weights"]))
+    own = folder / f"machine-{numbers['folder']}" / "run"
+    try:
+        check_weights("sft", module)
+        check_alike("sft", {"the data": str(numbers["data"])})
+        roll_call(own, "run.dir")
+    except UserError as error:
+        return str(error).replace(str(own), "RUN")
+    return "nothing"
+
+
+def test_what_differs_between_machines_is_refused(crew: Crew, tmp_path: Path) -> None:
+    assert crew.run(2, unlike, "nothing", tmp_path) == ["nothing"] * 2
+    assert [path.name for path in tmp_path.rglob("*")] == ["machine-0", "run"], "no file is left"
+    (weights,), (data,), folder = (set(crew.run(2, unlike, kind, tmp_path)) for kind in ("weights", "data", "folder"))
+    assert "finds other content for the weights it starts from than rank 0" in weights
+    assert "stage sft: rank 1 on " in data and "finds other content for the data than rank 0 on " in data
+    assert any("does not see what rank 1 on " in text and "writes to RUN; set run.dir to" in text for text in folder)
