@@ -55,15 +55,16 @@ class ProcessActor:
         paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         place = Path(folder)
         own = {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(self._log.parent), PARENT_VARIABLE: str(os.getpid())}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "lemma.cluster.ray_rank", module, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log.open("wb"),
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **own, **variables},
-            cwd=place if place.is_dir() else None,
-            start_new_session=True,
-        )
+        with self._log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "lemma.cluster.ray_rank", module, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **own, **variables},
+                cwd=place if place.is_dir() else None,
+                start_new_session=True,
+            )
         return self._process.pid
 
     def look(self, offset: int) -> tuple[int | None, str, int]:

@@ -99,11 +99,11 @@ def test_steps_are_sampled_beside_the_learner(crew: Crew, tmp_path: Path, name: 
 def test_responses_fly_on_two_ranks(crew: Crew, tmp_path: Path, name: str, speakers: int) -> None:
     """Interrupted on both in the middle: whole groups all the same, and no draw in two steps."""
     flying = {"max_tokens": 24, "stop": ["p"], "lag": "flying", "lag_limit": 1 if speakers else 2}
-    content, size = recipe_of(tmp_path, "run", STAGES[name] | {"rollout": flying}, slots=2), 4 if speakers else 2
-    broken = crew.run(size, sampled_by, content, 2, speakers, "rl.before_update:3:EIO")
+    content = recipe_of(tmp_path, "run", STAGES[name] | {"rollout": flying}, slots=2)
+    broken = crew.run(4, sampled_by, content, 2, speakers, "rl.before_update:3:EIO")
     assert all("Input/output" in said for _, said in broken[:2])
     before = samples(tmp_path / "run")
-    crew.run(size, sampled_by, content, 2, speakers)
+    crew.run(4, sampled_by, content, 2, speakers)
     found = samples(tmp_path / "run")
     assert set(before) < set(found), "what was sampled is not sampled again"
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
