@@ -191,10 +191,11 @@ def _memory(recipe: Recipe, stage: StageOptions, amount: Amount | None) -> str:
     budget = stage.batch.planned_budget
     tokens = (amount and amount.pack(budget, sequences_of(stage))) or budget
     plan = plan_training(shape, model, precision, tokens, eight_bit_moments=stage.optim.name == "adamw_8bit")
-    told = ""
+    is_open = model.precision is None and recipe.run.device == "auto" and model.path != "tiny"
+    told = "; in bf16, as on a GPU" if is_open else ""
     if amount is not None and amount.lengths:
         whose = "the longest sequence" if max(amount.lengths) >= min(tokens, budget) else "a step's data"
-        told = f"; {tokens:,} tokens at a time by {whose if tokens != budget else 'the budget'}"
+        told += f"; {tokens:,} tokens at a time by {whose if tokens != budget else 'the budget'}"
     if not isinstance(stage, ReinforcementOptions):
         return f"{plan}{told}"
     algorithm = stage.algorithm

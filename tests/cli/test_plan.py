@@ -65,7 +65,7 @@ def test_a_local_model_and_its_data(tmp_path: Path, capsys: pytest.CaptureFixtur
         out = capsys.readouterr().out
         assert "2 epochs of 10 rows, 6 steps" in out and "warning" not in out
         assert re.search(r"model +\S+; \w+, [0-9.]+ million parameters, context 512", out)
-        assert re.search(r"memory .*; \d+ tokens at a time by a step's data", out)
+        assert re.search(r"memory .*; in bf16, as on a GPU; \d+ tokens at a time by a step's data", out)
 
 
 def test_what_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
