@@ -16,6 +16,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lemma.core.errors import UserError
+
 if TYPE_CHECKING:
     import torch
 
@@ -264,12 +266,14 @@ def together(work: Callable[[], T], place: str = "an agreement") -> list[T]:
 
 
 def portable(error: BaseException) -> bytes:
-    """An error as bytes; one that cannot be sent as it is keeps its words."""
+    """An error as bytes; one that cannot be sent as it is keeps its words, and a user's error stays one."""
     try:
         data = pickle.dumps(error)
         pickle.loads(data)
     except Exception:  # noqa: BLE001 (anything may go wrong in a class that nobody here knows)
-        data = pickle.dumps(RuntimeError(f"rank {_world.rank}: {type(error).__name__}: {error}"))
+        is_users = isinstance(error, UserError)
+        words = f"rank {_world.rank}: {type(error).__name__}: {error}"
+        data = pickle.dumps(UserError(str(error)) if is_users else RuntimeError(words))
     return data
 
 

@@ -152,6 +152,7 @@ def test_a_mistake_that_only_one_rank_meets_is_said_once(tmp_path: Path) -> None
     assert launcher.run() == 2
     errors = [line for line in launcher.output.splitlines() if "error" in line] + launcher.said
     assert len(errors) == 1 and "moody" in errors[0] and "not here" in errors[0], errors
+    assert "Traceback" not in launcher.output
 
 
 def test_a_rank_that_lives_and_does_not_come_is_named(tmp_path: Path) -> None:
