@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from lemma.core.errors import UserError
+from lemma.core.errors import UserError, nearest_file
 
 Step = str | int
 KeyPath = tuple[Step, ...]
@@ -120,16 +120,14 @@ def _read_text(path: Path, what: str) -> str:
 
 def _neighbour(path: Path) -> str:
     """What the user may have meant by a path that does not exist."""
-    from difflib import get_close_matches
-
     for suffix in (".yaml", ".yml"):
         if path.with_name(path.name + suffix).exists():
             return f"did you mean {path.with_name(path.name + suffix)}?"
     if not path.parent.is_dir():
         return f"the folder {path.parent} does not exist either"
     names = [other.name for other in path.parent.iterdir() if other.suffix in (".yaml", ".yml")]
-    close = get_close_matches(path.name, names, n=1, cutoff=0.5)
-    return f"did you mean {path.parent / close[0]}?" if close else "check the path"
+    close = nearest_file(path.name, names)
+    return f"did you mean {path.parent / close}?" if close else "check the path"
 
 
 def parse_value(text: str) -> Any:

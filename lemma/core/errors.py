@@ -63,3 +63,10 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     if close:
         return f"did you mean '{close[0]}'?"
     return "write one of: " + ", ".join(names) if names else "check the spelling"
+
+
+def nearest_file(name: str, names: Iterable[str]) -> str | None:
+    """The file of nearly the same name: endings, which most files share, make no two of them alike."""
+    by_stem = {other.partition(".")[0]: other for other in sorted(names, reverse=True)}
+    close = get_close_matches(name.partition(".")[0], by_stem, n=1, cutoff=0.6)
+    return by_stem[close[0]] if close else None

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lemma.core.errors import UserError, nearest
+from lemma.core.errors import MANY, UserError, nearest, nearest_file
 from lemma.core.hub_access import looks_like_path, notice_offline
 from lemma.data.bounded_lines import check_is_file
 from lemma.data.data_options import SourceOptions
@@ -110,7 +110,9 @@ def _neighbour(path: Path) -> str:
     while not folder.is_dir():
         path, folder = folder, folder.parent
     names = [entry.name for entry in folder.iterdir() if entry.is_dir() or suffix_of(entry)]
-    return f"in {folder.resolve() if folder == Path() else folder}: {nearest(path.name, names)}"
+    close = nearest_file(path.name, names)
+    few = f"write one of: {', '.join(sorted(names))}" if 0 < len(names) <= MANY else "check the name"
+    return f"in {folder.resolve() if folder == Path() else folder}: " + (f"did you mean '{close}'?" if close else few)
 
 
 def _check_split(path: Path, split: str) -> None:

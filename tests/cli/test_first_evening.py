@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lemma.cli import main
-from lemma.core.errors import UserError, nearest
+from lemma.core.errors import UserError, nearest, nearest_file
 from lemma.core.events import Measured, StageEnded, StageStarted
 from lemma.data.data_options import SourceOptions
 from lemma.data.sources import files_of
@@ -27,6 +27,12 @@ def test_a_poor_guess_is_not_offered() -> None:
     rewards = ["accuracy", "format", "length", "code"]
     assert nearest("math", rewards) == "write 'accuracy'"
     assert nearest("matter", ["format", "length"]) == "write one of: format, length"
+
+
+def test_endings_make_no_files_alike() -> None:
+    files = ["chat.jsonl", "gsm200.jsonl", "train.jsonl", "train.jsonl.gz"]
+    assert nearest_file("gsm2000.jsonl", files) == "gsm200.jsonl" and nearest_file("nosuch.jsonl", files) is None
+    assert nearest_file("trian.jsonl", files) == "train.jsonl"
 
 
 @pytest.mark.parametrize(
