@@ -57,7 +57,8 @@ class Machine:
         self.do("hostname", name)
         self.do("ip", "link", "set", "lo", "up")
         self._replace(Path("/etc/hosts"), hosts)
-        self._replace(Path("/etc/resolv.conf"), "nameserver 127.0.0.1\n")
+        if Path("/etc/resolv.conf").exists():
+            self._replace(Path("/etc/resolv.conf"), "nameserver 127.0.0.1\n")
 
     def command(self, words: Sequence[str]) -> list[str]:
         return ["nsenter", "--target", str(self.pid), *FLAGS, "--wd=.", *words]
