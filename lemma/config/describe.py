@@ -58,7 +58,7 @@ def _sections(options: type[Options], path: str, tag: str | None, seen: dict[typ
                 where = ".".join(filter(None, (path, name, *steps)))
                 below.append((inner, where, _tag(annotation, inner)))
         default = _spelt(info.get_default(call_default_factory=True), choice_of(annotation))
-        section.entries.append(Entry(name, words(annotation), default, meaning))
+        section.entries.append(Entry(info.alias or name, words(annotation), default, meaning))
     yield section
     for inner, where, inner_tag in below:
         if inner not in seen:

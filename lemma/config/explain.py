@@ -20,6 +20,7 @@ from lemma.config.shape import (
     child,
     choice_of,
     classes_below,
+    keys_of,
     options_at,
     split,
     words,
@@ -111,7 +112,7 @@ def show(value: Any) -> str:
 
 def unknown(name: str, path: KeyPath, options: type[Options], root: type[Options]) -> str:
     """What to write instead of a key that the `options` at `path` do not have."""
-    fields = list(options.model_fields)
+    fields = list(keys_of(options))
     meant = "path" if name == "name" and "path" in fields else SYNONYMS.get(name, name)
     if meant in fields:
         return f"did you mean '{meant}'?"
@@ -150,9 +151,9 @@ def _spots(root: type[Options], name: str) -> Iterator[tuple[KeyPath, type[Optio
     seen = {root}
     while queue:
         path, options = queue.popleft()
-        if path and name in options.model_fields:
+        if path and name in keys_of(options):
             yield (*path, name), options
-        for field_name, field in options.model_fields.items():
+        for field_name, field in keys_of(options).items():
             for steps, below in classes_below(annotation_of(field)):
                 if below not in seen:
                     seen.add(below)
@@ -263,7 +264,7 @@ def _wrong_value(path: KeyPath, kind: str, annotation: Any, value: Any, details:
             return f"'{dotted(path)}' is empty", "write something under it or delete the line"
         fix = _repair_text(value) if isinstance(value, str) else ""
         fix = fix or _as_mapping(path, value, below[0])
-        return problem, fix or f"write a mapping with any of: {', '.join(below[0].model_fields)}"
+        return problem, fix or f"write a mapping with any of: {', '.join(keys_of(below[0]))}"
     literals = [bare for bare, _ in map(split, branches(annotation)) if get_origin(bare) is Literal]
     names = [str(name) for literal in literals for name in get_args(literal)]
     if isinstance(value, str) and get_close_matches(value, names, n=1, cutoff=0.6):

@@ -8,7 +8,7 @@ from typing import Any, get_origin
 from lemma.config.document import Document, KeyPath, Place, parse_value
 from lemma.config.explain import dotted, show, unknown
 from lemma.config.options import Options
-from lemma.config.shape import branches, child, choice_of, options_at, split
+from lemma.config.shape import branches, child, choice_of, keys_of, options_at, split
 from lemma.core.errors import UserError, nearest
 
 
@@ -67,7 +67,7 @@ def _default_choice(annotation: Any, holder: type[Options] | None, name: str) ->
     choice = choice_of(annotation)
     if choice is None or holder is None:
         return None
-    default = holder.model_fields[name].get_default(call_default_factory=True)
+    default = keys_of(holder)[name].get_default(call_default_factory=True)
     return {choice.by: getattr(default, choice.by)} if isinstance(default, Options) else None
 
 
@@ -109,7 +109,7 @@ def _check_name(
     """Refuse a name that cannot stand here, and offer the nearest that can."""
     options = options_at(annotation, here, key)
     name = dotted((*path, written))
-    if options is not None and written not in options.model_fields:
+    if options is not None and written not in keys_of(options):
         raise UserError(f"unknown key '{name}'", file=place.file, fix=unknown(written, path, options, root))
     bare, _ = split(annotation)
     of_choices = get_origin(bare) is dict and choice_of(bare.__args__[1]) is not None

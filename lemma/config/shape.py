@@ -129,11 +129,16 @@ def options_at(annotation: Any, value: Any = None, key: Any = None) -> type[Opti
     return None
 
 
+def keys_of(options: type[Options]) -> dict[str, FieldInfo]:
+    """The fields by the names that a recipe knows them by: a word of Python, such as `class`, is one by its alias."""
+    return {field.alias or name: field for name, field in options.model_fields.items()}
+
+
 def child(annotation: Any, value: Any, key: Any, step: str | int) -> Any | None:
     """The annotation one step further down, or None where nothing of that name can be written."""
     options = options_at(annotation, value, key)
     if options is not None:
-        field = options.model_fields.get(str(step))
+        field = keys_of(options).get(str(step))
         return None if field is None else annotation_of(field)
     if choice_of(annotation) is not None:
         return Any

@@ -62,6 +62,18 @@ def test_what_was_meant_by_a_bare_value(recipe: dict[str, Any], fix: str, tmp_pa
         load_recipe(tmp_path / "recipe.yaml")
 
 
+def test_an_option_that_python_cannot_call_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "world.py").write_text("from lemma.environments import Environment\nclass World(Environment): pass\n")
+    stage = {"kind": "rl", "data": {"source": "arithmetic"}, "environment": {"name": "custom", "class": "no.py:One"}}
+    stage["rollout"] = {"max_tokens": 8}
+    (tmp_path / "recipe.yaml").write_text(json.dumps({"stages": {"rl": stage}}))
+    place, world = "stages.rl.environment.class", f"{tmp_path}/world.py:World"
+    environment = load_recipe(tmp_path / "recipe.yaml", [f"{place}={world}"]).stages["rl"].environment
+    assert environment.class_ == world
+    with pytest.raises(UserError, match="did you mean 'class'"):
+        load_recipe(tmp_path / "recipe.yaml", [f"{place}_={world}"])
+
+
 def test_a_plan_says_what_the_rows_lack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(PLAIN))
     recipe = {"run": {"dir": str(tmp_path / "run")}, "model": {"path": "tiny"}, "format": "question_only"}
