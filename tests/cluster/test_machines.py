@@ -167,7 +167,11 @@ def launched(pair: Pair, folder: Path, commands: Sequence[Sequence[str]], fault:
     for machine, words in zip(pair.machines, commands, strict=True):
         with open(folder / f"said-{len(processes)}", "w") as file:
             processes.append(subprocess.Popen(machine.command(words), stdout=file, stderr=file, env=env))
-    return [process.wait(120) for process in processes]
+    try:
+        return [process.wait(120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
 
 
 @machines
