@@ -138,14 +138,23 @@ def plan_training(
     base = (frozen - outside) * 0.53 + outside * width if model.quantize else frozen * width
     moments = 2.03 if eight_bit_moments else 8
     weights, optimiser = _state(base, trainable, width, moments, ranks, shard)
+    activations = _activations(shape, model, width, token_budget, recomputed)
+    # Where gradients are added up in the product, on a GPU, the head's needs no memory of its own.
+    sums_up = ranks > 1 and shard == "optimiser" and width == 2
+    head = _head(shape, model, width, token_budget if trained is None else trained, not sums_up)
+    gathered = 0.0
+    if ranks > 1 and shard == "weights":
+        gathered = width * (outside + 2 * (shape.parameters - outside) / shape.layers)
+    elif ranks > 1:
+        gathered = _sent(trainable, width, ranks, shard, activations + head)
     return MemoryPlan(
         weights=weights,
         optimiser=optimiser,
-        activations=_activations(shape, model, width, token_budget, recomputed),
-        head=_head(shape, model, width, token_budget if trained is None else trained),
+        activations=activations,
+        head=head,
         reserve=ALLOCATOR_SHARE * (weights + optimiser),
         cache_per_token=2.0 * shape.layers * shape.kv_width * width,
-        gathered=_gathered(shape, outside, trainable, width, shard) if ranks > 1 else 0.0,
+        gathered=gathered,
     )
 
 
@@ -155,12 +164,14 @@ def plan_speaker(shape: Shape, model: ModelOptions, precision: Precision) -> Mem
     return replace(whole, optimiser=0.0, activations=PREFILL_BYTES, head=0.0, reserve=ALLOCATOR_SHARE * whole.weights)
 
 
-def _gathered(shape: Shape, outside: int, trainable: int, width: int, shard: str) -> float:
-    """Embedding, head and two blocks, where weights are split; gradients of one pack, where gradients are."""
-    if shard == "gradients":
-        return float(width * trainable)
-    block = (shape.parameters - outside) / shape.layers
-    return width * (outside + 2 * block) if shard == "weights" else 0.0
+def _sent(trainable: int, width: int, ranks: int, shard: str, computing: float) -> float:
+    """Gradients on their way between ranks, beyond what computing takes: sums at home and what comes in; with nothing
+    split, all sums once more. Where gradients are split, those of one pack come as activations go: of the two, the
+    larger counts. By measurement on a GPU; see docs/many-gpus.md."""
+    at_home = 8.0 * trainable / ranks
+    if shard == "none":
+        return at_home + 4.0 * trainable
+    return at_home + (max(0.0, width * trainable - computing) if shard == "gradients" else 0.0)
 
 
 def _state(base: float, trainable: float, width: int, moments: float, ranks: int, shard: str) -> tuple[float, float]:
@@ -194,9 +205,9 @@ def _activations(shape: Shape, model: ModelOptions, width: int, tokens: int, rec
     return float(tokens * width * (kept + working))
 
 
-def _head(shape: Shape, model: ModelOptions, width: int, trained: int) -> float:
+def _head(shape: Shape, model: ModelOptions, width: int, trained: int, has_gradient: bool) -> float:
     """One chunk of logits, and where the head is trained its gradient, in float32 and in compute precision."""
     rows = min(trained, max(1, CHUNK_BYTES // (4 * shape.vocabulary)))
     logits = rows * shape.vocabulary * (width + (4 if width == 4 else 0))
-    gradient = 0 if model.lora else shape.head_parameters * (4 + 2 * width)
+    gradient = shape.head_parameters * (4 + 2 * width) if has_gradient and not model.lora else 0
     return float(logits + gradient)

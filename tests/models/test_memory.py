@@ -107,3 +107,29 @@ def test_the_numbers_that_stand_in_two_places_are_the_same() -> None:
         shape = SHAPE.model_copy(update={"words": words})
         made = build_policy(ModelOptions(tiny=shape), CPU, 0)
         assert made.head.weight.shape[0] == Shape.of_tiny(shape).vocabulary
+
+
+# Peak GiB of rank 0 on an H200, by benchmarks/fake_world.py: packs of 4,096 tokens, all blocks recomputed, bf16.
+QWEN_7B = Shape(
+    layers=28, hidden=3584, query_width=3584, kv_width=512, feed_forward=18944, vocabulary=152064, tied=False
+)
+QWEN_14B = Shape(
+    layers=48, hidden=5120, query_width=5120, kv_width=1024, feed_forward=13824, vocabulary=152064, tied=False
+)
+MEASURED = [
+    (LARGE, 1, "none", 27.45),
+    (LARGE, 8, "optimiser", 13.88),
+    (LARGE, 64, "optimiser", 10.44),
+    (QWEN_7B, 8, "gradients", 49.08),
+    (QWEN_7B, 64, "gradients", 31.30),
+    (QWEN_14B, 8, "gradients", 92.25),
+]
+
+
+@pytest.mark.parametrize(("shape", "ranks", "shard", "gib"), MEASURED)
+def test_what_was_measured_on_a_gpu_is_within_a_tenth_of_the_plan(
+    shape: Shape, ranks: int, shard: str, gib: float
+) -> None:
+    options = ModelOptions(path="benchmark", checkpointing=True)
+    plan = plan_training(shape, options, "bf16", 4096, ranks=ranks, shard=shard)
+    assert abs(gib * 2**30 / plan.total - 1) < 0.1
