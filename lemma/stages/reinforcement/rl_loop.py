@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from lemma.algorithms import Algorithm, Memory
 from lemma.algorithms.parts.signals import write_tokens
+from lemma.core.beside import Beside
 from lemma.core.faults import fault_point
 from lemma.core.random import permutation
 from lemma.core.ranks import is_leader
@@ -45,6 +47,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
     done = stage.resume(learner, total, parts.data)
     with contextlib.ExitStack() as stack:
         stack.callback(ahead.close)
+        tidying = stack.enter_context(Beside())
         speaking = open_speaking(stage, options, fmt, parts, done, stack)
         engine, roller = speaking.engine, speaking.roller
         ahead.use(roller, parts.policy, engine)
@@ -53,6 +56,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
         for step in range(done + 1, total + 1):
             with stage.clock.measure("generate"):
                 rollouts = ahead.take(step)
+            tidying.settle()
             if not ahead.is_sampling:
                 engine.sleep()
             stage.store.check()
@@ -73,8 +77,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             tell(stage, options, parts, step, values | parts.memory.numbers)
             stage.save_if_due(learner, step, total, is_best)
             if is_leader():
-                tidy(roller.folder, step, options.journal.steps, needed_after=stage.store.oldest)
-                tidy_notes(roller.folder.with_name(FOLDER), step, options.journal.steps, stage.store.oldest)
+                tidying.do(partial(tidy_files, roller.folder, step, options.journal.steps, stage.store.oldest))
     stage.finish(parts.policy, total, {"steps": total, "problems": len(parts.tasks), "drawn": parts.order.drawn})
 
 
@@ -125,6 +128,12 @@ def tell(stage: Stage, options: ReinforcementOptions, parts: RlParts, step: int,
     if stage.is_due(options.log_every, step, parts.total):
         measure(stage, step, values, parts.policy, held_by)
     stage.progress(step, parts.total, f"{note_of(values)}, held back by {held_by}")
+
+
+def tidy_files(journals: Path, step: int, keep: int | None, needed_after: int) -> None:
+    """Compress and remove files of former steps, while the next one is sampled."""
+    tidy(journals, step, keep, needed_after)
+    tidy_notes(journals.with_name(FOLDER), step, keep, needed_after)
 
 
 # --- what the loop is made of ----------------------------------------------------------------------------------
