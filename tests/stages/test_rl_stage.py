@@ -60,7 +60,9 @@ def journal(world: toy.Toy, step: int) -> Path:
 def test_the_reference_is_the_model_that_the_stage_started_from(lora: LoraOptions | None) -> None:
     options = ModelOptions(tiny=TinyOptions(**SMALL["tiny"]), lora=lora)
     policy = build_policy(options, CPU, 3)
-    reference = Reference(SimpleNamespace(model=options, device=CPU, seed=3, start_from=None, shard="none"), policy)  # type: ignore[arg-type]
+    reference = Reference(
+        SimpleNamespace(name="toy", model=options, device=CPU, seed=3, start_from=None, shard="none"), policy
+    )  # type: ignore[arg-type]
     assert (reference._copy is None) == (lora is not None), "a second copy only where there is no adapter to switch off"
     learner = Learner(policy, OptimOptions(), token_budget=256, total_steps=1)
     items = [Trajectory(ids_T=np.arange(3, 20), chosen_T=np.arange(17) > 4)]
@@ -238,10 +240,10 @@ def test_an_engine_is_closed_though_the_stage_never_begins(tmp_path: Path, monke
     monkeypatch.setattr(NativeEngine, "close", lambda engine: closed.append(engine))
 
     def fails(*parts: object) -> None:
-        raise UserError("the environment does not start")
+        raise UserError("the journal cannot be opened")
 
-    monkeypatch.setattr(rl_parts, "make_world", fails)
-    with pytest.raises(UserError, match="does not start"):
+    monkeypatch.setattr(rl_parts, "make_roller", fails)
+    with pytest.raises(UserError, match="cannot be opened"):
         run(tmp_path)
     assert len(closed) == 2, "that of the probe, and the stage's own"
 
