@@ -234,7 +234,7 @@ def test_the_command_on_a_critic_s_recipe(temperature: str, tmp_path: Path, caps
     """PPO takes one sample of a problem by default, and compares none."""
     found = debug(PPO, tmp_path, "--groups", "3", "--show", "0", "--temperature", temperature)
     said = capsys.readouterr().out
-    assert f"3 problems x 1 samples at temperature {temperature}" in said
+    assert f"3 problems x 1 sample at temperature {temperature}" in said
     assert "ok   diversity  one sample of each problem cannot show it" in said
     assert "of the groups" not in said and "group_size" not in said
     advice = " ".join(found["advice"])  # type: ignore[arg-type]
