@@ -45,8 +45,8 @@ steps() {
 test_files() {
   for file in "$@"; do part 170 "$file" "$PYTHON" -m pytest "tests/gpu/$file.py" -q -p no:cacheprovider; done
 }
-tests() { test_files test_gpu_cuts test_gpu_learner test_real_weights; }
-tests_more() { test_files test_gpu test_gpu_families; }
+tests() { test_files test_gpu_adapters test_gpu_cuts test_gpu_learner test_real_weights; }
+tests_more() { test_files test_gpu test_gpu_families test_gpu_ranks; }
 agents() {
   local load="--shape 1.5B --episodes 256 --turns 8 --sampled 256 --observed 512 --workers 8"
   # shellcheck disable=SC2086
