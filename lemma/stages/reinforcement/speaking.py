@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from lemma.core.errors import UserError
-from lemma.core.ranks import SpeakerLink, slots, speakers
+from lemma.core.ranks import SpeakerLink, slots, speakers, world_size
 from lemma.engines import make_engine
 from lemma.engines.engine_options import EngineOptions, NativeOptions
 from lemma.engines.native.engine import BLOCK, bytes_per_token
@@ -96,7 +96,14 @@ def cache_tokens(stage: Stage, options: ReinforcementOptions, policy: Policy, ne
     precision = pick_precision(stage.model.precision, policy.device)
     eight_bit = options.optim.name == "adamw_8bit"
     plan = plan_training(
-        shape, stage.model, precision, budget, eight_bit_moments=eight_bit, recomputed=policy.recomputed
+        shape,
+        stage.model,
+        precision,
+        budget,
+        eight_bit_moments=eight_bit,
+        ranks=world_size(),
+        shard=stage.shard,
+        recomputed=policy.recomputed,
     )
     algorithm = options.algorithm
     plan = plan.beside(critic=algorithm.needs_critic, reference=algorithm.needs_reference and not policy.is_adapter)
