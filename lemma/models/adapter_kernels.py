@@ -13,6 +13,13 @@ import triton
 import triton.language as tl
 
 ROWS, COLUMNS = 32, 64
+# Bytes of a tile of both factors: every GPU has twice as much shared memory.
+TILE_BYTES = 49152
+
+
+def largest_rank(dtype: torch.dtype) -> int:
+    """The largest power of two whose tiles fit."""
+    return 1 << ((TILE_BYTES // ((ROWS + COLUMNS) * dtype.itemsize)).bit_length() - 1)
 
 
 @triton.jit
@@ -27,7 +34,7 @@ def _added(JOINT, UP, row, inside, place, column, inner, stride, scale, RANK: tl
     return own.to(tl.float32) + tl.dot(x, up, input_precision="ieee") * scale
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _adapt(
     JOINT, TARGET, A, B, C, rows, stride, target_stride, first, second, wide, scale, ADDS: tl.constexpr,
     RANK: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -52,7 +59,7 @@ def _adapt(
         tl.store(there, y.to(JOINT.dtype.element_ty), mask=inside[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _gate_adapted(
     JOINT, A, B, Y, rows, stride, columns, scale, RANK: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,

@@ -51,6 +51,13 @@ class Folded(NamedTuple):
     def ups(self) -> list[torch.Tensor]:
         return [product.up for product in self.products if product.up is not None]
 
+    @property
+    def is_for_kernels(self) -> bool:
+        """Whether kernels divide the outputs evenly, and have room for the rank."""
+        from lemma.models.adapter_kernels import COLUMNS, largest_rank
+
+        return all(width % COLUMNS == 0 for width in self.widths) and self.rank <= largest_rank(self.weight.dtype)
+
     def multiplied(self, x_TI: torch.Tensor) -> torch.Tensor:
         """What the layers give without adapters, and the adapters' inner values beside it: (T, O + R)."""
         return F.linear(x_TI, self.weight, self.bias)
@@ -63,7 +70,7 @@ class Folded(NamedTuple):
         """What the layers give."""
         joint = self.multiplied(x_TI)
         parts = joint[:, : sum(self.widths)].split(self.widths, dim=-1)
-        if fused and _is_for_kernels(self.widths):
+        if fused and self.is_for_kernels:
             from lemma.models.adapter_kernels import adapt_
 
             adapt_(joint, self.ups, self.rank, self.scale, None)
@@ -75,7 +82,7 @@ class Folded(NamedTuple):
     def add_to(self, target_TO: torch.Tensor, x_TI: torch.Tensor, fused: bool) -> torch.Tensor:
         """target += layer(x), in place, for a single layer."""
         joint = self.multiplied(x_TI)
-        if fused and _is_for_kernels(self.widths):
+        if fused and self.is_for_kernels:
             from lemma.models.adapter_kernels import adapt_
 
             adapt_(joint, self.ups, self.rank, self.scale, target_TO)
@@ -86,18 +93,12 @@ class Folded(NamedTuple):
 
     def gated(self, x_TI: torch.Tensor, fused: bool) -> torch.Tensor:
         """silu(gate) * up of a feed-forward layer's two projections."""
-        if fused and _is_for_kernels(self.widths):
+        if fused and self.is_for_kernels:
             from lemma.models.adapter_kernels import gate_adapted
 
             return gate_adapted(self.multiplied(x_TI), self.ups, self.rank, self.scale)
         gate, up = self.outputs(x_TI, False)
         return gated(gate, up, fused)
-
-
-def _is_for_kernels(widths: Sequence[int]) -> bool:
-    from lemma.models.adapter_kernels import COLUMNS
-
-    return all(width % COLUMNS == 0 for width in widths)
 
 
 def fold_adapters(model: nn.Module) -> int:

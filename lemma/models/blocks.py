@@ -158,7 +158,9 @@ def _block_forward(
     **kwargs: Any,
 ) -> torch.Tensor:
     """A decoder block for an engine or, with joint products, for the learner. Otherwise the class's own."""
-    if cached is not None and all(as_product(layer) for layer in (self.self_attn.o_proj, self.mlp.down_proj)):
+    knows_both = hasattr(self.self_attn, "lemma_fused") and hasattr(self.mlp, "lemma_fused")
+    outputs = (self.self_attn.o_proj, self.mlp.down_proj) if knows_both else ()
+    if cached is not None and outputs and all(as_product(layer) for layer in outputs):
         return _spoken(self, hidden_states, position_embeddings, cached)
     if segments is not None and self.lemma_jointly and not torch.compiler.is_compiling() and _is_plain(self):
         return _learnt(self, hidden_states, position_embeddings, segments)

@@ -12,20 +12,22 @@ EXACT = ("RSTD", "DW", "LOGPROB", "LSE", "ENTROPY", "G_LOGPROB", "G_ENTROPY")
 REAL = ("factor", "inner", "eps", "sign", "inverse_divisor", "scale")
 
 
-def compile_for_a_gpu(kernel: Any, dtype: str, constants: dict[str, Any], others: str = "*fp32") -> None:
+def compile_for_a_gpu(kernel: Any, dtype: str, constants: dict[str, Any], others: str = "*fp32", **own: str) -> Any:
     triton = pytest.importorskip("triton", reason="triton is for Linux only")
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     numbers = {name: "i32" for name in kernel.arg_names if name.islower()} | dict.fromkeys(REAL, "fp32")
     kinds = dict.fromkeys(WHOLE, "*i64") | dict.fromkeys(EXACT, "*fp32") | {"Z": f"*{dtype}", "PICK": "*i32"}
-    kinds |= numbers | dict.fromkeys(constants, "constexpr")
+    kinds |= numbers | dict.fromkeys(constants, "constexpr") | own
     source = ASTSource(
         fn=kernel,
         signature={name: kinds.get(name, others) for name in kernel.arg_names},
         constexprs={(kernel.arg_names.index(name),): value for name, value in constants.items()},
     )
-    assert "ptx" in triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    assert "ptx" in compiled.asm
+    return compiled
 
 
 @pytest.mark.parametrize("dtype", WIDTHS)
@@ -44,9 +46,8 @@ def test_cuts_and_draws_compile(dtype: str) -> None:
 @pytest.mark.parametrize("adds", [False, True])
 def test_kernels_of_the_learner_compile(adds: bool) -> None:
     pytest.importorskip("triton", reason="triton is for Linux only")
-    from lemma.models import adapter_kernels, joint_kernels, kernels
+    from lemma.models import joint_kernels, kernels
 
-    tile = {"RANK": 16, "R": 16, "ROWS": 32, "COLUMNS": 64}
     heads = {"HQ": 4, "HK": 2, "D": 64, "HALF": 32}
     for kernel, constants in (
         (kernels.norm_forward, {"ADDS": adds, "BLOCK": 1024}),
@@ -56,7 +57,22 @@ def test_kernels_of_the_learner_compile(adds: bool) -> None:
         (kernels._softmax_grad, {"HAS_ENTROPY": adds, "CAPPED": adds, "BLOCK": 1024}),
         (joint_kernels._joint_gate_backward, {"BLOCK": 1024}),
         (joint_kernels._rotate_parts, {"JOINS": adds, **heads}),
-        (adapter_kernels._adapt, {"ADDS": adds, **tile}),
-        (adapter_kernels._gate_adapted, tile),
     ):
         compile_for_a_gpu(kernel, "bf16", constants, others="*bf16")
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_kernels_of_adapters_fit_any_gpu(dtype: str) -> None:
+    """100 KiB of shared memory is the least that a GPU of this generation or the last has."""
+    pytest.importorskip("triton", reason="triton is for Linux only")
+    import torch
+
+    from lemma.models import adapter_kernels as kernels
+
+    largest = kernels.largest_rank({"bf16": torch.bfloat16, "fp32": torch.float32}[dtype])
+    assert largest >= 64
+    for rank in (16, largest):
+        tile = {"RANK": rank, "R": rank, "ROWS": kernels.ROWS, "COLUMNS": kernels.COLUMNS}
+        like = {"others": f"*{dtype}", "TARGET": f"*{dtype}"}
+        for kernel, constants in ((kernels._adapt, {"ADDS": True, **tile}), (kernels._gate_adapted, tile)):
+            assert compile_for_a_gpu(kernel, dtype, constants, **like).metadata.shared <= 100 * 1024

@@ -5,22 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from lemma.core.types import Trajectory
 from lemma.engines.native.engine import NativeEngine
 from lemma.engines.protocol import Completion, Request, Sampling, generate
+from lemma.learning.learner import Learner
+from lemma.learning.learning_options import OptimOptions
 from lemma.models.adapters import fold_adapters, folded
 from lemma.models.load_model import build_policy
-from lemma.models.model_options import LoraOptions, ModelOptions, TinyOptions
+from lemma.models.model_options import LoraOptions, ModelOptions, Precision, TinyOptions
 from lemma.models.policy import Policy
+from lemma.objectives import NegativeLogLikelihood
 
 SHAPE = TinyOptions(hidden=32, layers=2, feed_forward=64, heads=4, kv_heads=2, context=64)
 
 
-def adapted_policy(targets: Any = "all-linear") -> Policy:
+def adapted_policy(targets: Any = "all-linear", precision: Precision = "fp32") -> Policy:
     """A tiny model whose adapters add something."""
-    options = ModelOptions(path="tiny", tiny=SHAPE, lora=LoraOptions(r=3, alpha=6, targets=targets), precision="fp32")
+    options = ModelOptions(
+        path="tiny", tiny=SHAPE, lora=LoraOptions(r=3, alpha=6, targets=targets), precision=precision
+    )
     policy = build_policy(options, torch.device("cpu"), seed=3)
     torch.manual_seed(5)
     for name, parameter in policy.module.named_parameters():
@@ -60,7 +67,24 @@ def test_parameters_stay_what_they_were(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     saved = load_file(tmp_path / "adapter_model.safetensors")
-    assert {name.replace(".default", "") for name in before if "lora" in name} == set(saved)
+    adapter = {name.replace(".default", ""): value for name, value in before.items() if "lora" in name}
+    assert set(adapter) == set(saved) and all(torch.equal(saved[name], value) for name, value in adapter.items())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_is_learnt_after_folding_is_said(precision: Precision) -> None:
+    """An engine reads the weights of the last step, wherever the learner's optimiser was made."""
+    plain, folding = adapted_policy(precision=precision), adapted_policy(precision=precision)
+    rows = [Trajectory(np.arange(3, 20), np.arange(17) > 2)]
+    for policy in (plain, folding):
+        learner = Learner(policy, OptimOptions(lr=0.05), token_budget=64, total_steps=3)
+        if policy is folding:
+            assert fold_adapters(policy.module) == 8
+        for _ in range(2):
+            learner.step(rows, NegativeLogLikelihood())
+    for (name, one), other in zip(plain.module.named_parameters(), folding.module.parameters(), strict=True):
+        assert torch.equal(one, other), name
+    assert [one.ids.tolist() for one in spoken(plain)] == [one.ids.tolist() for one in spoken(folding)]
 
 
 def test_a_weight_that_was_moved_is_seen() -> None:
