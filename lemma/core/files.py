@@ -6,7 +6,7 @@ import gzip
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -47,6 +47,7 @@ class JsonLines:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._handle: BinaryIO = open(path, "ab")
         self._is_synced = False
+        self._failure: OSError | None = None
         self._cut_torn_tail()
 
     def _cut_torn_tail(self) -> None:
@@ -64,6 +65,15 @@ class JsonLines:
         """Rows that come together are written together: a file system may take a while for each write."""
         if not rows:
             return
+        if self._failure is not None:  # the last line may be half a line, and nothing may follow it
+            raise self._failure
+        try:
+            self._write(rows)
+        except OSError as error:
+            self._failure = error
+            raise
+
+    def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._is_synced = False
         lines = [(json.dumps(row, ensure_ascii=False) + "\n").encode() for row in rows]
         middle = len(lines[-1]) // 2

@@ -233,6 +233,8 @@ class Waiting:
         if not part:
             return []
         episodes = self._judge.finish(part)
+        gone = {id(pending) for pending in part}
+        self.all = [one for one in self.all if id(one) not in gone]
         by_journal: dict[int, tuple[Journal, list[Episode]]] = {}
         for pending, episode in zip(part, episodes, strict=True):
             journal = self._journals.pop(id(pending))
@@ -240,8 +242,6 @@ class Waiting:
                 by_journal.setdefault(id(journal), (journal, []))[1].append(episode)
         for journal, own in by_journal.values():
             journal.append(*own)
-        gone = {id(pending) for pending in part}
-        self.all = [one for one in self.all if id(one) not in gone]
         self._settled = time.monotonic()
         return episodes
 

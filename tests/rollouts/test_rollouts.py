@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lemma.core import faults
 from lemma.core.errors import UserError
 from lemma.data.data_options import ArithmeticOptions, DataOptions
 from lemma.data.load_rows import load_problems
@@ -187,6 +188,16 @@ def test_what_is_graded_is_written_though_the_engine_fails(
     with pytest.raises(OSError, match="the device is gone"):
         list(samples)
     assert len(list(read_episodes(journal.path))) == (10 if patience is not None else 0)
+
+
+def test_a_journal_that_cannot_be_written_is_what_is_told(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults, "_visits", type(faults._visits)())
+    monkeypatch.setenv("LEMMA_FAULT", "jsonl.mid_line:3:ENOSPC")
+    engine, journal = NativeEngine(policy, seed=7), Journal(tmp_path / "step.jsonl")
+    with pytest.raises(OSError, match="No space"):
+        list(play(engine, asks(policy), Sampling(max_tokens=20), judge(policy), journal=journal, patience=0.0))
 
 
 def test_with_patience_a_sample_is_written_before_a_batch_is_full(policy: Policy, tmp_path: Path) -> None:
