@@ -59,6 +59,12 @@ WITHOUT_EFFECT = [
     ("stages", "*", "data", "cache"),
     ("stages", "*", "validation", "data", "cache"),
 ]
+# Of these, what ranks must have alike all the same.
+SHARED = [
+    ("cluster",),
+    ("stages", "*", "rollout", "engine", "servers"),
+    ("stages", "*", "rollout", "engine", "gpus"),
+]
 
 
 class Recipe(Options):
@@ -158,8 +164,9 @@ class Recipe(Options):
     def shared_settings(self) -> dict[str, Any]:
         """What all ranks of a run must have alike; folders may have other names on other machines."""
         values = self.model_dump(mode="json")
-        for path in (("run", "dir"), ("stages", "*", "data", "cache"), ("stages", "*", "validation", "data", "cache")):
-            _remove(values, path)
+        for path in WITHOUT_EFFECT:
+            if path not in SHARED:
+                _remove(values, path)
         return dict(without_folders(values))
 
     def digest_of(self, values: dict[str, Any]) -> str:

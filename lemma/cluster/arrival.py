@@ -158,6 +158,8 @@ def own_marks(settings: Mapping[str, Any]) -> dict[str, str]:
     """What every machine must have alike, by a name for people."""
     code, folder = hashlib.sha256(), Path(__file__).parents[1]
     for path in sorted(folder.rglob("*.py")):
+        if not path.is_file() or any(part.startswith(".") for part in path.relative_to(folder).parts):
+            continue
         code.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
     marks = {"the code of Lemma": code.hexdigest()[:12], "Python": platform.python_version().rpartition(".")[0]}
     marks |= {name: version(name) for name in PACKAGES}
@@ -192,7 +194,8 @@ def is_loopback(address: str) -> bool:
 def address_of_name(master: str, port: int) -> str:
     """The address of the first rank's machine, as its name is read here."""
     try:
-        return str(socket.getaddrinfo(master, port, type=socket.SOCK_STREAM)[0][4][0])
+        found = socket.getaddrinfo(master, port, type=socket.SOCK_STREAM)
+        return str(min(found, key=lambda one: one[0] != socket.AF_INET)[4][0])
     except OSError as error:
         raise UserError(
             f"MASTER_ADDR is '{master}', a name that {socket.gethostname()} cannot resolve ({error.strerror})",

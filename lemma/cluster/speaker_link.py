@@ -148,4 +148,9 @@ def _without_delay(connection: Connection) -> None:
 
 def _own_host() -> str:
     """Where the other ranks reach this one."""
-    return LOCAL if "LEMMA_MEETING" in os.environ else address_in_use()
+    found = LOCAL if "LEMMA_MEETING" in os.environ else address_in_use()
+    if ":" in found:
+        raise UserError(
+            f"speakers need IPv4, and this machine is reached at {found}", fix="give an IPv4 address as MASTER_ADDR"
+        )
+    return found

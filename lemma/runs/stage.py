@@ -25,7 +25,7 @@ from lemma.learning.optimiser import Split
 from lemma.learning.weight_split import whole_policy
 from lemma.models.model_options import ModelOptions
 from lemma.models.policy import Policy
-from lemma.runs.ingredients import check_alike, ingredients
+from lemma.runs.ingredients import BASE, check_alike, ingredients
 from lemma.runs.model_card import write_cards
 from lemma.runs.run_folder import RunFolder
 from lemma.runs.run_options import StageOptions
@@ -212,7 +212,8 @@ class Stage:
         checkpoint = self.store.newest()
         self._ingredients = ingredients(self.options, self.model, self.start_from, self._recipe.get("format"))
         marks = {"the data": data, "the newest checkpoint": "" if checkpoint is None else str(checkpoint.step)}
-        check_alike(self.name, marks | self._ingredients)
+        files = {what: mark for what, mark in self._ingredients.items() if what != BASE}  # its weights were compared
+        check_alike(self.name, marks | files)
         if checkpoint is not None:
             self._check_same(checkpoint)
             learner.load(_of_part("", checkpoint.tensors), checkpoint.state["learner"])

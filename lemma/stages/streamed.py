@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lemma.core.errors import UserError
-from lemma.core.ranks import leader_first
+from lemma.core.ranks import from_leader, leader_first
 from lemma.core.types import Demonstration, Trajectory, content_id
 from lemma.data.choices import as_asked
 from lemma.data.data_options import SourceOptions
@@ -29,7 +29,7 @@ def stream_demonstrations(
 
     Two passes over the rows, one for each side; a later start of the run finds the files.
     """
-    key = _key(stage, options, fmt, tokenizer, limit)
+    key = from_leader(lambda: _key(stage, options, fmt, tokenizer, limit), "what tokens are stored for")
     folder = stage.folder.stage(stage.name) / "tokens"
     reader = _Rows(stage, options, fmt, tokenizer, limit)
     with leader_first("stored tokens"):

@@ -48,7 +48,7 @@ class Machine:
     def __init__(self, name: str, hosts: str):
         self.name = name
         self._ranks: list[BaseProcess] = []
-        self._keeper = subprocess.Popen(["unshare", *FLAGS, "sleep", "600"])
+        self._keeper = subprocess.Popen(["unshare", *FLAGS, "sleep", "infinity"])
         self.pid = self._keeper.pid
         until = time.monotonic() + 10
         while Path(f"/proc/{self.pid}/comm").read_text() != "sleep\n":

@@ -20,8 +20,8 @@ from tests.cluster.forked import wait_for
 from tests.cluster.machines import ADDRESSES, NAMES, PORT, Machine, Pair, missing
 
 WHY_NOT = missing()
-pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=f"no machines of one's own: {WHY_NOT}")
 machines = pytest.mark.machines
+pytestmark = [machines, pytest.mark.skipif(WHY_NOT is not None, reason=f"no machines of one's own: {WHY_NOT}")]
 PATIENCE = 2.0
 PARITY = f"{Path(__file__).parents[1] / 'algorithms' / 'toy.py'}:parity"
 RECIPE: dict[str, Any] = {

@@ -132,7 +132,7 @@ def test_a_word_that_comes_after_the_engine_has_gone_is_forgotten(load: Load) ->
 
 
 def test_strangers_at_the_door_of_a_speaker_are_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speaker_link, "GREET_SECONDS", 1)
+    monkeypatch.setattr(speaker_link, "GREET_SECONDS", 3)
     listener = Listener(("127.0.0.1", 0), backlog=4)
     with socket.create_connection(listener.address), socket.create_connection(listener.address) as rude:
         rude.sendall(b"GET / HTTP/1.0\r\n\r\n")
