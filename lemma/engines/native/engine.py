@@ -355,7 +355,9 @@ class NativeEngine(Engine):
     def _default_tokens(self, rows: int) -> int:
         if self.policy.device.type != "cuda":
             return min(CPU_CACHE_TOKENS, rows * self.policy.context)
-        free, _ = torch.cuda.mem_get_info(self.policy.device)
+        device = self.policy.device
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + unused
         return min(int(CACHE_SHARE * free / bytes_per_token(self.policy)), rows * self.policy.context)
 
     def _make_cache(self) -> Cache:
