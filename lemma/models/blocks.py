@@ -21,6 +21,7 @@ from lemma.models.attention import CachedAttention, attend
 from lemma.models.packing import Segments
 from lemma.models.products import (
     GatedDown,
+    Product,
     as_product,
     gated,
     holds_joint,
@@ -32,6 +33,7 @@ from lemma.models.products import (
 )
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj", "act_fn")
+QUERIES, GATES = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 SILU = ("SiLU", "SiLUActivation")
 FAMILIES = ("Qwen2", "Qwen3", "Llama", "Mistral")
 ATTENTIONS = tuple(f"{family}Attention" for family in FAMILIES)
@@ -112,7 +114,7 @@ def _attention_core(
     cached: CachedAttention | None,
 ) -> torch.Tensor:
     """Projections, rotation and attention; what the output projection gets, (T, H, D)."""
-    adapted = None if cached is None else folded(self, ("q_proj", "k_proj", "v_proj"))
+    adapted = folded(self, QUERIES) if cached is not None and self.lemma_folded else None
     if adapted is not None:
         fused = self.lemma_fused and hidden_states.is_cuda
         parts = adapted.outputs(hidden_states.flatten(0, -2), fused)
@@ -158,10 +160,10 @@ def _block_forward(
     **kwargs: Any,
 ) -> torch.Tensor:
     """A decoder block for an engine or, with joint products, for the learner. Otherwise the class's own."""
-    knows_both = hasattr(self.self_attn, "lemma_fused") and hasattr(self.mlp, "lemma_fused")
-    outputs = (self.self_attn.o_proj, self.mlp.down_proj) if knows_both else ()
-    if cached is not None and outputs and all(as_product(layer) for layer in outputs):
-        return _spoken(self, hidden_states, position_embeddings, cached)
+    if cached is not None and "lemma_fused" in self.mlp.__dict__:
+        outer, down = as_product(self.self_attn.o_proj), as_product(self.mlp.down_proj)
+        if outer is not None and down is not None:
+            return _spoken(self, hidden_states, position_embeddings, cached, outer, down)
     if segments is not None and self.lemma_jointly and not torch.compiler.is_compiling() and _is_plain(self):
         return _learnt(self, hidden_states, position_embeddings, segments)
     return type(self).forward(
@@ -170,34 +172,33 @@ def _block_forward(
 
 
 def _spoken(
-    self: nn.Module, hidden_states: torch.Tensor, position_embeddings: Any, cached: CachedAttention
+    self: nn.Module,
+    hidden_states: torch.Tensor,
+    position_embeddings: Any,
+    cached: CachedAttention,
+    outer: Product,
+    down: Product,
 ) -> torch.Tensor:
-    """A block for an engine: the residual sums are part of the matrix products."""
+    """A block for an engine: the residual sums are part of the matrix products. Nobody else holds the residual stream
+    of an engine's pass, so the sums go into it in place."""
     attention, feed_forward = self.self_attn, self.mlp
     normal = self.input_layernorm(hidden_states)
     out_THD = _attention_core(attention, normal, position_embeddings, None, cached)
-    hidden = _add_output(attention, "o_proj", hidden_states[0], out_THD.flatten(1))
+    adapted = folded(attention, ("o_proj",)) if attention.lemma_folded else None
+    fused = self.lemma_fused and out_THD.is_cuda
+    if adapted is None:
+        hidden = outer.add_to(hidden_states[0], out_THD.flatten(1))
+    else:
+        hidden = adapted.add_to(hidden_states[0], out_THD.flatten(1), fused)
     normal = self.post_attention_layernorm(hidden)
-    return _add_output(feed_forward, "down_proj", hidden, _gated_inner(feed_forward, normal))[None]
-
-
-def _add_output(part: nn.Module, name: str, hidden_TH: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
-    """hidden += layer(x). Nobody else holds the residual stream of an engine's pass, so it is changed in place."""
-    adapted, plain = folded(part, (name,)), as_product(getattr(part, name))
-    if adapted is not None:
-        return adapted.add_to(hidden_TH, x_TI, part.lemma_fused and x_TI.is_cuda)
-    assert plain is not None
-    return plain.add_to(hidden_TH, x_TI)
-
-
-def _gated_inner(self: nn.Module, x_TH: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up for an engine."""
-    fused = self.lemma_fused and x_TH.is_cuda
-    adapted = folded(self, ("gate_proj", "up_proj"))
-    if adapted is not None:
-        return adapted.gated(x_TH, fused)
-    gate, up = projected(self, (self.gate_proj, self.up_proj), x_TH)
-    return gated(gate, up, fused)
+    adapted = folded(feed_forward, GATES) if feed_forward.lemma_folded else None
+    if adapted is None:
+        gate, up = projected(feed_forward, (feed_forward.gate_proj, feed_forward.up_proj), normal)
+        inner = gated(gate, up, fused)
+    else:
+        inner = adapted.gated(normal, fused)
+    adapted = folded(feed_forward, ("down_proj",)) if feed_forward.lemma_folded else None
+    return (down.add_to(hidden, inner) if adapted is None else adapted.add_to(hidden, inner, fused))[None]
 
 
 def _is_plain(self: nn.Module) -> bool:
@@ -324,7 +325,7 @@ def install(model: nn.Module, fused: bool = True, jointly: bool | None = None) -
             module.forward = MethodType(_telling_forward, module)
         else:
             continue
-        module.lemma_fused, module.lemma_jointly = fused, jointly
+        module.lemma_fused, module.lemma_jointly, module.lemma_folded = fused, jointly, {}
         changed += 1
     return changed
 

@@ -53,15 +53,15 @@ def test_adapters_split_what_is_trained_and_weights_split_the_rest() -> None:
 
 
 def test_what_is_whole_while_it_computes() -> None:
-    """Embedding, head and two blocks in bf16; or a pack's gradients."""
+    """Embedding, head and two blocks in bf16; or a pack's gradients and those at home."""
     shape = USUAL[7.0]
     plan = plan_training(shape, ModelOptions(), "bf16", 1024, ranks=8, shard="weights")
     outside = 2 * 152064 * 3584
     block = (shape.parameters - outside) / 28
     assert plan.gathered == pytest.approx(2 * outside + 4 * block) and plan.total > plan.gathered
-    own = plan_training(shape, ModelOptions(), "bf16", 1024, ranks=8, shard="gradients").gathered
-    assert own == 2 * shape.parameters, "gradients of a pack in bf16"
-    assert plan_training(shape, ModelOptions(), "bf16", 1024, ranks=8, shard="optimiser").gathered == 0
+    own = plan_training(shape, ModelOptions(), "bf16", 1024, ranks=8, shard="gradients")
+    assert own.activations + own.head + own.gathered == pytest.approx(3 * shape.parameters), "2 bytes in bf16, and 8/N"
+    assert plan_training(shape, ModelOptions(), "bf16", 1024, ranks=8, shard="optimiser").gathered == shape.parameters
 
 
 H100 = GPUS["h100-80"]
