@@ -59,11 +59,12 @@ class StopSignal:
         if self.asked and number == signal.SIGINT:
             signal.signal(signal.SIGINT, _leave)
             raise KeyboardInterrupt
-        first, self.asked = not self.asked, True
+        first = not self.asked
         what = b"breaking off the evaluation" if self._is_at_once else b"finishing this step"
         if sys.__stderr__ is not None:  # otherwise 2 may be the number of any file
             with suppress(OSError):  # nobody reads it any more
                 os.write(2, b"\nlemma: " + what + b", then saving; Ctrl-C again stops at once\n")
+        self.asked = True  # after the words: a further signal may come between any two lines of this one
         if self._is_at_once and first and may_leave():
             raise StopNow
 
