@@ -34,6 +34,7 @@ NUMERIC = (
     "tests/engines/test_native_scheduling.py",
     "tests/engines/test_sampling.py",
     "tests/engines/test_transformers_engine.py",
+    "tests/stages/test_episode_learning.py::test_a_few_steps_make_it_better",
     "tests/stages/test_golden.py",
     "tests/learning/test_learner.py",
     "tests/learning/test_optimiser.py",
