@@ -2,7 +2,7 @@
 
 The first factors of the adapters lie below the weights that they adapt, in one tensor: the product that an engine makes
 anyway then gives both. What the second factors add is small work, done by one kernel with what follows the product.
-The numbers are those of separate products; nothing is merged, and nothing is rounded that was not before.
+Nothing is merged. What a layer gives is rounded before it is added to the residual stream, as it is in the learner.
 
 Shapes: T tokens, I width of the input, O of all outputs, R of all first factors.
 """
@@ -102,13 +102,13 @@ class Folded(NamedTuple):
 
 
 def fold_adapters(model: nn.Module) -> int:
-    """Lay first factors below the weights that they adapt, wherever that is possible; how many tensors there are.
+    """Lay first factors below the weights that they adapt, in blocks that ask for them; how many tensors there are.
 
     Parameters stay what they are, as views: the learner and files see nothing of it.
     """
     count = 0
     for block in model.modules():
-        for holder, groups in GROUPS.items():
+        for holder, groups in GROUPS.items() if "lemma_folded" in block.__dict__ else ():
             part = getattr(block, holder, None)
             if not isinstance(part, nn.Module):
                 continue

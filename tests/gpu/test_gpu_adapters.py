@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM
 
 from lemma.core.types import Trajectory
 from lemma.engines.native.engine import NativeEngine
@@ -16,14 +16,9 @@ from lemma.models.load_model import _with_lora
 from lemma.models.model_options import LoraOptions
 from lemma.models.packing import TokenBatch
 from lemma.models.policy import Policy
+from tests.gpu.test_gpu_learner import CONFIGS, SHAPE
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-SHAPE = {
-    "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 64,
-    "num_key_value_heads": 2, "vocab_size": 1000, "tie_word_embeddings": True, "max_position_embeddings": 4096,
-}  # fmt: skip
-CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
 
 
 def make(kind: str, dtype: torch.dtype, rank: int) -> Policy:
