@@ -33,7 +33,7 @@ def wish_of(recipe: Recipe, args: argparse.Namespace) -> RayWish:
     server = [] if first is None else _server_arguments(recipe, first)
     return RayWish(
         arguments=arguments,
-        once=["--fresh"] if args.fresh else [],
+        fresh=args.fresh,
         ranks=getattr(args, "ranks", None) or recipe.cluster.ranks,
         least=1 + recipe.cluster.speakers,
         wants_gpus=recipe.run.device != "cpu",

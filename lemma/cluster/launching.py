@@ -31,6 +31,8 @@ LAST_SECONDS, FAILED_SECONDS = 120.0, 10.0
 CAUSE_SECONDS = 0.5
 SHOWN_LINES = 30
 USER_ERROR, INTERRUPTED = 2, 130
+# Where a run folder keeps what a fresh start will throw away.
+ASIDE = ".earlier"
 
 
 class RankProcess(Protocol):
@@ -52,6 +54,41 @@ class Fall:
     sentence: str
 
 
+class FreshStart:
+    """`--fresh`, for the ranks that a launcher starts again and again: given until a stage has begun anew. From then on
+    there is new work in the run folder, which must not be thrown away."""
+
+    def __init__(self, folder: Path, is_wanted: bool):
+        self._folder, self._is_wanted = folder, is_wanted
+        self._before = _beginnings(folder)
+
+    @property
+    def words(self) -> list[str]:
+        """What the next attempt is told."""
+        return ["--fresh"] if self._is_wanted and not self._has_begun() else []
+
+    def progress_since(self, before: tuple[int, int]) -> tuple[int, int]:
+        """How far the run was before: steps that were thrown away do not count."""
+        if not self._is_wanted or not self._has_begun():
+            return before
+        self._is_wanted = False
+        return 0, 0
+
+    def _has_begun(self) -> bool:
+        """What the earlier run left is kept aside until then."""
+        return not (self._folder / ASIDE).exists() and not _beginnings(self._folder) <= self._before
+
+
+def _beginnings(folder: Path) -> set[tuple[int, int]]:
+    """The record of a run and the folders of its stages: each is another one after a fresh start of its own."""
+    found = set()
+    for path in (folder / "run.json", *folder.glob("stages/*")):
+        with suppress(OSError):
+            there = path.stat()
+            found.add((there.st_ino, 0 if path.is_dir() else there.st_mtime_ns))
+    return found
+
+
 class Launcher:
     """Runs `command` as `count` ranks in `folder`, a run's; `say` speaks to people."""
 
@@ -66,10 +103,9 @@ class Launcher:
         say: Callable[[str], None],
     ):
         self._command, self._count, self._folder = command, count, folder
-        self._restarts, self._fresh, self._say = restarts, fresh, say
+        self._restarts, self._fresh, self._say = restarts, FreshStart(folder, fresh), say
         self._ranks: list[RankProcess] = []
         self._stops = 0
-        self._record_before = _stamp(folder / "run.json")
 
     def run(self) -> int:
         """Until all ranks ended; the exit code of the command."""
@@ -83,6 +119,7 @@ class Launcher:
                     if fall.sentence:
                         self._say(fall.sentence)
                     return fall.code if fall.code > 0 else 1
+                before = self._fresh.progress_since(before)
                 now = progress(self._folder)
                 in_a_row = in_a_row + 1 if now <= before else 1
                 before = max(now, before)
@@ -114,7 +151,7 @@ class Launcher:
             env |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             env |= {"WORLD_SIZE": str(self._count), "LOCAL_WORLD_SIZE": str(self._count)}
             env |= {"LEMMA_MEETING": str(meeting), "LEMMA_LAUNCHER": str(os.getpid()), "LEMMA_ATTEMPT": str(attempt)}
-            command = [*self._command, *self._again(attempt)]
+            command = [*self._command, *self._fresh.words]
             self._ranks.append(self.start_rank(command, env, None if rank == 0 else meeting / f"rank-{rank}.txt"))
         if self._stops:  # somebody asked while there were not all of them
             self._signal(signal.SIGTERM)
@@ -125,12 +162,6 @@ class Launcher:
             return subprocess.Popen(
                 command, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
             )
-
-    def _again(self, attempt: int) -> list[str]:
-        """A fresh start is one only until there is something to go on from."""
-        begun = _stamp(self._folder / "run.json") not in (None, self._record_before)
-        begun = begun and not (self._folder / ".earlier").exists()
-        return ["--fresh"] if self._fresh and not (attempt and begun) else []
 
     def _wait(self, meeting: Path) -> Fall | None:
         first_end: float | None = None
@@ -212,14 +243,6 @@ class Launcher:
         for rank in self._ranks:
             with suppress(ProcessLookupError):
                 rank.send_signal(number)
-
-
-def _stamp(file: Path) -> tuple[int, int] | None:
-    """Differs between two files that were there one after the other; None where there is none."""
-    with suppress(OSError):
-        there = file.stat()
-        return there.st_ino, there.st_mtime_ns
-    return None
 
 
 def _again(restarts: int) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lemma.cluster.launching import progress
+from lemma.cluster.launching import FreshStart, progress
 from lemma.cluster.rank_watch import LOST
 from lemma.cluster.ray_actors import Home, ProcessActor
 from lemma.core.errors import UserError
@@ -35,8 +35,8 @@ SERVER_MODULE = "lemma.engines.vllm.stand_alone"
 
 @dataclass(frozen=True)
 class RayWish:
-    """What is to be placed. `arguments` are those of `lemma`, `once` those of the first attempt only; `servers` has
-    those of each server, without its address; `stages` are told where the servers are. `least` ranks are needed."""
+    """What is to be placed. `arguments` are those of `lemma` but `--fresh`, which is `fresh`; `servers` has those of each
+    server, without its address; `stages` are told where the servers are. `least` ranks are needed."""
 
     arguments: Sequence[str]
     ranks: int | None
@@ -45,7 +45,7 @@ class RayWish:
     run_folder: Path
     servers: Sequence[Sequence[str]] = ()
     stages: Sequence[str] = ()
-    once: Sequence[str] = ()
+    fresh: bool = False
     cpus: int = 1
     module: str = "lemma"
     least: int = 1
@@ -190,13 +190,13 @@ def _start_server(group: _Group, number: int) -> None:
     _get(server.actor.start.remote(SERVER_MODULE, arguments, {KEY_VARIABLE: group.key}, str(Path.cwd())))
 
 
-def _start_ranks(group: _Group, is_first: bool) -> None:
+def _start_ranks(group: _Group, fresh: Sequence[str]) -> None:
     homes = [one.home for one in group.ranks]
     port = _get(group.ranks[0].actor.free_port.remote())
     urls = [f"http://{one.home.address}:{port}" for one, port in zip(group.servers, group.ports, strict=True)]
     told = [f"--set=stages.{name}.rollout.engine.servers={urls}" for name in group.wish.stages if urls]
-    once = [*(group.wish.once if is_first else ()), *(["--ranks=1"] if group.wish.module == "lemma" else [])]
-    arguments = [*group.wish.arguments, *once, *(one.replace("'", '"') for one in told)]
+    alone = ["--ranks=1"] if group.wish.module == "lemma" else []
+    arguments = [*group.wish.arguments, *fresh, *alone, *(one.replace("'", '"') for one in told)]
     for one, variables in zip(group.ranks, variables_of(homes, port), strict=True):
         one.offset = 0
         own = variables | ({KEY_VARIABLE: group.key} if urls else {})
@@ -205,16 +205,17 @@ def _start_ranks(group: _Group, is_first: bool) -> None:
 
 def _run(group: _Group, asked: threading.Event) -> int:
     """Attempt after attempt: a death without a step since the last one counts against the restarts."""
-    deaths, steps, is_first = 0, progress(group.wish.run_folder), True
+    folder = group.wish.run_folder
+    fresh = FreshStart(folder, group.wish.fresh)
+    deaths, steps = 0, progress(folder)
     while True:
-        _start_ranks(group, is_first)
-        is_first = False
+        _start_ranks(group, fresh.words)
         status, words = _watch(group, asked)
         if status is None or status in (0, USER_ERROR):
             if words:
                 print(words, file=sys.stderr, flush=True)
             return 1 if status is None else status
-        now = progress(group.wish.run_folder)
+        steps, now = fresh.progress_since(steps), progress(folder)
         deaths, steps = (1 if now > steps else deaths + 1), now
         if deaths > group.wish.restarts or asked.is_set():
             print(f"error: {words}; the ranks died {deaths} times in a row", file=sys.stderr, flush=True)

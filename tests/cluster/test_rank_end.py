@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lemma.cluster.launching import Launcher
+import pytest
+
+from lemma.cluster.launching import FreshStart, Launcher
+from lemma.runs.run_folder import RunFolder
 from tests.cluster.forked import Forked
 
 PROGRAM = """
@@ -68,10 +71,31 @@ def test_a_stop_between_two_attempts_is_not_lost(tmp_path: Path) -> None:
     assert said == ["rank 0 was killed by SIGTERM"] and time.monotonic() - began < 30
 
 
-def test_a_fresh_start_that_failed_is_fresh_again_until_there_is_something_new(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text("of an earlier run")
-    launcher = Launcher(["lemma"], 2, tmp_path, restarts=3, fresh=True, say=print)
-    assert launcher._again(0) == launcher._again(1) == ["--fresh"]
-    (tmp_path / "new").write_text("of this one")
-    (tmp_path / "new").replace(tmp_path / "run.json")
-    assert launcher._again(1) == []
+def begun(folder: Path, fresh: Sequence[str] = ()) -> RunFolder:
+    """A run of two stages whose first rank has looked at the folder, and has learnt nothing yet."""
+    run = RunFolder(folder)
+    run.begin("stages: {}", "digest", 1, fresh=fresh)
+    return run
+
+
+@pytest.mark.parametrize("stages", [["sft", "rl"], ["rl"]])
+def test_a_fresh_start_that_failed_is_fresh_again_until_there_is_something_new(
+    tmp_path: Path, stages: list[str]
+) -> None:
+    """One that starts a single stage anew leaves the record of the run as it is."""
+    begun(tmp_path).close()
+    for name in ("sft", "rl"):
+        (tmp_path / "stages" / name).mkdir(parents=True)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 500}\n')
+    start = FreshStart(tmp_path, True)
+    assert start.words == ["--fresh"] and start.progress_since((0, 500)) == (0, 500)
+    begun(tmp_path, stages).close()
+    assert start.words == ["--fresh"], "what was set aside will be put back"
+    run = begun(tmp_path, stages)
+    for name in stages:
+        (tmp_path / "stages" / name).mkdir(parents=True)
+    run.stage_began()
+    run.close()
+    assert start.words == [] and start.progress_since((0, 500)) == (0, 0), "steps of the earlier run do not count"
+    assert start.words == [] and start.progress_since((0, 7)) == (0, 7)
+    assert FreshStart(tmp_path, False).words == []

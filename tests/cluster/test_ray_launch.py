@@ -35,20 +35,21 @@ def cluster() -> Iterator[None]:
 
 def wish(folder: Path, *arguments: str) -> RayWish:
     return RayWish(
-        arguments=[str(folder), *arguments], ranks=2, wants_gpus=False, restarts=1, run_folder=folder,
-        once=["--fresh"], module="tests.cluster.ray_program",
+        arguments=[str(folder), *arguments], ranks=2, wants_gpus=False, restarts=2, run_folder=folder / "run",
+        fresh=True, module="tests.cluster.ray_program",
     )  # fmt: skip
 
 
 @pytest.mark.usefixtures("cluster")
 def test_a_dead_rank_ends_and_restarts_all(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert launch_on_ray(wish(tmp_path)) == 0
-    words = {path.name: path.read_text().split() for path in tmp_path.iterdir()}
-    assert set(words) == {"rank-0-1", "rank-1-1", "rank-0-2", "rank-1-2"}
+    words = {path.name: path.read_text().split() for path in tmp_path.glob("rank-*")}
+    assert set(words) == {f"rank-{rank}-{attempt}" for rank in (0, 1) for attempt in (1, 2, 3)}
     assert all(found[0] == "3" and found[2:4] == ["2", "2"] for found in words.values())
     assert [words[f"rank-{rank}-2"][1] for rank in (0, 1)] == ["0", "1"]
     assert words["rank-0-1"][4] == words["rank-1-1"][4] != words["rank-0-2"][4], "every attempt has a port of its own"
-    assert words["rank-0-1"][5:] == ["--fresh"] and words["rank-0-2"][5:] == []
+    told = [words[f"rank-0-{attempt}"][5:] for attempt in (1, 2, 3)]
+    assert told == [["--fresh"], ["--fresh"], []], "the first attempt began nothing, the second one did"
     out, err = capfd.readouterr()
     assert "rank 0 attempt 1" in out and "rank 0 attempt 2" in out and "rank 1" not in out
     assert "rank 1 on" in err and "ended with status -9" in err and "all ranks start again" in err
@@ -56,7 +57,8 @@ def test_a_dead_rank_ends_and_restarts_all(tmp_path: Path, capfd: pytest.Capture
 
 @pytest.mark.usefixtures("cluster")
 def test_an_error_of_the_users_is_not_tried_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "rank-1-0").touch()  # this time the second rank lives
+    for earlier in ("rank-1-a", "rank-1-b"):
+        (tmp_path / earlier).touch()  # this time the second rank lives
     assert launch_on_ray(wish(tmp_path, "--wrong")) == 2
     out, err = capfd.readouterr()
     assert (out + err).count("error: one sentence") == 1 and "start again" not in err
@@ -84,7 +86,7 @@ def test_the_wish_of_a_recipe(tmp_path: Path) -> None:
     )
     recipe = load_recipe(args.recipe, args.overrides)
     found = wish_of(recipe, args)
-    assert found.arguments == ["train", args.recipe, "--set=run.seed=1", "--only=grpo"] and found.once == ["--fresh"]
+    assert found.arguments == ["train", args.recipe, "--set=run.seed=1", "--only=grpo"] and found.fresh
     assert (found.ranks, found.restarts, found.stages, len(found.servers)) == (3, 5, ["grpo"], 2)
     folder, *options = found.servers[0]
     assert (Path(folder) / "config.json").exists()
