@@ -35,8 +35,8 @@ SERVER_MODULE = "lemma.engines.vllm.stand_alone"
 
 @dataclass(frozen=True)
 class RayWish:
-    """What is to be placed. `arguments` are those of `lemma` but `--fresh`, which is `fresh`; `servers` has those of each
-    server, without its address; `stages` are told where the servers are. `least` ranks are needed."""
+    """What is to be placed. `arguments` are those of `lemma` but `--fresh`, which is `fresh`; `servers` has those of
+    each server, without its address; `stages` are told where the servers are. `least` ranks are needed."""
 
     arguments: Sequence[str]
     ranks: int | None
