@@ -187,10 +187,10 @@ def _memory(recipe: Recipe, stage: StageOptions, amount: Amount | None) -> str:
     model, shape = recipe.model, shape_of(recipe.model)
     if isinstance(shape, str):
         return shape
-    precision = model.precision or ("fp32" if recipe.run.device == "cpu" or model.path == "tiny" else "bf16")
-    budget = stage.batch.planned_budget
+    on_cpu, eight_bit, budget = recipe.run.device == "cpu", stage.optim.name == "adamw_8bit", stage.batch.planned_budget
+    precision = model.precision or ("fp32" if on_cpu or model.path == "tiny" else "bf16")
     tokens = (amount and amount.pack(budget, sequences_of(stage))) or budget
-    plan = plan_training(shape, model, precision, tokens, eight_bit_moments=stage.optim.name == "adamw_8bit")
+    plan = plan_training(shape, model, precision, tokens, eight_bit_moments=eight_bit, on_cpu=on_cpu)
     is_open = model.precision is None and recipe.run.device == "auto" and model.path != "tiny"
     told = "; in bf16, as on a GPU" if is_open else ""
     if amount is not None and amount.lengths:

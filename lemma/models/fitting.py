@@ -58,7 +58,7 @@ def fit_memory(shape: Shape, memory: float, precision: Precision, *, copies: int
         for checkpointing in (False, True):
             options = model.model_copy(update={"checkpointing": checkpointing})
             for budget in BUDGETS:
-                plan = plan_training(shape, options, precision, budget)
+                plan = plan_training(shape, options, precision, budget, on_cpu=precision == "fp32")
                 needed = plan.total + (copies - 1) * (plan.weights if way == "full" else 0.0)
                 tried.append(Fit(way, checkpointing, budget, needed))
                 if needed <= SHARE * memory:

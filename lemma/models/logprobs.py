@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lemma.models.memory import CHUNK_BYTES
+from lemma.models.memory import CHUNK_BYTES, HOST_CHUNK_BYTES
 from lemma.models.products import add_product_, sink_of
 
 # Share of a GPU's memory that stays free where logits are kept for the backward pass.
@@ -59,7 +59,8 @@ def token_logprobs(
     With `scale` and `cap` the logits are those of `map_logits`, before the temperature divides them.
     Both come in float32 (float64 where the hidden states are) and are differentiable in hidden and weight.
     """
-    rows = chunk or max(1, CHUNK_BYTES // (4 * weight_VH.shape[0]))
+    held = CHUNK_BYTES if hidden_NH.is_cuda else HOST_CHUNK_BYTES
+    rows = chunk or max(1, held // (4 * weight_VH.shape[0]))
     use_fused = hidden_NH.is_cuda and hidden_NH.dtype != torch.float64 if fused is None else fused
     logprobs, entropies = _ChunkedLogprobs.apply(
         hidden_NH, weight_VH, bias_V, targets_N, Curve.of(float(temperature), scale, cap), rows, entropy, use_fused
@@ -142,21 +143,22 @@ def _logits(hidden: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor 
     return logits if bias_V is None else logits + bias_V
 
 
-def _exponents(logits: torch.Tensor, curve: Curve) -> torch.Tensor:
-    return (logits if curve.inner is None else torch.tanh(logits * curve.inner)) / curve.divisor
+def _exponents_(logits: torch.Tensor, curve: Curve) -> torch.Tensor:
+    """In the place of the logits, which nobody needs any more."""
+    return (logits if curve.inner is None else logits.mul_(curve.inner).tanh_()).div_(curve.divisor)
 
 
 def _plain_stats(
     logits: torch.Tensor, targets: torch.Tensor, curve: Curve, entropy: bool, exact: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Log-probability of the target, log-sum-exp and entropy of each row."""
-    z = _exponents(logits.to(exact), curve)
+    """Log-probability of the target, log-sum-exp and entropy of each row. The logits are overwritten."""
+    z = _exponents_(logits.to(exact), curve)
     lse = z.logsumexp(-1)
     picked = z.gather(-1, targets[:, None])[:, 0]
     if not entropy:
         return picked - lse, lse, torch.zeros_like(lse)
-    logp = z - lse[:, None]
-    return picked - lse, lse, -(logp.exp() * logp).sum(-1)
+    logp = z.sub_(lse[:, None])
+    return picked - lse, lse, -logp.exp().mul_(logp).sum(-1)
 
 
 def _plain_grad(
@@ -169,17 +171,21 @@ def _plain_grad(
     g_entropy: torch.Tensor | None,
     exact: torch.dtype,
 ) -> torch.Tensor:
-    """d loss / d logits: g (onehot - p) for the log-probability, -g p (log p + entropy) for the entropy."""
-    z = _exponents(logits.to(exact), curve)
-    logp = z - lse[:, None]
-    p = logp.exp()
-    d = -g_logprobs[:, None] * p
-    if g_entropy is not None:
-        d -= g_entropy[:, None] * p * (logp + entropies[:, None])
+    """d loss / d logits: g (onehot - p) for the log-probability, -g p (log p + entropy) for the entropy. The logits are
+    overwritten."""
+    z = _exponents_(logits.to(exact), curve)
+    slope = None if curve.inner is None else (z * curve.divisor).square_().neg_().add_(1).mul_(curve.inner)
+    logp = z.sub_(lse[:, None])
+    if g_entropy is None:
+        d = logp.exp_().mul_(-g_logprobs[:, None])
+    else:
+        p = logp.exp()
+        by_entropy = (g_entropy[:, None] * p).mul_(logp.add_(entropies[:, None]))
+        d = p.mul_(-g_logprobs[:, None]).sub_(by_entropy)
     d.scatter_add_(1, targets[:, None], g_logprobs[:, None].to(exact))
-    if curve.inner is not None:
-        d *= curve.inner * (1 - (z * curve.divisor).square())
-    return (d / curve.divisor).to(logits.dtype)
+    if slope is not None:
+        d.mul_(slope)
+    return d.div_(curve.divisor).to(logits.dtype)
 
 
 def _fused_stats(

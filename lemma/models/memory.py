@@ -15,10 +15,12 @@ from lemma.models.model_options import ModelOptions, Precision, TinyOptions
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 GIB = 2**30
-# Float32 logits held at a time by `lemma.models.logprobs`.
-CHUNK_BYTES = 2**29
+# Float32 logits held at a time by `lemma.models.logprobs`, on a GPU and on a CPU.
+CHUNK_BYTES, HOST_CHUNK_BYTES = 2**29, 2**27
 # What libraries and a fragmented allocator take in addition to the tensors.
 ALLOCATOR_SHARE = 0.03
+# Python, torch and transformers in the memory of the host, which a plan for a CPU counts.
+HOST_LIBRARIES = 2.0**29
 # What the engine needs for the prompts of one pass, in addition to its cache.
 PREFILL_BYTES = 3.0 * 2**28
 # Words of the built-in tokenizer; its model rounds them up to a multiple of 32.
@@ -95,15 +97,17 @@ class MemoryPlan:
     critic: float = 0.0
     reference: float = 0.0
     gathered: float = 0.0
+    libraries: float = 0.0
 
     @property
     def total(self) -> float:
         own = self.weights + self.optimiser + self.activations + self.head + self.reserve + self.gathered
-        return own + self.critic + self.reference
+        return own + self.critic + self.reference + self.libraries
 
     def beside(self, *, critic: bool, reference: bool) -> MemoryPlan:
         """The same with a critic, which is trained as the policy is, and a second, frozen copy as the reference."""
-        return replace(self, critic=self.total if critic else 0.0, reference=self.weights if reference else 0.0)
+        own = self.total - self.libraries
+        return replace(self, critic=own if critic else 0.0, reference=self.weights if reference else 0.0)
 
     def __str__(self) -> str:
         parts = {name: value for name, value in asdict(self).items() if name != "cache_per_token" and value}
@@ -125,10 +129,12 @@ def plan_training(
     ranks: int = 1,
     shard: str = "none",
     recomputed: int | None = None,
+    on_cpu: bool = False,
 ) -> MemoryPlan:
     """Peak memory of an optimisation step on packs of `token_budget` tokens, `trained` of which are targets, on one of
     so many ranks, which split the state as `shard` says. `recomputed` counts blocks whose activations are not kept;
-    without it, `model.checkpointing` decides."""
+    without it, `model.checkpointing` decides. On a CPU it is the memory of the whole process, and plain torch keeps
+    more for the backward pass than fused kernels do."""
     if recomputed is None:
         recomputed = shape.layers if model.checkpointing else 0
     width = BYTES[precision]
@@ -138,10 +144,10 @@ def plan_training(
     base = (frozen - outside) * 0.53 + outside * width if model.quantize else frozen * width
     moments = 2.03 if eight_bit_moments else 8
     weights, optimiser = _state(base, trainable, width, moments, ranks, shard)
-    activations = _activations(shape, model, width, token_budget, recomputed)
+    activations = _activations(shape, model, width, token_budget, recomputed, on_cpu)
     # Where gradients are added up in the product, on a GPU, the head's needs no memory of its own.
     sums_up = ranks > 1 and shard == "optimiser" and width == 2
-    head = _head(shape, model, width, token_budget if trained is None else trained, not sums_up)
+    head = _head(shape, model, width, token_budget if trained is None else trained, not sums_up, on_cpu)
     gathered = 0.0
     if ranks > 1 and shard == "weights":
         gathered = width * (outside + 2 * (shape.parameters - outside) / shape.layers)
@@ -153,6 +159,7 @@ def plan_training(
         activations=activations,
         head=head,
         reserve=ALLOCATOR_SHARE * (weights + optimiser),
+        libraries=HOST_LIBRARIES if on_cpu else 0.0,
         cache_per_token=2.0 * shape.layers * shape.kv_width * width,
         gathered=gathered,
     )
@@ -191,13 +198,19 @@ def lora_parameters(shape: Shape, rank: int) -> int:
     return rank * shape.layers * (attention + 3 * (shape.hidden + shape.feed_forward))
 
 
-def _activations(shape: Shape, model: ModelOptions, width: int, tokens: int, recomputed: int) -> float:
+def _activations(
+    shape: Shape, model: ModelOptions, width: int, tokens: int, recomputed: int, on_cpu: bool = False
+) -> float:
     """Tensors saved for the backward pass, and the widest ones that are alive with them.
 
     In half precision and without adapters, what the last product of a feed-forward layer reads is made again.
     """
     kept_inside = 2 if width == 2 and model.lora is None else 3
     block = 4 * shape.hidden + 2 * shape.query_width + 2 * shape.kv_width + kept_inside * shape.feed_forward
+    if on_cpu:
+        # Normalised states where norms are trained, keys and values for every query, what attention gives before and
+        # after it is put in order, and both factors of the gate.
+        block = (4 if model.lora else 6) * shape.hidden + 6 * shape.query_width + 4 * shape.feed_forward
     if model.lora:
         block += 7 * model.lora.r
     working = 3 * shape.feed_forward + 6 * shape.hidden
@@ -205,9 +218,11 @@ def _activations(shape: Shape, model: ModelOptions, width: int, tokens: int, rec
     return float(tokens * width * (kept + working))
 
 
-def _head(shape: Shape, model: ModelOptions, width: int, trained: int, has_gradient: bool) -> float:
+def _head(
+    shape: Shape, model: ModelOptions, width: int, trained: int, has_gradient: bool, on_cpu: bool = False
+) -> float:
     """One chunk of logits, and where the head is trained its gradient, in float32 and in compute precision."""
-    rows = min(trained, max(1, CHUNK_BYTES // (4 * shape.vocabulary)))
-    logits = rows * shape.vocabulary * (width + (4 if width == 4 else 0))
+    rows = min(trained, max(1, (HOST_CHUNK_BYTES if on_cpu else CHUNK_BYTES) // (4 * shape.vocabulary)))
+    logits = rows * shape.vocabulary * (width + (4 if width == 4 else 8 if on_cpu else 0))
     gradient = shape.head_parameters * (4 + 2 * width) if has_gradient and not model.lora else 0
     return float(logits + gradient)

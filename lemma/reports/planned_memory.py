@@ -24,7 +24,9 @@ def planned_gib(run: Path, recipe: Mapping[str, Any], stage: str) -> float | Non
         precision = model.precision or ("fp32" if recipe["run"]["device"] == "cpu" else "bf16")
         eight_bit = options["optim"]["name"] == "adamw_8bit"
         budget = int(options["batch"]["token_budget"] or USUAL_BUDGET)
-        return plan_training(shape, model, precision, budget, eight_bit_moments=eight_bit).total / GIB
+        on_cpu = recipe["run"]["device"] == "cpu"
+        plan = plan_training(shape, model, precision, budget, eight_bit_moments=eight_bit, on_cpu=on_cpu)
+        return plan.total / GIB
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ValidationError):
         return None
 

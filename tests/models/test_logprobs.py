@@ -113,7 +113,7 @@ def test_no_more_logits_than_a_chunk_are_ever_held(
         return make(hidden, weight, bias)
 
     monkeypatch.setattr(logprobs, "_logits", counted)
-    monkeypatch.setattr(logprobs, "CHUNK_BYTES", 4 * WORDS * 2)
+    monkeypatch.setattr(logprobs, "HOST_CHUNK_BYTES", 4 * WORDS * 2)
     token_logprobs(inputs["hidden"], inputs["weight"], inputs["targets"])[0].sum().backward()
     assert seen == [2, 2, 2, 1] * 2
 
