@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ CONFIG = "config.json"
 
 def kept_config(model: ModelOptions) -> Path | None:
     """The configuration of a hub model in the cache of this machine; the hub is not asked."""
-    if looks_like_path(model.path):
+    if looks_like_path(model.path) or not (_hub_cache() / f"models--{model.path.replace('/', '--')}").is_dir():
         return None
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -126,11 +127,22 @@ def _dataset_trouble(what: str, source: SourceOptions) -> str | None:
 
 def _is_cached(name: str) -> bool:
     """Whether the `datasets` library, or the hub's client, has kept anything of this dataset."""
-    import os
-
-    home = Path(os.environ.get("HF_HOME") or Path("~/.cache/huggingface").expanduser())
-    tables = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets")
-    files = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    tables = Path(os.environ.get("HF_DATASETS_CACHE") or _hub_home() / "datasets")
     owner, _, own = name.rpartition("/")
-    kept = (tables / f"{owner}___{own}".lower(), tables / f"{owner}___{own}", files / f"datasets--{owner}--{own}")
+    kept = (
+        tables / f"{owner}___{own}".lower(),
+        tables / f"{owner}___{own}",
+        _hub_cache() / f"datasets--{owner}--{own}",
+    )
     return any(place.is_dir() for place in kept)
+
+
+def _hub_home() -> Path:
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    return Path(os.environ.get("HF_HOME") or usual).expanduser()
+
+
+def _hub_cache() -> Path:
+    """Where the hub's client keeps files. It takes longer to import than a plan takes."""
+    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    return Path(named or _hub_home() / "hub").expanduser()

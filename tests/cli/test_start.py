@@ -41,8 +41,14 @@ def test_help_imports_nothing_but_python(arguments: list[str]) -> None:
     assert len(modules) < 120, sorted(modules)
 
 
-def test_a_plan_imports_what_reads_recipes_and_no_more() -> None:
-    modules = imported_by("plan", "recipes/demo.yaml")
+@pytest.mark.parametrize("recipe", ["demo", "rlvr_gsm8k_grpo"])
+def test_a_plan_imports_what_reads_recipes_and_no_more(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for the built-in model nor for one of the hub that was never fetched."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    modules = imported_by("plan", f"recipes/{recipe}.yaml")
     assert from_outside(modules) <= {
         "annotated_types", "numpy", "pydantic", "pydantic_core", "typing_extensions", "typing_inspection", "yaml",
     }  # fmt: skip
