@@ -30,6 +30,9 @@ _SCALARS = [
 ]
 
 
+ENDINGS = (".yaml", ".yml", ".json")
+"""JSON is YAML as well."""
+
 # A recipe is written by hand. Beyond these limits it is a mistake, or an attempt to fill the memory through aliases.
 MOST_BYTES = 1 << 20
 MOST_VALUES = 20_000
@@ -105,7 +108,7 @@ def _read_text(path: Path, what: str) -> str:
         raise UserError(f"{path} is a folder, not a {what}", fix="name a .yaml file in it")
     if not path.exists():
         raise UserError(f"there is no {what} {path}", fix=_neighbour(path))
-    if path.suffix.lower() not in (".yaml", ".yml"):
+    if path.suffix.lower() not in ENDINGS:
         raise UserError(f"a {what} is a YAML file, and {path} is not", fix="name a file that ends in .yaml or .yml")
     if path.is_file() and path.stat().st_size > MOST_BYTES:
         raise UserError(f"a {what} has at most {MOST_BYTES:,} bytes, and {path} has more", fix="check the path")
@@ -120,12 +123,12 @@ def _read_text(path: Path, what: str) -> str:
 
 def _neighbour(path: Path) -> str:
     """What the user may have meant by a path that does not exist."""
-    for suffix in (".yaml", ".yml"):
+    for suffix in ENDINGS:
         if path.with_name(path.name + suffix).exists():
             return f"did you mean {path.with_name(path.name + suffix)}?"
     if not path.parent.is_dir():
         return f"the folder {path.parent} does not exist either"
-    names = [other.name for other in path.parent.iterdir() if other.suffix in (".yaml", ".yml")]
+    names = [other.name for other in path.parent.iterdir() if other.suffix in ENDINGS]
     close = nearest_file(path.name, names)
     return f"did you mean {path.parent / close}?" if close else "check the path"
 

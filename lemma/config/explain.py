@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from lemma.config.document import Document, KeyPath, Place
+from lemma.config.foreign_names import KINDS, SYNONYMS
 from lemma.config.options import Options
 from lemma.config.shape import (
     Choice,
@@ -27,42 +28,6 @@ from lemma.config.shape import (
 )
 from lemma.core.errors import UserError, nearest
 
-# What other programs call our options, for those who come from there.
-SYNONYMS = {
-    "accumulation": "token_budget",
-    "batch_size": "sequences",
-    "data_path": "source",
-    "dataset": "source",
-    "gradient_accumulation_steps": "token_budget",
-    "gradient_checkpointing": "checkpointing",
-    "grad_clip": "clip",
-    "learning_rate": "lr",
-    "load_in_4bit": "quantize",
-    "lora_alpha": "alpha",
-    "lora_dropout": "dropout",
-    "lora_r": "r",
-    "lr_scheduler": "schedule",
-    "lr_scheduler_type": "schedule",
-    "max_grad_norm": "clip",
-    "max_seq_length": "max_length",
-    "max_steps": "steps",
-    "micro_batch_size": "token_budget",
-    "model_name": "path",
-    "model_name_or_path": "path",
-    "num_epochs": "epochs",
-    "num_train_epochs": "epochs",
-    "optimizer": "optim",
-    "output_dir": "dir",
-    "per_device_train_batch_size": "sequences",
-    "rank": "r",
-    "save_steps": "every",
-    "save_total_limit": "keep",
-    "target_modules": "targets",
-    "type": "kind",
-    "warmup_ratio": "warmup",
-    "warmup_steps": "warmup",
-    "wd": "weight_decay",
-}
 # The one option that people mean who write `model: NAME` or `validation: 0.1` in the place of a mapping.
 MAIN_TEXT = {"model": "path", "data": "source"}
 MAIN_NUMBER = {"validation": "share", "optim": "lr", "lora": "r"}
@@ -113,19 +78,20 @@ def show(value: Any) -> str:
 def unknown(name: str, path: KeyPath, options: type[Options], root: type[Options]) -> str:
     """What to write instead of a key that the `options` at `path` do not have."""
     fields = list(keys_of(options))
-    meant = "path" if name == "name" and "path" in fields else SYNONYMS.get(name, name)
-    if meant in fields:
-        return f"did you mean '{meant}'?"
+    meanings = [tuple(meant.split(".")) for meant in SYNONYMS.get(name, (name,))]
+    known = [meant[-1] for meant in [*meanings, ("path" if name == "name" else name,)] if meant[-1] in fields]
+    if known:
+        return f"did you mean '{known[0]}'?"
     close = get_close_matches(name, fields, n=1, cutoff=0.7)
     if close:
         return f"did you mean '{close[0]}'?"
-    inside = next((spot for spot, _ in _spots(options, meant)), ())
-    everywhere = list(_spots(root, meant)) if path else []
-    here = [other for spot, other in everywhere if _is_place(path, spot[:-1])]
-    others = sorted(filter(None, map(_called, here)))
+    inside = next((spot for meant in [(name,), *meanings] for spot, _ in _spots(options, meant)), ())
+    everywhere = [found for meant in meanings for found in _spots(root, meant)] if path else []
+    same = [other for spot, other in everywhere if _is_place(path, spot[:-1])]
+    others = sorted(filter(None, map(_called, same)))
     if others:
         return f"remove it: it is an option of {', '.join(others)}"
-    outside = everywhere[0][0] if everywhere and not here else ()
+    outside = everywhere[0][0] if everywhere and not same else ()
     if inside and (not outside or len(inside) <= len(outside)):
         return f"write it as '{dotted((*path, *inside))}'"
     if outside:
@@ -145,14 +111,14 @@ def _called(options: type[Options]) -> str | None:
     return None if field is None else str(field.default)
 
 
-def _spots(root: type[Options], name: str) -> Iterator[tuple[KeyPath, type[Options]]]:
-    """Paths below `root`, nearest first, at which a field of this name stands, and the options it is one of."""
+def _spots(root: type[Options], ending: KeyPath) -> Iterator[tuple[KeyPath, type[Options]]]:
+    """Paths below `root`, nearest first, that end so and lead to a field, and the options it is one of."""
     queue: deque[tuple[KeyPath, type[Options]]] = deque([((), root)])
     seen = {root}
     while queue:
         path, options = queue.popleft()
-        if path and name in keys_of(options):
-            yield (*path, name), options
+        if path and ending[-1] in keys_of(options) and (*path, ending[-1])[-len(ending) :] == ending:
+            yield (*path, ending[-1]), options
         for field_name, field in keys_of(options).items():
             for steps, below in classes_below(annotation_of(field)):
                 if below not in seen:
@@ -233,6 +199,8 @@ def _wrong_choice(name: str, choice: Choice, value: Any) -> tuple[str, str]:
         return f"'{name}' cannot be {show(value)}", "write " + _one_of(tags)
     if choice.by in value:
         tag = value[choice.by]
+        if choice.by == "kind" and isinstance(tag, str) and tag in KINDS:
+            return f"'{name}.kind' cannot be {show(tag)}", f"write `kind: {KINDS[tag]}` and `algorithm: {tag}`"
         return f"'{name}.{choice.by}' cannot be {show(tag)}", nearest(str(tag), tags)
     example = f"`{choice.by}: {tags[0]}`" if len(tags) == 1 else f"`{choice.by}:` and {_one_of(tags)}"
     return f"'{name}' does not say its {choice.by}", f"add {example}"

@@ -8,7 +8,7 @@ from typing import Any
 from lemma.config.registry import Registry, from_options
 from lemma.core.errors import UserError, nearest
 from lemma.formats.alpaca import Alpaca
-from lemma.formats.boxed import Boxed
+from lemma.formats.boxed import Boxed, Chat
 from lemma.formats.format import FAULTS, HARMLESS, Format, Parsed
 from lemma.formats.published import No, Own, Prime, PrimeCode, PrimeSft, Qwen, SimpleRl
 from lemma.formats.question_only import QuestionOnly
@@ -30,6 +30,7 @@ FORMATS: Registry[type[Format]] = Registry(
         "think_boxed": ThinkBoxed,
         "think_answer": ThinkAnswer,
         "alpaca": Alpaca,
+        "chat": Chat,
         "own": Own,
         "qwen": Qwen,
         "simplerl": SimpleRl,

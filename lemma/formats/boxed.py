@@ -45,3 +45,10 @@ class Boxed(BoxedChat):
     @property
     def default_system(self) -> str:
         return INSTRUCTION
+
+
+class Chat(BoxedChat):
+    r"""The tokenizer's chat template, no instruction of ours, then `reasoning ... \boxed{answer}`."""
+
+    name: Literal["chat"] = "chat"
+    """The tokenizer's chat template and nothing else."""

@@ -22,10 +22,10 @@ CODE = "\n\nWrite Python code to solve the problem. Present the code in \n```pyt
 
 
 class Own(BoxedChat):
-    r"""The tokenizer's own chat template and nothing else, then `reasoning ... \boxed{answer}`."""
+    r"""LUFFY's name of `chat`: the tokenizer's chat template, then `reasoning ... \boxed{answer}`."""
 
     name: Literal["own"] = "own"
-    """The tokenizer's own template."""
+    """Another name of `chat`."""
 
 
 class _Boxed(Format):

@@ -11,7 +11,7 @@ from traceback import extract_tb
 
 from lemma.core.deadlines import Overdue, Stopwatch
 from lemma.core.errors import UserError
-from lemma.rewards.reward import Reward, RewardInput
+from lemma.rewards.reward import Reward, RewardInput, WrongReturn
 
 SHOWN = 2_000
 # The square of a reward, which every deviation needs, must be a number in single precision.
@@ -27,11 +27,12 @@ class RewardFailed(UserError):
         file, line = (frames[-1].filename, frames[-1].lineno) if frames else (None, None)
         if reward.place is not None and file is not None and Path(file).parent == Path(__file__).parent:
             file, line = reward.place
-        shown = _shown(completion)
+        what = str(error) if isinstance(error, WrongReturn) else f"failed with {type(error).__name__}: {error}"
         super().__init__(
-            f"reward '{name}' failed with {type(error).__name__}: {error} on the completion {shown!r}",
+            f"reward '{name}' {what} on the completion {_shown(completion)!r}",
             file=file,
             line=line,
+            fix=error.fix if isinstance(error, WrongReturn) else None,
         )
 
 

@@ -13,8 +13,9 @@ from pydantic import Field, field_validator
 
 from lemma.config.registry import is_place, load_place
 from lemma.core.errors import UserError
-from lemma.rewards.reward import Reward, RewardInput
+from lemma.rewards.reward import Reward, RewardInput, WrongReturn
 
+TRL_ARGUMENTS = frozenset({"prompts", "completions", "completion_ids"})
 Function = Callable[..., float | None]
 
 
@@ -66,26 +67,42 @@ class Custom(FunctionReward):
     def check(self) -> None:
         function = load_function(self.function)
         try:
-            inspect.signature(function).bind(None, **self.options)
+            signature = inspect.signature(function)
+        except ValueError:
+            return  # what is not written in Python may not say what it takes
+        file, line = self.place
+        if not TRL_ARGUMENTS.isdisjoint(signature.parameters):
+            raise UserError(
+                f"reward '{self.label}' takes prompts or completions, as functions for TRL do",
+                file=file,
+                line=line,
+                fix=f"write `trl: {self.function}` in the list of rewards, or let it take one RewardInput",
+            )
+        try:
+            signature.bind(None, **self.options)
         except TypeError as error:
-            file, line = self.place
             raise UserError(
                 f"reward '{self.label}' cannot be called with a RewardInput and its options: {error}",
                 file=file,
                 line=line,
                 fix="let it take the input, and each of the reward's `options` by name",
             ) from error
-        except ValueError:
-            pass  # what is not written in Python may not say what it takes
 
     def score(self, item: RewardInput) -> float | None:
-        value = load_function(self.function)(item, **self.options)
-        if value is None:
-            return None
-        if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value):
-            return float(value)
-        instead = f"write {float(value)}" if isinstance(value, bool) else "write a number, or None for no reward"
-        raise TypeError(f"it returned {value!r}, which is not a finite number; {instead}")
+        return number_of(load_function(self.function)(item, **self.options))
+
+
+def number_of(value: Any) -> float | None:
+    """What a function returned, as a reward: true is 1, a tensor of one number is that number."""
+    if value is None:
+        return None
+    if isinstance(value, Real) and math.isfinite(value):
+        return float(value)
+    if getattr(value, "size", None) == 1 or getattr(value, "shape", None) in ((), (1,)):
+        return number_of(value.item())
+    raise WrongReturn(
+        f"returned {value!r:.200}, which is not a finite number", "return a number, or None for no reward"
+    )
 
 
 def load_function(spec: str) -> Function:

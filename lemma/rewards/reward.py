@@ -79,6 +79,14 @@ def verdict_of(outcome: Outcome) -> Verdict:
     return Verdict("right" if outcome.success else "wrong", outcome.reason or "environment")
 
 
+class WrongReturn(Exception):
+    """What a function gave back is no reward. The text goes on after the name of the reward; `fix` repairs it."""
+
+    def __init__(self, problem: str, fix: str):
+        super().__init__(problem)
+        self.fix = fix
+
+
 SECONDS_EACH = 300.0
 """Longest time for one completion, where a class from outside says nothing else."""
 

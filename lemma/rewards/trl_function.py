@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Mapping, Sequence
-from numbers import Real
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from lemma.core.errors import UserError
 from lemma.rewards.combine import RewardFailed
-from lemma.rewards.custom import FunctionReward, load_function
-from lemma.rewards.reward import RewardInput
+from lemma.rewards.custom import TRL_ARGUMENTS, FunctionReward, load_function, number_of
+from lemma.rewards.reward import RewardInput, WrongReturn
 
 ROW = "row"
 GOLD_COLUMNS = ("answer", "solution", "ground_truth", "target")
@@ -24,11 +22,23 @@ class TrlFunction(FunctionReward):
     name: Literal["trl"] = "trl"
     """Which reward."""
     completions: Literal["auto", "text", "messages"] = "auto"
-    """What the function gets: texts, or lists of one message each, as TRL gives for conversations. auto: messages where
-    the format uses a chat template, otherwise texts."""
+    """What the function gets: texts, or lists of one message each. auto: as TRL does, messages where the column
+    `prompt` of the data holds messages, texts where it holds text; without that column, messages where the format uses
+    a chat template."""
 
     needs_columns: ClassVar[bool] = True
     """Problems keep the row that they came from."""
+
+    def check(self) -> None:
+        wanted = inspect.signature(load_function(self.function)).parameters
+        if TRL_ARGUMENTS.isdisjoint(wanted) and not any(one.kind is one.VAR_KEYWORD for one in wanted.values()):
+            file, line = self.place
+            raise UserError(
+                f"reward '{self.label}' takes neither prompts nor completions, which functions for TRL do",
+                file=file,
+                line=line,
+                fix=f"write `{self.function}` without `trl:` where it takes one RewardInput",
+            )
 
     def score_all(self, items: Sequence[RewardInput]) -> list[float | None]:
         if not items:
@@ -40,7 +50,7 @@ class TrlFunction(FunctionReward):
                 import asyncio
 
                 scores = asyncio.run(_awaited(scores))
-            return [_number(value) for value in _listed(scores, len(items))]
+            return [number_of(value) for value in _listed(scores, len(items))]
         except UserError:
             raise
         except (Exception, SystemExit) as error:
@@ -48,7 +58,7 @@ class TrlFunction(FunctionReward):
 
     def _arguments(self, items: Sequence[RewardInput]) -> dict[str, Any]:
         """The columns that the function takes: all of them with `**kwargs`, otherwise those it names."""
-        as_messages = self.completions == "messages" or (self.completions == "auto" and _is_chat(items[0]))
+        as_messages = self.completions == "messages" or (self.completions == "auto" and _is_conversation(items[0]))
         known: dict[str, Any] = _columns(items)
         known["prompts"] = [_prompt(item, as_messages) for item in items]
         known["completions"] = [
@@ -80,9 +90,12 @@ async def _awaited(scores: Any) -> Any:
     return await scores
 
 
-def _is_chat(item: RewardInput) -> bool:
+def _is_conversation(item: RewardInput) -> bool:
     from lemma.formats.chat import ChatFormat
 
+    prompt = item.problem.extra.get(ROW, {}).get("prompt")
+    if prompt is not None:
+        return not isinstance(prompt, str)
     return isinstance(item.format, ChatFormat)
 
 
@@ -103,17 +116,10 @@ def _row(item: RewardInput) -> dict[str, Any]:
 
 
 def _listed(scores: Any, count: int) -> list[Any]:
-    values = list(scores) if not isinstance(scores, str | bytes | Mapping) else None
+    values = list(scores) if isinstance(scores, Iterable) and not isinstance(scores, str | bytes | Mapping) else None
     if values is None or len(values) != count:
-        raise TypeError(f"it returned {scores!r:.200} where a list of {count} numbers was expected")
+        given = f"{len(values)} value{'' if len(values) == 1 else 's'}" if values is not None else f"{scores!r:.200}"
+        raise WrongReturn(
+            f"returned {given} for {count} completions, beginning", f"return a list of {count} numbers, one for each"
+        )
     return values
-
-
-def _number(value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, Real) and math.isfinite(value):
-        return float(value)
-    if hasattr(value, "item"):
-        return _number(value.item())
-    raise TypeError(f"it returned {value!r}, which is not a finite number; write a number, or None for no reward")

@@ -33,6 +33,14 @@ def loaded(folder: Path, text: str, *overrides: str) -> Outer:
     return load(Outer, path, overrides)
 
 
+def test_json_is_yaml(tmp_path: Path) -> None:
+    (tmp_path / "file.json").write_text('{\n"inner": {"share": 1e-1, "flag": false, "name": null}}')
+    assert load(Outer, tmp_path / "file.json").inner == Inner(share=0.1, flag=False, name=None)
+    (tmp_path / "file.json").write_text('{\n"inner": {"shar": 1e-1}}')
+    with pytest.raises(UserError, match=r"file.json:2: unknown key 'inner.shar'; did you mean 'share'\?"):
+        load(Outer, tmp_path / "file.json")
+
+
 @pytest.mark.parametrize(
     ("written", "meant"),
     [

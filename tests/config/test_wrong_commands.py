@@ -107,8 +107,8 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     ),
     "a folder": (["train", "folder.yaml"], "folder.yaml is a folder, not a recipe; name a .yaml file in it"),
     "another ending": (
-        ["train", "recipe.json"],
-        "a recipe is a YAML file, and recipe.json is not; name a file that ends in .yaml or .yml",
+        ["train", "recipe.txt"],
+        "a recipe is a YAML file, and recipe.txt is not; name a file that ends in .yaml or .yml",
     ),
     "not text": (["train", "latin.yaml"], "latin.yaml:2: this line is not UTF-8 text; save the file as UTF-8"),
 }
@@ -123,7 +123,7 @@ def test_wrong_arguments(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_wrong_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("folder.yaml").mkdir()
-    Path("recipe.json").write_text("{}", encoding="utf-8")
+    Path("recipe.txt").write_text("{}", encoding="utf-8")
     Path("latin.yaml").write_bytes(b"run:\n  dir: \xe9t\xe9\n")
     arguments, sentence = COMMANDS[name]
     assert complaint(arguments, capsys) == sentence

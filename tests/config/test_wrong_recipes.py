@@ -30,6 +30,31 @@ RECIPES: dict[str, tuple[str, str]] = {
         GOOD + "  next: {kind: preference, batch: {sequences: 4}}\n",
         "recipe.yaml:11: unknown key 'stages.next.batch.sequences'; write one of: examples, token_budget",
     ),
+    "an algorithm for a kind": (
+        GOOD + "  next: {kind: grpo}\n",
+        "recipe.yaml:11: 'stages.next.kind' cannot be 'grpo'; write `kind: rl` and `algorithm: grpo`",
+    ),
+    "TRL's group": (
+        GOOD + "  next: {kind: rl, algorithm: {name: grpo, num_generations: 8}}\n",
+        "recipe.yaml:11: unknown key 'stages.next.algorithm.num_generations'; did you mean 'group_size'?",
+    ),
+    "TRL's length, not that of evaluations": (
+        GOOD + "  next: {kind: rl, max_completion_length: 8}\n",
+        "recipe.yaml:11: unknown key 'stages.next.max_completion_length'; write it as 'stages.next.rollout.max_tokens'",
+    ),
+    "TRL's beta in reinforcement learning": (
+        GOOD + "  next: {kind: rl, algorithm: {name: grpo, beta: 0.1}}\n",
+        "recipe.yaml:11: unknown key 'stages.next.algorithm.beta'; did you mean 'kl'?",
+    ),
+    "the batch of a stage of pairs": (
+        GOOD + "  next: {kind: preference, batch_size: 4}\n",
+        "recipe.yaml:11: unknown key 'stages.next.batch_size'; write it as 'stages.next.batch.examples'",
+    ),
+    "TRL's epsilon": (
+        GOOD + "  next: {kind: rl, algorithm: {name: grpo, epsilon: 0.2}}\n",
+        "recipe.yaml:11: stages.next.algorithm.epsilon: 0.2 is too much to add to a standard deviation; the range of "
+        "the ratio, which others call epsilon, is `clip: 0.2` here",
+    ),
     # unknown keys
     "unknown at the top": (swap("model:", "modle:"), "recipe.yaml:2: unknown key 'modle'; did you mean 'model'?"),
     "unknown in a section": (swap("seed:", "sead:"), "recipe.yaml:1: unknown key 'run.sead'; did you mean 'seed'?"),
@@ -121,6 +146,11 @@ RECIPES: dict[str, tuple[str, str]] = {
     "too few": (
         swap("lr: 5e-6", "betas: [0.9]"),
         "recipe.yaml:9: 'stages.sft.optim.betas' cannot be [0.9]; write a list of 2 numbers of at least 0 and below 1",
+    ),
+    "a rate without its minus": (
+        swap("5e-6", "2e4"),
+        "recipe.yaml:9: stages.sft.optim: lr is 20000, and AdamW moves every weight by about that much in each step,"
+        " where hardly any weight is above 1; write for example 2e-4",
     ),
     "no example": (
         swap("steps: 10", "unique_examples: 0"),

@@ -16,6 +16,7 @@ from lemma.formats import FORMATS, make_format
 
 def test_names_agree_with_the_registry() -> None:
     ours = ["r1_zero", "question_only", "xml", "working_out", "boxed", "think_boxed", "think_answer", "alpaca"]
+    ours.append("chat")
     assert list(FORMATS) == [*ours, "own", "qwen", "simplerl", "prime", "prime_sft", "prime_code", "no"]
     for name, kind in FORMATS.items():
         assert get_args(kind.model_fields["name"].annotation) == (name,)

@@ -192,17 +192,21 @@ def test_a_reward_cannot_end_the_program(tmp_path: Path) -> None:
         combine([make_reward(f"{path}:leaving")], [item("x")])
 
 
-@pytest.mark.parametrize("returned", ["'1'", "True", "float('nan')", "float('inf')", "[1]"])
+@pytest.mark.parametrize("returned", ["'1'", "float('nan')", "float('inf')", "[1]", "__import__('numpy').ones(2)"])
 def test_a_reward_that_is_no_number_is_a_crash(tmp_path: Path, returned: str) -> None:
     path = _write(tmp_path, f"def odd(item):\n    return {returned}\n")
     with pytest.raises(RewardFailed, match="which is not a finite number") as caught:
         combine([make_reward(f"{path}:odd")], [item("x")])
-    assert str(caught.value).startswith(f"{path}:1: reward 'odd' failed"), "the place of the function, not Lemma's"
+    assert str(caught.value).startswith(f"{path}:1: reward 'odd' returned"), "the place of the function, not Lemma's"
+    assert str(caught.value).endswith("on the completion 'x'; return a number, or None for no reward")
 
 
-def test_a_number_of_numpy_is_a_number(tmp_path: Path) -> None:
-    path = _write(tmp_path, "import numpy as np\n\ndef half(item):\n    return np.float32(0.5)\n")
-    assert combine([make_reward(f"{path}:half")], [item("x")])[0].total == 0.5
+@pytest.mark.parametrize(
+    ("returned", "meant"), [("np.float32(0.5)", 0.5), ("np.bool_(True)", 1.0), ("True", 1.0), ("np.ones(1)", 1.0)]
+)
+def test_what_is_meant_as_a_number_is_one(tmp_path: Path, returned: str, meant: float) -> None:
+    path = _write(tmp_path, f"import numpy as np\n\ndef mine(item):\n    return {returned}\n")
+    assert combine([make_reward(f"{path}:mine")], [item("x")])[0].total == meant
 
 
 @pytest.mark.parametrize(
@@ -212,6 +216,10 @@ def test_a_number_of_numpy_is_a_number(tmp_path: Path) -> None:
         ("raise SystemExit(3)\n", "mine.py:1: this file cannot be imported: SystemExit"),
         ("def mine(item, needed):\n    return 1.0\n", "mine.py:1: reward 'mine' cannot be called .* 'needed'"),
         ("def mine():\n    return 1.0\n", "mine.py:1: reward 'mine' cannot be called"),
+        (
+            "def mine(completions, **columns):\n    return [1.0]\n",
+            r"as functions for TRL do; write `trl: .*mine.py:mine`",
+        ),
     ],
 )
 def test_a_file_that_cannot_score_is_told_before_anything_is_loaded(tmp_path: Path, text: str, sentence: str) -> None:

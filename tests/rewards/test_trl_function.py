@@ -32,6 +32,12 @@ async def later(completions, difficulty, **kwargs):
 def broken(completions, **kwargs):
     return [1.0]
 
+def silent(completions, **kwargs):
+    pass
+
+def of_one_input(item):
+    return 1.0
+
 def lacking(completions, gold_patch):
     return [0.0] * len(completions)
 '''
@@ -66,9 +72,21 @@ def test_functions_get_texts_messages_columns_and_options(functions: str) -> Non
     assert scores({"trl": f"{functions}:later"}, {"difficulty": 3}, {}) == [3.0, None]
 
 
+def test_completions_are_messages_where_the_data_has_conversations(functions: str) -> None:
+    """As TRL decides it: by the column `prompt`, whatever the format."""
+    spec, talk = {"trl": f"{functions}:format_reward"}, {"prompt": [{"role": "user", "content": "2+2?"}]}
+    assert scores(spec, talk, talk, fmt="r1_zero") == [0.0, 1.0]
+    text = {"prompt": "2+2?", "answer": "4"}
+    assert scores({"trl": f"{functions}:exact"}, text, text, fmt="chat") == [1.0, 0.0]
+
+
 def test_what_is_wrong_with_a_function_is_said(functions: str) -> None:
-    with pytest.raises(RewardFailed, match=r"'broken' failed .* list of 2 numbers"):
+    with pytest.raises(RewardFailed, match=r"'broken' returned 1 value for 2 completions.* return a list of 2 numbers"):
         scores({"trl": f"{functions}:broken"}, {}, {})
+    with pytest.raises(RewardFailed, match=r"'silent' returned None for 2 completions"):
+        scores({"trl": f"{functions}:silent"}, {}, {})
+    with pytest.raises(UserError, match=r"takes neither prompts nor completions.* without `trl:`"):
+        make_reward({"trl": f"{functions}:of_one_input"}).check()
     with pytest.raises(UserError, match=r"asks for 'gold_patch', which no column is called .*data.columns"):
         scores({"trl": f"{functions}:lacking"}, {}, {})
     with pytest.raises(UserError, match=r"there is no|no function|is not"):

@@ -156,6 +156,13 @@ def test_nothing_is_said_of_a_step_that_is_fine() -> None:
     assert not [name for name, check in CHECKS.items() if check(seen({}))]
 
 
+def test_functions_that_read_the_text_themselves_need_no_format() -> None:
+    step = seen({"format": 0.0})
+    for rewards, warned in (([{"trl": "mine.py:f"}], False), ([{"trl": "mine.py:f"}, "accuracy"], True)):
+        step.options = ReinforcementOptions(rewards=rewards)
+        assert (CHECKS["format"](step) is not None) == warned
+
+
 def test_whoever_is_right_everywhere_has_no_choice_left() -> None:
     assert CHECKS["entropy"](seen({"entropy/sampled": 0.01, "groups/all_right": 0.9})) is None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 if TYPE_CHECKING:
     from lemma.objectives.policy_loss import KlTerm
@@ -27,7 +27,23 @@ Scale = Annotated[
         "whole batch."
     ),
 ]
-Epsilon = Annotated[float, Field(ge=0, description="Added to the standard deviation before dividing by it.")]
+LARGEST_EPSILON = 0.05
+
+
+def _is_small(epsilon: float) -> float:
+    if epsilon > LARGEST_EPSILON:
+        raise ValueError(
+            f"{epsilon:g} is too much to add to a standard deviation; the range of the ratio, which others call "
+            f"epsilon, is `clip: {epsilon:g}` here"
+        )
+    return epsilon
+
+
+Epsilon = Annotated[
+    float,
+    Field(ge=0, description="Added to the standard deviation before dividing by it."),
+    AfterValidator(_is_small),
+]
 Normalise = Annotated[
     Literal["token", "sequence", "constant"],
     Field(
