@@ -26,6 +26,13 @@ def test_importing_lemma_loads_nothing_heavy() -> None:
     assert found.stdout.strip() == "[]"
 
 
+def test_a_clone_next_to_a_script_does_not_hide_the_package(tmp_path: Path) -> None:
+    (tmp_path / "lemma" / "lemma").mkdir(parents=True)
+    (tmp_path / "script.py").write_text("import lemma\nprint(lemma.train.__name__)\n")
+    found = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "train"
+
+
 def test_a_recipe_is_read_without_torch(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("stages: {sft: {steps: 3}}\n")
     code = f"import lemma, sys; lemma.load_recipe({str(tmp_path / 'recipe.yaml')!r}); print('torch' in sys.modules)"
