@@ -9,6 +9,19 @@ from pydantic import Field, model_validator
 from lemma.config import Options
 
 Share = Annotated[float, Field(ge=0, lt=1)]
+# AdamW moves every weight by about the learning rate in a step, and hardly any weight of a model is above 1.
+LARGEST_RATE = 1.0
+
+
+def check_rate(name: str, rate: float) -> None:
+    """Refuse a learning rate that cannot be meant."""
+    if rate > LARGEST_RATE:
+        digits, _, exponent = f"{rate:e}".partition("e")
+        meant = f"{float(digits):g}e-{max(4, abs(int(exponent)))}" if int(exponent) < 10 else "1e-5"
+        raise ValueError(
+            f"{name} is {rate:g}, and AdamW moves every weight by about that much in each step, where hardly any "
+            f"weight is above 1; write for example {meant}"
+        )
 
 
 class OptimOptions(Options):
@@ -34,7 +47,8 @@ class OptimOptions(Options):
     """Maximum gradient norm; 0 turns clipping off."""
 
     @model_validator(mode="after")
-    def _whole_warmup(self) -> OptimOptions:
+    def _sensible(self) -> OptimOptions:
+        check_rate("lr", self.lr)
         if self.warmup >= 1 and self.warmup != int(self.warmup):
             raise ValueError("warmup is a share below 1 or a whole number of steps; write for example 0.1 or 30")
         return self

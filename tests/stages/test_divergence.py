@@ -32,6 +32,12 @@ OFTEN = {"validation": {}, "checkpoint": {"every": 1, "keep": 2}}
 RATES = (1e4, 1e15, 1e39)
 
 
+@pytest.fixture(autouse=True)
+def any_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates that a recipe may not have: nothing diverges as surely."""
+    monkeypatch.setattr("lemma.learning.learning_options.LARGEST_RATE", float("inf"))
+
+
 def stored(run: Path, stage: str) -> dict[str, dict[str, torch.Tensor]]:
     places = (run / "stages" / stage / "checkpoints").glob("step-*")
     return {place.name: load_file(place / "tensors.safetensors") for place in sorted(places)}

@@ -16,7 +16,7 @@ from lemma.data.data_options import DataOptions, ValidationOptions
 from lemma.engines.engine_options import ENGINES, EngineOptions, NativeOptions
 from lemma.environments import ENVIRONMENTS, EnvironmentOptions, SingleTurn
 from lemma.environments.choosing import EnvironmentChoice
-from lemma.learning.learning_options import BudgetOptions
+from lemma.learning.learning_options import BudgetOptions, check_rate
 from lemma.rewards import REWARDS, Reward, as_options
 from lemma.rewards.combine import labels
 from lemma.runs.run_options import StageOptions
@@ -137,6 +137,7 @@ class ReinforcementOptions(StageOptions):
     def _one_length(self) -> ReinforcementOptions:
         if self.epochs is not None and self.steps is not None:
             raise ValueError("give epochs or steps, not both")
+        check_rate("algorithm.value_lr", self.algorithm.critic_lr or 0.0)
         if self.data.streaming:
             raise ValueError("`data.streaming` is for supervised stages: problems stay in memory; remove it")
         if self.rollout.max_tokens is not None and self.rollout.min_tokens > self.rollout.max_tokens:
