@@ -15,6 +15,7 @@ HEADLINES = ("reward", "accuracy", "loss", "kl", "entropy", "grad_norm", "lr", "
 REACHED = ("reward", "reward/mean", "right", "accuracy", "loss")
 """What the last step of a stage tells of where it got to."""
 EVALUATION = "evaluation/"
+LEARNT = "learnt_"
 ACCURACY = "answer_accuracy"
 MOST_BENCHMARKS = 4
 # How far the lenient accuracy must be above the strict one to be told.
@@ -162,9 +163,18 @@ def ended(event: StageEnded, last: Measured | None = None) -> str:
         reached = {name.removesuffix("/mean"): last.values[name] for name in REACHED if name in last.values}
         reached |= {"right": f"{reached['right']:.0%}"} if "right" in reached else {}
     took = "" if seconds is None else f" after {duration(seconds)}"
-    told = numbers({**reached, **{name: value for name, value in rest.items() if name != "steps"}})
+    told = numbers({**reached, **{name: value for name, value in _counted(rest).items() if name != "steps"}})
     where = "" if model is None else f"; the model is in {model}"
     return f"{event.stage}: ended at step {event.step}{took}" + (f": {told}" if told else "") + where
+
+
+def _counted(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a stage tells how much it learnt from, that stands in front of how much its data have."""
+    counts = {name: value for name, value in summary.items() if not name.startswith(LEARNT)}
+    for name in counts:
+        if LEARNT + name in summary:
+            counts[name] = f"{number(summary[LEARNT + name])} ({number(counts[name])} in the data)"
+    return counts
 
 
 def describe(event: Event) -> str:

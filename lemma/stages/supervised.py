@@ -68,7 +68,7 @@ def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> Non
             measure_step(stage, step, data.epoch_of(step), report, policy)
         stage.progress(step, total, f"loss {report.loss:.3f}{held_out.note}")
         stage.save_if_due(learner, step, total, is_best)
-    stage.finish(policy, total, {"tokens": data.tokens, "examples": data.count, "steps": total})
+    stage.finish(policy, total, {"tokens": data.tokens, "examples": data.count, "steps": total, **data.learnt(total)})
 
 
 def measure_step(stage: Stage, step: int, epoch: float, report: StepReport, policy: Policy) -> None:
@@ -140,6 +140,21 @@ class TrainingData:
 
     def epoch_of(self, step: int) -> float:
         return step / self.steps_per_epoch
+
+    def learnt(self, steps: int) -> dict[str, int]:
+        """How much the first steps learn from: as often as it comes by, and not as often as it is in the data."""
+        epochs, left = divmod(steps, self.steps_per_epoch)
+        if self.length is not None:
+            lengths = np.full(self.count, self.length + 1)
+        elif isinstance(self.items, StoredTokens):
+            lengths = self.items.lengths
+        else:
+            lengths = np.array([len(one) for one in self.items])
+        part = (lengths if self.length is not None else lengths[self._order(epochs)])[: left * self.per_step]
+        return {
+            "learnt_tokens": int(epochs * lengths.sum() + part.sum()),
+            "learnt_examples": epochs * self.count + len(part),
+        }
 
     def batch(self, index: int) -> list[Trajectory]:
         """The trajectories of step number `index`, counted from 0; the last step of an epoch takes what is left."""

@@ -38,6 +38,10 @@ class StoredTokens(Sequence[Trajectory]):
     def __len__(self) -> int:
         return len(self._ends)
 
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self._ends, prepend=0)
+
     @overload
     def __getitem__(self, place: int) -> Trajectory: ...
     @overload

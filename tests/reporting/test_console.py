@@ -108,6 +108,13 @@ def test_a_stage_ends_with_what_it_reached() -> None:
     )
 
 
+def test_what_was_learnt_is_told_before_what_there_was_to_learn() -> None:
+    summary = {"tokens": 900, "examples": 30, "steps": 2, "learnt_tokens": 240, "learnt_examples": 8}
+    assert shown([StageEnded("sft", 2, summary)]) == [
+        "sft: ended at step 2: tokens 240 (900 in the data), examples 8 (30 in the data)"
+    ]
+
+
 def wait_for(ready: Callable[[], bool]) -> bool:
     import time
 

@@ -210,6 +210,8 @@ def test_what_is_left_of_an_epoch(count: int, fewest: int, sizes: list[int]) -> 
         steps = [order.batch(epoch * order.steps_per_epoch + place) for place in range(order.steps_per_epoch)]
         assert [len(step) for step in steps] == sizes
         assert sorted(number for step in steps for number in step) == list(range(count))
+    learnt = [sum(len(order.batch(index)) for index in range(steps)) for steps in range(6)]
+    assert [order.learnt(steps) for steps in range(6)] == learnt
 
 
 def test_no_response_is_alone_in_a_step_of_kto(tmp_path: Path) -> None:

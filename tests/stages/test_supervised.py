@@ -186,6 +186,8 @@ def test_stream_packing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, labels = pack_documents(documents, 40)
     pieces = [item for batch in batches for item in batch]
     assert len(pieces) == len(inputs) > 6
+    done = json.loads((world.run / "stages" / "sft" / "done.json").read_text())
+    assert done["learnt_examples"] == len(pieces) and done["learnt_tokens"] == sum(map(len, pieces))
     np.testing.assert_array_equal(np.stack([piece.ids_T[:-1] for piece in pieces]), inputs)
     np.testing.assert_array_equal(np.stack([piece.ids_T[1:] for piece in pieces]), labels)
     assert all(piece.chosen_T[1:].all() for piece in pieces)
@@ -209,7 +211,9 @@ def test_epochs_steps_and_unique_examples(
     assert len(batches) == steps
     done = json.loads((world.run / "stages" / "sft" / "done.json").read_text())
     assert done["steps"] == steps and done["examples"] == examples
-    assert len(contents([item for batch in batches for item in batch])) <= examples
+    items = [item for batch in batches for item in batch]
+    assert len(contents(items)) <= examples
+    assert done["learnt_examples"] == len(items) and done["learnt_tokens"] == sum(map(len, items))
 
 
 def test_long_demonstrations_are_left_out_and_counted(world: World) -> None:

@@ -92,6 +92,11 @@ class Order:
             return options.steps
         return max(1, round((options.epochs or 1.0) * self.steps_per_epoch))
 
+    def learnt(self, steps: int) -> int:
+        """How many examples the first steps learn from, as often as they come by."""
+        epochs, left = divmod(steps, self.steps_per_epoch)
+        return epochs * self.count + left * self.per_step
+
     def batch(self, index: int) -> list[int]:
         """The examples of step number `index`, counted from 0."""
         epoch, place = divmod(index, self.steps_per_epoch)

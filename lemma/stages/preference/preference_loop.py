@@ -83,7 +83,7 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
             step, total, f"loss {report.loss:.3f}, right {report.metrics['rewards/accuracies']:.2f}{validation.note}"
         )
         stage.save_if_due(learner, step, total, is_best)
-    stage.finish(policy, total, {"examples": len(train), "steps": total})
+    stage.finish(policy, total, {"examples": len(train), "steps": total, "learnt_examples": order.learnt(total)})
 
 
 def open_reference(
