@@ -14,6 +14,7 @@ DOWNLOAD := $(BIN)/python -m pip download --no-deps --timeout 30 --retries 2 $(P
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 WORKERS ?= 2
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+COVER := -p tests.coverage
 SERIAL = -m serial $(shell grep -rl --include='test_*.py' 'mark\.serial' tests)
 
 # Compiling everything that is installed takes longer than installing it; Python compiles what it imports, once, and
@@ -30,10 +31,13 @@ help:  ## List the targets
 demo: $(VENV)/.core  ## Install, then train the built-in tiny model by SFT and GRPO, and measure what each gave
 	$(BIN)/lemma demo
 
-test: $(VENV)/.vllm $(VENV)/.real $(VENV)/.browser style  ## Install, then check format, lint and types and run all tests with coverage
+test: $(VENV)/.vllm  ## Install, then check format, lint and types and run all tests with coverage
+	@$(MAKE) --no-print-directory -j2 $(VENV)/.real $(VENV)/.browser style
+	@rm -f .coverage*
 	export LEMMA_STRICT_SKIPS=1; status=0; \
-	$(PYTEST) $(SPREAD) -m "not serial" --cov --cov-report= || status=$$?; \
-	$(PYTEST) $(SERIAL) --cov --cov-append --cov-report=term || status=$$?; \
+	$(PYTEST) $(COVER) $(SPREAD) -m "not serial" || status=$$?; \
+	$(PYTEST) $(COVER) $(SERIAL) || status=$$?; \
+	$(BIN)/python -m tests.coverage || status=$$?; \
 	exit $$status
 
 check: style  ## Check format, lint and types and run the quick tests: three minutes

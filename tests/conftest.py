@@ -45,6 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
     wanted = config.option.markexpr
     parts = [f"({wanted})"] if wanted else []
     config.option.markexpr = " and ".join([*parts, *(f"not {mark}" for mark in ONLY_WHEN_NAMED if mark not in wanted)])
+    # Not in pyproject.toml: pytest would import lemma before the plugin that counts what of it runs.
+    config.addinivalue_line("filterwarnings", "error::lemma.core.errors.LemmaWarning")
 
 
 def _durations() -> dict[str, float]:
