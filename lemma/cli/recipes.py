@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from textwrap import wrap
 
 from lemma.cli.parser import Parser
 from lemma.core.errors import UserError, nearest
 
+TWIN = "small/"
 FOLDER = Path(__file__).parents[1] / "published"
 DESCRIPTION = """\
 List the recipes that come with Lemma, or copy one here to change it. Those under small/ are the same on the built-in
@@ -25,9 +27,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 def run(args: argparse.Namespace) -> int:
     paths = {path.relative_to(FOLDER).with_suffix("").as_posix(): path for path in sorted(FOLDER.rglob("*.yaml"))}
     if args.name is None:
-        for name, path in paths.items():
-            first, *more = wrap(about(path), 96) or [""]
-            print("\n    ".join([name, first, *more]))
+        print(listed(paths))
         return 0
     name = args.name.removesuffix(".yaml").removeprefix("recipes/")
     if name not in paths:
@@ -39,6 +39,14 @@ def run(args: argparse.Namespace) -> int:
     to.write_text(paths[name].read_text(encoding="utf-8"), encoding="utf-8")
     print(f"wrote {to}; `lemma plan {to}` shows what it does")
     return 0
+
+
+def listed(paths: Mapping[str, Path]) -> str:
+    """Each recipe with what it is; of the small twins, which say nothing new, the names."""
+    blocks = {name: about(path) for name, path in paths.items() if not name.startswith(TWIN)}
+    twins = [name for name in paths if name.startswith(TWIN)]
+    blocks["Small twins, which run on a CPU with the built-in model"] = ", ".join(twins)
+    return "\n".join("\n    ".join([name, *wrap(text, 96, break_on_hyphens=False)]) for name, text in blocks.items())
 
 
 def about(path: Path) -> str:
