@@ -62,8 +62,9 @@ TAKEN = {
 
 def read_accelerate(values: Mapping[str, Any], mapped: Mapped) -> None:
     """Map the keys of an Accelerate YAML file; its DeepSpeed block may name a file, which the caller reads."""
-    kind = str(values.get("distributed_type", "NO"))
-    mapped.put(RANKS, mapped.whole(values, "num_processes") if values.get("num_processes") != -1 else None, "")
+    kind = str(values.get("distributed_type") or "NO").upper()
+    count = mapped.whole(values, "num_processes") if values.get("num_processes") != -1 else None
+    mapped.put(RANKS, count, "num_processes")
     if (mapped.whole(values, "num_machines") or 1) > 1:
         mapped.say("num_machines", "is for the launcher: start every machine with `accelerate launch` or torchrun")
     if kind in DATA_PARALLEL:
@@ -72,7 +73,7 @@ def read_accelerate(values: Mapping[str, Any], mapped: Mapped) -> None:
         read_fsdp(mapped.part(values, "fsdp_config"), mapped, "fsdp_config.fsdp_")
     elif kind == "DEEPSPEED":
         block = mapped.part(values, "deepspeed_config")
-        if "deepspeed_config_file" not in block:
+        if not block.get("deepspeed_config_file"):
             from_accelerate(block, mapped)
     else:
         mapped.say("distributed_type", f"{kind} has no counterpart: `cluster.shard` decides what is split")
@@ -91,7 +92,7 @@ def read_accelerate(values: Mapping[str, Any], mapped: Mapped) -> None:
 
 
 def _precision(values: Mapping[str, Any], mapped: Mapped) -> None:
-    word = str(values.get("mixed_precision", "")).lower()
+    word = str(values.get("mixed_precision") or "").lower()
     word = "no" if values.get("mixed_precision") is False else word  # `no` is false to many readers of YAML
     if word == "fp8":
         mapped.say("mixed_precision", "fp8 has no counterpart: write `model.precision: bf16`")
@@ -140,7 +141,7 @@ def _shard(values: Mapping[str, Any], mapped: Mapped, prefix: str) -> str:
         is_off = str(reshard).lower() == "false"
         is_word = isinstance(reshard, str) and reshard.lower() not in ("true", "false")
         word = reshard if is_word else "SHARD_GRAD_OP" if is_off else "FULL_SHARD"
-    if str(word).isdigit() and 1 <= int(word) <= len(STRATEGIES):
+    if str(word).isdecimal() and 1 <= int(word) <= len(STRATEGIES):
         word = list(STRATEGIES)[int(word) - 1]
     name = str(word).upper()
     if name not in STRATEGIES:

@@ -91,8 +91,7 @@ def put_step(mapped: Mapped, whole: int | None, micro: int | None, times: int | 
     ranks = mapped.values.get(RANKS)
     if whole is None and micro and times and ranks:
         whole = micro * times * ranks
-    if whole is not None:
-        mapped.values[STEP] = whole
+    mapped.put(STEP, whole, "train_batch_size")
     if micro:
         mapped.say("train_micro_batch_size_per_gpu", "has no effect by itself: `batch.token_budget` fills a pass")
     if times and whole is None:
@@ -128,13 +127,13 @@ def _precision(values: Mapping[str, Any], mapped: Mapped) -> None:
         "bf16": mapped.part(values, "bf16") or mapped.part(values, "bfloat16"),
         "fp16": mapped.part(values, "fp16"),
     }
-    switches = {name: block.get("enabled", False) for name, block in blocks.items() if block}
+    switches = {name: mapped.switch(block, "enabled", f"{name}.enabled") for name, block in blocks.items() if block}
     on = [name for name, value in switches.items() if value is True]
     if len(on) == 2:
         raise UserError("bf16 and fp16 are both enabled", file=mapped.file, fix="leave one of them out")
     if on:
         mapped.put(PRECISION, on[0], on[0])
-    mapped.autos += [f"{name}.enabled" for name, value in switches.items() if value == AUTO and not on]
+    mapped.autos += [f"{name}.enabled" for name, value in switches.items() if value is None and not on]
     if len(switches) == 2 and all(value is False for value in switches.values()):
         mapped.put(PRECISION, "fp32", "fp16.enabled")
     if blocks["fp16"].get("loss_scale") and "fp16" in on:
@@ -149,14 +148,15 @@ def _optimiser(block: Mapping[str, Any], mapped: Mapped) -> None:
         mapped.say("optimizer.type", f"{kind} has no counterpart: Lemma's optimiser is AdamW, as `optim` says")
         return
     for key in ("lr", "eps", "weight_decay"):
-        mapped.put(("optim", key), mapped.number(params, key, f"optimizer.params.{key}"), key)
+        name = f"optimizer.params.{key}"
+        mapped.put(("optim", key), mapped.number(params, key, name), name)
     betas = params.get("betas")
     if isinstance(betas, list) and len(betas) == 2:
         mapped.put(("optim", "betas"), betas, "optimizer.params.betas")
     elif betas == AUTO:
         mapped.autos.append("optimizer.params.betas")
     known = {"lr", "eps", "weight_decay", "betas", "adam_w_mode", "torch_adam", "fused", "bias_correction"}
-    for key in set(params) - known:
+    for key in sorted(set(params) - known):
         mapped.unknown(f"optimizer.params.{key}")
 
 
@@ -169,9 +169,9 @@ def _schedule(block: Mapping[str, Any], mapped: Mapped) -> None:
         mapped.say("scheduler.type", f"{kind} has no counterpart: write `optim.schedule`")
         return
     mapped.put(("optim", "schedule"), shapes[kind], "scheduler.type")
-    mapped.put(("optim", "warmup"), mapped.number(params, "warmup_num_steps", "scheduler.params.warmup_num_steps"), "")
-    mapped.put(("optim", "lr"), mapped.number(params, "warmup_max_lr", "scheduler.params.warmup_max_lr"), "")
-    mapped.put(("optim", "final_lr"), mapped.number(params, "cos_min_ratio", "scheduler.params.cos_min_ratio"), "")
+    for key, word in (("warmup_num_steps", "warmup"), ("warmup_max_lr", "lr"), ("cos_min_ratio", "final_lr")):
+        name = f"scheduler.params.{key}"
+        mapped.put(("optim", word), mapped.number(params, key, name), name)
     if params.get("warmup_min_lr") not in (None, 0, 0.0, AUTO) or params.get("warmup_min_ratio") not in (None, 0, 0.0):
         mapped.say("scheduler.params", "begins above 0, which has no counterpart: the warm-up begins at 0")
     if kind != "WarmupCosineLR" and params.get("warmup_type", "log") == "log" and params.get("warmup_num_steps"):
@@ -198,7 +198,7 @@ def from_accelerate(block: Mapping[str, Any], mapped: Mapped) -> None:
     tuned = {"zero3_init_flag", "zero3_save_16bit_model", "deepspeed_multinode_launcher", "deepspeed_hostfile"}
     tuned |= {"deepspeed_inclusion_filter", "deepspeed_exclusion_filter", "deepspeed_moe_layer_cls_names"}
     tuned |= {"offload_optimizer_nvme_path", "offload_param_nvme_path"}
-    known = {"zero_stage", "gradient_clipping", "gradient_accumulation_steps"}
+    known = {"zero_stage", "gradient_clipping", "gradient_accumulation_steps", "deepspeed_config_file"}
     known |= {"offload_optimizer_device", "offload_param_device"}
     for key in block:
         if key in tuned:

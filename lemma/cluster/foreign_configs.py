@@ -6,23 +6,35 @@ A file decides nothing that the recipe says: where both speak, the recipe stands
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lemma.cluster.accelerate_config import FSDP_KEYS, STRATEGIES, read_accelerate, read_fsdp
+from lemma.cluster.cluster_options import ClusterOptions
 from lemma.cluster.deepspeed_config import read_deepspeed
 from lemma.cluster.foreign_mapping import Mapped, Place
 from lemma.config import Options
 from lemma.config.document import read
+from lemma.config.load import load_values
 from lemma.core.errors import UserError
+from lemma.learning.learning_options import OptimOptions
+from lemma.models.model_options import ModelOptions
 
 # The key of `batch` that counts the examples of a step, by the kind of a stage.
 STEP_KEYS = {"supervised": "sequences", "preference": "examples"}
 OF_STAGES = ("optim", "batch")
+ROOMS: Mapping[str, type[Options]] = {"optim": OptimOptions, "cluster": ClusterOptions, "model": ModelOptions}
 ACCELERATE_KEYS = {"distributed_type", "compute_environment", "num_processes"}
 DEEPSPEED_KEYS = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16"}
+
+STRING = r'("(?:\\.|[^"\\])*")'
+COMMENT = re.compile(STRING + r"|//[^\n]*|#[^\n]*|/\*.*?\*/", re.DOTALL)
+LAST_COMMA = re.compile(STRING + r"|,(?=\s*[}\]])")
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,7 @@ def _plain(value: Any) -> Any:
 
 def read_foreign(path: str) -> ForeignConfig:
     """Read a file of another system; every mistake in it is a `UserError` of one sentence."""
-    file = Path(path).expanduser()
+    file = Path(os.path.expanduser(path))  # which leaves `~nobody` as it is
     values = _load(file)
     mapped = Mapped(path)
     plain = {key.removeprefix("fsdp_") for key in values}
@@ -67,12 +79,12 @@ def read_foreign(path: str) -> ForeignConfig:
         system = "Accelerate"
         read_accelerate(values, mapped)
         own = mapped.part(values, "deepspeed_config").get("deepspeed_config_file")
-        if own and values.get("distributed_type") == "DEEPSPEED":
-            read_deepspeed(_load(_beside(file, str(own))), mapped)
+        if own and str(values.get("distributed_type")).upper() == "DEEPSPEED":
+            read_deepspeed(_load(_beside(file, str(own)), "deepspeed_config_file"), mapped)
     elif DEEPSPEED_KEYS & values.keys():
         system = "DeepSpeed"
         read_deepspeed(values, mapped)
-    elif "fsdp_config" in values:
+    elif {"fsdp", "fsdp_config"} & values.keys():
         system = "FSDP"
         read_fsdp(mapped.part(values, "fsdp_config") | _strategy_of(values.get("fsdp")), mapped)
     elif plain & FSDP_KEYS:
@@ -84,7 +96,20 @@ def read_foreign(path: str) -> ForeignConfig:
             file=path,
             fix="name a file with `zero_optimization`, `distributed_type` or FSDP's keys in it",
         )
+    _check(mapped)
     return ForeignConfig(path, system, dict(mapped.values), tuple(mapped.sentences()))
+
+
+def _check(mapped: Mapped) -> None:
+    """Refuse, in the words of the file, what the options do not take."""
+    for place, value in mapped.values.items():
+        room, key = place
+        kind = ROOMS.get(room)
+        try:
+            if kind is not None:
+                load_values(kind, {key: value})
+        except UserError as error:
+            raise UserError(f"`{mapped.keys[place]}`: {error.problem}", file=mapped.file, fix=error.fix) from None
 
 
 def _strategy_of(word: Any) -> dict[str, Any]:
@@ -97,24 +122,41 @@ def _strategy_of(word: Any) -> dict[str, Any]:
 
 def _beside(file: Path, named: str) -> Path:
     """A file that another names: from the working folder, as Accelerate reads it, or next to the other."""
-    path = Path(named).expanduser()
+    path = Path(os.path.expanduser(named))
     return path if path.exists() else file.parent / path
 
 
-def _load(file: Path) -> dict[str, Any]:
+def _load(file: Path, option: str = "cluster.config") -> dict[str, Any]:
+    """A block of keys; `option` is what names the file."""
     if file.suffix.lower() != ".json":
         return read(file, "cluster configuration").data
+    fix = f"correct `{option}`"
     try:
-        values = json.loads(file.read_text(encoding="utf-8-sig"))
+        values = json.loads(_plain_json(file.read_text(encoding="utf-8-sig")), object_pairs_hook=_once)
     except FileNotFoundError:
-        raise UserError(f"there is no file {file}", fix="correct `cluster.config`") from None
+        raise UserError(f"there is no file {file}", fix=fix) from None
     except json.JSONDecodeError as error:
         raise UserError(f"this is no JSON: {error.msg}", file=file, line=error.lineno, fix="correct the line") from None
+    except KeyError as error:
+        raise UserError(f"the key '{error.args[0]}' is there twice", file=file, fix="remove one of them") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"it cannot be read: {error}", file=file, fix="correct `cluster.config`") from None
+        raise UserError(f"it cannot be read: {error}", file=file, fix=fix) from None
     if not isinstance(values, dict):
-        raise UserError("this is JSON, but no block of keys", file=file, fix="correct `cluster.config`")
+        raise UserError("this is JSON, but no block of keys", file=file, fix=fix)
     return values
+
+
+def _plain_json(text: str) -> str:
+    """Without comments and the commas after a last element, which DeepSpeed's own reader passes over."""
+    blank = re.sub(COMMENT, lambda found: found[1] or re.sub(r"[^\n]", " ", found[0]), text)
+    return re.sub(LAST_COMMA, lambda found: found[1] or " ", blank)
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+    if twice:
+        raise KeyError(twice[0])
+    return dict(pairs)
 
 
 def foreign_sentences(recipe: Options) -> list[str]:

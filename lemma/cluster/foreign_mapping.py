@@ -7,9 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from lemma.config.explain import show
 from lemma.core.errors import UserError
 
 AUTO = "auto"
+# What lies beyond, as infinity and a whole number of 400 digits do, is no number of a configuration.
+LEAST, MOST = -1e300, 1e300
 # A value of the recipe by its place; `optim` and `batch` stand for those of every stage.
 Place = tuple[str, str]
 RANKS: Place = ("cluster", "ranks")
@@ -24,10 +27,12 @@ STEP: Place = ("batch", "step")
 
 @dataclass(slots=True)
 class Mapped:
-    """`values` has what could be mapped. `autos` and `tuned` are keys: left to the recipe, and decided by Lemma."""
+    """`values` has what could be mapped, and `keys` where the file says it. `autos` and `tuned` are keys: left to the
+    recipe, and decided by Lemma."""
 
     file: str
     values: dict[Place, Any] = field(default_factory=dict)
+    keys: dict[Place, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     autos: list[str] = field(default_factory=list)
     tuned: list[str] = field(default_factory=list)
@@ -37,7 +42,7 @@ class Mapped:
         if value == AUTO:
             self.autos.append(key)
         elif value is not None:
-            self.values[place] = value
+            self.values[place], self.keys[place] = value, key
 
     def say(self, key: str, why: str) -> None:
         self.notes.append(f"`{key}` {why}")
@@ -56,8 +61,8 @@ class Mapped:
         if isinstance(value, str):
             with suppress(ValueError):
                 value = float(value)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise UserError(f"`{name}` is {value!r}, not a number", file=self.file, fix="write a number or auto")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not LEAST <= value <= MOST:
+            raise UserError(f"`{name}` is {show(value)}, not a number", file=self.file, fix="write a number or auto")
         return int(value) if float(value).is_integer() else float(value)
 
     def whole(self, values: Mapping[str, Any], key: str, name: str = "") -> int | None:
@@ -66,13 +71,22 @@ class Mapped:
             raise UserError(f"`{name or key}` is {value}, not a whole number of at least 1", file=self.file)
         return None if value is None else int(value)
 
+    def switch(self, values: Mapping[str, Any], key: str, name: str) -> bool | None:
+        """Whether something is on, also as a word or a number; None where that is `auto`."""
+        value = values.get(key, False)
+        if value == AUTO:
+            return None
+        if not is_on(value) and not is_off(value):
+            raise UserError(f"`{name}` is {show(value)}", file=self.file, fix="write true, false or auto")
+        return is_on(value)
+
     def part(self, values: Mapping[str, Any], key: str) -> dict[str, Any]:
         """A block of keys; empty where there is none."""
         value = values.get(key)
         if value is None:
             return {}
         if not isinstance(value, dict):
-            raise UserError(f"`{key}` is {value!r}, not a block of keys", file=self.file, fix=f"leave `{key}` out")
+            raise UserError(f"`{key}` is {show(value)}, not a block of keys", file=self.file, fix=f"leave `{key}` out")
         return value
 
     def sentences(self) -> list[str]:
@@ -92,3 +106,7 @@ def _listed(keys: list[str]) -> str:
 def is_on(value: Any) -> bool:
     """Accelerate writes booleans as words at times."""
     return value is True or str(value).lower() in ("true", "yes", "1")
+
+
+def is_off(value: Any) -> bool:
+    return value is None or value is False or str(value).lower() in ("false", "no", "0")

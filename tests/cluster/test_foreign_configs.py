@@ -189,6 +189,11 @@ def words(config: ForeignConfig) -> dict[str, Any]:
         ({"fsdp": "full_shard auto_wrap", "fsdp_config": {"min_num_params": 2000}}, "FSDP",
          {"cluster.shard": "weights"}),
         (TRAINER_XLA, "FSDP", {"cluster.shard": "weights"}),
+        ({"fsdp": "shard_grad_op offload"}, "FSDP", {"cluster.shard": "gradients"}),
+        ({"bf16": {"enabled": "true"}, "fp16": {"enabled": 0}}, "DeepSpeed", {"model.precision": "bf16"}),
+        (COMMON + "distributed_type: fsdp\nmixed_precision:\n", "Accelerate", {"cluster.shard": "weights"}),
+        (COMMON + "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: }\n", "Accelerate",
+         {"cluster.shard": "gradients"}),
     ],
 )  # fmt: skip
 def test_words(content: Any, system: str, expected: dict[str, Any], tmp_path: Path) -> None:
@@ -247,8 +252,18 @@ def test_a_sentence_for_each(content: Any, key: str, tmp_path: Path) -> None:
         ({"sharding_strategy": "SOME_SHARD"}, "no FSDP strategy 'SOME_SHARD'"),
         (MULTI_GPU.replace("'no'", "half"), "Accelerate does not know"),
         ([1], "no block of keys"),
+        ({"bf16": {"enabled": "perhaps"}}, "`bf16.enabled` is 'perhaps'; write true, false or auto"),
+        ({"bf16": {"enabled": True}, "gradient_clipping": 10**400}, r"is 1000.{0,60}, not a number"),
+        ({"sharding_strategy": "\u00b2"}, "no FSDP strategy"),
+        # What the options do not take is said in the words of the file.
+        ({"bf16": {}, "optimizer": {"type": "AdamW", "params": {"lr": -1}}},
+         "`optimizer.params.lr`: 'lr' cannot be -1; write a number of at least 0"),
+        ({"bf16": {}, "optimizer": {"type": "AdamW", "params": {"betas": [0.9, "b"]}}}, "`optimizer.params.betas`: "),
+        ({"bf16": {}, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 2.5}}},
+         "`scheduler.params.warmup_num_steps`: warmup is a share below 1"),
+        (MULTI_GPU.replace("num_processes: 8", "num_processes: 70000"), "`num_processes`: 'ranks' cannot be 70000"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_are_one_sentence(content: Any, problem: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=problem):
         foreign(tmp_path, content)
@@ -300,3 +315,26 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("cluster: {config: nowhere.json}\nstages: {sft: {steps: 1}}\n")
     with pytest.raises(UserError, match=r"there is no file nowhere\.json"):
         load_recipe(tmp_path / "recipe.yaml")
+
+
+def test_what_deepspeeds_own_reader_takes(tmp_path: Path) -> None:
+    """Comments and last commas; a key that is there twice is refused, as there."""
+    file = tmp_path / "ds.json"
+    file.write_text(
+        '// of last week\n{\n  "bf16": {"enabled": true, /* not\n  fp16 */}, # yet\n  "train_batch_size": 8,\n'
+        '  "wandb": {"project": "a // b, }", "enabled": true,},\n}\n'
+    )
+    found = read_foreign(str(file))
+    assert words(found) == {"batch.step": 8, "model.precision": "bf16"}
+    assert found.notes == ("`wandb` has no effect: loggers are named under `run`",)
+    file.write_text('{"bf16": {"enabled": true}, "bf16": {"enabled": false}}')
+    with pytest.raises(UserError, match="the key 'bf16' is there twice; remove one of them"):
+        read_foreign(str(file))
+    file.write_text('{\n// one\n"bf16": yes}')
+    with pytest.raises(UserError, match=r"ds\.json:3: this is no JSON"):
+        read_foreign(str(file))
+
+
+def test_nobodys_home(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no file ~nobody-at-all/ds\.json"):
+        read_foreign("~nobody-at-all/ds.json")
