@@ -89,6 +89,19 @@ def _beginnings(folder: Path) -> set[tuple[int, int]]:
     return found
 
 
+def is_begun_already(folder: Path) -> bool:
+    """Whether a stage has begun in this run folder since torchrun was started, which repeats a command as it is, with
+    `--fresh` too."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ or (folder / ASIDE).exists():
+        return False
+    import psutil
+
+    with suppress(OSError, psutil.Error):
+        launched = psutil.Process(os.getppid()).create_time()
+        return any(path.stat().st_mtime > launched for path in (folder / "run.json", *folder.glob("stages/*")))
+    return False
+
+
 class Launcher:
     """Runs `command` as `count` ranks in `folder`, a run's; `say` speaks to people."""
 

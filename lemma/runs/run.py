@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from lemma.cluster.cluster_options import ClusterOptions
+from lemma.cluster.launching import is_begun_already
 from lemma.core.errors import UserError, nearest
 from lemma.core.events import Said, Sink
 from lemma.core.ranks import from_leader, is_leader, speakers, together, use_slots, usual_slots, world_size
@@ -68,6 +69,7 @@ def train(
     if world_size() > 1:
         check_split(recipe.cluster, recipe.model, wanted)
     there = RunFolder(Path(recipe.run.dir), only_read=True)
+    fresh = fresh and not from_leader(lambda: is_begun_already(there.path), "the run folder")
     check_inputs(recipe.stages, [n for n in recipe.stages if n not in skipped and (fresh or not there.is_done(n))])
     device = pick_device(recipe.run.device)
     if recipe.model.path != TINY:
@@ -78,7 +80,7 @@ def train(
         facts = from_leader(lambda: _begun(recipe, folder, anew, fresh, extend, sink), "the run folder")
         folder.follow(facts)
         torch.set_num_threads(int(facts["threads"]))
-        _take_slots(recipe.cluster, int(facts.get("slots", 1)), sink)
+        _take_slots(recipe.cluster, wanted, int(facts.get("slots", 1)), sink)
         _determinism(recipe.run, device, sink)
         with StopSignal().listening() as stop:
             return _run_stages(recipe, skipped, folder, device, sink, stop)
@@ -108,7 +110,7 @@ def _begun(
     return folder.begin(recipe.to_yaml(), recipe.digest(), threads, fresh=anew, slots=slots)
 
 
-def _take_slots(cluster: ClusterOptions, recorded: int, sink: Sink) -> None:
+def _take_slots(cluster: ClusterOptions, stages: Mapping[str, StageOptions], recorded: int, sink: Sink) -> None:
     if cluster.slots not in (None, recorded):
         raise UserError(
             f"cluster.slots is {cluster.slots}, and this run began with {recorded}",
@@ -116,7 +118,10 @@ def _take_slots(cluster: ClusterOptions, recorded: int, sink: Sink) -> None:
         )
     use_slots(recorded)
     link = speakers()
-    for count, who in ((world_size(), "ranks"), (0 if link is None else len(link.ranks), "speakers")):
+    # Responses that fly are dealt to all speakers one by one, and not by slots.
+    lags = [stage.rollout.lag for stage in stages.values() if hasattr(stage, "rollout")]
+    is_dealt = link is not None and any(lag != "flying" for lag in lags)
+    for count, who in ((world_size(), "ranks"), (len(link.ranks) if link and is_dealt else 0, "speakers")):
         if recorded < count:
             sink(
                 Said(

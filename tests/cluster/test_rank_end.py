@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lemma.cluster.launching import FreshStart, Launcher
+from lemma.cluster.launching import FreshStart, Launcher, is_begun_already
 from lemma.runs.run_folder import RunFolder
 from tests.cluster.forked import Forked
 
@@ -99,3 +99,19 @@ def test_a_fresh_start_that_failed_is_fresh_again_until_there_is_something_new(
     assert start.words == [] and start.progress_since((0, 500)) == (0, 0), "steps of the earlier run do not count"
     assert start.words == [] and start.progress_since((0, 7)) == (0, 7)
     assert FreshStart(tmp_path, False).words == []
+
+
+def test_a_command_that_torchrun_repeats_is_fresh_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher of this process is older than what is written now, and younger than the run of before."""
+    begun(tmp_path).close()
+    assert not is_begun_already(tmp_path), "nobody repeats this command"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert is_begun_already(tmp_path)
+    begun(tmp_path, ["sft"]).close()
+    assert not is_begun_already(tmp_path), "what was set aside will be put back"
+    RunFolder(tmp_path).close()
+    os.utime(tmp_path / "run.json", (1e9, 1e9))
+    assert not is_begun_already(tmp_path)
+    (tmp_path / "stages/sft").mkdir(parents=True)
+    assert is_begun_already(tmp_path)
+    assert not is_begun_already(tmp_path / "nothing")

@@ -103,6 +103,30 @@ def test_several_learners_and_several_speakers(crew: Crew, tmp_path: Path) -> No
         assert samples(tmp_path / name) == samples(tmp_path / "alone")
 
 
+def asked_and_told(content: dict[str, Any], learners: int, speakers: int) -> tuple[int, list[str]]:
+    """How many speakers this rank has sent requests to, and the warnings that were given."""
+    from lemma.engines.spoken_engine import _Session
+
+    peers, add = set(), _Session.add
+
+    def noted(session: _Session, request: Any) -> None:
+        add(session, request)
+        peers.add(id(session.owed[request.key][0]))
+
+    _Session.add = noted  # type: ignore[method-assign]
+    try:
+        told = trained_or_spoken(content, learners, speakers)
+    finally:
+        _Session.add = add  # type: ignore[method-assign]
+    return len(peers), told
+
+
+def test_all_speakers_work_for_one_slot_where_responses_fly(crew: Crew, tmp_path: Path) -> None:
+    stage = GRPO | {"steps": 1, "rollout": {"max_tokens": 4, "lag": "flying"}}
+    count, told = crew.run(4, asked_and_told, recipe_of(tmp_path, "run", stage, slots=1), 1, 3)[0]
+    assert count == 3 and not any("nothing to do" in text for text in told), told
+
+
 def test_learners_that_split_their_weights(crew: Crew, tmp_path: Path) -> None:
     """With `shard: weights` nobody else could generate here. Sums are added up in another order, so bits differ."""
     run(crew, recipe_of(tmp_path, "alone", GRPO, slots=2), 1, 0)
