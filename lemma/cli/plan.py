@@ -42,6 +42,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from lemma.cli.check import plan_lines
+    from lemma.cli.plan_prompts import try_prompt
     from lemma.recipe import load_recipe
 
     recipe = load_recipe(args.recipe, args.overrides)
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     tables = rank_lines(recipe, args)  # before anything is printed: a wrong name of a GPU ends it here
     print_plan(recipe, list(recipe.stages))
     print("".join(f"{line}\n" for line in tables), end="")
-    _try_prompt(recipe)
+    try_prompt(recipe)
     for line in plan_lines(recipe, against, args.data_dir, is_asked=args.check_data or against is not None):
         print(line)
     return 0
@@ -66,9 +67,10 @@ def print_plan(recipe: Recipe, names: Sequence[str], *, skip: Sequence[str] = ()
     """The plan, and what these stages lack. The hub is asked where the model or the data are there and not here."""
     from lemma.cli.plan_data import amount_of
     from lemma.cli.plan_hub import missing
+    from lemma.cli.plan_prompts import unused_template
     from lemma.cluster.foreign_configs import foreign_sentences
 
-    sentences = [*foreign_sentences(recipe), *missing(recipe, names)]
+    sentences = [*foreign_sentences(recipe), *unused_template(recipe), *missing(recipe, names)]
     amounts = {name: amount_of(recipe, recipe.stages[name], sentences.append) for name in names}
     print(describe(recipe, skip=skip, only=only, amounts=amounts))
     _print_missing(recipe, names)
@@ -85,26 +87,6 @@ def _print_missing(recipe: Recipe, names: Iterable[str]) -> None:
             check_inputs(recipe.stages, [name])
         except UserError as error:
             print(f"\nwarning: {error}")
-
-
-def _try_prompt(recipe: Recipe) -> None:
-    """Encode one prompt where the tokenizer is on this machine; what is odd about it is then said."""
-    from lemma.models.gguf_file import find_gguf
-
-    path = recipe.model.tokenizer or recipe.model.path
-    if path == "tiny":
-        return
-    try:
-        files = ("config.json", "tokenizer_config.json")
-        if not any((Path(path).expanduser() / file).is_file() for file in files) and find_gguf(path) is None:
-            return
-        from lemma.core.types import Message, Problem
-        from lemma.formats.encode import encode_prompt
-        from lemma.models.load_model import load_tokenizer
-
-        encode_prompt(recipe.format, Problem((Message("user", "?"),)), load_tokenizer(path))
-    except UserError as error:
-        print(f"\nwarning: {error}")
 
 
 def describe(

@@ -1,14 +1,17 @@
-"""What a supervised stage's prompts are: the format's, or the rows' own words."""
+"""What prompts are: the format's, or the rows' own words; and whether the model's chat template is passed over."""
 
 from __future__ import annotations
 
+import json
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lemma.core.errors import UserError
 
 if TYPE_CHECKING:
     from lemma.data.data_options import DataOptions, SourceOptions
+    from lemma.recipe import Recipe
 
 WRAPPED = "as the format writes them"
 VERBATIM = "word for word, as the rows have them"
@@ -40,3 +43,48 @@ def _of_source(source: SourceOptions) -> str:
     if not isinstance(item, Demonstration) or item.prompt is None:
         return WRAPPED
     return VERBATIM if item.prompt else PLAIN
+
+
+def unused_template(recipe: Recipe) -> list[str]:
+    """A sentence where a recipe names no format, so that a model which has a chat template is not asked by it."""
+    from lemma.formats.chat import ChatFormat
+
+    if "format" in recipe.model_fields_set or isinstance(recipe.format, ChatFormat):
+        return []
+    path = recipe.model.tokenizer or recipe.model.path
+    if not _has_template(Path(path).expanduser()):
+        return []
+    name = recipe.format.name
+    return [
+        f"{path} has a chat template, and the format `{name}`, the default, does not use it; write `format: chat`, or "
+        f"`format: {name}` to keep it"
+    ]
+
+
+def _has_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    try:
+        return bool(json.loads((folder / "tokenizer_config.json").read_bytes()).get("chat_template"))
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def try_prompt(recipe: Recipe) -> None:
+    """Encode one prompt where the tokenizer is on this machine; what is odd about it is then said."""
+    from lemma.models.gguf_file import find_gguf
+
+    path = recipe.model.tokenizer or recipe.model.path
+    if path == "tiny":
+        return
+    try:
+        folder, files = Path(path).expanduser(), ("config.json", "tokenizer_config.json")
+        if not any((folder / file).is_file() for file in files) and find_gguf(path) is None:
+            return
+        from lemma.core.types import Message, Problem
+        from lemma.formats.encode import encode_prompt
+        from lemma.models.load_model import load_tokenizer
+
+        encode_prompt(recipe.format, Problem((Message("user", "?"),)), load_tokenizer(path))
+    except UserError as error:
+        print(f"\nwarning: {error}")

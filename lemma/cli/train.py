@@ -138,6 +138,7 @@ def _launch(recipe: Recipe, args: argparse.Namespace, count: int) -> int:
 
 def _train(recipe: Recipe, args: argparse.Namespace) -> int:
     """Run the stages in this process, alone or as one of the ranks that its environment names."""
+    from lemma.cli.plan_prompts import unused_template
     from lemma.cluster.foreign_configs import foreign_sentences
     from lemma.cluster.rank_program import as_rank
     from lemma.cluster.speaker import speak
@@ -151,7 +152,7 @@ def _train(recipe: Recipe, args: argparse.Namespace) -> int:
             if world.is_speaker:
                 speak(world, sink)
                 return 0
-            for sentence in foreign_sentences(recipe) if is_leader() else ():
+            for sentence in [*foreign_sentences(recipe), *unused_template(recipe)] if is_leader() else ():
                 sink(Said(sentence, "warning"))
             return train(recipe, skip=args.skip, only=args.only, fresh=args.fresh, extend=args.extend, sink=sink)
 

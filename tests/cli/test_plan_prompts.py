@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from lemma.cli import main
+from lemma.cli.plan_prompts import unused_template
+from lemma.recipe import load_recipe
 
 ROW = {"prompt": "Q: 2+2?", "response": "4"}
 
@@ -26,3 +28,15 @@ def test_plan_says_whether_prompts_are_wrapped(tmp_path: Path, capsys: pytest.Ca
     assert plan(tmp_path, capsys, ROW) == "as the format writes them"
     assert plan(tmp_path, capsys, ROW, verbatim=True) == "word for word, as the rows have them"
     assert plan(tmp_path, capsys, {"text": "Two and two."}) == "none: the rows are text, which is learnt whole"
+
+
+def test_a_chat_template_that_nobody_asked_to_pass_over_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    path, chat = tmp_path / "recipe.yaml", tmp_path / "model" / "tokenizer_config.json"
+    path.write_text(yaml.safe_dump({"model": {"path": str(tmp_path / "model")}, "stages": {"sft": {}}}))
+    assert unused_template(load_recipe(path)) == []
+    chat.write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    [sentence] = unused_template(load_recipe(path))
+    assert sentence.endswith("does not use it; write `format: chat`, or `format: r1_zero` to keep it")
+    for named in ("chat", "r1_zero"):
+        assert unused_template(load_recipe(path, [f"format={named}"])) == []
