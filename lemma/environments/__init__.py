@@ -15,6 +15,7 @@ from lemma.environments.environment import Environment, EnvironmentOptions, Repl
 from lemma.environments.gateway import Gateway
 from lemma.environments.higher_lower import HigherLower
 from lemma.environments.openenv import OpenEnv
+from lemma.environments.own_tools import OwnTools
 from lemma.environments.python_tool import PythonTools
 from lemma.environments.reasoning_gym import ReasoningGym
 from lemma.environments.single_turn import SingleTurn
@@ -27,6 +28,7 @@ ENVIRONMENTS: Registry[type[EnvironmentOptions]] = Registry(
         "single_turn": SingleTurn,
         "higher_lower": HigherLower,
         "python": PythonTools,
+        "tools": OwnTools,
         "reasoning_gym": ReasoningGym,
         "openenv": OpenEnv,
         "custom": CustomWorld,
@@ -62,6 +64,7 @@ __all__ = [
     "HigherLower",
     "OpenEnv",
     "Outcome",
+    "OwnTools",
     "PythonTools",
     "ReasoningGym",
     "Reply",

@@ -1,0 +1,96 @@
+"""Tools of your own: functions in a file. The stage's rewards judge the last turn."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from functools import wraps
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from lemma.config.registry import file_of, is_place, load_place
+from lemma.core.errors import UserError
+from lemma.core.types import Message, Problem
+from lemma.environments.environment import Environment
+from lemma.environments.tools import Function, ToolOptions, ToolWorld
+from lemma.formats.tool_schema import Tool
+
+
+class OwnTools(ToolOptions):
+    """Your own functions as tools. A turn that calls none is the last, and the stage's rewards judge it."""
+
+    name: Literal["tools"] = "tools"
+    """Functions in a file."""
+    functions: list[str] = Field(default_factory=list)
+    """The functions, each as `path/to/file.py:name`; type hints and docstring tell the model what they take and do."""
+    turns: int = Field(4, ge=1)
+    """Maximum number of turns in an episode: the last one that calls nothing is the answer."""
+    workers: int = Field(2, ge=0)
+    """Processes that answer calls while others generate. 0: the trainer's, where nothing can end a call that hangs."""
+
+    is_graded: ClassVar[bool] = True
+
+    def tools(self) -> Sequence[Tool]:
+        return [Tool.of(load_tool(place), _name(place)) for place in self.functions]
+
+    def make(self) -> Environment:
+        return _Desk({_name(place): _waited_for(load_tool(place)) for place in self.functions}, self.calls_per_turn)
+
+    def opened(self, problem: Problem, seed: int) -> Problem:
+        """Nothing is said before the first turn."""
+        return self.introduced(problem, ())
+
+    def check(self) -> None:
+        if not self.functions:
+            raise UserError("the environment has no tools", fix="write `functions: [my_tools.py:search]`")
+        names = [_name(place) for place in self.functions]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UserError(f"two tools are called '{twice}'", fix="rename one of the functions")
+        for place in self.functions:
+            if not inspect.getdoc(load_tool(place)):
+                raise UserError(
+                    f"tool '{_name(place)}' has no docstring, so the model would not know what it does",
+                    file=file_of(place),
+                    fix="write one, with `Args:` and a line for each argument",
+                )
+
+
+class _Desk(ToolWorld):
+    """Functions remember nothing of an episode, so that there is nothing to begin."""
+
+    def reset(self, problem: Problem, seed: int) -> Sequence[Message]:
+        return ()
+
+
+def load_tool(place: str) -> Function:
+    """The function that `path.py:name` names."""
+    if not is_place(place):
+        raise UserError(f"'{place}' names no function in a file", fix="write for example `my_tools.py:search`")
+    tool: Any = load_place(place)
+    if not callable(tool) or isinstance(tool, type):
+        raise UserError(
+            f"'{_name(place)}' is not a function",
+            file=file_of(place),
+            fix="name functions; a class whose methods are tools is `environment: {name: trl, class: ...}`",
+        )
+    return tool
+
+
+def _name(place: str) -> str:
+    return place.rpartition(":")[2]
+
+
+def _waited_for(tool: Function) -> Function:
+    """The function, and what it promises where it is `async`."""
+    if not inspect.iscoroutinefunction(tool):
+        return tool
+
+    @wraps(tool)
+    def called(**arguments: Any) -> Any:
+        import asyncio
+
+        return asyncio.run(tool(**arguments))
+
+    return called
