@@ -28,9 +28,9 @@ OPTIONS = {"device": "cuda", "prompt": 128, "new": 256, "repeats": 3}
 MOST_CACHED, LONGEST_RAGGED = 1_600_000, 2048
 BANDWIDTH, MATRIX_RATE = 4.3e12, 790e12
 CLASSES = {
-    "attention": ("_decode_attention", "_combine_splits", "flash"),
+    "attention": ("_attend", "flash"),
     "sampling": ("_sample", "_choose", "_threshold"),
-    "norm, gate, rotation, cache": ("norm_forward", "_gate_forward", "_rotate", "_rotation"),
+    "norm, gate, rotation": ("norm_forward", "_gate_forward", "_rotation"),
     "matrix products": ("nvjet", "gemm", "cutlass", "splitK", "cublas"),
 }
 

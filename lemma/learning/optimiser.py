@@ -222,19 +222,19 @@ class Optimiser:
         return size, finite
 
     def _norm(self, pieces: Sequence[ParameterPiece], grads: Sequence[torch.Tensor]) -> float:
-        """The norm of the whole gradient, from those of its pieces, each taken at home and all in order."""
-        if world_size() == 1:
-            return torch.nn.utils.get_total_norm(grads, foreach=True).item() if grads else 0.0
+        """The norm of the whole gradient, from those of its pieces, each taken at home and all in order.
+
+        The host puts them together, on one rank as on many: a device would add in another order.
+        """
         own = [(piece, grad) for piece, grad in zip(pieces, grads, strict=True) if piece.home == rank()]
-        places = {piece: number for number, piece in enumerate(self.pieces)}
-        norms = torch._foreach_norm([grad for _, grad in own], 2.0) if own else []
-        table = {places[piece]: norm.cpu() for (piece, _), norm in zip(own, norms, strict=True)}
-        everything = {
-            n: norm for part in gather_over_ranks(table, "the norm of the gradient") for n, norm in part.items()
-        }
-        if not everything:
-            return 0.0
-        return torch.linalg.vector_norm(torch.stack([everything[n] for n in sorted(everything)]), 2.0).item()
+        norms = torch.stack(torch._foreach_norm([grad for _, grad in own], 2.0)).cpu() if own else torch.empty(0)
+        if world_size() > 1:
+            places = {piece: number for number, piece in enumerate(self.pieces)}
+            table = {places[piece]: norm for (piece, _), norm in zip(own, norms, strict=True)}
+            parts = gather_over_ranks(table, "the norm of the gradient")
+            everything = {n: norm for part in parts for n, norm in part.items()}
+            norms = torch.stack([everything[n] for n in sorted(everything)]) if everything else norms
+        return torch.linalg.vector_norm(norms, 2.0).item()
 
     def is_finite(self) -> bool:
         """Whether every weight is, as all ranks find."""

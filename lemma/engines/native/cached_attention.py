@@ -16,6 +16,8 @@ from lemma.models.attention import capped, has_varlen, varlen, window_mask
 from lemma.models.blocks import rotate
 from lemma.models.packing import Segments, to_device
 
+ARRIVALS = 1024
+
 
 class Cache:
     """Keys and values of all layers: (layers, slots, heads, size). Their memory can be given back and taken again.
@@ -30,6 +32,8 @@ class Cache:
         self.shape = (layers, blocks * block, heads, dim)
         self._dtype, self._device = dtype, device
         self.places_L2 = torch.zeros(layers, 2, dtype=torch.int64, device=device)
+        # Counters of a kernel that splits contexts: zero between two launches.
+        self.arrivals = torch.zeros(ARRIVALS, dtype=torch.int32, device=device)
         self.take()
 
     @property
@@ -155,10 +159,9 @@ class DecodeContext:
         if self.fused:
             from lemma.engines.native import engine_kernels as fused
 
-            places_2 = self.cache.places_L2[layer]
-            query = fused.rotate_and_write(query_BHD, key_BHD, value_BHD, cos_BD, sin_BD, self.slots_B, places_2)
-            seen = (self.table_BM, self.lengths_B, self.cache.block)
-            return fused.decode_attention(query, places_2, key_BHD.shape[1], *seen, scale, window, softcap)
+            new = (query_BHD, key_BHD, value_BHD, cos_BD, sin_BD, self.slots_B)
+            where = (self.cache.places_L2[layer], self.cache.arrivals, self.table_BM, self.lengths_B, self.cache.block)
+            return fused.attend_and_write(*new, *where, scale, window, softcap)
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         if cos_BD is not None and sin_BD is not None:
             query_BHD, key_BHD = rotate(query_BHD, key_BHD, cos_BD, sin_BD, False)

@@ -10,14 +10,39 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 import triton.language as tl
+from triton import knobs
 
 from lemma.models.kernels import tanh
 
 if TYPE_CHECKING:
     from lemma.engines.native.sampler import Cuts
 
-SAMPLE_BLOCK = 4096
-SAMPLE_SPLITS = 8
+SAMPLE_BLOCK = 1024
+THRESHOLD_BLOCK = 4096
+INTERPRETED = tl.constexpr(knobs.runtime.interpret)
+
+
+@triton.jit
+def _fast_log(x):
+    """The hardware's logarithm, exact to about 1e-7 where it is of the size of 1 and to as many digits elsewhere."""
+    if INTERPRETED:
+        return tl.log(x)
+    else:
+        binary = tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+        return binary * 0.6931471805599453
+
+
+@triton.jit
+def _fast_exp(x):
+    """The hardware's exponential; 0 where the result would have fewer digits than others."""
+    if INTERPRETED:
+        return tl.exp(x)
+    else:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * 1.4426950408889634], dtype=tl.float32, is_pure=True, pack=1
+        )
 
 
 @triton.jit
@@ -145,6 +170,21 @@ def _threshold(
 
 
 @triton.jit
+def _uniform(column, low, high):
+    """A number in (0, 1) for each token: a hash."""
+    hashed = _mix(_mix(column.to(tl.uint32) * 0x9E3779B1 + low) ^ high)
+    return tl.minimum((hashed.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
+
+
+@triton.jit
+def _log_of_exponential(uniform):
+    """log(-log(1 - u)), the negative of Gumbel noise. For the inner one the hardware is too coarse where u is small."""
+    small = 0.25 + uniform * 0.2
+    small = uniform * (1.0 + uniform * (0.5 + uniform * (0.33333333 + uniform * small)))
+    return _fast_log(tl.where(uniform < 0.0625, small, -_fast_log(1.0 - uniform)))
+
+
+@triton.jit
 def _sample(
     Z, KEYS, POSITION, INVERSE_T, NOISY, BEST, PICK, STATS, FLOOR, LEAST, UNTIL, ENDS, columns, factor, inner,
     CUT: tl.constexpr, E: tl.constexpr, CAPPED: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
@@ -157,39 +197,37 @@ def _sample(
     high = _mix(tl.load(KEYS + 2 * row + 1).to(tl.uint32) ^ low)
     per_split = tl.cdiv(columns, SPLITS * BLOCK) * BLOCK
     begin = split * per_split
-    top = tl.full([], -1e30, tl.float32)
-    total = tl.full([], 0.0, tl.float32)
-    best = tl.full([], -float("inf"), tl.float32)
-    pick = tl.full([], 0, tl.int32)
+    # Every lane of a block goes its own way down the columns; they meet at the end.
+    tops = tl.full([BLOCK], -1e30, tl.float32)
+    totals = tl.zeros([BLOCK], tl.float32)
+    bests = tl.full([BLOCK], -float("inf"), tl.float32)
+    picks = tl.zeros([BLOCK], tl.int32)
     for start in range(begin, tl.minimum(begin + per_split, columns), BLOCK):
         column = start + tl.arange(0, BLOCK)
         inside = column < columns
-        x = tl.load(Z + row * columns + column, mask=inside, other=-1e30).to(tl.float32)
+        x = tl.load(Z + row * columns + column, mask=inside, other=-float("inf")).to(tl.float32)
         z = x
         if CAPPED:
-            z = tl.where(inside, tanh(z * inner), -1e30)
+            z = tl.where(inside, tanh(z * inner), -float("inf"))
         z *= inverse
-        higher = tl.maximum(top, tl.max(z, 0))
-        total = total * tl.exp(top - higher) + tl.sum(tl.exp(z - higher), 0)
-        top = higher
-        hashed = _mix(_mix(column.to(tl.uint32) * 0x9E3779B1 + low) ^ high)
-        uniform = tl.minimum((hashed.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
-        small = uniform * (1.0 + uniform * (0.5 + uniform * 0.33333333))
-        exponential = tl.where(uniform < 1e-3, small, -tl.log(1.0 - uniform))
-        drawable = inside
+        # Of exp(old top - new top) and exp(z - new top) one is always 1.
+        higher = z > tops
+        less = _fast_exp(-tl.abs(z - tops))
+        totals = tl.where(higher, totals * less + 1.0, totals + less)
+        tops = tl.where(higher, z, tops)
+        value = z - noisy * _log_of_exponential(_uniform(column, low, high))
+        better = value > bests
         if CUT:
             kept = (x >= tl.load(FLOOR + row)) & (z >= tl.load(LEAST + row))
-            drawable = inside & kept & _may_be_drawn(column, row, POSITION, UNTIL, ENDS, E)
-        value = tl.where(drawable, z - noisy * tl.log(exponential), -float("inf"))
-        here = tl.max(value, 0)
-        if here > best:
-            pick = start + tl.argmax(value, 0)
-            best = here
+            better = better & kept & _may_be_drawn(column, row, POSITION, UNTIL, ENDS, E)
+        bests = tl.where(better, value, bests)
+        picks = tl.where(better, column, picks)
+    top, best = tl.max(tops, 0), tl.max(bests, 0)
     place = row * SPLITS + split
     tl.store(BEST + place, best)
-    tl.store(PICK + place, pick)
+    tl.store(PICK + place, tl.min(tl.where(bests == best, picks, columns - 1), 0))
     tl.store(STATS + 2 * place, top)
-    tl.store(STATS + 2 * place + 1, total)
+    tl.store(STATS + 2 * place + 1, tl.sum(totals * tl.exp(tops - top), 0))
 
 
 @triton.jit
@@ -210,6 +248,11 @@ def _choose(
     tl.store(LOGPROB + row, z * (tl.load(INVERSE_T + row) * factor) - lse)
 
 
+def splits_for(rows: int) -> int:
+    """Into how many parts the vocabulary is cut: many for few rows, so that they fill the GPU."""
+    return 8 if rows >= 128 else 32
+
+
 def sample(
     logits_BV: torch.Tensor,
     keys_B2: torch.Tensor,
@@ -228,9 +271,10 @@ def sample(
     rows, columns = logits_BV.shape
     curve = (scale, 0.0, False) if cap is None else (cap, scale / cap, True)
     device = logits_BV.device
-    best = torch.empty(rows, SAMPLE_SPLITS, dtype=torch.float32, device=device)
-    pick = torch.empty(rows, SAMPLE_SPLITS, dtype=torch.int32, device=device)
-    stats = torch.empty(rows, SAMPLE_SPLITS, 2, dtype=torch.float32, device=device)
+    splits = splits_for(rows)
+    best = torch.empty(rows, splits, dtype=torch.float32, device=device)
+    pick = torch.empty(rows, splits, dtype=torch.int32, device=device)
+    stats = torch.empty(rows, splits, 2, dtype=torch.float32, device=device)
     token = torch.empty(rows, dtype=torch.int64, device=device)
     logprob = torch.empty(rows, dtype=torch.float32, device=device)
     kept = torch.zeros(rows, dtype=torch.float32, device=device)
@@ -242,11 +286,11 @@ def sample(
         _threshold[(rows,)](
             logits_BV, inverse_B, positions_B, cuts.until_B, cuts.ends_BE, cuts.top_k_B, cuts.top_p_B, cuts.min_p_B,
             floor, least, kept, columns, *curve[:2], LOWEST=-(2 ** (bits - 1)), HIGHEST=2 ** (bits - 1) - 1, BITS=bits,
-            E=count, CAPPED=curve[2], BLOCK=SAMPLE_BLOCK, num_warps=8,
+            E=count, CAPPED=curve[2], BLOCK=THRESHOLD_BLOCK, num_warps=8,
         )  # fmt: skip
-    _sample[(rows, SAMPLE_SPLITS)](
+    _sample[(rows, splits)](
         logits_BV, keys_B2, positions_B, inverse_B, noisy_B, best, pick, stats, *limits, columns, *curve[:2],
-        CUT=cuts is not None, E=count, CAPPED=curve[2], SPLITS=SAMPLE_SPLITS, BLOCK=SAMPLE_BLOCK,
+        CUT=cuts is not None, E=count, CAPPED=curve[2], SPLITS=splits, BLOCK=SAMPLE_BLOCK,
     )  # fmt: skip
-    _choose[(rows,)](logits_BV, inverse_B, best, pick, stats, token, logprob, columns, *curve, SPLITS=SAMPLE_SPLITS)
+    _choose[(rows,)](logits_BV, inverse_B, best, pick, stats, token, logprob, columns, *curve, SPLITS=splits)
     return token, logprob, kept
