@@ -118,6 +118,15 @@ def test_no_more_logits_than_a_chunk_are_ever_held(
     assert seen == [2, 2, 2, 1] * 2
 
 
+def test_the_gradient_takes_the_place_of_the_logits() -> None:
+    """A chunk is large: without an entropy nothing else of its size is held with it."""
+    logits, targets = torch.randn(4, WORDS), torch.randint(0, WORDS, (4,))
+    place, lse = logits.data_ptr(), logits.logsumexp(-1)
+    curve = logprobs.Curve.of(0.7, 1.0, None)
+    found = logprobs._plain_grad(logits, targets, curve, lse, lse, torch.ones(4), None, torch.float32)
+    assert found.data_ptr() == place
+
+
 def test_low_precision_adds_up_in_float32() -> None:
     torch.manual_seed(1)
     hidden = torch.randn(9, 16).bfloat16().requires_grad_()

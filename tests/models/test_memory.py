@@ -12,7 +12,9 @@ from lemma.models import logprobs, memory
 from lemma.models.load_model import build_policy
 from lemma.models.memory import Shape, plan_training
 from lemma.models.model_options import LoraOptions, ModelOptions, TinyOptions
-from tests.models.small import CPU, SHAPE, tiny_policy
+from lemma.models.packing import TokenBatch
+from lemma.models.policy import Policy
+from tests.models.small import CPU, SHAPE, tiny_policy, trajectories
 
 LARGE = Shape(
     layers=28, hidden=1536, query_width=1536, kv_width=256, feed_forward=8960, vocabulary=151936, tied=True
@@ -133,3 +135,34 @@ def test_what_was_measured_on_a_gpu_is_within_a_tenth_of_the_plan(
     options = ModelOptions(path="benchmark", checkpointing=True)
     plan = plan_training(shape, options, "bf16", 4096, ranks=ranks, shard=shard)
     assert abs(gib * 2**30 / plan.total - 1) < 0.1
+
+
+@pytest.mark.parametrize("lora", [None, LoraOptions(r=4)], ids=["full", "lora"])
+def test_a_cpu_keeps_for_the_backward_what_the_plan_says(save_model: Any, lora: LoraOptions | None) -> None:
+    """By the tensors that autograd saves in two blocks; one that is a view of another counts once."""
+    options = ModelOptions(path=str(save_model("LlamaConfig")), lora=lora)
+    lengths = [40, 40, 40]
+    kept: dict[int, int] = {}
+    planned: dict[int, float] = {}
+    for layers in (1, 3):
+        policy = build_policy(options.model_copy(update={"override": {"num_hidden_layers": layers}}), CPU, 0)
+        shape = Shape.of_config(policy.causal.config.to_dict())
+        planned[layers] = plan_training(shape, options, "fp32", sum(lengths), on_cpu=True).activations
+        kept[layers] = _saved_bytes(policy, TokenBatch.build(trajectories(lengths), range(3), CPU))
+    assert kept[3] - kept[1] == pytest.approx(planned[3] - planned[1], rel=0.05)
+
+
+def _saved_bytes(policy: Policy, batch: TokenBatch) -> int:
+    weights = {p.untyped_storage().data_ptr() for p in policy.module.parameters()}
+    seen: dict[int, int] = {}
+
+    def save(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            seen[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        logprobs, _ = policy.logprobs(batch)
+    logprobs.sum().backward()
+    return sum(seen.values())
