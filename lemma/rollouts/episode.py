@@ -54,20 +54,15 @@ class Turn:
         return self.logprobs - self.kept
 
     def to_row(self) -> dict[str, Any]:
-        row: dict[str, Any] = {}
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if one.name in ARRAYS:
-                row[one.name] = base64.b64encode(value.astype(ARRAYS[one.name]).tobytes()).decode()
-            elif one.name == "versions":
-                row[one.name] = [list(span) for span in value]
-            elif one.name != "seconds":
-                row[one.name] = value
+        row = {name: getattr(self, name) for name in OF_TURN if name != "seconds"}
+        for name, kind in ARRAYS.items():
+            row[name] = base64.b64encode(row[name].astype(kind, copy=False).tobytes()).decode()
+        row["versions"] = [list(span) for span in self.versions]
         return {**row, "timings": {"seconds": self.seconds}}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Turn:
-        values = {one.name: row[one.name] for one in fields(cls) if one.name in row}
+        values = {name: row[name] for name in OF_TURN if name in row}
         for name, kind in ARRAYS.items():
             values[name] = np.frombuffer(base64.b64decode(row[name]), dtype=kind)
         values["versions"] = tuple((int(first), int(version)) for first, version in row["versions"])
@@ -75,6 +70,9 @@ class Turn:
         if len({len(values[name]) for name in ("ids", "logprobs", "kept")}) > 1:
             raise ValueError("ids, logprobs and kept differ in length")
         return cls(**values)
+
+
+OF_TURN = tuple(one.name for one in fields(Turn))
 
 
 @dataclass(slots=True)
@@ -229,7 +227,7 @@ class Episode:
         behaviour_T = _spread(turns, [turn.behaviour for turn in turns])
         trajectory = Trajectory(
             ids_T=_joined([part for turn in turns for part in (turn.context, turn.ids)]).astype(np.int64),
-            chosen_T=_spread(turns, [np.ones(len(turn.ids)) for turn in turns]) > 0,
+            chosen_T=_spread(turns, [np.ones(len(turn.ids), dtype=bool) for turn in turns]),
             behaviour_T=behaviour_T,
             rewards={name: value for name, value in self.rewards.items() if value is not None}
             | ({} if self.reward is None else {"total": self.reward}),
@@ -241,18 +239,16 @@ class Episode:
         trajectory.token_fields["behaviour"] = behaviour_T
         if with_kept:
             trajectory.token_fields["kept"] = _spread(turns, [turn.kept for turn in turns]).astype(np.float64)
-        trajectory.token_fields["off"] = _spread(
-            turns, [(np.arange(len(turn.ids)) < turn.given).astype(np.float64) for turn in turns]
-        )
+        trajectory.token_fields["off"] = off_T = np.zeros(len(trajectory))
+        if any(turn.given for turn in turns):
+            off_T[:] = _spread(turns, [np.arange(len(turn.ids)) < turn.given for turn in turns])
         return trajectory
 
     # --- on disk ---------------------------------------------------------------------------------------------------
 
     def to_row(self) -> dict[str, Any]:
-        row: dict[str, Any] = {}
-        for one in fields(self):
-            value = getattr(self, one.name)
-            row[one.name] = list(value) if isinstance(value, tuple) else value
+        row = {name: getattr(self, name) for name in OF_EPISODE}
+        row |= {name: list(row[name]) for name in ("key", "gold", "faults")}
         return row | {"turns": [turn.to_row() for turn in self.turns]}
 
     @classmethod
@@ -260,7 +256,7 @@ class Episode:
         """The episode of a row; KeyError, TypeError or ValueError where it is none."""
         if row.get("version") == 1:
             row = _from_version_1(row)
-        values = {one.name: row[one.name] for one in fields(cls) if one.name in row}
+        values = {name: row[name] for name in OF_EPISODE if name in row}
         values["turns"] = [Turn.from_row(turn) for turn in row["turns"]]
         if not values["turns"]:
             raise ValueError("there is no turn")
@@ -268,6 +264,9 @@ class Episode:
         if values.get("reward") is not None and not isinstance(values["reward"], int | float):
             raise TypeError("reward is not a number")
         return cls(**values)
+
+
+OF_EPISODE = tuple(one.name for one in fields(Episode))
 
 
 def _from_version_1(row: Mapping[str, Any]) -> dict[str, Any]:

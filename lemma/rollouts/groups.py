@@ -297,6 +297,8 @@ class Roller:
 
     def _sampling(self, ask: Ask) -> Sampling:
         given, least = len(ask.prefix), self.sampling.min_tokens
+        if not given:
+            return self.sampling
         return replace(self.sampling, max_tokens=self.sampling.max_tokens - given, min_tokens=max(0, least - given))
 
     def _played(self, asks: Sequence[Ask], journal: Journal) -> list[Episode]:

@@ -16,6 +16,7 @@ from lemma.rollouts.journal_files import find, list_journals, read_bytes, remove
 
 END, DRAWS = "end", "draws"
 READABLE = (1, VERSION)
+NEWLINE = 10
 
 
 class Journal:
@@ -68,7 +69,8 @@ class Journal:
     def finish(self, drawn: int = 0) -> None:
         """`drawn` is the number of problems that were drawn until then, in all steps."""
         lines = self._open()
-        mark = hashlib.sha256(self.path.read_bytes()).hexdigest()
+        with open(self.path, "rb") as written:
+            mark = hashlib.file_digest(written, "sha256").hexdigest()
         lines.append({END: True, "episodes": len(self.episodes), "drawn": drawn, "data": self._data, "sha256": mark})
         lines.sync()
         self.is_complete = True
@@ -89,8 +91,12 @@ class Journal:
 
 def _is_as_written(path: Path, end: Mapping[str, Any]) -> bool:
     """Whether what stands before the row that ends a journal is what stood there when it was written."""
-    before, newline, _ = read_bytes(path).rstrip(b"\n").rpartition(b"\n")
-    return end.get("sha256") == hashlib.sha256(before + newline).hexdigest()
+    data = read_bytes(path)
+    stop = len(data)
+    while stop and data[stop - 1] == NEWLINE:
+        stop -= 1
+    before = memoryview(data)[: data.rfind(b"\n", 0, stop) + 1]
+    return end.get("sha256") == hashlib.sha256(before).hexdigest()
 
 
 def read_episodes(path: Path) -> Iterator[Episode]:

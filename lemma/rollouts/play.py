@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 
 import numpy as np
@@ -46,6 +47,11 @@ class Ask:
     first: int = 0
     name: Key | None = None
 
+    @cached_property
+    def read(self) -> np.ndarray:
+        """The prompt as all its attempts have it."""
+        return self.prompt.astype(np.int32)
+
     @property
     def request_key(self) -> Key:
         return self.name or self.key
@@ -55,7 +61,10 @@ class Ask:
 
     def known(self, episodes: Mapping[tuple[str, int], Episode]) -> list[Episode]:
         """Those of its attempts that are among these."""
-        there = [episodes.get((repr(self.key), self.first + i)) for i in range(self.n)]
+        if not episodes:
+            return []
+        key = repr(self.key)
+        there = [episodes.get((key, self.first + i)) for i in range(self.n)]
         return [episode for episode in there if episode is not None]
 
     def is_known(self, episodes: Mapping[tuple[str, int], Episode]) -> bool:
@@ -250,7 +259,7 @@ def _begun(ask: Ask, completion: Completion) -> Episode:
     """An episode whose first turn is this completion, the teacher's prefix in front."""
     gap = np.zeros(len(ask.prefix), dtype=np.float32)
     turn = Turn(
-        context=ask.prompt.astype(np.int32),
+        context=ask.read,
         ids=np.concatenate([ask.prefix, completion.ids]).astype(np.int32),
         logprobs=np.concatenate([gap, completion.logprobs]).astype(np.float32),
         kept=np.concatenate([gap, completion.kept]).astype(np.float32),
