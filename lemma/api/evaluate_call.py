@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lemma.core.errors import UserError
 from lemma.core.events import Sink, silent
+from lemma.core.roll_call import check_alike
 from lemma.evaluation.eval_settings import EvalSettings, make_settings
 
 if TYPE_CHECKING:
@@ -90,10 +91,14 @@ def measure(
     from lemma.environments.worlds import Worlds
     from lemma.evaluation.evaluator import evaluate as evaluate_policy
     from lemma.models.places import TINY, resolve
+    from lemma.models.same_weights import check_same_weights
+    from lemma.runs.ingredients import code_marks
 
     place = model if model == TINY else resolve(model)
     policy, speaker = open_model(place, device, engine, settings.seed, sink)
     try:
+        check_same_weights(policy.module)
+        check_alike(code_marks(settings, [one.benchmark for one in benchmarks]))
         own = settings.format or format_of_model(model, policy.tokenizer)
         report = evaluate_policy(
             speaker, policy, benchmarks, settings.model_copy(update={"format": own}), folder, model=place, sink=sink

@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"--{name.replace('_', '-')} is {value}", fix=f"write {least} or more")
     recipe = _recipe(args)
     name, options = _stage(recipe, args.stage)
-    return on_ranks(args, lambda: _debug(args, recipe.format, name, options), is_shared=False)
+    settings = recipe.shared_settings()
+    return on_ranks(args, lambda: _debug(args, recipe.format, name, options), is_shared=False, settings=settings)
 
 
 def _recipe(args: argparse.Namespace) -> Recipe:
@@ -107,6 +108,7 @@ def _debug(args: argparse.Namespace, fmt: Format, name: str, options: Reinforcem
     policy, engine = open_engine(args.model, args.device, args.seed, _say if is_leader() else silent, together)
     fmt.install(policy.tokenizer)
     problems, sampling = _chosen(args, options, fmt, policy, problems)
+    _check_alike(options, fmt, policy, problems)
     judge = Judge(fmt, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
     world = make_world(options, fmt, policy, sampling, args.seed)
     groups = sample_groups(engine, policy.tokenizer, judge, sampling, problems, size, world)
@@ -119,6 +121,25 @@ def _debug(args: argparse.Namespace, fmt: Format, name: str, options: Reinforcem
     if args.json is not None:
         _write(args.json, diagnosis)
     return 0
+
+
+def _check_alike(options: ReinforcementOptions, fmt: Format, policy: Policy, problems: list[Problem]) -> None:
+    """Refuse ranks that have read something else than the first one."""
+    from lemma.core.ranks import world_size
+
+    if world_size() == 1:
+        return
+    from lemma.core.roll_call import check_alike
+    from lemma.core.types import content_id
+    from lemma.formats.encode import encode_prompt
+    from lemma.models.model_options import ModelOptions
+    from lemma.models.same_weights import check_same_weights
+    from lemma.runs.ingredients import ingredients
+
+    check_same_weights(policy.module)
+    prompts = [encode_prompt(fmt, problem, policy.tokenizer).tolist() for problem in problems]
+    marks = {"the problems": content_id([(p.id, p.golds) for p in problems]), "the prompts": content_id(prompts)}
+    check_alike(marks | ingredients(options, ModelOptions(), None, fmt.model_dump(mode="json")))
 
 
 def _chosen(

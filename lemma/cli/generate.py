@@ -182,6 +182,7 @@ def _answer(speaker: _Speaker, problems: list[Problem], args: argparse.Namespace
     from lemma.engines.dealt_requests import dealt_completions
 
     requests = [speaker.request(problem, args) for problem in problems]
+    _check_alike(speaker, requests)
     if _streams(args):
         _print_one(speaker, _stream(speaker, requests[0]), args, is_shown=True)
         return
@@ -200,6 +201,22 @@ def _answer(speaker: _Speaker, problems: list[Problem], args: argparse.Namespace
                     print(f"--- sample {sample.sample + 1} of {args.samples}")
                 _print_one(speaker, sample, args)
             printed += 1
+
+
+def _check_alike(speaker: _Speaker, requests: list[Request]) -> None:
+    """Refuse ranks that have read something else than the first one."""
+    from lemma.core.ranks import world_size
+
+    if world_size() == 1:
+        return
+    from lemma.core.roll_call import check_alike
+    from lemma.core.types import content_id
+    from lemma.models.same_weights import check_same_weights
+    from lemma.runs.ingredients import code_marks
+
+    check_same_weights(speaker.policy.module)
+    marks = {"the questions, as prompts": content_id([request.prompt.tolist() for request in requests])}
+    check_alike(marks | code_marks(speaker.format))
 
 
 def _stream(speaker: _Speaker, request: Request) -> Completion:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,18 @@ def add_ranks(parser: argparse.ArgumentParser, what: str, default: str = "1") ->
 
 
 def on_ranks(
-    args: argparse.Namespace, work: Callable[[], int], *, engine: str = "native", is_shared: bool = True, hint: str = ""
+    args: argparse.Namespace,
+    work: Callable[[], int],
+    *,
+    engine: str = "native",
+    is_shared: bool = True,
+    hint: str = "",
+    settings: Mapping[str, Any] | None = None,
 ) -> int:
     """Do this in as many processes as `--ranks` says: start them, or be one of them. The exit code.
 
     Work that is not shared by default stays in one process unless `--ranks` is written. `hint` is what to do after a
-    rank has died.
+    rank has died; `settings` are what all ranks must have alike, besides the command.
     """
     from lemma.cluster.launching import Launcher, end_with_launcher
     from lemma.cluster.rank_program import as_rank, is_a_rank
@@ -41,7 +47,8 @@ def on_ranks(
         from lemma.cluster.cluster_options import ClusterOptions
 
         _check_engine(int(os.environ["WORLD_SIZE"]), engine)
-        return as_rank(lambda world: _shared(work), ClusterOptions(deadline=DEADLINE), device, _settings(args))
+        told = {"the command": " ".join(args.arguments), **(settings or {})}
+        return as_rank(lambda world: _shared(work), ClusterOptions(deadline=DEADLINE), device, told)
     count = _wanted(args.ranks, device, engine, is_shared)
     if count == 1:
         return work()
@@ -51,11 +58,6 @@ def on_ranks(
 
     command = [sys.executable, "-m", "lemma", *args.arguments]
     return Launcher(command, count, Path(os.devnull), restarts=0, fresh=False, say=say).run()
-
-
-def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What every rank must have been told alike."""
-    return {"the command": " ".join(args.arguments)}
 
 
 def _shared(work: Callable[[], int]) -> int:

@@ -89,7 +89,7 @@ class StageEvaluator:
         model = f"{self.name}, step {step}"
         report = evaluate(
             engine, self.policy, self._benchmarks, self.settings, folder,
-            model=model, rewards=self.rewards, sink=self.sink,
+            model=model, rewards=self.rewards, sink=self.sink, option="run.dir",
         )  # fmt: skip
         return {f"{PREFIX}{name}": value for name, value in flat_metrics(report).items()}
 

@@ -23,7 +23,7 @@ from lemma.core.events import Progressed, Sink, silent
 from lemma.core.faults import fault_point
 from lemma.core.files import write_whole
 from lemma.core.ranks import from_leader, is_leader, world_size
-from lemma.core.roll_call import roll_call
+from lemma.core.roll_call import check_alike, roll_call
 from lemma.core.types import Message, Problem, content_id
 from lemma.core.version import lemma_version
 from lemma.engines.protocol import Engine
@@ -69,14 +69,18 @@ def evaluate(
     rewards: Sequence[Reward] = (),
     service: GradingService | None = None,
     sink: Sink = silent,
+    option: str = "--out",
 ) -> Report:
     """Measure the policy on these benchmarks and write everything into the folder, or go on with what is there.
+    `option` is where the user names the folder.
 
     Every rank must call this alike. Those other than the first get the report without its rows.
     """
     check_graders(settings.grader)
     asked = [prepare(one, policy, settings) for one in load_all(benchmarks, settings)]
     identity = _identity(engine, policy, asked, settings, model)
+    if world_size() > 1:
+        check_alike(_marks(asked, identity))
     sink = sink if is_leader() else silent
     with ExitStack() as held:
 
@@ -88,7 +92,7 @@ def evaluate(
         if from_leader(begin, "the folder of an evaluation"):
             report = _from_leader(lambda: read_report(folder))
         else:
-            roll_call(folder, "--out")
+            roll_call(folder, option)
             report = _evaluate(engine, policy, asked, settings, identity, folder, rewards, service, sink)
         for path in journals_in(folder) if is_leader() else ():
             path.unlink()
@@ -194,6 +198,17 @@ def _identity(
         problems[one.name] = content_id([(p.id, p.question, p.golds) for p in one.loaded.problems])
     named = {"name": model or "a policy in training", "weights": _weights(model)}
     return {"version": VERSION, "model": named, "benchmarks": benchmarks, "problems": problems}
+
+
+def _marks(asked: Sequence[Asked], identity: Mapping[str, Any]) -> dict[str, str]:
+    """What all ranks must have read alike; files may lie elsewhere on other machines."""
+    marks: dict[str, str] = {}
+    for one in asked:
+        marks[f"the problems of {one.name}"] = identity["problems"][one.name]
+        settings = {name: value for name, value in identity["benchmarks"][one.name].items() if name != "source"}
+        marks |= {f"`{name}` of {one.name}": content_id(value) for name, value in settings.items()}
+        marks[f"the prompts of {one.name}"] = content_id(one.prompts, [ask.prompt.tolist() for ask in one.asks])
+    return marks
 
 
 def _unusual(one: Asked) -> dict[str, Any]:

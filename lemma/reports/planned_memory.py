@@ -1,4 +1,4 @@
-"""The memory that a stage was planned to take, to show next to what it took."""
+"""The memory that a stage was planned to take on one of its ranks, to show next to what it took."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from lemma.learning.learning_options import USUAL_BUDGET
 from lemma.models.memory import GIB, Shape, plan_training
 from lemma.models.model_options import ModelOptions
 from lemma.models.places import TINY
+from lemma.runs.run_folder import LAYOUT
+
+RECORDED = ("ranks", "shard", "token_budget", "recomputed")
 
 
 def planned_gib(run: Path, recipe: Mapping[str, Any], stage: str) -> float | None:
@@ -23,12 +26,27 @@ def planned_gib(run: Path, recipe: Mapping[str, Any], stage: str) -> float | Non
         shape = Shape.of_tiny(model.tiny) if model.path == TINY else _shape(run, stage, model.path)
         precision = model.precision or ("fp32" if recipe["run"]["device"] == "cpu" else "bf16")
         eight_bit = options["optim"]["name"] == "adamw_8bit"
-        budget = int(options["batch"]["token_budget"] or USUAL_BUDGET)
         on_cpu = recipe["run"]["device"] == "cpu"
-        plan = plan_training(shape, model, precision, budget, eight_bit_moments=eight_bit, on_cpu=on_cpu)
+        layout = _layout(run, recipe, stage)
+        budget = layout.pop("token_budget") or options["batch"]["token_budget"] or USUAL_BUDGET
+        plan = plan_training(shape, model, precision, budget, eight_bit_moments=eight_bit, on_cpu=on_cpu, **layout)
         return plan.total / GIB
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ValidationError):
         return None
+
+
+def _layout(run: Path, recipe: Mapping[str, Any], stage: str) -> dict[str, Any]:
+    """Ranks, what they split, tokens at a time and recomputed blocks, as the stage recorded them at its start; before
+    that, as far as the recipe tells."""
+    path = run / "stages" / stage / LAYOUT
+    if path.is_file():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {name: str(found[name]) if name == "shard" else int(found[name]) for name in RECORDED}
+    cluster = recipe.get("cluster") or {}
+    shard, ranks = cluster.get("shard", "auto"), (cluster.get("ranks") or 1) - cluster.get("speakers", 0)
+    if shard == "auto":
+        shard = "none" if recipe["run"]["device"] == "cpu" else "optimiser"
+    return {"ranks": max(1, ranks), "shard": shard, "token_budget": None}
 
 
 def _shape(run: Path, stage: str, path: str) -> Shape:

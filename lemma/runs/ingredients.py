@@ -4,16 +4,11 @@ the same."""
 from __future__ import annotations
 
 import hashlib
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lemma.config.registry import outside_files
-from lemma.core.errors import UserError
-from lemma.core.ranks import gather_over_ranks, world_size
 from lemma.learning.manifest import fingerprint
 from lemma.models.model_options import ModelOptions
 from lemma.models.places import TINY, resolve
@@ -37,10 +32,15 @@ def ingredients(
         files = reward.files
         if files:
             marks[f"what reward {number + 1} ({reward.label}) is computed from"] = mark_of(files)
+    return marks | code_marks(options, fmt)
+
+
+def code_marks(*values: Any) -> dict[str, str]:
+    """A mark of each file of code from outside of Lemma that some options use."""
     code: dict[str, list[Path]] = {}
-    for file in outside_files(options, fmt):
+    for file in outside_files(*values):
         code.setdefault(file.name, []).append(file)
-    return marks | {f"the code in {name}": mark_of(files) for name, files in code.items()}
+    return {f"the code in {name}": mark_of(files) for name, files in code.items()}
 
 
 def _weights(place: str) -> list[Path]:
@@ -58,35 +58,6 @@ def _in_the_cache(name: str) -> Path | None:
 
     found = try_to_load_from_cache(name, "config.json")
     return Path(found).parent if isinstance(found, str) else None
-
-
-def check_alike(stage: str, mine: Mapping[str, str]) -> None:
-    """Refuse a stage that is made with one thing on the first rank and with another elsewhere."""
-    if world_size() == 1:
-        return
-    everybody = gather_over_ranks((socket.gethostname(), dict(mine)), "what the stage is made with")
-    first, marks = everybody[0]
-    for number, (host, others) in enumerate(everybody):
-        for what in [*marks, *others]:
-            if marks.get(what) != others.get(what):
-                raise UserError(
-                    f"stage {stage}: rank {number} on {host} finds other content for {what} than rank 0 on {first}",
-                    fix="let all machines read the same files",
-                )
-
-
-def check_weights(stage: str, module: torch.nn.Module) -> None:
-    """Refuse a model of which this rank has read other weights than the first one. They are known by sums of bits."""
-    if world_size() > 1:
-        sums = [_sum_of_bits(weight.detach()) for weight in module.parameters()]
-        check_alike(stage, {"the weights it starts from": hashlib.sha256(repr(sums).encode()).hexdigest()})
-
-
-def _sum_of_bits(weight: torch.Tensor) -> tuple[int, int]:
-    """Eight bytes at a time, so that nothing is copied; and the bytes that are left."""
-    flat = weight.contiguous().view(-1).view(torch.uint8)
-    whole = len(flat) // 8 * 8
-    return int(flat[:whole].view(torch.int64).sum().item()), int(flat[whole:].sum(dtype=torch.int64).item())
 
 
 def mark_of(files: list[Path]) -> str:

@@ -36,6 +36,8 @@ OWN_FOLDERS = ("stages", "tensorboard", "wandb", "journal", "evaluations", "logs
 # In `.earlier`: the names that were set aside, written before the first of them moves.
 NAMES = "names.json"
 DOOMED = ".doomed-"
+# In the folder of a stage: the ranks of its last start, what they split, and what they compute at a time.
+LAYOUT = "layout.json"
 
 
 class RunFolder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import time
@@ -17,7 +18,9 @@ from safetensors import SafetensorError
 from lemma.core.errors import UserError
 from lemma.core.events import Axis, Event, Measured, Progressed, Said, Sink, StageEnded, StageStarted
 from lemma.core.faults import fault_point
-from lemma.core.ranks import from_leader, is_leader, note_place
+from lemma.core.files import write_whole
+from lemma.core.ranks import from_leader, is_leader, note_place, world_size
+from lemma.core.roll_call import check_alike
 from lemma.learning.checkpoint import Checkpoint, CheckpointStore
 from lemma.learning.divergence import Diverged, check_speaks, check_written
 from lemma.learning.learner import Learner
@@ -25,9 +28,9 @@ from lemma.learning.optimiser import Split
 from lemma.learning.weight_split import whole_policy
 from lemma.models.model_options import ModelOptions
 from lemma.models.policy import Policy
-from lemma.runs.ingredients import BASE, check_alike, ingredients
+from lemma.runs.ingredients import BASE, ingredients
 from lemma.runs.model_card import write_cards
-from lemma.runs.run_folder import RunFolder
+from lemma.runs.run_folder import LAYOUT, RunFolder
 from lemma.runs.run_options import StageOptions
 from lemma.runs.stopping import StopNow, Stopped, StopSignal
 
@@ -213,7 +216,7 @@ class Stage:
         self._ingredients = ingredients(self.options, self.model, self.start_from, self._recipe.get("format"))
         marks = {"the data": data, "the newest checkpoint": "" if checkpoint is None else str(checkpoint.step)}
         files = {what: mark for what, mark in self._ingredients.items() if what != BASE}  # its weights were compared
-        check_alike(self.name, marks | files)
+        check_alike(marks | files, f"stage {self.name}")
         if checkpoint is not None:
             self._check_same(checkpoint)
             learner.load(_of_part("", checkpoint.tensors), checkpoint.state["learner"])
@@ -221,12 +224,20 @@ class Stage:
                 part.load(_of_part(f"{name}{PART}", checkpoint.tensors), checkpoint.state["kept"][name])
             best = checkpoint.state["best"]
             self.best_score = math.inf if best is None else best["score"]
+        self._record_layout(learner)
         step = 0 if checkpoint is None else checkpoint.step
         self._forget_after = -1 if checkpoint is None else step
         self.emit(StageStarted(self.name, step, total, resumed=checkpoint is not None, recipe=self._recipe))
         self.clock = Clock()
         self._went_on = time.perf_counter()
         return step
+
+    def _record_layout(self, learner: Learner) -> None:
+        """What memory depends on and no recipe tells."""
+        recomputed = learner.policy.recomputed if isinstance(learner.policy, Policy) else 0
+        layout = {"ranks": world_size(), "shard": self.shard, "token_budget": learner.token_budget}
+        path = self.folder.stage(self.name) / LAYOUT
+        from_leader(lambda: write_whole(path, json.dumps(layout | {"recomputed": recomputed})), "the stage's folder")
 
     def _check_same(self, checkpoint: Checkpoint) -> None:
         """Refuse to go on with something else than the stage began with; say where rows of metrics are gone."""

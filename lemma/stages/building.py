@@ -9,14 +9,16 @@ from lemma.models.critic import Critic, build_critic
 from lemma.models.load_model import build_policy, pick_precision
 from lemma.models.model_options import ModelOptions
 from lemma.models.policy import Policy
-from lemma.runs.ingredients import check_weights
+from lemma.models.same_weights import check_same_weights
 from lemma.runs.stage import Stage
+
+START = "the weights it starts from"
 
 
 def stage_policy(stage: Stage, *, is_frozen: bool = False) -> Policy:
     """The model that the stage starts from. One that is frozen has no masters."""
     policy = build_policy(_options(stage), _place(stage), stage.seed, stage.start_from)
-    check_weights(stage.name, policy.module)
+    check_same_weights(policy.module, START, f"stage {stage.name}")
     if is_frozen:
         for parameter in policy.module.parameters():
             parameter.requires_grad_(False)
@@ -28,7 +30,7 @@ def stage_policy(stage: Stage, *, is_frozen: bool = False) -> Policy:
 def stage_critic(stage: Stage, recomputed: int) -> Critic:
     """A value model on the same weights."""
     critic = build_critic(_options(stage), _place(stage), stage.seed, stage.start_from, recomputed)
-    check_weights(stage.name, critic.module)
+    check_same_weights(critic.module, START, f"stage {stage.name}")
     if stage.shard == "weights":
         split_weights(critic, stage.device)
     return critic

@@ -281,3 +281,49 @@ def test_data_that_differ_are_refused(pair: Pair, tmp_path: Path) -> None:
     assert ended(start(pair.machines, tmp_path, [command] * 2)) == [2, 2]
     sentence = "stage sft: rank 1 on beta finds other content for the data than rank 0 on alpha; let all machines read"
     assert [sentence in line for line in said(tmp_path)] == [True] * 2
+
+
+@machines
+def test_a_run_folder_that_is_not_shared_leaves_nothing_behind(pair: Pair, tmp_path: Path) -> None:
+    command = prepare(tmp_path / "home")
+    (tmp_path / "home/there").mkdir()
+    pair.machines[1].hide(tmp_path / "home/there")
+    command += ["--set", f"run.dir={tmp_path / 'home/there/runs/mine'}"]
+    assert ended(start(pair.machines, tmp_path, [command] * 2)) == [2, 2]
+    assert ["; set run.dir to a folder that all machines share" in line for line in said(tmp_path)] == [True] * 2
+    for machine in pair.machines:
+        assert machine.do("ls", "-A", str(tmp_path / "home/there")) == "", machine.name
+
+
+@machines
+@pytest.mark.parametrize("command", ["eval", "debug", "generate"])
+def test_commands_that_only_generate_compare_what_machines_read(pair: Pair, tmp_path: Path, command: str) -> None:
+    """The second machine has another file under the same name."""
+    name = {"eval": "rows.jsonl", "debug": "recipe.yaml", "generate": "questions.txt"}[command]
+    folder = tmp_path / "own"
+    folder.mkdir()
+    pair.machines[1].hide(folder)
+    for number, machine in enumerate(pair.machines):
+        if command == "debug":
+            prepare(tmp_path)
+            text = (tmp_path / "recipe.yaml").read_text().replace("max_tokens: 4", f"max_tokens: {4 + number}")
+        elif command == "eval":
+            text = "".join(
+                json.dumps({"question": f"{n} + 1 ?", "answer": str(n + 1 + number)}) + "\n" for n in range(4)
+            )
+        else:
+            text = f"what is 1 + {number} ?\nwhat is 2 + 2 ?\n"
+        (tmp_path / "text").write_text(text)
+        machine.do("cp", str(tmp_path / "text"), str(folder / name))
+    words = {
+        "eval": ["--benchmarks", str(folder / name), "--out", str(tmp_path / "out"), "--max-tokens", "4"],
+        "debug": ["--recipe", str(folder / name), "--groups", "2"],
+        "generate": ["--file", str(folder / name), "--max-tokens", "4"],
+    }[command]
+    assert ended(start(pair.machines, tmp_path, [[command, "tiny", *words, "--device", "cpu"]] * 2)) == [2, 2]
+    sentence = {
+        "eval": "rank 1 on beta finds other content for the problems of rows than rank 0 on alpha; let all machines",
+        "debug": "stages.rl.rollout.max_tokens is 5 for rank 1 on beta, and 4 for rank 0 on alpha; give all machines",
+        "generate": "rank 1 on beta finds other content for the questions, as prompts than rank 0 on alpha; let all",
+    }[command]
+    assert [sentence in line for line in said(tmp_path)] == [True] * 2, said(tmp_path)

@@ -116,6 +116,8 @@ def test_a_run_goes_on_with_another_number_of_ranks(crew: Crew, tmp_path: Path) 
         saved = tmp_path / "part/stages/stage/checkpoints/step-00000004"
         assert len(list(saved.glob("tensors*"))) == before
         crew.run(after, trained, recipe_of(tmp_path, "part", whole, cluster), slots=1)
+        layout = json.loads((tmp_path / "part/stages/stage/layout.json").read_text())
+        assert layout == {"ranks": after, "shard": shard, "token_budget": 128, "recomputed": 0}
         assert outcome(tmp_path / "part")[1] == outcome(tmp_path / "whole")[1], (before, after)
         shutil.rmtree(tmp_path / "part")
         shutil.rmtree(tmp_path / "whole")
@@ -181,19 +183,19 @@ def test_what_one_rank_raises_all_raise(crew: Crew) -> None:
 
 
 def unlike(kind: str, folder: Path) -> str:
-    """What is said where the second rank has other weights, other data, or a folder of its own."""
+    """What is said where the second rank has other weights or data, another precision, or a folder of its own."""
     import torch
 
-    from lemma.core.roll_call import roll_call
-    from lemma.runs.ingredients import check_alike, check_weights
+    from lemma.core.roll_call import check_alike, roll_call
+    from lemma.models.same_weights import check_same_weights
 
-    numbers = {what: rank() if what == kind else 0 for what in ("weights", "data", "folder")}
-    module = torch.nn.Linear(2, 2, bias=False)
+    numbers = {what: rank() if what == kind else 0 for what in ("weights", "precision", "data", "folder")}
+    module = torch.nn.Linear(2, 2, bias=False, dtype=(torch.float32, torch.bfloat16)[numbers["precision"]])
     torch.nn.init.constant_(module.weight, float(numbers["weights"]))
     own = folder / f"machine-{numbers['folder']}" / "run"
     try:
-        check_weights("sft", module)
-        check_alike("sft", {"the data": str(numbers["data"])})
+        check_same_weights(module)
+        check_alike({"the data": str(numbers["data"])}, "stage sft")
         roll_call(own, "run.dir")
     except UserError as error:
         return str(error).replace(str(own), "RUN")
@@ -203,7 +205,11 @@ def unlike(kind: str, folder: Path) -> str:
 def test_what_differs_between_machines_is_refused(crew: Crew, tmp_path: Path) -> None:
     assert crew.run(2, unlike, "nothing", tmp_path) == ["nothing"] * 2
     assert [path.name for path in tmp_path.rglob("*")] == ["machine-0", "run"], "no file is left"
-    (weights,), (data,), folder = (set(crew.run(2, unlike, kind, tmp_path)) for kind in ("weights", "data", "folder"))
-    assert "finds other content for the weights it starts from than rank 0" in weights
+    there = sorted(tmp_path.rglob("*"))
+    kinds = ("weights", "precision", "data", "folder")
+    (weights,), (precision,), (data,), folder = (set(crew.run(2, unlike, kind, tmp_path)) for kind in kinds)
+    assert weights.startswith("rank 1 on ") and "finds other content for the weights of the model than" in weights
+    assert "computes on cpu in bfloat16, and rank 0 on " in precision and "on cpu in float32; name a dev" in precision
     assert "stage sft: rank 1 on " in data and "finds other content for the data than rank 0 on " in data
     assert any("does not see what rank 1 on " in text and "writes to RUN; set run.dir to" in text for text in folder)
+    assert sorted(tmp_path.rglob("*")) == there, "the second machine keeps no empty folder"

@@ -1,0 +1,55 @@
+"""The memory that the report expects of a rank, by the recipe and by what the stage recorded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lemma.config.load import load_values
+from lemma.learning.learning_options import USUAL_BUDGET
+from lemma.models.memory import GIB, Shape, plan_training
+from lemma.models.model_options import ModelOptions
+from lemma.recipe import Recipe
+from lemma.reports.planned_memory import planned_gib
+
+
+def recipe_of(device: str = "cpu", **cluster: Any) -> dict[str, Any]:
+    values = {"run": {"device": device}, "cluster": cluster, "stages": {"sft": {"steps": 1}, "grpo": {"steps": 1}}}
+    return load_values(Recipe, values, []).model_dump(mode="json")
+
+
+def planned(budget: int = USUAL_BUDGET, device: str = "cpu", **layout: Any) -> float:
+    model = ModelOptions()
+    precision = "fp32" if device == "cpu" else "bf16"
+    shape = Shape.of_tiny(model.tiny)
+    return plan_training(shape, model, precision, budget, on_cpu=device == "cpu", **layout).total / GIB
+
+
+def test_by_the_recipe_before_a_stage_has_started(tmp_path: Path) -> None:
+    assert planned_gib(tmp_path, recipe_of(), "sft") == planned()
+    found = planned_gib(tmp_path, recipe_of(ranks=4, shard="gradients"), "sft")
+    assert found == planned(ranks=4, shard="gradients") != planned()
+    assert planned_gib(tmp_path, recipe_of(ranks=4, speakers=1), "sft") == planned(ranks=3)
+    on_gpus = recipe_of("auto", ranks=4)
+    assert planned_gib(tmp_path, on_gpus, "sft") == planned(device="auto", ranks=4, shard="optimiser")
+
+
+def test_by_what_the_stage_recorded(tmp_path: Path) -> None:
+    folder = tmp_path / "stages/sft"
+    folder.mkdir(parents=True)
+    layout = {"ranks": 2, "shard": "optimiser", "recomputed": 1}
+    (folder / "layout.json").write_text(json.dumps({**layout, "token_budget": 512}))
+    assert planned_gib(tmp_path, recipe_of(), "sft") == planned(512, **layout)
+    for broken in ("{}", "not JSON", '{"ranks": null}'):
+        (folder / "layout.json").write_text(broken)
+        assert planned_gib(tmp_path, recipe_of(), "sft") is None
+
+
+@pytest.mark.parametrize("name", ["ranks", "shard", "recomputed"])
+def test_each_of_them_counts(name: str) -> None:
+    layout = {"ranks": 2, "shard": "optimiser", "recomputed": 0}
+    other = {"ranks": 4, "shard": "gradients", "recomputed": 2}
+    assert planned(**layout) != planned(**layout | {name: other[name]})
