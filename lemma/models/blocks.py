@@ -135,6 +135,9 @@ def _attended(
     query, key, value = (part.view(part.shape[-2], -1, self.head_dim) for part in parts)
     if hasattr(self, "q_norm"):
         query, key = self.q_norm(query), self.k_norm(key)
+        if torch.is_grad_enabled():
+            # The norms keep copies of the other two parts: a view would keep all three alive once more.
+            value = value.contiguous()
     cos, sin = position_embeddings[0][0], position_embeddings[1][0]
     window = _window(self)
     if cached is not None:

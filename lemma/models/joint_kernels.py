@@ -23,15 +23,8 @@ class FusedAddNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x_TH: torch.Tensor, branch_TH: torch.Tensor | None, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, columns = x_TH.shape
-        x_TH = x_TH.contiguous()
-        total = x_TH if branch_TH is None else torch.empty_like(x_TH)
-        y, rstd = torch.empty_like(x_TH), torch.empty(rows, dtype=torch.float32, device=x_TH.device)
-        added = x_TH if branch_TH is None else branch_TH.contiguous()
-        norm_forward[(rows,)](
-            x_TH, added, weight, total, y, rstd, columns, eps,
-            ADDS=branch_TH is not None, BLOCK=triton.next_power_of_2(columns),
-        )  # fmt: skip
+        branch_TH = None if branch_TH is None else branch_TH.contiguous()
+        total, y, rstd = norm_forward(x_TH.contiguous(), branch_TH, weight, eps)
         ctx.save_for_backward(total, weight, rstd)
         ctx.adds = branch_TH is not None
         return total.view_as(total) if branch_TH is None else total, y

@@ -18,50 +18,73 @@ SOFTMAX_BLOCK = 4096
 GATE_BLOCK = 1024
 
 
-@triton.jit
-def norm_forward(X, B, W, S, Y, RSTD, columns, eps, ADDS: tl.constexpr, BLOCK: tl.constexpr):
+# Rows differ from pack to pack: a kernel for each kind of number would be compiled in the middle of a run.
+@triton.jit(do_not_specialize=["rows"])
+def _norm_forward(
+    X, B, W, S, Y, RSTD, rows, columns, eps, ADDS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """Rows of Y = W * X / rms(X); with ADDS, of S = X + B in place of X."""
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     column = tl.arange(0, BLOCK)
-    inside = column < columns
-    place = row * columns + column
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    place = row[:, None] * columns + column[None, :]
     x = tl.load(X + place, mask=inside, other=0.0)
     if ADDS:
         x = (x.to(tl.float32) + tl.load(B + place, mask=inside, other=0.0).to(tl.float32)).to(X.dtype.element_ty)
         tl.store(S + place, x, mask=inside)
     x = x.to(tl.float32)
-    rstd = 1.0 / tl.sqrt(tl.sum(x * x, 0) / columns + eps)
-    w = tl.load(W + column, mask=inside, other=0.0).to(tl.float32)
-    normal = (x * rstd).to(Y.dtype.element_ty).to(tl.float32)
-    tl.store(Y + place, (w * normal).to(Y.dtype.element_ty), mask=inside)
-    tl.store(RSTD + row, rstd)
+    rstd = 1.0 / tl.sqrt(tl.sum(x * x, 1) / columns + eps)
+    w = tl.load(W + column, mask=column < columns, other=0.0).to(tl.float32)
+    normal = (x * rstd[:, None]).to(Y.dtype.element_ty).to(tl.float32)
+    tl.store(Y + place, (w[None, :] * normal).to(Y.dtype.element_ty), mask=inside)
+    tl.store(RSTD + row, rstd, mask=row < rows)
 
 
-# Rows differ from pack to pack: a kernel for each kind of number would be compiled in the middle of a run.
 @triton.jit(do_not_specialize=["rows", "per_program"])
 def _norm_backward(
-    DY, DS, X, W, RSTD, DX, DW, rows, columns, per_program, ADDS: tl.constexpr, BLOCK: tl.constexpr
+    DY, DS, X, W, RSTD, DX, DW, rows, columns, per_program, ADDS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    inside = column < columns
-    w = tl.load(W + column, mask=inside, other=0.0).to(tl.float32)
-    dw = tl.zeros([BLOCK], tl.float32)
+    w = tl.load(W + column, mask=column < columns, other=0.0).to(tl.float32)
+    dw = tl.zeros([TILE, BLOCK], tl.float32)
     first = program * per_program
     last = tl.minimum(first + per_program, rows)
-    for row in range(first, last):
-        place = row * columns + column
+    for start in range(first, last, TILE):
+        row = start + tl.arange(0, TILE)
+        inside = (row < last)[:, None] & (column < columns)[None, :]
+        place = row[:, None] * columns + column[None, :]
         x = tl.load(X + place, mask=inside, other=0.0).to(tl.float32)
         dy = tl.load(DY + place, mask=inside, other=0.0).to(tl.float32)
-        rstd = tl.load(RSTD + row)
+        rstd = tl.load(RSTD + row, mask=row < last, other=0.0)[:, None]
         normal = x * rstd
         dw += dy * normal
-        d = dy * w
-        dx = rstd * (d - normal * (tl.sum(d * normal, 0) / columns))
+        d = dy * w[None, :]
+        dx = rstd * (d - normal * (tl.sum(d * normal, 1) / columns)[:, None])
         if ADDS:
             dx = tl.load(DS + place, mask=inside, other=0.0).to(tl.float32) + dx
         tl.store(DX + place, dx.to(DX.dtype.element_ty), mask=inside)
-    tl.store(DW + program * columns + column, dw, mask=inside)
+    tl.store(DW + program * columns + column, tl.sum(dw, 0), mask=column < columns)
+
+
+def _tile(columns: int) -> dict[str, int]:
+    """Rows at a time and warps. Heads are narrow: one at a time would leave a program idle."""
+    block = triton.next_power_of_2(columns)
+    return {"TILE": max(1, 1024 // block), "BLOCK": block, "num_warps": 8 if block >= 8192 else 4}
+
+
+def norm_forward(
+    x: torch.Tensor, branch: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The rows with a branch added, their RMS norm, and 1 / rms of each."""
+    rows, columns = x.shape
+    total = x if branch is None else torch.empty_like(x)
+    y, rstd = torch.empty_like(x), torch.empty(rows, dtype=torch.float32, device=x.device)
+    tile = _tile(columns)
+    _norm_forward[(triton.cdiv(rows, tile["TILE"]),)](
+        x, x if branch is None else branch, weight, total, y, rstd, rows, columns, eps, ADDS=branch is not None, **tile
+    )
+    return total, y, rstd
 
 
 def norm_backward(
@@ -69,11 +92,13 @@ def norm_backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of the rows and of the weight of an RMS norm; `d_sum` is what else pulls on the rows."""
     rows, columns = x.shape
-    programs = min(rows, NORM_PROGRAMS)
+    tile = _tile(columns)
+    programs = min(triton.cdiv(rows, tile["TILE"]), NORM_PROGRAMS)
+    per_program = triton.cdiv(triton.cdiv(rows, programs), tile["TILE"]) * tile["TILE"]
     dx, dw = torch.empty_like(x), torch.empty(programs, columns, dtype=torch.float32, device=x.device)
     _norm_backward[(programs,)](
-        dy, dy if d_sum is None else d_sum, x, weight, rstd, dx, dw, rows, columns, triton.cdiv(rows, programs),
-        ADDS=d_sum is not None, BLOCK=triton.next_power_of_2(columns),
+        dy, dy if d_sum is None else d_sum, x, weight, rstd, dx, dw, rows, columns, per_program,
+        ADDS=d_sum is not None, **tile,
     )  # fmt: skip
     return dx, dw.sum(0).to(weight.dtype)
 
@@ -84,10 +109,7 @@ class FusedRmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         flat = x.reshape(-1, x.shape[-1]).contiguous()
-        rows, columns = flat.shape
-        y, rstd = torch.empty_like(flat), torch.empty(rows, dtype=torch.float32, device=x.device)
-        block = triton.next_power_of_2(columns)
-        norm_forward[(rows,)](flat, flat, weight, flat, y, rstd, columns, eps, ADDS=False, BLOCK=block)
+        _, y, rstd = norm_forward(flat, None, weight, eps)
         ctx.save_for_backward(flat, weight, rstd)
         return y.view(x.shape)
 

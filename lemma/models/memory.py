@@ -32,6 +32,7 @@ SHARDS = ("none", "optimiser", "gradients", "weights")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # Families whose embedding and head are one where config.json does not say.
 TIED_FAMILIES = ("gemma", "cohere")
+HEAD_NORMS = ("qwen3", "gemma3", "olmo2", "olmo3")
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Shape:
     feed_forward: int
     vocabulary: int
     tied: bool
+    # Queries and keys are normalised: what the norms read is kept beside what they give.
+    head_norms: bool = False
 
     @property
     def head_parameters(self) -> int:
@@ -74,6 +77,7 @@ class Shape:
             feed_forward=values["intermediate_size"],
             vocabulary=values["vocab_size"],
             tied=bool(values.get("tie_word_embeddings", ties)),
+            head_norms=str(values.get("model_type", "")).startswith(HEAD_NORMS),
         )
 
     @classmethod
@@ -211,6 +215,8 @@ def _activations(
         # Normalised states where norms are trained, keys and values for every query, what attention gives before and
         # after it is put in order, and both factors of the gate.
         block = (4 if model.lora else 6) * shape.hidden + 6 * shape.query_width + 4 * shape.feed_forward
+    if shape.head_norms:
+        block += shape.query_width + shape.kv_width
     if model.lora:
         block += 7 * model.lora.r
     working = 3 * shape.feed_forward + 6 * shape.hidden

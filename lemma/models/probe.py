@@ -44,6 +44,12 @@ WRONG_STATES = 1e-3
 TROUBLE = (ArithmeticError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError, UserError)
 
 
+def is_trouble(error: Exception) -> bool:
+    """Whether a model that does not fit raises such errors. Triton's own are of no common kind: a kernel that asks for
+    more memory than a processor of the GPU has, or that a compiler refuses."""
+    return isinstance(error, TROUBLE) or type(error).__module__.startswith("triton.")
+
+
 @dataclass(frozen=True, slots=True)
 class ProbeComparison:
     """Log-probabilities of the same tokens from the model's own forward in float32, from its own forward as it is, and
@@ -128,7 +134,9 @@ def examine(policy: Policy) -> Findings:
         if reason is not None:
             return Findings(f"{reason}{_first_difference(policy, parts)}", findings.rounding)
         return Findings(_beyond_window(policy), findings.rounding)
-    except TROUBLE as error:
+    except Exception as error:
+        if not is_trouble(error):
+            raise
         refuse_without_room(error)
         first = (str(error).strip().splitlines() or [""])[0]
         return Findings(f"it does not take packed sequences ({type(error).__name__}: {first})")

@@ -46,7 +46,7 @@ def attention() -> None:
 
     The interpreter cannot multiply bfloat16 matrices; float16 stands for it.
     """
-    shapes = [(16, 1, 2), (64, 2, 1), (80, 3, 1), (96, 7, 1), (128, 8, 1), (64, 16, 1), (32, 5, 2)]
+    shapes = [(16, 1, 2), (64, 2, 1), (80, 3, 1), (96, 7, 1), (128, 8, 1), (64, 16, 1), (32, 5, 2), (8, 2, 2)]
     ways = ((None, 1), (5, 4), (20, 3), (None, 4), (1, 2))
     cases = [(shape, *ways[i % 5], torch.float32, None) for i, shape in enumerate([*shapes, *shapes[:5]])]
     cases += [(shapes[1], 20, 3, torch.float16, None), (shapes[2], 20, 3, torch.float32, 0.5)]

@@ -50,8 +50,8 @@ def test_kernels_of_the_learner_compile(adds: bool) -> None:
 
     heads = {"HQ": 4, "HK": 2, "D": 64, "HALF": 32}
     for kernel, constants in (
-        (kernels.norm_forward, {"ADDS": adds, "BLOCK": 1024}),
-        (kernels._norm_backward, {"ADDS": adds, "BLOCK": 1024}),
+        (kernels._norm_forward, {"ADDS": adds, "TILE": 1, "BLOCK": 1024}),
+        (kernels._norm_backward, {"ADDS": adds, "TILE": 8, "BLOCK": 128}),
         (kernels._gate_forward, {"BLOCK": 1024}),
         (kernels._softmax_stats, {"CAPPED": adds, "BLOCK": 1024}),
         (kernels._softmax_grad, {"HAS_ENTROPY": adds, "CAPPED": adds, "BLOCK": 1024}),
@@ -76,3 +76,20 @@ def test_kernels_of_adapters_fit_any_gpu(dtype: str) -> None:
         like = {"others": f"*{dtype}", "TARGET": f"*{dtype}"}
         for kernel, constants in ((kernels._adapt, {"ADDS": True, **tile}), (kernels._gate_adapted, tile)):
             assert compile_for_a_gpu(kernel, dtype, constants, **like).metadata.shared <= 100 * 1024
+
+
+@pytest.mark.parametrize(("dtype", "dim"), [("bf16", 8), ("bf16", 128), ("bf16", 256), ("fp32", 128), ("fp32", 256)])
+def test_attention_of_a_decoding_step_fits_any_gpu(dtype: str, dim: int) -> None:
+    """The probe decodes in float32 whatever the model's precision is."""
+    pytest.importorskip("triton", reason="triton is for Linux only")
+    from lemma.engines.native import engine_kernels as kernels
+
+    wide = max(16, dim)
+    shape = kernels.shape_of(16, wide * WIDTHS[dtype] // 8, 64)
+    constants = {"ROTATE": True, "HK": 2, "G": 4, "GP": 16, "D": dim, "DP": wide, "BLOCK": 64, "TILE": shape["TILE"]}
+    kinds = dict.fromkeys(("SLOT", "LENGTH", "PLACES"), "*i64") | dict.fromkeys(("TABLE", "ARRIVED"), "*i32")
+    kinds |= dict.fromkeys(("PART", "STATS"), "*fp32") | {"cap": "fp32"}
+    compiled = compile_for_a_gpu(
+        kernels._attend, dtype, constants | {"SPLIT": True, "CAPPED": False}, others=f"*{dtype}", **kinds
+    )
+    assert compiled.metadata.shared <= 100 * 1024

@@ -24,10 +24,12 @@ def compare(results: Sequence[Sequence[torch.Tensor]], dtype: torch.dtype) -> No
 
 
 def norm(dtype: torch.dtype) -> None:
-    """Odd widths; more rows than programs; and a slice, whose rows do not lie side by side in memory."""
+    """Odd widths; more rows than programs; a row that fills a program; and a slice, whose rows do not lie side by side
+    in memory."""
     kernels.NORM_PROGRAMS = 4
     wide = torch.randn(3, 5, 48, dtype=dtype)
-    for source in (torch.randn(2, 7, 33, dtype=dtype), wide[..., :20], torch.randn(1, 16, dtype=dtype)):
+    sizes = ((2, 7, 33), (2, 50, 33), (6, 1030), (1, 16))
+    for source in (*(torch.randn(size, dtype=dtype) for size in sizes), wide[..., :20]):
         x = source.detach().requires_grad_()
         weight = torch.rand(x.shape[-1], dtype=dtype, requires_grad=True)
         pull = torch.randn(x.shape, dtype=dtype)

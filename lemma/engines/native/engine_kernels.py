@@ -139,11 +139,13 @@ def splits_for(rows: int, kv_heads: int) -> int:
     return max(1, min(MAX_SPLITS, WANTED_PROGRAMS // (rows * kv_heads)))
 
 
-def shape_of(programs: int, dim: int, block: int) -> dict[str, int]:
-    """Tokens at a time, warps and stages. Many programs on narrow heads are best off with a warp each, which need not
-    wait for others; measured on an H200 with heads of 64 and 128."""
-    alone = dim <= 64 and programs >= 2 * WANTED_PROGRAMS
-    tile, warps, stages = (32, 1, 3) if alone else (64, 4, 2)
+def shape_of(programs: int, width: int, block: int) -> dict[str, int]:
+    """Tokens at a time, warps and stages, for heads of a number of bytes. Many programs on narrow heads are best off
+    with a warp each, which need not wait for others; wide ones must not ask for more than a small GPU's processors
+    have. Measured on an H200 with heads of 128 and 256 bytes."""
+    tile, warps, stages = (32, 1, 3) if width <= 128 and programs >= 2 * WANTED_PROGRAMS else (64, 4, 2)
+    if width >= 1024:
+        tile = 32
     return {"TILE": min(tile, block), "num_warps": warps, "num_stages": stages}
 
 
@@ -169,7 +171,7 @@ def attend_and_write(
     rows, heads, dim = query_BHD.shape
     kv_heads = key_BHD.shape[1]
     group = heads // kv_heads
-    padded, wide = max(16, triton.next_power_of_2(group)), triton.next_power_of_2(dim)
+    padded, wide = (max(16, triton.next_power_of_2(size)) for size in (group, dim))
     splits = splits_for(rows, kv_heads)
     assert splits == 1 or rows * kv_heads <= len(arrivals)
     out = torch.empty(rows, heads, dim, dtype=query_BHD.dtype, device=query_BHD.device)
@@ -181,7 +183,7 @@ def attend_and_write(
         slots_B, places_2, table_BM, lengths_B, out, parts, stats, arrivals, query_BHD.stride(0), key_BHD.stride(0),
         value_BHD.stride(0), scale, softcap or 0.0, table_BM.stride(0), 2**30 if window is None else window, splits,
         ROTATE=cos_BD is not None, HK=kv_heads, G=group, GP=padded, D=dim, DP=wide, BLOCK=block, SPLIT=splits > 1,
-        CAPPED=softcap is not None, **shape_of(rows * kv_heads, dim, block),
+        CAPPED=softcap is not None, **shape_of(rows * kv_heads, wide * query_BHD.itemsize, block),
     )  # fmt: skip
     return out
 

@@ -10,7 +10,7 @@ from lemma.engines.native.engine import NativeEngine
 from lemma.engines.protocol import Completion, EngineError, Request, Sampling, generate
 from lemma.models.families import uncached_layers
 from lemma.models.policy import Policy
-from lemma.models.probe import TROUBLE, ProbeComparison, plain_logits, probe_ids, refuse_without_room, widened
+from lemma.models.probe import ProbeComparison, is_trouble, plain_logits, probe_ids, refuse_without_room, widened
 
 # The longest prompt crosses a border between blocks of the cache, and its parts are computed one after the other.
 PROMPTS = (90, 70, 50, 31, 15, 7)
@@ -31,7 +31,9 @@ def probe(policy: Policy) -> None:
 def _fault(policy: Policy) -> str | None:
     try:
         reason = _drawn(policy).fault
-    except TROUBLE as error:
+    except Exception as error:
+        if not is_trouble(error):
+            raise
         refuse_without_room(error)
         first = (str(error).strip().splitlines() or [""])[0]
         return f"it does not take an engine's cache ({type(error).__name__}: {first})"
