@@ -40,6 +40,42 @@ def test_a_recipe_is_read_without_torch(tmp_path: Path) -> None:
     assert found.stdout.strip() == "False"
 
 
+SCRIPT = """
+import lemma
+
+def by_length(completions, **columns):
+    return [float(len(one)) for one in completions]
+
+def verdict(item):
+    return item.verdict.right
+
+def brought(*rewards):
+    stage = {"kind": "rl", "rewards": list(rewards)}
+    try:
+        found = lemma.api.train_call._recipe({"stages": {"rl": stage}}, {})
+    except lemma.UserError as error:
+        return str(error)
+    return [(reward.name, reward.weight, reward.function) for reward in found.stages["rl"].rewards]
+
+if __name__ == "__main__":
+    import lemma.api.train_call
+    from lemma.config.registry import load_place
+
+    print(brought(by_length, {"name": verdict, "weight": 0.5}))
+    assert load_place(f"{__file__}:verdict") is verdict
+    print(brought(lambda item: 1.0))
+"""
+
+
+def test_functions_of_a_script_stand_in_a_recipe(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    found = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    rewards, refused = found.stdout.splitlines()
+    assert rewards == str([("trl", 1.0, f"{script}:by_length"), ("custom", 0.5, f"{script}:verdict")])
+    assert refused.startswith("<lambda> is not at the top of a Python file") and "`my_parts.py:NAME`" in refused
+
+
 def test_every_public_name_is_there() -> None:
     assert sorted(lemma._HOMES) == sorted(lemma.__all__) and set(lemma.__all__) <= set(dir(lemma))
     for name in lemma.__all__:

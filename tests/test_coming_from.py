@@ -99,6 +99,8 @@ def test_the_function_around_openrlhfs_works(tmp_path: Path) -> None:
 
 
 def test_the_recipe_says_what_the_script_says(tmp_path: Path) -> None:
+    functions = "".join(f"def {name}(completions, **columns): ...\n" for name in ("accuracy_reward", "brevity_reward"))
+    (tmp_path / "my_rewards.py").write_text(functions)
     (tmp_path / "recipe.yaml").write_text(blocks("yaml", "my_rewards.py"))
     stage = load_recipe(tmp_path / "recipe.yaml").stages["grpo"]
     assert isinstance(stage, ReinforcementOptions)

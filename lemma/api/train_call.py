@@ -9,7 +9,7 @@ from typing import Any
 
 from lemma.api.run_result import Run
 from lemma.config.load import load_values
-from lemma.config.registry import forget_files
+from lemma.config.registry import forget_files, hand_over
 from lemma.core.events import Event
 from lemma.recipe import Recipe, load_recipe
 
@@ -26,7 +26,8 @@ def train(
 ) -> Run:
     """Run the stages of a recipe, or go on where the run stopped. The same as `lemma train`.
 
-    The recipe is a YAML file, a mapping with its content, or a `Recipe`; `overrides` are values by path, such as
+    The recipe is a YAML file, a mapping with its content, in which functions and classes may stand for their
+    `path.py:name`, or a `Recipe`; `overrides` are values by path, such as
     `{"stages.sft.optim.lr": 1e-5}`. `listen` hears every event of the run. Under torchrun, all processes share the run.
     """
     from lemma.cluster.joining import member
@@ -52,9 +53,18 @@ def train(
 
 
 def _recipe(recipe: str | Path | Mapping[str, Any] | Recipe, overrides: Mapping[str, Any]) -> Recipe:
-    texts = [f"{path}={json.dumps(value, default=str)}" for path, value in overrides.items()]
+    texts = [f"{path}={json.dumps(_with_places(value), default=str)}" for path, value in overrides.items()]
     if isinstance(recipe, str | Path):
         return load_recipe(recipe, texts)
     if isinstance(recipe, Recipe):
         return load_values(Recipe, recipe.model_dump(mode="json"), texts) if texts else recipe
-    return load_values(Recipe, recipe, texts)
+    return load_values(Recipe, _with_places(recipe), texts)
+
+
+def _with_places(value: Any) -> Any:
+    """What a recipe says, with `path.py:name` for each function and class that stands in it."""
+    if isinstance(value, Mapping):
+        return {name: _with_places(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_places(inner) for inner in value]
+    return hand_over(value) if callable(value) else value

@@ -127,9 +127,30 @@ def without_folders(value: Any) -> Any:
     return f"{file_of(value).name}:{value.rpartition(':')[2]}"
 
 
+_HANDED: dict[str, Any] = {}
+
+
+def hand_over(part: Any) -> str:
+    """The place of a function or class that a program hands over itself. Its file is not imported again by whoever
+    asks for it in this process."""
+    name, module = getattr(part, "__qualname__", ""), sys.modules.get(getattr(part, "__module__", None) or "")
+    place = f"{getattr(module, '__file__', None)}:{name}"
+    if not is_place(place):
+        last = name.rpartition(".")[2]
+        raise UserError(
+            f"{name or repr(part)} is not at the top of a Python file, where a run that goes on would find it again",
+            fix=f"write it into a file, and name it `my_parts.py:{last if last.isidentifier() else 'NAME'}`",
+        )
+    _HANDED[place] = part
+    load_place.cache_clear()
+    return place
+
+
 @cache
 def load_place(place: str) -> Any:
     """What a Python file calls by this name. A file is imported once, until `forget_files`."""
+    if place in _HANDED:
+        return _HANDED[place]
     file, name = file_of(place), place.rpartition(":")[2]
     if not file.is_file():
         raise UserError(f"there is no file '{file}'", fix="correct the path of the Python file")
@@ -163,6 +184,7 @@ def _module(file: Path) -> ModuleType:
 
 def forget_files() -> None:
     """Import files again when they are next named: in a notebook they may have changed since the last run."""
+    _HANDED.clear()
     load_place.cache_clear()
     _module.cache_clear()
 

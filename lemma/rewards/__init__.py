@@ -9,7 +9,7 @@ from lemma.config.registry import Registry, from_options, is_place, load_place
 from lemma.core.errors import UserError, nearest
 from lemma.rewards.combine import RewardFailed, Scored, combine, distributions
 from lemma.rewards.correctness import Accuracy, FormatKept, Graded
-from lemma.rewards.custom import Custom
+from lemma.rewards.custom import Custom, is_for_trl
 from lemma.rewards.episodes import EnvironmentReward
 from lemma.rewards.lengths import Length, Repetition, SoftOverlong
 from lemma.rewards.model import RewardModel
@@ -62,7 +62,8 @@ __all__ = [
 
 
 def as_options(spec: str | Mapping[str, Any]) -> dict[str, Any]:
-    """A reward as a mapping of name and options; a function of a file becomes the function of `custom`.
+    """A reward as a mapping of name and options; a function of a file becomes the function of `custom`, or of `trl`
+    where it takes what TRL gives.
 
     A file that cannot be read is taken to hold a function: the reward says what is wrong when it is checked.
     """
@@ -73,10 +74,12 @@ def as_options(spec: str | Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(place, str) or not (is_place(place) or place.endswith(".py")):
         return options
     try:
-        is_class = is_place(place) and isinstance(load_place(place), type)
+        entry = load_place(place) if is_place(place) else None
     except UserError:
-        is_class = False
-    return options if is_class else {**options, "name": "custom", "function": place}
+        entry = None
+    if isinstance(entry, type):
+        return options
+    return {**options, "name": "trl" if is_for_trl(entry) else "custom", "function": place}
 
 
 def make_reward(spec: str | Mapping[str, Any] | Reward) -> Reward:

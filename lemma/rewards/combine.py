@@ -27,13 +27,22 @@ class RewardFailed(UserError):
         file, line = (frames[-1].filename, frames[-1].lineno) if frames else (None, None)
         if reward.place is not None and file is not None and Path(file).parent == Path(__file__).parent:
             file, line = reward.place
-        what = str(error) if isinstance(error, WrongReturn) else f"failed with {type(error).__name__}: {error}"
+        what = (
+            str(error) if isinstance(error, WrongReturn) else f"failed with {type(error).__name__}: {_said_by(error)}"
+        )
         super().__init__(
             f"reward '{name}' {what} on the completion {_shown(completion)!r}",
             file=file,
             line=line,
             fix=error.fix if isinstance(error, WrongReturn) else None,
         )
+
+
+def _said_by(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as other:  # noqa: BLE001 (a class of somebody's own, which may do anything)
+        return f"(and {type(other).__name__} when it was asked why)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +106,7 @@ def _value(reward: Reward, name: str, item: RewardInput, watch: Stopwatch | None
             return reward.score(item)
     except UserError:
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, GeneratorExit) as error:
         raise RewardFailed(reward, name, item.completion, error) from error
 
 

@@ -71,7 +71,7 @@ class Custom(FunctionReward):
         except ValueError:
             return  # what is not written in Python may not say what it takes
         file, line = self.place
-        if not TRL_ARGUMENTS.isdisjoint(signature.parameters):
+        if is_for_trl(function):
             raise UserError(
                 f"reward '{self.label}' takes prompts or completions, as functions for TRL do",
                 file=file,
@@ -90,6 +90,14 @@ class Custom(FunctionReward):
 
     def score(self, item: RewardInput) -> float | None:
         return number_of(load_function(self.function)(item, **self.options))
+
+
+def is_for_trl(function: Any) -> bool:
+    """Whether a function takes whole batches by the names that TRL gives them."""
+    try:
+        return callable(function) and not TRL_ARGUMENTS.isdisjoint(inspect.signature(function).parameters)
+    except ValueError:
+        return False  # what is not written in Python may not say what it takes
 
 
 def number_of(value: Any) -> float | None:

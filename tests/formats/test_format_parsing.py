@@ -77,6 +77,7 @@ TABLE = [
     ),
     ("alpaca", "it is 4", "it is 4", None, ("no_answer",)),
     ("alpaca", "The answer is:\n4", "", None, ("no_answer",)),
+    ("chat", "so \\boxed{4}", "so", "4", ()),
     ("own", "so \\boxed{4}", "so", "4", ()),
     ("own", "a \\boxed{3} </think> \\boxed{4}", "a \\boxed{3}", "4", ()),
     ("own", "<think> a \\boxed{3}", "a \\boxed{3}", None, ("missing_think_end",)),

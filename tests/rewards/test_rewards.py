@@ -186,9 +186,18 @@ def test_a_crash_stops_with_the_name_and_the_completion(tmp_path: Path) -> None:
     assert f"{path}:2:" in message and caught.value.completion == "four"
 
 
-def test_a_reward_cannot_end_the_program(tmp_path: Path) -> None:
-    path = _write(tmp_path, "import sys\n\ndef leaving(item):\n    sys.exit(0)\n")
-    with pytest.raises(RewardFailed, match="reward 'leaving' failed with SystemExit"):
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        ("SystemExit(0)", "SystemExit: 0"),
+        ("GeneratorExit", "GeneratorExit"),
+        ("Mute", r"Mute: \(and ValueError when it was asked why\)"),
+    ],
+)
+def test_a_reward_cannot_end_the_program(tmp_path: Path, raised: str, said: str) -> None:
+    mute = "class Mute(Exception):\n    def __str__(self):\n        raise ValueError\n\n\n"
+    path = _write(tmp_path, f"{mute}def leaving(item):\n    raise {raised}\n")
+    with pytest.raises(RewardFailed, match=f"reward 'leaving' failed with {said}"):
         combine([make_reward(f"{path}:leaving")], [item("x")])
 
 
@@ -216,16 +225,21 @@ def test_what_is_meant_as_a_number_is_one(tmp_path: Path, returned: str, meant: 
         ("raise SystemExit(3)\n", "mine.py:1: this file cannot be imported: SystemExit"),
         ("def mine(item, needed):\n    return 1.0\n", "mine.py:1: reward 'mine' cannot be called .* 'needed'"),
         ("def mine():\n    return 1.0\n", "mine.py:1: reward 'mine' cannot be called"),
-        (
-            "def mine(completions, **columns):\n    return [1.0]\n",
-            r"as functions for TRL do; write `trl: .*mine.py:mine`",
-        ),
     ],
 )
 def test_a_file_that_cannot_score_is_told_before_anything_is_loaded(tmp_path: Path, text: str, sentence: str) -> None:
     path = _write(tmp_path, text)
     with pytest.raises(UserError, match=sentence):
         make_reward(f"{path}:mine").check()
+
+
+def test_a_function_for_trl_is_known_by_what_it_takes(tmp_path: Path) -> None:
+    path = _write(tmp_path, "def mine(completions, **columns):\n    return [len(one) for one in completions]\n")
+    reward = make_reward({"name": f"{path}:mine", "weight": 0.5})
+    assert (reward.name, reward.label, reward.weight) == ("trl", "mine", 0.5)
+    assert combine([reward], [item("four")])[0].parts == {"mine": 4.0}
+    with pytest.raises(UserError, match=r"as functions for TRL do; write `trl: .*mine.py:mine`"):
+        make_reward({"name": "custom", "function": f"{path}:mine"}).check()
 
 
 @pytest.mark.parametrize("gold", [None, "x" * 100_000], ids=["none", "too long"])
