@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from lemma.models.kernels import norm_backward, norm_forward
+from lemma.models.kernels import head_tile, norm_backward, norm_forward
 
 GATE_BLOCK = 1024
 
@@ -63,31 +63,55 @@ def joint_gate_backward(grad_TF: torch.Tensor, joint_T2F: torch.Tensor) -> tuple
 
 @triton.jit
 def _rotate_parts(
-    JOINT, COS, SIN, Q, K, V, sign, JOINS: tl.constexpr, HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr,
-    HALF: tl.constexpr,
+    JOINT, COS, SIN, Q, K, V, sign, JOINS: tl.constexpr, HQ: tl.constexpr, HK: tl.constexpr, HEADS: tl.constexpr,
+    D: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """Queries and keys of a row rotated, values as they are: from JOINT to its parts, or, with JOINS, back."""
     token = tl.program_id(0).to(tl.int64)
-    d = tl.arange(0, HALF)
+    head = tl.arange(0, HEADS)[:, None]
+    d = tl.arange(0, HALF)[None, :]
     inside = d < D // 2
+    is_query = inside & (head < HQ)
+    is_key = inside & (head >= HQ) & (head < HQ + HK)
+    is_value = inside & (head >= HQ + HK) & (head < HQ + 2 * HK)
+    whole = JOINT + (token * (HQ + 2 * HK) + head) * D + d
+    query = Q + (token * HQ + head) * D + d
+    key = K + (token * HK + head - HQ) * D + d
+    value = V + (token * HK + head - HQ - HK) * D + d
+    if JOINS:
+        a = _picked(query, key, value, is_query, is_key, is_value)
+        b = _picked(query + D // 2, key + D // 2, value + D // 2, is_query, is_key, is_value)
+    else:
+        a = tl.load(whole, mask=is_query | is_key | is_value, other=0.0)
+        b = tl.load(whole + D // 2, mask=is_query | is_key | is_value, other=0.0)
+    x, y = a.to(tl.float32), b.to(tl.float32)
     cos = tl.load(COS + token * D + d, mask=inside, other=0.0).to(tl.float32)
     sin = tl.load(SIN + token * D + d, mask=inside, other=0.0).to(tl.float32) * sign
-    for head in range(0, HQ + 2 * HK):
-        whole = JOINT + (token * (HQ + 2 * HK) + head) * D + d
-        if head < HQ:
-            part = Q + (token * HQ + head) * D + d
-        elif head < HQ + HK:
-            part = K + (token * HK + head - HQ) * D + d
-        else:
-            part = V + (token * HK + head - HQ - HK) * D + d
-        source, target = (part, whole) if JOINS else (whole, part)
-        a = tl.load(source, mask=inside, other=0.0)
-        b = tl.load(source + D // 2, mask=inside, other=0.0)
-        if head < HQ + HK:
-            x, y = a.to(tl.float32), b.to(tl.float32)
-            a, b = (x * cos - y * sin).to(a.dtype), (y * cos + x * sin).to(b.dtype)
-        tl.store(target, a, mask=inside)
-        tl.store(target + D // 2, b, mask=inside)
+    turns = head < HQ + HK
+    a = tl.where(turns, x * cos - y * sin, x).to(a.dtype)
+    b = tl.where(turns, y * cos + x * sin, y).to(b.dtype)
+    if JOINS:
+        tl.store(whole, a, mask=is_query | is_key | is_value)
+        tl.store(whole + D // 2, b, mask=is_query | is_key | is_value)
+    else:
+        tl.store(query, a, mask=is_query)
+        tl.store(query + D // 2, b, mask=is_query)
+        tl.store(key, a, mask=is_key)
+        tl.store(key + D // 2, b, mask=is_key)
+        tl.store(value, a, mask=is_value)
+        tl.store(value + D // 2, b, mask=is_value)
+
+
+@triton.jit
+def _picked(query, key, value, is_query, is_key, is_value):
+    q = tl.load(query, mask=is_query, other=0.0)
+    k = tl.load(key, mask=is_key, other=0.0)
+    v = tl.load(value, mask=is_value, other=0.0)
+    return tl.where(is_query, q, tl.where(is_key, k, v))
+
+
+def _layout(queries: int, keys: int, dim: int) -> dict[str, int]:
+    return {"HQ": queries, "HK": keys, "D": dim} | head_tile(queries + 2 * keys, dim)
 
 
 class FusedSplit(torch.autograd.Function):
@@ -103,7 +127,7 @@ class FusedSplit(torch.autograd.Function):
         parts = [joint.new_empty(tokens, count, dim) for count in (queries, keys, keys)]
         _rotate_parts[(tokens,)](
             joint.contiguous(), cos, sin, *parts, 1.0,
-            JOINS=False, HQ=queries, HK=keys, D=dim, HALF=triton.next_power_of_2(dim // 2), num_warps=1,
+            JOINS=False, **_layout(queries, keys, dim),
         )  # fmt: skip
         ctx.save_for_backward(cos, sin)
         return tuple(parts)
@@ -117,6 +141,6 @@ class FusedSplit(torch.autograd.Function):
         joint = parts[0].new_empty(tokens, (queries + 2 * keys) * dim)
         _rotate_parts[(tokens,)](
             joint, cos, sin, *parts, -1.0,
-            JOINS=True, HQ=queries, HK=keys, D=dim, HALF=triton.next_power_of_2(dim // 2), num_warps=1,
+            JOINS=True, **_layout(queries, keys, dim),
         )  # fmt: skip
         return joint, None, None, None

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 # Programs of the backward norm; each sums the weight's gradient over its own rows.
-NORM_PROGRAMS = 512
+NORM_PROGRAMS = 2048
 SOFTMAX_BLOCK = 4096
 GATE_BLOCK = 1024
 
@@ -167,19 +167,28 @@ class FusedGate(torch.autograd.Function):
 
 
 @triton.jit
-def _rotation(X, COS, SIN, Y, stride_token, stride_head, sign, H: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr):
+def _rotation(
+    X, COS, SIN, Y, stride_token, stride_head, sign, H: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
+    HALF: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
-    d = tl.arange(0, HALF)
-    inside = d < D // 2
-    cos = tl.load(COS + token * D + d, mask=inside, other=0.0).to(tl.float32)
-    sin = tl.load(SIN + token * D + d, mask=inside, other=0.0).to(tl.float32) * sign
-    for head in range(0, H):
-        source = X + token * stride_token + head * stride_head + d
-        a = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-        b = tl.load(source + D // 2, mask=inside, other=0.0).to(tl.float32)
-        target = Y + (token * H + head) * D + d
-        tl.store(target, (a * cos - b * sin).to(Y.dtype.element_ty), mask=inside)
-        tl.store(target + D // 2, (b * cos + a * sin).to(Y.dtype.element_ty), mask=inside)
+    head = tl.arange(0, HEADS)[:, None]
+    d = tl.arange(0, HALF)[None, :]
+    inside = (head < H) & (d < D // 2)
+    cos = tl.load(COS + token * D + d, mask=d < D // 2, other=0.0).to(tl.float32)
+    sin = tl.load(SIN + token * D + d, mask=d < D // 2, other=0.0).to(tl.float32) * sign
+    source = X + token * stride_token + head * stride_head + d
+    a = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(source + D // 2, mask=inside, other=0.0).to(tl.float32)
+    target = Y + (token * H + head) * D + d
+    tl.store(target, (a * cos - b * sin).to(Y.dtype.element_ty), mask=inside)
+    tl.store(target + D // 2, (b * cos + a * sin).to(Y.dtype.element_ty), mask=inside)
+
+
+def head_tile(heads: int, dim: int) -> dict[str, int]:
+    """All heads of a token at a time, by halves."""
+    tile = {"HEADS": triton.next_power_of_2(heads), "HALF": triton.next_power_of_2(dim // 2)}
+    return tile | {"num_warps": 1 if tile["HEADS"] * tile["HALF"] <= 1024 else 4}
 
 
 class FusedRotation(torch.autograd.Function):
@@ -202,7 +211,7 @@ class FusedRotation(torch.autograd.Function):
         y = torch.empty(tokens, heads, dim, dtype=x_THD.dtype, device=x_THD.device)
         _rotation[(tokens,)](
             x_THD, cos_TD.contiguous(), sin_TD.contiguous(), y, x_THD.stride(0), x_THD.stride(1), sign,
-            H=heads, D=dim, HALF=triton.next_power_of_2(dim // 2), num_warps=1,
+            H=heads, D=dim, **head_tile(heads, dim),
         )  # fmt: skip
         return y
 

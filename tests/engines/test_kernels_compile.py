@@ -48,7 +48,7 @@ def test_kernels_of_the_learner_compile(adds: bool) -> None:
     pytest.importorskip("triton", reason="triton is for Linux only")
     from lemma.models import joint_kernels, kernels
 
-    heads = {"HQ": 4, "HK": 2, "D": 64, "HALF": 32}
+    heads = {"HQ": 4, "HK": 2, "HEADS": 8, "D": 64, "HALF": 32}
     for kernel, constants in (
         (kernels._norm_forward, {"ADDS": adds, "TILE": 1, "BLOCK": 1024}),
         (kernels._norm_backward, {"ADDS": adds, "TILE": 8, "BLOCK": 128}),
