@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -120,8 +121,15 @@ def _wanted_ranks(recipe: Recipe, given: int | None) -> int:
 
 def _launch(recipe: Recipe, args: argparse.Namespace, count: int) -> int:
     """Start the ranks on this machine; each of them runs this very command."""
+    from lemma.cli.on_ranks import RANKS_PER_CORE
     from lemma.cluster.launching import Launcher
 
+    cores = os.cpu_count() or 1
+    if count > RANKS_PER_CORE * cores:
+        raise UserError(
+            f"{count} ranks are too many for the {cores} core{'s' * (cores != 1)} of this machine",
+            fix=f"write --ranks {RANKS_PER_CORE * cores} or less, or start them on several machines",
+        )
     command = [sys.executable, "-m", "lemma", "train", args.recipe]
     command += [word for text in args.overrides for word in ("--set", text)]
     command += [word for option in ("skip", "only") for name in getattr(args, option) for word in (f"--{option}", name)]

@@ -138,6 +138,8 @@ def _stores(place: RankPlace) -> tuple[Any, Any]:
         address, port = os.environ.get("MASTER_ADDR", ""), _whole_number("MASTER_PORT")
         if not address:
             raise UserError("MASTER_ADDR is missing in the environment", fix="start with torchrun")
+        if not 0 < port < 2**16:
+            raise UserError(f"MASTER_PORT is {port}, and there is no such port", fix="choose one from 1024 to 65535")
         hosts = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         address = address_of_name(address, port)
         first = _opened_store(address, port, hosts, place.rank)

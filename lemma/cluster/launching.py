@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Protocol
 
 from lemma.cluster.rank_watch import LOST
+from lemma.core.errors import UserError
 
 POLL_SECONDS = 0.05
 # How long ranks may take to end once one of them ended in good order, and once one of them failed.
@@ -30,6 +31,8 @@ LAST_SECONDS, FAILED_SECONDS = 120.0, 10.0
 # How long to look for the first cause, once one rank has died.
 CAUSE_SECONDS = 0.5
 SHOWN_LINES = 30
+# How much of what a rank has printed is looked at.
+SHOWN_BYTES = 2**16
 USER_ERROR, INTERRUPTED = 2, 130
 # Where a run folder keeps what a fresh start will throw away.
 ASIDE = ".earlier"
@@ -165,7 +168,14 @@ class Launcher:
             env |= {"WORLD_SIZE": str(self._count), "LOCAL_WORLD_SIZE": str(self._count)}
             env |= {"LEMMA_MEETING": str(meeting), "LEMMA_LAUNCHER": str(os.getpid()), "LEMMA_ATTEMPT": str(attempt)}
             command = [*self._command, *self._fresh.words]
-            self._ranks.append(self.start_rank(command, env, None if rank == 0 else meeting / f"rank-{rank}.txt"))
+            try:
+                started = self.start_rank(command, env, None if rank == 0 else meeting / f"rank-{rank}.txt")
+            except OSError as error:
+                raise UserError(
+                    f"rank {rank} of {self._count} cannot be started ({error.strerror})",
+                    fix="start fewer ranks, or raise the limits on processes and open files (`ulimit -u`, `ulimit -n`)",
+                ) from error
+            self._ranks.append(started)
         if self._stops:  # somebody asked while there were not all of them
             self._signal(signal.SIGTERM)
 
@@ -205,12 +215,15 @@ class Launcher:
                 rank = next(rank for rank, code in bad.items() if code == wanted)
                 told = codes[0] == wanted  # by the first rank, which has the terminal
                 return Fall(rank, wanted, "" if told else self._last_words(meeting, rank))
+        gone = [rank for rank, code in enumerate(codes) if code == 0]
+        if gone and set(bad.values()) == {LOST}:
+            return Fall(gone[0], LOST, f"rank {gone[0]} ended with code 0 in the middle of the run, by its own doing")
         signals = {rank: code for rank, code in bad.items() if code is not None and code < 0}
         errors = {rank: code for rank, code in bad.items() if code != LOST}
         rank, code = next(iter((signals or errors or bad).items()))
         assert code is not None
         if code < 0:
-            return Fall(rank, code, f"rank {rank} was killed by {signal.Signals(-code).name}")
+            return Fall(rank, code, f"rank {rank} was killed by {_signal_name(-code)}")
         words = self._last_words(meeting, rank)
         if code != LOST:
             self._show(meeting, rank)
@@ -224,7 +237,7 @@ class Launcher:
     def _last_words(self, meeting: Path, rank: int) -> str:
         for path in (meeting / f"said-{rank}", meeting / f"rank-{rank}.txt"):
             with suppress(OSError):
-                lines = [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
+                lines = [line.strip() for line in _end_of(path).splitlines() if line.strip()]
                 if lines:
                     return lines[-1].removeprefix("lemma: ")
         return ""
@@ -232,7 +245,7 @@ class Launcher:
     def _show(self, meeting: Path, rank: int) -> None:
         if rank != 0:
             with suppress(OSError):
-                lines = (meeting / f"rank-{rank}.txt").read_text(errors="replace").splitlines()[-SHOWN_LINES:]
+                lines = _end_of(meeting / f"rank-{rank}.txt").splitlines()[-SHOWN_LINES:]
                 sys.stderr.write("".join(f"rank {rank}: {line}\n" for line in lines))
 
     # --- signals -----------------------------------------------------------------------------------------------
@@ -256,6 +269,19 @@ class Launcher:
         for rank in self._ranks:
             with suppress(ProcessLookupError):
                 rank.send_signal(number)
+
+
+def _end_of(file: Path) -> str:
+    """The last part of a file, which may be far larger than memory."""
+    with open(file, "rb") as handle:
+        handle.seek(max(0, handle.seek(0, os.SEEK_END) - SHOWN_BYTES))
+        return handle.read().decode(errors="replace")
+
+
+def _signal_name(number: int) -> str:
+    with suppress(ValueError):  # most real-time signals have no name
+        return signal.Signals(number).name
+    return f"signal {number}"
 
 
 def _again(restarts: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 import threading
@@ -123,7 +124,7 @@ class RankWatch:
 
     def _explained(self, place: str, error: RuntimeError) -> Exception:
         """Who is missing, or what another rank failed with."""
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        reason = _reason(error)
         try:
             failed = self._failure()
             if failed is not None:
@@ -159,6 +160,12 @@ class RankWatch:
     def _say_of(self, other: int) -> str:
         host = self._heard.get(other, ("0|an unknown host|", 0.0))[0].split("|", 2)[1]
         return f"rank {other} on {host}, last seen at '{self._place_of(other)}'"
+
+
+def _reason(error: RuntimeError) -> str:
+    """The first sentence of an error, without the place in gloo's sources that stands before it."""
+    first = re.sub(r"^\[[^\]]*\.cc:\d+\] ", "", str(error).partition("\n")[0])
+    return first.partition(". ")[0][:200] or type(error).__name__
 
 
 def say_loss(sentence: str, rank: int, *, is_error: bool = False) -> None:

@@ -1,0 +1,93 @@
+"""Code, machines and environments that mean no good: one clear sentence, soon, and nothing half done."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from lemma.cli import main
+from lemma.cluster.cluster_options import ClusterOptions
+from lemma.cluster.joining import member
+from lemma.cluster.launching import Launcher
+from lemma.core.errors import UserError
+from tests.cluster.forked import Forked
+from tests.cluster.test_rank_faults import prepare
+
+Kind = TypeVar("Kind", bound=Launcher)
+
+
+def test_a_rank_that_ends_itself_is_named(tmp_path: Path) -> None:
+    """A reward that leaves the process, well as it seems: who waited for it has nothing to explain."""
+    (tmp_path / "mine.py").write_text(
+        "import os\n\n\ndef leaves(item):\n    os.environ['RANK'] == '1' and os._exit(0)\n    return 1.0\n"
+    )
+    launcher = Forked(prepare(tmp_path, reward=f"{tmp_path / 'mine.py'}:leaves"), restarts=0)
+    assert launcher.run() == 1
+    assert launcher.said == ["error: rank 1 ended with code 0 in the middle of the run, by its own doing"]
+    assert "Traceback" not in launcher.output
+
+
+class Programs(Launcher):
+    """Ranks that are small programs of Python."""
+
+    programs: Sequence[str] = ()
+
+    def start_rank(self, command: Sequence[str], env: dict[str, str], output: Path | None) -> Any:
+        return super().start_rank([sys.executable, "-S", "-c", self.programs[int(env["RANK"])]], env, output)
+
+
+class Beyond(Launcher):
+    """The machine has no room for a second rank."""
+
+    def start_rank(self, command: Sequence[str], env: dict[str, str], output: Path | None) -> Any:
+        if env["RANK"] == "1":
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return super().start_rank([sys.executable, "-S", "-c", "import time; time.sleep(60)"], env, output)
+
+
+def launcher_of(kind: type[Kind], folder: Path, said: list[str], count: int = 2) -> Kind:
+    return kind([], count, folder / "run", restarts=0, fresh=False, say=said.append)
+
+
+def test_what_ranks_end_by(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A signal without a name; an error after more words than fit into memory."""
+    said: list[str] = []
+    ranks = launcher_of(Programs, tmp_path, said)
+    waits = "import time; time.sleep(60)"
+    ranks.programs = (waits, f"import os; os.kill(os.getpid(), {signal.SIGRTMIN + 3})")
+    assert ranks.run() == 1
+    ranks.programs = (waits, "print(('y' * 999 + '\\n') * 20_000)\nraise SystemExit('out of words')")
+    assert ranks.run() == 1
+    assert said == [f"error: rank 1 was killed by signal {signal.SIGRTMIN + 3}", "error: out of words"]
+    assert len(capfd.readouterr().err) < 100_000
+
+
+def test_a_machine_that_starts_no_more_processes(tmp_path: Path) -> None:
+    ranks = launcher_of(Beyond, tmp_path, [], 3)
+    with pytest.raises(
+        UserError, match=r"rank 1 of 3 cannot be started \(Resource temporarily unavailable\); start fewer"
+    ):
+        ranks.run()
+    assert [rank.poll() for rank in ranks._ranks] == [-signal.SIGKILL], "the first one is not left behind"
+
+
+def test_more_ranks_than_a_machine_has_cores_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before a thousand processes are started, each with a model of its own."""
+    assert main(["train", str(prepare(tmp_path) / "recipe.yaml"), "--ranks", "10000"]) == 2
+    assert "error: 10000 ranks are too many for the " in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_port_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "99999"}.items():
+        monkeypatch.setenv(name, text)
+    with (
+        pytest.raises(UserError, match="MASTER_PORT is 99999, and there is no such port"),
+        member(ClusterOptions(), "cpu"),
+    ):
+        pass
