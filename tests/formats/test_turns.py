@@ -97,5 +97,5 @@ def test_plain_text_is_learnt_whole() -> None:
 def test_formats_without_tools_say_so() -> None:
     calls = {"tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {}}}]}
     item = Demonstration(Problem((SAID[0], Message("assistant", "", calls), Message("tool", "4"))), response="4")
-    with pytest.raises(UserError, match=r"format r1_zero cannot show the tools of problem .*; write `format: own`"):
+    with pytest.raises(UserError, match=r"format r1_zero cannot show the tools of problem .*; write `format: chat`"):
         encode_turns(make_format("r1_zero"), item, make_tokenizer())
