@@ -58,7 +58,10 @@ def _durations() -> dict[str, float]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is slow, and put the files that take longest first, so that two workers end at about the same time."""
+    """Mark what is slow, and put the files that take longest first, so that two workers end at about the same time.
+
+    Crowded files come before them: they meet each other, and nothing that looks at the clock.
+    """
     durations, seconds = _durations(), Counter[Path]()
     by_test: dict[tuple[str, Path], list[pytest.Item]] = {}
     for item in items:
@@ -68,7 +71,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if name in durations:
             for case in cases:
                 case.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: -seconds[item.path])
+    crowded = {item.path for item in items if item.get_closest_marker("crowded")}
+    items.sort(key=lambda item: (item.path not in crowded, -seconds[item.path]))
 
 
 def pytest_collection_finish() -> None:

@@ -32,7 +32,7 @@ def run_pytest(folder: Path, source: str, *options: str, **env: str) -> subproce
     for name in ("conftest.py", "allowed_skips.txt"):
         shutil.copy(HERE / name, folder)
     (folder / "test_tiny.py").write_text(source)
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n kill: few\n seeds: few\n slow: long\n")
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n kill: few\n seeds: few\n slow: long\n crowded: x\n")
     clean = {k: v for k, v in os.environ.items() if k not in ("CI", "LEMMA_STRICT_SKIPS")}
     clean["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *options, str(folder)]
@@ -83,17 +83,20 @@ def test_kill_tests_run_only_when_named(tmp_path: Path, options: list[str], outc
     assert outcome in run_pytest(tmp_path, MARKED, *options).stdout
 
 
-def test_long_files_come_first_and_slow_tests_are_marked(tmp_path: Path) -> None:
+def test_crowded_files_come_first_then_long_ones_and_slow_tests_are_marked(tmp_path: Path) -> None:
     tests = {"a": ["quick"], "b": ["x", "y"], "c": ["z"], "d": ["two"]}
     for name, functions in tests.items():
         cases = "@__import__('pytest').mark.parametrize('n', range(2))\n" if name == "d" else ""
         lines = (f"{cases}def test_{function}({cases and 'n'}): pass\n" for function in functions)
         (tmp_path / f"test_{name}.py").write_text("".join(lines))
+    crowded = "pytestmark = [__import__('pytest').mark.crowded, __import__('pytest').mark.slow]\n"
+    (tmp_path / "test_e.py").write_text(crowded + "def test_quick(): pass\n")
     seconds = {"b.py::test_x": 10.0, "b.py::test_y": 11.0, "c.py::test_z": 20.0, "d.py::test_two": 12.0}
     (tmp_path / "durations.txt").write_text("# x\n" + "".join(f"{s} test_{name}\n" for name, s in seconds.items()))
     run = [run_pytest(tmp_path, "", "--collect-only", *options) for options in ([], ["-m", "not slow"])]
     found = [[word for word in result.stdout.split() if "::" in word] for result in run]
     order = [
+        "e.py::test_quick",
         "b.py::test_x",
         "b.py::test_y",
         "c.py::test_z",

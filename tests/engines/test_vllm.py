@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 import psutil
@@ -28,8 +29,7 @@ from tests.engines.vllm_checks import FREE, GREEDY, QUICK, requests_of
 
 HERE = Path(__file__).parent
 SERVER = QUICK.model_copy(update={"mode": "server"})
-# Seven processes at once, on two cores already.
-pytestmark = pytest.mark.serial
+pytestmark = [pytest.mark.crowded, pytest.mark.slow]
 
 
 def _skip_without_vllm() -> None:
@@ -47,17 +47,19 @@ def in_process() -> Iterator[subprocess.Popen[str]]:
     _skip_without_vllm()
     # What vLLM learns about architectures at the first start makes every later one seconds shorter.
     os.environ["VLLM_CACHE_ROOT"] = str(Path(sys.prefix) / "vllm-cache")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", HERE / "vllm_in_process.py"],
-        cwd=HERE.parents[1],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    yield process
-    process.kill()
-    process.wait()
+    # A folder of its own for temporary files, where it sees what it leaves and nothing of the servers beside it.
+    with TemporaryDirectory(prefix="vllm-") as folder:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", HERE / "vllm_in_process.py"],
+            cwd=HERE.parents[1],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": folder},
+        )
+        yield process
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture(scope="module", autouse=True)

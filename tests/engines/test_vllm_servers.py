@@ -29,8 +29,7 @@ from tests.cluster.test_run_ranks import trained
 from tests.engines.small_policies import random_prompts, shake, small_policy, worst_difference
 from tests.engines.vllm_checks import FREE, GREEDY, QUICK, requests_of
 
-# Two servers at once, on two cores.
-pytestmark = pytest.mark.serial
+pytestmark = [pytest.mark.crowded, pytest.mark.slow]
 KEY = "known to both"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ STATES: dict[str, object] = {}
 
 
 def leftovers() -> set[Path]:
-    return set(Path("/tmp").glob("vllm_dist_*"))
+    return set(Path(tempfile.gettempdir()).glob("vllm_dist_*"))
 
 
 LEFT_BY_OTHERS = leftovers()
