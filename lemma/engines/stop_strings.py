@@ -77,6 +77,8 @@ class StopWatcher:
             return False
         ids = list(self._ids)
         text = decode(self._table.tokenizer, ids)
+        if not any(stop in text for stop in self._table.stops):
+            return False
         # What the newest token changed begins here: it may complete a character that was half written.
         known = _common(decode(self._table.tokenizer, ids[:-1]), text)
         return any(text.find(stop, max(0, known - len(stop) + 1)) >= 0 for stop in self._table.stops)

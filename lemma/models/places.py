@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from lemma.config.document import read as read_document
@@ -23,7 +25,8 @@ def resolve(path: str) -> str:
             raise UserError(
                 f"the run {path} has no finished model yet", fix=f"finish it, or make one with `lemma export {path}`"
             )
-        folder = max(done, key=lambda p: (_place_in_run(folder, p.parent.name), p.stat().st_mtime))
+        stages = _stages_of(folder / "recipe.yaml", (folder / "recipe.yaml").stat().st_mtime_ns) if done[1:] else ()
+        folder = max(done, key=lambda p: (_place(stages, p.parent.name), p.stat().st_mtime))
     inner = _model_in(folder)
     if inner is not None:
         return str(inner)
@@ -38,12 +41,17 @@ def resolve(path: str) -> str:
     return path
 
 
-def _place_in_run(folder: Path, stage: str) -> int:
-    """The position of a stage in its recipe: copying a folder changes the times of its files, not their order."""
+@lru_cache(maxsize=8)
+def _stages_of(recipe: Path, changed: int) -> tuple[str, ...]:
+    """The stages of a recipe in their order; it is read once, since that takes a tenth of a second."""
     try:
-        stages = list(read_document(folder / "recipe.yaml").data.get("stages") or {})
+        return tuple(read_document(recipe).data.get("stages") or {})
     except UserError:
-        return -1
+        return ()
+
+
+def _place(stages: Sequence[str], stage: str) -> int:
+    """The position of a stage in its recipe: copying a folder changes the times of its files, not their order."""
     return stages.index(stage) if stage in stages else -1
 
 
