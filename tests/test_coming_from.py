@@ -12,11 +12,9 @@ import pytest
 import yaml
 
 from lemma.cli.parser import Parser
-from lemma.core.types import Message, Problem
 from lemma.data.data_options import DataOptions
 from lemma.data.load_rows import load_rows
 from lemma.recipe import load_recipe
-from lemma.rewards import RewardInput, make_reward
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "coming-from.md"
@@ -78,24 +76,6 @@ def blocks(language: str, word: str) -> str:
     page = PAGE.read_text(encoding="utf-8")
     [found] = [one for one in re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL) if word in one]
     return str(found)
-
-
-def test_the_function_around_verls_works(tmp_path: Path) -> None:
-    theirs = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-    theirs += "    return float(data_source == 'gsm8k' and solution_str == ground_truth)\n\n"
-    (tmp_path / "verls.py").write_text(theirs + blocks("python", "compute_score"))
-    item = RewardInput("4", Problem((Message("user", "2+2?"),), ("4",), source="gsm8k"))
-    assert make_reward(f"{tmp_path}/verls.py:reward").score(item) == 1.0
-
-
-def test_the_function_around_openrlhfs_works(tmp_path: Path) -> None:
-    theirs = "def reward_func(queries, prompts, labels):\n"
-    theirs += "    return {'rewards': [float(q == p + a) for q, p, a in zip(queries, prompts, labels)]}\n\n"
-    (tmp_path / "openrlhfs.py").write_text(theirs + blocks("python", "reward_func"))
-    reward = make_reward({"trl": f"{tmp_path}/openrlhfs.py:reward", "completions": "text"})
-    problem = Problem((Message("user", "2+2?"),), ("4",), extra={"row": {"label": "4"}})
-    reward.check()
-    assert reward.score_all([RewardInput("4", problem), RewardInput("5", problem)]) == [1.0, 0.0]
 
 
 def test_the_recipe_says_what_the_script_says(tmp_path: Path) -> None:

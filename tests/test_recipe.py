@@ -218,3 +218,10 @@ def test_what_a_stage_says_counts_more_than_its_name() -> None:
     stages = {"ppo": {"kind": "supervised"}, "luffy": {"algorithm": "rloo"}}
     recipe = Recipe.model_validate({"stages": stages})
     assert recipe.stages["ppo"].kind == "supervised" and recipe.stages["luffy"].algorithm.name == "rloo"
+
+
+def test_the_reference_tells_rewards_apart_and_says_what_to_write() -> None:
+    titles = [section.title for section in sections(Recipe) if section.path == "stages.NAME.rewards.N"]
+    assert len(set(titles)) == len(titles) and "stages.NAME.rewards.N (name: trl)" in titles
+    kinds = {entry.kind for section in sections(Recipe) for entry in section.entries}
+    assert not [kind for kind in kinds if "typing." in kind or "collections." in kind]

@@ -67,11 +67,11 @@ def _sections(options: type[Options], path: str, tag: str | None, seen: dict[typ
 
 def _tag(annotation: Any, options: type[Options]) -> str | None:
     """The name under which a registry knows a class, however deep in the annotation it stands."""
-    for part in (annotation, *getattr(annotation, "__args__", ())):
-        choice = choice_of(part)
-        if choice is not None:
-            return next(f"{choice.by}: {tag}" for tag, known in choice.registry.items() if known is options)
-    return None
+    choice = choice_of(annotation)
+    if choice is not None:
+        return next(f"{choice.by}: {tag}" for tag, known in choice.registry.items() if known is options)
+    inner = (_tag(part, options) for part in getattr(annotation, "__args__", ()))
+    return next((tag for tag in inner if tag is not None), None)
 
 
 def _spelt(value: Any, choice: Choice | None) -> str | None:

@@ -212,7 +212,7 @@ def _single(annotation: Any, plural: bool) -> str:
         return f"a list of {words(arguments[0], plural=True)}"
     if origin is tuple:
         return f"a list of {len(arguments)} {words(arguments[0], plural=True)}"
-    if origin is dict or bare is dict or (isinstance(bare, type) and issubclass(bare, Options)):
+    if origin in (dict, Mapping) or bare is dict or (isinstance(bare, type) and issubclass(bare, Options)):
         return "mappings" if plural else "a mapping"
     noun = _NOUNS.get(bare, (str(bare), str(bare)))[plural]
     if any(isinstance(limit, annotated_types.MinLen) for limit in extra) and bare is str:

@@ -11,6 +11,7 @@ from lemma.rewards.combine import RewardFailed, Scored, combine, distributions
 from lemma.rewards.correctness import Accuracy, FormatKept, Graded
 from lemma.rewards.custom import Custom, is_for_trl
 from lemma.rewards.episodes import EnvironmentReward
+from lemma.rewards.foreign_functions import OpenRlhfFunction, VerlFunction, owner_of
 from lemma.rewards.lengths import Length, Repetition, SoftOverlong
 from lemma.rewards.model import RewardModel
 from lemma.rewards.reward import Reward, RewardInput
@@ -45,6 +46,8 @@ REWARDS: Registry[type[Reward]] = Registry(
         "environment": EnvironmentReward,
         "custom": Custom,
         "trl": TrlFunction,
+        "verl": VerlFunction,
+        "openrlhf": OpenRlhfFunction,
     },
 )
 
@@ -62,14 +65,15 @@ __all__ = [
 
 
 def as_options(spec: str | Mapping[str, Any]) -> dict[str, Any]:
-    """A reward as a mapping of name and options; a function of a file becomes the function of `custom`, or of `trl`
-    where it takes what TRL gives.
+    """A reward as a mapping of name and options; a function of a file becomes the function of `custom`, or of `trl`,
+    `verl` or `openrlhf` where it takes what those give.
 
     A file that cannot be read is taken to hold a function: the reward says what is wrong when it is checked.
     """
     options = {"name": spec} if isinstance(spec, str) else dict(spec)
-    if "trl" in options and "name" not in options:
-        return {"name": "trl", "function": options.pop("trl"), **options}
+    for owner in ("trl", "verl", "openrlhf"):
+        if owner in options and "name" not in options:
+            return {"name": owner, "function": options.pop(owner), **options}
     place = options.get("name")
     if not isinstance(place, str) or not (is_place(place) or place.endswith(".py")):
         return options
@@ -79,7 +83,8 @@ def as_options(spec: str | Mapping[str, Any]) -> dict[str, Any]:
         entry = None
     if isinstance(entry, type):
         return options
-    return {**options, "name": "trl" if is_for_trl(entry) else "custom", "function": place}
+    owner = owner_of(entry) or ("trl" if is_for_trl(entry) else "custom")
+    return {**options, "name": owner, "function": place}
 
 
 def make_reward(spec: str | Mapping[str, Any] | Reward) -> Reward:

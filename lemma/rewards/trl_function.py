@@ -50,7 +50,7 @@ class TrlFunction(FunctionReward):
                 import asyncio
 
                 scores = asyncio.run(_awaited(scores))
-            return [number_of(value) for value in _listed(scores, len(items))]
+            return [number_of(value) for value in listed(scores, len(items))]
         except UserError:
             raise
         except (Exception, SystemExit) as error:
@@ -115,7 +115,8 @@ def _row(item: RewardInput) -> dict[str, Any]:
     return {**known, "question": item.problem.question, **item.problem.extra.get(ROW, {})}
 
 
-def _listed(scores: Any, count: int) -> list[Any]:
+def listed(scores: Any, count: int) -> list[Any]:
+    """What a function gave for a batch, one for each completion."""
     values = list(scores) if isinstance(scores, Iterable) and not isinstance(scores, str | bytes | Mapping) else None
     if values is None or len(values) != count:
         given = f"{len(values)} value{'' if len(values) == 1 else 's'}" if values is not None else f"{scores!r:.200}"

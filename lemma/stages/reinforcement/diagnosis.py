@@ -98,7 +98,8 @@ def _dead(seen: Seen) -> str | None:
 def _format(seen: Seen) -> str | None:
     if seen("format", 1.0) >= 0.02 or not seen.options.environment.is_single_turn:  # an environment reads for itself
         return None
-    if all(reward.name == "trl" for reward in seen.options.rewards):  # so do functions that get the text alone
+    # So do functions that get the text alone.
+    if all(reward.name in ("trl", "verl", "openrlhf") for reward in seen.options.rewards):
         return None
     return (
         "the format is almost never met; put a supervised stage in front that teaches it, choose another one, or pay "

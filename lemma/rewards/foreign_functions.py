@@ -1,0 +1,100 @@
+"""Reward functions as veRL and OpenRLHF take them, called as they call them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from lemma.core.errors import UserError
+from lemma.rewards.combine import RewardFailed
+from lemma.rewards.custom import FunctionReward, load_function, number_of
+from lemma.rewards.reward import RewardInput, WrongReturn
+from lemma.rewards.trl_function import listed
+
+VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
+OPENRLHF = ("queries", "prompts", "labels")
+
+
+class VerlFunction(FunctionReward):
+    """veRL's `compute_score(data_source, solution_str, ground_truth, extra_info)`, which gives a number, or a mapping
+    with `score`."""
+
+    name: Literal["verl"] = "verl"
+    """Which reward."""
+
+    def check(self) -> None:
+        _check_call(self, VERL)
+
+    def score(self, item: RewardInput) -> float | None:
+        problem = item.problem
+        values = (problem.source, item.completion, problem.gold, problem.extra.get("extra_info"))
+        function = load_function(self.function)
+        found = function(**_taken(function, dict(zip(VERL, values, strict=True))), **self.options)
+        return number_of(_inside(found, "score"))
+
+
+class OpenRlhfFunction(FunctionReward):
+    """OpenRLHF's `reward_func(queries, prompts, labels)`, which gives a list or tensor, or a mapping with `rewards`. A
+    query is the question with the completion after it."""
+
+    name: Literal["openrlhf"] = "openrlhf"
+    """Which reward."""
+
+    def check(self) -> None:
+        _check_call(self, OPENRLHF)
+
+    def score_all(self, items: Sequence[RewardInput]) -> list[float | None]:
+        if not items:
+            return []
+        prompts = [item.problem.question for item in items]
+        queries = [prompt + item.completion for prompt, item in zip(prompts, items, strict=True)]
+        values = (queries, prompts, [item.problem.gold for item in items])
+        function = load_function(self.function)
+        try:
+            found = function(**_taken(function, dict(zip(OPENRLHF, values, strict=True))), **self.options)
+            return [number_of(value) for value in listed(_inside(found, "rewards"), len(items))]
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise RewardFailed(self, self.label, items[0].completion, error) from error
+
+
+def owner_of(function: Any) -> str | None:
+    """Whose calls a function expects, by the names of its arguments: `verl`, `openrlhf`, or nobody's."""
+    try:
+        taken = set(inspect.signature(function).parameters) if callable(function) else set()
+    except ValueError:
+        return None  # what is not written in Python may not say what it takes
+    if {"solution_str", "ground_truth"} <= taken:
+        return "verl"
+    return "openrlhf" if {"queries", "prompts"} <= taken else None
+
+
+def _taken(function: Any, known: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return dict(known)
+    return {name: value for name, value in known.items() if name in parameters}
+
+
+def _check_call(reward: FunctionReward, names: Sequence[str]) -> None:
+    function = load_function(reward.function)
+    try:
+        inspect.signature(function).bind(**_taken(function, dict.fromkeys(names)), **reward.options)
+    except TypeError as error:
+        file, line = reward.place
+        raise UserError(
+            f"reward '{reward.label}' cannot be called with {', '.join(names)} and its options: {error}",
+            file=file,
+            line=line,
+            fix="give what it lacks under `options`",
+        ) from error
+
+
+def _inside(found: Any, key: str) -> Any:
+    if not isinstance(found, Mapping):
+        return found
+    if key not in found:
+        raise WrongReturn(f"returned a mapping without '{key}'", f"return a number, or a mapping with '{key}'")
+    return found[key]
