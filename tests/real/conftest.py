@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +103,18 @@ def vocabulary(request: pytest.FixtureRequest, real: Path) -> Vocabulary:
     return read_vocabulary(real / "vocabularies" / f"{request.param}.gguf")
 
 
+@cache
+def read_once(gguf: Path) -> Any:
+    """A tokenizer that nobody may change: reading a vocabulary takes a second or two."""
+    return load_tokenizer(str(gguf))
+
+
 @pytest.fixture(scope="session", params=SPEAKERS, ids=[" ".join(filter(None, pair)) for pair in SPEAKERS])
 def speaker(request: pytest.FixtureRequest, real: Path, templates: dict[str, str]) -> Speaker:
     """Tokenizers as models have them: each vocabulary alone, and with a chat template made for it."""
     name, template = request.param
     file = real / "smollm2.gguf" if name == "smollm2" else real / "vocabularies" / f"{name}.gguf"
-    tokenizer = load_tokenizer(str(file))
+    tokenizer = copy.copy(read_once(file))
     if template == "":
         tokenizer.chat_template = None
     elif template is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,7 @@ from lemma.data.load_rows import load_demonstrations
 from lemma.formats import make_format
 from lemma.formats.bridge import Bridge
 from lemma.formats.turns import encode_turns
-from lemma.models.load_model import load_tokenizer
-from tests.real.conftest import Speaker
+from tests.real.conftest import Speaker, read_once
 
 TURNS = (Message("user", "How much is 2+2?"), Message("assistant", "It is 4."), Message("user", "And 3+3?"))
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 2}}}
@@ -65,7 +65,7 @@ def test_tool_calls_are_learnt_and_results_are_not(
 ) -> None:
     import datasets
 
-    tokenizer = load_tokenizer(str(real / "vocabularies" / f"{vocabulary}.gguf"))
+    tokenizer = copy.copy(read_once(real / "vocabularies" / f"{vocabulary}.gguf"))
     tokenizer.chat_template = templates[template]
     messages = [
         {"role": "user", "content": "How much is 2+2?"},

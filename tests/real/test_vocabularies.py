@@ -11,8 +11,7 @@ from lemma.formats.chat import ChatFormat
 from lemma.formats.encode import encode_demonstration, encode_document, encode_prompt, encode_text
 from lemma.formats.format import adds_bos
 from lemma.models.gguf import find_ends
-from lemma.models.load_model import load_tokenizer
-from tests.real.conftest import Speaker, Vocabulary
+from tests.real.conftest import Speaker, Vocabulary, read_once
 
 # What the published tokenizers put in front of a text: that of Llama 3, Phi-3 and others BOS, the others nothing.
 BEGINS = {"command-r", "deepseek-coder", "deepseek-llm", "llama-bpe", "llama-spm", "phi-3"}
@@ -38,7 +37,7 @@ WORKED = Demonstration(PROBLEM, reasoning=REASONING, answer="1851.75")
 
 
 def test_ids_are_those_of_llama_cpp(vocabulary: Vocabulary) -> None:
-    tokenizer = load_tokenizer(str(vocabulary.gguf))
+    tokenizer = read_once(vocabulary.gguf)
     assert len(vocabulary.samples) > 40
     for text, ids in vocabulary.samples:
         assert tuple(encode_text(text, tokenizer)) == ids, text
