@@ -12,6 +12,7 @@ import torch
 
 from lemma.cluster.cluster_options import ClusterOptions
 from lemma.cluster.launching import is_begun_already
+from lemma.core.collector import set_aside
 from lemma.core.errors import UserError, nearest
 from lemma.core.events import Said, Sink
 from lemma.core.ranks import from_leader, is_leader, speakers, together, use_slots, usual_slots, world_size
@@ -82,7 +83,7 @@ def train(
         torch.set_num_threads(int(facts["threads"]))
         _take_slots(recipe.cluster, wanted, int(facts.get("slots", 1)), sink)
         _determinism(recipe.run, device, sink)
-        with StopSignal().listening() as stop:
+        with StopSignal().listening() as stop, set_aside():
             return _run_stages(recipe, skipped, folder, device, sink, stop)
     except UserError:
         if is_leader():
