@@ -67,6 +67,13 @@ def theirs(sentence: str, columns: Mapping[str, str]) -> str:
     return sentence
 
 
+def repair(sentence: str) -> str | None:
+    """What helps against a row of which this sentence is true, where that is plain."""
+    if sentence.endswith(("is null", "is empty")):
+        return "fill it, or remove the row"
+    return "write it as text" if sentence.endswith("holds true or false, not an answer") else None
+
+
 def advice(values: Values) -> str:
     """Which columns of a row may be meant, as a recipe would say it."""
     guessed: dict[str, str] = {}

@@ -13,7 +13,7 @@ from lemma.core.errors import UserError, nearest
 from lemma.core.types import Demonstration, Judged, Message, Preference, Problem
 from lemma.data import conversations, pairs
 from lemma.data.choices import gpqa, hellaswag, multiple_choice, options_of
-from lemma.data.columns import NO_COLUMNS, advice, check_columns, renamed, theirs
+from lemma.data.columns import NO_COLUMNS, advice, check_columns, renamed, repair, theirs
 from lemma.data.rows import (
     JsonError,
     LeftOut,
@@ -357,7 +357,8 @@ def read_each(
             left_out.append(row.error(theirs(str(error), columns)))
             continue
         except RowError as error:
-            raise row.error(theirs(str(error), columns)) from error
+            sentence = theirs(str(error), columns)
+            raise row.error(sentence, fix=repair(sentence)) from error
         count += 1
         yield row, item
     if left_out and not count:

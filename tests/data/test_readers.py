@@ -395,6 +395,13 @@ def test_a_wrong_row_is_named_with_its_place_and_columns(values, reader, sentenc
     assert said.startswith("rows.jsonl:3: ") and sentence in said and f"columns: {', '.join(values)}" in said
 
 
+@pytest.mark.parametrize(("answer", "fix"), [(None, "fill it, or remove the row"), (True, "write it as text")])
+def test_a_row_that_is_easily_repaired_says_how(answer, fix):
+    with pytest.raises(UserError) as caught:
+        read([Row({"question": "2+2?", "answer": answer}, "rows.jsonl", 1, 1)], "question_answer")
+    assert str(caught.value).endswith(f"(columns: question, answer); {fix}")
+
+
 def test_rows_without_lines_have_numbers():
     with pytest.raises(
         UserError, match=r"^a.parquet: row 5: the column 'answer' is null \(columns: question, answer\)"
