@@ -85,8 +85,8 @@ def unknown(name: str, path: KeyPath, options: type[Options], root: type[Options
     close = get_close_matches(name, fields, n=1, cutoff=0.7)
     if close:
         return f"did you mean '{close[0]}'?"
-    inside = next((spot for meant in [(name,), *meanings] for spot, _ in _spots(options, meant)), ())
-    everywhere = [found for meant in meanings for found in _spots(root, meant)] if path else []
+    inside = next((spot for meant in [(name,), *meanings] for spot, _ in spots(options, meant)), ())
+    everywhere = [found for meant in meanings for found in spots(root, meant)] if path else []
     same = [other for spot, other in everywhere if _is_place(path, spot[:-1])]
     others = sorted(filter(None, map(_called, same)))
     if others:
@@ -111,7 +111,7 @@ def _called(options: type[Options]) -> str | None:
     return None if field is None else str(field.default)
 
 
-def _spots(root: type[Options], ending: KeyPath) -> Iterator[tuple[KeyPath, type[Options]]]:
+def spots(root: type[Options], ending: KeyPath) -> Iterator[tuple[KeyPath, type[Options]]]:
     """Paths below `root`, nearest first, that end so and lead to a field, and the options it is one of."""
     queue: deque[tuple[KeyPath, type[Options]]] = deque([((), root)])
     seen = {root}

@@ -50,6 +50,7 @@ _OF = {
     "weight_decay": "wd l2",
 }
 SYNONYMS: dict[str, tuple[str, ...]] = {name: (ours,) for ours, names in _OF.items() for name in names.split()}
+SYNONYMS["pairs"] = ("batch.examples",)
 SYNONYMS |= dict.fromkeys(
     ("batch_size", "per_device_train_batch_size", "train_batch_size", "rollout_batch_size"),
     ("batch.sequences", "batch.problems", "batch.examples"),
@@ -57,5 +58,19 @@ SYNONYMS |= dict.fromkeys(
 
 # A stage is of one of three kinds, and most people think of it by its algorithm.
 KINDS = dict.fromkeys(
-    ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo", "rloo", "reinforce", "loop", "luffy", "expert_iteration"), "rl"
+    (
+        "grpo",
+        "dr_grpo",
+        "dapo",
+        "gspo",
+        "cispo",
+        "ppo",
+        "rloo",
+        "reinforce",
+        "reinforce_baseline",
+        "loop",
+        "luffy",
+        "expert_iteration",
+    ),
+    "rl",
 ) | dict.fromkeys(("dpo", "kto", "cpo", "simpo", "orpo"), "preference")

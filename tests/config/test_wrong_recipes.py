@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from lemma import formats
+from lemma.algorithms import ALGORITHMS
+from lemma.algorithms.preference import PREFERENCE_ALGORITHMS
 from lemma.cli import main
+from lemma.config.explain import spots
+from lemma.config.foreign_names import KINDS, SYNONYMS
+from lemma.recipe import Recipe
 from tests.config.refusals import GOOD, complaint_about, swap
 
 pytestmark = pytest.mark.usefixtures("recipe_folder")
@@ -248,6 +253,15 @@ RECIPES: dict[str, tuple[str, str]] = {
         " write for example 0.1 or 30",
     ),
 }
+
+
+def test_names_of_other_programs_mean_options_that_there_are() -> None:
+    for theirs, meanings in SYNONYMS.items():
+        for ours in meanings:
+            ending = tuple(ours.split("."))
+            assert ours in Recipe.model_fields or any(spots(Recipe, ending)), (theirs, ours)
+    assert set(KINDS) == {*ALGORITHMS, *PREFERENCE_ALGORITHMS}
+    assert all(KINDS[name] == ("rl" if name in ALGORITHMS else "preference") for name in KINDS)
 
 
 def test_the_recipe_that_the_wrong_ones_are_made_of_is_good() -> None:
