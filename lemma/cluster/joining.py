@@ -95,7 +95,8 @@ def member(
             place.rank, place.size, 1, dist.group.WORLD, dist.group.WORLD, waiting=watch.waiting, note=watch.note
         )
         with joined(world):
-            world.aside = dist.new_group(backend="gloo", timeout=limit)
+            with watch.waiting("the start"):
+                world.aside = dist.new_group(backend="gloo", timeout=limit)
             if all(gather_over_ranks(has_own_gpu, "who has a GPU")):
                 world.carrier, world.on_device = dist.new_group(backend="nccl", timeout=limit), True
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import socket
@@ -124,6 +125,8 @@ class RankWatch:
 
     def _explained(self, place: str, error: RuntimeError) -> Exception:
         """Who is missing, or what another rank failed with."""
+        if os.strerror(errno.EMFILE) in str(error):  # of this rank, for whom nobody else is missing
+            return UserError(f"rank {self.rank} has too many open files", fix="raise the limit with `ulimit -n`")
         reason = _reason(error)
         try:
             failed = self._failure()

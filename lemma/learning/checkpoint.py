@@ -240,7 +240,7 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Steps with a checkpoint on disk, valid or not."""
-        return sorted(int(p.name[5:]) for p in self.folder.glob("step-*") if p.name[5:].isdigit())
+        return sorted(int(p.name[5:]) for p in self.folder.glob("step-*") if p.name[5:].isdecimal())
 
     @property
     def oldest(self) -> int:
@@ -260,10 +260,26 @@ class CheckpointStore:
             return None if held[0] is None else held[0].step
 
         step = from_leader(look, "the newest checkpoint")
-        checkpoint = held[0] if held else None if step is None else self.load(step, verify=False)
+
+        def follow() -> None:
+            if not held:
+                held.append(None if step is None else self._read_too(step))
+
+        together(follow, "the newest checkpoint")
+        checkpoint = held[0]
         if checkpoint is not None:
             self._best = checkpoint.state["best"]
         return checkpoint
+
+    def _read_too(self, step: int) -> Checkpoint:
+        """The same on another rank, which finds what the first one has found valid."""
+        try:
+            return self.load(step, verify=False)
+        except BrokenCheckpoint as error:
+            raise UserError(
+                f"rank {rank()} cannot read the checkpoint of step {step} in {self.folder} ({error}), and rank 0 can",
+                fix="see that all ranks may read everything in the run folder, and have memory for it",
+            ) from error
 
     def _newest(self) -> Checkpoint | None:
         for step in sorted(self.steps(), reverse=True):

@@ -7,14 +7,22 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import mock
 
 import pytest
+import torch
+from torch.distributed import HashStore
 
 from lemma.cli import main
 from lemma.cluster.cluster_options import ClusterOptions
 from lemma.cluster.joining import member
 from lemma.cluster.launching import Launcher
+from lemma.cluster.rank_watch import RankLost, RankWatch
 from lemma.core.errors import UserError
+from lemma.core.ranks import gather_over_ranks, rank
+from lemma.learning import checkpoint
+from lemma.learning.checkpoint import CheckpointStore
+from tests.cluster.crew import Crew
 from tests.cluster.forked import Forked
 from tests.cluster.test_rank_faults import prepare
 
@@ -91,3 +99,39 @@ def test_a_port_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
         member(ClusterOptions(), "cpu"),
     ):
         pass
+
+
+def test_why_a_wait_failed() -> None:
+    """Without places in gloo's sources; what only this rank lacks is nobody else's fault."""
+    watch = RankWatch(HashStore(), 0, 2, patience=1.0)
+    watch.start()
+    closed = "[/build/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:28817. This is typically"
+    with (
+        pytest.raises(RankLost, match=r"\(Connection closed by peer \[127\.0\.0\.1\]:28817\)$"),
+        watch.waiting("a sum"),
+    ):
+        raise RuntimeError(closed)
+    full = "[enforce fail at /build/gloo/transport/tcp/loop.cc:48] rv != -1. -1 vs -1. pipe: Too many open files"
+    with pytest.raises(UserError, match="rank 0 has too many open files; raise the limit"), watch.waiting("a sum"):
+        raise RuntimeError(full)
+    watch.stop()
+
+
+def read_by_one(folder: Path) -> str:
+    """A checkpoint of which the second rank may not read a file."""
+    store = CheckpointStore(folder, keep=1, say=lambda text: None)
+    store.save(1, {f"weight/w{rank()}": torch.ones(2)}, {})
+    store.wait()
+    gather_over_ranks(None)
+    trouble = {} if rank() == 0 else {"side_effect": PermissionError(13, "not you")}
+    with mock.patch.object(checkpoint, "load_file", return_value={}, **trouble):
+        try:
+            store.newest()
+        except UserError as error:
+            return str(error)
+    return "read"
+
+
+def test_a_checkpoint_that_only_the_first_rank_can_read(crew: Crew, tmp_path: Path) -> None:
+    (said,) = set(crew.run(2, read_by_one, tmp_path))
+    assert "rank 1 cannot read the checkpoint of step 1 in " in said and "not you), and rank 0 can; see that" in said
