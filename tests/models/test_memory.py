@@ -125,6 +125,7 @@ MEASURED = [
     (QWEN_7B, 8, "gradients", 49.08),
     (QWEN_7B, 64, "gradients", 31.30),
     (QWEN_14B, 8, "gradients", 92.25),
+    (QWEN_14B, 64, "gradients", 60.04),
 ]
 
 
@@ -166,3 +167,15 @@ def _saved_bytes(policy: Policy, batch: TokenBatch) -> int:
         logprobs, _ = policy.logprobs(batch)
     logprobs.sum().backward()
     return sum(seen.values())
+
+
+def test_what_norms_of_heads_keep_is_in_the_plan() -> None:
+    """Qwen3-0.6B on an H200, packs of 32,768 tokens, nothing recomputed: 55.4 GiB, of which 9.3 are logits that are kept
+    only where there is room."""
+    shape = Shape.of_config(
+        {"model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28}
+        | {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
+        | {"tie_word_embeddings": True}
+    )
+    plan = plan_training(shape, ModelOptions(path="benchmark"), "bf16", 32768)
+    assert abs((55.4 - 9.3) * 2**30 / plan.total - 1) < 0.05
