@@ -63,7 +63,8 @@ class BudgetOptions(Options):
 
     token_budget: int | None = Field(None, ge=16)
     """Maximum number of tokens in one forward and backward pass. Changes speed and memory, never the gradient.
-    Default: 16384 on a CPU; on a GPU what the memory plan finds room for, between 8192 and 65536."""
+    Default: 16384 on a CPU, fewer where the memory plan finds no room for them; on a GPU what it finds room for,
+    between 8192 and 65536."""
 
     @property
     def planned_budget(self) -> int:

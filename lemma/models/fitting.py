@@ -66,5 +66,26 @@ def fit_memory(shape: Shape, memory: float, precision: Precision, *, copies: int
     return replace(min(tried, key=lambda fit: fit.planned), fits=False)
 
 
+def host_budget(
+    shape: Shape,
+    model: ModelOptions,
+    precision: Precision,
+    memory: float,
+    *,
+    eight_bit_moments: bool = False,
+    critic: bool = False,
+    reference: bool = False,
+) -> int:
+    """The most tokens at a time whose update fits into a share of `memory` bytes on a CPU; the fewest where none does.
+
+    Small packs cost a CPU next to nothing: no block is computed twice for the sake of larger ones.
+    """
+    for budget in BUDGETS:
+        plan = plan_training(shape, model, precision, budget, eight_bit_moments=eight_bit_moments, on_cpu=True)
+        if plan.beside(critic=critic, reference=reference).total <= SHARE * memory:
+            return budget
+    return BUDGETS[-1]
+
+
 def in_gib(size: float) -> str:
     return f"{size / GIB:.1f} GiB"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import psutil
 import torch
 
 from lemma.core.ranks import gather_over_ranks, speakers, world_size
 from lemma.learning.learning_options import BudgetOptions, OptimOptions
+from lemma.models.fitting import host_budget
 from lemma.models.load_model import pick_precision
 from lemma.models.memory import Shape
 from lemma.models.policy import Policy
@@ -28,22 +30,33 @@ def fit_budget(
     Where memory asks for it, blocks of the policy are recomputed from here on.
     """
     model, device = stage.model, policy.device
-    if device.type != "cuda":
+    if device.type not in ("cuda", "cpu"):
         return batch.planned_budget
     try:
         shape = Shape.of_config(policy.causal.config.to_dict())
     except KeyError:  # nothing is known about its needs
         return batch.planned_budget
+    precision, eight_bit = pick_precision(model.precision, device), optim.name == "adamw_8bit"
+    reference = reference and not policy.is_adapter
+    if device.type == "cpu":
+        if batch.token_budget is not None:
+            return batch.token_budget
+        memory = psutil.virtual_memory().total / world_size()
+        wanted = {"eight_bit_moments": eight_bit, "critic": critic, "reference": reference}
+        found = min(gather_over_ranks(host_budget(shape, model, precision, memory, **wanted)))
+        if found < batch.planned_budget:
+            stage.say(f"by the memory plan: {found} tokens at a time")
+        return found
     fit = fit_update(
         shape,
         model,
-        pick_precision(model.precision, device),
+        precision,
         torch.cuda.get_device_properties(device).total_memory,
         token_budget=batch.token_budget,
         with_engine=with_engine and speakers() is None and stage.shard != "weights",
-        eight_bit_moments=optim.name == "adamw_8bit",
+        eight_bit_moments=eight_bit,
         critic=critic,
-        reference=reference and not policy.is_adapter,
+        reference=reference,
         ranks=world_size(),
         shard=stage.shard,
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lemma.models.fitting import USUAL
-from lemma.models.memory import GIB, plan_training
+from lemma.models.fitting import SHARE, USUAL, host_budget
+from lemma.models.memory import GIB, Shape, plan_training
 from lemma.models.model_options import LoraOptions, ModelOptions
 from lemma.models.packing import TokenBatch
 from lemma.models.update_fit import ALONE, UpdateFit, fit_update
@@ -47,6 +47,17 @@ def test_an_engine_a_critic_and_a_reference_leave_less() -> None:
         fit = fit_update(MIDDLE, MODEL, "bf16", 80 * GIB, **other)
         assert (fit.token_budget, -fit.recomputed) <= (alone.token_budget, -alone.recomputed)
     assert fit_update(MIDDLE, MODEL, "bf16", 80 * GIB, critic=True) != alone
+
+
+def test_a_cpu_takes_smaller_packs_and_recomputes_nothing() -> None:
+    shape, adapters = Shape(30, 576, 576, 192, 1536, 49152, True), MODEL.model_copy(update={"lora": LoraOptions()})
+    budgets = {gib: host_budget(shape, adapters, "fp32", gib * GIB) for gib in (2, 8, 12, 20, 32, 128)}
+    assert sorted(budgets.values()) == list(budgets.values())
+    assert (budgets[2], budgets[128]) == (2048, 16384) and len(set(budgets.values())) == 4
+    for gib, budget in budgets.items():
+        total = plan_training(shape, adapters, "fp32", budget, on_cpu=True).total
+        assert budget == 2048 or total <= SHARE * gib * GIB
+    assert host_budget(shape, adapters, "fp32", 20 * GIB, critic=True) < budgets[20]
 
 
 def test_where_nothing_fits_the_smallest_is_taken() -> None:

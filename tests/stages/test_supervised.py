@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,13 @@ def test_a_stream_is_validated_on_whole_demonstrations(world: World) -> None:
         == 0
     )
     assert any(row["axis"] == "eval" for row in world.rows())
+
+
+def test_a_small_memory_makes_small_packs_and_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=2**28))
+    recipe = world.recipe({"steps": 1, "validation": {}, "batch": {"sequences": 4}})
+    assert world.train(recipe) == 0
+    assert Said("by the memory plan: 2048 tokens at a time") in world.events
 
 
 def test_stream_packing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
