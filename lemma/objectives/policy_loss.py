@@ -126,7 +126,7 @@ class PolicyLoss:
         if self.top_entropy < 1.0 and len(terms.logprobs_N):
             assert terms.entropy_N is not None
             entropy_N = terms.entropy_N.detach()
-            keep_N = entropy_N >= torch.quantile(entropy_N, 1.0 - self.top_entropy)
+            keep_N = entropy_N >= quantile(entropy_N, 1.0 - self.top_entropy)
         if self.off_policy_limit is not None:
             fallen_N = (spoken(terms, old_N) - terms.logprobs_N).detach()
             fallen_B = terms.per_sequence(fallen_N) / terms.lengths_B()
@@ -172,6 +172,14 @@ def ratios(terms: Terms, old_N: torch.Tensor, level: Level) -> torch.Tensor:
         log_B = terms.per_sequence(log_N)
         log_N = (log_B / terms.lengths_B() if level == "sequence" else log_B)[terms.sequence_N]
     return log_N.clamp(max=LARGEST_LOG_RATIO).exp()
+
+
+def quantile(values_N: torch.Tensor, share: float) -> torch.Tensor:
+    """As `torch.quantile`, which refuses more than 2^24 numbers; up to there, to the last bit."""
+    exact = values_N.dtype if len(values_N) <= 2**24 else torch.float64
+    place = torch.tensor(share, dtype=exact) * (len(values_N) - 1)
+    below, above = (values_N.kthvalue(int(x) + 1).values for x in (place.floor(), place.ceil()))
+    return below.lerp(above, float(place - place.floor()))
 
 
 def _summed(values_N: torch.Tensor, place_N: torch.Tensor) -> torch.Tensor:

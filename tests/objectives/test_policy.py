@@ -11,7 +11,7 @@ import torch
 from lemma.objectives import Terms, Totals
 from lemma.objectives.advantages import group_advantages, summed_advantages, total_rewards
 from lemma.objectives.kl import KlKind, adapted_coefficient, kl_estimate
-from lemma.objectives.policy_loss import PolicyLoss
+from lemma.objectives.policy_loss import PolicyLoss, quantile
 from lemma.objectives.policy_mismatch import MismatchWeight
 from lemma.objectives.policy_surrogates import CappedWeight, Clip, GammaWeight, SoftGate, Unclipped
 
@@ -110,6 +110,17 @@ def test_the_levels_of_a_ratio() -> None:
         assert (3 * pulled).tolist() == pytest.approx([*first, -math.exp(0.5)])
     product = PolicyLoss(Unclipped(), level="trajectory", normalise="sequence")(given)
     assert product.value.item() == pytest.approx(-(math.exp(0.75) - math.exp(0.5)) / 3)
+
+
+def test_a_quantile_is_that_of_torch_and_has_no_largest_size() -> None:
+    torch.manual_seed(0)
+    for size in (1, 2, 10, 1001):
+        for kind in (torch.float32, torch.float64):
+            values = torch.randn(size, dtype=kind)
+            for share in (0.0, 0.3, 0.8, 1.0):
+                assert torch.equal(quantile(values, share), torch.quantile(values, share))
+    many = (torch.arange(2**24 + 1) % 2).half()
+    assert [quantile(many, share).item() for share in (0.25, 0.75)] == [0.0, 1.0]
 
 
 def test_scopes() -> None:
