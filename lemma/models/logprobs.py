@@ -20,6 +20,8 @@ from lemma.models.products import add_product_, sink_of
 
 # Share of a GPU's memory that stays free where logits are kept for the backward pass.
 MARGIN = 0.15
+# A kernel is compiled once more for addresses that are not multiples of 16 bytes: chunks begin at such multiples.
+ALIGNED_ROWS = 16
 
 
 class Curve(NamedTuple):
@@ -59,13 +61,21 @@ def token_logprobs(
     With `scale` and `cap` the logits are those of `map_logits`, before the temperature divides them.
     Both come in float32 (float64 where the hidden states are) and are differentiable in hidden and weight.
     """
-    held = CHUNK_BYTES if hidden_NH.is_cuda else HOST_CHUNK_BYTES
-    rows = chunk or max(1, held // (4 * weight_VH.shape[0]))
+    rows = chunk or rows_at_a_time(weight_VH.shape[0], hidden_NH.is_cuda)
     use_fused = hidden_NH.is_cuda and hidden_NH.dtype != torch.float64 if fused is None else fused
+    curve = Curve.of(float(temperature), scale, cap)
+    # `forward` cannot ask: no gradient is ever enabled inside it, and its inputs need one under `no_grad` too.
+    may_keep = use_fused and torch.is_grad_enabled()
     logprobs, entropies = _ChunkedLogprobs.apply(
-        hidden_NH, weight_VH, bias_V, targets_N, Curve.of(float(temperature), scale, cap), rows, entropy, use_fused
+        hidden_NH, weight_VH, bias_V, targets_N, curve, rows, entropy, use_fused, may_keep
     )
     return logprobs, entropies if entropy else None
+
+
+def rows_at_a_time(vocabulary: int, on_gpu: bool) -> int:
+    """Rows of logits that are held in float32 at a time."""
+    rows = max(1, (CHUNK_BYTES if on_gpu else HOST_CHUNK_BYTES) // (4 * vocabulary))
+    return rows - rows % ALIGNED_ROWS if on_gpu and rows > ALIGNED_ROWS else rows
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -80,12 +90,13 @@ class _ChunkedLogprobs(torch.autograd.Function):
         rows: int,
         entropy: bool,
         fused: bool,
+        may_keep: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         exact = torch.float64 if hidden_NH.dtype == torch.float64 else torch.float32
         count = hidden_NH.shape[0]
         logprobs, lse, entropies = (torch.empty(count, dtype=exact, device=hidden_NH.device) for _ in range(3))
         stats = _fused_stats if fused else _plain_stats
-        keeps = any(ctx.needs_input_grad[:3]) and fused and _has_room(count * len(weight_VH) * hidden_NH.itemsize)
+        keeps = may_keep and any(ctx.needs_input_grad[:3]) and _has_room(count * len(weight_VH) * hidden_NH.itemsize)
         ctx.kept = [] if keeps else None
         for start in range(0, count, rows):
             part = slice(start, start + rows)
@@ -126,7 +137,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             if grad_bias is not None:
                 grad_bias += d_logits.sum(0, dtype=exact)
         cast = lambda grad, like: None if grad is None else grad.to(like.dtype)  # noqa: E731
-        return grad_hidden, cast(grad_weight, weight_VH), cast(grad_bias, bias_V), None, None, None, None, None
+        return grad_hidden, cast(grad_weight, weight_VH), cast(grad_bias, bias_V), None, None, None, None, None, None
 
 
 def _has_room(size: int) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Sequence
 
 import torch
 
 from lemma.models import adapter_kernels, blocks, joint_kernels, kernels
+from lemma.models import logprobs as lemma_logprobs
 from lemma.models.adapters import Folded
 from lemma.models.blocks import gated, rms_norm
 from lemma.models.logprobs import token_logprobs
@@ -108,6 +110,32 @@ def softmax(dtype: torch.dtype) -> None:
     assert abs(flat[1].item() - torch.log(torch.tensor(40.0)).item()) < 1e-5
 
 
+def kept_logits(dtype: torch.dtype) -> None:
+    """A GPU with room keeps all logits for the backward pass; without a gradient there is none, and it keeps none."""
+    hidden, weight = torch.randn(6, 8, dtype=dtype), torch.randn(53, 8, dtype=dtype, requires_grad=True)
+    made: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+
+    def product(*inputs: torch.Tensor) -> torch.Tensor:
+        nonlocal most
+        made.append(weakref.ref(logits := make(*inputs)))
+        most = max(most, sum(other() is not None for other in made))
+        return logits
+
+    make, room = lemma_logprobs._logits, lemma_logprobs._has_room
+    lemma_logprobs._logits, lemma_logprobs._has_room = product, lambda size: True
+    try:
+        for enabled, alive in ((True, 3), (False, 2)):  # the last one is let go when the next one is there
+            made.clear()
+            most = 0
+            with torch.set_grad_enabled(enabled):
+                kept = token_logprobs(hidden, weight, torch.arange(6), chunk=2, fused=True)
+            assert most == alive, (enabled, most)
+            del kept
+    finally:
+        lemma_logprobs._logits, lemma_logprobs._has_room = make, room
+
+
 def adapters(dtype: torch.dtype) -> None:
     """More rows than a tile; a rank that fills no tile; one, two and three layers of different widths. The interpreter
     does not multiply numbers of half precision."""
@@ -136,7 +164,7 @@ def adapters(dtype: torch.dtype) -> None:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    for check in (norm, add_norm, gate, joint_gate, split, softmax, adapters):
+    for check in (norm, add_norm, gate, joint_gate, split, softmax, kept_logits, adapters):
         for dtype in LIMITS:
             check(dtype)
         print(check.__name__)

@@ -127,6 +127,12 @@ def test_the_gradient_takes_the_place_of_the_logits() -> None:
     assert found.data_ptr() == place
 
 
+def test_chunks_of_a_gpu_begin_at_aligned_addresses_and_those_of_a_cpu_stay() -> None:
+    assert logprobs.rows_at_a_time(151936, on_gpu=True) == 880
+    assert logprobs.rows_at_a_time(151936, on_gpu=False) == 220
+    assert logprobs.rows_at_a_time(10**8, on_gpu=True) == 1
+
+
 def test_low_precision_adds_up_in_float32() -> None:
     torch.manual_seed(1)
     hidden = torch.randn(9, 16).bfloat16().requires_grad_()
