@@ -30,11 +30,8 @@ def fit_budget(
     Where memory asks for it, blocks of the policy are recomputed from here on.
     """
     model, device = stage.model, policy.device
-    if device.type not in ("cuda", "cpu"):
-        return batch.planned_budget
-    try:
-        shape = Shape.of_config(policy.causal.config.to_dict())
-    except KeyError:  # nothing is known about its needs
+    shape = _shape(policy) if device.type in ("cuda", "cpu") else None
+    if shape is None:
         return batch.planned_budget
     precision, eight_bit = pick_precision(model.precision, device), optim.name == "adamw_8bit"
     reference = reference and not policy.is_adapter
@@ -65,3 +62,12 @@ def fit_budget(
         again = f", {fit.recomputed} of {shape.layers} blocks recomputed" if fit.recomputed else ""
         stage.say(f"by the memory plan: {fit.token_budget} tokens at a time{again}")
     return min(gather_over_ranks(fit.token_budget))
+
+
+def _shape(policy: Policy) -> Shape | None:
+    """The shape of a decoder of the usual kind; None where nothing is known about its needs."""
+    try:
+        shape = Shape.of_config(policy.causal.config.to_dict())
+        return shape if shape.parameters else None
+    except (KeyError, TypeError):
+        return None
