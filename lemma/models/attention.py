@@ -17,12 +17,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch._compile import _disable_dynamo
-from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from lemma.core.errors import UserError
+from lemma.models.capped_attention import Visible, capped
 from lemma.models.packing import Segments
 from lemma.models.sharing import Sharing
 
@@ -60,7 +60,9 @@ def attend(
         out_THD = cached(module.layer_idx, query_THD, key_THD, value_THD, None, None, scale, sliding_window, softcap)
         return out_THD[None], None
     if segments is None and softcap is not None:
-        return _plain_capped(query, key, value, attention_mask, scale, softcap), None
+        seen = rows_seen(key.shape[2], query.shape[2], None, key.device)
+        visible = seen if attention_mask is None else lambda start, end: attention_mask[..., start:end, :]
+        return capped(query, key, value, visible, scale, softcap).transpose(1, 2), None
     if segments is None:
         if sliding_window is not None:
             kwargs["sliding_window"] = sliding_window
@@ -167,13 +169,15 @@ def _bucketed(
     pieces, places = [], []
     for bucket in segments.buckets:
         query, key, value = (_padded(x, bucket.rows_BL) for x in (query_HTD, key_HTD, value_HTD))
-        if groups > 1:
-            key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-        mask = None if window is None else window_mask(query.shape[2], window, query.device)
+        count = query.shape[2]
         if softcap is None:
+            if groups > 1:
+                key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+            mask = None if window is None else window_mask(count, window, query.device)
             block_BHLD = F.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None, scale=scale)
         else:
-            block_BHLD = _plain_capped(query, key, value, mask, scale, softcap).transpose(1, 2)
+            visible = rows_seen(count, count, window, query.device)
+            block_BHLD = capped(query, key, value, visible, scale, softcap)
         pieces.append(block_BHLD.transpose(1, 2).flatten(0, 1)[bucket.take_M])
         places.append(bucket.into_M)
     return out_THD.index_copy(0, torch.cat(places), torch.cat(pieces))
@@ -187,43 +191,19 @@ def _padded(x_HTD: torch.Tensor, rows_BL: torch.Tensor) -> torch.Tensor:
     return x_HTD.transpose(0, 1).index_select(0, rows_BL.flatten()).view(*rows_BL.shape, heads, size).transpose(1, 2)
 
 
-def _plain_capped(
-    query_BHLD: torch.Tensor,
-    key_BHLD: torch.Tensor,
-    value_BHLD: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float,
-    softcap: float,
+def rows_seen(keys: int, queries: int, window: int | None, device: torch.device) -> Visible:
+    """Which of the keys each query sees, the queries being the last of the tokens, for any part of the queries."""
+    first = keys - queries
+    return lambda start, end: window_mask(keys, window or keys, device, first + start, first + end)
+
+
+def window_mask(
+    length: int, window: int, device: torch.device, first: int = 0, last: int | None = None
 ) -> torch.Tensor:
-    """Attention with soft-capped scores in the layout (B, L, H, D). Without a mask it is causal, and the queries are
-    the last of the tokens. The scores are not kept for the backward pass but computed again."""
-    groups = query_BHLD.shape[1] // key_BHLD.shape[1]
-    if groups > 1:
-        key_BHLD, value_BHLD = (x.repeat_interleave(groups, dim=1) for x in (key_BHLD, value_BHLD))
-    if mask is None:
-        count = key_BHLD.shape[2]
-        mask = window_mask(count, count, key_BHLD.device)[-query_BHLD.shape[2] :]
-    arguments = (query_BHLD, key_BHLD, value_BHLD, mask, scale, softcap)
-    out_BHLD = checkpoint(capped, *arguments, use_reentrant=False) if torch.is_grad_enabled() else capped(*arguments)
-    return out_BHLD.transpose(1, 2)
-
-
-def capped(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float
-) -> torch.Tensor:
-    """softmax(cap * tanh(scale * q k / cap)) v over (..., L, D) in at least float32; `mask` is True where a query sees
-    a key."""
-    wide = query.dtype if query.dtype == torch.float64 else torch.float32
-    scores = query.to(wide) @ key.to(wide).transpose(-1, -2)
-    scores = torch.tanh(scores * (scale / softcap)) * softcap
-    weights = scores.masked_fill(~mask, torch.finfo(wide).min).softmax(-1)
-    return (weights @ value.to(wide)).to(query.dtype)
-
-
-def window_mask(length: int, window: int, device: torch.device) -> torch.Tensor:
-    """Causal, and at most `window` tokens back, the token itself included."""
-    distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)[None, :]
-    return (distance >= 0) & (distance < window)
+    """Causal, and at most `window` tokens back, the token itself included; for the tokens from `first` to `last`."""
+    row = torch.arange(first, length if last is None else last, device=device)[:, None]
+    column = torch.arange(length, device=device)[None, :]
+    return (column <= row) & (column > row - window)
 
 
 AttentionInterface.register(NAME, attend)

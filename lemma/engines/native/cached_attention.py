@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from lemma.models.attention import capped, has_varlen, varlen, window_mask
+from lemma.models.attention import has_varlen, rows_seen, varlen, window_mask
 from lemma.models.blocks import rotate
+from lemma.models.capped_attention import capped
 from lemma.models.packing import Segments, to_device
 
 ARRIVALS = 1024
@@ -125,10 +126,13 @@ class PrefillContext:
             value_THD.split(self.all.lengths),
             strict=True,
         ):
-            new, old = len(query), len(key) - len(query)
-            mask = window_mask(len(key), window or len(key), query.device)[old:]
-            piece = _grouped(query[None], key[None], value[None], mask[None, None], scale, softcap)
-            pieces.append(piece.reshape(new, *query.shape[1:]))
+            if softcap is not None:
+                visible = rows_seen(len(key), len(query), window, query.device)
+                query, key, value = (x.transpose(0, 1)[None] for x in (query, key, value))
+                pieces.append(capped(query, key, value, visible, scale, softcap)[0].transpose(0, 1))
+                continue
+            mask = window_mask(len(key), window or len(key), query.device, len(key) - len(query))
+            pieces.append(_grouped(query[None], key[None], value[None], mask[None, None], scale, None)[0])
         return torch.cat(pieces)
 
 
@@ -226,10 +230,10 @@ def _grouped(
     """Scaled dot-product attention where several query heads share a key head; (B, Q, H, D)."""
     groups = query_BQHD.shape[2] // key_BLHD.shape[2]
     query, key, value = (x.transpose(1, 2) for x in (query_BQHD, key_BLHD, value_BLHD))
+    if softcap is not None:
+        return capped(query, key, value, lambda start, end: mask[..., start:end, :], scale, softcap).transpose(1, 2)
     # The CPU's kernel reads a shared head where it is; to the last bit it does what it does with copies of the head.
-    in_place = groups > 1 and softcap is None and query.device.type == "cpu"
+    in_place = groups > 1 and query.device.type == "cpu"
     if groups > 1 and not in_place:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    if softcap is not None:
-        return capped(query, key, value, mask, scale, softcap).transpose(1, 2)
     return F.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=in_place).transpose(1, 2)
