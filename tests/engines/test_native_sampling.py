@@ -13,6 +13,7 @@ import torch
 from lemma.core.random import key as random_key
 from lemma.engines.native.noise import FIRST, MASK, SECOND, gumbel, mix, row_seeds, split_key
 from lemma.engines.native.sampler import ENDS, Cuts, way_of
+from lemma.engines.native.scheduler import Sequence
 from lemma.engines.protocol import Completion, Request, Sampling, generate
 from lemma.engines.sampling import cut
 from lemma.models.policy import Policy
@@ -135,6 +136,26 @@ def test_a_repetition_penalty_equals_that_of_generate() -> None:
         torch.from_numpy(prompt)[None], do_sample=False, max_new_tokens=12, repetition_penalty=2.0, eos_token_id=-1
     )[0, len(prompt) :]
     assert found.ids.tolist() == theirs.tolist()
+
+
+def test_a_repetition_penalty_joins_no_tokens_at_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was seen is kept from step to step: how often all tokens are joined does not depend on their number."""
+    policy, joined = exact_policy(tied=True), []
+    join = Sequence.tokens.fget
+    monkeypatch.setattr(Sequence, "tokens", property(lambda self: (joined.append(self.count), join(self))[1]))
+    counts, prompt = [], np.array([5, 5, 9, 5])
+    for longest in (4, 24):
+        sampling = Sampling(max_tokens=longest, ignore_eos=True, repetition_penalty=1.5)
+        sequence = Sequence(Request(("a",), prompt, sampling), 0, 1, frozenset(), None, [(0, 0)])  # type: ignore[arg-type]
+        assert sorted(sequence.seen_ids()) == [5, 9]
+        joined.clear()
+        (found,) = run(policy, [Request(("a",), prompt, sampling)])
+        counts.append(len(joined))
+        for start in range(0, longest, 3):
+            part = found.ids[start : start + 3]
+            sequence.chunks.append((part, part, part))
+            assert sorted(sequence.seen_ids()) == sorted({5, 9, *found.ids[: start + 3].tolist()})
+    assert counts[0] == counts[1] > 0
 
 
 def test_listeners_hear_every_token_once_and_in_order() -> None:

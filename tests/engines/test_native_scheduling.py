@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from lemma.engines.native.runner import Runner
 from lemma.engines.protocol import Completion, Request, Sampling, generate
 from tests.engines.native_checks import FREE, check_at_rest, check_same, engine_of, ids_of, requests_of, run
 from tests.engines.small_policies import exact_policy, random_prompts, worst_difference
@@ -103,6 +105,41 @@ def test_chunks_of_prompts_change_nothing(prefill_tokens: int) -> None:
     policy = exact_policy("gemma3_text")
     requests = requests_of(random_prompts(6, longest=60), FREE, n=2)
     check_same(run(policy, requests, prefill_tokens=prefill_tokens), run(policy, requests))
+
+
+def test_a_pass_gathers_no_more_of_the_cache_than_its_limit() -> None:
+    """Second turns on one long prompt: few new tokens, each sequence with its own copy of all that came before."""
+    policy = exact_policy()
+    shared = np.arange(96) % 50 + 1
+    requests = [Request(("b", i), np.append(shared, i + 1), replace(FREE, max_tokens=2)) for i in range(12)]
+    found, passes = [], []
+    prefill = Runner.prefill
+    for limit in (None, 300):
+        engine = engine_of(policy)
+        assert engine.scheduler.gathered_tokens == 3 * 2**28 // (2 * 32 * 8), "of one layer's keys and values"
+        engine.scheduler.gathered_tokens = limit
+        generate(engine, [Request(("a",), shared, replace(FREE, max_tokens=1))])
+        sizes: list[int] = []
+
+        def counted(self: Runner, parts: Any, sizes: list[int] = sizes) -> Any:
+            sizes.append(sum(sequence.cached + count for sequence, count in parts))
+            return prefill(self, parts)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Runner, "prefill", counted)
+            found.append(generate(engine, requests))
+        passes.append(sizes)
+        check_at_rest(engine)
+    check_same(*found)
+    assert passes == [[12 * 97], [3 * 97] * 4]
+
+
+def test_a_prompt_longer_than_the_limit_is_computed_alone() -> None:
+    policy = exact_policy()
+    requests = requests_of(random_prompts(4, longest=60), FREE)
+    engine = engine_of(policy, prefill_tokens=16)
+    engine.scheduler.gathered_tokens = 1
+    check_same(generate(engine, requests), run(policy, requests))
 
 
 @pytest.mark.parametrize("burst", [1, 3, 16])

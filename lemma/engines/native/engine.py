@@ -12,6 +12,7 @@ import torch
 from lemma.core.random import key as random_key
 from lemma.engines.native.cached_attention import Cache
 from lemma.engines.native.paging import BlockPool
+from lemma.engines.native.pass_sizes import default_prefill, layout, most_gathered
 from lemma.engines.native.runner import BURST, LADDER, Burst, Runner
 from lemma.engines.native.sampler import Way, way_of
 from lemma.engines.native.scheduler import Prefill, Scheduler, Sequence, watcher
@@ -25,9 +26,6 @@ CPU_BLOCK = 16
 # Share of the free GPU memory that the cache takes where no size is given.
 CACHE_SHARE = 0.5
 CPU_CACHE_TOKENS = 65536
-# Tokens of prompts that are computed at once, and the bytes that they may need in addition to the cache.
-LEAST_PREFILL, MOST_PREFILL = 2048, 16384
-PREFILL_BYTES = 3 * 2**28
 # On a CPU looking at the tokens costs little, and steps after the end of a sequence cost much.
 CPU_BURST = 4
 # A burst is launched before the last one is read while at most one row in so many ends unforeseen: such a row is
@@ -67,7 +65,8 @@ class NativeEngine(Engine):
         self.cache_tokens = cache_tokens or self._default_tokens(rows)
         self.cache = self._make_cache()
         self.pool = BlockPool(self.cache.shape[1] // self._block - 1, self._block)
-        self.scheduler = Scheduler(self.pool, rows, prefill_tokens or default_prefill(policy), share_prefixes)
+        new_tokens = prefill_tokens or default_prefill(policy)
+        self.scheduler = Scheduler(self.pool, rows, new_tokens, share_prefixes, most_gathered(policy))
         graphs = on_gpu if use_graphs is None else use_graphs
         self.runner = Runner(policy, self.cache, rows, policy.context, graphs, self._fused)
         self._tables: dict[tuple[str, ...], StopTable] = {}
@@ -361,7 +360,7 @@ class NativeEngine(Engine):
         return min(int(CACHE_SHARE * free / bytes_per_token(self.policy)), rows * self.policy.context)
 
     def _make_cache(self) -> Cache:
-        layers, heads, dim = _layout(self.policy)
+        layers, heads, dim = layout(self.policy)
         # One block more than sequences can own: rows that are not in use write to it.
         blocks = math.ceil(self.cache_tokens / self._block) + 1
         return Cache(layers, blocks, self._block, heads, dim, self.policy.dtype, self.policy.device)
@@ -369,23 +368,8 @@ class NativeEngine(Engine):
 
 def bytes_per_token(policy: Policy) -> int:
     """What the cache needs for each token it holds."""
-    layers, heads, dim = _layout(policy)
+    layers, heads, dim = layout(policy)
     return 2 * layers * heads * dim * policy.head.weight.element_size()
-
-
-def default_prefill(policy: Policy) -> int:
-    """Tokens of prompts in one pass: enough to keep a GPU busy, few enough that a block's widest tensors stay small."""
-    config = policy.causal.config.get_text_config()
-    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    widest = (3 * inner + 6 * config.hidden_size) * policy.head.weight.element_size()
-    return max(LEAST_PREFILL, min(MOST_PREFILL, PREFILL_BYTES // widest))
-
-
-def _layout(policy: Policy) -> tuple[int, int, int]:
-    """Layers, key heads and head size."""
-    config = policy.causal.config.get_text_config()
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return config.num_hidden_layers, getattr(config, "num_key_value_heads", None) or config.num_attention_heads, dim
 
 
 def _device_trouble(error: RuntimeError) -> EngineError:

@@ -123,7 +123,7 @@ def draw_cut(
         logits = logits_BV[rows]
         if sampling.repetition_penalty != 1.0:
             logits = torch.stack([
-                penalise(_exact(row), torch.as_tensor(sequences[i].tokens, device=row.device).unique(),
+                penalise(_exact(row), torch.as_tensor(sequences[i].seen_ids(), device=row.device),
                          sampling.repetition_penalty)
                 for row, i in zip(logits, rows, strict=True)
             ])  # fmt: skip

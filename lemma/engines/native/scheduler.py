@@ -8,6 +8,7 @@ computed again later; it loses nothing, since its noise depends on positions onl
 from __future__ import annotations
 
 import time
+from array import array
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -17,6 +18,23 @@ from lemma.core.types import Finish
 from lemma.engines.native.paging import BlockPool
 from lemma.engines.protocol import Completion, Key, Request
 from lemma.engines.stop_strings import StopTable, StopWatcher
+
+
+class SeenIds:
+    """Ids without repetition, from a prompt and from so many `chunks` of what followed. Another chunk costs its own
+    length, however many ids there are."""
+
+    def __init__(self, prompt: np.ndarray):
+        self.ids = array("q")
+        self.chunks = -1
+        self._known: set[int] = set()
+        self.add(prompt)
+
+    def add(self, ids: np.ndarray) -> None:
+        new = set(ids.tolist()) - self._known
+        self._known |= new
+        self.ids.extend(new)
+        self.chunks += 1
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +60,7 @@ class Sequence:
     submitted: float = field(default_factory=time.perf_counter)
     first: float = 0.0
     chunks: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list)
+    _seen: SeenIds | None = None
 
     @property
     def tokens(self) -> np.ndarray:
@@ -50,6 +69,14 @@ class Sequence:
     @property
     def length(self) -> int:
         return len(self.request.prompt) + self.count
+
+    def seen_ids(self) -> np.ndarray:
+        """Each id of the prompt and the completion once, in no order."""
+        if self._seen is None:
+            self._seen = SeenIds(self.request.prompt)
+        for chunk in self.chunks[self._seen.chunks :]:
+            self._seen.add(chunk[0])
+        return np.array(self._seen.ids)
 
     def renew(self, version: int) -> None:
         """Later tokens come from other weights."""
@@ -126,10 +153,20 @@ class Scheduler:
     """Owns the queues. Invariant: a running sequence has all its tokens but the newest in the cache, and those that
     were launched and not yet read."""
 
-    def __init__(self, pool: BlockPool, max_sequences: int, prefill_tokens: int, share_prefixes: bool = True):
+    def __init__(
+        self,
+        pool: BlockPool,
+        max_sequences: int,
+        prefill_tokens: int,
+        share_prefixes: bool = True,
+        gathered_tokens: int | None = None,
+    ):
         self.pool = pool
         self.max_sequences = max_sequences
+        # Limits of one pass: new tokens; and these together with those in the cache that they look at, which attention
+        # copies once for each sequence, shared or not. A single prompt may have more.
         self.prefill_tokens = prefill_tokens
+        self.gathered_tokens = gathered_tokens
         self.share_prefixes = share_prefixes
         self.waiting: deque[Prefill] = deque()
         self.filling: list[Prefill] = []
@@ -180,10 +217,12 @@ class Scheduler:
         while self.waiting and (more := self._admit(self.waiting[0], promised)) is not None:
             promised += more
         assert self.running or self.filling or not self.waiting, "a sequence that the cache cannot hold was let in"
-        budget, chosen = self.prefill_tokens, []
+        budget, gathered = self.prefill_tokens, 0
+        chosen: list[tuple[Prefill, int]] = []
         for job in self.filling:
             part = min(budget, job.left)
-            if part == 0:
+            gathered += job.leader.cached + part
+            if part == 0 or (chosen and self.gathered_tokens is not None and gathered > self.gathered_tokens):
                 break
             chosen.append((job, part))
             budget -= part
