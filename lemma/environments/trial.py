@@ -83,7 +83,10 @@ def try_out(
     finally:
         worlds.close()
         options.close()
-    return [*_calls(options, [*once, *silent]), _repeats(once, again), *_worth(once, silent)]
+    worth = _worth(once, silent)
+    if options.is_graded:
+        worth = [TrialFinding("ok", "worth", "the stage's rewards judge the last turn, and nothing is scored here")]
+    return [*_calls(options, [*once, *silent]), _repeats(once, again), *worth]
 
 
 def _calls(options: EnvironmentOptions, tried: Sequence[Tried]) -> list[TrialFinding]:

@@ -54,6 +54,18 @@ def test_a_good_environment_passes_its_trial(tmp_path: Path, capsys: pytest.Capt
     assert "BAD" not in out and "saying nothing is worth 0" in out
 
 
+def test_tools_are_tried_and_their_worth_is_left_to_the_rewards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my_tools.py").write_text(
+        'def count(word: str) -> int:\n    """Count letters."""\n    return len(word)\n'
+    )
+    tools = {"name": "tools", "functions": [f"{tmp_path}/my_tools.py:count"], "calls": "hermes", "workers": 0}
+    assert main(["env", "test", recipe(tmp_path, tools)]) == 0
+    out = capsys.readouterr().out
+    assert "rewards judge the last turn" in out and "no known worth" not in out
+
+
 def test_a_trial_finds_what_does_not_repeat_what_fails_and_what_pays_for_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
