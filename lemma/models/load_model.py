@@ -99,6 +99,7 @@ def build_policy(options: ModelOptions, device: torch.device, seed: int, start_f
     whole = options.model_copy(update={"quantize": None})
     policy = Policy(module, tokenizer, lambda: _causal(whole, source, tokenizer, precision, torch.device("cpu"), seed))
     policy.probe()
+    _give_back(device)
     return policy
 
 
@@ -337,4 +338,11 @@ def load_policy(path: str, device: str = "auto", precision: Precision | None = N
     causal = _causal(options, path, tokenizer, pick_precision(precision, where), where, seed=0, attention=attention)
     if not plain:
         blocks.install(causal)
+        _give_back(where)
     return Policy(causal.eval(), tokenizer)
+
+
+def _give_back(device: torch.device) -> None:
+    """Joining layers and probing leave memory behind, which the allocator would keep for tensors of the same sizes."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

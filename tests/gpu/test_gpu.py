@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -191,6 +193,37 @@ def test_a_cache_that_moved_needs_no_new_graphs(precision: str) -> None:
     engine.invalidate()
     generate(engine, work)
     assert engine.runner.captures > captures
+
+
+def test_another_thread_may_use_the_device_while_graphs_are_captured() -> None:
+    shape = TinyOptions(hidden=512, layers=4, feed_forward=1024, heads=8, kv_heads=2, context=1024)
+    policy = build_policy(ModelOptions(tiny=shape, precision="bf16"), torch.device("cuda"), seed=0)
+    engine, done = NativeEngine(policy, seed=1, cache_tokens=60000), threading.Event()
+
+    def look() -> None:
+        stream = torch.cuda.Stream()
+        while not done.is_set():
+            event = torch.cuda.Event()
+            event.record(stream)
+            event.query()
+
+    with ThreadPoolExecutor(1) as threads:
+        looking = threads.submit(look)
+        try:
+            generate(engine, engine_requests(70, seed=1))
+        finally:
+            done.set()
+        looking.result()
+    assert engine.runner.use_graphs and engine.runner.captures > 1
+
+
+def test_a_model_that_was_loaded_leaves_no_memory_behind() -> None:
+    shape = TinyOptions(hidden=1024, layers=8, feed_forward=4096, heads=8, kv_heads=4, context=256)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    policy = build_policy(ModelOptions(tiny=shape, precision="bf16"), torch.device("cuda"), seed=0)
+    weights = sum(p.nbytes for p in policy.module.parameters())
+    assert torch.cuda.memory_reserved() - torch.cuda.memory_allocated() - before < weights / 2
 
 
 @pytest.mark.parametrize(("precision", "stop_ids"), [("bf16", ()), ("fp32", (7, 8))])

@@ -338,7 +338,8 @@ class Runner:
                 self._restore(batch, before)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # What another thread asks of the device meanwhile is none of this graph's business.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits_BV = self._compute(batch, name[0])
         if name[0] == "host":
             self._logits[name] = logits_BV
