@@ -200,7 +200,7 @@ def packs_of(parts: Parts, trajectories: list[Any]) -> None:
     from lemma.models.packing import TokenBatch, plan_packs
 
     packs = parts.time("plan of packs", lambda: plan_packs(trajectories, BUDGET, "token"))
-    parts.time("plan, shared prompts", lambda: plan_packs(trajectories, BUDGET, "token", share=True))
+    parts.time("plan, shared prompts", lambda: plan_packs(trajectories, BUDGET, "token", share=0.1))
     cpu = torch.device("cpu")
 
     def build() -> None:

@@ -32,7 +32,7 @@ from lemma.models.critic import Critic
 from lemma.models.dropouts import dropouts
 from lemma.models.packing import TokenBatch, plan_packs
 from lemma.models.policy import Policy
-from lemma.models.sharing import can_share, shared_size
+from lemma.models.sharing import can_share, shared_size, spread_cost
 from lemma.objectives.objective import Objective, Terms, Totals
 
 T = TypeVar("T")
@@ -90,7 +90,8 @@ class Learner:
         self._say = say
         self._has_dropout = bool(dropouts(policy.module))
         wants_sharing = policy.device.type == "cuda" if share_prompts is None else share_prompts
-        self.shares = wants_sharing and not self._has_dropout and can_share(policy.module)
+        may_share = wants_sharing and not self._has_dropout and can_share(policy.module)
+        self.shares = spread_cost(policy.backbone.config, policy.dtype, policy.device) if may_share else None
         self._blocks: AbstractContextManager[Any] = CompiledBlocks(policy.backbone) if compile_blocks else nullcontext()
 
     # --- scoring -----------------------------------------------------------------------------------------------
@@ -305,7 +306,7 @@ class Learner:
         return self._built(work.trajectories, work.tried)
 
     def _built(self, trajectories: Sequence[Trajectory], pack: Sequence[int]) -> TokenBatch:
-        return TokenBatch.build(trajectories, pack, self.policy.device, self._exact, self.shares)
+        return TokenBatch.build(trajectories, pack, self.policy.device, self._exact, self.shares is not None)
 
     def _terms(self, batch: TokenBatch, objective: Objective, totals: Totals) -> Terms:
         if batch.trained_tokens:
@@ -348,7 +349,7 @@ class Learner:
     def _shrink(self, packs: Sequence[Sequence[Trajectory]], scope: Scope) -> None:
         """Halve the token budget until none of these, which ran out of memory, fits into one pack any more."""
         for tried in packs:
-            size = shared_size(tried, range(len(tried))) if self.shares else sum(len(t) for t in tried)
+            size = shared_size(tried, range(len(tried)), self.shares) if self.shares else sum(len(t) for t in tried)
             if _is_one_unit(tried, scope):
                 what = "sequence" if len(tried) == 1 else f"unit of {len(tried)} sequences"
                 raise UserError(

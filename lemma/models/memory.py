@@ -60,6 +60,16 @@ class Shape:
         block = attention + 3 * self.hidden * self.feed_forward + 2 * self.hidden
         return self.layers * block + self.head_parameters * (1 if self.tied else 2) + self.hidden
 
+    def block_width(self, kept_inside: int = 2) -> int:
+        """Numbers that a GPU keeps of a token in one block for the backward pass."""
+        return 4 * self.hidden + 2 * self.query_width + 2 * self.kv_width + kept_inside * self.feed_forward
+
+    def spread_cost(self, by_kernel: bool) -> float:
+        """What a token takes that is written out for attention only, as a share of a row of a pack: keys and values;
+        without a kernel also queries and results, and all of them for every query head."""
+        written = 2 * self.kv_width if by_kernel else 6 * self.query_width
+        return min(1.0, written / self.block_width())
+
     @classmethod
     def of_config(cls, values: Mapping[str, Any]) -> Shape:
         """From the values of a config.json; raises KeyError where it is no decoder of the usual kind."""
@@ -210,7 +220,7 @@ def _activations(
     In half precision and without adapters, what the last product of a feed-forward layer reads is made again.
     """
     kept_inside = 2 if width == 2 and model.lora is None else 3
-    block = 4 * shape.hidden + 2 * shape.query_width + 2 * shape.kv_width + kept_inside * shape.feed_forward
+    block = shape.block_width(kept_inside)
     if on_cpu:
         # Normalised states where norms are trained, keys and values for every query, what attention gives before and
         # after it is put in order, and both factors of the gate.

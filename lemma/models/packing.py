@@ -154,23 +154,24 @@ class TokenBatch:
 
 
 def plan_packs(
-    trajectories: Sequence[Trajectory], token_budget: int, scope: Scope, share: bool = False
+    trajectories: Sequence[Trajectory], token_budget: int, scope: Scope, share: float | None = None
 ) -> list[list[int]]:
     """Which trajectories go into which pack: first fit, longest first, so that packs are few and full.
 
     Where the objective's scope is `pair`, the trajectories of a unit stay together. A unit longer than the budget gets
-    a pack of its own. With `share`, sequences that begin with the same prompt go into one pack as far as it holds them.
+    a pack of its own. With `share`, sequences that begin with the same prompt go into one pack as far as it holds them;
+    its value is the cost of a token of that prompt for each further sequence (`lemma.models.sharing.spread_cost`).
     The plan depends on lengths and prompts only, never on time or memory.
     """
     units: dict[int, list[int]] = {}
     for i, trajectory in enumerate(trajectories):
         units.setdefault(trajectory.unit if scope == "pair" else i, []).append(i)
     together = list(units.values())
-    if share and scope != "pair":
+    if share is not None and scope != "pair":
         related = families(trajectories, range(len(trajectories)))
-        together = [part for family in related for part in split_family(trajectories, family, token_budget)]
-    if share:
-        sized = [(shared_size(trajectories, members), members) for members in together]
+        together = [part for family in related for part in split_family(trajectories, family, token_budget, share)]
+    if share is not None:
+        sized = [(shared_size(trajectories, members, share), members) for members in together]
     else:
         sized = [(sum(len(trajectories[i]) for i in members), members) for members in together]
     sized.sort(key=lambda item: (-item[0], item[1]))

@@ -5,11 +5,15 @@ first sequence of such a family brings the prompt, and the others bring only wha
 where they need it: their queries see the prompt's keys and values, which are repeated there (`Sharing.spread`). The
 arithmetic is that of separate sequences; gradients of the repeated rows are added up in a fixed order.
 
+What is written out takes memory in every layer, so a pack counts it: a token that is only written out costs a share of
+a row (`spread_cost`), and rows and these together stay within the budget.
+
 Shapes: T rows of a pack, K tokens of its sequences written out one after the other (K > T where something is shared).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +22,25 @@ import numpy as np
 import torch
 
 from lemma.core.types import Trajectory
+from lemma.models.memory import Shape
 
 # Shorter prompts are not worth the bookkeeping.
 SHORTEST = 8
+# The cost of a token that is written out, for models whose shape is not known: more than most have.
+USUAL_COST = 0.125
+# What is gathered at a time to add up gradients.
+SUM_BYTES = 2**28
+
+
+def spread_cost(config: Any, dtype: torch.dtype, device: torch.device) -> float:
+    """Memory of a token of a prompt that is written out once more, as a share of what a row of a pack takes."""
+    text = config.get_text_config()
+    is_half = dtype in (torch.bfloat16, torch.float16)
+    by_kernel = is_half and device.type == "cuda" and getattr(text, "attn_logit_softcapping", None) is None
+    try:
+        return Shape.of_config(text.to_dict()).spread_cost(by_kernel)
+    except KeyError:
+        return USUAL_COST
 
 
 def prompt_length(trajectory: Trajectory) -> int:
@@ -39,28 +59,35 @@ def families(trajectories: Sequence[Trajectory], indices: Sequence[int]) -> list
     return list(by_prompt.values())
 
 
-def shared_size(trajectories: Sequence[Trajectory], members: Sequence[int]) -> int:
-    """Rows of a pack that these take together."""
+def shared_size(trajectories: Sequence[Trajectory], members: Sequence[int], cost: float = 0.0) -> int:
+    """Rows of a pack that these take together, and what is written out beside them at its `cost`."""
     size = 0
     for family in families(trajectories, members):
-        saved = prompt_length(trajectories[family[0]]) * (len(family) - 1)
-        size += sum(len(trajectories[i]) for i in family) - saved
+        prompt = prompt_length(trajectories[family[0]])
+        size += sum(len(trajectories[i]) for i in family) - (prompt - _written(prompt, cost)) * (len(family) - 1)
     return size
 
 
-def split_family(trajectories: Sequence[Trajectory], family: Sequence[int], budget: int) -> list[list[int]]:
+def split_family(
+    trajectories: Sequence[Trajectory], family: Sequence[int], budget: int, cost: float = 0.0
+) -> list[list[int]]:
     """A family in parts that fit into a pack, each with a prompt of its own."""
     prompt = prompt_length(trajectories[family[0]])
     parts: list[list[int]] = []
     room = 0
     for index in family:
         tail = len(trajectories[index]) - prompt
-        if not parts or tail > room:
+        if not parts or tail + _written(prompt, cost) > room:
             parts.append([])
-            room = budget - prompt
+            room = budget - prompt + _written(prompt, cost)
         parts[-1].append(index)
-        room -= tail
+        room -= tail + _written(prompt, cost)
     return parts
+
+
+def _written(prompt: int, cost: float) -> int:
+    """What a pack counts for one more sequence that reads this prompt."""
+    return math.ceil(prompt * cost)
 
 
 def rows_of(trajectories: Sequence[Trajectory], ordered: Sequence[int]) -> tuple[np.ndarray, list[int]]:
@@ -86,35 +113,27 @@ def rows_of(trajectories: Sequence[Trajectory], ordered: Sequence[int]) -> tuple
 class Sharing:
     """Which row of the pack each token of its written-out sequences is, and the way back for gradients.
 
-    `once_*` are rows that one token reads; `often_UG` are the tokens that read each of the rows `often_U`, and
-    `weight_UG` is 0 where there are fewer than G.
+    `by_readers_T` are the rows in the order of how many tokens read them, `readers_K` those tokens in the same order;
+    each of `groups`, on the host, is a number of rows and how many tokens read each.
     """
 
     rows_K: torch.Tensor
     first_T: torch.Tensor
-    once_rows: torch.Tensor
-    once_tokens: torch.Tensor
-    often_U: torch.Tensor
-    often_UG: torch.Tensor
-    weight_UG: torch.Tensor
+    by_readers_T: torch.Tensor
+    readers_K: torch.Tensor
+    groups: torch.Tensor
 
     @classmethod
     def of(cls, rows_K: np.ndarray, put: Any) -> Sharing:
         order = np.argsort(rows_K, kind="stable")
         rows, starts, counts = np.unique(rows_K[order], return_index=True, return_counts=True)
-        often = counts > 1
-        most = int(counts.max())
-        place = starts[often][:, None] + np.arange(most)[None, :]
-        inside = np.arange(most)[None, :] < counts[often][:, None]
-        readers = order[np.minimum(place, len(order) - 1)]
+        kinds, how_many = np.unique(counts, return_counts=True)
         return cls(
             rows_K=put(rows_K),
             first_T=put(order[starts]),
-            once_rows=put(rows[~often]),
-            once_tokens=put(order[starts[~often]]),
-            often_U=put(rows[often]),
-            often_UG=put(np.where(inside, readers, 0)),
-            weight_UG=put(inside.astype(np.float32), torch.float32),
+            by_readers_T=put(rows[np.argsort(counts, kind="stable")]),
+            readers_K=put(order[np.argsort(np.repeat(counts, counts), kind="stable")]),
+            groups=torch.from_numpy(np.stack([how_many, kinds], axis=1)),
         )
 
     def spread(self, x_THD: torch.Tensor) -> torch.Tensor:
@@ -129,18 +148,39 @@ class Sharing:
 class _Spread(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_THD: torch.Tensor, sharing: Sharing) -> torch.Tensor:
-        ctx.sharing, ctx.rows = sharing, len(x_THD)
+        ctx.sharing = sharing
         return x_THD.index_select(0, sharing.rows_K)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        sharing, grad_KHD = ctx.sharing, grads[0]
-        result = grad_KHD.new_empty((ctx.rows, *grad_KHD.shape[1:]))
-        result[sharing.once_rows] = grad_KHD.index_select(0, sharing.once_tokens)
-        wide = grad_KHD.dtype if grad_KHD.dtype == torch.float64 else torch.float32
-        read = grad_KHD[sharing.often_UG].to(wide) * sharing.weight_UG[..., None, None].to(wide)
-        result[sharing.often_U] = read.sum(1).to(grad_KHD.dtype)
-        return result, None
+        sharing = ctx.sharing
+        return sum_over_readers(grads[0], sharing.by_readers_T, sharing.readers_K, sharing.groups), None
+
+
+# An operator of its own: its loop depends on the pack, and a compiled block would be compiled for every kind of pack.
+@torch.library.custom_op("lemma::sum_over_readers", mutates_args=())
+def sum_over_readers(
+    grad_KHD: torch.Tensor, rows_T: torch.Tensor, readers_K: torch.Tensor, groups: torch.Tensor
+) -> torch.Tensor:
+    """(K, H, D) to (T, H, D): for each row the sum over its readers (see `Sharing`), in a fixed order and at least in
+    float32."""
+    result = grad_KHD.new_empty((len(rows_T), *grad_KHD.shape[1:]))
+    wide = grad_KHD.dtype if grad_KHD.dtype == torch.float64 else torch.float32
+    at_a_time = max(1, SUM_BYTES // (grad_KHD[:1].numel() * grad_KHD.itemsize))
+    row = reader = 0
+    for count, readers in groups.tolist():
+        rows, tokens = rows_T[row : row + count], readers_K[reader : reader + count * readers].view(count, readers)
+        row, reader = row + count, reader + count * readers
+        step = max(1, at_a_time // readers)
+        for some, theirs in zip(rows.split(step), tokens.split(step), strict=True):
+            read = grad_KHD.index_select(0, theirs.flatten()).unflatten(0, theirs.shape)
+            result[some] = read[:, 0] if readers == 1 else read.sum(1, dtype=wide).to(grad_KHD.dtype)
+    return result
+
+
+@sum_over_readers.register_fake
+def _(grad_KHD: torch.Tensor, rows_T: torch.Tensor, readers_K: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    return grad_KHD.new_empty((rows_T.shape[0], *grad_KHD.shape[1:]))
 
 
 def can_share(module: torch.nn.Module) -> bool:

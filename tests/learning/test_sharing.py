@@ -8,16 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig
 
 from lemma.core.types import Trajectory
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
+from lemma.models import sharing as sharing_module
 from lemma.models.critic import Critic
+from lemma.models.fitting import USUAL
+from lemma.models.memory import Shape
 from lemma.models.packing import TokenBatch, plan_packs
 from lemma.models.policy import Policy
-from lemma.models.sharing import SHORTEST, can_share, families, shared_size
+from lemma.models.sharing import SHORTEST, USUAL_COST, Sharing, can_share, families, shared_size, spread_cost
 from lemma.objectives import Objective
-from tests.models.small import CPU, WORDS, in_float64, relative, tiny_policy, trajectories
+from tests.models.small import CPU, SHAPE, WORDS, in_float64, relative, tiny_policy, trajectories
 from tests.objectives.forms import OBJECTIVES
 
 EXACT = 1e-10
@@ -128,13 +132,71 @@ def test_a_shared_prompt_is_there_once_and_predicts_every_first_token() -> None:
 @pytest.mark.parametrize("budget", [1, 60, 90, 200, 10**6])
 def test_every_sequence_is_in_one_pack_and_packs_hold_the_budget(budget: int, scope: str) -> None:
     items = answers()
-    packs = plan_packs(items, budget, scope, share=True)  # type: ignore[arg-type]
+    packs = plan_packs(items, budget, scope, share=0.2)  # type: ignore[arg-type]
     assert sorted(index for pack in packs for index in pack) == list(range(len(items)))
     for pack in packs:
         units = {items[i].unit for i in pack} if scope == "pair" else set(pack)
-        assert shared_size(items, pack) <= budget or len(units) == 1
+        assert shared_size(items, pack, 0.2) <= budget or len(units) == 1
         if scope == "pair":
             assert all((items[i].unit in units) == (i in pack) for i in range(len(items)))
+
+
+def test_written_out_keys_stay_within_the_memory_that_a_budget_stands_for() -> None:
+    """8 prompts of 4,096 tokens with 64 answers of 64 each, at the shape of a 7B model and a budget of 65,536 rows:
+    with rows alone, one pack would write out more than two million tokens."""
+    rng = np.random.default_rng(0)
+    prompts = rng.integers(0, 1000, (8, 4096))
+    items = [
+        Trajectory(np.concatenate([prompt, rng.integers(0, 1000, 64)]), np.arange(4160) >= 4096)
+        for prompt in prompts
+        for _ in range(64)
+    ]
+    shape = USUAL[7.0]
+    for by_kernel in (True, False):
+        written = 2 * shape.kv_width if by_kernel else 6 * shape.query_width
+        packs = plan_packs(items, 65536, "token", share=shape.spread_cost(by_kernel))
+        assert sorted(index for pack in packs for index in pack) == list(range(len(items)))
+        for pack in packs:
+            rows, tokens = shared_size(items, pack), sum(len(items[i]) for i in pack)
+            assert rows * shape.block_width() + (tokens - rows) * written <= 65536 * shape.block_width()
+    assert shared_size(items, range(len(items))) == 65536
+
+
+def test_the_cost_of_what_is_written_out() -> None:
+    policy = tiny_policy()
+    shape, config = Shape.of_tiny(SHAPE), policy.backbone.config
+    by_kernel = spread_cost(config, torch.bfloat16, torch.device("cuda"))
+    assert by_kernel == 2 * 16 / (4 * 32 + 2 * 32 + 2 * 16 + 2 * 48) == shape.spread_cost(by_kernel=True)
+    for kind, device in ((torch.float32, "cuda"), (torch.bfloat16, "cpu")):
+        assert spread_cost(config, kind, torch.device(device)) == shape.spread_cost(by_kernel=False) == 6 * 32 / 320
+    mixture = AutoConfig.for_model("qwen3_moe")
+    assert spread_cost(mixture, torch.bfloat16, torch.device("cuda")) == USUAL_COST
+
+
+def test_gradients_of_unequal_families_are_added_up_without_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One short prompt that many read beside a long one that two read; summed in pieces of a few rows."""
+    gathered: list[int] = []
+    lengths, readers = (3, 50), (40, 2)
+    rows = np.concatenate([np.arange(3)] * 40 + [np.arange(3, 53)] * 2 + [np.arange(53, 60)])
+    sharing = Sharing.of(rows, lambda array: torch.from_numpy(np.ascontiguousarray(array)))
+    x = torch.randn(60, 2, 3, dtype=torch.float64, requires_grad=True)
+    pull = torch.randn(len(rows), 2, 3, dtype=torch.float64)
+    wanted = torch.zeros(60, 2, 3, dtype=torch.float64).index_add(0, torch.from_numpy(rows), pull)
+    select = torch.Tensor.index_select
+
+    def counted(self: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+        gathered.append(len(index))
+        return select(self, dim, index)
+
+    for limit in (2**28, 100 * 6 * 8):
+        monkeypatch.setattr(sharing_module, "SUM_BYTES", limit)
+        spread = sharing.spread(x)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "index_select", counted)
+            (found,) = torch.autograd.grad(spread, x, pull)
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    assert gathered[:3] == [7, 2 * 50, 3 * 40] and max(gathered[3:]) <= 100
+    assert sum(gathered[3:]) == len(rows) == sum(n * m for n, m in zip(lengths, readers, strict=True)) + 7
 
 
 def test_prompts_that_are_short_or_learnt_are_not_shared() -> None:
@@ -154,7 +216,6 @@ def test_a_convolution_over_tokens_refuses_to_share() -> None:
 def test_values_of_a_critic_do_not_change() -> None:
     from lemma.models.critic import build_critic
     from lemma.models.model_options import ModelOptions
-    from tests.models.small import SHAPE
 
     critic: Critic = build_critic(ModelOptions(tiny=SHAPE), CPU, 0, None)
     plain, shared = (
