@@ -26,8 +26,9 @@ from lemma.models.memory import Shape
 
 # Shorter prompts are not worth the bookkeeping.
 SHORTEST = 8
-# The cost of a token that is written out, for models whose shape is not known: more than most have.
-USUAL_COST = 0.125
+# The cost of a token that is written out, for models whose shape is not known: more than most have. And the least: a
+# pack writes out no more than 16 times its budget, and kernels that count numbers in 32 bits hold it.
+USUAL_COST, LEAST_COST = 1 / 8, 1 / 16
 # What is gathered at a time to add up gradients.
 SUM_BYTES = 2**28
 
@@ -38,7 +39,7 @@ def spread_cost(config: Any, dtype: torch.dtype, device: torch.device) -> float:
     is_half = dtype in (torch.bfloat16, torch.float16)
     by_kernel = is_half and device.type == "cuda" and getattr(text, "attn_logit_softcapping", None) is None
     try:
-        return Shape.of_config(text.to_dict()).spread_cost(by_kernel)
+        return max(LEAST_COST, Shape.of_config(text.to_dict()).spread_cost(by_kernel))
     except KeyError:
         return USUAL_COST
 

@@ -19,7 +19,16 @@ from lemma.models.fitting import USUAL
 from lemma.models.memory import Shape
 from lemma.models.packing import TokenBatch, plan_packs
 from lemma.models.policy import Policy
-from lemma.models.sharing import SHORTEST, USUAL_COST, Sharing, can_share, families, shared_size, spread_cost
+from lemma.models.sharing import (
+    LEAST_COST,
+    SHORTEST,
+    USUAL_COST,
+    Sharing,
+    can_share,
+    families,
+    shared_size,
+    spread_cost,
+)
 from lemma.objectives import Objective
 from tests.models.small import CPU, SHAPE, WORDS, in_float64, relative, tiny_policy, trajectories
 from tests.objectives.forms import OBJECTIVES
@@ -169,6 +178,8 @@ def test_the_cost_of_what_is_written_out() -> None:
     assert by_kernel == 2 * 16 / (4 * 32 + 2 * 32 + 2 * 16 + 2 * 48) == shape.spread_cost(by_kernel=True)
     for kind, device in ((torch.float32, "cuda"), (torch.bfloat16, "cpu")):
         assert spread_cost(config, kind, torch.device(device)) == shape.spread_cost(by_kernel=False) == 6 * 32 / 320
+    wide = AutoConfig.for_model("qwen2", intermediate_size=10**6)
+    assert spread_cost(wide, torch.bfloat16, torch.device("cuda")) == LEAST_COST
     mixture = AutoConfig.for_model("qwen3_moe")
     assert spread_cost(mixture, torch.bfloat16, torch.device("cuda")) == USUAL_COST
 
