@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
 
 def add_recipe(parser: Parser) -> None:
     """The arguments of every command that reads a recipe."""
-    parser.add_argument("recipe", metavar="RECIPE", help="a YAML file")
+    parser.add_argument("recipe", metavar="RECIPE", help="a YAML or JSON file")
     add_overrides(parser, "replace a value of the recipe, such as stages.sft.optim.lr=1e-5; may be repeated")
 
 

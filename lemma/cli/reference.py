@@ -9,7 +9,7 @@ HEAD = """\
 
 Made by `make docs` from the code; do not edit by hand.
 
-A recipe is a YAML file. A section below is a path in it: `lr` under `stages.NAME.optim` is written
+A recipe is a YAML or JSON file. A section below is a path in it: `lr` under `stages.NAME.optim` is written
 
 ```yaml
 stages:
