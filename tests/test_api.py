@@ -76,6 +76,38 @@ def test_functions_of_a_script_stand_in_a_recipe(tmp_path: Path) -> None:
     assert refused.startswith("<lambda> is not at the top of a Python file") and "`my_parts.py:NAME`" in refused
 
 
+def test_rows_stand_in_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from datasets import Dataset
+
+    from lemma.api.train_call import _recipe
+    from lemma.data.load_rows import load_rows
+
+    monkeypatch.chdir(tmp_path)
+    rows = [{"question": "2 + 3 ?", "answer": 5}, {"question": "é ?", "answer": 6}]
+
+    def source(given: object, **overrides: object) -> str:
+        recipe = {"run": {"dir": "runs/a"}, "stages": {"rl": {"data": {"source": given}}}}
+        found = _recipe(recipe, overrides).stages["rl"]
+        assert [problem.gold for problem in load_rows(found.data, seed=0)] == ["5", "6"]
+        return str(found.data.source)
+
+    first = source(rows)
+    assert first == source(Dataset.from_list(rows)), "the same rows are the same data, for a run that goes on"
+    assert (
+        Path(first).parent == Path("runs/a.rows")
+        and Path(first).name != Path(source([rows[0], rows[1] | {"level": 1}])).name
+    )
+    assert Path(source(rows, **{"run.dir": "runs/b/"})).parent == Path("runs/b.rows")
+    assert source("rows.jsonl", **{"stages.rl.data.source": rows}) == first
+    for wrong, sentence in (
+        ([], "holds no rows"),
+        (["2 + 3 ?"], "row 1 .* not a mapping"),
+        ([{"a": {1}}], "row 1 .* set"),
+    ):
+        with pytest.raises(lemma.UserError, match=sentence):
+            source(wrong)
+
+
 def test_every_public_name_is_there() -> None:
     assert sorted(lemma._HOMES) == sorted(lemma.__all__) and set(lemma.__all__) <= set(dir(lemma))
     for name in lemma.__all__:

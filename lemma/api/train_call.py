@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lemma.api.given_rows import are_rows, write_rows
 from lemma.api.run_result import Run
+from lemma.config.document import read
 from lemma.config.load import load_values
 from lemma.config.registry import forget_files, hand_over
 from lemma.core.events import Event
 from lemma.recipe import Recipe, load_recipe
+from lemma.runs.run_options import RunOptions
 
 
 def train(
@@ -26,8 +29,8 @@ def train(
 ) -> Run:
     """Run the stages of a recipe, or go on where the run stopped. The same as `lemma train`.
 
-    The recipe is a YAML file, a mapping with its content, in which functions and classes may stand for their
-    `path.py:name`, or a `Recipe`; `overrides` are values by path, such as
+    The recipe is a file, a `Recipe`, or a mapping with its content, in which functions and classes may stand for their
+    `path.py:name`, and rows for the `source` of data; `overrides` are values by path, such as
     `{"stages.sft.optim.lr": 1e-5}`. `listen` hears every event of the run. Under torchrun, all processes share the run.
     """
     from lemma.cluster.joining import member
@@ -53,18 +56,30 @@ def train(
 
 
 def _recipe(recipe: str | Path | Mapping[str, Any] | Recipe, overrides: Mapping[str, Any]) -> Recipe:
-    texts = [f"{path}={json.dumps(_with_places(value), default=str)}" for path, value in overrides.items()]
+    run_dir = str(overrides.get("run.dir") or _run_dir(recipe))
+    kept = {path: _kept(value, path.rpartition(".")[2], run_dir) for path, value in overrides.items()}
+    texts = [f"{path}={json.dumps(value, default=str)}" for path, value in kept.items()]
     if isinstance(recipe, str | Path):
         return load_recipe(recipe, texts)
     if isinstance(recipe, Recipe):
         return load_values(Recipe, recipe.model_dump(mode="json"), texts) if texts else recipe
-    return load_values(Recipe, _with_places(recipe), texts)
+    return load_values(Recipe, _kept(recipe, "", run_dir), texts)
 
 
-def _with_places(value: Any) -> Any:
-    """What a recipe says, with `path.py:name` for each function and class that stands in it."""
+def _run_dir(recipe: str | Path | Mapping[str, Any] | Recipe) -> str:
+    if isinstance(recipe, Recipe):
+        return recipe.run.dir
+    run = (recipe if isinstance(recipe, Mapping) else read(recipe).data).get("run")
+    given = run.get("dir") if isinstance(run, Mapping) else None
+    return str(given or RunOptions().dir)
+
+
+def _kept(value: Any, key: str, run_dir: str) -> Any:
+    """What a recipe says, with `path.py:name` for each function and class that stands in it, and a file for rows."""
+    if key == "source" and are_rows(value):
+        return write_rows(value, run_dir)
     if isinstance(value, Mapping):
-        return {name: _with_places(inner) for name, inner in value.items()}
+        return {name: _kept(inner, str(name), run_dir) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_with_places(inner) for inner in value]
+        return [_kept(inner, "", run_dir) for inner in value]
     return hand_over(value) if callable(value) else value
