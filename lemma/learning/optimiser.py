@@ -188,7 +188,7 @@ class Optimiser:
         )
         there = {self.pieces[n] for of_home in homes for n in of_home}
         everything = {
-            piece: sums.get(piece, torch.empty(piece.size, dtype=value.dtype, device=value.device))
+            piece: sums[piece] if piece in sums else torch.empty(piece.size, dtype=value.dtype, device=value.device)
             for piece, value in self._values.items()
             if piece in there
         }

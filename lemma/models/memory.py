@@ -186,12 +186,12 @@ def plan_speaker(shape: Shape, model: ModelOptions, precision: Precision) -> Mem
 
 
 def _sent(trainable: int, width: int, ranks: int, shard: str, computing: float) -> float:
-    """Gradients on their way between ranks, beyond what computing takes: sums at home and what comes in; with nothing
-    split, all sums once more. Where gradients are split, those of one pack come as activations go: of the two, the
-    larger counts. By measurement on a GPU; see docs/many-gpus.md."""
+    """Gradients on their way between ranks, beyond what computing takes: sums at home and what comes in. Where they are
+    split, those of one pack come as activations go: of the two, the larger counts. With nothing split, sums over all
+    ranks stand next to a rank's own once everything is computed. By measurement; see docs/many-gpus.md."""
     at_home = 8.0 * trainable / ranks
     if shard == "none":
-        return at_home + 4.0 * trainable
+        return max(0.0, 4.0 * trainable - computing)
     return at_home + (max(0.0, width * trainable - computing) if shard == "gradients" else 0.0)
 
 
