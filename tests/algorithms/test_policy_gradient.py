@@ -48,7 +48,7 @@ def advantages_in(groups: list[Group]) -> list[float]:
         ("rloo", {}, [1, -0.5, -0.5], [0, 0]),
         ("rloo", {"reward_clip": (0.0, 0.4)}, [0.4, -0.2, -0.2], [0, 0]),
         ("grpo", {}, [2 / 3 / DEVIATION, -1 / 3 / DEVIATION, -1 / 3 / DEVIATION], [0, 0]),
-        ("grpo", {"epsilon": 1.0}, [2 / 3 / (DEVIATION + 1), *[-1 / 3 / (DEVIATION + 1)] * 2], [0, 0]),
+        ("grpo", {"epsilon": 0.05}, [2 / 3 / (DEVIATION + 0.05), *[-1 / 3 / (DEVIATION + 0.05)] * 2], [0, 0]),
         ("dr_grpo", {}, [2 / 3, -1 / 3, -1 / 3], [0, 0]),
         ("dapo", {"scale": "none"}, [2 / 3, -1 / 3, -1 / 3], [0, 0]),
         ("gspo", {}, [2 / 3 / DEVIATION, -1 / 3 / DEVIATION, -1 / 3 / DEVIATION], [0, 0]),
