@@ -170,8 +170,8 @@ def _saved_bytes(policy: Policy, batch: TokenBatch) -> int:
 
 
 def test_what_norms_of_heads_keep_is_in_the_plan() -> None:
-    """Qwen3-0.6B on an H200, packs of 32,768 tokens, nothing recomputed: 55.4 GiB, of which 9.3 are logits that are kept
-    only where there is room."""
+    """Qwen3-0.6B on an H200, packs of 32,768 tokens, nothing recomputed: 55.4 GiB, of which 9.3 are logits that are
+    kept only where there is room."""
     shape = Shape.of_config(
         {"model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28}
         | {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
