@@ -20,5 +20,5 @@ def test_kernels_equal_plain_code() -> None:
         [sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    names = "rotation attention sampling sampled_often cuts nearly_certain hostile tried moved engine"
+    names = "attention sampling sampled_often cuts nearly_certain hostile tried moved engine"
     assert done.stdout.split() == names.split()
