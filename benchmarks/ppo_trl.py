@@ -114,7 +114,8 @@ def scorer(config: Any, device: str, *, tiny: bool = False) -> Any:
 
     own = type(config)(**{**config.to_dict(), "num_labels": 1})
     if tiny:
-        own = type(config)(**{**own.to_dict(), **SHAPES["tiny"], "vocab_size": config.vocab_size})
+        small = {**SHAPES["tiny"], "vocab_size": config.vocab_size, "layer_types": None}
+        own = type(config)(**{**own.to_dict(), **small})
         own.num_key_value_heads = 2
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     with torch.device(device):

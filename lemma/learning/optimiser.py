@@ -226,14 +226,16 @@ class Optimiser:
 
         The host puts them together, on one rank as on many: a device would add in another order.
         """
+        if world_size() == 1:
+            norms = torch.stack(torch._foreach_norm(grads, 2.0)).to("cpu") if grads else torch.empty(0)
+            return torch.linalg.vector_norm(norms, 2.0).item()
         own = [(piece, grad) for piece, grad in zip(pieces, grads, strict=True) if piece.home == rank()]
-        norms = torch.stack(torch._foreach_norm([grad for _, grad in own], 2.0)).cpu() if own else torch.empty(0)
-        if world_size() > 1:
-            places = {piece: number for number, piece in enumerate(self.pieces)}
-            table = {places[piece]: norm for (piece, _), norm in zip(own, norms, strict=True)}
-            parts = gather_over_ranks(table, "the norm of the gradient")
-            everything = {n: norm for part in parts for n, norm in part.items()}
-            norms = torch.stack([everything[n] for n in sorted(everything)]) if everything else norms
+        places = {piece: number for number, piece in enumerate(self.pieces)}
+        found = torch._foreach_norm([grad for _, grad in own], 2.0) if own else []
+        table = {places[piece]: norm.cpu() for (piece, _), norm in zip(own, found, strict=True)}
+        parts = gather_over_ranks(table, "the norm of the gradient")
+        everything = {n: norm for part in parts for n, norm in part.items()}
+        norms = torch.stack([everything[n] for n in sorted(everything)]) if everything else torch.empty(0)
         return torch.linalg.vector_norm(norms, 2.0).item()
 
     def is_finite(self) -> bool:
