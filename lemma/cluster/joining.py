@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -18,12 +19,14 @@ from typing import Any
 
 from lemma.cluster.arrival import Lobby, address_of_name, agreed_start, arrived, on_loopback
 from lemma.cluster.cluster_options import ClusterOptions
-from lemma.cluster.rank_watch import RankWatch
+from lemma.cluster.rank_watch import LOST, RankLost, RankWatch, reason_of, say_loss
 from lemma.core.errors import UserError
 from lemma.core.ranks import RankWorld, gather_over_ranks, joined
 from lemma.core.roll_call import roll_call
 
-START_SECONDS = 300.0
+# How long ranks wait for those that are not there yet: with other machines, and at least with one launcher, which
+# starts all of them at once.
+START_SECONDS, LAUNCHED_SECONDS = 300.0, 60.0
 PORT_FILE = "port"
 
 
@@ -81,7 +84,7 @@ def member(
 
     from lemma.cluster.speaker_link import divided
 
-    store, second = _stores(place)
+    store, second = _stores(place, _start_seconds(options))
     limit = timedelta(seconds=options.deadline)
     has_own_gpu = _take_gpu(place, device)
     watch = RankWatch(second, place.rank, place.size, options.patience)
@@ -122,11 +125,17 @@ def _reached(store: Any, place: RankPlace, settings: Mapping[str, Any]) -> Abstr
     return arrived(lobby, os.environ["MASTER_ADDR"], _whole_number("MASTER_PORT"), settings)
 
 
-def _stores(place: RankPlace) -> tuple[Any, Any]:
+def _start_seconds(options: ClusterOptions) -> float:
+    if "LEMMA_MEETING" not in os.environ:
+        return START_SECONDS
+    return min(START_SECONDS, max(LAUNCHED_SECONDS, options.deadline))
+
+
+def _stores(place: RankPlace, seconds: float) -> tuple[Any, Any]:
     """Two connections to the store at which the ranks meet, of which a restart never sees anything again."""
     from torch.distributed import PrefixStore, TCPStore
 
-    limit = timedelta(seconds=START_SECONDS)
+    limit = timedelta(seconds=seconds)
     meeting = os.environ.get("LEMMA_MEETING")
     if meeting is not None:
         address, file = "127.0.0.1", Path(meeting) / PORT_FILE
@@ -134,7 +143,7 @@ def _stores(place: RankPlace) -> tuple[Any, Any]:
         if first is not None:
             file.with_suffix(".new").write_text(str(first.port))
             file.with_suffix(".new").replace(file)
-        port = _port(file)
+        port = _port(file, seconds)
     else:
         address, port = os.environ.get("MASTER_ADDR", ""), _whole_number("MASTER_PORT")
         if not address:
@@ -144,13 +153,35 @@ def _stores(place: RankPlace) -> tuple[Any, Any]:
         hosts = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         address = address_of_name(address, port)
         first = _opened_store(address, port, hosts, place.rank)
-    first = first or TCPStore(address, port, None, False, limit)
-    second = TCPStore(address, port, None, False, timedelta(seconds=30))
+    with _answered(place.rank, seconds):
+        first = first or TCPStore(address, port, None, False, limit)
+        second = TCPStore(address, port, None, False, timedelta(seconds=30))
     prefix = f"lemma/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
     if meeting is None:
         start = agreed_start(PrefixStore(prefix, first), place.rank, place.size, START_SECONDS)
         prefix = f"{prefix}/{start}"
     return PrefixStore(f"{prefix}/group", first), PrefixStore(f"{prefix}/watch", second)
+
+
+@contextmanager
+def _answered(rank: int, seconds: float) -> Iterator[None]:
+    """Within `with`, this rank connects to the store; it ends where a first rank that stands still never answers, for
+    which torch has no limit."""
+    sentence = "rank 0 was there and does not answer at the start"
+
+    def give_up() -> None:
+        say_loss(sentence, rank)
+        os._exit(LOST)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLost(f"{sentence} ({reason_of(error)})") from error
+    finally:
+        timer.cancel()
 
 
 def _opened_store(address: str, port: int, hosts: bool, rank: int) -> Any:
@@ -169,11 +200,11 @@ def _opened_store(address: str, port: int, hosts: bool, rank: int) -> Any:
         ) from error
 
 
-def _port(file: Path) -> int:
+def _port(file: Path, seconds: float) -> int:
     began = time.monotonic()
     while not file.exists():
-        if time.monotonic() - began > START_SECONDS:
-            raise UserError(f"rank 0 did not start within {START_SECONDS:.0f} s", fix="see what it says")
+        if time.monotonic() - began > seconds:
+            raise RankLost(f"rank 0 did not start within {seconds:.0f} s")
         time.sleep(0.02)
     return int(file.read_text())
 

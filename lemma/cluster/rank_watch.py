@@ -127,7 +127,7 @@ class RankWatch:
         """Who is missing, or what another rank failed with."""
         if os.strerror(errno.EMFILE) in str(error):  # of this rank, for whom nobody else is missing
             return UserError(f"rank {self.rank} has too many open files", fix="raise the limit with `ulimit -n`")
-        reason = _reason(error)
+        reason = reason_of(error)
         try:
             failed = self._failure()
             if failed is not None:
@@ -165,7 +165,7 @@ class RankWatch:
         return f"rank {other} on {host}, last seen at '{self._place_of(other)}'"
 
 
-def _reason(error: RuntimeError) -> str:
+def reason_of(error: RuntimeError) -> str:
     """The first sentence of an error, without the place in gloo's sources that stands before it."""
     first = re.sub(r"^\[[^\]]*\.cc:\d+\] ", "", str(error).partition("\n")[0])
     return first.partition(". ")[0][:200] or type(error).__name__

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,10 +16,11 @@ import torch
 from torch.distributed import HashStore
 
 from lemma.cli import main
+from lemma.cluster import joining
 from lemma.cluster.cluster_options import ClusterOptions
 from lemma.cluster.joining import member
 from lemma.cluster.launching import Launcher
-from lemma.cluster.rank_watch import RankLost, RankWatch
+from lemma.cluster.rank_watch import LOST, RankLost, RankWatch, say_loss
 from lemma.core.errors import UserError
 from lemma.core.ranks import gather_over_ranks, rank
 from lemma.learning import checkpoint
@@ -38,6 +41,44 @@ def test_a_rank_that_ends_itself_is_named(tmp_path: Path) -> None:
     assert launcher.run() == 1
     assert launcher.said == ["error: rank 1 ended with code 0 in the middle of the run, by its own doing"]
     assert "Traceback" not in launcher.output
+
+
+def stops_at_the_start(words: list[str], changes: dict[str, str], output: Path) -> None:
+    """One of two ranks stands still before it has met the other, or as soon as it may be met."""
+    os.environ.update(changes)
+    os.setsid()  # as a launcher starts them
+    who, at_once = words
+    if changes["RANK"] == who and at_once == "True":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    joining.LAUNCHED_SECONDS = 2.0
+    if changes["RANK"] == who:
+        joining._port = lambda file, seconds: os.kill(os.getpid(), signal.SIGSTOP)  # type: ignore[assignment, return-value]
+    try:
+        with member(ClusterOptions(patience=2.0, deadline=2.0), "cpu"):
+            pass
+    except RankLost as error:
+        say_loss(str(error), int(changes["RANK"]))
+        os._exit(LOST)
+    os._exit(0)
+
+
+@pytest.mark.parametrize(
+    ("who", "at_once", "said"),
+    [
+        (0, True, "rank 0 did not start within 2 s"),
+        (0, False, "rank 0 was there and does not answer at the start"),
+        (1, True, "rank 0 waited at 'the start', and rank 1 on an unknown host, last seen at 'the start' did not come"),
+    ],
+)
+def test_a_rank_that_stands_still_before_it_has_met_the_others(
+    tmp_path: Path, who: int, at_once: bool, said: str
+) -> None:
+    launcher = Forked(tmp_path, restarts=0, program=stops_at_the_start)
+    launcher._command = [str(who), str(at_once)]
+    began = time.monotonic()
+    assert launcher.run() == 1
+    assert said in launcher.said[0] and len(launcher.said) == 1, launcher.said
+    assert time.monotonic() - began < 45
 
 
 class Programs(Launcher):
