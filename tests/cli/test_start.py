@@ -36,9 +36,10 @@ def from_outside(modules: set[str]) -> set[str]:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["plan", "--help"], ["runs", "--help"]])
 def test_help_imports_nothing_but_python(arguments: list[str]) -> None:
+    """All of it counts: an editable install by a plain path loads nothing before."""
     modules = imported_by(*arguments)
     assert not from_outside(modules)
-    assert len(modules) < 120, sorted(modules)
+    assert len(modules) < 130, sorted(modules)
 
 
 @pytest.mark.parametrize("recipe", ["demo", "rlvr_gsm8k_grpo"])
