@@ -149,15 +149,14 @@ def _as_yaml(text: str) -> str:
 
 def _fit(answers: Answers) -> tuple[Fit, str]:
     """How the model is trained, and the sentence that says why."""
-    import psutil
-
     from lemma.cli.plan import shape_of
+    from lemma.core.host_memory import host_memory
     from lemma.models.fitting import Fit, fit_memory, guess_shape, in_gib
     from lemma.models.memory import GIB
     from lemma.models.model_options import ModelOptions
 
     on_cpu = answers.gib == 0
-    available = float(psutil.virtual_memory().total) if on_cpu else answers.gib * GIB
+    available = host_memory() if on_cpu else answers.gib * GIB
     known = shape_of(ModelOptions(path=answers.model))
     guessed = isinstance(known, str)
     shape = guess_shape(answers.model) if isinstance(known, str) else known

@@ -120,8 +120,11 @@ def check_python() -> HealthFinding:
 def check_memory() -> HealthFinding:
     import psutil
 
-    memory = psutil.virtual_memory()
-    return HealthFinding("memory", "ok", f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free")
+    from lemma.core.host_memory import host_memory
+
+    memory, allowed = psutil.virtual_memory(), host_memory()
+    limit = f", and a limit of {allowed / GIB:.1f} GiB here" if allowed < memory.total else ""
+    return HealthFinding("memory", "ok", f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free{limit}")
 
 
 def check_folder(runs: Path) -> HealthFinding:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import psutil
 import torch
 
-from lemma.core.ranks import gather_over_ranks, speakers, world_size
+from lemma.core.host_memory import host_memory
+from lemma.core.ranks import gather_over_ranks, slots, speakers, world_size
 from lemma.learning.learning_options import BudgetOptions, OptimOptions
 from lemma.models.fitting import host_budget
 from lemma.models.load_model import pick_precision
@@ -38,7 +38,8 @@ def fit_budget(
     if device.type == "cpu":
         if batch.token_budget is not None:
             return batch.token_budget
-        memory = psutil.virtual_memory().total / world_size()
+        # By slots, so that any number of ranks computes the same packs.
+        memory = host_memory() / max(slots(), world_size())
         wanted = {"eight_bit_moments": eight_bit, "critic": critic, "reference": reference}
         found = min(gather_over_ranks(host_budget(shape, model, precision, memory, **wanted)))
         if found < batch.planned_budget:

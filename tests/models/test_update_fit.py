@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
+from lemma.core.ranks import RankWorld, joined
+from lemma.learning.learning_options import BudgetOptions, OptimOptions
 from lemma.models.fitting import SHARE, USUAL, host_budget
 from lemma.models.memory import GIB, Shape, plan_training
 from lemma.models.model_options import LoraOptions, ModelOptions
 from lemma.models.packing import TokenBatch
 from lemma.models.update_fit import ALONE, UpdateFit, fit_update
+from lemma.stages.fitted import fit_budget
 from tests.models.small import CPU, tiny_policy, trajectories
 
 SMALL, MIDDLE, LARGE = USUAL[0.5], USUAL[1.5], USUAL[7.0]
@@ -90,3 +96,17 @@ def test_so_many_blocks_are_computed_twice_and_the_gradient_stays(count: int) ->
     plain.logprobs(batch)[0].sum().backward()
     for name, parameter in plain.parameters().items():
         assert torch.equal(parameter.grad, policy.parameters()[name].grad), name  # type: ignore[arg-type]
+
+
+def test_a_cpu_plans_by_slots_so_that_any_number_of_ranks_computes_the_same_packs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = tiny_policy()
+    least = plan_training(Shape.of_config(policy.causal.config.to_dict()), MODEL, "fp32", 2048, on_cpu=True).total
+    monkeypatch.setattr("lemma.stages.fitted.host_memory", lambda: 2 * least / SHARE)
+    stage: Any = SimpleNamespace(model=MODEL, say=lambda text: None)
+    budgets = []
+    for slots in (1, 2):
+        with joined(RankWorld(slots=slots)):
+            budgets.append(fit_budget(stage, policy, BudgetOptions(), OptimOptions(lr=1e-5)))
+    assert budgets == [16384, 2048]

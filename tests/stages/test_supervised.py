@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -175,7 +174,7 @@ def test_a_stream_is_validated_on_whole_demonstrations(world: World) -> None:
 
 
 def test_a_small_memory_makes_small_packs_and_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=2**28))
+    monkeypatch.setattr("lemma.stages.fitted.host_memory", lambda: 2**28)
     recipe = world.recipe({"steps": 1, "validation": {}, "batch": {"sequences": 4}})
     assert world.train(recipe) == 0
     assert Said("by the memory plan: 2048 tokens at a time") in world.events
