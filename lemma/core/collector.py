@@ -10,7 +10,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def set_aside() -> Iterator[None]:
-    """Within `with`, the collector does not look at what there was before."""
+    """Within `with`, the collector does not look at what there was before, except for garbage, which goes now: it may
+    hold the tensors of an earlier run."""
+    gc.collect()
     gc.freeze()
     try:
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 
@@ -22,3 +23,11 @@ def test_what_there_was_is_not_looked_at_and_what_came_is_collected() -> None:
         assert gc.collect() >= 1, "a ring that was made within is found"
         raise KeyError
     assert gc.get_freeze_count() == 0
+
+
+def test_garbage_from_before_is_not_kept() -> None:
+    ring = Ring()
+    seen = weakref.ref(ring)
+    del ring
+    with set_aside():
+        assert seen() is None
