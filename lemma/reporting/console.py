@@ -31,9 +31,12 @@ class Console:
         self._view: _Bars | _Lines = _Bars(stream) if stream.isatty() else _Lines(stream)
         self._stage = ""
         self._numbers: Measured | None = None
+        self._last_end = ""
 
     def __call__(self, event: Event) -> None:
         match event:
+            case Said(text) if self._last_end.endswith(f"; {text}"):
+                pass  # a run ends with where its model is, which its last stage has just told
             case Said(text, level):
                 self._view.say(text if level == "info" else f"{level}: {text}", STYLES[level])
             case StageStarted(stage, step, total):
@@ -48,7 +51,8 @@ class Console:
                 self._view.reach(what, done, total, self._beside(what, note), share)
             case StageEnded(stage):
                 self._view.end(stage)
-                self._view.say(ended(event, self._numbers), "bold")
+                self._last_end = ended(event, self._numbers)
+                self._view.say(self._last_end, "bold")
 
     def _beside(self, what: str, note: str) -> str:
         """What follows a progress bar: the note, and for a stage the numbers of its last step that it does not name."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from lemma.core.events import Event, Measured, Progressed, StageEnded, StageStarted
+from lemma.core.events import Event, Measured, Progressed, Said, StageEnded, StageStarted
 from lemma.reporting import console as console_module
 from lemma.reporting.console import Console
 from lemma.reporting.text import Pace, evaluated, progress_line
@@ -106,6 +106,13 @@ def test_a_stage_ends_with_what_it_reached() -> None:
         "grpo: ended at step 9 after 3 min 20 s: reward 0.7, loss 0.25, problems 100, best answer_accuracy 0.412; "
         "the model is in runs/a/final"
     )
+
+
+def test_where_the_model_is_is_told_once() -> None:
+    end, told = StageEnded("sft", 2, {"model": "runs/a/final"}), Said("the model is in runs/a/final")
+    assert shown([end, told]) == ["sft: ended at step 2; the model is in runs/a/final"]
+    assert shown([Said("sft: done already"), told]) == ["sft: done already", "the model is in runs/a/final"]
+    assert shown([end, Said("the model is in runs/b/final")])[1:] == ["the model is in runs/b/final"]
 
 
 def test_what_was_learnt_is_told_before_what_there_was_to_learn() -> None:
