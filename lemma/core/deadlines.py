@@ -72,27 +72,25 @@ class Stopwatch:
             self._thread.join()
             signal.signal(SIGNAL, self._before)
 
-    @contextlib.contextmanager
-    def piece(self) -> Iterator[None]:
-        """One piece of work, with a deadline of its own."""
-        with self._changed:
-            self._due = time.monotonic() + self._seconds
-            self._changed.notify()
-        try:
-            yield
-        finally:
-            self._due = None
+    def begin(self) -> None:
+        """A piece of work begins, with a deadline of its own."""
+        self._due = time.monotonic() + self._seconds
+
+    def end(self) -> None:
+        """It is done."""
+        self._due = None
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self._due is not None:  # otherwise the piece has ended meanwhile
+        if self._due is not None and time.monotonic() >= self._due:  # otherwise the piece has ended meanwhile
             raise Overdue
 
     def _look(self) -> None:
+        """What begins after a look is due no sooner than `seconds` later: nobody need say that it has begun."""
         with self._changed:
             while not self._is_over:
                 due = self._due
-                left = None if due is None else due - time.monotonic()
-                if left is not None and left <= 0:
+                left = self._seconds if due is None else due - time.monotonic()
+                if left <= 0:
                     signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
                     left = AGAIN_SECONDS
-                self._changed.wait(left)
+                self._changed.wait(min(left, threading.TIMEOUT_MAX))

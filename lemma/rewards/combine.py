@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import extract_tb
+from typing import TypeVar
 
 from lemma.core.deadlines import Overdue, Stopwatch
 from lemma.core.errors import UserError
 from lemma.rewards.reward import Reward, RewardInput, WrongReturn
 
+Given, Found = TypeVar("Given"), TypeVar("Found")
 SHOWN = 2_000
 # The square of a reward, which every deviation needs, must be a number in single precision.
 LARGEST = 1e18
@@ -67,16 +69,23 @@ def combine(rewards: Sequence[Reward], items: Sequence[RewardInput]) -> list[Sco
     columns = [_column(reward, name, items) for reward, name in zip(rewards, names, strict=True)]
     for reward, name, column in zip(rewards, names, columns, strict=True):
         _check_sizes(reward, name, column, items)
-    out = []
-    for place, item in enumerate(items):
-        values = [column[place] for column in columns]
-        known = [value * reward.weight for value, reward in zip(values, rewards, strict=True) if value is not None]
-        silent = [reward for value, reward in zip(values, rewards, strict=True) if value is None]
-        needed = item.looked or any(reward.needs_verdict for reward in silent)
-        unknown = any(reward.leaves_out for reward in silent) or (needed and not item.verdict.known)
-        total = None if not known or unknown else math.fsum(known)
-        out.append(Scored(total, dict(zip(names, values, strict=True))))
-    return out
+    rows = zip(*columns, strict=True) if columns else ((),) * len(items)
+    return [
+        Scored(_total(rewards, values, item), dict(zip(names, values, strict=True)))
+        for values, item in zip(rows, items, strict=True)
+    ]
+
+
+def _total(rewards: Sequence[Reward], values: Sequence[float | None], item: RewardInput) -> float | None:
+    """The weighted sum of what the rewards gave for one completion; None where it is left out."""
+    known, needed, unknown = [], item.looked, False
+    for reward, value in zip(rewards, values, strict=True):
+        if value is not None:
+            known.append(value * reward.weight)
+        else:
+            needed |= reward.needs_verdict
+            unknown |= reward.leaves_out
+    return None if not known or unknown or (needed and not item.verdict.known) else math.fsum(known)
 
 
 def labels(rewards: Sequence[Reward]) -> list[str]:
@@ -94,40 +103,45 @@ def _column(reward: Reward, name: str, items: Sequence[RewardInput]) -> list[flo
     limit, at_once = reward.seconds_each, type(reward).score_all is not Reward.score_all
     watch = None if limit is None else Stopwatch(limit * max(1, len(items)) if at_once else limit)
     with watch or nullcontext():
-        if at_once:
-            with _in_time(reward, name, items, watch):
-                return reward.score_all(items)
-        return [_value(reward, name, item, watch) for item in items]
+        if not at_once:
+            return [_value(reward, name, item, watch) for item in items]
+        try:
+            return _timed(watch, reward.score_all, items)
+        except Overdue as error:
+            raise _late(reward, name, items) from error
 
 
 def _value(reward: Reward, name: str, item: RewardInput, watch: Stopwatch | None) -> float | None:
     try:
-        with _in_time(reward, name, [item], watch):
-            return reward.score(item)
+        return _timed(watch, reward.score, item)
+    except Overdue as error:
+        raise _late(reward, name, [item]) from error
     except UserError:
         raise
     except (Exception, SystemExit, GeneratorExit) as error:
         raise RewardFailed(reward, name, item.completion, error) from error
 
 
-@contextmanager
-def _in_time(reward: Reward, name: str, items: Sequence[RewardInput], watch: Stopwatch | None) -> Iterator[None]:
+def _timed(watch: Stopwatch | None, work: Callable[[Given], Found], given: Given) -> Found:
+    """What `work` finds; Overdue where the watch runs out before."""
+    if watch is None:
+        return work(given)
+    watch.begin()
     try:
-        with watch.piece() if watch is not None else nullcontext():
-            yield
-    except Overdue as error:
-        file, line = reward.place or (None, None)
-        on = (
-            f"the completion {_shown(items[0].completion)!r}"
-            if len(items) == 1
-            else f"each of {len(items)} completions"
-        )
-        raise UserError(
-            f"reward '{name}' took longer than {reward.seconds_each:g} s on {on}",
-            file=file,
-            line=line,
-            fix="make it end sooner, or raise its option `seconds`",
-        ) from error
+        return work(given)
+    finally:
+        watch.end()
+
+
+def _late(reward: Reward, name: str, items: Sequence[RewardInput]) -> UserError:
+    file, line = reward.place or (None, None)
+    on = f"the completion {_shown(items[0].completion)!r}" if len(items) == 1 else f"each of {len(items)} completions"
+    return UserError(
+        f"reward '{name}' took longer than {reward.seconds_each:g} s on {on}",
+        file=file,
+        line=line,
+        fix="make it end sooner, or raise its option `seconds`",
+    )
 
 
 def _check_sizes(reward: Reward, name: str, column: Sequence[float | None], items: Sequence[RewardInput]) -> None:
