@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from lemma.cli.parser import Parser
-from lemma.cluster.rank_end import ended_as_rank
+from lemma.cluster.rank_end import INTERRUPTED, ended_as_rank
 from lemma.core.errors import UserError, nearest, warnings_said
 
 # The commands and what each is for; the module of the same name in this folder has `add(subparsers)`.
@@ -68,7 +68,7 @@ def _main(argv: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         _leave_quietly(argv)
         print("lemma: interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has gone; without this, Python complains once more when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

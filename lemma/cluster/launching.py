@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
+from lemma.cluster.rank_end import INTERRUPTED
 from lemma.cluster.rank_watch import LOST
 from lemma.core.errors import UserError
 
@@ -33,7 +34,7 @@ CAUSE_SECONDS = 0.5
 SHOWN_LINES = 30
 # How much of what a rank has printed is looked at.
 SHOWN_BYTES = 2**16
-USER_ERROR, INTERRUPTED = 2, 130
+USER_ERROR = 2
 # Where a run folder keeps what a fresh start will throw away.
 ASIDE = ".earlier"
 

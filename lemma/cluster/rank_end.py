@@ -1,4 +1,4 @@
-"""How the process of a rank ends after an error."""
+"""How a program ends while others may still be at work: ranks after an error, threads after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import sys
 import traceback
 from collections.abc import Callable
 
+INTERRUPTED = 130
+
 
 def ended_as_rank(work: Callable[[], int]) -> int:
     """The exit code of a program. Where it has left its process groups as they are, because something went wrong, this
-    ends the process: taking them down would wait for ranks that are gone, and their threads may abort it instead."""
+    ends the process: taking them down would wait for ranks that are gone, and their threads may abort it instead. So it
+    does where it was interrupted: a thread of torch that is at work when Python ends aborts the process."""
     try:
         code = work()
     except Exception:
@@ -19,7 +22,7 @@ def ended_as_rank(work: Callable[[], int]) -> int:
             raise
         traceback.print_exc()
         code = 1
-    if _is_in_group():
+    if _is_in_group() or code == INTERRUPTED:
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

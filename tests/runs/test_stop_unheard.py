@@ -84,6 +84,5 @@ def test_ctrl_c_again_and_again(world: World, pause: float) -> None:
         time.sleep(pause)
     said = process.communicate(timeout=120)[0]
     assert "Traceback" not in said and "Error" not in said and "finishing this step" in said
-    # A third one that finds Python ending may abort it, seen once: the run is whole all the same.
-    assert process.returncode in (0, 130, -signal.SIGINT, -signal.SIGABRT)
+    assert process.returncode in (0, 130, -signal.SIGINT)
     assert CheckpointStore(world.run / "stages" / "sft" / "checkpoints", 9, print).newest() is not None
