@@ -57,6 +57,7 @@ OWN_MODULES = {
         "lemma.models.kernels",
         "lemma.models.joint_kernels",
         "lemma.models.adapter_kernels",
+        "lemma.models.sharing_kernels",
         "lemma.engines.native.engine_kernels",
         "lemma.engines.native.sampling_kernels",
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,10 +26,10 @@ class Diverged(UserError):
 
 @torch.no_grad()
 def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether every number is. Needs no memory: where one is NaN, so are the least and the greatest."""
-    floating = (tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel())
-    ends = [torch.stack(torch.aminmax(tensor)).float() for tensor in floating]
-    return not ends or bool(torch.stack(ends).isfinite().all())
+    """Whether every number is. Needs no memory: where one is NaN, so is the greatest of their sizes."""
+    floating = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    most = [most.float() for most in torch._foreach_norm(floating, math.inf)] if floating else []
+    return not most or bool(torch.stack(most).isfinite().all())
 
 
 def check_written(folder: Path) -> None:

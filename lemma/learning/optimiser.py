@@ -125,8 +125,9 @@ class Optimiser:
             value.grad = None
         for parameter in self.parameters.values():
             parameter.grad = None
+        if self._buffers:
+            torch._foreach_zero_(list(self._buffers.values()))
         for name, buffer in self._buffers.items():
-            buffer.zero_()
             if name in self.masters:
                 self.masters[name].grad = buffer if self.shard == "none" else None
 

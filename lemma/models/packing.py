@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from lemma.core.types import Scope, Trajectory
-from lemma.models.sharing import Sharing, families, rows_of, shared_size, split_family
+from lemma.models.sharing import Sharing, families, family_size, rows_of, shared_size, split_family
 
 # Sequences whose lengths differ by at most this factor share one padded attention call on the CPU.
 BUCKET_RATIO = 1.25
@@ -120,8 +120,8 @@ class TokenBatch:
 
         Every one of them has the same fields.
         """
-        if share:
-            indices = [index for family in families(trajectories, indices) for index in family]
+        related = families(trajectories, indices) if share else [[index] for index in indices]
+        indices = [index for family in related for index in family]
         chosen = [trajectories[i] for i in indices]
         lengths = tuple(len(t) for t in chosen)
         mask_K = np.concatenate([t.chosen_T for t in chosen])
@@ -131,8 +131,8 @@ class TokenBatch:
         def put(array: np.ndarray, kind: torch.dtype = torch.int64) -> torch.Tensor:
             return to_device(torch.from_numpy(np.ascontiguousarray(array)).to(kind), device)
 
-        rows_K, own = rows_of(trajectories, indices) if share else (np.arange(len(mask_K)), list(lengths))
-        first_T = np.unique(rows_K, return_index=True)[1] if share else rows_K
+        rows_K, own = rows_of(trajectories, related)
+        first_T = rows_K if len(related) == len(lengths) else np.unique(rows_K, return_index=True)[1]
         segments = Segments(lengths, device)
         if len(first_T) < len(rows_K):
             segments = Segments(tuple(own), device, Sharing.of(rows_K, put), segments)
@@ -166,14 +166,14 @@ def plan_packs(
     units: dict[int, list[int]] = {}
     for i, trajectory in enumerate(trajectories):
         units.setdefault(trajectory.unit if scope == "pair" else i, []).append(i)
-    together = list(units.values())
     if share is not None and scope != "pair":
         related = families(trajectories, range(len(trajectories)))
         together = [part for family in related for part in split_family(trajectories, family, token_budget, share)]
-    if share is not None:
-        sized = [(shared_size(trajectories, members, share), members) for members in together]
+        sized = [(family_size(trajectories, members, share), members) for members in together]
+    elif share is not None:
+        sized = [(shared_size(trajectories, members, share), members) for members in units.values()]
     else:
-        sized = [(sum(len(trajectories[i]) for i in members), members) for members in together]
+        sized = [(sum(len(trajectories[i]) for i in members), members) for members in units.values()]
     sized.sort(key=lambda item: (-item[0], item[1]))
     packs: list[list[int]] = []
     for (_, members), place in zip(sized, first_fit([size for size, _ in sized], token_budget), strict=True):

@@ -62,11 +62,16 @@ def families(trajectories: Sequence[Trajectory], indices: Sequence[int]) -> list
 
 def shared_size(trajectories: Sequence[Trajectory], members: Sequence[int], cost: float = 0.0) -> int:
     """Rows of a pack that these take together, and what is written out beside them at its `cost`."""
-    size = 0
-    for family in families(trajectories, members):
-        prompt = prompt_length(trajectories[family[0]])
-        size += sum(len(trajectories[i]) for i in family) - (prompt - _written(prompt, cost)) * (len(family) - 1)
-    return size
+    return sum(family_size(trajectories, family, cost) for family in families(trajectories, members))
+
+
+def family_size(trajectories: Sequence[Trajectory], family: Sequence[int], cost: float = 0.0) -> int:
+    """The same for sequences that begin with the same prompt."""
+    whole = sum(len(trajectories[i]) for i in family)
+    if len(family) == 1:
+        return whole
+    prompt = prompt_length(trajectories[family[0]])
+    return whole - (prompt - _written(prompt, cost)) * (len(family) - 1)
 
 
 def split_family(
@@ -91,20 +96,20 @@ def _written(prompt: int, cost: float) -> int:
     return math.ceil(prompt * cost)
 
 
-def rows_of(trajectories: Sequence[Trajectory], ordered: Sequence[int]) -> tuple[np.ndarray, list[int]]:
-    """The row (K,) of each token of these sequences, in a pack where families stand together, and how many rows each
-    sequence brings itself."""
+def rows_of(trajectories: Sequence[Trajectory], related: Sequence[Sequence[int]]) -> tuple[np.ndarray, list[int]]:
+    """The row (K,) of each token of these families, in a pack where they stand one after the other, and how many rows
+    each sequence brings itself."""
     rows: list[np.ndarray] = []
     own: list[int] = []
     filled = 0
-    for family in families(trajectories, ordered):
+    for family in related:
         prompt = prompt_length(trajectories[family[0]]) if len(family) > 1 else 0
-        start = filled
+        front = np.arange(filled, filled + prompt)
         for number, index in enumerate(family):
-            length = len(trajectories[index])
-            kept = length if number == 0 else length - prompt
-            front = np.arange(start, start + length - kept)
-            rows.append(np.concatenate([front, np.arange(filled, filled + kept)]))
+            kept = len(trajectories[index]) - (prompt if number else 0)
+            if number:
+                rows.append(front)
+            rows.append(np.arange(filled, filled + kept))
             own.append(kept)
             filled += kept
     return np.concatenate(rows), own
@@ -114,28 +119,27 @@ def rows_of(trajectories: Sequence[Trajectory], ordered: Sequence[int]) -> tuple
 class Sharing:
     """Which row of the pack each token of its written-out sequences is, and the way back for gradients.
 
-    `by_readers_T` are the rows in the order of how many tokens read them, `readers_K` those tokens in the same order;
-    each of `groups`, on the host, is a number of rows and how many tokens read each.
+    `readers_K` are those tokens in the order of their rows, those of one row in the order of the pack; the ones that
+    read a row begin at its number of `starts_T1`.
     """
 
     rows_K: torch.Tensor
-    first_T: torch.Tensor
-    by_readers_T: torch.Tensor
     readers_K: torch.Tensor
-    groups: torch.Tensor
+    starts_T1: torch.Tensor
 
     @classmethod
     def of(cls, rows_K: np.ndarray, put: Any) -> Sharing:
-        order = np.argsort(rows_K, kind="stable")
-        rows, starts, counts = np.unique(rows_K[order], return_index=True, return_counts=True)
-        kinds, how_many = np.unique(counts, return_counts=True)
+        counts = np.bincount(rows_K)
         return cls(
             rows_K=put(rows_K),
-            first_T=put(order[starts]),
-            by_readers_T=put(rows[np.argsort(counts, kind="stable")]),
-            readers_K=put(order[np.argsort(np.repeat(counts, counts), kind="stable")]),
-            groups=torch.from_numpy(np.stack([how_many, kinds], axis=1)),
+            readers_K=put(np.argsort(rows_K, kind="stable")),
+            starts_T1=put(np.concatenate([[0], np.cumsum(counts)])),
         )
+
+    @property
+    def first_T(self) -> torch.Tensor:
+        """The token that brings each row."""
+        return self.readers_K[self.starts_T1[:-1]]
 
     def spread(self, x_THD: torch.Tensor) -> torch.Tensor:
         """(T, H, D) to (K, H, D): each sequence written out in full."""
@@ -154,34 +158,39 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        sharing = ctx.sharing
-        return sum_over_readers(grads[0], sharing.by_readers_T, sharing.readers_K, sharing.groups), None
+        return sum_over_readers(grads[0], ctx.sharing.readers_K, ctx.sharing.starts_T1), None
 
 
 # An operator of its own: its loop depends on the pack, and a compiled block would be compiled for every kind of pack.
 @torch.library.custom_op("lemma::sum_over_readers", mutates_args=())
-def sum_over_readers(
-    grad_KHD: torch.Tensor, rows_T: torch.Tensor, readers_K: torch.Tensor, groups: torch.Tensor
-) -> torch.Tensor:
+def sum_over_readers(grad_KHD: torch.Tensor, readers_K: torch.Tensor, starts_T1: torch.Tensor) -> torch.Tensor:
     """(K, H, D) to (T, H, D): for each row the sum over its readers (see `Sharing`), in a fixed order and at least in
     float32."""
-    result = grad_KHD.new_empty((len(rows_T), *grad_KHD.shape[1:]))
+    if grad_KHD.is_cuda and grad_KHD.dtype != torch.float64:
+        from lemma.models.sharing_kernels import sum_readers
+
+        return sum_readers(grad_KHD.contiguous(), readers_K, starts_T1)
+    return plain_sum_over_readers(grad_KHD, readers_K, starts_T1)
+
+
+def plain_sum_over_readers(grad_KHD: torch.Tensor, readers_K: torch.Tensor, starts_T1: torch.Tensor) -> torch.Tensor:
+    """The same in plain torch: rows that have as many readers are added up together."""
+    counts_T = starts_T1.diff()
+    result = grad_KHD.new_empty((len(counts_T), *grad_KHD.shape[1:]))
     wide = grad_KHD.dtype if grad_KHD.dtype == torch.float64 else torch.float32
     at_a_time = max(1, SUM_BYTES // (grad_KHD[:1].numel() * grad_KHD.itemsize))
-    row = reader = 0
-    for count, readers in groups.tolist():
-        rows, tokens = rows_T[row : row + count], readers_K[reader : reader + count * readers].view(count, readers)
-        row, reader = row + count, reader + count * readers
-        step = max(1, at_a_time // readers)
-        for some, theirs in zip(rows.split(step), tokens.split(step), strict=True):
+    for readers in counts_T.unique().tolist():
+        rows = (counts_T == readers).nonzero()[:, 0]
+        for some in rows.split(max(1, at_a_time // readers)):
+            theirs = readers_K[starts_T1[some][:, None] + torch.arange(readers, device=some.device)]
             read = grad_KHD.index_select(0, theirs.flatten()).unflatten(0, theirs.shape)
             result[some] = read[:, 0] if readers == 1 else read.sum(1, dtype=wide).to(grad_KHD.dtype)
     return result
 
 
 @sum_over_readers.register_fake
-def _(grad_KHD: torch.Tensor, rows_T: torch.Tensor, readers_K: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-    return grad_KHD.new_empty((rows_T.shape[0], *grad_KHD.shape[1:]))
+def _(grad_KHD: torch.Tensor, readers_K: torch.Tensor, starts_T1: torch.Tensor) -> torch.Tensor:
+    return grad_KHD.new_empty((starts_T1.shape[0] - 1, *grad_KHD.shape[1:]))
 
 
 def can_share(module: torch.nn.Module) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 WIDTHS = {"bf16": 16, "fp16": 16, "fp32": 32}
-WHOLE = ("POSITION", "UNTIL", "ENDS", "TOP_K", "KEYS", "TOKEN", "TARGET")
+WHOLE = ("POSITION", "UNTIL", "ENDS", "TOP_K", "KEYS", "TOKEN", "TARGET", "READERS", "STARTS")
 EXACT = ("RSTD", "DW", "LOGPROB", "LSE", "ENTROPY", "G_LOGPROB", "G_ENTROPY")
 REAL = ("factor", "inner", "eps", "sign", "inverse_divisor", "scale")
 
@@ -46,7 +46,7 @@ def test_cuts_and_draws_compile(dtype: str) -> None:
 @pytest.mark.parametrize("adds", [False, True])
 def test_kernels_of_the_learner_compile(adds: bool) -> None:
     pytest.importorskip("triton", reason="triton is for Linux only")
-    from lemma.models import joint_kernels, kernels
+    from lemma.models import joint_kernels, kernels, sharing_kernels
 
     heads = {"HQ": 4, "HK": 2, "HEADS": 8, "D": 64, "HALF": 32}
     for kernel, constants in (
@@ -57,6 +57,7 @@ def test_kernels_of_the_learner_compile(adds: bool) -> None:
         (kernels._softmax_grad, {"HAS_ENTROPY": adds, "CAPPED": adds, "BLOCK": 1024}),
         (joint_kernels._joint_gate_backward, {"BLOCK": 1024}),
         (joint_kernels._rotate_parts, {"JOINS": adds, **heads}),
+        (sharing_kernels._sum_readers, {"WIDTH": 192, "ROWS": 8, "COLUMNS": 256}),
     ):
         compile_for_a_gpu(kernel, "bf16", constants, others="*bf16")
 

@@ -6,14 +6,16 @@ import itertools
 import weakref
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
-from lemma.models import adapter_kernels, blocks, joint_kernels, kernels
+from lemma.models import adapter_kernels, blocks, joint_kernels, kernels, sharing_kernels
 from lemma.models import logprobs as lemma_logprobs
 from lemma.models.adapters import Folded
 from lemma.models.blocks import gated, rms_norm
 from lemma.models.logprobs import token_logprobs
 from lemma.models.products import Product, gate_backward
+from lemma.models.sharing import Sharing, plain_sum_over_readers
 
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
@@ -136,6 +138,18 @@ def kept_logits(dtype: torch.dtype) -> None:
         lemma_logprobs._logits, lemma_logprobs._has_room = make, room
 
 
+def readers(dtype: torch.dtype) -> None:
+    """Rows with 1, 3 and 17 readers, in turns and at random; rows that fill no tile, columns that fill two."""
+    sharing_kernels.TILE, sharing_kernels.COLUMNS = 64, 16
+    rows = np.repeat(np.arange(46), [1, 1, 3, 1, 17, 3] * 7 + [1, 1, 1, 3])
+    for order in (rows, np.random.default_rng(0).permutation(rows)):
+        sharing = Sharing.of(order, torch.from_numpy)
+        grad = torch.randn(len(order), 3, 7, dtype=dtype)
+        where = (sharing.readers_K, sharing.starts_T1)
+        compare([[add(grad, *where)] for add in (plain_sum_over_readers, sharing_kernels.sum_readers)], dtype)
+        assert torch.equal(sharing.rows_K[sharing.first_T], torch.arange(46))
+
+
 def adapters(dtype: torch.dtype) -> None:
     """More rows than a tile; a rank that fills no tile; one, two and three layers of different widths. The interpreter
     does not multiply numbers of half precision."""
@@ -164,7 +178,7 @@ def adapters(dtype: torch.dtype) -> None:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    for check in (norm, add_norm, gate, joint_gate, split, softmax, kept_logits, adapters):
+    for check in (norm, add_norm, gate, joint_gate, split, softmax, kept_logits, readers, adapters):
         for dtype in LIMITS:
             check(dtype)
         print(check.__name__)
