@@ -202,8 +202,15 @@ def _print(diagnosis: Checkup, groups: list[list[Episode]], sampling: Sampling, 
         print("\nNothing to change.")
     for sample in [sample for group in groups for sample in group][:show]:
         text = sample.text if len(sample.text) <= SHOWN else f"{sample.text[:SHOWN]} ..."
-        reward = "none" if sample.reward is None else f"{sample.reward:g}"
-        print(f"\n--- {sample.problem_id}: {sample.finish}, {len(sample.ids)} tokens, reward {reward}\n{text}")
+        told = f"{sample.finish}, {len(sample.ids)} tokens, reward {_worth(sample)}"
+        print(f"\n--- {sample.problem_id}: {told}\n{text}")
+
+
+def _worth(sample: Episode) -> str:
+    """The reward of a sample, and where there are several, each of them before its weight."""
+    shown = {name: "none" if value is None else f"{value:g}" for name, value in sample.rewards.items()}
+    parts = f" ({', '.join(f'{name} {value}' for name, value in shown.items())})" if len(shown) > 1 else ""
+    return ("none" if sample.reward is None else f"{sample.reward:g}") + parts
 
 
 def _write(path: Path, diagnosis: Checkup) -> None:

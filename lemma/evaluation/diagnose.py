@@ -22,6 +22,8 @@ Level = Literal["fine", "note", "problem"]
 SHINGLE = 4
 PAIRS = 28
 """Maximum number of pairs of a group that are compared."""
+REWARD = "reward/"
+"""In front of the name of a single reward, among the numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,14 @@ def measure(groups: Sequence[Sequence[Episode]], situation: Situation) -> dict[s
         }
         if situation.compares:
             numbers["dead"] = fmean(max(values) == min(values) if values else True for values in rewards)
-    return numbers | _round_trip(samples, situation.tokenizer)
+    return numbers | _each_reward(samples) | _round_trip(samples, situation.tokenizer)
+
+
+def _each_reward(samples: Sequence[Episode]) -> dict[str, float]:
+    """The mean of each reward before its weight, over the samples that have it."""
+    names = dict.fromkeys(name for sample in samples for name in sample.rewards)
+    known = {name: [value for one in samples if (value := one.rewards.get(name)) is not None] for name in names}
+    return {f"{REWARD}{name}": fmean(values) for name, values in known.items() if values}
 
 
 def similarity(group: Sequence[Episode]) -> float:
@@ -263,7 +272,9 @@ def _ends(groups: Sequence[Sequence[Episode]], n: Mapping[str, float], s: Situat
 
 def _rewards(groups: Sequence[Sequence[Episode]], n: Mapping[str, float], s: Situation) -> Iterable[Finding]:
     spread = f"within a group {n['spread']:.3g}" if "dead" in n else f"over all samples {n['spread_of_all']:.3g}"
-    text = f"mean {n['reward']:.3g}, spread {spread}, {n['right']:.0%} of the answers are right"
+    each = {name.removeprefix(REWARD): value for name, value in n.items() if name.startswith(REWARD)}
+    parts = f" ({', '.join(f'{name} {value:.3g}' for name, value in each.items())})" if len(each) > 1 else ""
+    text = f"mean {n['reward']:.3g}{parts}, spread {spread}, {n['right']:.0%} of the answers are right"
     if "dead" in n:
         text += f"; {n['dead']:.0%} of the groups have one reward for all and teach nothing"
     elif n["spread_of_all"] == 0:

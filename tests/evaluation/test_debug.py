@@ -83,6 +83,16 @@ def test_good_groups_need_nothing() -> None:
     assert diagnosis.numbers["round_trip"] == diagnosis.numbers["prompt_round_trip"] == 1.0
 
 
+def test_each_reward_is_told_beside_their_sum() -> None:
+    groups = good_groups()
+    assert "mean 0.5, spread" in topic(diagnose(groups, situation()), "rewards")[1], "of one there is nothing to add"
+    for number, one in enumerate(groups[0] + groups[1]):
+        one.rewards = {"accuracy": one.reward, "style": None if number else 3.0}
+    diagnosis = diagnose(groups, situation())
+    assert "mean 0.5 (accuracy 0.5, style 3), spread" in topic(diagnosis, "rewards")[1]
+    assert (diagnosis.numbers["reward/accuracy"], diagnosis.numbers["reward/style"]) == (0.5, 3.0)
+
+
 def test_similarity_by_hand() -> None:
     """1 2 3 4 5 and 1 2 3 4 6 have the pieces 1234, 2345 and 1234, 2346: one of three in common."""
     one, two = sample("1 2 3 4 5", finish="length"), sample("1 2 3 4 6", finish="length")
@@ -218,10 +228,12 @@ def debug(recipe: str, folder: Path, *more: str) -> dict[str, object]:
 
 
 def test_the_command_on_an_untrained_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = debug(RECIPE, tmp_path, "--groups", "3", "--show", "1")
+    both = RECIPE.replace("kind: rl", "kind: rl\n    rewards: [accuracy, {name: format, weight: 0.1}]")
+    found = debug(both, tmp_path, "--groups", "3", "--show", "1")
     said = capsys.readouterr().out
     assert "3 problems x 4 samples at temperature 0.9, at most 24 tokens" in said
     assert "BAD  format" in said and "kept by 0%" in said and "--- arithmetic/" in said
+    assert "mean 0 (accuracy 0, format 0), spread" in said and "24 tokens, reward 0 (accuracy 0, format 0)\n" in said
     assert any("supervised stage" in advice for advice in found["advice"])  # type: ignore[attr-defined]
     assert found["numbers"]["samples"] == 12  # type: ignore[index]
 
