@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from lemma.cli.exhaustion import exhaustion
 from lemma.cli.parser import Parser
 from lemma.cluster.rank_end import INTERRUPTED, ended_as_rank
 from lemma.core.errors import UserError, nearest, warnings_said
@@ -37,6 +38,7 @@ COMMANDS: dict[str, str] = {
 }
 
 _REPAIRS = {
+    errno.ENOMEM: "raise the limit on memory (`ulimit -v`, or that of the container or the job)",
     errno.ENOSPC: "free some space and give the same command again",
     errno.EDQUOT: "free some space and give the same command again",
     errno.EACCES: "check who may read and write there",
@@ -78,6 +80,11 @@ def _main(argv: Sequence[str] | None) -> int:
             raise
         where = f" ({error.filename})" if error.filename else ""
         return _complain(f"{error.strerror}{where}; {_REPAIRS[error.errno]}")
+    except Exception as error:
+        sentence = exhaustion(error)
+        if sentence is None:
+            raise
+        return _complain(sentence, code=1)
 
 
 def _leave_quietly(argv: Sequence[str] | None) -> None:
@@ -92,9 +99,9 @@ def _open_closed_outputs() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w")
 
 
-def _complain(sentence: str) -> int:
+def _complain(sentence: str, code: int = 2) -> int:
     print(f"lemma: error: {sentence}", file=sys.stderr)
-    return 2
+    return code
 
 
 def _run(arguments: list[str]) -> int:

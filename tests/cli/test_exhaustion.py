@@ -1,0 +1,58 @@
+"""Where the system gives no more memory or threads, that is one sentence."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lemma.cli.exhaustion import exhaustion
+
+HUGE = 2**58
+
+
+def raised(kind: str) -> Exception:
+    try:
+        if kind == "torch":
+            torch.empty(HUGE, dtype=torch.uint8)
+        elif kind == "numpy":
+            np.empty(HUGE, dtype=np.uint8)
+        else:
+            bytes(HUGE)
+    except (RuntimeError, MemoryError) as error:
+        return error
+    raise AssertionError("that much memory was there")
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy", "python"])
+def test_no_more_memory(kind: str) -> None:
+    sentence = exhaustion(raised(kind))
+    assert sentence is not None and "\n" not in sentence
+    assert sentence.startswith("the system gives this process no more memory") and "`ulimit -v`" in sentence
+
+
+def test_other_errors_are_none_of_these() -> None:
+    for error in (RuntimeError("shapes differ"), ImportError("no module"), OSError(errno.EIO, "input/output error")):
+        assert exhaustion(error) is None
+
+
+def test_a_command_that_may_start_no_thread(tmp_path: Path) -> None:
+    """As under `ulimit -v`, at a moment that is always the same."""
+    program = (
+        "import sys, threading\n"
+        "import lemma.cli\n"
+        "import lemma.cli.doctor\n"
+        'def no_more(*given): raise RuntimeError("can\'t start new thread")\n'
+        "lemma.cli.doctor.run = lambda args: threading.Thread(target=print).start() or 0\n"
+        "threading._start_new_thread = no_more\n"
+        "sys.argv = ['lemma', 'doctor']\n"
+        "sys.exit(lemma.cli.main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("lemma: error: the system starts no more threads") and done.stderr.count("\n") == 1
