@@ -10,7 +10,10 @@ _WORDS = (
     "not enough memory: you tried to allocate",
     "failed to map segment from shared object",
 )
-_FIX = "raise the limit (`ulimit -v`, or that of the container or the job), or compute less at a time (`batch.token_budget`)"
+_FIX = (
+    "raise the limit (`ulimit -v`, or that of the container or the job), or compute less at a time "
+    "(`batch.token_budget`)"
+)
 
 
 def exhaustion(error: Exception) -> str | None:
