@@ -6,6 +6,7 @@ Both work in the main thread, where Python hears signals; elsewhere they limit n
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -51,46 +52,82 @@ class Stopwatch:
     """
 
     def __init__(self, seconds: float):
-        self._seconds = seconds
+        self.seconds = seconds
         self._due: float | None = None
-        self._changed = threading.Condition()
-        self._is_over = False
 
     def __enter__(self) -> Stopwatch:
         self._is_on = _is_main()
         if self._is_on:
-            self._before = signal.signal(SIGNAL, self._hear)
-            self._thread = threading.Thread(target=self._look, name="deadline", daemon=True)
-            self._thread.start()
+            self._before = signal.signal(SIGNAL, self._hear), _guard.watch(self)
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._is_on:
-            with self._changed:
-                self._is_over = True
-                self._changed.notify()
-            self._thread.join()
-            signal.signal(SIGNAL, self._before)
+            handler, other = self._before
+            _guard.watch(other)
+            signal.signal(SIGNAL, handler)
 
     def begin(self) -> None:
         """A piece of work begins, with a deadline of its own."""
-        self._due = time.monotonic() + self._seconds
+        self._due = time.monotonic() + self.seconds
 
     def end(self) -> None:
         """It is done."""
         self._due = None
 
+    def look(self) -> float:
+        """Raise Overdue in the main thread if that is due; seconds until there is something to see again."""
+        due = self._due
+        left = self.seconds if due is None else due - time.monotonic()
+        if left > 0:
+            return left
+        signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
+        return AGAIN_SECONDS
+
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self._due is not None and time.monotonic() >= self._due:  # otherwise the piece has ended meanwhile
             raise Overdue
 
-    def _look(self) -> None:
-        """What begins after a look is due no sooner than `seconds` later: nobody need say that it has begun."""
+
+class _Guard:
+    """The thread that looks at the clock for all stopwatches, one after the other, as long as the process lives.
+
+    What begins after a look is due no sooner than `seconds` later: the thread is woken only where it would look too
+    late for that, and mostly sleeps.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._watched: Stopwatch | None = None
+        self._next_look = 0.0
+
+    def watch(self, watch: Stopwatch | None) -> Stopwatch | None:
+        """Look after this one from now on; the one before."""
         with self._changed:
-            while not self._is_over:
-                due = self._due
-                left = self._seconds if due is None else due - time.monotonic()
-                if left <= 0:
-                    signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
-                    left = AGAIN_SECONDS
+            before, self._watched = self._watched, watch
+            if watch is not None and self._thread is None:
+                self._thread = threading.Thread(target=self._look, name="deadlines", daemon=True)
+                self._thread.start()
+            elif watch is not None and time.monotonic() + watch.seconds < self._next_look:
+                self._changed.notify()
+        return before
+
+    def _look(self) -> None:
+        with self._changed:
+            while True:
+                left = threading.TIMEOUT_MAX if self._watched is None else self._watched.look()
+                self._next_look = time.monotonic() + left
                 self._changed.wait(min(left, threading.TIMEOUT_MAX))
+
+
+_guard = _Guard()
+
+
+def _forget() -> None:
+    """A process that was forked has no thread but its own."""
+    global _guard
+    _guard = _Guard()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -63,25 +63,29 @@ class JsonLines:
 
     def append(self, *rows: Mapping[str, Any]) -> None:
         """Rows that come together are written together: a file system may take a while for each write."""
-        if not rows:
+        self.append_lines([json.dumps(row, ensure_ascii=False) for row in rows])
+
+    def append_lines(self, lines: Sequence[str]) -> None:
+        """Rows that are JSON already, each on one line."""
+        if not lines:
             return
         if self._failure is not None:  # the last line may be half a line, and nothing may follow it
             raise self._failure
         try:
-            self._write(rows)
+            self._write(lines)
         except OSError as error:
             self._failure = error
             raise
 
-    def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def _write(self, lines: Sequence[str]) -> None:
         self._is_synced = False
-        lines = [(json.dumps(row, ensure_ascii=False) + "\n").encode() for row in rows]
-        middle = len(lines[-1]) // 2
-        self._handle.write(b"".join([*lines[:-1], lines[-1][:middle]]))
+        data = "".join(f"{line}\n" for line in lines).encode()
+        middle = (data.rfind(b"\n", 0, -1) + 1 + len(data)) // 2
+        self._handle.write(data[:middle])
         self._handle.flush()
         for _ in lines:
             fault_point("jsonl.mid_line")
-        self._handle.write(lines[-1][middle:])
+        self._handle.write(data[middle:])
         self._handle.flush()
 
     def truncate(self, size: int) -> None:

@@ -156,7 +156,7 @@ class Trajectory:
 
     @property
     def trained_tokens(self) -> int:
-        return int(self.chosen_T.sum())
+        return int(np.count_nonzero(self.chosen_T))
 
 
 @dataclass(slots=True)

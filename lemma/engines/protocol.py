@@ -123,6 +123,11 @@ class Engine(Protocol):
         """Tokens that its cache holds; None where it looks after that by itself."""
         return None
 
+    @property
+    def at_hand(self) -> Sequence[Completion]:
+        """Those that `completions` gives next, before it waits for anything."""
+        return ()
+
     def sleep(self) -> None:
         """Give memory back until the next `update_weights`, where the engine can and its options want that."""
         return None

@@ -216,6 +216,10 @@ class SpokenEngine(Engine):
                 self._flush(session)
             raise
 
+    @property
+    def at_hand(self) -> list[Completion]:
+        return list(self._current.ready)
+
     def drop(self, keys: Sequence[Key]) -> None:
         """Speakers hear of it and need not answer: they may be at work for others."""
         before = self._current

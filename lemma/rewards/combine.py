@@ -14,7 +14,8 @@ from lemma.core.deadlines import Overdue, Stopwatch
 from lemma.core.errors import UserError
 from lemma.rewards.reward import Reward, RewardInput, WrongReturn
 
-Given, Found = TypeVar("Given"), TypeVar("Found")
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 SHOWN = 2_000
 # The square of a reward, which every deviation needs, must be a number in single precision.
 LARGEST = 1e18

@@ -217,32 +217,43 @@ class Episode:
 
     def _of_turns(self, numbers: Sequence[int], weight: float) -> dict[str, np.ndarray]:
         turns = [self.turns[number] for number in numbers]
-        numbered = [np.full(len(turn.ids), float(number)) for number, turn in zip(numbers, turns, strict=True)]
-        ends = [np.arange(len(turn.ids)) == len(turn.ids) - 1 for turn in turns]
-        paid = [end * (weight * (turn.reward or 0.0)) for end, turn in zip(ends, turns, strict=True)]
-        return {"turn": _spread(turns, numbered), "paid": _spread(turns, paid)}
+        said = _said(turns)
+        numbered_T, paid_T = np.zeros(said[-1].stop), np.zeros(said[-1].stop)
+        for number, turn, place in zip(numbers, turns, said, strict=True):
+            numbered_T[place] = number
+            if len(turn.ids):
+                paid_T[place.stop - 1] = weight * (turn.reward or 0.0)
+        return {"turn": numbered_T, "paid": paid_T}
 
     def _trajectory(self, numbers: Sequence[int], with_kept: bool) -> Trajectory:
         turns = [self.turns[number] for number in numbers]
-        behaviour_T = _spread(turns, [turn.behaviour for turn in turns])
-        trajectory = Trajectory(
-            ids_T=_joined([part for turn in turns for part in (turn.context, turn.ids)]).astype(np.int64),
-            chosen_T=_spread(turns, [np.ones(len(turn.ids), dtype=bool) for turn in turns]),
+        said = _said(turns)
+        length = said[-1].stop
+        chosen_T, off_T, behaviour_T = np.zeros(length, dtype=bool), np.zeros(length), np.zeros(length, np.float32)
+        for turn, place in zip(turns, said, strict=True):
+            chosen_T[place] = True
+            behaviour_T[place] = turn.behaviour
+            if turn.given:
+                off_T[place.start : place.start + turn.given] = 1.0
+        fields = {"behaviour": behaviour_T}
+        if with_kept:
+            fields["kept"] = kept_T = np.zeros(length)
+            for turn, place in zip(turns, said, strict=True):
+                kept_T[place] = turn.kept
+        rewards = {name: value for name, value in self.rewards.items() if value is not None}
+        if self.reward is not None:
+            rewards["total"] = self.reward
+        return Trajectory(
+            ids_T=np.concatenate([part for turn in turns for part in (turn.context, turn.ids)], dtype=np.int64),
+            chosen_T=chosen_T,
             behaviour_T=behaviour_T,
-            rewards={name: value for name, value in self.rewards.items() if value is not None}
-            | ({} if self.reward is None else {"total": self.reward}),
+            rewards=rewards,
             origin=self.origin,
             finish=self.finish,
             problem_id=self.problem_id,
             policy_version=turns[-1].versions[-1][1],
+            token_fields=fields | {"off": off_T},
         )
-        trajectory.token_fields["behaviour"] = behaviour_T
-        if with_kept:
-            trajectory.token_fields["kept"] = _spread(turns, [turn.kept for turn in turns]).astype(np.float64)
-        trajectory.token_fields["off"] = off_T = np.zeros(len(trajectory))
-        if any(turn.given for turn in turns):
-            off_T[:] = _spread(turns, [np.arange(len(turn.ids)) < turn.given for turn in turns])
-        return trajectory
 
     # --- on disk ---------------------------------------------------------------------------------------------------
 
@@ -280,7 +291,11 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _spread(turns: Sequence[Turn], said: Sequence[np.ndarray]) -> np.ndarray:
-    """Numbers of the tokens that were said, with 0 at those that were read."""
-    read = [np.zeros(len(turn.context), dtype=values.dtype) for turn, values in zip(turns, said, strict=True)]
-    return np.concatenate([part for pair in zip(read, said, strict=True) for part in pair])
+def _said(turns: Sequence[Turn]) -> list[slice]:
+    """Where in a trajectory of these turns each one's words stand; what is read stands before."""
+    places, end = [], 0
+    for turn in turns:
+        start = end + len(turn.context)
+        end = start + len(turn.ids)
+        places.append(slice(start, end))
+    return places

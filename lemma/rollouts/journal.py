@@ -13,6 +13,7 @@ from lemma.core.errors import UserError
 from lemma.core.files import JsonLines, read_json_lines
 from lemma.rollouts.episode import VERSION, Episode
 from lemma.rollouts.journal_files import find, list_journals, read_bytes, remove, step_of
+from lemma.rollouts.journal_rows import RowWriter
 
 END, DRAWS = "end", "draws"
 READABLE = (1, VERSION)
@@ -35,6 +36,7 @@ class Journal:
         self.draws: list[int] = []
         self.is_complete = self.damaged = self.is_ended = False
         self._lines: JsonLines | None = None
+        self._rows = RowWriter()
         there = find(path)
         for row in _read(there) if there is not None else ():
             if isinstance(row, Episode):
@@ -54,7 +56,7 @@ class Journal:
             return
         assert not (episodes and self.is_complete), "a complete journal does not grow"
         self.episodes |= {episode.order: episode for episode in episodes}
-        self._open().append(*({"version": VERSION, **episode.to_row()} for episode in episodes))
+        self._open().append_lines([self._rows.line(episode) for episode in episodes])
 
     def note_draws(self, draws: Sequence[int]) -> None:
         """Which problems it is about, before any of them is played."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,8 +50,19 @@ class Judge:
 
     def begin(self, problem: Problem, episode: Episode, outcome: Outcome | None = None) -> Pending:
         """Read what was said last and begin grading it; nothing is waited for. An environment's `outcome` decides."""
-        with self._timed():
-            return self._begin(problem, episode, outcome)
+        began = time.perf_counter()
+        pending = self._begin(problem, episode, outcome)
+        self.seconds += time.perf_counter() - began
+        return pending
+
+    def read(self, episodes: Sequence[Episode]) -> None:
+        """The texts of what was said last, of many at once; `begin` reads what has none."""
+        began = time.perf_counter()
+        last = [episode.turns[-1] for episode in episodes]
+        texts = texts_of([(turn.ids, turn.finish) for turn in last], self.tokenizer, self.ends)
+        for turn, text in zip(last, texts or (), strict=texts is not None):
+            turn.text = text
+        self.seconds += time.perf_counter() - began
 
     def reads(self, problem: Problem, episode: Episode) -> tuple[Format, Rules]:
         """The format and the rules by which an episode is read; an evaluation has others for each benchmark."""
@@ -68,7 +78,7 @@ class Judge:
 
     def _begin(self, problem: Problem, episode: Episode, outcome: Outcome | None) -> Pending:
         last = episode.turns[-1]
-        last.text = self.said_last(episode)
+        last.text = last.text or self.said_last(episode)
         fmt, rules = self.reads(problem, episode)
         parsed = fmt.parse(last.text)
         if outcome is not None and outcome.reward is not None:
@@ -92,20 +102,16 @@ class Judge:
 
     def finish(self, pending: Sequence[Pending]) -> list[Episode]:
         """Wait for the verdicts of these and score them together."""
-        with self._timed():
-            scored = combine(self.rewards, [one.item for one in pending])
-            for one, score in zip(pending, scored, strict=True):
-                episode = one.episode
-                episode.rewards, episode.reward = dict(score.parts), score.total
-                if self.needs_verdict:
-                    episode.verdict, episode.reason = one.item.verdict.kind, one.item.verdict.reason
+        began = time.perf_counter()
+        scored = combine(self.rewards, [one.item for one in pending])
+        for one, score in zip(pending, scored, strict=True):
+            episode = one.episode
+            episode.rewards, episode.reward = dict(score.parts), score.total
+            if self.needs_verdict:
+                verdict = one.item.verdict
+                episode.verdict, episode.reason = verdict.kind, verdict.reason
+        self.seconds += time.perf_counter() - began
         return [one.episode for one in pending]
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        begin = time.perf_counter()
-        yield
-        self.seconds += time.perf_counter() - begin
 
 
 def text_of(ids: np.ndarray, finish: str, tokenizer: Any, ends: Collection[int] = ()) -> str:

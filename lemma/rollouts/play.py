@@ -146,6 +146,8 @@ class Playing:
         self._journals: dict[Key, Journal | None] = {}
         self._owed: dict[Key, int] = {}
         self._players: dict[int, Ask] = {}
+        # Episodes of one turn that were read before their completions are heard.
+        self._read: dict[tuple[Key, int], Episode] = {}
         self.waiting = Waiting(judge)
         self.table = Table(engine, world, self._sampling, self._over, most)
 
@@ -170,7 +172,7 @@ class Playing:
             player.spoke(completion, self._judge)
         else:
             ask, journal = self._asks[completion.key], self._journals[completion.key]
-            player = Player(ask.problem, _begun(ask, completion), self._sampling(ask), self._world)
+            player = Player(ask.problem, self._begun(ask, completion), self._sampling(ask), self._world)
             if journal is not None and player.episode.order in journal.episodes:
                 self._leave(ask)
                 return
@@ -178,6 +180,19 @@ class Playing:
             self._players[id(player)] = ask
             player.begin(self._judge)
         self.table.sit(player)
+
+    def _begun(self, ask: Ask, completion: Completion) -> Episode:
+        """The episode that begins with this completion. Where its first turn is its last, those of all completions that
+        are at hand are begun and read together."""
+        if self._world is not None:
+            return _first_turn(ask, completion)
+        place = completion.key, completion.sample
+        if place not in self._read and (others := self._engine.at_hand):
+            together = [one for one in (completion, *others) if one.key in self._asks]
+            episodes = [_first_turn(self._asks[one.key], one) for one in together]
+            self._judge.read(episodes)
+            self._read |= {(one.key, one.sample): episode for one, episode in zip(together, episodes, strict=True)}
+        return self._read.pop(place, None) or _first_turn(ask, completion)
 
     def _over(self, player: Player) -> None:
         ask = self._players.pop(id(player))
@@ -206,6 +221,7 @@ class Playing:
 
     def give_up(self) -> None:
         """Leave nothing behind in the engine, and leave every world."""
+        self._read.clear()
         self.table.clear()
         self._engine.drop(self.table.unfinished)
 
@@ -255,17 +271,21 @@ class Waiting:
         return episodes
 
 
-def _begun(ask: Ask, completion: Completion) -> Episode:
+def _first_turn(ask: Ask, completion: Completion) -> Episode:
     """An episode whose first turn is this completion, the teacher's prefix in front."""
-    gap = np.zeros(len(ask.prefix), dtype=np.float32)
+    given = len(ask.prefix)
     turn = Turn(
         context=ask.read,
-        ids=np.concatenate([ask.prefix, completion.ids]).astype(np.int32),
-        logprobs=np.concatenate([gap, completion.logprobs]).astype(np.float32),
-        kept=np.concatenate([gap, completion.kept]).astype(np.float32),
+        ids=_behind(ask.prefix, completion.ids, np.int32),
+        logprobs=_behind(np.zeros(given), completion.logprobs, np.float32),
+        kept=_behind(np.zeros(given), completion.kept, np.float32),
         finish=completion.finish,
-        versions=tuple((first and first + len(ask.prefix), version) for first, version in completion.versions),
-        given=len(ask.prefix),
+        versions=tuple((first and first + given, version) for first, version in completion.versions),
+        given=given,
         seconds=completion.seconds,
     )
     return Episode(ask.key, ask.first + completion.sample, ask.problem.id, [turn], ask.problem.question)
+
+
+def _behind(prefix: np.ndarray, values: np.ndarray, kind: type) -> np.ndarray:
+    return np.concatenate([prefix, values]).astype(kind) if len(prefix) else values.astype(kind)

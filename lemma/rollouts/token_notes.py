@@ -28,6 +28,8 @@ BYTES_A_TOKEN = 4
 # Differences below this are rounding of the engine and the learner; without them files are smaller.
 DIGITS = 4
 
+NONE = np.zeros(0, dtype=bool)
+
 Attempt = tuple[int, int]
 
 
@@ -60,31 +62,33 @@ class TokenNotes:
     def write(self, folder: Path, step: int, groups: Sequence[Group]) -> None:
         """The file of a step, whole or not at all."""
         attempts = [episode for group in groups for episode in group.episodes if episode[0].attempt is not None]
-        ids = [np.concatenate([one.ids_T[one.chosen_T] for one in episode]) for episode in attempts]
         trajectories = [one for episode in attempts for one in episode]
+        chosen = np.concatenate([NONE, *(one.chosen_T for one in trajectories)])
+        ids = np.concatenate([NONE, *(one.ids_T for one in trajectories)])[chosen].astype(np.int32)
+        lengths = [sum(one.trained_tokens for one in episode) for episode in attempts]
         columns: dict[str, np.ndarray] = {
             "attempt": np.array([episode[0].attempt for episode in attempts], dtype=np.int32).reshape(-1, 2),
-            "length": np.array([len(one) for one in ids], dtype=np.int32),
-            "mark": np.array([_mark(one) for one in ids], dtype=np.uint32),
-            "advantage": _numbers([_chosen(one, "advantage") for one in trajectories]),
-            "engine": _numbers([self._engine(one) for one in trajectories]),
+            "length": np.array(lengths, dtype=np.int32),
+            "mark": np.array([_mark(one) for one in np.split(ids, np.cumsum(lengths)[:-1])][: len(lengths)], np.uint32),
+            "advantage": _numbers(_field("advantage", trajectories)[chosen]),
+            "engine": _numbers(self._engine(trajectories, chosen)),
         }
         if any("old" in one.token_fields for one in trajectories):
-            columns["ratio"] = _numbers([self._ratio(one) for one in trajectories])
+            columns["ratio"] = _numbers(_joined([self._ratio(one) for one in trajectories]))
         buffer = io.BytesIO()
         np.savez_compressed(buffer, allow_pickle=False, **columns)
         write_whole(notes_path(folder, step), buffer.getvalue())
 
-    def _engine(self, trajectory: Trajectory) -> np.ndarray:
+    def _engine(self, trajectories: Sequence[Trajectory], chosen: np.ndarray) -> np.ndarray:
+        found = _joined([self._found(one) for one in trajectories])
+        drawn = _field("behaviour", trajectories) + _field("kept", trajectories)
+        return np.where(_field("off", trajectories)[chosen] > 0, np.nan, found - drawn[chosen])
+
+    def _found(self, trajectory: Trajectory) -> np.ndarray:
+        """What the learner gave its tokens before it learnt from them."""
         if "old" in trajectory.token_fields:
-            found = _chosen(trajectory, "old")
-        elif id(trajectory) in self._first:
-            found = self._first[id(trajectory)]
-        else:
-            return _unknown(trajectory)
-        kept = _chosen(trajectory, "kept") if "kept" in trajectory.token_fields else 0.0
-        difference = found - (_chosen(trajectory, "behaviour") + kept)
-        return np.where(_chosen(trajectory, "off") > 0, np.nan, difference)
+            return _chosen(trajectory, "old")
+        return self._first[id(trajectory)] if id(trajectory) in self._first else _unknown(trajectory)
 
     def _ratio(self, trajectory: Trajectory) -> np.ndarray:
         found = self._last.get(id(trajectory))
@@ -137,9 +141,20 @@ def _unknown(trajectory: Trajectory) -> np.ndarray:
     return np.full(trajectory.trained_tokens, np.nan)
 
 
-def _numbers(parts: Sequence[np.ndarray]) -> np.ndarray:
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.zeros(0), *parts])
+
+
+def _field(name: str, trajectories: Sequence[Trajectory]) -> np.ndarray:
+    """A token field of all of them, one after the other; 0 where there is none."""
+    fields = [one.token_fields.get(name) for one in trajectories]
+    return _joined(
+        [np.zeros(len(one)) if part is None else part for one, part in zip(trajectories, fields, strict=True)]
+    )
+
+
+def _numbers(whole: np.ndarray) -> np.ndarray:
     """Half precision: three digits are more than a colour shows."""
-    whole = np.concatenate([np.zeros(0), *parts])
     return np.clip(np.round(whole, DIGITS), -6e4, 6e4).astype(np.float16)
 
 

@@ -71,6 +71,7 @@ def test_a_hanging_function_of_trl_is_named(tmp_path: Path) -> None:
 def test_the_deadline_is_of_one_completion_and_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(HANGING)
     reward = make_reward({"name": "custom", "function": f"{tmp_path / 'mine.py'}:quick", "seconds": 0.4})
+    combine([reward], items(1))  # the thread that looks at the clock stays
     before = signal.getsignal(signal.SIGURG), threading.active_count()
     assert [score.total for score in combine([reward], items(6))] == [1.0] * 6
     assert (signal.getsignal(signal.SIGURG), threading.active_count()) == before

@@ -79,6 +79,10 @@ class VllmBase(Engine, ABC):
                 if not self._ready and time.monotonic() - last > self.options.answer_seconds:
                     self._give_up(f"vLLM gave no completion for {self.options.answer_seconds:g} seconds")
 
+    @property
+    def at_hand(self) -> list[Completion]:
+        return list(self._ready)
+
     def update_weights(self, version: int) -> None:
         """Hand the policy's weights over and score a few tokens on both sides.
 

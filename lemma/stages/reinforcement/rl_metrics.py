@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 
@@ -64,8 +63,8 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
 def _surprise(samples: Sequence[Episode]) -> float:
     """The mean over all sampled tokens of what each one's log-probability lacks to 0, added up one after the other."""
     parts = [sample.logprobs[sample.given :] for sample in samples]
-    count = sum(map(len, parts))
-    return sum(chain.from_iterable((-part.astype(np.float64)).tolist() for part in parts)) / count if count else 0.0
+    whole = 0.0 - np.concatenate([np.zeros(0), *parts])
+    return float(np.add.accumulate(whole)[-1]) / len(whole) if len(whole) else 0.0
 
 
 def _samples(samples: Sequence[Episode]) -> dict[str, float]:
