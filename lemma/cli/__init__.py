@@ -66,7 +66,12 @@ def _main(argv: Sequence[str] | None) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        return _complain(str(error))
+        _complain(str(error))
+        if "RANK" in os.environ:
+            from lemma.cluster.joining import tell_why_not
+
+            tell_why_not(str(error))
+        return 2
     except KeyboardInterrupt:
         _leave_quietly(argv)
         print("lemma: interrupted", file=sys.stderr)

@@ -34,6 +34,8 @@ REACH_SECONDS = 10.0
 # How long the first rank waits until all others have heard why they end.
 HEARD_SECONDS = 5.0
 LOOK_SECONDS = 0.1
+# Characters that tell one start of a rank from another.
+TOKEN = 16
 
 
 @dataclass(frozen=True)
@@ -46,37 +48,67 @@ class Arrival:
     marks: dict[str, str]
 
 
-def agreed_start(store: Any, rank: int, size: int, seconds: float) -> str:
+def agreed_start(store: Any, rank: int, size: int, seconds: float, ending: str = "") -> str:
     """A name for this start of the ranks. The store of a launcher remembers earlier starts, and launchers on different
-    machines may count them differently: the first rank names the start, and confirms whom it has heard of."""
-    own, until = secrets.token_hex(8), time.monotonic() + seconds
+    machines may count them differently: the first rank names the start, and confirms whom it has heard of. `ending` is
+    why this rank ends in place of taking part; then all ranks that are there raise it."""
+    own, until = secrets.token_hex(TOKEN // 2) + ending, time.monotonic() + seconds
     if rank == 0:
-        store.set("start", own)
-        heard = {other: value.decode() for other, value in enumerate(_heard(store, own, size, seconds), start=1)}
-        store.set(f"{own}/go", json.dumps(heard))
-        return own
+        return _lead_start(store, own, size, seconds)
     while time.monotonic() < until:
         if store.check(["start"]):
             start = store.get("start").decode()
             store.set(f"{start}/{rank}", own)
-            if store.check([f"{start}/go"]) and json.loads(store.get(f"{start}/go")).get(str(rank)) == own:
+            heard = json.loads(store.get(f"{start}/go")) if store.check([f"{start}/go"]) else {}
+            if heard.get(str(rank)) == own:
+                store.set(f"{start}/told/{rank}", "")
+                _end_together(heard)
                 return str(start)
         time.sleep(LOOK_SECONDS)
     raise UserError(f"rank {rank} waited {seconds:.0f} s, and rank 0 did not come", fix="see what it says")
 
 
-def _heard(store: Any, start: str, size: int, seconds: float) -> list[bytes]:
-    keys = [f"{start}/{rank}" for rank in range(1, size)]
-    try:
-        store.wait(keys, timedelta(seconds=seconds))
-    except RuntimeError as error:
-        late = [str(rank) for rank, key in enumerate(keys, start=1) if not store.check([key])]
+def _lead_start(store: Any, own: str, size: int, seconds: float) -> str:
+    start, ending = own[:TOKEN], own[TOKEN:]
+    store.set("start", start)
+    heard = {"0": own} | _heard(store, start, size, HEARD_SECONDS if ending else seconds)
+    late = [rank for rank in map(str, range(size)) if rank not in heard]
+    if late and not any(word[TOKEN:] for word in heard.values()):
         shown = ", ".join(late[:8]) + (f" and {len(late) - 8} more" if len(late) > 8 else "")
         raise UserError(
             f"rank 0 waited {seconds:.0f} s for the others, and rank{'s' * (len(late) > 1)} {shown} did not come",
             fix=f"start {size} ranks in all, and see what those say that are missing",
-        ) from error
-    return list(store.multi_get(keys))
+        )
+    store.set(f"{start}/go", json.dumps(heard))
+    try:
+        _end_together(heard)
+    except UserError:
+        with suppress(RuntimeError):  # the store may go with this rank
+            told = [f"{start}/told/{rank}" for rank in heard if rank != "0"]
+            store.wait(told, timedelta(seconds=HEARD_SECONDS))
+        raise
+    return start
+
+
+def _heard(store: Any, start: str, size: int, seconds: float) -> dict[str, str]:
+    """The word of each other rank that is there in time. Where one of them ends, there is little time."""
+    words: dict[str, str] = {}
+    until = time.monotonic() + seconds
+    while len(words) < size - 1 and time.monotonic() < until:
+        for rank in map(str, range(1, size)):
+            if rank not in words and store.check([f"{start}/{rank}"]):
+                words[rank] = store.get(f"{start}/{rank}").decode()
+                if words[rank][TOKEN:]:
+                    until = min(until, time.monotonic() + HEARD_SECONDS)
+        time.sleep(LOOK_SECONDS / 2)
+    return words
+
+
+def _end_together(heard: Mapping[str, str]) -> None:
+    """Raise why the first of these ranks ends, if one does."""
+    for rank, word in heard.items():
+        if word[TOKEN:]:
+            raise UserError(f"rank {rank} on {word[TOKEN:]}")
 
 
 class Lobby:

@@ -11,13 +11,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from lemma.cluster.arrival import Lobby, address_of_name, agreed_start, arrived, on_loopback
+from lemma.cluster.arrival import LOOK_SECONDS, Lobby, address_of_name, agreed_start, arrived, on_loopback
 from lemma.cluster.cluster_options import ClusterOptions
 from lemma.cluster.rank_watch import LOST, RankLost, RankWatch, reason_of, say_loss
 from lemma.core.errors import UserError
@@ -27,7 +27,12 @@ from lemma.core.roll_call import roll_call
 # How long ranks wait for those that are not there yet: with other machines, and at least with one launcher, which
 # starts all of them at once.
 START_SECONDS, LAUNCHED_SECONDS = 300.0, 60.0
+# How long a rank that ends before the start tries to tell the others.
+WORD_SECONDS = 10.0
 PORT_FILE = "port"
+
+_has_come = False
+"""Whether this rank has gone to meet the others."""
 
 
 @dataclass(frozen=True)
@@ -145,22 +150,59 @@ def _stores(place: RankPlace, seconds: float) -> tuple[Any, Any]:
             file.with_suffix(".new").replace(file)
         port = _port(file, seconds)
     else:
-        address, port = os.environ.get("MASTER_ADDR", ""), _whole_number("MASTER_PORT")
-        if not address:
-            raise UserError("MASTER_ADDR is missing in the environment", fix="start with torchrun")
-        if not 0 < port < 2**16:
-            raise UserError(f"MASTER_PORT is {port}, and there is no such port", fix="choose one from 1024 to 65535")
-        hosts = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        address = address_of_name(address, port)
-        first = _opened_store(address, port, hosts, place.rank)
+        global _has_come
+        _has_come = True
+        address, port = _meeting_point()
+        first = _opened_store(address, port, place.rank, seconds)
     with _answered(place.rank, seconds):
         first = first or TCPStore(address, port, None, False, limit)
         second = TCPStore(address, port, None, False, timedelta(seconds=30))
-    prefix = f"lemma/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
+    prefix = _prefix()
     if meeting is None:
-        start = agreed_start(PrefixStore(prefix, first), place.rank, place.size, START_SECONDS)
+        start = agreed_start(PrefixStore(prefix, first), place.rank, place.size, seconds)
         prefix = f"{prefix}/{start}"
     return PrefixStore(f"{prefix}/group", first), PrefixStore(f"{prefix}/watch", second)
+
+
+def _meeting_point() -> tuple[str, int]:
+    """The address and the port that the environment names."""
+    address, port = os.environ.get("MASTER_ADDR", ""), _whole_number("MASTER_PORT")
+    if not address:
+        raise UserError("MASTER_ADDR is missing in the environment", fix="start with torchrun")
+    if not 0 < port < 2**16:
+        raise UserError(f"MASTER_PORT is {port}, and there is no such port", fix="choose one from 1024 to 65535")
+    return address_of_name(address, port), port
+
+
+def _prefix() -> str:
+    return f"lemma/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
+
+
+def tell_why_not(sentence: str) -> None:
+    """Where this process is a rank that ends before it has met the others, tell them why: they would wait for it.
+    Lemma's own launcher sees it end."""
+    with suppress(UserError, RuntimeError):
+        place = place_of()
+        if place is None or _has_come or "LEMMA_MEETING" in os.environ:
+            return
+        address, port = _meeting_point()
+        if place.rank > 0 and not _is_open(address, port, WORD_SECONDS):
+            return
+        from torch.distributed import PrefixStore
+
+        store = _opened_store(address, port, place.rank, WORD_SECONDS)
+        ending = f"{socket.gethostname()}: {sentence}"
+        agreed_start(PrefixStore(_prefix(), store), place.rank, place.size, WORD_SECONDS, ending)
+
+
+def _is_open(address: str, port: int, seconds: float) -> bool:
+    """Whether somebody answers there in time. A store that does not come is complained of by torch, line after line."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        with suppress(OSError), socket.create_connection((address, port), timeout=1.0):
+            return True
+        time.sleep(LOOK_SECONDS)
+    return False
 
 
 @contextmanager
@@ -184,12 +226,13 @@ def _answered(rank: int, seconds: float) -> Iterator[None]:
         timer.cancel()
 
 
-def _opened_store(address: str, port: int, hosts: bool, rank: int) -> Any:
+def _opened_store(address: str, port: int, rank: int, seconds: float) -> Any:
     """A connection to the store at an address that the user gave; the first rank may have to make the store."""
     from torch.distributed import TCPStore
 
+    hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
-        return TCPStore(address, port, None, hosts, timedelta(seconds=START_SECONDS), wait_for_workers=False)
+        return TCPStore(address, port, None, hosts, timedelta(seconds=seconds), wait_for_workers=False)
     except RuntimeError as error:
         host, reason = socket.gethostname(), str(error).splitlines()[0][:200]
         if "EADDRINUSE" in str(error):

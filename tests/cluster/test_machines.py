@@ -144,6 +144,9 @@ def test_what_does_not_fit_is_one_sentence_on_each_machine(pair: Pair, tmp_path:
         "lemma: error: stages.sft.steps is 5 for rank 1 on beta, and 4 for rank 0 on alpha; give all machines the same"
     )
     assert said(tmp_path) == [sentence] * 2
+    missing = f"there is no recipe {tmp_path / 'away.yaml'}; check the path"
+    assert ended(start(pair.machines, tmp_path, [command, ["train", str(tmp_path / "away.yaml")]])) == [2, 2]
+    assert said(tmp_path) == [f"lemma: error: rank 1 on beta: {missing}", f"lemma: error: {missing}"]
     away = [{}, {"GLOO_SOCKET_IFNAME": "lo"}]
     assert ended(start(pair.machines, tmp_path, [command] * 2, away)) == [2, 2]
     (sentence,) = set(said(tmp_path))

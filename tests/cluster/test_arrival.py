@@ -1,0 +1,52 @@
+"""How ranks agree on a start, and what they hear of one that ends before it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from torch.distributed import HashStore
+
+from lemma.cluster import arrival
+from lemma.cluster.arrival import agreed_start
+from lemma.core.errors import UserError
+
+LIMIT = 30.0
+
+
+def start(store: HashStore, rank: int, size: int, ending: str) -> str:
+    """The name of the start, or why there is none."""
+    try:
+        return agreed_start(store, rank, size, LIMIT, ending)
+    except UserError as error:
+        return f"error: {error}"
+
+
+def together(store: HashStore, size: int, endings: Mapping[int, str]) -> list[str]:
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda rank: start(store, rank, size, endings.get(rank, "")), range(size)))
+
+
+@pytest.mark.parametrize("who", [0, 1, 2])
+def test_a_rank_that_ends_before_the_start_tells_all_the_others_why(who: int) -> None:
+    began = time.monotonic()
+    said = together(HashStore(), 3, {who: "beta: there is no file"})
+    assert said == [f"error: rank {who} on beta: there is no file"] * 3
+    assert time.monotonic() - began < LIMIT / 2
+
+
+def test_what_was_said_at_an_earlier_start_does_not_count() -> None:
+    store = HashStore()
+    assert together(store, 2, {1: "beta: there is no file"})[0].startswith("error")
+    first, second = together(store, 2, {})
+    assert first == second and len(first) == arrival.TOKEN
+
+
+def test_ranks_that_never_come_are_not_waited_for_once_one_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrival, "HEARD_SECONDS", 0.3)
+    store = HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        said = list(pool.map(lambda rank: start(store, rank, 3, "beta: no disk" * rank), range(2)))
+    assert said == ["error: rank 1 on beta: no disk"] * 2
