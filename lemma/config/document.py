@@ -31,7 +31,8 @@ _SCALARS = [
 
 
 ENDINGS = (".yaml", ".yml", ".json")
-"""JSON is YAML as well."""
+"""JSON is YAML as well, but for two things (see `_json_as_yaml`)."""
+_ESCAPE = re.compile(r"\\(?:u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})|.)", re.IGNORECASE | re.DOTALL)
 
 # A recipe is written by hand. Beyond these limits it is a mistake, or an attempt to fill the memory through aliases.
 MOST_BYTES = 1 << 20
@@ -109,16 +110,30 @@ def _read_text(path: Path, what: str) -> str:
     if not path.exists():
         raise UserError(f"there is no {what} {path}", fix=_neighbour(path))
     if path.suffix.lower() not in ENDINGS:
-        raise UserError(f"a {what} is a YAML file, and {path} is not", fix="name a file that ends in .yaml or .yml")
+        raise UserError(
+            f"a {what} is a YAML or JSON file, and {path} is not", fix="name a file that ends in .yaml, .yml or .json"
+        )
     if path.is_file() and path.stat().st_size > MOST_BYTES:
         raise UserError(f"a {what} has at most {MOST_BYTES:,} bytes, and {path} has more", fix="check the path")
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        text = path.read_bytes().decode("utf-8-sig")
+        return _json_as_yaml(text) if path.suffix.lower() == ".json" else text
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise UserError("this line is not UTF-8 text", file=path, line=line, fix="save the file as UTF-8") from None
     except OSError as error:
         raise UserError(f"cannot read the {what}: {error.strerror}", file=path, fix="check its permissions") from None
+
+
+def _json_as_yaml(text: str) -> str:
+    """Without tabs, which JSON has between values only, and with characters beyond 16 bits in one escape, not two."""
+
+    def joined(found: re.Match[str]) -> str:
+        if found[1] is None:
+            return found[0]
+        return f"\\U{0x10000 + ((int(found[1], 16) - 0xD800) << 10) + int(found[2], 16) - 0xDC00:08X}"
+
+    return _ESCAPE.sub(joined, text.replace("\t", " "))
 
 
 def _neighbour(path: Path) -> str:

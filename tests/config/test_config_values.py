@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +37,10 @@ def loaded(folder: Path, text: str, *overrides: str) -> Outer:
 def test_json_is_yaml(tmp_path: Path) -> None:
     (tmp_path / "file.json").write_text('{\n"inner": {"share": 1e-1, "flag": false, "name": null}}')
     assert load(Outer, tmp_path / "file.json").inner == Inner(share=0.1, flag=False, name=None)
+    for dumped in ({"indent": "\t"}, {"separators": (",", ":")}, {"ensure_ascii": False}):
+        for text in ("two\twords", "a \U0001f600 smile", "\\ud83d\\ude00", "é/\\", "\\\U0001f600"):
+            (tmp_path / "file.json").write_text(json.dumps({"inner": {"name": text}}, **dumped))  # type: ignore[arg-type]
+            assert load(Outer, tmp_path / "file.json").inner.name == text
     (tmp_path / "file.json").write_text('{\n"inner": {"shar": 1e-1}}')
     with pytest.raises(UserError, match=r"file.json:2: unknown key 'inner.shar'; did you mean 'share'\?"):
         load(Outer, tmp_path / "file.json")

@@ -108,7 +108,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "a folder": (["train", "folder.yaml"], "folder.yaml is a folder, not a recipe; name a .yaml file in it"),
     "another ending": (
         ["train", "recipe.txt"],
-        "a recipe is a YAML file, and recipe.txt is not; name a file that ends in .yaml or .yml",
+        "a recipe is a YAML or JSON file, and recipe.txt is not; name a file that ends in .yaml, .yml or .json",
     ),
     "not text": (["train", "latin.yaml"], "latin.yaml:2: this line is not UTF-8 text; save the file as UTF-8"),
 }
