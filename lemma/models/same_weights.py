@@ -37,7 +37,9 @@ def _check_kinds(module: nn.Module) -> None:
 
 
 def _sum_of_bits(weight: torch.Tensor) -> tuple[int, int]:
-    """Eight bytes at a time, so that nothing is copied; and the bytes that are left."""
+    """Eight bytes at a time, so that hardly anything is copied; and the bytes that are left."""
     flat = weight.contiguous().view(-1).view(torch.uint8)
+    if flat.storage_offset() % 8:  # a part of a joint weight
+        flat = flat.clone()
     whole = len(flat) // 8 * 8
     return int(flat[:whole].view(torch.int64).sum().item()), int(flat[whole:].sum(dtype=torch.int64).item())

@@ -10,10 +10,12 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from lemma.cli import main
 from lemma.core.errors import UserError
 from lemma.core.ranks import rank
+from lemma.models.same_weights import _sum_of_bits
 from tests.cluster.crew import Crew
 from tests.models.small import SHAPE, tiny_policy
 
@@ -113,3 +115,11 @@ def test_an_evaluation_during_training_names_an_option_of_the_recipe(crew: Crew,
     told = crew.run(2, evaluated, tmp_path)
     assert all("does not see what rank 1 on " in text and "; set run.dir to a folder" in text for text in told), told
     assert not (tmp_path / "machine-1").exists(), "it was not there before"
+
+
+def test_any_part_of_a_weight_has_its_sum() -> None:
+    """Whatever the place in memory at which it begins."""
+    whole = torch.arange(40, dtype=torch.bfloat16)
+    assert [_sum_of_bits(whole[n : n + 21]) for n in range(4)] == [
+        _sum_of_bits(whole[n : n + 21].clone()) for n in range(4)
+    ]
