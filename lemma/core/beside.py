@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 
 
 class Beside:
-    """One piece of work at a time: who brings the next one waits for the last. What went wrong is raised there, or
-    where `with` is left."""
+    """Pieces of work, one after the other and in order. What goes wrong is raised where they are waited for:
+    by `settle`, or where `with` is left."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="beside")
-        self._last: Future[None] | None = None
+        self._begun: list[Future[None]] = []
 
     def do(self, work: Callable[[], None]) -> None:
-        self.settle()
-        self._last = self._thread.submit(work)
+        self._begun.append(self._thread.submit(work))
 
     def settle(self) -> None:
-        """Wait for the last piece."""
-        last, self._last = self._last, None
-        if last is not None:
-            last.result()
+        """Wait for all pieces."""
+        begun, self._begun = self._begun, []
+        wait(begun)
+        for piece in begun:
+            piece.result()
 
     def __enter__(self) -> Beside:
         return self

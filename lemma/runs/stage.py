@@ -109,6 +109,8 @@ class Stage:
         self._ingredients: dict[str, str] = {}
         self._rows = 0
         self._kept: dict[str, Kept] = {}
+        # Waits for what a checkpoint's step must have on disk, where that is written beside the work.
+        self.before_saving: Callable[[], None] = lambda: None
         # The step after which rows of metrics are void; None once they are forgotten.
         self._forget_after: int | None = None
         # A checkpoint was due while updates were skipped.
@@ -296,6 +298,7 @@ class Stage:
             raise Stopped
 
     def save(self, learner: Learner, step: int, *, prune: bool = True) -> None:
+        self.before_saving()
         if self.folder.metrics is not None:
             self.folder.metrics.sync()
         tensors, state = learner.state()

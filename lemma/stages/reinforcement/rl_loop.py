@@ -47,7 +47,8 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
     done = stage.resume(learner, total, parts.data)
     with contextlib.ExitStack() as stack:
         stack.callback(ahead.close)
-        tidying = stack.enter_context(Beside())
+        filing = stack.enter_context(Beside())
+        stage.before_saving = filing.settle
         speaking = open_speaking(stage, options, fmt, parts, done, stack)
         engine, roller = speaking.engine, speaking.roller
         ahead.use(roller, parts.policy, engine)
@@ -56,13 +57,15 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
         for step in range(done + 1, total + 1):
             with stage.clock.measure("generate"):
                 rollouts = ahead.take(step)
-            tidying.settle()
+            filing.settle()
             if not ahead.is_sampling:
                 engine.sleep()
             stage.store.check()
             stage.clock.move("generate", "grade", rollouts.grade_seconds)
             batch = [group for group in rollouts.groups if group.trajectories]
-            reports = learn(stage, options, parts, step, batch, roller.folder)
+            reports, notes = learn(stage, options, parts, step, batch)
+            if notes is not None and is_leader():
+                filing.do(partial(notes.write, roller.folder.with_name(FOLDER), step, batch))
             count_tokens(stage, reports, rollouts)
             with stage.clock.measure("generate"):
                 ahead.wait()
@@ -77,14 +80,14 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             tell(stage, options, parts, step, values | parts.memory.numbers)
             stage.save_if_due(learner, step, total, is_best)
             if is_leader():
-                tidying.do(partial(tidy_files, roller.folder, step, options.journal.steps, stage.store.oldest))
+                filing.do(partial(tidy_files, roller.folder, step, options.journal.steps, stage.store.oldest))
     stage.finish(parts.policy, total, {"steps": total, "problems": len(parts.tasks), "drawn": parts.order.drawn})
 
 
 def learn(
-    stage: Stage, options: ReinforcementOptions, parts: RlParts, step: int, batch: Sequence[Group], journal: Path
-) -> list[StepReport]:
-    """Score, give advantages, and make all updates of a step."""
+    stage: Stage, options: ReinforcementOptions, parts: RlParts, step: int, batch: Sequence[Group]
+) -> tuple[list[StepReport], TokenNotes | None]:
+    """Score, give advantages, and make all updates of a step; what they found of each token, where that is kept."""
     algorithm, learner, critic = parts.algorithm, parts.learner, parts.critic
     if algorithm.scores_first:
         with stage.clock.measure("score"):
@@ -99,9 +102,7 @@ def learn(
     notes = TokenNotes() if options.journal.notes else None
     with stage.clock.measure("update"):
         reports = update(stage, step, algorithm, parts.memory, learner, critic, batch, worth, said, notes)
-    if notes is not None and is_leader():
-        notes.write(journal.with_name(FOLDER), step, batch)
-    return reports
+    return reports, notes
 
 
 def metrics_of(
