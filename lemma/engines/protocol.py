@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -54,6 +55,11 @@ class Request:
     prompt: np.ndarray
     sampling: Sampling
     n: int = 1
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return "/".join(map(str, self.key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +183,22 @@ def generate(engine: Engine, requests: Iterable[Request]) -> list[Completion]:
 
 def check_request(request: Request, context: int) -> None:
     """Refuse what cannot be generated, in one sentence."""
-    sampling = request.sampling
+    length = len(request.prompt)
+    wrong = _wrong_settings(request.sampling)
+    if length == 0:
+        wrong = "its prompt is empty"
+    elif length >= context:
+        wrong = f"its prompt of {length} tokens fills the context of {context}"
+    elif request.n < 1:
+        wrong = "n is below 1"
+    if wrong:
+        raise EngineError(f"request {request.name} cannot be generated: {wrong}")
+
+
+@lru_cache(maxsize=1024)
+def _wrong_settings(sampling: Sampling) -> str | None:
+    """The first thing that is wrong with them, if any is; most requests come with settings that came before."""
     problems: Sequence[tuple[bool, str]] = (
-        (len(request.prompt) == 0, "its prompt is empty"),
-        (len(request.prompt) >= context, f"its prompt of {len(request.prompt)} tokens fills the context of {context}"),
-        (request.n < 1, "n is below 1"),
         (sampling.max_tokens < 1, "max_tokens is below 1"),
         (sampling.temperature < 0, "temperature is below 0"),
         (not 0 < sampling.top_p <= 1, "top_p is not within 0 and 1"),
@@ -190,6 +207,4 @@ def check_request(request: Request, context: int) -> None:
         (sampling.min_tokens > sampling.max_tokens, "min_tokens is above max_tokens"),
         (sampling.repetition_penalty <= 0, "repetition_penalty is not above 0"),
     )
-    for is_wrong, text in problems:
-        if is_wrong:
-            raise EngineError(f"request {'/'.join(map(str, request.key))} cannot be generated: {text}")
+    return next((text for is_wrong, text in problems if is_wrong), None)

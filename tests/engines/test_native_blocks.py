@@ -29,7 +29,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(target=sequences, ids=TOKENS)
     def begin(self, ids: np.ndarray) -> int:
         """As the scheduler admits a prompt."""
-        known = self.pool.find(ids)
+        known = self.pool.find(self.pool.extend([], ids[:-1]))
         own = self.pool.needed(len(ids)) - len(known)
         self.next += 1
         if self.pool.free - self.pool.unowned(known) < own:
@@ -50,8 +50,9 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(name=sequences)
     def remember(self, name: int) -> None:
         if name in self.owned:
-            self.pool.remember(self.ids[name], self.owned[name])
-            found = self.pool.find(np.append(self.ids[name], 0))
+            digests = self.pool.extend([], self.ids[name])
+            self.pool.remember(digests, self.owned[name])
+            found = self.pool.find(digests)
             assert len(found) == len(self.ids[name]) // SIZE
 
     @rule(name=sequences)
@@ -70,7 +71,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule()
     def forget(self) -> None:
         self.pool.forget_all()
-        assert self.pool.find(np.array([0] * 16)) == []
+        assert self.pool.find(self.pool.extend([], np.array([0] * 16))) == []
 
     @invariant()
     def every_block_is_free_or_owned(self) -> None:
@@ -94,7 +95,17 @@ def test_the_end_of_what_is_free_is_forgotten_first() -> None:
     pool = BlockPool(4, SIZE)
     ids = np.arange(16)
     blocks = [pool.take() for _ in range(4)]
-    pool.remember(ids, blocks)
+    digests = pool.extend([], ids)
+    pool.remember(digests, blocks)
     pool.release(blocks)
     pool.take()
-    assert pool.find(np.append(ids, 0)) == blocks[:3]
+    assert pool.find(digests) == blocks[:3]
+
+
+def test_digests_may_be_asked_for_bit_by_bit() -> None:
+    pool, ids = BlockPool(4, SIZE), np.arange(19)
+    whole = pool.extend([], ids)
+    assert len(whole) == 4 and whole[1] != pool.extend([], ids[SIZE:])[0], "a digest is of all that came before too"
+    some: list[bytes] = []
+    for end in (3, 4, 9, 16, 19):
+        assert pool.extend(some, ids[:end]) == whole[: end // SIZE]

@@ -13,7 +13,7 @@ import torch
 from lemma.core.random import key as random_key
 from lemma.engines.native.noise import FIRST, MASK, SECOND, gumbel, mix, row_seeds, split_key
 from lemma.engines.native.sampler import ENDS, Cuts, way_of
-from lemma.engines.native.scheduler import Sequence
+from lemma.engines.native.sequences import Past, Read, Sequence
 from lemma.engines.protocol import Completion, Request, Sampling, generate
 from lemma.engines.sampling import cut
 from lemma.models.policy import Policy
@@ -144,16 +144,16 @@ def test_a_repetition_penalty_joins_no_tokens_at_each_step(monkeypatch: pytest.M
     join = Sequence.tokens.fget
     monkeypatch.setattr(Sequence, "tokens", property(lambda self: (joined.append(self.count), join(self))[1]))
     counts, prompt = [], np.array([5, 5, 9, 5])
-    for longest in (4, 24):
+    for longest in (14, 24):
         sampling = Sampling(max_tokens=longest, ignore_eos=True, repetition_penalty=1.5)
-        sequence = Sequence(Request(("a",), prompt, sampling), 0, 1, frozenset(), None, [(0, 0)])  # type: ignore[arg-type]
+        sequence = Sequence(Request(("a",), prompt, sampling), 0, 1, longest, frozenset(), None, [(0, 0)])
         assert sorted(sequence.seen_ids()) == [5, 9]
         joined.clear()
         (found,) = run(policy, [Request(("a",), prompt, sampling)])
         counts.append(len(joined))
         for start in range(0, longest, 3):
             part = found.ids[start : start + 3]
-            sequence.chunks.append((part, part, part))
+            sequence.accept(Past(Read(part[None], part[None], part[None]), sequence.past), 0, False, 1.0)
             assert sorted(sequence.seen_ids()) == sorted({5, 9, *found.ids[: start + 3].tolist()})
     assert counts[0] == counts[1] > 0
 

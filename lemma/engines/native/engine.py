@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
 
-from lemma.core.random import key as random_key
 from lemma.engines.native.cached_attention import Cache
+from lemma.engines.native.intake import Intake
 from lemma.engines.native.paging import BlockPool
 from lemma.engines.native.pass_sizes import default_prefill, layout, most_gathered
 from lemma.engines.native.runner import BURST, LADDER, Burst, Runner
 from lemma.engines.native.sampler import Way, way_of
-from lemma.engines.native.scheduler import Prefill, Scheduler, Sequence, watcher
-from lemma.engines.protocol import Completion, Engine, EngineError, Key, Listener, Request, check_request
-from lemma.engines.sampling import end_ids
-from lemma.engines.stop_strings import StopTable
+from lemma.engines.native.scheduler import Prefill, Scheduler
+from lemma.engines.native.sequences import Read, Sequence, accept_all, completions_of
+from lemma.engines.protocol import Completion, Engine, EngineError, Key, Listener, Request
 from lemma.models.policy import Policy
 
 BLOCK = 64
@@ -69,8 +69,8 @@ class NativeEngine(Engine):
         self.scheduler = Scheduler(self.pool, rows, new_tokens, share_prefixes, most_gathered(policy))
         graphs = on_gpu if use_graphs is None else use_graphs
         self.runner = Runner(policy, self.cache, rows, policy.context, graphs, self._fused)
-        self._tables: dict[tuple[str, ...], StopTable] = {}
-        self._done: list[Completion] = []
+        self._intake = Intake(policy)
+        self._done: deque[Completion] = deque()
         # How many samples of each request are not complete.
         self._unfinished: dict[Key, int] = {}
         self._addresses: tuple[int, ...] = ()
@@ -92,27 +92,17 @@ class NativeEngine(Engine):
     # --- the protocol ------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        check_request(request, self.policy.context)
-        self._check_fits(request)
+        if not self._unfinished:
+            self._intake.look_around()
+        elif request.key in self._unfinished:
+            raise EngineError(f"request {request.name} is at work already", fix="give it another key")
+        self._intake.check(request, self.room)
         self._unfinished[request.key] = request.n
-        ends = frozenset(token for token in end_ids(request.sampling, self._eos) if token >= 0)
-        self.scheduler.add(
-            [
-                Sequence(
-                    request,
-                    sample,
-                    random_key(self.seed, *request.key, "sample", sample),
-                    ends,
-                    watcher(request, self.policy.tokenizer, self._tables),
-                    [(0, self.version)],
-                )
-                for sample in range(request.n)
-            ]
-        )
+        self.scheduler.add(self._intake.sequences(request, self.seed, self.version))
 
     def cancel(self, key: Key) -> None:
         """Every unfinished sample of the request ends as it is."""
-        self._done += [sequence.completion("cancelled") for sequence in self.scheduler.cancel(key)]
+        self._done += completions_of((sequence, "cancelled") for sequence in self.scheduler.cancel(key))
         self._unfinished.pop(key, None)
 
     def completions(self) -> Iterator[Completion]:
@@ -122,7 +112,11 @@ class NativeEngine(Engine):
             if not self._done:
                 self._work_until_done()
             while self._done:
-                yield self._done.pop(0)
+                yield self._done.popleft()
+
+    @property
+    def at_hand(self) -> deque[Completion]:
+        return self._done
 
     def update_weights(self, version: int) -> None:
         """The weights are the policy's own: only what was computed with the old ones has to be forgotten.
@@ -172,28 +166,7 @@ class NativeEngine(Engine):
             self._addresses = addresses
             self.invalidate()
 
-    def _check_fits(self, request: Request) -> None:
-        """Refuse what could never be finished here, before anything is at work."""
-        name, prompt, sampling = "/".join(map(str, request.key)), request.prompt, request.sampling
-        if request.key in self._unfinished:
-            raise EngineError(f"request {name} is at work already", fix="give it another key")
-        vocabulary = self.policy.causal.get_input_embeddings().weight.shape[0]
-        if int(prompt.min()) < 0 or int(prompt.max()) >= vocabulary:
-            wrong = int(prompt[(prompt < 0) | (prompt >= vocabulary)][0])
-            raise EngineError(f"request {name} holds {wrong}, which is not a token of the model")
-        if min(len(prompt) + sampling.max_tokens, self.policy.context) > self.room:
-            raise EngineError(
-                f"the {len(prompt)} tokens of request {name} and max_tokens {sampling.max_tokens} do not fit into a "
-                f"cache of {self.room} tokens",
-                fix="give the engine a larger cache or lower max_tokens",
-            )
-
     # --- the work ----------------------------------------------------------------------------------------------
-
-    @property
-    def _eos(self) -> int:
-        tokenizer = self.policy.tokenizer
-        return -1 if tokenizer is None else int(tokenizer.eos_token_id)
 
     def _work_until_done(self) -> None:
         """Go on until something has ended. The module is in its own mode again when others look at it."""
@@ -227,15 +200,22 @@ class NativeEngine(Engine):
 
     def _prefill(self, jobs: list[tuple[Prefill, int]]) -> None:
         """Compute all prompts that can begin now, pass after pass; their first tokens are read when all are under way,
-        so that the device does not wait for the host in between. A prompt of several passes takes one at a time: others
-        may be submitted or cancelled meanwhile."""
+        and where it is safe the burst after them too, so that the device does not wait for the host in between. A
+        prompt of several passes takes one at a time: others may be submitted or cancelled meanwhile."""
         begun: list[Burst] = []
         while jobs:
             begun += self._prefill_pass(jobs)
             is_long = any(job.left > self.scheduler.prefill_tokens for job, _ in jobs)
             jobs = [] if is_long else self.scheduler.next_prefill()
+        if not begun:
+            return
+        stay = self._staying()
+        if stay and self._ahead:
+            self._flying = self._launch_ahead(stay, self._way_of(stay), begun)
         for burst in begun:
             self._accept(burst.sequences, *self._read(burst))
+        if self._flying:
+            self._look_back(stay)
 
     def _prefill_pass(self, jobs: list[tuple[Prefill, int]]) -> list[Burst]:
         """One forward pass over prompts; the first tokens of those that are complete with it."""
@@ -251,7 +231,7 @@ class NativeEngine(Engine):
             members = [job.leader, *job.followers]
             started += members
             rows += [row] * len(members)
-        return [self.runner.sample_first(logits, rows, started, self._eos)] if started else []
+        return [self.runner.sample_first(logits, rows, started, self._intake.eos)] if started else []
 
     def _decode(self) -> None:
         """Read one burst. Where it is safe the next is launched before, so that the device works while the host reads.
@@ -262,11 +242,21 @@ class NativeEngine(Engine):
         burst = self._flying or self._launch_next()
         if burst is None:
             return
-        stay = [s for s in self.scheduler.running if s.room(self.policy.context) > burst.steps]
-        self._flying = self._launch_ahead(burst, stay)
+        stay = self._staying()
+        self._flying = self._launch_ahead(stay, burst.way)
         alive = [row for row, sequence in enumerate(burst.sequences) if sequence.blocks]
-        if alive:
+        if len(alive) == len(burst.sequences):
+            self._accept(burst.sequences, *self._read(burst))
+        elif alive:
             self._accept([burst.sequences[row] for row in alive], *(x[:, alive] for x in self._read(burst)))
+        self._look_back(stay)
+
+    def _staying(self) -> list[Sequence]:
+        """Those that do not reach their length with what is launched."""
+        return [s for s in self.scheduler.running if s.limit > s.launched]
+
+    def _look_back(self, stay: list[Sequence]) -> None:
+        """Count those that have ended and could not be foreseen to."""
         self._surprises = sum(not sequence.blocks for sequence in stay)
         if not self.scheduler.running:
             self._ground()
@@ -276,33 +266,34 @@ class NativeEngine(Engine):
         self._flying = None
         self._surprises = 0
 
+    def _way_of(self, sequences: list[Sequence]) -> Way:
+        """How the tokens are drawn that come after all that were launched."""
+        return way_of(sequences, self.runner.cuts_by_kernels, self._intake.eos, [s.launched for s in sequences])
+
     def _launch_next(self) -> Burst | None:
         """A burst of everybody for whom there are blocks; the host knows all their tokens."""
         running = self.scheduler.running
-        way = way_of(running, self.runner.cuts_by_kernels, self._eos)
-        steps = min(1 if way == "host" else self._burst, max(s.room(self.policy.context) for s in running))
+        way = self._way_of(running)
+        steps = min(1 if way == "host" else self._burst, max(s.limit - s.launched for s in running))
         running = list(self.scheduler.reserve(steps))
         return self._launch(running, steps, way) if running else None
 
-    def _launch_ahead(self, burst: Burst, stay: list[Sequence]) -> Burst | None:
-        """The burst after this one, for the rows that do not reach their length in it, unless the host has to do
-        something first: begin a sequence, choose tokens itself, find blocks. Time plays no part in this."""
+    def _launch_ahead(self, stay: list[Sequence], way: Way, begun: list[Burst] | None = None) -> Burst | None:
+        """A burst of those that stay before the last one is read, or before first tokens are that have `begun`, unless
+        the host has to do something first: begin a sequence, choose tokens itself, find blocks. Time plays no part in
+        this."""
         scheduler = self.scheduler
         may_begin = scheduler.filling or (scheduler.waiting and len(stay) < scheduler.max_sequences)
-        if (
-            not (self._ahead and burst.way != "host" and stay)
-            or may_begin
-            or self._surprises * ROWS_PER_SURPRISE > len(stay)
-        ):
+        if not (self._ahead and way != "host" and stay) or may_begin or self._surprises * ROWS_PER_SURPRISE > len(stay):
             return None
-        steps = min(self._burst, max(s.room(self.policy.context) for s in stay) - burst.steps)
+        steps = min(self._burst, max(s.limit - s.launched for s in stay))
         if not scheduler.reserve_ahead(stay, steps):
             return None
         self.bursts_ahead += 1
-        return self._launch(stay, steps, burst.way)
+        return self._launch(stay, steps, way, begun or [])
 
-    def _launch(self, sequences: list[Sequence], steps: int, way: Way) -> Burst:
-        burst = self.runner.launch(sequences, steps, way, self._eos)
+    def _launch(self, sequences: list[Sequence], steps: int, way: Way, begun: list[Burst] | None = None) -> Burst:
+        burst = self.runner.launch(sequences, steps, way, self._intake.eos, begun or ())
         for sequence in sequences:
             sequence.cached += steps
         return burst
@@ -318,23 +309,20 @@ class NativeEngine(Engine):
         if not np.isfinite(logprobs).all():
             self.cache.clear()
             raise EngineError("the model gave logits that are not numbers", fix="look at the last training steps")
-        finished: set[int] = set()
         ends = list(set().union(*{sequence.end_ids for sequence in sequences}))
         may_end = np.logical_or.reduce(np.isin(tokens, ends), axis=0).tolist()
-        context = self.policy.context
-        columns = zip(sequences, tokens.T.copy(), logprobs.T.copy(), kept.T.copy(), may_end, strict=True)
-        for sequence, ids, their_logprobs, mass, maybe in columns:
-            finish = sequence.accept(ids, their_logprobs, mass, context, maybe)
-            if self.listen is not None:
-                self.listen(sequence.request.key, sequence.sample, sequence.chunks[-1][0])
-            if finish is not None:
-                finished.add(id(sequence))
-                sequence.cached = min(sequence.cached, sequence.length - 1)
-                self.scheduler.finish(sequence)
-                self._done.append(sequence.completion(finish))
-                self._count_off(sequence.request.key)
-        if finished:
-            self.scheduler.running = [s for s in self.scheduler.running if id(s) not in finished]
+        ended = accept_all(sequences, Read(tokens.T.copy(), logprobs.T.copy(), kept.T.copy()), may_end)
+        if self.listen is not None:
+            for sequence in sequences:
+                self.listen(sequence.request.key, sequence.sample, sequence.newest)
+        if not ended:
+            return
+        for sequence, _ in ended:
+            sequence.cached = min(sequence.cached, sequence.length - 1)
+            self.scheduler.finish(sequence)
+            self._count_off(sequence.request.key)
+        self.scheduler.running = [s for s in self.scheduler.running if s.blocks]
+        self._done += completions_of(ended)
 
     def _count_off(self, key: Key) -> None:
         """One more sample of a request is complete; the key of one that is complete as a whole is forgotten."""

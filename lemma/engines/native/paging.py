@@ -48,6 +48,9 @@ class BlockPool:
         self._owners[block] = 1
         return block
 
+    def take_many(self, count: int) -> list[int]:
+        return [self.take() for _ in range(count)]
+
     def share(self, block: int) -> int:
         if self._owners[block] == 0:
             del self._free[block]
@@ -62,16 +65,16 @@ class BlockPool:
             if self._owners[block] == 0:
                 self._free[block] = None
 
-    def remember(self, ids: np.ndarray, blocks: Sequence[int]) -> None:
-        """Make the full blocks of these ids findable."""
-        for block, digest in zip(blocks, self._digests(ids), strict=False):
+    def remember(self, digests: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Make blocks findable by the digests of what they hold."""
+        for block, digest in zip(blocks, digests, strict=False):
             if digest not in self._blocks and block not in self._hash_of:
                 self._blocks[digest], self._hash_of[block] = block, digest
 
-    def find(self, ids: np.ndarray) -> list[int]:
-        """The blocks that hold the longest known beginning of these ids, the last id never included."""
+    def find(self, digests: Sequence[bytes]) -> list[int]:
+        """The blocks that hold the longest known beginning."""
         result = []
-        for digest in self._digests(ids[:-1]):
+        for digest in digests:
             block = self._blocks.get(digest)
             if block is None:
                 break
@@ -88,9 +91,10 @@ class BlockPool:
         if digest is not None:
             del self._blocks[digest]
 
-    def _digests(self, ids: np.ndarray) -> list[bytes]:
-        digests, before = [], b""
-        for start in range(0, len(ids) - self.size + 1, self.size):
+    def extend(self, digests: list[bytes], ids: np.ndarray) -> list[bytes]:
+        """Add the digests of those full blocks of these ids that follow the ones whose digests are there."""
+        before = digests[-1] if digests else b""
+        for start in range(len(digests) * self.size, len(ids) - self.size + 1, self.size):
             part = np.ascontiguousarray(ids[start : start + self.size], dtype=np.int64).tobytes()
             before = blake2b(before + part, digest_size=16).digest()
             digests.append(before)

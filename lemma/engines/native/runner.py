@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ import torch
 from lemma.core.errors import LemmaWarning
 from lemma.engines.native.cached_attention import Cache, DecodeContext, PrefillContext
 from lemma.engines.native.noise import split_key
-from lemma.engines.native.sampler import Cuts, Way, draw, draw_cut, inverse_temperature, kernels_cut, way_of
-from lemma.engines.native.scheduler import Sequence
+from lemma.engines.native.one_copy import put_together
+from lemma.engines.native.sampler import Cuts, Way, draw, draw_cut, kernels_cut, temperatures, way_of
+from lemma.engines.native.sequences import Sequence
 from lemma.models.adapters import fold_adapters
-from lemma.models.packing import Segments, to_device
+from lemma.models.packing import Segments
 from lemma.models.policy import Policy
 
 LADDER = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
@@ -83,7 +85,8 @@ class Batch:
 
 @dataclass
 class Burst:
-    """Steps that are under way for some sequences. `done` comes after them, not after what was launched later."""
+    """Steps that are under way for some sequences. `done` comes after them, not after what was launched later. First
+    tokens stay on the device too, in `first_B`: the next step can begin with them before the host has read them."""
 
     sequences: list[Sequence]
     steps: int
@@ -92,6 +95,7 @@ class Burst:
     logprobs_KB: torch.Tensor
     kept_KB: torch.Tensor
     done: torch.cuda.Event | None
+    first_B: torch.Tensor | None = None
 
     def read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Ids, log-probabilities and kept mass, each (steps, B), once they are done."""
@@ -137,53 +141,62 @@ class Runner:
     @torch.no_grad()
     def prefill(self, parts: Rows[tuple[Sequence, int]]) -> torch.Tensor:
         """Put the next tokens of some sequences into the cache; logits (B, V) after the last of each."""
-        device, block = self.policy.device, self.cache.block
-        new, total, slots, sources, ids, positions = [], [], [], [], [], []
-        for sequence, count in parts:
-            start, end = sequence.cached, sequence.cached + count
-            place = np.asarray(sequence.blocks)[np.arange(end) // block] * block + np.arange(end) % block
-            new.append(count)
-            total.append(end)
-            slots.append(place[start:])
-            sources.append(place)
-            ids.append(sequence.tokens[start:end])
-            positions.append(np.arange(start, end))
-        put = lambda arrays: self._put(np.concatenate(arrays))  # noqa: E731
+        device = self.policy.device
+        new = [count for _, count in parts]
+        total = [sequence.cached + count for sequence, count in parts]
+        ids_T = np.concatenate([s.tokens[s.cached : s.cached + count] for s, count in parts]).astype(np.int64)
+        places, positions = _places([s.blocks for s, _ in parts], total, self.cache.block)
+        arrays = [ids_T, places, positions, np.cumsum(new) - 1]
+        if new != total:
+            is_new = positions >= np.repeat([s.cached for s, _ in parts], total)
+            arrays[1:3] = [places[is_new], positions[is_new]]
+            arrays.append(places)
+        ids_T, slots_T, positions_T, last_B, *sources = self._put(*arrays)
+        segments = Segments(tuple(new), device)
         context = PrefillContext(
             self.cache,
-            put(slots),
-            Segments(tuple(new), device),
-            Segments(tuple(total), device),
-            put(sources) if new != total else None,
+            slots_T,
+            segments,
+            Segments(tuple(total), device) if sources else segments,
+            sources[0] if sources else None,
             self.fused,
         )
-        hidden_TH = self._hidden(put(ids), put(positions), context)
-        return self._head(hidden_TH[self._put(np.cumsum(new) - 1)])
+        return self._head(self._hidden(ids_T, positions_T, context)[last_B])
 
     @torch.no_grad()
     def sample_first(self, logits_BV: torch.Tensor, rows: list[int], sequences: list[Sequence], eos: int) -> Burst:
         """Begin to draw the first token after a prompt; `rows` says whose logits are whose."""
-        logits_BV = logits_BV[self._put(np.array(rows))]
-        keys = self._put(split_key([s.noise_key for s in sequences]).numpy())
-        positions = self._put(np.array([s.length for s in sequences]))
         way, means = way_of(sequences, self.cuts_by_kernels, eos), self.policy.logit_map
+        lengths = np.array([s.length for s in sequences])
+        arrays = [
+            np.array(rows),
+            split_key([s.noise_key for s in sequences]).numpy(),
+            lengths,
+            *temperatures(sequences),
+        ]
+        if way == "cut":
+            arrays += [part.numpy() for part in Cuts.of(sequences, eos)]
+        rows_B, keys, positions, inverse, noisy, *cuts = self._put(*arrays)
+        if rows != list(range(len(logits_BV))):
+            logits_BV = logits_BV[rows_B]
         if way == "host":
             drawn = draw_cut(logits_BV, sequences, keys, positions, 0, eos, means)
         else:
-            inverse, noisy = (self._put(x) for x in _temperatures(sequences))
-            cuts = Cuts(*(to_device(x, keys.device) for x in Cuts.of(sequences, eos))) if way == "cut" else None
-            drawn = draw(logits_BV, keys, positions, inverse, noisy, self.fused, means, cuts)
-        return self._under_way(sequences, 1, way, *(part[None] for part in drawn))
+            limits = Cuts(*cuts) if cuts else None
+            drawn = draw(logits_BV, keys, positions, inverse, noisy, self.fused, means, limits)
+        burst = self._under_way(sequences, 1, way, *(part[None] for part in drawn))
+        burst.first_B = drawn[0]
+        return burst
 
     # --- bursts ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def launch(self, sequences: list[Sequence], steps: int, way: Way, eos: int) -> Burst:
-        """Begin to draw `steps` more tokens of each sequence."""
+    def launch(self, sequences: list[Sequence], steps: int, way: Way, eos: int, begun: Rows[Burst] = ()) -> Burst:
+        """Begin to draw `steps` more tokens of each sequence. `begun` are first tokens that the host has not read."""
         rows = len(sequences)
         size = next(s for s in LADDER if s >= rows) if self.use_graphs else rows
         batch = self.buffers.first(size)
-        self._fill(batch, sequences, way, eos)
+        self._fill(batch, sequences, way, eos, begun)
         for number in range(steps):
             logits_BV = self._step(batch, way)
             if way == "host":
@@ -213,7 +226,7 @@ class Runner:
             done.record(torch.cuda.current_stream(self.policy.device))
         return Burst(sequences, steps, way, tokens_KB, logprobs_KB, kept_KB, done)
 
-    def _fill(self, batch: Batch, sequences: Rows[Sequence], way: Way, eos: int) -> None:
+    def _fill(self, batch: Batch, sequences: Rows[Sequence], way: Way, eos: int, begun: Rows[Burst]) -> None:
         """Bring the batch up to date. Rows of the last burst without the host go on from what the device knows of them,
         which may be more than the host has read; only the blocks that they were given are new."""
         names = [s.turn for s in sequences] if way != "host" else []
@@ -225,12 +238,12 @@ class Runner:
             batch.step.zero_()
             batch.positions_B[len(sequences) :] = 0
         else:
-            self._fill_all(batch, sequences, eos)
+            self._fill_all(batch, sequences, way, eos, begun)
         self._rows, self._widths = names, [len(s.blocks) for s in sequences]
 
     def _compact(self, batch: Batch, stay: list[int]) -> None:
         """Put the rows that stay side by side, and let those that are not in use any more own nothing."""
-        rows, old = self._put(np.array(stay)), self.buffers
+        (rows,), old = self._put(np.array(stay)), self.buffers
         for tensor in (old.ids_B, old.positions_B, old.table_BM, old.keys_B2, old.inverse_B, old.noisy_B, *old.cuts):
             tensor[: len(stay)] = tensor[rows]
         batch.table_BM[len(stay) :] = 0
@@ -239,37 +252,42 @@ class Runner:
     def _fill_table(self, batch: Batch, sequences: Rows[Sequence], changed: list[int]) -> None:
         if not changed:
             return
-        width = max(len(sequences[i].blocks) for i in changed)
-        table = np.zeros((len(changed), width), dtype=np.int32)
-        for place, i in enumerate(changed):
-            table[place, : len(sequences[i].blocks)] = sequences[i].blocks
-        batch.table_BM[self._put(np.array(changed)), :width] = self._put(table)
+        table = _table([sequences[i].blocks for i in changed])
+        rows, blocks = self._put(np.array(changed), table)
+        batch.table_BM[rows, : table.shape[1]] = blocks
 
-    def _fill_all(self, batch: Batch, sequences: Rows[Sequence], eos: int) -> None:
-        assert all(s.cached == s.length - 1 for s in sequences), "a burst of these rows has not been read"
+    def _fill_all(self, batch: Batch, sequences: Rows[Sequence], way: Way, eos: int, begun: Rows[Burst]) -> None:
+        """Everything about these rows. Cuts only where they are looked at: rows that need none will never need any."""
+        first = {s.turn: place for place, s in enumerate(s for burst in begun for s in burst.sequences)}
+        unread = [row for row, s in enumerate(sequences) if s.turn in first]
+        assert all(s.cached == s.length - (s.turn not in first) for s in sequences), "a burst of these is not read"
         rows, size = len(sequences), len(batch.ids_B)
-        width = max(len(s.blocks) for s in sequences)
-        table = np.zeros((size, width), dtype=np.int32)
-        for row, sequence in enumerate(sequences):
-            table[row, : len(sequence.blocks)] = sequence.blocks
         numbers = np.zeros((2, size), dtype=np.int64)
-        numbers[0, :rows] = [s.last for s in sequences]
+        numbers[0, :rows] = [0 if s.turn in first else s.last for s in sequences]
         numbers[1, :rows] = [s.cached for s in sequences]
         reals = np.ones((2, size), dtype=np.float32)
-        reals[:, :rows] = _temperatures(sequences)
-        batch.ids_B.copy_(self._put(numbers[0]))
-        batch.positions_B.copy_(self._put(numbers[1]))
-        batch.table_BM[:, :width].copy_(self._put(table))
-        batch.keys_B2[:rows].copy_(self._put(split_key([s.noise_key for s in sequences]).numpy()))
-        batch.inverse_B.copy_(self._put(reals[0]))
-        batch.noisy_B.copy_(self._put(reals[1]))
-        if self.fused:
-            for there, values in zip(batch.cuts.first(rows), Cuts.of(sequences, eos), strict=True):
-                there.copy_(to_device(values, self.policy.device))
+        reals[:, :rows] = temperatures(sequences)
+        table = np.zeros((size, max(len(s.blocks) for s in sequences)), dtype=np.int32)
+        table[:rows] = _table([s.blocks for s in sequences])
+        targets = [batch.ids_B, batch.positions_B, batch.table_BM[:, : table.shape[1]], batch.keys_B2[:rows]]
+        arrays = [*numbers, table, split_key([s.noise_key for s in sequences]).numpy(), *reals]
+        targets += [batch.inverse_B, batch.noisy_B]
+        if way == "cut":
+            targets += batch.cuts.first(rows)
+            arrays += [part.numpy() for part in Cuts.of(sequences, eos)]
+        arrays += [
+            np.array(unread, dtype=np.int64),
+            np.array([first[sequences[row].turn] for row in unread], dtype=np.int64),
+        ]
+        *values, into, taken = self._put(*arrays)
+        for there, value in zip(targets, values, strict=True):
+            there.copy_(value)
+        if unread:
+            batch.ids_B[into] = torch.cat([burst.first_B for burst in begun])[taken]
         batch.step.zero_()
 
-    def _put(self, array: np.ndarray) -> torch.Tensor:
-        return to_device(torch.from_numpy(array), self.policy.device)
+    def _put(self, *arrays: np.ndarray) -> list[torch.Tensor]:
+        return put_together(list(arrays), self.policy.device)
 
     def _fetch(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy for the host, which the next burst does not touch; there when the device has come to it."""
@@ -365,8 +383,18 @@ class Runner:
         return logits if bias is None else logits + bias
 
 
-def _temperatures(sequences: Rows[Sequence]) -> np.ndarray:
-    """Two rows: 1 / temperature, and whether there is noise at all."""
-    samplings = [s.request.sampling for s in sequences]
-    pairs = [[inverse_temperature(s) for s in samplings], [float(s.temperature > 0) for s in samplings]]
-    return np.array(pairs, dtype=np.float32)
+def _table(blocks: Rows[list[int]]) -> np.ndarray:
+    """The blocks of each row side by side; 0 where a row has fewer than others."""
+    counts = np.array([len(row) for row in blocks])
+    table = np.zeros((len(blocks), counts.max()), dtype=np.int32)
+    table[np.arange(table.shape[1]) < counts[:, None]] = list(chain.from_iterable(blocks))
+    return table
+
+
+def _places(blocks: Rows[list[int]], lengths: Rows[int], block: int) -> tuple[np.ndarray, np.ndarray]:
+    """The slots of the first tokens of each row, so many as `lengths` says, and their positions; row after row."""
+    flat = np.array(list(chain.from_iterable(blocks)), dtype=np.int64)
+    before = np.cumsum([0, *(len(row) for row in blocks[:-1])])
+    starts = np.cumsum([0, *lengths[:-1]])
+    positions = np.arange(sum(lengths)) - np.repeat(starts, lengths)
+    return flat[np.repeat(before, lengths) + positions // block] * block + positions % block, positions

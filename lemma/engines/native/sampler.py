@@ -11,11 +11,12 @@ from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from lemma.core.errors import LemmaWarning
 from lemma.engines.native.noise import gumbel, row_seeds
-from lemma.engines.native.scheduler import Sequence
+from lemma.engines.native.sequences import Sequence
 from lemma.engines.protocol import Sampling
 from lemma.engines.sampling import cut, end_ids, logprobs, penalise, scale
 from lemma.models.families import LogitMap
@@ -55,14 +56,17 @@ class Cuts(NamedTuple):
     def of(cls, sequences: Rows[Sequence], eos: int) -> Cuts:
         """On the host. A temperature of 0 cuts nothing. Of more than `ENDS` ends some are left out: kernels that look
         for ends are never used for such a row."""
-        cuts = cls.empty(len(sequences), torch.device("cpu"))
-        for row, sequence in enumerate(sequences):
-            sampling = sequence.request.sampling
-            cuts.limit(row, sampling)
+        samplings, which = _distinct(sequences)
+        limits = cls.empty(len(samplings), torch.device("cpu"))
+        for row, sampling in enumerate(samplings):
+            limits.limit(row, sampling)
             if sampling.min_tokens:
                 ends = [token for token in end_ids(sampling, eos) if token >= 0][:ENDS]
-                cuts.ends_BE[row, : len(ends)] = torch.tensor(ends, dtype=torch.int64)
-                cuts.until_B[row] = sequence.length - sequence.count + sampling.min_tokens
+                limits.ends_BE[row, : len(ends)] = torch.tensor(ends, dtype=torch.int64)
+        cuts = cls(*(torch.from_numpy(values.numpy()[which]) for values in limits))
+        if any(sampling.min_tokens for sampling in samplings):
+            until = [_until(sequence) for sequence in sequences]
+            cuts.until_B.copy_(torch.tensor(until, dtype=torch.int64))
         return cuts
 
     def limit(self, row: int, sampling: Sampling) -> None:
@@ -146,12 +150,38 @@ def _alike(sequences: Rows[Sequence], drawn: int) -> list[tuple[Sampling, bool, 
     return [(sampling, early, rows) for (sampling, early), rows in groups.items()]
 
 
-def way_of(sequences: Rows[Sequence], kernels: Callable[[], bool], eos: int) -> Way:
+def way_of(sequences: Rows[Sequence], kernels: Callable[[], bool], eos: int, counts: Rows[int] | None = None) -> Way:
     """How the next tokens of these are drawn: on the device from the whole vocabulary or a part, or with the host.
-    `kernels` says whether there are kernels that cut."""
-    if all(is_plain(s) for s in sequences):
-        return "whole"
-    return "cut" if all(_is_cut_by_kernels(s, eos) for s in sequences) and kernels() else "host"
+    `kernels` says whether there are kernels that cut; `counts` are the tokens that they have by then, if not now."""
+    samplings, which = _distinct(sequences)
+    if not any(_cuts_or_penalises(sampling) for sampling in samplings):
+        counts = [sequence.count for sequence in sequences] if counts is None else counts
+        least = np.array([sampling.min_tokens for sampling in samplings])
+        if not least.any() or bool((np.array(counts) >= least[which]).all()):
+            return "whole"
+    return "cut" if all(_is_cut_by_kernels(sampling, eos) for sampling in samplings) and kernels() else "host"
+
+
+def temperatures(sequences: Rows[Sequence]) -> np.ndarray:
+    """Two rows: 1 / temperature (1 where that is 0), and whether there is noise at all."""
+    samplings, which = _distinct(sequences)
+    pairs = [[1.0 / scale(s.temperature) for s in samplings], [float(s.temperature > 0) for s in samplings]]
+    return np.array(pairs, dtype=np.float32)[:, which]
+
+
+def _distinct(sequences: Rows[Sequence]) -> tuple[list[Sampling], np.ndarray]:
+    """The settings that there are, and which of them each sequence has. Equal ones that came apart count apart."""
+    samplings = [sequence.request.sampling for sequence in sequences]
+    numbers: dict[int, int] = {}
+    which = [numbers.setdefault(id(sampling), len(numbers)) for sampling in samplings]
+    there = {id(sampling): sampling for sampling in samplings}
+    return [there[name] for name in numbers], np.array(which)
+
+
+def _until(sequence: Sequence) -> int:
+    """The first place at which it may end, where something forbids that at first."""
+    least = sequence.request.sampling.min_tokens
+    return sequence.length - sequence.count + least if least else 0
 
 
 def kernels_cut(device: torch.device, dtype: torch.dtype, means: LogitMap = PLAIN) -> bool:
@@ -194,24 +224,13 @@ def _trouble_with_kernels(device: torch.device, dtype: torch.dtype, means: Logit
     return None
 
 
-def _is_cut_by_kernels(sequence: Sequence, eos: int) -> bool:
-    sampling = sequence.request.sampling
+def _is_cut_by_kernels(sampling: Sampling, eos: int) -> bool:
     few = not sampling.min_tokens or len(end_ids(sampling, eos)) <= ENDS
     return sampling.repetition_penalty == 1.0 and few
 
 
-def is_plain(sequence: Sequence) -> bool:
-    """Whether the next tokens come from the whole vocabulary."""
-    sampling = sequence.request.sampling
-    return (
-        (not sampling.cuts_support or sampling.temperature == 0)
-        and sampling.repetition_penalty == 1.0
-        and sequence.count >= sampling.min_tokens
-    )
-
-
-def inverse_temperature(sampling: Sampling) -> float:
-    return 1.0 / scale(sampling.temperature)
+def _cuts_or_penalises(sampling: Sampling) -> bool:
+    return (sampling.cuts_support and sampling.temperature > 0) or sampling.repetition_penalty != 1.0
 
 
 def _exact(logits: torch.Tensor) -> torch.Tensor:
