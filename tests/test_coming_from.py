@@ -89,6 +89,9 @@ def test_the_recipe_says_what_the_script_says(tmp_path: Path) -> None:
     rows = said["per_device_train_batch_size"] * said["gradient_accumulation_steps"]
     assert stage.batch.problems * stage.algorithm.group_size == rows
     assert (stage.steps, stage.optim.lr) == (said["max_steps"], said["learning_rate"])
+    # What transformers' Trainer does where a script says nothing.
+    assert (stage.optim.schedule, stage.optim.betas) == ("linear", (0.9, 0.999))
+    assert (stage.optim.clip, stage.optim.weight_decay, stage.optim.warmup) == (1.0, 0.0, 0.0)
     assert (stage.rollout.max_tokens, stage.rollout.temperature) == (said["max_completion_length"], said["temperature"])
     assert (stage.algorithm.group_size, stage.checkpoint.every) == (said["num_generations"], said["save_steps"])
     assert [(reward.name, reward.weight) for reward in stage.rewards] == [("trl", 1.0), ("trl", 0.2)]
