@@ -21,7 +21,13 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
-PEERS = {"trl": "trl", "peft": "peft", "liger_kernel": "liger-kernel", "bitsandbytes": "bitsandbytes"}
+PEERS = {
+    "flash_attn": "flash-attn-4",
+    "trl": "trl",
+    "peft": "peft",
+    "liger_kernel": "liger-kernel",
+    "bitsandbytes": "bitsandbytes",
+}
 
 
 def run_rows(

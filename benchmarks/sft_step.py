@@ -35,13 +35,14 @@ PACK, SHORTEST, LONGEST, SLACK = 16384, 200, 1200, 128
 WARM_UP, TIMED = 3, 8
 
 
-def segments(pack_tokens: int, count: int, seed: int) -> list[np.ndarray]:
-    """Random sequences that fill `count` packs but for a slack that lets first-fit packing succeed."""
+def segments(pack_tokens: int, count: int, seed: int, longest: int | None = None) -> list[np.ndarray]:
+    """Random sequences that fill `count` packs but for a slack that lets first-fit packing succeed. With `longest`, all
+    but the last have so many tokens."""
     rng = np.random.default_rng(seed)
     result: list[np.ndarray] = []
     left = count * (pack_tokens - SLACK)
     while left >= SHORTEST:
-        length = min(left, int(rng.integers(SHORTEST, LONGEST + 1)))
+        length = min(left, longest or int(rng.integers(SHORTEST, LONGEST + 1)))
         result.append(rng.integers(5, 150000, length))
         left -= length
     return result
@@ -100,7 +101,9 @@ def run_lemma(row: dict[str, Any]) -> dict[str, Any]:
     )
     times, losses = [], []
     for step in range(WARM_UP + TIMED):
-        data = [Trajectory(ids, np.arange(len(ids)) > 0) for ids in segments(budget, row["packs"], step)]
+        data = [
+            Trajectory(ids, np.arange(len(ids)) > 0) for ids in segments(budget, row["packs"], step, row.get("longest"))
+        ]
         torch.cuda.synchronize()
         begin = time.perf_counter()
         report = learner.step(data, NegativeLogLikelihood())

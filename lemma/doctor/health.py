@@ -71,6 +71,7 @@ PARTS: tuple[CheckedPart, ...] = (
     _part("ray", "ray", "ray", _extra("ray", "several machines")),
     _part("deepspeed", "deepspeed", "deepspeed", "not needed: its configuration files are read without it"),
     _part("liger-kernel", "liger_kernel", "liger", _extra("fused", "other fused kernels on a GPU")),
+    _part("FlashAttention 4", "flash_attn", "flash", _extra("flash", "faster attention on an H100 or newer")),
     _part("torch.compile", "torch", "compiling", "needs a C compiler, or triton on a GPU", deep=True, limit_s=300.0),
 )
 

@@ -10,6 +10,7 @@ import importlib
 import json
 import sys
 import tempfile
+import warnings
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -204,6 +205,26 @@ def liger() -> ProbeAnswer:
     out = LigerRMSNormFunction.apply(x, torch.ones(64, device="cuda"), 1e-6)
     _check(bool(torch.isfinite(out).all()), "its norm is not finite")
     return ProbeAnswer(f"{name}, a kernel runs")
+
+
+def flash() -> ProbeAnswer:
+    """Lemma tries it against torch's kernel by itself."""
+    import torch
+
+    from lemma.models.flash_attention import flash_kernel
+
+    try:
+        name = version("flash-attn-4")
+    except PackageNotFoundError:
+        return ProbeAnswer("not installed: what is called flash_attn here is another version", "missing")
+    if _device() == "cpu":
+        return ProbeAnswer(f"{name}, needs a GPU", "missing")
+    q, k = (torch.randn(24, heads, 64, device="cuda", dtype=torch.bfloat16) for heads in (4, 2))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        kernel = flash_kernel(q, k, None)
+    _check(kernel is not None, str(said[-1].message) if said else "it is not for this GPU: torch's kernel is used")
+    return ProbeAnswer(f"{name}, agrees with torch's kernel")
 
 
 def triton() -> ProbeAnswer:

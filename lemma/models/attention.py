@@ -23,6 +23,7 @@ from transformers.masking_utils import sdpa_mask
 
 from lemma.core.errors import UserError
 from lemma.models.capped_attention import Visible, capped
+from lemma.models.flash_attention import flash_kernel
 from lemma.models.packing import Segments
 from lemma.models.sharing import Sharing
 
@@ -70,10 +71,12 @@ def attend(
     # `squeeze` and not an index: the gradient of an index is a copy into zeros.
     query_HTD, key_HTD, value_HTD = (x.squeeze(0) for x in (query, key, value))
     sharing, keys = segments.sharing, segments.keys
+    fused = getattr(module, "lemma_fused", True)
     if sharing is not None and keys is not None:
-        out_THD = _attend_shared(query_HTD, key_HTD, value_HTD, segments, sharing, keys, scale, sliding_window, softcap)
+        shared = (segments, sharing, keys, scale, sliding_window, softcap, fused)
+        out_THD = _attend_shared(query_HTD, key_HTD, value_HTD, *shared)
     elif has_varlen(query, value, softcap):
-        out_THD = varlen(query_HTD, key_HTD, value_HTD, segments, scale, sliding_window)
+        out_THD = _by_kernel(query_HTD, key_HTD, value_HTD, segments, segments, scale, sliding_window, fused)
     else:
         out_THD = _bucketed(query_HTD, key_HTD, value_HTD, segments, scale, sliding_window, softcap)
     return out_THD[None], None
@@ -89,11 +92,12 @@ def _attend_shared(
     scale: float,
     window: int | None,
     softcap: float | None,
+    fused: bool,
 ) -> torch.Tensor:
     """Attention where sequences share prompts: keys and values are written out for each, queries are not."""
     key_HKD, value_HKD = (sharing.spread(x.transpose(0, 1)).transpose(0, 1) for x in (key_HTD, value_HTD))
     if has_varlen(query_HTD, value_HTD, softcap):
-        return varlen(query_HTD, key_HKD, value_HKD, segments, scale, window, keys)
+        return _by_kernel(query_HTD, key_HKD, value_HKD, segments, keys, scale, window, fused)
     query_HKD = sharing.spread(query_HTD.transpose(0, 1)).transpose(0, 1)
     return sharing.gather(_bucketed(query_HKD, key_HKD, value_HKD, keys, scale, window, softcap))
 
@@ -109,6 +113,24 @@ def has_varlen(query: torch.Tensor, value: torch.Tensor, softcap: float | None) 
 @cache
 def _has_flash(device: torch.device) -> bool:
     return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _by_kernel(
+    query_HTD: torch.Tensor,
+    key_HTD: torch.Tensor,
+    value_HTD: torch.Tensor,
+    segments: Segments,
+    keys: Segments,
+    scale: float,
+    window: int | None,
+    fused: bool,
+) -> torch.Tensor:
+    """The fastest kernel that is there for a pack. A compiled block has torch's."""
+    query_THD, key_THD, value_THD = (x.transpose(0, 1) for x in (query_HTD, key_HTD, value_HTD))
+    flash = flash_kernel(query_THD, key_THD, window) if fused and not torch.compiler.is_compiling() else None
+    if flash is not None:
+        return flash(query_THD, key_THD, value_THD, segments, keys, scale, window)
+    return varlen(query_HTD, key_HTD, value_HTD, segments, scale, window, keys)
 
 
 def varlen(

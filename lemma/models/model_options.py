@@ -74,7 +74,8 @@ class ModelOptions(Options):
     compile: bool = False
     """Compile the decoder blocks for training (torch.compile, as separate callables)."""
     fused: bool = True
-    """Use fused Triton kernels for norms, rotary embeddings and the feed-forward gate where a GPU has them."""
+    """Use fused kernels where a GPU has them: Triton's for norms, rotary embeddings and the feed-forward gate, and
+    FlashAttention 4 for attention where it is installed."""
     trust_remote_code: bool = False
     """Run code that comes with a hub model."""
     tiny: TinyOptions = TinyOptions()

@@ -1,0 +1,141 @@
+"""FlashAttention 4 over packs, where it is installed: the learner's attention on Hopper and Blackwell GPUs.
+
+It takes about half the time of torch's kernel for long sequences. Before its first use for a kind of attention it is
+tried against torch's, forward and backward; where it fails or differs, a warning says so and torch's stays.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from lemma.core.errors import LemmaWarning
+from lemma.models.packing import Segments
+
+# Generations of GPUs that it is used on, and the widest head: what was measured, and what it was written for.
+GENERATIONS, WIDEST = (9, 10), 128
+# How far it may be from torch's kernel, which rounds in another order: about ten times what was seen in bf16.
+LIMIT = 0.03
+TRIED_QUERIES, TRIED_KEYS = (130, 5, 64), (130, 25, 64)
+# Query, key and value (T, H, D), their segments, scale and window; gives (T, H, D).
+PackAttention = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKind:
+    """All that another kernel is compiled for."""
+
+    device: torch.device
+    dtype: torch.dtype
+    heads: int
+    kv_heads: int
+    size: int
+    has_window: bool
+
+
+def flash_kernel(query_THD: torch.Tensor, key_THD: torch.Tensor, window: int | None) -> PackAttention | None:
+    """The kernel for such queries and keys; None where torch's is to be used."""
+    (_, heads, size), kv_heads = query_THD.shape, key_THD.shape[1]
+    return _tried_kernel(AttentionKind(query_THD.device, query_THD.dtype, heads, kv_heads, size, window is not None))
+
+
+@cache
+def _tried_kernel(kind: AttentionKind) -> PackAttention | None:
+    if kind.size > WIDEST or not _is_for(kind.device):
+        return None
+    function = _installed()
+    if function is None:
+        return None
+    # In a thread of its own: whoever recomputes activations counts what is kept for the backward pass in this one.
+    with ThreadPoolExecutor(1) as other:
+        trouble = other.submit(_trouble, function, kind).result()
+    if trouble is not None:
+        message = f"FlashAttention 4 is installed but not used: it {trouble}; torch's kernel takes its place"
+        warnings.warn(message, LemmaWarning, stacklevel=2)
+        return None
+    return lambda *arguments: _attend(function, *arguments)
+
+
+def _is_for(device: torch.device) -> bool:
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    return is_nvidia and torch.cuda.get_device_capability(device)[0] in GENERATIONS
+
+
+@cache
+def _installed() -> Any:
+    try:
+        from flash_attn.cute.interface import flash_attn_varlen_func
+    except ImportError:
+        return None
+    except Exception as error:  # noqa: BLE001 (libraries of its compiler that do not fit)
+        warnings.warn(f"FlashAttention 4 is installed but cannot be imported ({error})", LemmaWarning, stacklevel=2)
+        return None
+    return flash_attn_varlen_func
+
+
+def _attend(
+    function: Any,
+    query_THD: torch.Tensor,
+    key_THD: torch.Tensor,
+    value_THD: torch.Tensor,
+    segments: Segments,
+    keys: Segments,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    found = function(
+        query_THD,
+        key_THD,
+        value_THD,
+        cu_seqlens_q=segments.borders_B1,
+        cu_seqlens_k=keys.borders_B1,
+        max_seqlen_q=segments.longest,
+        max_seqlen_k=keys.longest,
+        softmax_scale=scale,
+        causal=window is None,
+        window_size=(None, None) if window is None else (window - 1, 0),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+    return found[0] if isinstance(found, tuple) else found
+
+
+def _trouble(function: Any, kind: AttentionKind) -> str | None:
+    """What is wrong with it, as the end of a sentence: its result or a gradient, or what its compiler says."""
+    from lemma.models.attention import varlen
+
+    segments, keys = Segments(TRIED_QUERIES, kind.device), Segments(TRIED_KEYS, kind.device)
+    window = 20 if kind.has_window else None
+    shapes = [(sum(TRIED_QUERIES), kind.heads), *[(sum(TRIED_KEYS), kind.kv_heads)] * 2]
+    query, key, value = (_waves((*shape, kind.size), kind, phase) for phase, shape in enumerate(shapes))
+    pull = _waves(query.shape, kind, 3).detach()
+
+    def found(attend: PackAttention) -> Sequence[torch.Tensor]:
+        out_THD = attend(query, key, value, segments, keys, kind.size**-0.5, window)
+        return out_THD, *torch.autograd.grad(out_THD, (query, key, value), pull)
+
+    def by_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.Tensor:
+        segments, keys, scale, window = others
+        return varlen(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), segments, scale, window, keys)
+
+    wanted = found(by_torch)
+    try:
+        results = found(lambda *arguments: _attend(function, *arguments))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 (whatever a compiler of another version says)
+        return f"fails ({(str(error).strip().splitlines() or [type(error).__name__])[0]})"
+    off = max(float((x.float() - y.float()).norm() / y.float().norm()) for x, y in zip(results, wanted, strict=True))
+    return None if off < LIMIT else f"is off by {off:.2g}"
+
+
+def _waves(shape: Sequence[int], kind: AttentionKind, phase: int) -> torch.Tensor:
+    """Numbers that look random: nothing is drawn here, so that no draw of the run moves."""
+    count = torch.Size(shape).numel()
+    ramp = torch.arange(count, device=kind.device, dtype=torch.float64) * 12.9898 + phase
+    return (torch.sin(ramp * ramp) * 1.5).view(*shape).to(kind.dtype).requires_grad_()
