@@ -65,19 +65,19 @@ class JsonLines:
         """Rows that come together are written together: a file system may take a while for each write."""
         self.append_lines([json.dumps(row, ensure_ascii=False) for row in rows])
 
-    def append_lines(self, lines: Sequence[str]) -> None:
-        """Rows that are JSON already, each on one line."""
+    def append_lines(self, lines: Sequence[str]) -> bytes:
+        """Rows that are JSON already, each on one line; what was written."""
         if not lines:
-            return
+            return b""
         if self._failure is not None:  # the last line may be half a line, and nothing may follow it
             raise self._failure
         try:
-            self._write(lines)
+            return self._write(lines)
         except OSError as error:
             self._failure = error
             raise
 
-    def _write(self, lines: Sequence[str]) -> None:
+    def _write(self, lines: Sequence[str]) -> bytes:
         self._is_synced = False
         data = "".join(f"{line}\n" for line in lines).encode()
         middle = (data.rfind(b"\n", 0, -1) + 1 + len(data)) // 2
@@ -87,6 +87,7 @@ class JsonLines:
             fault_point("jsonl.mid_line")
         self._handle.write(data[middle:])
         self._handle.flush()
+        return data
 
     def truncate(self, size: int) -> None:
         self._is_synced = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from gzip import BadGzipFile
@@ -36,6 +37,8 @@ class Journal:
         self.draws: list[int] = []
         self.is_complete = self.damaged = self.is_ended = False
         self._lines: JsonLines | None = None
+        # Of all that stands in the file, where all of it was written here.
+        self._mark: Any = None
         self._rows = RowWriter()
         there = find(path)
         for row in _read(there) if there is not None else ():
@@ -56,31 +59,41 @@ class Journal:
             return
         assert not (episodes and self.is_complete), "a complete journal does not grow"
         self.episodes |= {episode.order: episode for episode in episodes}
-        self._open().append_lines([self._rows.line(episode) for episode in episodes])
+        self._append([self._rows.line(episode) for episode in episodes])
 
     def note_draws(self, draws: Sequence[int]) -> None:
         """Which problems it is about, before any of them is played."""
         self.draws += draws
-        self._open().append({DRAWS: list(draws), "data": self._data})
+        self._append([json.dumps({DRAWS: list(draws), "data": self._data}, ensure_ascii=False)])
 
     def clear(self) -> None:
         remove(self.path)
         self._open().truncate(0)
+        self._mark = hashlib.sha256()
         self.episodes, self.draws, self.is_complete = {}, [], False
 
     def finish(self, drawn: int = 0) -> None:
         """`drawn` is the number of problems that were drawn until then, in all steps."""
-        lines = self._open()
-        with open(self.path, "rb") as written:
-            mark = hashlib.file_digest(written, "sha256").hexdigest()
-        lines.append({END: True, "episodes": len(self.episodes), "drawn": drawn, "data": self._data, "sha256": mark})
+        lines, mark = self._open(), self._mark
+        if mark is None:
+            with open(self.path, "rb") as written:
+                mark = hashlib.file_digest(written, "sha256")
+        end = {END: True, "episodes": len(self.episodes), "drawn": drawn, "data": self._data}
+        lines.append({**end, "sha256": mark.hexdigest()})
         lines.sync()
         self.is_complete = True
 
     def _open(self) -> JsonLines:
         if self._lines is None:
             self._lines = JsonLines(self.path)
+            if not self._lines.size:
+                self._mark = hashlib.sha256()
         return self._lines
+
+    def _append(self, lines: Sequence[str]) -> None:
+        written = self._open().append_lines(lines)
+        if self._mark is not None:
+            self._mark.update(written)
 
     def sync(self) -> None:
         if self._lines is not None:

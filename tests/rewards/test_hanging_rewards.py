@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import threading
 import time
@@ -75,6 +76,24 @@ def test_the_deadline_is_of_one_completion_and_leaves_nothing_behind(tmp_path: P
     before = signal.getsignal(signal.SIGURG), threading.active_count()
     assert [score.total for score in combine([reward], items(6))] == [1.0] * 6
     assert (signal.getsignal(signal.SIGURG), threading.active_count()) == before
+
+
+def hangs(file: Path) -> None:
+    reward = make_reward({"name": "custom", "function": f"{file}:sleeps", "seconds": 0.2})
+    with pytest.raises(UserError, match="took longer"):
+        combine([reward], items(1))
+
+
+def test_a_short_deadline_after_a_long_one_is_kept_in_a_forked_process_too(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(HANGING)
+    long = make_reward({"name": "custom", "function": f"{tmp_path / 'mine.py'}:quick", "seconds": 500})
+    began = time.monotonic()
+    combine([long], items(1))
+    hangs(tmp_path / "mine.py")
+    child = multiprocessing.get_context("fork").Process(target=hangs, args=(tmp_path / "mine.py",))
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0 and time.monotonic() - began < 30
 
 
 def test_elsewhere_than_in_the_main_thread_a_reward_is_computed_all_the_same(tmp_path: Path) -> None:

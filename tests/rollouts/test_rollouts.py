@@ -99,6 +99,43 @@ def test_a_teachers_prefix_is_part_of_the_response_and_not_sampled(policy: Polic
     assert trajectory.trained_tokens == len(sample.ids) and len(trajectory) == len(ask.prompt) + len(sample.ids)
 
 
+class AllAtOnce(Scripted):
+    """Gives its completions when all of them are there."""
+
+    _ready: tuple[Completion, ...] = ()
+
+    @property
+    def at_hand(self) -> tuple[Completion, ...]:
+        return self._ready
+
+    def completions(self) -> Iterator[Completion]:
+        self._ready = tuple(super().completions())
+        while self._ready:
+            first, self._ready = self._ready[0], self._ready[1:]
+            yield first
+
+
+def test_answers_that_are_there_together_are_read_as_one_by_one(policy: Policy, tmp_path: Path) -> None:
+    said = ["<think> 1 </think> <answer> 7 </answer>", "", "1 + 2", "<answer> 5"]
+    one, *others = asks(policy)
+    prefix = np.asarray(policy.tokenizer.encode(" 1 + ", add_special_tokens=False), dtype=np.int32)
+    work = [replace(one, n=1, prefix=prefix, first=3), *others]
+
+    def written(kind: type[Scripted], name: str) -> tuple[bytes, list[int]]:
+        journal, reader, together = Journal(tmp_path / name), judge(policy), []
+        read = reader.read
+        reader.read = lambda episodes: (together.append(len(episodes)), read(episodes))[1]  # type: ignore[method-assign]
+        engine = kind(policy.tokenizer, lambda request, sample: said[sample])
+        list(play(engine, work, Sampling(max_tokens=30), reader, journal=journal))
+        journal.close()
+        return (tmp_path / name).read_bytes(), together
+
+    alone, none = written(Scripted, "alone")
+    at_once, together = written(AllAtOnce, "at once")
+    assert alone == at_once and alone.count(b"\n") == 9
+    assert (none, together) == ([], [9])
+
+
 def test_verdict_and_rewards_are_those_of_the_text(policy: Policy) -> None:
     ask = asks(policy, 1)[0]
     engine = NativeEngine(policy, 3)
