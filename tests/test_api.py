@@ -92,13 +92,17 @@ def test_rows_stand_in_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         return str(found.data.source)
 
     first = source(rows)
-    assert first == source(Dataset.from_list(rows)), "the same rows are the same data, for a run that goes on"
+    assert first == source(row for row in rows) == source(Dataset.from_list(rows)), (
+        "the same rows are the same data, for a run that goes on"
+    )
     assert (
         Path(first).parent == Path("runs/a.rows")
         and Path(first).name != Path(source([rows[0], rows[1] | {"level": 1}])).name
     )
     assert Path(source(rows, **{"run.dir": "runs/b/"})).parent == Path("runs/b.rows")
     assert source("rows.jsonl", **{"stages.rl.data.source": rows}) == first
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert Path(source(rows, **{"run.dir": "~/c"})).parent == tmp_path / "home" / "c.rows"
     for wrong, sentence in (
         ([], "holds no rows"),
         (["2 + 3 ?"], "row 1 .* not a mapping"),

@@ -15,8 +15,8 @@ FOLDER_ENDING = ".rows"
 
 
 def are_rows(value: Any) -> bool:
-    """Whether a value is rows and not the name of a source. A Dataset tells its columns."""
-    return isinstance(value, list | tuple) or isinstance(getattr(value, "column_names", None), list)
+    """Whether a value is meant as rows and not as the name of a source."""
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
 
 
 def write_rows(rows: Iterable[Any], run_dir: str) -> str:
@@ -28,7 +28,7 @@ def write_rows(rows: Iterable[Any], run_dir: str) -> str:
     if not lines:
         raise UserError("`source` holds no rows", fix="give at least one")
     content = "".join(lines)
-    folder = Path(f"{run_dir.rstrip('/')}{FOLDER_ENDING}")
+    folder = Path(f"{run_dir.rstrip('/')}{FOLDER_ENDING}").expanduser()
     path = folder / f"{hashlib.sha256(content.encode()).hexdigest()[:16]}.jsonl"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)

@@ -9,8 +9,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from lemma.cli.exhaustion import exhaustion
 from lemma.cli.parser import Parser
+from lemma.cli.system_errors import explained
 from lemma.cluster.rank_end import INTERRUPTED, ended_as_rank
 from lemma.core.errors import UserError, nearest, warnings_said
 
@@ -86,10 +86,10 @@ def _main(argv: Sequence[str] | None) -> int:
         where = f" ({error.filename})" if error.filename else ""
         return _complain(f"{error.strerror}{where}; {_REPAIRS[error.errno]}")
     except Exception as error:
-        sentence = exhaustion(error)
-        if sentence is None:
+        told = explained(error)
+        if told is None:
             raise
-        return _complain(sentence, code=1)
+        return _complain(*told)
 
 
 def _leave_quietly(argv: Sequence[str] | None) -> None:

@@ -1,4 +1,4 @@
-"""Where the system gives no more memory or threads, that is one sentence."""
+"""Where the system gives no more memory or threads, or has no such user, that is one sentence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from lemma.cli.exhaustion import exhaustion
+from lemma.cli import main
+from lemma.cli.system_errors import explained
 
 HUGE = 2**58
 
@@ -31,14 +32,16 @@ def raised(kind: str) -> Exception:
 
 @pytest.mark.parametrize("kind", ["torch", "numpy", "python"])
 def test_no_more_memory(kind: str) -> None:
-    sentence = exhaustion(raised(kind))
-    assert sentence is not None and "\n" not in sentence
+    told = explained(raised(kind))
+    assert told is not None
+    sentence, code = told
+    assert code == 1 and "\n" not in sentence
     assert sentence.startswith("the system gives this process no more memory") and "`ulimit -v`" in sentence
 
 
 def test_other_errors_are_none_of_these() -> None:
     for error in (RuntimeError("shapes differ"), ImportError("no module"), OSError(errno.EIO, "input/output error")):
-        assert exhaustion(error) is None
+        assert explained(error) is None
 
 
 def test_a_command_that_may_start_no_thread(tmp_path: Path) -> None:
@@ -56,3 +59,11 @@ def test_a_command_that_may_start_no_thread(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("lemma: error: the system starts no more threads") and done.stderr.count("\n") == 1
+
+
+def test_a_home_that_nobody_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "recipe.yaml").write_text("model: {path: ~nobody-of-this-name/model}\nstages: {sft: {steps: 1}}\n")
+    assert main(["plan", str(tmp_path / "recipe.yaml")]) == 2
+    assert capsys.readouterr().err == (
+        "lemma: error: a path begins with `~` and a name that no user of this machine has; write the path in full\n"
+    )
