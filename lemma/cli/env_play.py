@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     options = stage_of(recipe, args.stage)
     if options.environment.is_single_turn:
         raise UserError("this stage has no environment", fix="add one, for example `environment: higher_lower`")
+    options.environment.check()
     episodes, tokenizer, world = _played(args, recipe, options)
     is_coloured = args.colour == "always" or (args.colour == "auto" and sys.stdout.isatty())
     for episode in episodes:

@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("this stage has no environment", fix="add one, for example `environment: higher_lower`")
     if environment.driver is not None:
         raise UserError(f"environment {environment.name} is not stepped", fix="`lemma env play` shows an episode")
+    environment.check()
     problems = [as_asked(problem) for problem in stage_problems(options, args.seed)[: args.problems]]
     findings = try_out(environment, problems, args.seed, args.answers)
     print(f"environment {environment.name}, {len(problems)} problems\n")

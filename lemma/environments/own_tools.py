@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import wraps
 from typing import Any, ClassVar, Literal
 
@@ -49,12 +49,7 @@ class OwnTools(ToolOptions):
         if twice is not None:
             raise UserError(f"two tools are called '{twice}'", fix="rename one of the functions")
         for place in self.functions:
-            if not inspect.getdoc(load_tool(place)):
-                raise UserError(
-                    f"tool '{_name(place)}' has no docstring, so the model would not know what it does",
-                    file=file_of(place),
-                    fix="write one, with `Args:` and a line for each argument",
-                )
+            _check(place)
 
 
 class _Desk(ToolWorld):
@@ -78,19 +73,48 @@ def load_tool(place: str) -> Function:
     return tool
 
 
+def _check(place: str) -> None:
+    """Refuse a function that a model cannot call, or would not know how to."""
+    tool, name, file = load_tool(place), _name(place), file_of(place)
+    if not inspect.getdoc(tool):
+        raise UserError(
+            f"tool '{name}' has no docstring, so the model would not know what it does",
+            file=file,
+            fix="write one, with `Args:` and a line for each argument",
+        )
+    try:
+        parameters = inspect.signature(tool).parameters.values()
+    except ValueError:  # as many builtins
+        raise UserError(
+            f"tool '{name}' does not tell what it takes", file=file, fix="write a function around it"
+        ) from None
+    unnamed = next((one.name for one in parameters if one.kind is one.POSITIONAL_ONLY), None)
+    if unnamed is not None:
+        raise UserError(
+            f"tool '{name}' takes '{unnamed}' by its position only, and a model names arguments",
+            file=file,
+            fix="remove the `/` from its arguments",
+        )
+
+
 def _name(place: str) -> str:
     return place.rpartition(":")[2]
 
 
 def _waited_for(tool: Function) -> Function:
     """The function, and what it promises where it is `async`."""
-    if not inspect.iscoroutinefunction(tool):
-        return tool
 
-    @wraps(tool)
+    @wraps(tool, updated=())
     def called(**arguments: Any) -> Any:
+        result = tool(**arguments)
+        if not inspect.isawaitable(result):
+            return result
         import asyncio
 
-        return asyncio.run(tool(**arguments))
+        return asyncio.run(_awaited(result))
 
     return called
+
+
+async def _awaited(result: Awaitable[Any]) -> Any:
+    return await result

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lemma.cli import main
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Problem
 from lemma.environments import OwnTools
@@ -31,6 +32,21 @@ async def later(seconds: float = 0.0) -> str:
 
 def silent(x: int) -> str:
     return "nobody knows what for"
+
+
+def placed(x: int, /) -> str:
+    """Say a number."""
+    return str(x)
+
+
+class Clock:
+    """Tells the time."""
+
+    async def __call__(self) -> str:
+        return "noon"
+
+
+clock, largest = Clock(), max
 '''
 
 
@@ -66,7 +82,7 @@ def test_the_recipe_of_the_page_offers_its_functions(folder: Path) -> None:
 
 
 def test_an_episode_of_calls(folder: Path) -> None:
-    options = OwnTools(functions=[f"my_tools.py:{name}" for name in ("calculator", "search", "later")])
+    options = OwnTools(functions=[f"my_tools.py:{name}" for name in ("calculator", "search", "later", "clock")])
     understand = understanding(ToolSpeech("hermes", False, tuple(options.tools())), make_format("chat"))
     world = options.make()
     assert not world.reset(PROBLEM, 0)
@@ -77,6 +93,7 @@ def test_an_episode_of_calls(folder: Path) -> None:
     reply = world.step(understand(call("search", land="France") + call("find", x=1), "stop"))
     assert reply.results[0] == "error: search has no argument 'land'; it takes: country"
     assert reply.results[1].startswith("error: there is no tool 'find'; there are: ")
+    assert world.step(understand(call("clock"), "stop")).results == ("noon",)
     assert world.step(understand(r"\boxed{Paris}", "stop")).done
 
 
@@ -88,6 +105,8 @@ def test_an_episode_of_calls(folder: Path) -> None:
         (["my_tools.py:serch"], "my_tools.py: there is no 'serch'; did you mean 'search'?"),
         (["my_tools.py:CAPITALS"], "my_tools.py: 'CAPITALS' is not a function; name functions; a class whose"),
         (["my_tools.py:search", "./my_tools.py:search"], "two tools are called 'search'; rename one"),
+        (["my_tools.py:placed"], "my_tools.py: tool 'placed' takes 'x' by its position only, and a model names"),
+        (["my_tools.py:largest"], "my_tools.py: tool 'largest' does not tell what it takes; write a function around"),
         (["my_tools.py:silent"], "my_tools.py: tool 'silent' has no docstring, so the model would not know"),
     ],
 )
@@ -95,3 +114,11 @@ def test_what_is_no_tool_is_refused(folder: Path, functions: list[str], sentence
     with pytest.raises(UserError) as caught:
         OwnTools(functions=functions).check()
     assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.parametrize("command", ["test", "play"])
+def test_what_training_refuses_is_not_played(folder: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    (folder / "questions.jsonl").write_text('{"question": "Where?", "answer": "Paris"}\n')
+    chosen = "stages.rl.environment.functions=[my_tools.py:silent]"
+    assert main(["env", command, "recipe.yaml", "--set", chosen]) == 2
+    assert "tool 'silent' has no docstring" in capsys.readouterr().err
