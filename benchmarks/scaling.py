@@ -20,14 +20,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.rows import Row, run_rows
-from lemma.engines.protocol import Completion, Engine, Key
+from lemma.engines.protocol import Completion, Engine, Key, Request
 from lemma.rollouts.replay import Script
 
 TOKENS = [1_000, 4_000, 16_000, 64_000, 256_000, 1_000_000, 2_000_000]
@@ -40,12 +41,24 @@ class MadeBefore(Script):
 
     name = "made before"
 
+    def __init__(self, turns: Mapping[Key, Sequence[np.ndarray]]):
+        super().__init__(turns)
+        self._ready: deque[Completion] = deque()
+
+    @property
+    def at_hand(self) -> deque[Completion]:
+        return self._ready
+
     def completions(self) -> Iterator[Completion]:
         waiting, self._waiting = self._waiting, []
-        for request in waiting:
-            for sample, ids in enumerate(self._turns[request.key]):
-                logprobs = np.full(len(ids), -0.25, dtype=np.float32)
-                yield Completion(request.key, sample, ids, logprobs, np.zeros_like(logprobs), "stop", 0)
+        self._ready = deque(self._completion(one, sample) for one in waiting for sample in range(one.n))
+        while self._ready:
+            yield self._ready.popleft()
+
+    def _completion(self, request: Request, sample: int) -> Completion:
+        ids = self._turns[request.key][sample]
+        logprobs = np.full(len(ids), -0.25, dtype=np.float32)
+        return Completion(request.key, sample, ids, logprobs, np.zeros_like(logprobs), "stop", 0)
 
 
 class Parts:

@@ -107,14 +107,14 @@ def _column(reward: Reward, name: str, items: Sequence[RewardInput]) -> list[flo
         if not at_once:
             return [_value(reward, name, item, watch) for item in items]
         try:
-            return _timed(watch, reward.score_all, items)
+            return reward.score_all(items) if watch is None else _timed(watch, reward.score_all, items)
         except Overdue as error:
             raise _late(reward, name, items) from error
 
 
 def _value(reward: Reward, name: str, item: RewardInput, watch: Stopwatch | None) -> float | None:
     try:
-        return _timed(watch, reward.score, item)
+        return reward.score(item) if watch is None else _timed(watch, reward.score, item)
     except Overdue as error:
         raise _late(reward, name, [item]) from error
     except UserError:
@@ -123,10 +123,8 @@ def _value(reward: Reward, name: str, item: RewardInput, watch: Stopwatch | None
         raise RewardFailed(reward, name, item.completion, error) from error
 
 
-def _timed(watch: Stopwatch | None, work: Callable[[Given], Found], given: Given) -> Found:
+def _timed(watch: Stopwatch, work: Callable[[Given], Found], given: Given) -> Found:
     """What `work` finds; Overdue where the watch runs out before."""
-    if watch is None:
-        return work(given)
     watch.begin()
     try:
         return work(given)

@@ -21,7 +21,7 @@ from lemma.rollouts.episode import ARRAYS, OF_EPISODE, OF_TURN, VERSION, Episode
 # Problems of which the shared part is remembered.
 MOST_SHARED = 256
 
-_SAID = tuple(name for name in OF_TURN if name not in ARRAYS and name != "seconds")
+_SAID = tuple(name for name in OF_TURN if name not in ARRAYS)
 _TEXT = _SAID.index("text")
 _SHARED = ("turns", "question", "reasoning")
 _OWN = tuple(name for name in OF_EPISODE if name not in _SHARED)
@@ -32,7 +32,8 @@ def _template(names: Iterable[str]) -> str:
     return ", ".join(f'"{name}": %s' for name in names)
 
 
-_TURN = f'{{{_template(ARRAYS)}, {_template(_SAID)}, "timings": {{"seconds": %s}}}}'
+assert _SAID[-1] == "seconds", "what a row says of time stands at its end"
+_TURN = f'{{{_template(ARRAYS)}, {_template(_SAID[:-1])}, "timings": {{"seconds": %s}}}}'
 _EPISODE = f'{{"version": {VERSION}, {_template(OF_EPISODE)}}}'
 _PLACES = [(_SHARED + _OWN).index(name) for name in OF_EPISODE]
 
@@ -52,33 +53,33 @@ class RowWriter:
             turns.append(row)
         # Where a format finds no answer, all that was said is reasoning.
         is_all = episode.reasoning is not None and episode.reasoning == episode.turns[-1].text
-        reasoning = text if is_all else _json(episode.reasoning)
-        values = [
-            f"[{', '.join(turns)}]",
-            self._once(episode.question, _json),
-            reasoning,
-            *map(_json, _own_of(episode)),
-        ]
+        reasoning = text if is_all else _json([episode.reasoning])[0]
+        question = self._once(episode.question, lambda: _json([episode.question])[0])
+        values = [f"[{', '.join(turns)}]", question, reasoning, *_json(_own_of(episode))]
         return _EPISODE % tuple([values[place] for place in _PLACES])
 
     def _turn(self, turn: Turn) -> tuple[str, str]:
         """The row of a turn, and its text as it stands there."""
         context, *others = map(np.asarray, _arrays_of(turn), ARRAYS.values())
-        said = [*map(_json, _said_of(turn))]
-        row = _TURN % (self._once(context, _base64), *map(_base64, others), *said, _json(turn.seconds))
-        return row, said[_TEXT]
+        prompt = self._once(context, lambda: _base64([context])[0])
+        said = _json(_said_of(turn))
+        return _TURN % (prompt, *_base64(others), *said), said[_TEXT]
 
-    def _once(self, value: Any, write: Callable[[Any], str]) -> str:
+    def _once(self, value: Any, write: Callable[[], str]) -> str:
         known = self._shared.get(id(value))
         if known is None:
             if len(self._shared) >= 2 * MOST_SHARED:
                 self._shared.clear()
-            known = self._shared[id(value)] = value, write(value)
+            known = self._shared[id(value)] = value, write()
         return known[1]
 
 
-def _base64(values: np.ndarray) -> str:
-    return f'"{b64encode(values.tobytes()).decode()}"'
+def _base64(arrays: Iterable[np.ndarray]) -> list[str]:
+    return [f'"{b64encode(values.tobytes()).decode()}"' for values in arrays]
+
+
+def _json(values: Iterable[Any]) -> list[str]:
+    return [_KINDS.get(type(value), _others)(value) for value in values]
 
 
 def _number(value: float) -> str:
@@ -95,7 +96,3 @@ _KINDS: dict[type, Callable[[Any], str]] = {
     # Few, and the same in many rows: keys, golds, faults and versions.
     tuple: lru_cache(1024)(_others),
 }
-
-
-def _json(value: Any) -> str:
-    return _KINDS.get(type(value), _others)(value)

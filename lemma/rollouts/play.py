@@ -273,19 +273,18 @@ class Waiting:
 
 def _first_turn(ask: Ask, completion: Completion) -> Episode:
     """An episode whose first turn is this completion, the teacher's prefix in front."""
-    given = len(ask.prefix)
+    given, ids, logprobs, kept = len(ask.prefix), completion.ids, completion.logprobs, completion.kept
+    if given:
+        gap = np.zeros(given, dtype=np.float32)
+        ids, logprobs, kept = (np.concatenate(pair) for pair in ((ask.prefix, ids), (gap, logprobs), (gap, kept)))
     turn = Turn(
         context=ask.read,
-        ids=_behind(ask.prefix, completion.ids, np.int32),
-        logprobs=_behind(np.zeros(given), completion.logprobs, np.float32),
-        kept=_behind(np.zeros(given), completion.kept, np.float32),
+        ids=ids.astype(np.int32),
+        logprobs=logprobs.astype(np.float32),
+        kept=kept.astype(np.float32),
         finish=completion.finish,
         versions=tuple((first and first + given, version) for first, version in completion.versions),
         given=given,
         seconds=completion.seconds,
     )
     return Episode(ask.key, ask.first + completion.sample, ask.problem.id, [turn], ask.problem.question)
-
-
-def _behind(prefix: np.ndarray, values: np.ndarray, kind: type) -> np.ndarray:
-    return np.concatenate([prefix, values]).astype(kind) if len(prefix) else values.astype(kind)

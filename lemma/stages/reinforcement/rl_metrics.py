@@ -20,7 +20,8 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
     """
     taught = [sample for sample in rollouts.episodes if sample.given]
     # Where a teacher begins every sample, what follows is the policy's own all the same.
-    own = [s for s in rollouts.episodes if not s.given] or [s for s in rollouts.episodes if s.origin == "policy"]
+    own = [s for s in rollouts.episodes if not s.given] if taught else rollouts.episodes
+    own = own or [s for s in rollouts.episodes if s.origin == "policy"]
     dead = rollouts.dead / max(rollouts.drawn, 1)
     right = _right_by_group(own, by_verdict)
     values = distributions([Scored(sample.reward, sample.rewards) for sample in own])
