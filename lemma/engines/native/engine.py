@@ -12,6 +12,7 @@ import torch
 
 from lemma.engines.native.cached_attention import Cache
 from lemma.engines.native.intake import Intake
+from lemma.engines.native.module_walks import Modules
 from lemma.engines.native.paging import BlockPool
 from lemma.engines.native.pass_sizes import default_prefill, layout, most_gathered
 from lemma.engines.native.runner import BURST, LADDER, Burst, Runner
@@ -107,10 +108,11 @@ class NativeEngine(Engine):
 
     def completions(self) -> Iterator[Completion]:
         """Whoever leaves this half way loses nothing: the next call goes on with what is unfinished."""
-        self._check_addresses()
+        modules = Modules(self.policy.module)
+        self._check_addresses(modules)
         while self._done or not self.scheduler.is_idle:
             if not self._done:
-                self._work_until_done()
+                self._work_until_done(modules)
             while self._done:
                 yield self._done.popleft()
 
@@ -159,20 +161,20 @@ class NativeEngine(Engine):
         self._ground()
         self.scheduler.restart()
 
-    def _check_addresses(self) -> None:
+    def _check_addresses(self, modules: Modules) -> None:
         """Graphs read the weights where they were captured: if any has moved, they are captured anew."""
-        addresses = tuple(p.data_ptr() for p in self.policy.module.parameters())
+        addresses = modules.addresses()
         if addresses != self._addresses:
             self._addresses = addresses
             self.invalidate()
 
     # --- the work ----------------------------------------------------------------------------------------------
 
-    def _work_until_done(self) -> None:
+    def _work_until_done(self, modules: Modules) -> None:
         """Go on until something has ended. The module is in its own mode again when others look at it."""
         is_training = self.policy.module.training
         if is_training:
-            self.policy.module.eval()
+            modules.train(False)
         try:
             while not self._done and not self.scheduler.is_idle:
                 self._work()
@@ -180,7 +182,7 @@ class NativeEngine(Engine):
                     self.between()
         finally:
             if is_training:
-                self.policy.module.train()
+                modules.train(True)
 
     def _work(self) -> None:
         """One forward pass or burst. Trouble, Ctrl-C included, may strike anywhere: then everything is dropped."""

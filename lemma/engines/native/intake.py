@@ -37,7 +37,9 @@ class Intake:
         """Refuse what does not fit the model, or a cache with room for so many tokens."""
         check_request(request, self._context)
         prompt, longest = request.prompt, request.sampling.max_tokens
-        if np.minimum.reduce(prompt) < 0 or np.maximum.reduce(prompt) >= self._vocabulary:
+        # Read without its sign, an id below 0 is larger than any token.
+        ids = prompt.view(np.uint64) if prompt.dtype == np.int64 else prompt.astype(np.uint64)
+        if ids.item(ids.argmax()) >= self._vocabulary:
             wrong = int(prompt[(prompt < 0) | (prompt >= self._vocabulary)][0])
             raise EngineError(f"request {request.name} holds {wrong}, which is not a token of the model")
         if min(len(prompt) + longest, self._context) > room:
@@ -49,10 +51,11 @@ class Intake:
 
     def sequences(self, request: Request, seed: int, version: int) -> list[Sequence]:
         """One for each sample, at its beginning."""
-        ends, now = self._ends_of(request.sampling), time.perf_counter()
-        limit = min(request.sampling.max_tokens, self._context - len(request.prompt))
+        sampling, now = request.sampling, time.perf_counter()
+        limit, ends = min(sampling.max_tokens, self._context - len(request.prompt)), self._ends_of(sampling)
+        watch = self._watcher if sampling.stop else None
         return [
-            Sequence(request, sample, seed, limit, ends, self._watcher(request.sampling.stop), [(0, version)], now)
+            Sequence(request, sample, seed, limit, ends, watch and watch(sampling.stop), [(0, version)], now)
             for sample in range(request.n)
         ]
 
@@ -64,9 +67,7 @@ class Intake:
             ends = self._ends[sampling] = frozenset(token for token in end_ids(sampling, self.eos) if token >= 0)
         return ends
 
-    def _watcher(self, stops: tuple[str, ...]) -> StopWatcher | None:
-        if not stops:
-            return None
+    def _watcher(self, stops: tuple[str, ...]) -> StopWatcher:
         if stops not in self._tables:
             self._tables[stops] = StopTable(self._policy.tokenizer, stops)
         return StopWatcher(self._policy.tokenizer, stops, self._tables[stops])

@@ -44,12 +44,10 @@ class BlockPool:
     def take(self) -> int:
         """A block for one owner; the one that has been free longest is forgotten for it. `free` must be above 0."""
         block, _ = self._free.popitem(last=False)
-        self._forget(block)
+        if block in self._hash_of:
+            del self._blocks[self._hash_of.pop(block)]
         self._owners[block] = 1
         return block
-
-    def take_many(self, count: int) -> list[int]:
-        return [self.take() for _ in range(count)]
 
     def share(self, block: int) -> int:
         if self._owners[block] == 0:
@@ -85,11 +83,6 @@ class BlockPool:
         """The weights changed: what the blocks hold is no longer true for anybody new."""
         self._blocks.clear()
         self._hash_of.clear()
-
-    def _forget(self, block: int) -> None:
-        digest = self._hash_of.pop(block, None)
-        if digest is not None:
-            del self._blocks[digest]
 
     def extend(self, digests: list[bytes], ids: np.ndarray) -> list[bytes]:
         """Add the digests of those full blocks of these ids that follow the ones whose digests are there."""

@@ -138,7 +138,7 @@ class Scheduler:
         if spare < 0:
             return None
         self.waiting.popleft()
-        leader.blocks = [pool.share(block) for block in known] + pool.take_many(own)
+        leader.blocks = [pool.share(block) for block in known] + [pool.take() for _ in range(own)]
         leader.cached = len(known) * pool.size
         fits = min(len(job.followers), room - 1, spare // 2)
         later = job.followers[fits:]
@@ -197,7 +197,7 @@ class Scheduler:
             if missing > self.pool.free:
                 self._preempt(self.running.pop())
                 break
-            sequence.blocks += self.pool.take_many(missing)
+            sequence.blocks += [self.pool.take() for _ in range(missing)]
             kept += 1
         return self.running
 
@@ -208,7 +208,7 @@ class Scheduler:
             return False
         for sequence, count in zip(sequences, missing, strict=True):
             if count:
-                sequence.blocks += self.pool.take_many(count)
+                sequence.blocks += [self.pool.take() for _ in range(count)]
         return True
 
     def _preempt(self, sequence: Sequence) -> None:

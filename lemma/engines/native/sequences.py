@@ -206,35 +206,35 @@ def accept_all(sequences: list[Sequence], read: Read, may_end: list[bool]) -> li
 def completions_of(ended: Iterable[tuple[Sequence, Finish]]) -> list[Completion]:
     """What became of sequences, in the same order."""
     now = time.perf_counter()
-    ended = list(ended)
-    groups: dict[Past | None, list[int]] = {}
-    for number, (sequence, _) in enumerate(ended):
-        groups.setdefault(sequence.past, []).append(number)
-    found: list[Completion | None] = [None] * len(ended)
-    for past, numbers in groups.items():
-        parts = _in_line(past, [ended[number][0].rows for number in numbers])
-        for number, ids, logprobs, kept in zip(numbers, *parts, strict=True):
-            sequence, finish = ended[number]
+    groups: dict[Past | None, list[tuple[int, Sequence, Finish]]] = {}
+    for place, (sequence, finish) in enumerate(ended):
+        groups.setdefault(sequence.past, []).append((place, sequence, finish))
+    found: dict[int, Completion] = {}
+    for past, members in groups.items():
+        parts = _in_line(past, [sequence.rows for _, sequence, _ in members])
+        for (place, sequence, finish), *drawn in zip(members, *parts, strict=True):
             count, versions = sequence.count, sequence.versions
-            found[number] = Completion(
+            # What was drawn after the end is there too.
+            ids, logprobs, kept = drawn if len(drawn[0]) == count else (part[:count] for part in drawn)
+            found[place] = Completion(
                 sequence.request.key,
                 sequence.sample,
-                ids[:count],
-                logprobs[:count],
-                kept[:count],
+                ids,
+                logprobs,
+                kept,
                 finish,
                 versions[0][1],
                 now - sequence.submitted,
                 sequence.first - sequence.submitted if sequence.first else 0.0,
                 tuple(versions) if len(versions) > 1 else (),
             )
-    return [completion for completion in found if completion is not None]
+    return [found[place] for place in range(len(found))]
 
 
 def _in_line(past: Past | None, rows: list[list[int]]) -> list[Iterable[np.ndarray]]:
     """Ids, log-probabilities and kept mass of sequences with one past, a row for each sequence."""
     if past is None:
-        return [[np.zeros(0, dtype)] * len(rows) for dtype in (np.int64, np.float32, np.float32)]
+        return [[np.zeros(0, dtype) for _ in rows] for dtype in (np.int64, np.float32, np.float32)]
     reads = reads_of(past)
     parts = [[getattr(read, name) for read in reads] for name in Read.__slots__]
     if len(rows) < MANY:
