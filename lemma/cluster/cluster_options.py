@@ -8,8 +8,6 @@ from pydantic import Field, model_validator
 
 from lemma.config import Options
 
-Shard = Literal["none", "optimiser", "gradients", "weights"]
-
 
 class ClusterOptions(Options):
     """How many ranks (processes, one for each GPU) share a run, and what each of them holds."""

@@ -68,13 +68,3 @@ Sink = Callable[[Event], None]
 
 def silent(event: Event) -> None:
     """A sink that forgets everything."""
-
-
-def fan_out(*sinks: Sink) -> Sink:
-    """One sink that hands each event to several, in order."""
-
-    def emit(event: Event) -> None:
-        for sink in sinks:
-            sink(event)
-
-    return emit

@@ -11,16 +11,6 @@ from lemma.evaluation.benchmarks import Benchmark, find_benchmark
 from lemma.evaluation.eval_settings import Measuring
 from lemma.evaluation.metrics import sizes_up_to
 
-# The five numbers of every benchmark that a stage logs, and two more that say why they are low.
-STAGE_METRICS = (
-    "answer_accuracy",
-    "format_accuracy",
-    "reasoning_present",
-    "reasoning_length",
-    "reward",
-    "truncated",
-    "unknown",
-)
 BETTER_WHEN_HIGHER = ("answer_accuracy", "format_accuracy", "reasoning_present", "reward")
 SUCCESS = "success"
 """What answer_accuracy is called where problems are played in an environment."""

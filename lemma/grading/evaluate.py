@@ -29,10 +29,6 @@ class Undefined(Exception):
     """No value at this point: a pole, or an undetermined form."""
 
 
-class Modes(tuple[bool, bool]):
-    """(degrees as radians, percent as hundredths): how the two ambiguous marks are read."""
-
-
 @lru_cache(maxsize=4096)
 def symbols(tree: Tree) -> frozenset[str]:
     """Names of the letters in a tree."""
