@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,7 +46,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("window", [None, 33])
-@pytest.mark.parametrize(("heads", "size"), [((4, 2), 64), ((3, 3), 80), ((12, 2), 128)])
+@pytest.mark.parametrize(("heads", "size"), [((4, 2), 64), ((3, 3), 64), ((12, 2), 128)])
 def test_it_computes_what_torch_does(heads: tuple[int, int], size: int, window: int | None, calls: list[int]) -> None:
     torch.manual_seed(0)
     lengths = (1, 300, 17, 700, 64)
@@ -62,6 +63,16 @@ def test_it_computes_what_torch_does(heads: tuple[int, int], size: int, window: 
     assert calls == [5]
     for plain, flash in zip(*results, strict=True):
         assert ((plain.float() - flash.float()).norm() / plain.float().norm()).item() < 0.01
+
+
+def test_heads_that_it_is_wrong_about_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Version 4.0.0b36 on an H200; where a later one is right, it may be used."""
+    monkeypatch.setattr(flash_attention, "SIZES", (80,))
+    query = torch.randn(10, 3, 80, device="cuda", dtype=torch.bfloat16)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", LemmaWarning)
+        kernel = flash_attention.flash_kernel(query, query, None)
+    assert (kernel is None) == any("is off by" in str(one.message) for one in said)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
