@@ -18,8 +18,8 @@ import torch
 from lemma.core.errors import LemmaWarning
 from lemma.models.packing import Segments
 
-# Generations of GPUs that it is used on, and sizes of heads: what it was written for. On an H200 it is wrong for heads of
-# 80, which the trial finds.
+# Generations of GPUs that it is used on, and sizes of heads: what it was written for. On an H200 it is wrong about some
+# others, as of 80, which its trial finds.
 GENERATIONS, SIZES = (9, 10), (64, 128)
 # How far it may be from torch's kernel, which rounds in another order: about ten times what was seen in bf16.
 LIMIT = 0.03
