@@ -90,7 +90,8 @@ def test_every_family(kind: str) -> None:
         assert kind.startswith("lfm2")
         return
     items = [attempt.trajectory(number) for number, attempt in enumerate(HARD)]
-    everything, limit = range(len(items)), 1e-4 if is_mixture else 1e-6  # some compute their norms in float32
+    # Some compute their norms in float32; a mixture is all of it, and without AVX Granite's gradients are 3e-4 apart.
+    everything, limit = range(len(items)), 1e-3 if is_mixture else 1e-6
     wanted = pulled(policy, items, [[index] for index in everything], share=False)
     check_same(pulled(policy, items, [everything], share=True), wanted, limit)
     if any(hasattr(module, "lemma_jointly") for module in policy.module.modules()):
