@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from lemma.engines.native import cached_attention
+from lemma.engines.native.cached_attention import Cache
 from lemma.engines.native.engine import NativeEngine
 from lemma.engines.native.module_walks import Modules
 from lemma.engines.native.one_copy import ALIGNED, put_together
@@ -113,6 +115,17 @@ def test_arrays_that_are_copied_together_are_what_they_were() -> None:
         assert copy.numpy().dtype == array.dtype and copy.is_contiguous()
     starts = [copy.storage_offset() * copy.element_size() for copy in copies]
     assert all(start % ALIGNED == 0 for start in starts) and len(set(starts)) == len(arrays) - 1
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 9])
+def test_blocks_are_copied_a_few_at_a_time(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(2, 6, 4, 1, 3, torch.float32, torch.device("cpu"))
+    monkeypatch.setattr(cached_attention, "COPIED", at_once * 2 * 4 * 3 * 4)
+    torch.manual_seed(0)
+    before = [x.normal_().clone().view(2, 6, -1) for x in (cache.keys, cache.values)]
+    cache.copy_blocks([(1, 4), (1, 2), (3, 5)])
+    for whole, old in zip((cache.keys, cache.values), before, strict=True):
+        assert torch.equal(whole.view(2, 6, -1), old[:, [0, 1, 1, 3, 1, 3]])
 
 
 def test_completions_that_are_built_together_are_those_built_alone() -> None:

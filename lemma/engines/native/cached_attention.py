@@ -18,6 +18,8 @@ from lemma.models.capped_attention import capped
 from lemma.models.packing import Segments, to_device
 
 ARRIVALS = 1024
+# Bytes of blocks that are gathered before they are written to their new places.
+COPIED = 2**27
 
 
 class Cache:
@@ -56,13 +58,18 @@ class Cache:
         self.keys.zero_()
         self.values.zero_()
 
-    def copy_blocks(self, source: list[int], target: list[int]) -> None:
-        """Copy whole blocks onto others, in every layer."""
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        """Copy whole blocks onto others, (from, to) each, in every layer. None is copied to twice, or from and to."""
+        if not copies:
+            return
         layers, slots, heads, dim = self.shape
-        to, by = to_device(torch.tensor([target, source]), self._device)
-        for tensor in (self.keys, self.values):
-            view = tensor.view(layers, slots // self.block, self.block * heads * dim)
-            view[:, to] = view[:, by]
+        pairs = to_device(torch.tensor(copies).T.contiguous(), self._device)
+        views = [x.view(layers, slots // self.block, self.block * heads * dim) for x in (self.keys, self.values)]
+        at_once = max(1, COPIED // views[0][:, 0].nbytes)
+        for start in range(0, len(copies), at_once):
+            by, to = pairs[:, start : start + at_once]
+            for view in views:
+                view[:, to] = view[:, by]
 
 
 def places(keys_LSHD: torch.Tensor, values_LSHD: torch.Tensor) -> torch.Tensor:

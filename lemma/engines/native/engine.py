@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -224,15 +224,15 @@ class NativeEngine(Engine):
         logits = self.runner.prefill([(job.leader, count) for job, count in jobs])
         started: list[Sequence] = []
         rows: list[int] = []
+        copies: list[tuple[int, int]] = []
         for row, (job, count) in enumerate(jobs):
-            copies = self.scheduler.prefilled(job, count)
+            copies += self.scheduler.prefilled(job, count)
             if job.left:
                 continue
-            if copies:
-                self.cache.copy_blocks([c[1] for c in copies], [c[2] for c in copies])
             members = [job.leader, *job.followers]
             started += members
             rows += [row] * len(members)
+        self.cache.copy_blocks(copies)
         return [self.runner.sample_first(logits, rows, started, self._intake.eos)] if started else []
 
     def _decode(self) -> None:
@@ -280,7 +280,7 @@ class NativeEngine(Engine):
         running = list(self.scheduler.reserve(steps))
         return self._launch(running, steps, way) if running else None
 
-    def _launch_ahead(self, stay: list[Sequence], way: Way, begun: list[Burst] | None = None) -> Burst | None:
+    def _launch_ahead(self, stay: list[Sequence], way: Way, begun: Collection[Burst] = ()) -> Burst | None:
         """A burst of those that stay before the last one is read, or before first tokens are that have `begun`, unless
         the host has to do something first: begin a sequence, choose tokens itself, find blocks. Time plays no part in
         this."""
@@ -292,10 +292,10 @@ class NativeEngine(Engine):
         if not scheduler.reserve_ahead(stay, steps):
             return None
         self.bursts_ahead += 1
-        return self._launch(stay, steps, way, begun or [])
+        return self._launch(stay, steps, way, begun)
 
-    def _launch(self, sequences: list[Sequence], steps: int, way: Way, begun: list[Burst] | None = None) -> Burst:
-        burst = self.runner.launch(sequences, steps, way, self._intake.eos, begun or ())
+    def _launch(self, sequences: list[Sequence], steps: int, way: Way, begun: Collection[Burst] = ()) -> Burst:
+        burst = self.runner.launch(sequences, steps, way, self._intake.eos, begun)
         for sequence in sequences:
             sequence.cached += steps
         return burst

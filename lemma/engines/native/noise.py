@@ -23,8 +23,13 @@ def mix(x: torch.Tensor) -> torch.Tensor:
 
 def split_key(keys: list[int]) -> torch.Tensor:
     """64-bit keys as two columns of 32 bits, (B, 2)."""
+    return torch.from_numpy(halves(keys))
+
+
+def halves(keys: list[int]) -> np.ndarray:
+    """As `split_key`, for the host."""
     whole = np.array(keys, dtype=np.uint64)
-    return torch.from_numpy(np.stack([whole & MASK, whole >> 32], axis=1).astype(np.int64))
+    return np.stack([whole & MASK, whole >> 32], axis=1).astype(np.int64)
 
 
 def row_seeds(keys_B2: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:

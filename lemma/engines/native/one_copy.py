@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from lemma.models.packing import to_device
+
 # Each array begins where the memory of a tensor of its own would, so that kernels find it aligned.
 ALIGNED = 512
 
@@ -15,11 +17,10 @@ def put_together(arrays: list[np.ndarray], device: torch.device) -> list[torch.T
     for array in arrays:
         starts.append(end)
         end += -(-array.nbytes // ALIGNED) * ALIGNED
-    here = torch.empty(end, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    room = here.numpy()
+    here = np.empty(end, dtype=np.uint8)
     for array, start in zip(arrays, starts, strict=True):
-        room[start : start + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
-    there = here.to(device, non_blocking=True)
+        here[start : start + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
+    there = to_device(torch.from_numpy(here), device)
     return [
         there[start : start + array.nbytes].view(_TYPES[array.dtype.str]).view(array.shape)
         for array, start in zip(arrays, starts, strict=True)

@@ -8,6 +8,7 @@ Shapes: B rows, M blocks of the longest row, K steps of a burst.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from itertools import chain
@@ -18,7 +19,7 @@ import torch
 
 from lemma.core.errors import LemmaWarning
 from lemma.engines.native.cached_attention import Cache, DecodeContext, PrefillContext
-from lemma.engines.native.noise import split_key
+from lemma.engines.native.noise import halves
 from lemma.engines.native.one_copy import put_together
 from lemma.engines.native.sampler import Cuts, Way, draw, draw_cut, kernels_cut, temperatures, way_of
 from lemma.engines.native.sequences import Sequence
@@ -144,9 +145,9 @@ class Runner:
         device = self.policy.device
         new = [count for _, count in parts]
         total = [sequence.cached + count for sequence, count in parts]
-        ids_T = np.concatenate([s.tokens[s.cached : s.cached + count] for s, count in parts]).astype(np.int64)
+        ids_T = np.concatenate([s.tokens[s.cached : s.cached + count] for s, count in parts])
         places, positions = _places([s.blocks for s, _ in parts], total, self.cache.block)
-        arrays = [ids_T, places, positions, np.cumsum(new) - 1]
+        arrays = [ids_T.astype(np.int64, copy=False), places, positions, np.cumsum(new) - 1]
         if new != total:
             is_new = positions >= np.repeat([s.cached for s, _ in parts], total)
             arrays[1:3] = [places[is_new], positions[is_new]]
@@ -167,23 +168,18 @@ class Runner:
     def sample_first(self, logits_BV: torch.Tensor, rows: list[int], sequences: list[Sequence], eos: int) -> Burst:
         """Begin to draw the first token after a prompt; `rows` says whose logits are whose."""
         way, means = way_of(sequences, self.cuts_by_kernels, eos), self.policy.logit_map
-        lengths = np.array([s.length for s in sequences])
-        arrays = [
-            np.array(rows),
-            split_key([s.noise_key for s in sequences]).numpy(),
-            lengths,
-            *temperatures(sequences),
-        ]
+        keys, lengths = halves([s.noise_key for s in sequences]), np.array([s.length for s in sequences])
+        arrays = [np.array(rows), keys, lengths, *temperatures(sequences)]
         if way == "cut":
             arrays += [part.numpy() for part in Cuts.of(sequences, eos)]
-        rows_B, keys, positions, inverse, noisy, *cuts = self._put(*arrays)
+        rows_B, keys_B2, positions_B, inverse, noisy, *cuts = self._put(*arrays)
         if rows != list(range(len(logits_BV))):
             logits_BV = logits_BV[rows_B]
         if way == "host":
-            drawn = draw_cut(logits_BV, sequences, keys, positions, 0, eos, means)
+            drawn = draw_cut(logits_BV, sequences, keys_B2, positions_B, 0, eos, means)
         else:
             limits = Cuts(*cuts) if cuts else None
-            drawn = draw(logits_BV, keys, positions, inverse, noisy, self.fused, means, limits)
+            drawn = draw(logits_BV, keys_B2, positions_B, inverse, noisy, self.fused, means, limits)
         burst = self._under_way(sequences, 1, way, *(part[None] for part in drawn))
         burst.first_B = drawn[0]
         return burst
@@ -191,7 +187,7 @@ class Runner:
     # --- bursts ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def launch(self, sequences: list[Sequence], steps: int, way: Way, eos: int, begun: Rows[Burst] = ()) -> Burst:
+    def launch(self, sequences: list[Sequence], steps: int, way: Way, eos: int, begun: Collection[Burst] = ()) -> Burst:
         """Begin to draw `steps` more tokens of each sequence. `begun` are first tokens that the host has not read."""
         rows = len(sequences)
         size = next(s for s in LADDER if s >= rows) if self.use_graphs else rows
@@ -226,14 +222,14 @@ class Runner:
             done.record(torch.cuda.current_stream(self.policy.device))
         return Burst(sequences, steps, way, tokens_KB, logprobs_KB, kept_KB, done)
 
-    def _fill(self, batch: Batch, sequences: Rows[Sequence], way: Way, eos: int, begun: Rows[Burst]) -> None:
+    def _fill(self, batch: Batch, sequences: Rows[Sequence], way: Way, eos: int, begun: Collection[Burst]) -> None:
         """Bring the batch up to date. Rows of the last burst without the host go on from what the device knows of them,
         which may be more than the host has read; only the blocks that they were given are new."""
         names = [s.turn for s in sequences] if way != "host" else []
         row_of = {name: row for row, name in enumerate(self._rows)}
         if way != "host" and all(name in row_of for name in names):
             if names != self._rows:
-                self._compact(batch, [row_of[name] for name in names])
+                self._compact(batch, [row_of[name] for name in names], way)
             self._fill_table(batch, sequences, [i for i, s in enumerate(sequences) if len(s.blocks) != self._widths[i]])
             batch.step.zero_()
             batch.positions_B[len(sequences) :] = 0
@@ -241,10 +237,11 @@ class Runner:
             self._fill_all(batch, sequences, way, eos, begun)
         self._rows, self._widths = names, [len(s.blocks) for s in sequences]
 
-    def _compact(self, batch: Batch, stay: list[int]) -> None:
+    def _compact(self, batch: Batch, stay: list[int], way: Way) -> None:
         """Put the rows that stay side by side, and let those that are not in use any more own nothing."""
         (rows,), old = self._put(np.array(stay)), self.buffers
-        for tensor in (old.ids_B, old.positions_B, old.table_BM, old.keys_B2, old.inverse_B, old.noisy_B, *old.cuts):
+        kept = [old.ids_B, old.positions_B, old.table_BM, old.keys_B2, old.inverse_B, old.noisy_B]
+        for tensor in (*kept, *(old.cuts if way == "cut" else ())):
             tensor[: len(stay)] = tensor[rows]
         batch.table_BM[len(stay) :] = 0
         self._widths = [self._widths[row] for row in stay]
@@ -256,30 +253,26 @@ class Runner:
         rows, blocks = self._put(np.array(changed), table)
         batch.table_BM[rows, : table.shape[1]] = blocks
 
-    def _fill_all(self, batch: Batch, sequences: Rows[Sequence], way: Way, eos: int, begun: Rows[Burst]) -> None:
+    def _fill_all(self, batch: Batch, sequences: Rows[Sequence], way: Way, eos: int, begun: Collection[Burst]) -> None:
         """Everything about these rows. Cuts only where they are looked at: rows that need none will never need any."""
         first = {s.turn: place for place, s in enumerate(s for burst in begun for s in burst.sequences)}
-        unread = [row for row, s in enumerate(sequences) if s.turn in first]
         assert all(s.cached == s.length - (s.turn not in first) for s in sequences), "a burst of these is not read"
+        unread = [row for row, s in enumerate(sequences) if s.turn in first]
         rows, size = len(sequences), len(batch.ids_B)
         numbers = np.zeros((2, size), dtype=np.int64)
         numbers[0, :rows] = [0 if s.turn in first else s.last for s in sequences]
         numbers[1, :rows] = [s.cached for s in sequences]
         reals = np.ones((2, size), dtype=np.float32)
         reals[:, :rows] = temperatures(sequences)
-        table = np.zeros((size, max(len(s.blocks) for s in sequences)), dtype=np.int32)
-        table[:rows] = _table([s.blocks for s in sequences])
+        table = _table([*(s.blocks for s in sequences), *([[]] * (size - rows))])
+        arrays = [*numbers, table, halves([s.noise_key for s in sequences]), *reals]
         targets = [batch.ids_B, batch.positions_B, batch.table_BM[:, : table.shape[1]], batch.keys_B2[:rows]]
-        arrays = [*numbers, table, split_key([s.noise_key for s in sequences]).numpy(), *reals]
         targets += [batch.inverse_B, batch.noisy_B]
         if way == "cut":
-            targets += batch.cuts.first(rows)
             arrays += [part.numpy() for part in Cuts.of(sequences, eos)]
-        arrays += [
-            np.array(unread, dtype=np.int64),
-            np.array([first[sequences[row].turn] for row in unread], dtype=np.int64),
-        ]
-        *values, into, taken = self._put(*arrays)
+            targets += batch.cuts.first(rows)
+        places = [first[sequences[row].turn] for row in unread]
+        *values, into, taken = self._put(*arrays, *np.array([unread, places], dtype=np.int64))
         for there, value in zip(targets, values, strict=True):
             there.copy_(value)
         if unread:
@@ -387,13 +380,13 @@ def _table(blocks: Rows[list[int]]) -> np.ndarray:
     """The blocks of each row side by side; 0 where a row has fewer than others."""
     counts = np.array([len(row) for row in blocks])
     table = np.zeros((len(blocks), counts.max()), dtype=np.int32)
-    table[np.arange(table.shape[1]) < counts[:, None]] = list(chain.from_iterable(blocks))
+    table[np.arange(table.shape[1]) < counts[:, None]] = np.fromiter(chain.from_iterable(blocks), dtype=np.int32)
     return table
 
 
 def _places(blocks: Rows[list[int]], lengths: Rows[int], block: int) -> tuple[np.ndarray, np.ndarray]:
     """The slots of the first tokens of each row, so many as `lengths` says, and their positions; row after row."""
-    flat = np.array(list(chain.from_iterable(blocks)), dtype=np.int64)
+    flat = np.fromiter(chain.from_iterable(blocks), dtype=np.int64)
     before = np.cumsum([0, *(len(row) for row in blocks[:-1])])
     starts = np.cumsum([0, *lengths[:-1]])
     positions = np.arange(sum(lengths)) - np.repeat(starts, lengths)

@@ -153,9 +153,9 @@ class Scheduler:
         self.pool.extend(sequence.digests, sequence.tokens)
         return self.pool.find(sequence.digests[: (sequence.length - 1) // self.pool.size])
 
-    def prefilled(self, job: Prefill, tokens: int) -> list[tuple[Sequence, int, int]]:
-        """Note that tokens of a prompt are in the cache. When it is complete: block copies to make, as
-        (follower, from block, to block), and everybody starts running."""
+    def prefilled(self, job: Prefill, tokens: int) -> list[tuple[int, int]]:
+        """Note that tokens of a prompt are in the cache. When it is complete everybody starts running, and followers
+        need copies of blocks: from which, to which."""
         while self._let_in():
             pass
         leader = job.leader
@@ -174,7 +174,7 @@ class Scheduler:
             follower.digests = leader.digests.copy()
             if is_partial:
                 follower.blocks.append(self.pool.take())
-                copies.append((follower, leader.blocks[full], follower.blocks[full]))
+                copies.append((leader.blocks[full], follower.blocks[full]))
         for sequence in (leader, *job.followers):
             self._turns += 1
             sequence.turn = self._turns
