@@ -132,4 +132,7 @@ def _deviation(values: np.ndarray, unbiased: bool) -> float:
 
 
 def _same(values: np.ndarray) -> bool:
-    return len(values) < 2 or float(np.ptp(values)) <= SAME * max(1.0, float(np.abs(values).max()))
+    if len(values) < 2:
+        return True
+    low, high = float(values.min()), float(values.max())
+    return high - low <= SAME * max(1.0, abs(low), abs(high))

@@ -318,10 +318,10 @@ class Roller:
         rollouts.episodes += episodes
         scored = [episode for episode in episodes if episode.reward is not None]
         rollouts.unscored += len(episodes) - len(scored)
-        return Group(task.problem, [trajectory for episode in scored for trajectory in self._trajectories(episode)])
-
-    def _trajectories(self, episode: Episode) -> list[Trajectory]:
         cuts = self.sampling.cuts_support or self.sampling.min_tokens > 0
+        return Group(task.problem, [one for episode in scored for one in self._trajectories(episode, cuts)])
+
+    def _trajectories(self, episode: Episode, cuts: bool) -> list[Trajectory]:
         trajectories = episode.trajectories(
             with_kept=cuts, with_turns=self.world is not None, turn_weight=self.turn_weight
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from base64 import b64encode
+from binascii import b2a_base64
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from json.encoder import encode_basestring
@@ -28,12 +28,13 @@ _OWN = tuple(name for name in OF_EPISODE if name not in _SHARED)
 _arrays_of, _said_of, _own_of = attrgetter(*ARRAYS), attrgetter(*_SAID), attrgetter(*_OWN)
 
 
-def _template(names: Iterable[str]) -> str:
-    return ", ".join(f'"{name}": %s' for name in names)
+def _template(names: Iterable[str], value: str = "%s") -> str:
+    return ", ".join(f'"{name}": {value}' for name in names)
 
 
 assert _SAID[-1] == "seconds", "what a row says of time stands at its end"
-_TURN = f'{{{_template(ARRAYS)}, {_template(_SAID[:-1])}, "timings": {{"seconds": %s}}}}'
+_QUOTED = '"%s"'
+_TURN = f'{{{_template(ARRAYS, _QUOTED)}, {_template(_SAID[:-1])}, "timings": {{"seconds": %s}}}}'
 _EPISODE = f'{{"version": {VERSION}, {_template(OF_EPISODE)}}}'
 _PLACES = [(_SHARED + _OWN).index(name) for name in OF_EPISODE]
 
@@ -75,7 +76,7 @@ class RowWriter:
 
 
 def _base64(arrays: Iterable[np.ndarray]) -> list[str]:
-    return [f'"{b64encode(values.tobytes()).decode()}"' for values in arrays]
+    return [str(b2a_base64(values.tobytes(), newline=False), "ascii") for values in arrays]
 
 
 def _json(values: Iterable[Any]) -> list[str]:

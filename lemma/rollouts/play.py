@@ -172,11 +172,12 @@ class Playing:
             player.spoke(completion, self._judge)
         else:
             ask, journal = self._asks[completion.key], self._journals[completion.key]
-            player = Player(ask.problem, self._begun(ask, completion), self._sampling(ask), self._world)
-            if journal is not None and player.episode.order in journal.episodes:
+            episode = self._begun(ask, completion)
+            if journal is not None and journal.episodes and episode.order in journal.episodes:
                 self._leave(ask)
                 return
             fault_point("rollouts.sampled")
+            player = Player(ask.problem, episode, self._sampling(ask), self._world)
             self._players[id(player)] = ask
             player.begin(self._judge)
         self.table.sit(player)

@@ -86,7 +86,8 @@ class Table:
 
     def leave(self, ask: Ask) -> None:
         """An attempt at this ask is over."""
-        self._taken -= self._tokens(ask)
+        if self._world is not None:
+            self._taken -= self._tokens(ask)
         self._players -= 1
 
     # --- who waits -----------------------------------------------------------------------------------------------
@@ -95,8 +96,9 @@ class Table:
         """Whose turn this is; None for a first one."""
         player = self._speaking.pop(completion.key, None)
         if player is None:
-            left = self._beginning.pop(completion.key) - 1
-            self._beginning |= {completion.key: left} if left else {}
+            self._beginning[completion.key] -= 1
+            if not self._beginning[completion.key]:
+                del self._beginning[completion.key]
         return player
 
     def sit(self, player: Player) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,7 +52,8 @@ def numbered(groups: Sequence[np.ndarray]) -> np.ndarray:
 
 def split_like(groups: Sequence[np.ndarray], values: np.ndarray) -> list[np.ndarray]:
     """Values of all rows, as one array for each group."""
-    return np.split(values, np.cumsum([len(group) for group in groups])[:-1]) if groups else []
+    ends = [*accumulate(len(group) for group in groups)]
+    return [values[first:end] for first, end in pairwise([0, *ends])]
 
 
 def write_advantages(groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> None:

@@ -46,9 +46,10 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
         values["turns/limit"] = float(sum(episode.reason.startswith("limit") for episode in own))
         values["turns/max"] = float(max(len(episode.turns) for episode in own))
     values |= _calls(own)
-    advantages = [t.token_fields["advantage"][t.chosen_T] for group in batch for t in group.trajectories]
-    flat = np.concatenate(advantages) if advantages else np.zeros(0)
-    if len(flat):
+    learnt = [t for group in batch for t in group.trajectories]
+    if any(t.trained_tokens for t in learnt):
+        chosen = np.concatenate([t.chosen_T for t in learnt])
+        flat = np.concatenate([t.token_fields["advantage"] for t in learnt])[chosen]
         values |= {"advantage/mean": float(flat.mean()), "advantage/std": float(flat.std())}
         values |= {"advantage/max": float(flat.max()), "advantage/min": float(flat.min())}
     if taught:
