@@ -317,14 +317,11 @@ class NativeEngine(Engine):
         if self.listen is not None:
             for sequence in sequences:
                 self.listen(sequence.request.key, sequence.sample, sequence.newest)
-        if not ended:
-            return
-        for sequence, _ in ended:
-            sequence.cached = min(sequence.cached, sequence.length - 1)
-            self.scheduler.finish(sequence)
-            self._count_off(sequence.request.key)
-        self.scheduler.running = [s for s in self.scheduler.running if s.blocks]
-        self._done += completions_of(ended)
+        if ended:
+            self.scheduler.finish([sequence for sequence, _ in ended])
+            self._done += completions_of(ended)
+            for sequence, _ in ended:
+                self._count_off(sequence.request.key)
 
     def _count_off(self, key: Key) -> None:
         """One more sample of a request is complete; the key of one that is complete as a whole is forgotten."""

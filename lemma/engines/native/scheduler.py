@@ -216,11 +216,14 @@ class Scheduler:
         self.waiting.appendleft(Prefill(sequence))
         self.preemptions += 1
 
-    def finish(self, sequence: Sequence) -> None:
-        """Give the blocks of a sequence back; what they hold stays findable."""
-        if self.share_prefixes:
-            self._remember(sequence)
-        self._drop_blocks(sequence)
+    def finish(self, sequences: list[Sequence]) -> None:
+        """These run no more. Their blocks are given back; what they hold stays findable."""
+        for sequence in sequences:
+            sequence.cached = min(sequence.cached, sequence.length - 1)
+            if self.share_prefixes:
+                self._remember(sequence)
+            self._drop_blocks(sequence)
+        self.running = [sequence for sequence in self.running if sequence.blocks]
 
     def _remember(self, sequence: Sequence) -> None:
         """Make the blocks findable that its tokens in the cache fill."""
