@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import lemma
+from lemma.config.registry import load_place
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "python.md"
@@ -74,6 +75,18 @@ def test_functions_of_a_script_stand_in_a_recipe(tmp_path: Path) -> None:
     rewards, refused = found.stdout.splitlines()
     assert rewards == str([("trl", 1.0, f"{script}:by_length"), ("custom", 0.5, f"{script}:verdict")])
     assert refused.startswith("<lambda> is not at the top of a Python file") and "`my_parts.py:NAME`" in refused
+
+
+@pytest.mark.parametrize("call", ["lemma.train({})", "lemma.evaluate('tiny', 'gsm8k')"])
+def test_a_script_that_a_run_imports_does_not_run_again(tmp_path: Path, call: str) -> None:
+    script, name = tmp_path / "script.py", call.partition("(")[0]
+    script.write_text(f"import lemma\n\n{call}\n\ndef part():\n    ...\n")
+    with pytest.raises(lemma.UserError) as caught:
+        load_place(f"{script}:part")
+    assert str(caught.value) == (
+        f"{script}:3: this file cannot be imported: it calls {name} while a process of a run imports it to find a part "
+        'of yours; write `if __name__ == "__main__":` above what the script does'
+    )
 
 
 def test_rows_stand_in_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

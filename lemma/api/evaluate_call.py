@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from lemma.config.registry import check_not_imported
 from lemma.core.errors import UserError
 from lemma.core.events import Sink, silent
 from lemma.core.roll_call import check_alike
@@ -67,6 +68,7 @@ def evaluate(
     """
     from lemma.evaluation.questions import load_all, wanted_of
 
+    check_not_imported("lemma.evaluate")
     told = checked_settings(settings)
     wanted = [benchmarks] if isinstance(benchmarks, str | Mapping) or hasattr(benchmarks, "source") else benchmarks
     loaded = load_all(wanted_of(list(wanted), told), told)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from lemma.api.given_rows import are_rows, write_rows
 from lemma.api.run_result import Run
 from lemma.config.document import read
 from lemma.config.load import load_values
-from lemma.config.registry import forget_files, hand_over
+from lemma.config.registry import check_not_imported, forget_files, hand_over
 from lemma.core.events import Event
 from lemma.recipe import Recipe, load_recipe
 from lemma.runs.run_options import RunOptions
@@ -38,6 +38,7 @@ def train(
     from lemma.reporting import sink_of
     from lemma.runs.run import train as run_stages
 
+    check_not_imported("lemma.train")
     forget_files()
     wanted = _recipe(recipe, overrides or {})
     place = member(wanted.cluster, wanted.run.device, wanted.shared_settings(), Path(wanted.run.dir))

@@ -13,6 +13,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from traceback import extract_tb
@@ -161,6 +162,29 @@ def load_place(place: str) -> Any:
     return getattr(module, name)
 
 
+_imports = 0
+"""Files whose import has begun and not ended."""
+
+
+@contextmanager
+def _importing() -> Iterator[None]:
+    global _imports
+    _imports += 1
+    try:
+        yield
+    finally:
+        _imports -= 1
+
+
+def check_not_imported(call: str) -> None:
+    """Refuse a call at the top of a script that a process of a run imports, to find a part that stands in it."""
+    if _imports:
+        raise UserError(
+            f"it calls {call} while a process of a run imports it to find a part of yours",
+            fix='write `if __name__ == "__main__":` above what the script does',
+        )
+
+
 @cache
 def _module(file: Path) -> ModuleType:
     name = f"lemma_outside_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
@@ -169,13 +193,15 @@ def _module(file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with _importing():
+            spec.loader.exec_module(module)
     except SyntaxError as error:
         raise UserError(f"this is not Python: {error.msg}", file=file, line=error.lineno) from error
     except (Exception, SystemExit) as error:
         inside = [frame.lineno for frame in extract_tb(error.__traceback__) if Path(frame.filename) == file]
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         raise UserError(
-            f"this file cannot be imported: {type(error).__name__}: {error}",
+            f"this file cannot be imported: {kind}{error}",
             file=file,
             line=inside[-1] if inside else None,
         ) from error
