@@ -263,7 +263,7 @@ def engine() -> None:
     ]
     cutting = replace(FREE, max_tokens=2, top_p=0.7, min_tokens=1, ignore_eos=False)
     both = [few[0], Request(("cut",), np.arange(2, 11), cutting)]
-    fused = engine_of(policy, prefill_tokens=16)
+    fused = engine_of(policy, prefill_tokens=16, ahead=True)
     fused.runner.fused = True
     wanted = run(policy, requests)
     check_same(generate(fused, requests), wanted)
