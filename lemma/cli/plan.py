@@ -163,25 +163,35 @@ def _configured(model: ModelOptions) -> list[str]:
 def _memory(recipe: Recipe, stage: StageOptions, amount: Amount | None) -> str:
     """The peak of an optimisation step, where the model's shape can be known without fetching anything."""
     from lemma.cli.plan_data import sequences_of
+    from lemma.core.host_memory import host_memory
+    from lemma.models.fitting import host_budget
     from lemma.models.memory import plan_speaker, plan_training
     from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
     model, shape = recipe.model, shape_of(recipe.model)
     if isinstance(shape, str):
         return shape
-    on_cpu, eight_bit, budget = recipe.run.device == "cpu", stage.optim.name == "adamw_8bit", stage.batch.planned_budget
+    on_cpu, eight_bit = recipe.run.device == "cpu", stage.optim.name == "adamw_8bit"
     precision = model.precision or ("fp32" if on_cpu or model.path == "tiny" else "bf16")
+    beside = {"critic": False, "reference": False}
+    if isinstance(stage, ReinforcementOptions):
+        has_reference = stage.algorithm.needs_reference and model.lora is None
+        beside = {"critic": stage.algorithm.needs_critic, "reference": has_reference}
+    budget = stage.batch.planned_budget
+    if on_cpu and stage.batch.token_budget is None:
+        memory = host_memory() / max(recipe.cluster.slots or 1, recipe.cluster.ranks or 1)
+        budget = host_budget(shape, model, precision, memory, eight_bit_moments=eight_bit, **beside)
     tokens = (amount and amount.pack(budget, sequences_of(stage))) or budget
-    plan = plan_training(shape, model, precision, tokens, eight_bit_moments=eight_bit, on_cpu=on_cpu)
+    plan = plan_training(shape, model, precision, tokens, eight_bit_moments=eight_bit, on_cpu=on_cpu).beside(**beside)
     is_open = model.precision is None and recipe.run.device == "auto" and model.path != "tiny"
     told = "; in bf16, as on a GPU" if is_open else ""
-    if amount is not None and amount.lengths:
+    if budget < stage.batch.planned_budget and tokens == budget:
+        told += f"; {tokens:,} tokens at a time by the memory of this machine"
+    elif amount is not None and amount.lengths:
         whose = "the longest sequence" if max(amount.lengths) >= min(tokens, budget) else "a step's data"
         told += f"; {tokens:,} tokens at a time by {whose if tokens != budget else 'the budget'}"
     if not isinstance(stage, ReinforcementOptions):
         return f"{plan}{told}"
-    algorithm = stage.algorithm
-    plan = plan.beside(critic=algorithm.needs_critic, reference=algorithm.needs_reference and model.lora is None)
     speaker = f"of each speaker {plan_speaker(shape, model, precision)}; " if recipe.cluster.speakers else ""
     return f"{plan}{told}; {speaker}and the engine's cache, {plan.cache_per_token / 1024:.0f} KiB a token"
 

@@ -68,6 +68,16 @@ def test_a_local_model_and_its_data(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert re.search(r"memory .*; in bf16, as on a GPU; \d+ tokens at a time by a step's data", out)
 
 
+def test_a_plan_for_a_cpu_has_the_packs_that_the_run_will_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lemma.core.host_memory.host_memory", lambda: 2**30)
+    words = ["plan", write(tmp_path, "tiny"), "--set", "run.device=cpu"]
+    told = "; 2,048 tokens at a time by the memory of this machine"
+    assert main(words) == 0 and told in capsys.readouterr().out
+    assert main([*words, "--set", "stages.sft.batch.token_budget=4096"]) == 0 and told not in capsys.readouterr().out
+
+
 def test_what_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = write(tmp_path, "nobody/nothing", eval={"benchmarks": ["gsm8k"]})
     assert main(["plan", recipe]) == 0

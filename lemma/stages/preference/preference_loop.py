@@ -46,7 +46,7 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
     learner = Learner(
         policy,
         options.optim,
-        token_budget=fit_budget(stage, policy, options.batch, options.optim, reference=True),
+        token_budget=fit_budget(stage, policy, options.batch, options.optim),  # the reference is no second model
         total_steps=total,
         seed=stage.seed,
         compile_blocks=stage.model.compile,
