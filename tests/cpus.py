@@ -25,9 +25,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # Where floating-point numbers are compared, tokens are drawn from them, or something is learnt.
 NUMERIC = (
     "tests/models/test_architectures.py",
+    "tests/models/test_capped_attention.py",
     "tests/models/test_critic.py",
     "tests/models/test_logprobs.py",
     "tests/models/test_packing.py",
+    "tests/models/test_shared_prompts.py",
     "tests/objectives",
     "tests/engines/test_native.py",
     "tests/engines/test_native_sampling.py",
@@ -38,6 +40,7 @@ NUMERIC = (
     "tests/stages/test_golden.py",
     "tests/learning/test_learner.py",
     "tests/learning/test_optimiser.py",
+    "tests/learning/test_sharing.py",
     "tests/stages/test_preference_own_samples.py::test_dpo_on_its_own_samples_makes_a_model_better",
     "tests/stages/test_preference_trl.py",
     "tests/stages/test_rl_stage.py::test_a_kl_of_the_first_update_is_zero_and_grows",
