@@ -212,10 +212,10 @@ def completions_of(ended: Iterable[tuple[Sequence, Finish]]) -> list[Completion]
     found: dict[int, Completion] = {}
     for past, members in groups.items():
         parts = _in_line(past, [sequence.rows for _, sequence, _ in members])
-        for (place, sequence, finish), *drawn in zip(members, *parts, strict=True):
+        for (place, sequence, finish), ids, logprobs, kept in zip(members, *parts, strict=True):
             count, versions = sequence.count, sequence.versions
-            # What was drawn after the end is there too.
-            ids, logprobs, kept = drawn if len(drawn[0]) == count else (part[:count] for part in drawn)
+            if len(ids) > count:  # what was drawn after the end is there too
+                ids, logprobs, kept = ids[:count], logprobs[:count], kept[:count]
             found[place] = Completion(
                 sequence.request.key,
                 sequence.sample,
