@@ -140,12 +140,12 @@ class Episode:
     @property
     def given(self) -> int:
         """Tokens that a teacher said: the beginning of the first turn, or everything."""
-        return sum(turn.given for turn in self.turns)
+        return sum([turn.given for turn in self.turns])
 
     @property
     def tokens(self) -> int:
         """How many tokens the policy sampled."""
-        return sum(len(turn.ids) - turn.given for turn in self.turns)
+        return sum([len(turn.ids) - turn.given for turn in self.turns])
 
     @property
     def text(self) -> str:
@@ -162,7 +162,8 @@ class Episode:
 
     @property
     def origin(self) -> Origin:
-        return "teacher" if self.given and self.given == len(self.ids) else "policy"
+        given = self.given
+        return "teacher" if given and given == len(self.ids) else "policy"
 
     @property
     def right(self) -> bool:

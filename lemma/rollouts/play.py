@@ -52,6 +52,10 @@ class Ask:
         """The prompt as all its attempts have it."""
         return self.prompt.astype(np.int32)
 
+    @cached_property
+    def question(self) -> str:
+        return self.problem.question
+
     @property
     def request_key(self) -> Key:
         return self.name or self.key
@@ -274,8 +278,10 @@ class Waiting:
 
 def _first_turn(ask: Ask, completion: Completion) -> Episode:
     """An episode whose first turn is this completion, the teacher's prefix in front."""
-    given, ids, logprobs, kept = len(ask.prefix), completion.ids, completion.logprobs, completion.kept
+    given, versions = len(ask.prefix), completion.versions
+    ids, logprobs, kept = completion.ids, completion.logprobs, completion.kept
     if given:
+        versions = tuple((first and first + given, version) for first, version in versions)
         gap = np.zeros(given, dtype=np.float32)
         ids, logprobs, kept = (np.concatenate(pair) for pair in ((ask.prefix, ids), (gap, logprobs), (gap, kept)))
     turn = Turn(
@@ -284,8 +290,8 @@ def _first_turn(ask: Ask, completion: Completion) -> Episode:
         logprobs=logprobs.astype(np.float32),
         kept=kept.astype(np.float32),
         finish=completion.finish,
-        versions=tuple((first and first + given, version) for first, version in completion.versions),
+        versions=versions,
         given=given,
         seconds=completion.seconds,
     )
-    return Episode(ask.key, ask.first + completion.sample, ask.problem.id, [turn], ask.problem.question)
+    return Episode(ask.key, ask.first + completion.sample, ask.problem.id, [turn], ask.question)
