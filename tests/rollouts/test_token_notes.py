@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lemma.core.types import Group, Message, Problem
+from lemma.learning.checkpoint import CheckpointStore
 from lemma.recipe import load_recipe
 from lemma.rollouts import Episode, read_episodes
 from lemma.rollouts.token_notes import Noted, TokenNotes, notes_path, read_notes, tidy_notes
@@ -46,6 +48,24 @@ def plain_logprobs(model: Any, episode: Episode) -> np.ndarray:
     with torch.no_grad():
         logits = model(ids).logits[0, len(episode.prompt) - 1 : -1]
     return torch.log_softmax(logits.double(), -1).gather(1, torch.tensor(episode.ids).long()[:, None])[:, 0].numpy()
+
+
+def test_a_checkpoint_waits_for_the_notes_of_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are written beside the work, and a run that goes on from the checkpoint would not write them again."""
+    write, save, seen = TokenNotes.write, CheckpointStore.save, []
+
+    def write_late(*arguments: Any) -> None:
+        time.sleep(0.2)
+        write(*arguments)
+
+    def look_and_save(store: CheckpointStore, step: int, *arguments: Any, **named: Any) -> None:
+        seen.append(notes_path(tmp_path / "late" / "run" / "stages" / "toy" / "notes", step).is_file())
+        save(store, step, *arguments, **named)
+
+    monkeypatch.setattr(TokenNotes, "write", write_late)
+    monkeypatch.setattr(CheckpointStore, "save", look_and_save)
+    train(tmp_path / "late", 2)
+    assert seen == [True, True]
 
 
 def test_samples_of_an_older_version_are_held_against_the_engine_that_drew_them(tmp_path: Path) -> None:
