@@ -53,8 +53,9 @@ def _tried_kernel(kind: AttentionKind) -> PackAttention | None:
     function = _installed()
     if function is None:
         return None
-    # In a thread of its own: whoever recomputes activations counts what is kept for the backward pass in this one.
-    with ThreadPoolExecutor(1) as other:
+    # In a thread of its own: whoever recomputes activations counts what is kept for the backward pass in this one. Such
+    # a thread begins on the first GPU, and kernels that are not torch's are launched where their thread is.
+    with ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(kind.device,)) as other:
         trouble = other.submit(_trouble, function, kind).result()
     if trouble is not None:
         message = f"FlashAttention 4 is installed but not used: it {trouble}; torch's kernel takes its place"
