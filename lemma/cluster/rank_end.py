@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 
 INTERRUPTED = 130
 
@@ -24,8 +25,9 @@ def ended_as_rank(work: Callable[[], int]) -> int:
         code = 1
     if _is_in_group() or code == INTERRUPTED:
         atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for output in (sys.stdout, sys.stderr):
+            with suppress(OSError):  # Ctrl-C also ends a program that our output is piped to
+                output.flush()
         os._exit(code)
     return code
 

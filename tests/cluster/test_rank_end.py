@@ -39,6 +39,30 @@ def test_a_rank_that_fails_says_one_sentence_and_ends(tmp_path: Path) -> None:
     assert "error: " in line and "nowhere.yaml" in line
 
 
+INTERRUPTED = """
+import atexit, sys
+from lemma.cluster.rank_end import ended_as_rank
+
+def work():
+    print("said to nobody")
+    atexit.register(print, "tidied up", file=sys.stderr)
+    return 130
+
+sys.exit(ended_as_rank(work))
+"""
+
+
+def test_an_interrupted_program_ends_quietly_where_nobody_reads_its_output_any_more() -> None:
+    """Ctrl-C ends the `tee` that it was piped to as well."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    env = {**os.environ, "PYTHONUNBUFFERED": ""}
+    command = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, text=True, timeout=60, env=env, check=False)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (130, "tidied up\n")
+
+
 def ends_early(words: list[str], changes: dict[str, str], output: Path) -> None:
     """Both ranks are done at once; the first one has something to write."""
     from lemma.cluster.cluster_options import ClusterOptions

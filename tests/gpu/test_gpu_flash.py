@@ -75,6 +75,15 @@ def test_heads_that_it_is_wrong_about_are_found(monkeypatch: pytest.MonkeyPatch)
     assert (kernel is None) == any("is off by" in str(one.message) for one in said)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_every_rank_uses_it_on_its_own_gpu() -> None:
+    """The trial runs in another thread, and a thread begins with the first GPU."""
+    with torch.cuda.device(1), warnings.catch_warnings():
+        warnings.simplefilter("error", LemmaWarning)
+        query = torch.randn(10, 4, 64, device="cuda:1", dtype=torch.bfloat16)
+        assert flash_attention.flash_kernel(query, query, None) is not None
+
+
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize(("share", "recomputed"), [(False, 0), (True, 0), (True, 3)])
 def test_an_update_with_it(
