@@ -9,8 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
-# Numbers that a program adds up at a time, and the most of them in one row.
-TILE, COLUMNS = 2048, 1024
+# Numbers that a program adds up at a time, the most rows of them, and the most in one row. Triton 3.6 does not compile
+# tiles of 32 rows and 64 columns.
+TILE, ROWS, COLUMNS = 2048, 8, 1024
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -37,7 +38,7 @@ def sum_readers(grad_KHD: torch.Tensor, readers_K: torch.Tensor, starts_T1: torc
     rows, width = len(starts_T1) - 1, grad_KHD[0].numel()
     out_THD = torch.empty(rows, *grad_KHD.shape[1:], dtype=grad_KHD.dtype, device=grad_KHD.device)
     columns = min(COLUMNS, triton.next_power_of_2(width))
-    at_a_time = max(1, TILE // columns)
+    at_a_time = max(1, min(ROWS, TILE // columns))
     grid = (triton.cdiv(rows, at_a_time), triton.cdiv(width, columns))
     _sum_readers[grid](grad_KHD, readers_K, starts_T1, out_THD, rows, WIDTH=width, ROWS=at_a_time, COLUMNS=columns)
     return out_THD

@@ -20,9 +20,13 @@ def compile_for_a_gpu(kernel: Any, dtype: str, constants: dict[str, Any], others
     numbers = {name: "i32" for name in kernel.arg_names if name.islower()} | dict.fromkeys(REAL, "fp32")
     kinds = dict.fromkeys(WHOLE, "*i64") | dict.fromkeys(EXACT, "*fp32") | {"Z": f"*{dtype}", "PICK": "*i32"}
     kinds |= numbers | dict.fromkeys(constants, "constexpr") | own
+    signature = {name: kinds.get(name, others) for name in kernel.arg_names}
+    pointers = [place for place, name in enumerate(kernel.arg_names) if signature[name].startswith("*")]
     source = ASTSource(
         fn=kernel,
-        signature={name: kinds.get(name, others) for name in kernel.arg_names},
+        signature=signature,
+        # As memory of torch is: loads become wide, and take other ways through the compiler.
+        attrs={(place,): [["tt.divisibility", 16]] for place in pointers},
         constexprs={(kernel.arg_names.index(name),): value for name, value in constants.items()},
     )
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
@@ -58,6 +62,7 @@ def test_kernels_of_the_learner_compile(adds: bool) -> None:
         (joint_kernels._joint_gate_backward, {"BLOCK": 1024}),
         (joint_kernels._rotate_parts, {"JOINS": adds, **heads}),
         (sharing_kernels._sum_readers, {"WIDTH": 192, "ROWS": 8, "COLUMNS": 256}),
+        (sharing_kernels._sum_readers, {"WIDTH": 64, "ROWS": 8, "COLUMNS": 64}),
     ):
         compile_for_a_gpu(kernel, "bf16", constants, others="*bf16")
 

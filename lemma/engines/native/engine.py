@@ -29,6 +29,9 @@ CACHE_SHARE = 0.5
 CPU_CACHE_TOKENS = 65536
 # On a CPU looking at the tokens costs little, and steps after the end of a sequence cost much.
 CPU_BURST = 4
+# Steps that are launched before first tokens are read: as many as keep the device busy meanwhile. More would keep the
+# host, since a device takes about a thousand kernels ahead.
+FIRST_BURST = 2
 # A burst is launched before the last one is read while at most one row in so many ends unforeseen: such a row is
 # computed for one burst more.
 ROWS_PER_SURPRISE = 16
@@ -288,7 +291,8 @@ class NativeEngine(Engine):
         may_begin = scheduler.filling or (scheduler.waiting and len(stay) < scheduler.max_sequences)
         if not (self._ahead and way != "host" and stay) or may_begin or self._surprises * ROWS_PER_SURPRISE > len(stay):
             return None
-        steps = min(self._burst, max(s.limit - s.launched for s in stay))
+        most = FIRST_BURST if begun else self._burst
+        steps = min(most, max(s.limit - s.launched for s in stay))
         if not scheduler.reserve_ahead(stay, steps):
             return None
         self.bursts_ahead += 1
