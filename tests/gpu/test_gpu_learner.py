@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from lemma.core.types import Trajectory
+from lemma.learning.divergence import are_finite
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
 from lemma.models import blocks
@@ -92,3 +93,18 @@ def test_half_precision_is_as_near_to_float32_as_before(kind: str) -> None:
     for recomputed in (0, 4):
         found = step(kind, torch.bfloat16, jointly=True, share=True, recomputed=recomputed)
         assert found.distance(exact) < 1.2 * before < 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_one_number_that_is_not_finite_is_found_among_many(dtype: torch.dtype) -> None:
+    """In tensors of several chunks of torch's kernel, at their borders, and in parts that are not aligned."""
+    whole = torch.randn(200_003, device="cuda").to(dtype)
+    parts = [whole, whole[1:], whole[5:70_000], whole[:0], whole[:1], torch.zeros(3, device="cuda")]
+    assert are_finite(parts)
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        for place in (0, 65_535, 65_536, 200_002):
+            number = whole[place].clone()
+            whole[place] = bad
+            assert not are_finite(parts)
+            whole[place] = number
+    assert are_finite(parts)
