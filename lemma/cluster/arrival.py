@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -195,8 +195,16 @@ def own_marks(settings: Mapping[str, Any]) -> dict[str, str]:
         code.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
     marks = {"the code of Lemma": code.hexdigest()[:12], "Python": platform.python_version().rpartition(".")[0]}
     marks |= {name: version(name) for name in PACKAGES}
+    marks["flash-attn-4"] = _version_if_any("flash-attn-4")
     text = json.dumps(settings, sort_keys=True)
     return marks | {SETTINGS: hashlib.sha256(text.encode()).hexdigest()}
+
+
+def _version_if_any(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "none"
 
 
 def _differing(lobby: Lobby, everybody: list[Arrival], settings: Mapping[str, Any]) -> str | None:

@@ -10,7 +10,7 @@ from lemma.core.errors import UserError
 from lemma.rewards.combine import RewardFailed
 from lemma.rewards.custom import FunctionReward, load_function, number_of
 from lemma.rewards.reward import RewardInput, WrongReturn
-from lemma.rewards.trl_function import listed
+from lemma.rewards.trl_function import awaited, listed, parameters_of
 
 VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 OPENRLHF = ("queries", "prompts", "labels")
@@ -31,7 +31,7 @@ class VerlFunction(FunctionReward):
         values = (problem.source, item.completion, problem.gold, problem.extra.get("extra_info"))
         function = load_function(self.function)
         found = function(**_taken(function, dict(zip(VERL, values, strict=True))), **self.options)
-        return number_of(_inside(found, "score"))
+        return number_of(_inside(awaited(found), "score"))
 
 
 class OpenRlhfFunction(FunctionReward):
@@ -53,26 +53,23 @@ class OpenRlhfFunction(FunctionReward):
         function = load_function(self.function)
         try:
             found = function(**_taken(function, dict(zip(OPENRLHF, values, strict=True))), **self.options)
-            return [number_of(value) for value in listed(_inside(found, "rewards"), len(items))]
+            return [number_of(value) for value in listed(_inside(awaited(found), "rewards"), len(items))]
         except UserError:
             raise
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, GeneratorExit) as error:
             raise RewardFailed(self, self.label, items[0].completion, error) from error
 
 
 def owner_of(function: Any) -> str | None:
     """Whose calls a function expects, by the names of its arguments: `verl`, `openrlhf`, or nobody's."""
-    try:
-        taken = set(inspect.signature(function).parameters) if callable(function) else set()
-    except ValueError:
-        return None  # what is not written in Python may not say what it takes
+    taken = set(parameters_of(function)) if callable(function) else set()
     if {"solution_str", "ground_truth"} <= taken:
         return "verl"
     return "openrlhf" if {"queries", "prompts"} <= taken else None
 
 
 def _taken(function: Any, known: Mapping[str, Any]) -> dict[str, Any]:
-    parameters = inspect.signature(function).parameters
+    parameters = parameters_of(function)
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return dict(known)
     return {name: value for name, value in known.items() if name in parameters}
@@ -82,7 +79,7 @@ def _check_call(reward: FunctionReward, names: Sequence[str]) -> None:
     function = load_function(reward.function)
     try:
         inspect.signature(function).bind(**_taken(function, dict.fromkeys(names)), **reward.options)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         file, line = reward.place
         raise UserError(
             f"reward '{reward.label}' cannot be called with {', '.join(names)} and its options: {error}",

@@ -30,7 +30,7 @@ class TrlFunction(FunctionReward):
     """Problems keep the row that they came from."""
 
     def check(self) -> None:
-        wanted = inspect.signature(load_function(self.function)).parameters
+        wanted = parameters_of(load_function(self.function))
         if TRL_ARGUMENTS.isdisjoint(wanted) and not any(one.kind is one.VAR_KEYWORD for one in wanted.values()):
             file, line = self.place
             raise UserError(
@@ -45,15 +45,10 @@ class TrlFunction(FunctionReward):
             return []
         function, given = load_function(self.function), self._arguments(items)
         try:
-            scores = function(**given)
-            if inspect.isawaitable(scores):
-                import asyncio
-
-                scores = asyncio.run(_awaited(scores))
-            return [number_of(value) for value in listed(scores, len(items))]
+            return [number_of(value) for value in listed(awaited(function(**given)), len(items))]
         except UserError:
             raise
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, GeneratorExit) as error:
             raise RewardFailed(self, self.label, items[0].completion, error) from error
 
     def _arguments(self, items: Sequence[RewardInput]) -> dict[str, Any]:
@@ -86,8 +81,24 @@ class TrlFunction(FunctionReward):
 _LOOSE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
-async def _awaited(scores: Any) -> Any:
-    return await scores
+def parameters_of(function: Any) -> Mapping[str, inspect.Parameter]:
+    """What a function takes; nothing where it is not written in Python and does not say."""
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:
+        return {}
+
+
+def awaited(found: Any) -> Any:
+    """What a function gave, or what its coroutine gives."""
+    if not inspect.isawaitable(found):
+        return found
+    import asyncio
+
+    async def wait() -> Any:
+        return await found
+
+    return asyncio.run(wait())
 
 
 def _is_conversation(item: RewardInput) -> bool:

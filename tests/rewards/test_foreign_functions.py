@@ -15,12 +15,20 @@ from lemma.rewards.combine import RewardFailed
 FUNCTIONS = """
 import torch
 
+largest = max
+
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0):
     right = data_source == "gsm8k" and solution_str == ground_truth and extra_info["index"] == 7
     return {"score": float(right) + bonus, "acc": right}
 
 def short(solution_str, ground_truth):
     return solution_str == ground_truth
+
+async def later(solution_str, ground_truth):
+    return {"score": solution_str == ground_truth}
+
+async def later_too(queries, prompts, labels):
+    return [1.0 for query in queries]
 
 def reward_func(queries, prompts, labels):
     said = [query[len(prompt):] for query, prompt in zip(queries, prompts)]
@@ -62,6 +70,17 @@ def test_functions_for_verl(file: str) -> None:
 def test_functions_for_openrlhf(file: str) -> None:
     assert scores(f"{file}:reward_func") == [1.0, 0.0]
     assert scores({"openrlhf": f"{file}:plain", "weight": 0.5}) == [2.5, 3.0]
+
+
+def test_functions_that_wait(file: str) -> None:
+    assert scores(f"{file}:later") == [1.0, 0.0]
+    assert scores(f"{file}:later_too") == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", ["trl", "verl", "openrlhf"])
+def test_functions_that_do_not_say_what_they_take(file: str, name: str) -> None:
+    with pytest.raises(UserError, match="'largest' (takes neither|cannot be called)"):
+        make_reward({name: f"{file}:largest"}).check()
 
 
 def test_what_is_wrong_with_them_is_said(file: str) -> None:
