@@ -39,8 +39,10 @@ def count_steps(policy: Policy) -> list[int]:
 
 
 @pytest.mark.parametrize("burst", [1, 3, 16])
-def test_lengths_that_are_foreseen_cost_nothing(burst: int) -> None:
-    """The same completions in the same order from the same forward passes, row by row."""
+def test_lengths_that_are_foreseen_cost_nothing(burst: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same completions in the same order from the same forward passes, row by row, where bursts are as long as
+    they are when each is read at once: the first too."""
+    monkeypatch.setattr(native, "FIRST_BURST", native.BURST)
     policy = exact_policy()
     streams, passes = [], []
     for ahead in (False, True):
@@ -53,6 +55,16 @@ def test_lengths_that_are_foreseen_cost_nothing(burst: int) -> None:
         assert (engine.bursts_ahead > 0) == ahead
     assert passes[0] == passes[1]
     check_same(*streams)
+
+
+@pytest.mark.parametrize("burst", [1, 5])
+def test_no_burst_is_longer_than_was_asked_for(burst: int) -> None:
+    """Nor those that are launched before first tokens are read."""
+    engine = engine_of(exact_policy(), ahead=True, burst=burst)
+    launch, steps = engine.runner.launch, []
+    engine.runner.launch = lambda rows, count, *rest: (steps.append(count), launch(rows, count, *rest))[1]
+    generate(engine, requests_of(random_prompts(3), replace(FREE, max_tokens=20)))
+    assert steps[0] == min(burst, native.FIRST_BURST) and max(steps) == burst
 
 
 @pytest.mark.parametrize(("burst", "max_sequences"), [(1, 64), (4, 64), (16, 64), (4, 5)])
@@ -126,6 +138,10 @@ def test_many_rows_that_end_unforeseen_stop_it(monkeypatch: pytest.MonkeyPatch) 
     assert rows[0] < rows[1]
 
 
+# What the host has read of each row when the first request of 7 tokens ends: first tokens, two steps, a burst of 4.
+READ = 7
+
+
 def flying(policy: Policy, requests: list[Request], **settings: object) -> tuple[NativeEngine, Completion]:
     """An engine that has given its first completion while a burst is under way."""
     engine = engine_of(policy, **{"ahead": True, "burst": 4, **settings})
@@ -145,7 +161,7 @@ def test_cancel_while_a_burst_flies() -> None:
     engine, first = flying(policy, requests)
     engine.cancel(requests[2].key)
     found = sorted([first, *engine.completions()], key=lambda c: c.order)
-    assert found[2].finish == "cancelled" and found[2].ids.tolist() == wanted[2].ids[:9].tolist()
+    assert found[2].finish == "cancelled" and found[2].ids.tolist() == wanted[2].ids[:READ].tolist()
     check_same(found[:2] + found[3:], wanted[:2] + wanted[3:])
     check_at_rest(engine)
     engine, first = flying(policy, requests)
@@ -168,10 +184,10 @@ def test_new_weights_while_a_burst_flies() -> None:
     engine.update_weights(1)
     rest = sorted(engine.completions(), key=lambda c: c.order)
     for request, old, new in zip(requests[1:], wanted[1:], rest, strict=True):
-        assert new.ids[:9].tolist() == old.ids[:9].tolist()
+        assert new.ids[:READ].tolist() == old.ids[:READ].tolist()
         whole = np.concatenate([request.prompt, new.ids])
         logits = policy.causal(torch.from_numpy(whole)[None]).logits[0]
-        assert logits[len(request.prompt) + 9 - 1 : -1].argmax(-1).tolist() == new.ids[9:].tolist()
+        assert logits[len(request.prompt) + READ - 1 : -1].argmax(-1).tolist() == new.ids[READ:].tolist()
     check_at_rest(engine)
     assert worst_difference(policy, requests, generate(engine, requests)) < 1e-5
 

@@ -291,7 +291,7 @@ class NativeEngine(Engine):
         may_begin = scheduler.filling or (scheduler.waiting and len(stay) < scheduler.max_sequences)
         if not (self._ahead and way != "host" and stay) or may_begin or self._surprises * ROWS_PER_SURPRISE > len(stay):
             return None
-        most = FIRST_BURST if begun else self._burst
+        most = min(FIRST_BURST, self._burst) if begun else self._burst
         steps = min(most, max(s.limit - s.launched for s in stay))
         if not scheduler.reserve_ahead(stay, steps):
             return None
