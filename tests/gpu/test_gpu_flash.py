@@ -75,7 +75,7 @@ def test_heads_that_it_is_wrong_about_are_found(monkeypatch: pytest.MonkeyPatch)
     assert (kernel is None) == any("is off by" in str(one.message) for one in said)
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a GPU beside the first")
 def test_every_rank_uses_it_on_its_own_gpu() -> None:
     """The trial runs in another thread, and a thread begins with the first GPU."""
     with torch.cuda.device(1), warnings.catch_warnings():
