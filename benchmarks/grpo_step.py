@@ -117,7 +117,8 @@ def lemma_result(row: Row, steps: list[tuple[Row, Row]], config: Any) -> Row:
     values, most = steps[-1][0], row["problems"] * row["samples"] * row["new"]
     updates, parameters = int(values["updates"]), parameters_of(config)
     sampled = values["trained_tokens"] / updates
-    assert 0.98 * most <= sampled <= most, sampled
+    # Random weights end an answer about once in as many tokens as their vocabulary has.
+    assert 0.9 * most <= sampled <= most, sampled
     timings = [timing for _, timing in steps[1:] or steps]
     has_critic = row.get("algorithm") == "ppo"
     found = {
@@ -132,6 +133,7 @@ def lemma_result(row: Row, steps: list[tuple[Row, Row]], config: Any) -> Row:
         "rest_seconds": whole - sum(found[name] for name in PARTS),
         "first_step": steps[0][1]["seconds"],
         "tokens_per_second": sampled / found["generate"],
+        "sampled_tokens": sampled,
         "packs": values["packs"],
         "mismatch_mean": values["mismatch/mean"],
         **floors(row, config, parameters, updates),

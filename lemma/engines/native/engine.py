@@ -29,8 +29,8 @@ CACHE_SHARE = 0.5
 CPU_CACHE_TOKENS = 65536
 # On a CPU looking at the tokens costs little, and steps after the end of a sequence cost much.
 CPU_BURST = 4
-# Steps that are launched before first tokens are read: as many as keep the device busy meanwhile. More would keep the
-# host, since a device takes about a thousand kernels ahead.
+# Steps of the burst after first tokens, which may be launched before those are read: as many as keep the device busy
+# meanwhile. More would keep the host, since a device takes about a thousand kernels ahead.
 FIRST_BURST = 2
 # A burst is launched before the last one is read while at most one row in so many ends unforeseen: such a row is
 # computed for one burst more.
@@ -64,6 +64,9 @@ class NativeEngine(Engine):
         self._fused = on_gpu
         self._burst = min(burst or (BURST if on_gpu else CPU_BURST), BURST)
         self._ahead = on_gpu if ahead is None else ahead
+        # Whether first tokens were drawn since the last burst. What is launched ahead has the bursts of what is not.
+        self._begins = False
+        self._first_burst = min(FIRST_BURST, self._burst) if on_gpu or self._ahead else self._burst
         self._block = BLOCK if on_gpu else CPU_BLOCK
         rows = min(max_sequences or LADDER[-1], LADDER[-1])
         self.cache_tokens = cache_tokens or self._default_tokens(rows)
@@ -214,6 +217,7 @@ class NativeEngine(Engine):
             jobs = [] if is_long else self.scheduler.next_prefill()
         if not begun:
             return
+        self._begins = True
         stay = self._staying()
         if stay and self._ahead:
             self._flying = self._launch_ahead(stay, self._way_of(stay), begun)
@@ -279,7 +283,7 @@ class NativeEngine(Engine):
         """A burst of everybody for whom there are blocks; the host knows all their tokens."""
         running = self.scheduler.running
         way = self._way_of(running)
-        steps = min(1 if way == "host" else self._burst, max(s.limit - s.launched for s in running))
+        steps = min(1 if way == "host" else self._most_steps, max(s.limit - s.launched for s in running))
         running = list(self.scheduler.reserve(steps))
         return self._launch(running, steps, way) if running else None
 
@@ -291,14 +295,18 @@ class NativeEngine(Engine):
         may_begin = scheduler.filling or (scheduler.waiting and len(stay) < scheduler.max_sequences)
         if not (self._ahead and way != "host" and stay) or may_begin or self._surprises * ROWS_PER_SURPRISE > len(stay):
             return None
-        most = min(FIRST_BURST, self._burst) if begun else self._burst
-        steps = min(most, max(s.limit - s.launched for s in stay))
+        steps = min(self._most_steps, max(s.limit - s.launched for s in stay))
         if not scheduler.reserve_ahead(stay, steps):
             return None
         self.bursts_ahead += 1
         return self._launch(stay, steps, way, begun)
 
+    @property
+    def _most_steps(self) -> int:
+        return self._first_burst if self._begins else self._burst
+
     def _launch(self, sequences: list[Sequence], steps: int, way: Way, begun: Collection[Burst] = ()) -> Burst:
+        self._begins = False
         burst = self.runner.launch(sequences, steps, way, self._intake.eos, begun)
         for sequence in sequences:
             sequence.cached += steps
