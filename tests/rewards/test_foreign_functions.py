@@ -79,7 +79,7 @@ def test_functions_that_wait(file: str) -> None:
 
 @pytest.mark.parametrize("name", ["trl", "verl", "openrlhf"])
 def test_functions_that_do_not_say_what_they_take(file: str, name: str) -> None:
-    with pytest.raises(UserError, match="'largest' (takes neither|cannot be called)"):
+    with pytest.raises(UserError, match=r"'largest' (takes neither|cannot be called)"):
         make_reward({name: f"{file}:largest"}).check()
 
 
