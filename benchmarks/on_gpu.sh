@@ -43,10 +43,10 @@ steps() {
   bench 240 dpo_step dpo_step
 }
 test_files() {
-  for file in "$@"; do part 170 "$file" "$PYTHON" -m pytest "tests/gpu/$file.py" -q -p no:cacheprovider; done
+  for file in "$@"; do part "${TEST_SECONDS:-400}" "$file" "$PYTHON" -m pytest "tests/gpu/$file.py" -q -p no:cacheprovider; done
 }
-tests() { test_files test_gpu_adapters test_gpu_cuts test_gpu_learner test_real_weights; }
-tests_more() { test_files test_gpu test_gpu_families test_gpu_ranks; }
+tests() { test_files test_gpu_learner test_gpu_flash test_gpu_adapters test_gpu_cuts test_gpu_ranks test_real_weights; }
+tests_more() { test_files test_gpu test_gpu_decoding test_gpu_families; }
 agents() {
   local load="--shape 1.5B --episodes 256 --turns 8 --sampled 256 --observed 512 --workers 8"
   # shellcheck disable=SC2086
@@ -56,7 +56,7 @@ agents() {
 }
 ranks() { bench "$PART_SECONDS" fake_world fake_world; }
 
-ALL="main decode small seven ppo long evaluation decode_more decode_long steps tests tests_more agents ranks"
+ALL="long ppo tests main steps decode evaluation small tests_more seven decode_more decode_long agents ranks"
 for chosen in "${@:-$ALL}"; do
   for one in $chosen; do "$one"; done
 done

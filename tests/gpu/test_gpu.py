@@ -11,25 +11,21 @@ import pytest
 import torch
 
 from lemma.core.types import Trajectory
-from lemma.engines.native.cached_attention import decode_reference, places
 from lemma.engines.native.engine import NativeEngine
 from lemma.engines.protocol import Request, Sampling, generate
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
 from lemma.models.attention import _bucketed, varlen
-from lemma.models.blocks import gated, rms_norm, rotate
+from lemma.models.blocks import gated, rms_norm
 from lemma.models.load_model import build_policy
 from lemma.models.logprobs import token_logprobs
 from lemma.models.model_options import ModelOptions, TinyOptions
 from lemma.models.packing import Segments, TokenBatch
 from lemma.objectives import NegativeLogLikelihood
+from tests.models.small import relative
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float32: 1e-5}
-
-
-def relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    return ((a.double() - b.double()).norm() / b.double().norm()).item()
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -109,36 +105,6 @@ def test_running_out_of_memory_halves_the_budget_and_keeps_the_loss() -> None:
     del filler
     assert budget < 65536 and "out of memory" in said[0]
     assert scarce == pytest.approx(enough, rel=1e-3)
-
-
-@pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
-@pytest.mark.parametrize("group", [1, 2, 6, 7, 16])
-def test_decode_attention_equals_the_reference_over_random_shapes(dim: int, group: int) -> None:
-    from lemma.engines.native.engine_kernels import attend_and_write
-
-    rng = np.random.default_rng(dim * 100 + group)
-    arrivals = torch.zeros(1024, dtype=torch.int32, device="cuda")
-    for rows, longest in ((1, 32768), (5, 3000), (70, 700), (300, 65)):
-        kv_heads, block = int(rng.integers(1, 5)), 64
-        blocks = -(-longest // block)
-        window = None if rng.random() < 0.7 else int(rng.integers(1, longest))
-        torch.manual_seed(rows)
-        make = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16)  # noqa: E731
-        keys, values = (make(rows * blocks * block, kv_heads, dim) for _ in range(2))
-        table = torch.randperm(rows * blocks, device="cuda").view(rows, blocks).int()
-        lengths = torch.from_numpy(rng.integers(1, longest + 1, rows)).cuda()
-        last = lengths - 1
-        slots = table.gather(1, (last // block)[:, None])[:, 0].long() * block + last % block
-        query, key, value = (make(rows, heads, dim) for heads in (kv_heads * group, kv_heads, kv_heads))
-        cos, sin = (make(rows, dim // 2).repeat(1, 2) for _ in range(2))
-        turned, rotated = rotate(query, key, cos, sin)
-        arguments = (table, lengths, block, dim**-0.5, window)
-        here = places(keys[None], values[None])[0]
-        mine = attend_and_write(query, key, value, cos, sin, slots, here, arrivals, *arguments)
-        assert not arrivals.any()
-        assert relative(keys[slots], rotated) < 1e-2 and torch.equal(values[slots], value)
-        exact = decode_reference(turned.float(), keys.float(), values.float(), *arguments)
-        assert relative(mine, exact) < 1e-2, (rows, longest, kv_heads, window)
 
 
 def test_the_engine_says_what_the_learner_computes() -> None:
