@@ -71,12 +71,12 @@ def attend(
     # `squeeze` and not an index: the gradient of an index is a copy into zeros.
     query_HTD, key_HTD, value_HTD = (x.squeeze(0) for x in (query, key, value))
     sharing, keys = segments.sharing, segments.keys
-    fused = getattr(module, "lemma_fused", True)
+    may_flash = getattr(module, "lemma_flash", True)
     if sharing is not None and keys is not None:
-        shared = (segments, sharing, keys, scale, sliding_window, softcap, fused)
+        shared = (segments, sharing, keys, scale, sliding_window, softcap, may_flash)
         out_THD = _attend_shared(query_HTD, key_HTD, value_HTD, *shared)
     elif has_varlen(query, value, softcap):
-        out_THD = _by_kernel(query_HTD, key_HTD, value_HTD, segments, segments, scale, sliding_window, fused)
+        out_THD = _by_kernel(query_HTD, key_HTD, value_HTD, segments, segments, scale, sliding_window, may_flash)
     else:
         out_THD = _bucketed(query_HTD, key_HTD, value_HTD, segments, scale, sliding_window, softcap)
     return out_THD[None], None
@@ -92,12 +92,12 @@ def _attend_shared(
     scale: float,
     window: int | None,
     softcap: float | None,
-    fused: bool,
+    may_flash: bool,
 ) -> torch.Tensor:
     """Attention where sequences share prompts: keys and values are written out for each, queries are not."""
     key_HKD, value_HKD = (sharing.spread(x.transpose(0, 1)).transpose(0, 1) for x in (key_HTD, value_HTD))
     if has_varlen(query_HTD, value_HTD, softcap):
-        return _by_kernel(query_HTD, key_HKD, value_HKD, segments, keys, scale, window, fused)
+        return _by_kernel(query_HTD, key_HKD, value_HKD, segments, keys, scale, window, may_flash)
     query_HKD = sharing.spread(query_HTD.transpose(0, 1)).transpose(0, 1)
     return sharing.gather(_bucketed(query_HKD, key_HKD, value_HKD, keys, scale, window, softcap))
 
@@ -123,11 +123,11 @@ def _by_kernel(
     keys: Segments,
     scale: float,
     window: int | None,
-    fused: bool,
+    may_flash: bool,
 ) -> torch.Tensor:
     """The fastest kernel that is there for a pack. A compiled block has torch's."""
     query_THD, key_THD, value_THD = (x.transpose(0, 1) for x in (query_HTD, key_HTD, value_HTD))
-    flash = flash_kernel(query_THD, key_THD, window) if fused and not torch.compiler.is_compiling() else None
+    flash = flash_kernel(query_THD, key_THD, window) if may_flash and not torch.compiler.is_compiling() else None
     if flash is not None:
         return flash(query_THD, key_THD, value_THD, segments, keys, scale, window)
     return varlen(query_HTD, key_HTD, value_HTD, segments, scale, window, keys)

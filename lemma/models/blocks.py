@@ -308,12 +308,14 @@ def install(model: nn.Module, fused: bool = True, jointly: bool | None = None) -
 
     With `jointly`, the default on a GPU, the learner multiplies by joint weights as the engine does. Norms are
     recognised by their shape (`weight` and `variance_epsilon`, which Gemma's 1 + weight norms do not have),
-    feed-forwards by their three projections and a SiLU, attention layers by their class.
+    feed-forwards by their three projections and a SiLU, attention layers by their class. `fused` also says whether
+    attention may use FlashAttention, in attention layers of every class.
     """
     changed = 0
     jointly = next(model.parameters()).is_cuda if jointly is None else jointly
     for module in model.modules():
         kind = type(module).__name__
+        module.lemma_flash = fused
         if kind.endswith("RMSNorm") and hasattr(module, "variance_epsilon") and hasattr(module, "weight"):
             module.forward = MethodType(_norm_forward, module)
         elif all(hasattr(module, name) for name in PROJECTIONS) and type(module.act_fn).__name__ in SILU:

@@ -56,7 +56,7 @@ def test_it_computes_what_torch_does(heads: tuple[int, int], size: int, window: 
     results = []
     for fused in (False, True):
         module = torch.nn.Module()
-        module.lemma_fused = fused
+        module.lemma_flash = fused
         segments = Segments(lengths, torch.device("cuda"))
         out, _ = attend(module, *parts, None, sliding_window=window, segments=segments)
         results.append([out, *torch.autograd.grad(out, parts, pull)])

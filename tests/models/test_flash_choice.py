@@ -7,8 +7,10 @@ import threading
 import pytest
 import torch
 
-from lemma.models import flash_attention
+from lemma.models import attention, blocks, flash_attention
 from lemma.models.flash_attention import AttentionKind
+from lemma.models.packing import Segments
+from tests.models.families import TAKEN, family_policy
 
 
 def test_the_trial_is_made_on_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,3 +23,25 @@ def test_the_trial_is_made_on_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatc
     kind = AttentionKind(device, torch.bfloat16, heads=4, kv_heads=2, size=64, has_window=False)
     assert flash_attention._tried_kernel.__wrapped__(kind) is not None
     assert seen == [device] and not hasattr(current, "device"), "this thread stays where it is"
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("kind", ["qwen2", "granite", "olmo2", "gpt2"])
+def test_a_model_without_fused_kernels_never_asks_for_it(
+    kind: str, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    plain = attention._bucketed
+
+    def by_torch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: object) -> torch.Tensor:
+        segments, scale, window, _ = rest
+        return plain(query, key, value, segments, scale, window)
+
+    monkeypatch.setattr(attention, "has_varlen", lambda *_: True)
+    monkeypatch.setattr(attention, "varlen", by_torch)
+    monkeypatch.setattr(attention, "flash_kernel", lambda *parts: asked.append(parts))
+    policy = family_policy(kind, TAKEN[kind])
+    blocks.install(policy.causal, fused=fused)
+    segments = Segments((5, 3), torch.device("cpu"))
+    policy.hidden(torch.arange(8), torch.tensor([0, 1, 2, 3, 4, 0, 1, 2]), segments)
+    assert len(asked) == (2 if fused else 0), "layers that asked"
