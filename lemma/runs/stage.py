@@ -109,7 +109,7 @@ class Stage:
         self._ingredients: dict[str, str] = {}
         self._rows = 0
         self._kept: dict[str, Kept] = {}
-        # Waits for what a checkpoint's step must have on disk, where that is written beside the work.
+        # Waits for what a checkpoint's step must have on disk, if that is written in the background.
         self.before_saving: Callable[[], None] = lambda: None
         # The step after which rows of metrics are void; None once they are forgotten.
         self._forget_after: int | None = None

@@ -17,7 +17,7 @@ import numpy as np
 
 from lemma.algorithms import Algorithm, Memory
 from lemma.algorithms.parts.signals import write_tokens
-from lemma.core.beside import Beside
+from lemma.core.background import BackgroundWork
 from lemma.core.faults import fault_point
 from lemma.core.random import permutation
 from lemma.core.ranks import is_leader
@@ -47,8 +47,8 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
     done = stage.resume(learner, total, parts.data)
     with contextlib.ExitStack() as stack:
         stack.callback(ahead.close)
-        filing = stack.enter_context(Beside())
-        stage.before_saving = filing.settle
+        background = stack.enter_context(BackgroundWork())
+        stage.before_saving = background.wait
         speaking = open_speaking(stage, options, fmt, parts, done, stack)
         engine, roller = speaking.engine, speaking.roller
         ahead.use(roller, parts.policy, engine)
@@ -57,7 +57,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
         for step in range(done + 1, total + 1):
             with stage.clock.measure("generate"):
                 rollouts = ahead.take(step)
-            filing.settle()
+            background.wait()
             if not ahead.is_sampling:
                 engine.sleep()
             stage.store.check()
@@ -65,7 +65,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             batch = [group for group in rollouts.groups if group.trajectories]
             reports, notes = learn(stage, options, parts, step, batch)
             if notes is not None and is_leader():
-                filing.do(partial(notes.write, roller.folder.with_name(FOLDER), step, batch))
+                background.submit(partial(notes.write, roller.folder.with_name(FOLDER), step, batch))
             count_tokens(stage, reports, rollouts)
             with stage.clock.measure("generate"):
                 ahead.wait()
@@ -80,7 +80,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             tell(stage, options, parts, step, values | parts.memory.numbers)
             stage.save_if_due(learner, step, total, is_best)
             if is_leader():
-                filing.do(partial(tidy_files, roller.folder, step, options.journal.steps, stage.store.oldest))
+                background.submit(partial(tidy_files, roller.folder, step, options.journal.steps, stage.store.oldest))
     stage.finish(parts.policy, total, {"steps": total, "problems": len(parts.tasks), "drawn": parts.order.drawn})
 
 
