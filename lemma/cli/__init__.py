@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from lemma.cli.parser import Parser
 from lemma.cli.system_errors import explained
@@ -74,7 +75,8 @@ def _main(argv: Sequence[str] | None) -> int:
         return 2
     except KeyboardInterrupt:
         _leave_quietly(argv)
-        print("lemma: interrupted", file=sys.stderr)
+        with suppress(OSError):  # Ctrl-C also ends a program that our output is piped to
+            print("lemma: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has gone; without this, Python complains once more when it closes stdout.

@@ -40,27 +40,35 @@ def test_a_rank_that_fails_says_one_sentence_and_ends(tmp_path: Path) -> None:
 
 
 INTERRUPTED = """
-import atexit, sys
-from lemma.cluster.rank_end import ended_as_rank
+import atexit, os, pathlib, signal, sys
+import lemma.cli, lemma.cli.doctor
 
-def work():
+def interrupted(options):
     print("said to nobody")
-    atexit.register(print, "tidied up", file=sys.stderr)
-    return 130
+    atexit.register(tidied.touch)
+    os.kill(os.getpid(), signal.SIGINT)
 
-sys.exit(ended_as_rank(work))
+lemma.cli.doctor.run = interrupted
+tidied = pathlib.Path(sys.argv[1])
+sys.argv[1:] = ["doctor"]
+sys.exit(lemma.cli.main())
 """
 
 
-def test_an_interrupted_program_ends_quietly_where_nobody_reads_its_output_any_more() -> None:
+@pytest.mark.parametrize("closed", ["stdout", "stderr", "both"])
+def test_an_interrupted_program_ends_quietly_where_nobody_reads_its_output_any_more(
+    tmp_path: Path, closed: str
+) -> None:
     """Ctrl-C ends the `tee` that it was piped to as well."""
     reads, writes = os.pipe()
     os.close(reads)
+    outputs = {name: writes if closed in (name, "both") else subprocess.PIPE for name in ("stdout", "stderr")}
     env = {**os.environ, "PYTHONUNBUFFERED": ""}
-    command = [sys.executable, "-c", INTERRUPTED]
-    done = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, text=True, timeout=60, env=env, check=False)
+    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "tidied")]
+    done = subprocess.run(command, **outputs, text=True, timeout=60, env=env, check=False)
     os.close(writes)
-    assert (done.returncode, done.stderr) == (130, "tidied up\n")
+    assert done.returncode == 130 and (tmp_path / "tidied").exists()
+    assert done.stderr == (None if closed != "stdout" else "lemma: interrupted\n")
 
 
 def ends_early(words: list[str], changes: dict[str, str], output: Path) -> None:
