@@ -29,6 +29,7 @@ from lemma.core.errors import UserError
 from lemma.core.faults import fault_point
 from lemma.core.files import JsonLines, sync_folder, write_whole
 from lemma.core.leaves import in_yaml, leaves
+from lemma.core.version import installed_version
 from lemma.learning.manifest import find_damage, fingerprints
 
 OWN_FILES = ("recipe.yaml", "run.json", "run.log", "metrics.jsonl", "results.md", "report.html", "wandb_run_id")
@@ -302,4 +303,6 @@ def _versions() -> dict[str, str]:
     import torch
     import transformers
 
-    return {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
+    found = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
+    flash = installed_version("flash-attn-4")
+    return found if flash is None else found | {"flash-attn-4": flash}

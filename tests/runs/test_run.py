@@ -22,6 +22,7 @@ from lemma.models.load_model import build_policy
 from lemma.models.model_options import ModelOptions, TinyOptions
 from lemma.recipe import Recipe
 from lemma.runs.run import train
+from tests.pretended import pretend_installed
 from tests.stages.sft_world import World
 
 # --- stages ----------------------------------------------------------------------------------------------------------
@@ -216,6 +217,12 @@ def test_a_folder_that_cannot_be_written(world: World, place: str) -> None:
     world.run = world.folder / "file" / "run" if place == "below a file" else Path("/proc/lemma/run")
     with pytest.raises(UserError, match=r"the run folder .* cannot be written .*; set run.dir to a folder of yours"):
         world.train(world.recipe())
+
+
+def test_run_json_names_the_kernel_of_attention(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_installed("flash-attn-4", "4.0.0", tmp_path / "packages", monkeypatch)
+    world.train(world.recipe({"steps": 1}))
+    assert json.loads((world.run / "run.json").read_text())["flash-attn-4"] == "4.0.0"
 
 
 def test_a_model_that_is_not_there_leaves_no_folder(world: World) -> None:

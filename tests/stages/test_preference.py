@@ -20,6 +20,7 @@ from lemma.recipe import load_recipe
 from lemma.stages.preference.examples import Example, Order
 from lemma.stages.preference.scores import SquaredMass, mismatched, precompute
 from tests.models.small import CPU, in_float64, tiny_policy, trajectories
+from tests.pretended import pretend_installed
 from tests.stages.preference_world import ALGORITHMS, RECIPES, Row, World, toy_rows
 
 
@@ -146,6 +147,25 @@ def test_scores_had_in_another_way_are_scored_again(model: Row, how: Row, tmp_pa
 
     assert entries({}, {}) == entries({}, {}) == 1
     assert entries(model, how) == 2
+
+
+def test_scores_of_another_kernel_are_scored_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, folder = tiny_policy(), tmp_path / "reference"
+    learner = Learner(policy, OptimOptions(), token_budget=64, total_steps=1)
+    empty = Trajectory(np.array([3, 5, 7]), np.zeros(3, dtype=bool))
+
+    def entries() -> int:
+        precompute(policy, learner, [empty], folder, lambda done, total: None)
+        return len(list(folder.iterdir()))
+
+    assert entries() == entries() == 1
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert entries() == 2
+    finally:
+        torch.use_deterministic_algorithms(False)
+    pretend_installed("flash-attn-4", "4.0.0", tmp_path / "packages", monkeypatch)
+    assert entries() == 3
 
 
 @pytest.mark.parametrize("algorithm", ["cpo", "simpo", "orpo", {"name": "dpo", "reference_free": True}], ids=str)

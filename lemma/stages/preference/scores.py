@@ -24,7 +24,7 @@ from lemma.core.faults import fault_point
 from lemma.core.files import write_whole
 from lemma.core.ranks import from_leader, is_leader
 from lemma.core.types import Trajectory, content_id
-from lemma.core.version import lemma_version
+from lemma.core.version import installed_version, lemma_version
 from lemma.learning.learner import Learner
 from lemma.learning.weight_split import whole_tensor
 from lemma.models.packing import TokenBatch
@@ -105,14 +105,16 @@ def _circumstances(policy: Policy, learner: Learner) -> dict[str, Any]:
     return {
         "weights": _weights(policy),
         "config": {name: value for name, value in config.items() if name != "_name_or_path"},
-        "fused": any(getattr(module, "lemma_fused", False) for module in policy.module.modules()),
+        "fused": any(getattr(module, "lemma_flash", False) for module in policy.module.modules()),
         "compile": learner.is_compiled,
         "shares": learner.shares,
         "temperature": learner.temperature,
         "token_budget": learner.token_budget,
         "device": torch.cuda.get_device_name() if policy.device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
         "torch": torch.__version__,
+        "flash-attn-4": installed_version("flash-attn-4"),
         "lemma": lemma_version(),
     }
 
