@@ -13,8 +13,8 @@ from torch import nn
 from lemma.engines.native import cached_attention
 from lemma.engines.native.cached_attention import Cache
 from lemma.engines.native.engine import NativeEngine
-from lemma.engines.native.module_walks import Modules
-from lemma.engines.native.one_copy import ALIGNED, put_together
+from lemma.engines.native.flat_modules import Modules
+from lemma.engines.native.batched_copy import ALIGNED, copy_together
 from lemma.engines.native.runner import Runner
 from lemma.engines.native.sequences import MANY, Read, Sequence, accept_all, completions_of
 from lemma.engines.protocol import Request, generate
@@ -109,7 +109,7 @@ def test_who_is_let_in_does_not_depend_on_passes() -> None:
 def test_arrays_that_are_copied_together_are_what_they_were() -> None:
     arrays = [np.arange(5), np.zeros((0,), np.int64), np.ones((3, 7), np.int32), np.float32([[1, np.nan], [-0.0, 2]])]
     arrays.append(np.arange(12).reshape(3, 4).T)
-    copies = put_together(arrays, torch.device("cpu"))
+    copies = copy_together(arrays, torch.device("cpu"))
     for array, copy in zip(arrays, copies, strict=True):
         np.testing.assert_array_equal(copy.numpy(), array)
         assert copy.numpy().dtype == array.dtype and copy.is_contiguous()

@@ -12,7 +12,7 @@ import torch
 
 from lemma.engines.native.cached_attention import Cache
 from lemma.engines.native.intake import Intake
-from lemma.engines.native.module_walks import Modules
+from lemma.engines.native.flat_modules import Modules
 from lemma.engines.native.paging import BlockPool
 from lemma.engines.native.pass_sizes import default_prefill, layout, most_gathered
 from lemma.engines.native.runner import BURST, LADDER, Burst, Runner
@@ -100,7 +100,7 @@ class NativeEngine(Engine):
 
     def submit(self, request: Request) -> None:
         if not self._unfinished:
-            self._intake.look_around()
+            self._intake.refresh()
         elif request.key in self._unfinished:
             raise EngineError(f"request {request.name} is at work already", fix="give it another key")
         self._intake.check(request, self.room)

@@ -24,9 +24,9 @@ class Intake:
         # What is learnt about tokens that may end a stop string, shared by all requests with the same stop strings.
         self._tables: dict[tuple[str, ...], StopTable] = {}
         self._ends: dict[Sampling, frozenset[int]] = {}
-        self.look_around()
+        self.refresh()
 
-    def look_around(self) -> None:
+    def refresh(self) -> None:
         tokenizer = self._policy.tokenizer
         self.eos = -1 if tokenizer is None else int(tokenizer.eos_token_id)
         self._context = self._policy.context

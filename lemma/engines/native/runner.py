@@ -20,7 +20,7 @@ import torch
 from lemma.core.errors import LemmaWarning
 from lemma.engines.native.cached_attention import Cache, DecodeContext, PrefillContext
 from lemma.engines.native.noise import halves
-from lemma.engines.native.one_copy import put_together
+from lemma.engines.native.batched_copy import copy_together
 from lemma.engines.native.sampler import Cuts, Way, draw, draw_cut, kernels_cut, temperatures, way_of
 from lemma.engines.native.sequences import Sequence
 from lemma.models.adapters import fold_adapters
@@ -280,7 +280,7 @@ class Runner:
         batch.step.zero_()
 
     def _put(self, *arrays: np.ndarray) -> list[torch.Tensor]:
-        return put_together(list(arrays), self.policy.device)
+        return copy_together(list(arrays), self.policy.device)
 
     def _fetch(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy for the host, which the next burst does not touch; there when the device has come to it."""

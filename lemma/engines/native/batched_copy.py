@@ -11,7 +11,7 @@ from lemma.models.packing import to_device
 ALIGNED = 512
 
 
-def put_together(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+def copy_together(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
     """A tensor on the device for each array. The host does not wait for what the device does now."""
     starts, end = [], 0
     for array in arrays:
