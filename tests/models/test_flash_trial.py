@@ -84,5 +84,18 @@ def test_one_that_agrees_passes_without_a_word(trial: Callable[..., str | None],
         assert trial(right, has_window) is None
 
 
+def test_one_that_is_wrong_without_a_gradient_is_found(trial: Callable[..., str | None]) -> None:
+    def careless(*parts: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        return right(*parts, **kwargs) * (1.0 if parts[0].requires_grad else 1.1)
+
+    def broken(*parts: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        if not parts[0].requires_grad:
+            raise RuntimeError("lse is None\nand a long story")
+        return right(*parts, **kwargs)
+
+    assert trial(careless) == "is off by 0.1"
+    assert trial(broken) == "fails (lse is None)"
+
+
 def test_a_gradient_that_is_nan_is_found(trial: Callable[..., str | None]) -> None:
     assert trial(spoilt) == "is off by nan"
