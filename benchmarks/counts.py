@@ -156,7 +156,7 @@ def of_engine() -> Counts:
         sampling = Sampling(max_tokens=length, ignore_eos=True)
         requests = [Request(("count", length, n), np.arange(5, 15) + n, sampling, 4) for n in range(2)]
         assert sum(len(one.ids) for one in generate(engine, requests)) == 8 * length
-        engine.forget_prompts()
+        engine.reset_prefix_cache()
 
     for length in (33, 65):
         run(length)

@@ -144,13 +144,13 @@ class Paced:
     """An engine without a model: `slots` sequences at a time, and so many seconds for each wave of them. Its waiting
     leaves the interpreter to others, as an engine on a GPU does; between two bursts it keeps it for a while."""
 
-    name, context, in_place_of, tells = "paced", 1 << 20, None, True
+    name, context, in_place_of, streams_tokens = "paced", 1 << 20, None, True
 
     def __init__(self, vocabulary: int, slots: int, wave_seconds: float, bursts: int = 32, host_share: float = 0.02):
         self.slots, self.wave_seconds, self.bursts, self.host_share = slots, wave_seconds, bursts, host_share
-        self.meanwhile: Any = nullcontext
-        self.listen: Any = None
-        self.between: Any = None
+        self.while_waiting: Any = nullcontext
+        self.on_tokens: Any = None
+        self.between_steps: Any = None
         self._rng, self._vocabulary = np.random.default_rng(0), vocabulary
         self._waiting: list[Any] = []
 
@@ -173,12 +173,12 @@ class Paced:
 
     def _burst(self, wave: list[Any], ids: np.ndarray) -> None:
         seconds = self.wave_seconds / self.bursts
-        with self.meanwhile():
+        with self.while_waiting():
             time.sleep(seconds * (1 - self.host_share))
         ends = time.perf_counter() + seconds * self.host_share
         for (request, sample), own in zip(wave, ids, strict=True):
-            if self.listen is not None:
-                self.listen(request.key, sample, own)
+            if self.on_tokens is not None:
+                self.on_tokens(request.key, sample, own)
         while time.perf_counter() < ends:
             pass
 

@@ -46,7 +46,7 @@ class MadeBefore(Script):
         self._ready: deque[Completion] = deque()
 
     @property
-    def at_hand(self) -> deque[Completion]:
+    def finished(self) -> deque[Completion]:
         return self._ready
 
     def completions(self) -> Iterator[Completion]:

@@ -224,12 +224,12 @@ def _stream(speaker: _Speaker, request: Request) -> Completion:
     from lemma.cli.stream import Words
 
     words = Words(speaker.policy.tokenizer, speaker.ends, sys.stdout)
-    tells = speaker.engine.tells
-    if tells:
-        speaker.engine.listen = words.hear
+    streams = speaker.engine.streams_tokens
+    if streams:
+        speaker.engine.on_tokens = words.hear
     speaker.engine.submit(request)
     (completion,) = speaker.engine.completions()
-    if not tells:
+    if not streams:
         words.hear(completion.key, completion.sample, completion.ids)
     words.end()
     return completion

@@ -51,7 +51,7 @@ def _vllm_stages(recipe: Recipe) -> dict[str, VllmOptions]:
     stages = {}
     for name, stage in recipe.stages.items():
         options = getattr(getattr(stage, "rollout", None), "engine", None)
-        if isinstance(options, VllmOptions) and options.is_apart:
+        if isinstance(options, VllmOptions) and options.has_own_devices:
             stages[name] = options
     return stages
 

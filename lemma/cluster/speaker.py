@@ -196,7 +196,7 @@ class Speaker:
             options = options.model_copy(update={"cache_tokens": _with_room(policy, word.cache)})
         engine = make_engine(options, policy, word.seed, self._sink)
         self._policy, self._engine, self._layout = policy, engine, word.layout
-        return SpeakerReady(engine.name, engine.context, engine.in_place_of, engine.room, engine.goes_on)
+        return SpeakerReady(engine.name, engine.context, engine.in_place_of, engine.room, engine.updates_in_flight)
 
     def _take_weights(self, word: TakeWeights) -> Taken:
         engine, policy = self._engine, self._policy
@@ -206,7 +206,7 @@ class Speaker:
             sent_weights.take(policy, self._layout, self._link.carrier, self._link.on_device)
         fault_point("speaker.weights")
         engine.update_weights(word.version)
-        is_generating = engine.between is not None
+        is_generating = engine.between_steps is not None
         return Taken(_scored(policy, word.prompt) if is_generating else _probe(engine, word.prompt))
 
     def _unload(self) -> None:
@@ -247,10 +247,10 @@ class Speaker:
         for session in sessions:
             if session.forgets_prompts:
                 session.forgets_prompts = False
-                engine.forget_prompts()
+                engine.reset_prefix_cache()
         began, count, tokens = time.perf_counter(), 0, 0
         said = began
-        engine.between = lambda: self._look_up(sessions, engine)
+        engine.between_steps = lambda: self._look_up(sessions, engine)
         try:
             self._look_up(sessions, engine)
             for completion in engine.completions():
@@ -265,13 +265,13 @@ class Speaker:
         except UserError as error:
             self._give_up(sessions, engine, error)
         finally:
-            engine.between = None
+            engine.between_steps = None
         seconds = time.perf_counter() - began
         self._sink(Said(f"{count} samples, {tokens} tokens in {seconds:.2f} s"))
 
     def _give_up(self, sessions: Sequence[Session], engine: Engine, error: UserError) -> None:
         """Those who have anything in the engine hear why they do not get it, and nothing of it stays there."""
-        engine.between = None
+        engine.between_steps = None
         keys = [key for session in sessions for key in session.keys]
         for session in sessions:
             if session.is_at_work and not session.is_ended:
@@ -315,5 +315,5 @@ def _probe(engine: Engine, prompt: Sequence[int]) -> ProbeScores:
     sampling = Sampling(max_tokens=max(1, min(NEW_TOKENS, room - len(given))), ignore_eos=True)
     request = Request(("probe",), np.array(given, dtype=np.int64), sampling)
     (completion,) = generate(engine, [request])
-    engine.forget_prompts()
+    engine.reset_prefix_cache()
     return ProbeScores([*given, *completion.ids.tolist()], completion.logprobs.tolist())

@@ -21,8 +21,8 @@ __all__ = ["ENGINES", "EngineOptions", "make_engine", "open_engine"]
 
 
 def make_engine(options: EngineOptions, policy: Policy, seed: int, sink: Sink = silent) -> Engine:
-    """The engine that the options name, on this policy. A model that the native engine does not compute as
-    transformers does gets the transformers engine instead, and the sink hears of it."""
+    """The engine that the options name, on this policy. If the native engine does not compute the same as
+    transformers for this model, it falls back to the transformers engine, and the sink is told."""
     from lemma.engines.protocol import EngineError
     from lemma.engines.transformers_engine import TransformersEngine
 
@@ -48,7 +48,7 @@ def open_engine(
     options: NativeOptions | None = None,
     precision: Precision | None = None,
 ) -> tuple[Policy, NativeEngine | TransformersEngine]:
-    """A model to speak with, loaded from anywhere, and the fastest engine that serves it."""
+    """A model for generation, loaded from anywhere, and the fastest engine that can run it."""
     from lemma.engines.transformers_engine import TransformersEngine
     from lemma.models.load_model import load_policy
 
@@ -63,7 +63,7 @@ def open_engine(
 def _open_native(
     path: str, device: str, seed: int, options: NativeOptions, precision: Precision | None
 ) -> tuple[Policy, NativeEngine] | Said:
-    """The model with the native engine, or why not; then nothing holds its weights any more."""
+    """The model with the native engine, or the reason why not; in that case its weights have been freed."""
     from lemma.core.errors import UserError
     from lemma.models.load_model import load_policy
 

@@ -18,34 +18,36 @@ class EngineOptions(Options):
 
 
 class NativeOptions(EngineOptions):
-    """Lemma's own engine, on the very modules that train."""
+    """Lemma's own engine, on the same modules that are trained."""
 
     name: Literal["native"] = "native"
     """Lemma's own engine, on the trainer's weights."""
     cache_gib: float | None = Field(None, gt=0)
-    """Memory of the key-value cache in GiB. Default: half of what is free on the GPU, or 65536 tokens on a CPU."""
+    """Size of the key-value cache in GiB. Default: half of the GPU's free memory, or 65536 tokens on a CPU."""
     cache_tokens: int | None = Field(None, ge=1)
-    """Size of the cache in tokens, in place of `cache_gib`."""
+    """Size of the key-value cache in tokens, instead of `cache_gib`."""
     sequences: int = Field(1024, ge=1, le=1024)
-    """Maximum number of sequences that are generated at the same time."""
+    """Maximum number of sequences generated at the same time."""
     prefill_tokens: int | None = Field(None, ge=1)
-    """Maximum number of prompt tokens in one pass; longer prompts are computed in pieces. Default: at most 16384,
-    fewer for wide models, so that they need less than 0.8 GiB in addition to the cache."""
+    """Maximum number of prompt tokens in one pass; longer prompts are computed in chunks. Default: at most 16384, fewer
+    for wide models, so that a pass needs less than 0.8 GiB on top of the cache."""
     share_prefixes: bool = True
-    """Use what is cached of the beginning of a prompt again, as in the next turn of a conversation."""
+    """Prefix caching: reuse cached keys and values of the beginning of a prompt, as in the next turn of a
+    conversation."""
     graphs: bool = True
-    """Decode through CUDA graphs on a GPU."""
+    """Decode with CUDA graphs on a GPU."""
     burst: int | None = Field(None, ge=1, le=16)
-    """Decoding steps between two looks at the tokens. Default: 16 on a GPU, 4 on a CPU."""
+    """Decoding steps between checks for finished sequences. Default: 16 on a GPU, 4 on a CPU."""
 
 
 class TransformersOptions(EngineOptions):
-    """Transformers' own cache and masks, step by step: slow, and it serves every causal language model."""
+    """Generation with transformers' own cache and masks, step by step: slow, but it works with every causal language
+    model."""
 
     name: Literal["transformers"] = "transformers"
     """The `generate` function of transformers."""
     batch: int = Field(64, ge=1)
-    """Sequences that run together."""
+    """Sequences generated together."""
 
 
 class VllmEngineOptions(VllmOptions, EngineOptions):

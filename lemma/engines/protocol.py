@@ -1,8 +1,8 @@
 """The protocol of all engines: requests in at any time, completions out as each finishes.
 
-The truth about a sample is told here once: its ids, the log-probability of each under the full softmax at the sampling
-temperature (the learner's definition), and, where top-p, top-k or min-p cut the support, the log of the mass that was
-kept. The behaviour policy's log-probability is their difference.
+What an engine reports about a sample is defined once, here: its ids, the log-probability of each under the full softmax
+at the sampling temperature (as the learner defines it), and, if top-p, top-k or min-p cut the support, the log of the
+probability mass that was kept. The behaviour policy's log-probability is their difference.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from lemma.core.errors import UserError
 from lemma.core.types import Finish
 
 Key = tuple[str | int, ...]
-# Hears of new tokens as they come: key, sample and ids.
+# Called with new tokens as they are sampled: key, sample and ids.
 Listener = Callable[[Key, int, np.ndarray], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn and when a completion ends. Temperature 0 takes the likeliest token.
+    """How tokens are sampled and when a completion ends. Temperature 0 takes the most likely token.
 
     `stop` strings end a completion and stay in it; so do `stop_ids`, and the tokenizer's end-of-sequence token
     unless `ignore_eos`. A repetition penalty is for inference only: training recipes with one are refused.
@@ -58,7 +58,7 @@ class Request:
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """The request's name in error messages."""
         return "/".join(map(str, self.key))
 
 
@@ -67,7 +67,8 @@ class Completion:
     """One finished sample. `logprobs` and `kept` have one number per id; `kept` is 0 where nothing was cut.
 
     `seconds` counts from submission to the last token, `first_seconds` to the first. `policy_version` is the version
-    that sampled the first token; where others followed on the way, `spans` has the first token of each, and its number.
+    that sampled the first token. If the weights were updated on the way, `spans` has a pair for each version: the index
+    of its first token, and the version.
     """
 
     key: Key
@@ -83,80 +84,82 @@ class Completion:
 
     @property
     def versions(self) -> tuple[tuple[int, int], ...]:
-        """The first token of each span and the version that sampled it."""
+        """For each span, the index of its first token and the version that sampled it."""
         return self.spans or ((0, self.policy_version),)
 
     @property
     def behaviour(self) -> np.ndarray:
-        """Log-probability of each id under the distribution it was really drawn from."""
+        """Log-probability of each id under the distribution from which it was actually drawn."""
         return self.logprobs - self.kept
 
     @property
     def order(self) -> tuple[str, int]:
-        """Results are sorted by this: it does not depend on timing."""
+        """The sort key of results: it does not depend on timing."""
         return (repr(self.key), self.sample)
 
 
 class EngineError(UserError):
-    """Trouble inside an engine, in one sentence; the engine stays usable unless it says otherwise."""
+    """An engine refused a request or failed, in one sentence; the engine stays usable unless the message says
+    otherwise."""
 
 
 class Engine(Protocol):
-    """`completions` yields until nothing that was submitted is left; more may be submitted and cancelled meanwhile.
+    """`completions` yields until nothing that was submitted is left; more may be submitted and cancelled in between.
 
-    What has a value here is what an engine may leave out.
+    Members with a default here are optional for an engine.
     """
 
     name: str
     context: int
-    """Longest prompt and completion together."""
+    """Maximum length of prompt and completion together."""
     in_place_of: str | None = None
-    """The engine that was asked for and does not serve this model."""
-    tells: ClassVar[bool] = False
-    """Whether it calls `listen`, where that is set, with new tokens as they come."""
-    listen: Listener | None = None
-    meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Entered whenever the engine waits for the device and the interpreter is free for others."""
-    is_apart: ClassVar[bool] = False
+    """The engine that was asked for and cannot run this model."""
+    streams_tokens: ClassVar[bool] = False
+    """Whether it calls `on_tokens`, if set, with new tokens as they are sampled."""
+    on_tokens: Listener | None = None
+    while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Entered while the engine waits for the device and other threads may use the interpreter."""
+    has_own_devices: ClassVar[bool] = False
     """Whether it has devices of its own, so that it generates while the learner works."""
-    goes_on: bool = False
-    """Whether requests that are unfinished at `update_weights` go on with the new weights, and say where that was."""
-    between: Callable[[], None] | None = None
-    """Called every few tokens while completions are awaited, where requests may be submitted and cancelled."""
+    updates_in_flight: bool = False
+    """Whether unfinished requests continue with the new weights after `update_weights`, and report where they change
+    (`Completion.spans`)."""
+    between_steps: Callable[[], None] | None = None
+    """Called every few tokens while completions are awaited; it may submit and cancel requests."""
 
     @property
     def room(self) -> int | None:
-        """Tokens that its cache holds; None where it looks after that by itself."""
+        """Tokens that its KV cache holds; None if it manages that by itself."""
         return None
 
     @property
-    def at_hand(self) -> Sequence[Completion]:
-        """Those that `completions` gives next, before it waits for anything."""
+    def finished(self) -> Sequence[Completion]:
+        """The completions that `completions` will yield before it waits for anything."""
         return ()
 
     def sleep(self) -> None:
-        """Give memory back until the next `update_weights`, where the engine can and its options want that."""
+        """Free memory until the next `update_weights`, if the engine can and its options say so."""
         return None
 
-    def forget_prompts(self) -> None:
-        """Keep nothing of earlier requests, so that the last bit of a later one does not depend on them."""
+    def reset_prefix_cache(self) -> None:
+        """Keep nothing of earlier requests, so that no bit of a later one depends on them."""
         return None
 
-    def foresee(self, requests: Mapping[int, Sequence[Request]]) -> None:
-        """What will be submitted within each slot, all of it and in this order: an engine may begin with it."""
+    def announce(self, requests: Mapping[int, Sequence[Request]]) -> None:
+        """Everything that will be submitted in each slot, in this order; an engine may start on it early."""
         return None
 
     @contextmanager
     def slot(self, number: int) -> Iterator[None]:
-        """Within `with`, all that is submitted and awaited belongs to this slot. No bit of it depends on others."""
-        self.forget_prompts()
+        """All that is submitted and awaited inside `with` belongs to this slot. No bit of it depends on other slots."""
+        self.reset_prefix_cache()
         yield
 
     def submit(self, request: Request) -> None: ...
     def cancel(self, key: Key) -> None: ...
     def completions(self) -> Iterator[Completion]: ...
     def drop(self, keys: Sequence[Key]) -> None:
-        """Nobody wants these any more, which are all that is unfinished: nothing of them is heard later."""
+        """Abandon these keys, which must be all that is unfinished: none of their completions is yielded later."""
         with suppress(EngineError):
             for key in keys:
                 self.cancel(key)
@@ -164,11 +167,11 @@ class Engine(Protocol):
                 pass
 
     def update_weights(self, version: int) -> None:
-        """What is generated from now on comes from the policy's weights of this version."""
+        """From now on, generate with the policy's weights of this version."""
         ...
 
     def invalidate(self) -> None:
-        """Weights moved in memory, or adapters changed: forget everything that was derived from them."""
+        """Weights moved in memory, or adapters changed: drop everything derived from them."""
         ...
 
     def close(self) -> None: ...
@@ -182,7 +185,7 @@ def generate(engine: Engine, requests: Iterable[Request]) -> list[Completion]:
 
 
 def check_request(request: Request, context: int) -> None:
-    """Refuse what cannot be generated, in one sentence."""
+    """Raise EngineError for a request that cannot be generated."""
     length = len(request.prompt)
     wrong = _wrong_settings(request.sampling)
     if length == 0:
@@ -197,7 +200,7 @@ def check_request(request: Request, context: int) -> None:
 
 @lru_cache(maxsize=1024)
 def _wrong_settings(sampling: Sampling) -> str | None:
-    """The first thing that is wrong with them, if any is; most requests come with settings that came before."""
+    """The first thing that is wrong, if any. Cached, since most requests repeat the settings of earlier ones."""
     problems: Sequence[tuple[bool, str]] = (
         (sampling.max_tokens < 1, "max_tokens is below 1"),
         (sampling.temperature < 0, "temperature is below 0"),

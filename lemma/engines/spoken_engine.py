@@ -74,7 +74,7 @@ class _Session:
         self.unsent.setdefault(peer, []).append(request)
         self.owed[request.key] = peer, request.n
 
-    def foresee(self, requests: Sequence[Request]) -> None:
+    def announce(self, requests: Sequence[Request]) -> None:
         """These are sent at once, and may be finished before they are submitted."""
         self.foreseen = {request.key for request in requests}
         self.owed = {request.key: (self.peers[0], request.n) for request in requests}
@@ -112,7 +112,7 @@ class SpokenEngine(Engine):
     goes on across updates.
     """
 
-    is_apart = True
+    has_own_devices = True
 
     def __init__(
         self, policy: Policy, link: SpeakerLink, load: Load, spent: Callable[[float], None], *, flies: bool = False
@@ -131,7 +131,7 @@ class SpokenEngine(Engine):
         self.name, self.context, self.in_place_of = first.name, first.context, first.in_place_of
         rooms = [one.room for one in loaded if one.room is not None]
         self._room = min(rooms, default=None)
-        self.goes_on = flies and all(one.goes_on for one in loaded)
+        self.updates_in_flight = flies and all(one.updates_in_flight for one in loaded)
         shift = ranks.rank() % len(link.connections)
         aloft = [*link.connections[shift:], *link.connections[:shift]]  # learners begin at different speakers
         self._only = self._current = self._new_session(aloft if flies else link.connections[:1], flies=flies)
@@ -143,7 +143,7 @@ class SpokenEngine(Engine):
 
     # --- slots -------------------------------------------------------------------------------------------------
 
-    def foresee(self, requests: Mapping[int, Sequence[Request]]) -> None:
+    def announce(self, requests: Mapping[int, Sequence[Request]]) -> None:
         """Where there are several slots, their speakers begin at once; the learner reads what they say in its time."""
         if ranks.slots() == 1:
             return
@@ -155,7 +155,7 @@ class SpokenEngine(Engine):
                 check_request(request, self.context)
             if own:
                 session = self._new_session(self._peers_of(number))
-                session.foresee(own)
+                session.announce(own)
                 self._foreseen[number] = session
                 self._send(session.peers[0], Begin(session.number, own, is_whole=True, forgets_prompts=True))
 
@@ -209,15 +209,15 @@ class SpokenEngine(Engine):
                     raise pickle.loads(failure)
                 if session.owed and not session.unsent:
                     self._receive(SAMPLES, session.debtors)
-                    if self.between is not None:
-                        self.between()
+                    if self.between_steps is not None:
+                        self.between_steps()
         except GeneratorExit:
             if session.flies and not self._is_closed:
                 self._flush(session)
             raise
 
     @property
-    def at_hand(self) -> list[Completion]:
+    def finished(self) -> list[Completion]:
         return list(self._current.ready)
 
     def drop(self, keys: Sequence[Key]) -> None:
@@ -307,7 +307,7 @@ class SpokenEngine(Engine):
     def _receive(self, place: str, debtors: Iterable[Connection]) -> None:
         """Take what speakers have said, after waiting a little for it."""
         with ranks.waiting_for_speakers(place), self._hearing:
-            with self.meanwhile():
+            with self.while_waiting():
                 ready = wait(self._link.connections, LOOK_SECONDS)
             self._hear(ready)
             now, deadline = time.monotonic(), self._link.deadline

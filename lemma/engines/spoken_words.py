@@ -91,7 +91,7 @@ class SpeakerReady:
     context: int
     in_place_of: str | None
     room: int | None
-    goes_on: bool
+    updates_in_flight: bool
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ class TransformersEngine(Engine):
     """
 
     name = "transformers"
-    tells = True
+    streams_tokens = True
 
     def __init__(self, policy: Policy, seed: int, *, batch: int = 64, in_place_of: str | None = None):
         self._policy, self._seed = policy, seed
@@ -96,7 +96,7 @@ class TransformersEngine(Engine):
         self._cache: Any = None
         self._mask_BL = torch.empty(0)
         self.context = policy.context
-        self.listen: Listener | None = None
+        self.on_tokens: Listener | None = None
 
     def submit(self, request: Request) -> None:
         check_request(request, self._policy.context)
@@ -128,8 +128,8 @@ class TransformersEngine(Engine):
                 yield self._done.popleft().completion()
             if self._waiting or self._running:
                 self._step()
-                if self.between is not None:
-                    self.between()
+                if self.between_steps is not None:
+                    self.between_steps()
 
     def update_weights(self, version: int) -> None:
         self._version = version
@@ -223,8 +223,8 @@ class TransformersEngine(Engine):
         chosen = logprobs(part, tokens, sampling.temperature)
         for row, token, logprob, mass in zip(rows, tokens.tolist(), chosen.tolist(), kept.tolist(), strict=True):
             row.take(token, logprob, mass, self._policy.context)
-            if self.listen is not None:
-                self.listen(row.request.key, row.sample, np.array([token]))
+            if self.on_tokens is not None:
+                self.on_tokens(row.request.key, row.sample, np.array([token]))
 
     def _penalised(self, logits_V: torch.Tensor, row: _Row) -> torch.Tensor:
         seen = torch.from_numpy(np.unique(np.concatenate([row.request.prompt, np.array(row.ids, dtype=np.int64)])))

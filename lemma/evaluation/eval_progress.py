@@ -50,14 +50,14 @@ class Meter:
     @contextmanager
     def listening(self, engine: Engine) -> Iterator[None]:
         """Hear what the engine makes, where it is one that tells and nobody else listens."""
-        if not engine.tells or engine.listen is not None:
+        if not engine.streams_tokens or engine.on_tokens is not None:
             yield
             return
-        engine.listen = self.hear
+        engine.on_tokens = self.hear
         try:
             yield
         finally:
-            engine.listen = None
+            engine.on_tokens = None
 
     def hear(self, key: Key, sample: int, ids: np.ndarray) -> None:
         if len(key) > 2 and key[-2] == "turn":  # a later turn of an episode

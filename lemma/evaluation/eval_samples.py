@@ -66,7 +66,7 @@ def sample(
     def own_part() -> None:
         parts = {slot: missing[slot :: slots()] for slot in own_slots()}
         if slots() > 1 and not any(worlds.values()):
-            engine.foresee({slot: [share.request(ask) for ask in part] for slot, part in parts.items()})
+            engine.announce({slot: [share.request(ask) for ask in part] for slot, part in parts.items()})
         for slot, part in parts.items():
             with engine.slot(slot) if slots() > 1 else nullcontext():
                 share.play(part, journal_path(folder, slot))

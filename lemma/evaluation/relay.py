@@ -66,7 +66,7 @@ class _Relay(Engine):
         return batch
 
     @contextmanager
-    def meanwhile(self) -> Iterator[None]:
+    def while_waiting(self) -> Iterator[None]:
         self.may_read.set()
         try:
             yield
@@ -128,12 +128,12 @@ def read_beside(
 @contextmanager
 def _heeding(engine: Engine, relay: _Relay) -> Iterator[None]:
     """Tell the reader when the engine waits, if it is one that says so."""
-    before = engine.meanwhile
-    engine.meanwhile = relay.meanwhile
+    before = engine.while_waiting
+    engine.while_waiting = relay.while_waiting
     try:
         yield
     finally:
-        engine.meanwhile = before
+        engine.while_waiting = before
 
 
 @contextmanager

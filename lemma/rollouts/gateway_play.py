@@ -119,7 +119,7 @@ class _Stage:
             self.settle(BATCH)
 
         try:
-            self._driver.run(lambda: not self._playing and not self._waiting, look, goes_on=False)
+            self._driver.run(lambda: not self._playing and not self._waiting, look, survives_errors=False)
         finally:
             pool.on_news = _nothing
             pool.settle()

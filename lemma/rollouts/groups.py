@@ -220,7 +220,7 @@ class Roller:
                 for slot, journal in journals.items():
                     self._flight.begin(asks[slot], journal, is_urgent=True)
             elif self.world is None:
-                self.engine.foresee({slot: self._requests(own, journals[slot]) for slot, own in asks.items()})
+                self.engine.announce({slot: self._requests(own, journals[slot]) for slot, own in asks.items()})
             for slot, journal in journals.items():
                 teachers = [one for draw in tasks if draw % slots() == slot for one in wanted[draw][0]]
                 with self.engine.slot(slot) if slots() > 1 and self._flight is None else nullcontext():

@@ -192,7 +192,7 @@ class Playing:
         if self._world is not None:
             return _first_turn(ask, completion)
         place = completion.key, completion.sample
-        if place not in self._read and (others := self._engine.at_hand):
+        if place not in self._read and (others := self._engine.finished):
             together = [one for one in (completion, *others) if one.key in self._asks]
             episodes = [_first_turn(self._asks[one.key], one) for one in together]
             self._judge.read(episodes)
@@ -212,14 +212,14 @@ class Playing:
     def at_engine(self) -> Iterator[None]:
         """Within `with`, replies are heard between tokens. Where it is left by an exception, nothing stays behind: no
         request in the engine, and no open world."""
-        before, self._engine.between = self._engine.between, self._between(self._engine.between)
+        before, self._engine.between_steps = self._engine.between_steps, self._between(self._engine.between_steps)
         try:
             yield
         except BaseException:
             self.give_up()
             raise
         finally:
-            self._engine.between = before
+            self._engine.between_steps = before
 
     def _between(self, before: Callable[[], None] | None) -> Callable[[], None] | None:
         return before if self._world is None else self.table.look

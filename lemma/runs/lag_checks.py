@@ -17,8 +17,10 @@ def check_flying(stages: Mapping[str, StageOptions]) -> None:
         if rollout is None or rollout.lag != "flying":
             continue
         engine = rollout.engine
-        goes_on = isinstance(engine, NativeOptions) or (isinstance(engine, VllmOptions) and engine.is_apart)
-        if not goes_on:
+        updates_in_flight = isinstance(engine, NativeOptions) or (
+            isinstance(engine, VllmOptions) and engine.has_own_devices
+        )
+        if not updates_in_flight:
             who = f"responses of the engine {engine.name}"
             raise UserError(
                 f"stages.{name}.rollout.lag: flying: {who} do not go on after an update",

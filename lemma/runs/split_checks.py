@@ -38,7 +38,7 @@ def split_refusal(cluster: ClusterOptions, model: ModelOptions, name: str, stage
             f"leaves no whole weights to generate with for stages.{name}.eval.benchmarks",
             "evaluate the final model with `lemma eval`, or write `shard: gradients`",
         )
-    if engine is None or (isinstance(engine, VllmEngineOptions) and engine.is_apart):
+    if engine is None or (isinstance(engine, VllmEngineOptions) and engine.has_own_devices):
         return None
     if isinstance(engine, NativeOptions) and cluster.speakers:
         return None

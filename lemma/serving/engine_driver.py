@@ -71,7 +71,7 @@ class EngineDriver:
         self._is_closed = False
 
     def ask(self, requests: Sequence[Request], *, wants_tokens: bool = False) -> Call:
-        call = Call(requests, wants_tokens and self.engine.tells)
+        call = Call(requests, wants_tokens and self.engine.streams_tokens)
         with self._lock:
             if self._is_closed:
                 raise ApiError(503, "the server is closing")
@@ -95,7 +95,9 @@ class EngineDriver:
         """Have `look` called soon, also where nothing is generated."""
         self._wake.set()
 
-    def run(self, is_over: Callable[[], bool], look: Callable[[], None] | None = None, *, goes_on: bool = True) -> None:
+    def run(
+        self, is_over: Callable[[], bool], look: Callable[[], None] | None = None, *, survives_errors: bool = True
+    ) -> None:
         """Serve calls until it is over. `look` is called every few tokens, and a few times a second in any case.
 
         Where the engine fails in one sentence, the driver goes on, unless told otherwise.
@@ -113,19 +115,19 @@ class EngineDriver:
                     for completion in self.engine.completions():
                         self._give(completion)
                 except UserError as error:
-                    if error is self._trouble or not goes_on:
+                    if error is self._trouble or not survives_errors:
                         raise
                     self._fail_all(ApiError.of(error, 500))
 
     @contextmanager
     def _hearing(self) -> Iterator[None]:
         engine = self.engine
-        before = self._listener, _ = engine.listen, engine.between
-        engine.listen, engine.between = self._hear, self._between
+        before = self._listener, _ = engine.on_tokens, engine.between_steps
+        engine.on_tokens, engine.between_steps = self._hear, self._between
         try:
             yield
         finally:
-            engine.listen, engine.between = before
+            engine.on_tokens, engine.between_steps = before
             with self._lock:
                 self._is_closed = True
             self._fail_all(ApiError(503, "the server is closing"))

@@ -154,7 +154,7 @@ def spoken(load: Load) -> Iterator[tuple[SpokenEngine, Connection]]:
     link = SpeakerLink([1], [mine])
     policy: Policy = build_policy(load.model, torch.device("cpu"), 0)
     with joined(RankWorld(link=link)):
-        its.send(SpeakerReady("native", CONTEXT, None, None, goes_on=True))
+        its.send(SpeakerReady("native", CONTEXT, None, None, updates_in_flight=True))
         engine = SpokenEngine(policy, link, load, lambda seconds: None, flies=True)
         assert isinstance(its.recv(), Load)
         yield engine, its
@@ -168,7 +168,7 @@ def _stop() -> None:
 def test_a_stop_does_not_wait_for_a_speaker(spoken: tuple[SpokenEngine, Connection]) -> None:
     engine, its = spoken
     engine.submit(asked("one"))
-    engine.between = _stop
+    engine.between_steps = _stop
     with pytest.raises(StopNow):
         next(engine.completions())
     engine.drop([("one",)])

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from lemma.engines.native import cached_attention
+from lemma.engines.native.batched_copy import ALIGNED, copy_together
 from lemma.engines.native.cached_attention import Cache
 from lemma.engines.native.engine import NativeEngine
 from lemma.engines.native.flat_modules import Modules
-from lemma.engines.native.batched_copy import ALIGNED, copy_together
 from lemma.engines.native.runner import Runner
 from lemma.engines.native.sequences import MANY, Read, Sequence, accept_all, completions_of
 from lemma.engines.protocol import Request, generate

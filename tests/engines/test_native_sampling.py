@@ -162,7 +162,7 @@ def test_listeners_hear_every_token_once_and_in_order() -> None:
     policy, _ = forgetful_policy()
     engine = engine_of(policy, cache_tokens=256)
     heard: dict[tuple[object, int], list[int]] = {}
-    engine.listen = lambda key, sample, ids: heard.setdefault((key, sample), []).extend(ids.tolist())
+    engine.on_tokens = lambda key, sample, ids: heard.setdefault((key, sample), []).extend(ids.tolist())
     requests = [Request((i,), np.arange(1, 30), Sampling(max_tokens=30), n=3) for i in range(3)]
     found: list[Completion] = generate(engine, requests)
     assert engine.scheduler.preemptions > 0

@@ -40,9 +40,9 @@ def test_servers_that_cannot_be(options: dict[str, Any], problem: str) -> None:
 
 
 def test_several_servers_are_apart() -> None:
-    assert not VllmOptions().is_apart
+    assert not VllmOptions().has_own_devices
     for one in ({"mode": "server"}, {"servers": 2}, {"servers": ["http://a"]}):
-        assert VllmOptions(**one).is_apart  # type: ignore[arg-type]
+        assert VllmOptions(**one).has_own_devices  # type: ignore[arg-type]
 
 
 def test_the_gpu_of_each_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,15 +62,15 @@ def test_what_a_journal_held_is_no_work(clock: Clock) -> None:
 
 def test_an_engine_that_somebody_listens_to_keeps_its_listener() -> None:
     class Engine:
-        tells, listen = True, None
+        streams_tokens, on_tokens = True, None
 
     engine, meter = Engine(), Meter(1, 1, lambda event: None)
     with meter.listening(engine):  # type: ignore[arg-type]
-        assert engine.listen == meter.hear
-    assert engine.listen is None
-    engine.listen = words = object()
+        assert engine.on_tokens == meter.hear
+    assert engine.on_tokens is None
+    engine.on_tokens = words = object()
     with meter.listening(engine):  # type: ignore[arg-type]
-        assert engine.listen is words
+        assert engine.on_tokens is words
 
 
 def test_two_threads_tell_one_meter() -> None:

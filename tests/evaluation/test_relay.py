@@ -52,7 +52,7 @@ class Counting(Engine):
 class Waiting(Counting):
     """An engine that gives some answers at once, then computes, then waits for its device."""
 
-    meanwhile = staticmethod(nullcontext)
+    while_waiting = staticmethod(nullcontext)
     computes = False
 
     def completions(self) -> Iterator[Completion]:
@@ -62,7 +62,7 @@ class Waiting(Counting):
                 self.computes = True
                 time.sleep(PATIENCE / 4)
                 self.computes = False
-                with self.meanwhile():
+                with self.while_waiting():
                     time.sleep(PATIENCE)
 
 
@@ -115,7 +115,7 @@ def test_the_reader_works_while_the_engine_waits() -> None:
 
     read_beside(engine, reader)
     assert disturbed <= 20, "beside the first ten, at most one a time that was begun before"
-    assert engine.meanwhile is nullcontext
+    assert engine.while_waiting is nullcontext
 
 
 def test_what_the_engine_gave_is_read_before_its_trouble_is_told() -> None:

@@ -105,7 +105,7 @@ class AllAtOnce(Scripted):
     _ready: tuple[Completion, ...] = ()
 
     @property
-    def at_hand(self) -> tuple[Completion, ...]:
+    def finished(self) -> tuple[Completion, ...]:
         return self._ready
 
     def completions(self) -> Iterator[Completion]:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from lemma.engines.native.cached_attention import Cache
-from lemma.engines.native.intake import Intake
 from lemma.engines.native.flat_modules import Modules
+from lemma.engines.native.intake import Intake
 from lemma.engines.native.paging import BlockPool
 from lemma.engines.native.pass_sizes import default_prefill, layout, most_gathered
 from lemma.engines.native.runner import BURST, LADDER, Burst, Runner
@@ -41,8 +41,8 @@ class NativeEngine(Engine):
     """See `lemma.engines.protocol.Engine`. One thread at a time uses it."""
 
     name = "native"
-    tells = True
-    goes_on = True
+    streams_tokens = True
+    updates_in_flight = True
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class NativeEngine(Engine):
         self.bursts_ahead = 0
         self._surprises = 0
         self.context = policy.context
-        self.listen: Listener | None = None
+        self.on_tokens: Listener | None = None
         # Entered for as long as the engine waits for the device: when another thread may use the interpreter.
-        self.meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def room(self) -> int:
@@ -123,7 +123,7 @@ class NativeEngine(Engine):
                 yield self._done.popleft()
 
     @property
-    def at_hand(self) -> deque[Completion]:
+    def finished(self) -> deque[Completion]:
         return self._done
 
     def update_weights(self, version: int) -> None:
@@ -137,7 +137,7 @@ class NativeEngine(Engine):
             for sequence in (job.leader, *job.followers):
                 sequence.renew(version)
 
-    def forget_prompts(self) -> None:
+    def reset_prefix_cache(self) -> None:
         self._restart()
 
     def invalidate(self) -> None:
@@ -184,8 +184,8 @@ class NativeEngine(Engine):
         try:
             while not self._done and not self.scheduler.is_idle:
                 self._work()
-                if self.between is not None:
-                    self.between()
+                if self.between_steps is not None:
+                    self.between_steps()
         finally:
             if is_training:
                 modules.train(True)
@@ -314,7 +314,7 @@ class NativeEngine(Engine):
 
     def _read(self, burst: Burst) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         if burst.done is not None:
-            with self.meanwhile():
+            with self.while_waiting():
                 burst.done.synchronize()
         return burst.read()
 
@@ -326,9 +326,9 @@ class NativeEngine(Engine):
         ends = list(set().union(*{sequence.end_ids for sequence in sequences}))
         may_end = np.logical_or.reduce(np.isin(tokens, ends), axis=0).tolist()
         ended = accept_all(sequences, Read(tokens.T.copy(), logprobs.T.copy(), kept.T.copy()), may_end)
-        if self.listen is not None:
+        if self.on_tokens is not None:
             for sequence in sequences:
-                self.listen(sequence.request.key, sequence.sample, sequence.newest)
+                self.on_tokens(sequence.request.key, sequence.sample, sequence.newest)
         if ended:
             self.scheduler.finish([sequence for sequence, _ in ended])
             self._done += completions_of(ended)

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from lemma.core.errors import LemmaWarning
+from lemma.engines.native.batched_copy import copy_together
 from lemma.engines.native.cached_attention import Cache, DecodeContext, PrefillContext
 from lemma.engines.native.noise import halves
-from lemma.engines.native.batched_copy import copy_together
 from lemma.engines.native.sampler import Cuts, Way, draw, draw_cut, kernels_cut, temperatures, way_of
 from lemma.engines.native.sequences import Sequence
 from lemma.models.adapters import fold_adapters

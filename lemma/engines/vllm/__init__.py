@@ -16,7 +16,7 @@ __all__ = ["VllmOptions", "make_vllm"]
 def make_vllm(policy: Policy, seed: int, options: VllmOptions | None = None) -> VllmBase:
     """The vLLM engine that the options name, running and checked."""
     options = options or VllmOptions()
-    if options.is_apart:
+    if options.has_own_devices:
         from lemma.engines.vllm.server_engine import VllmServerEngine
 
         return VllmServerEngine(policy, seed, options)

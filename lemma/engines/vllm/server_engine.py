@@ -32,8 +32,8 @@ class VllmServerEngine(VllmBase):
     """The noise of a sample has a seed of its own, so a request gives the same tokens wherever and whenever it is
     issued. Ranks share the servers: the first one starts, publishes to and restarts them."""
 
-    is_apart = True
-    goes_on = True
+    has_own_devices = True
+    updates_in_flight = True
 
     def _write_model(self) -> None:
         self.pool = ServerPool()

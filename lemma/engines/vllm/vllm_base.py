@@ -74,13 +74,13 @@ class VllmBase(Engine, ABC):
                 yield self._ready.popleft()
             if self._jobs:
                 self._advance()
-                if self.between is not None:
-                    self.between()
+                if self.between_steps is not None:
+                    self.between_steps()
                 if not self._ready and time.monotonic() - last > self.options.answer_seconds:
                     self._give_up(f"vLLM gave no completion for {self.options.answer_seconds:g} seconds")
 
     @property
-    def at_hand(self) -> list[Completion]:
+    def finished(self) -> list[Completion]:
         return list(self._ready)
 
     def update_weights(self, version: int) -> None:

@@ -15,29 +15,29 @@ class VllmOptions(Options):
     mode: Literal["process", "server"] = "process"
     """`process` shares the trainer's process and device; `server` is a process of its own."""
     servers: Annotated[int, Field(ge=1, le=1024)] | list[str] = 1
-    """How many servers Lemma starts, or the addresses of servers that run already, such as [http://node7:8000]. More
-    than one, or addresses, imply `mode: server`. Requests are balanced, and every server gets the weights."""
+    """How many servers Lemma starts, or the addresses of running servers, such as [http://node7:8000]. Addresses, or
+    more than one server, imply `mode: server`. Requests are balanced across the servers, and each gets the weights."""
     gpus: list[Annotated[int, Field(ge=0)]] | None = None
-    """GPUs of the servers that Lemma starts, one each. Default: those after the GPUs of the ranks; for a single server
-    the trainer's."""
+    """GPUs for the servers that Lemma starts, one each. Default: those after the ranks' GPUs; for a single server the
+    trainer's."""
     context: int | None = Field(None, ge=2)
     """Maximum length of prompt and completion together. Default: the model's own limit."""
     memory: float = Field(0.4, gt=0, lt=1)
     """Share of the GPU's memory that vLLM may use, weights and cache together."""
     cache_gib: float | None = Field(None, gt=0)
-    """Size of the key-value cache in GiB, in place of `memory`. On a CPU it is 1 where it is not given."""
+    """Size of the key-value cache in GiB, instead of `memory`. Default on a CPU: 1."""
     sequences: int = Field(256, ge=1)
-    """Maximum number of sequences that are generated at the same time."""
+    """Maximum number of sequences generated at the same time."""
     eager: bool = False
-    """Start sooner and run slower: no compilation and no CUDA graphs. Always so on a CPU."""
+    """Eager mode: starts faster and runs slower, without compilation and CUDA graphs. Always on for a CPU."""
     sleep: bool = False
-    """Let the engine give its memory back between steps, where the platform can."""
+    """Let the engine release its memory between steps, if the platform supports it."""
     start_seconds: float = Field(600.0, gt=0)
-    """How long the start may take."""
+    """Time limit for the start."""
     answer_seconds: float = Field(1800.0, gt=0)
-    """How long no completion at all may come while some are due."""
+    """Maximum time without any completion while some are pending."""
     restarts: int = Field(3, ge=0)
-    """How often in a row a server that dies is started again without a single completion in between."""
+    """How many times in a row, without a single completion in between, a server that dies is restarted."""
 
     @model_validator(mode="after")
     def _has_servers(self) -> VllmOptions:
@@ -52,6 +52,6 @@ class VllmOptions(Options):
         return self
 
     @property
-    def is_apart(self) -> bool:
+    def has_own_devices(self) -> bool:
         """Whether vLLM runs outside the trainer's process."""
         return self.mode == "server" or self.servers != 1

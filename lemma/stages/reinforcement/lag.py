@@ -169,7 +169,7 @@ class Flying:
         self._policy: Policy | None = None
 
     def use(self, roller: Roller, policy: Policy, engine: Engine) -> None:
-        if not engine.goes_on:
+        if not engine.updates_in_flight:
             raise UserError(
                 f"`rollout.lag: flying` needs responses that go on after an update, which the engine {engine.name} "
                 "does not promise here",
@@ -221,7 +221,7 @@ def blaming(policy: Policy | None) -> Iterator[None]:
 def works_beside(engine: Engine) -> bool:
     """Whether an engine samples while the learner works: it has devices of its own, and where there are other ranks,
     those who sample can agree while those who learn do."""
-    return engine.is_apart and may_go_aside()
+    return engine.has_own_devices and may_go_aside()
 
 
 def lag_metrics(
