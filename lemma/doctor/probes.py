@@ -16,6 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+from lemma.core.version import installed_version
+
 State = Literal["ok", "missing", "broken"]
 MARK = "lemma-probe: "
 GIB = 2**30
@@ -211,19 +213,22 @@ def flash() -> ProbeAnswer:
     """Lemma tries it against torch's kernel by itself."""
     import torch
 
-    from lemma.models.flash_attention import flash_kernel
+    from lemma.core.errors import LemmaWarning
+    from lemma.models.flash_attention import flash_kernel, supports
 
-    try:
-        name = version("flash-attn-4")
-    except PackageNotFoundError:
+    name = installed_version("flash-attn-4")
+    if name is None:
         return ProbeAnswer("not installed: what is called flash_attn here is another version", "missing")
     if _device() == "cpu":
         return ProbeAnswer(f"{name}, needs a GPU", "missing")
+    if not supports(torch.device("cuda")):
+        return ProbeAnswer(f"{name}, not for this GPU: torch's kernel is used", "missing")
     q, k = (torch.randn(24, heads, 64, device="cuda", dtype=torch.bfloat16) for heads in (4, 2))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         kernel = flash_kernel(q, k, None)
-    _check(kernel is not None, str(said[-1].message) if said else "it is not for this GPU: torch's kernel is used")
+    reasons = [str(one.message) for one in said if issubclass(one.category, LemmaWarning)]
+    _check(kernel is not None, reasons[-1] if reasons else "there is no flash_attn.cute: install flash-attn-4 again")
     return ProbeAnswer(f"{name}, agrees with torch's kernel")
 
 

@@ -48,7 +48,7 @@ def flash_kernel(query_THD: torch.Tensor, key_THD: torch.Tensor, window: int | N
 
 @cache
 def _tried_kernel(kind: AttentionKind) -> PackAttention | None:
-    if kind.size not in SIZES or not _is_for(kind.device):
+    if kind.size not in SIZES or not supports(kind.device):
         return None
     function = _installed()
     if function is None:
@@ -64,19 +64,22 @@ def _tried_kernel(kind: AttentionKind) -> PackAttention | None:
     return partial(_attend, function)
 
 
-def _is_for(device: torch.device) -> bool:
+def supports(device: torch.device) -> bool:
+    """Whether it is for such a GPU."""
     is_nvidia = device.type == "cuda" and torch.version.hip is None
     return is_nvidia and torch.cuda.get_device_capability(device)[0] in GENERATIONS
 
 
 @cache
 def _installed() -> Any:
+    """Its function; None where it is not there, and with a warning where it is and cannot be imported."""
     try:
         from flash_attn.cute.interface import flash_attn_varlen_func
-    except ImportError:
-        return None
-    except Exception as error:  # noqa: BLE001 (libraries of its compiler that do not fit)
-        warnings.warn(f"FlashAttention 4 is installed but cannot be imported ({error})", LemmaWarning, stacklevel=2)
+    except Exception as error:  # noqa: BLE001 (its compiler and shared libraries, whatever they say)
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("flash_attn"):
+            return None
+        message = f"flash_attn is installed but cannot be imported ({error}); torch's kernel takes its place"
+        warnings.warn(message, LemmaWarning, stacklevel=2)
         return None
     return flash_attn_varlen_func
 
@@ -127,10 +130,10 @@ def _trouble(function: Any, kind: AttentionKind) -> str | None:
 
     wanted = found(by_torch)
     try:
-        results = found(partial(_attend, function))
+        flash: PackAttention = partial(_attend, function)
+        results = found(flash)
         # Another kernel is compiled where no input requires a gradient.
-        inputs = [x.detach() for x in (query, key, value)]
-        alone = _attend(function, *inputs, segments, keys, kind.size**-0.5, window)
+        alone = flash(*(x.detach() for x in (query, key, value)), segments, keys, kind.size**-0.5, window)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001 (whatever a compiler of another version says)

@@ -8,11 +8,12 @@ import socket
 from pathlib import Path
 
 import pytest
+import torch
 
 from lemma.cli import doctor
 from lemma.cli.parser import Parser
 from lemma.core.hub_access import hub_answers
-from lemma.doctor import health
+from lemma.doctor import health, probes
 from lemma.doctor.health import (
     CheckedPart,
     HealthFinding,
@@ -23,6 +24,8 @@ from lemma.doctor.health import (
     run_probe,
     try_part,
 )
+from lemma.doctor.probes import ProbeAnswer
+from tests.pretended import pretend_installed
 
 BY_NAME = {part.name: part for part in health.PARTS}
 
@@ -89,6 +92,14 @@ def test_a_missing_part_is_optional_unless_it_is_core() -> None:
     needed = CheckedPart("needed", "no_such_module", "no_such_module:probe", "install it", core=True)
     assert try_part(needed).state == "broken"
     assert not core_works([try_part(needed)])
+
+
+def test_a_gpu_that_flash_attention_is_not_for_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_installed("flash-attn-4", "4.0.0", tmp_path, monkeypatch)
+    monkeypatch.setattr(probes, "_device", lambda: "cuda")
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert probes.flash() == ProbeAnswer("4.0.0, not for this GPU: torch's kernel is used", "missing")
 
 
 @pytest.mark.parametrize("name", ["transformers", "bitsandbytes"])

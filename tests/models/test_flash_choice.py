@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
 
+from lemma.core.errors import LemmaWarning
 from lemma.models import attention, blocks, flash_attention
 from lemma.models.flash_attention import AttentionKind
 from lemma.models.packing import Segments
@@ -17,12 +21,40 @@ def test_the_trial_is_made_on_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatc
     device, seen = torch.device("cuda:3"), []
     current = threading.local()
     monkeypatch.setattr(torch.cuda, "set_device", lambda wanted: setattr(current, "device", wanted))
-    monkeypatch.setattr(flash_attention, "_is_for", lambda device: True)
+    monkeypatch.setattr(flash_attention, "supports", lambda device: True)
     monkeypatch.setattr(flash_attention, "_installed", lambda: print)
     monkeypatch.setattr(flash_attention, "_trouble", lambda function, kind: seen.append(current.device))
     kind = AttentionKind(device, torch.bfloat16, heads=4, kv_heads=2, size=64, has_window=False)
     assert flash_attention._tried_kernel.__wrapped__(kind) is not None
     assert seen == [device] and not hasattr(current, "device"), "this thread stays where it is"
+
+
+@pytest.mark.parametrize(
+    ("files", "trouble"),
+    [
+        ({}, None),
+        ({"__init__.py": ""}, None),
+        ({"__init__.py": "import flash_attn_2_cuda"}, None),
+        ({"cute/interface.py": "raise ImportError('libcute.so: cannot open shared object file')"}, "libcute.so"),
+        ({"cute/interface.py": "import no_such_compiler"}, "no_such_compiler"),
+        ({"cute/interface.py": "raise RuntimeError('another CUDA')"}, "another CUDA"),
+    ],
+    ids=["none", "another version", "part of another version", "no library", "no compiler", "a broken compiler"],
+)
+def test_an_installation_that_is_broken_is_told(
+    files: dict[str, str], trouble: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / "flash_attn" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "flash_attn" / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", LemmaWarning)
+        assert flash_attention._installed.__wrapped__() is None
+    for name in [name for name in sys.modules if name.startswith("flash_attn")]:
+        del sys.modules[name]
+    told = [str(one.message) for one in said]
+    assert not told if trouble is None else "cannot be imported" in told[0] and trouble in told[0]
 
 
 @pytest.mark.parametrize("fused", [True, False])
