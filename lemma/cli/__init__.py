@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from lemma.cli.parser import Parser
 from lemma.cli.system_errors import explained
-from lemma.cluster.rank_end import INTERRUPTED, ended_as_rank
+from lemma.cluster.rank_end import INTERRUPTED, run_and_exit
 from lemma.core.errors import UserError, nearest, warnings_said
 
 # The commands and what each is for; the module of the same name in this folder has `add(subparsers)`.
@@ -54,7 +54,7 @@ _REPAIRS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code: 0 well, 2 a mistake of the user, 130 interrupted. Without arguments this
     is a program of its own, whose arguments are the process's."""
-    return ended_as_rank(lambda: _main(None)) if argv is None else _main(argv)
+    return run_and_exit(lambda: _main(None)) if argv is None else _main(argv)
 
 
 def _main(argv: Sequence[str] | None) -> int:

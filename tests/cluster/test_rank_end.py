@@ -62,13 +62,73 @@ def test_an_interrupted_program_ends_quietly_where_nobody_reads_its_output_any_m
     """Ctrl-C ends the `tee` that it was piped to as well."""
     reads, writes = os.pipe()
     os.close(reads)
-    outputs = {name: writes if closed in (name, "both") else subprocess.PIPE for name in ("stdout", "stderr")}
+    out, err = (writes if closed in (name, "both") else subprocess.PIPE for name in ("stdout", "stderr"))
     env = {**os.environ, "PYTHONUNBUFFERED": ""}
     command = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "tidied")]
-    done = subprocess.run(command, **outputs, text=True, timeout=60, env=env, check=False)
+    done = subprocess.run(command, stdout=out, stderr=err, text=True, timeout=60, env=env, check=False)
     os.close(writes)
     assert done.returncode == 130 and (tmp_path / "tidied").exists()
     assert done.stderr == (None if closed != "stdout" else "lemma: interrupted\n")
+
+
+AT_WORK = """
+import gc, pathlib, sys, threading, time
+import torch
+from lemma.cluster.rank_end import run_and_exit
+
+def spin():
+    x = torch.ones(256, 256)
+    while True:
+        x = torch.tanh(x @ x)
+
+def write_late():
+    time.sleep(1.0)
+    pathlib.Path("late.txt").write_text("late")
+
+def work():
+    for _ in range(3):
+        threading.Thread(target=spin, daemon=True).start()
+    threading.Thread(target=write_late).start()
+    work.log = open("log.txt", "w")
+    work.log.write("in the buffer")
+    gc.freeze()
+    time.sleep(0.3)
+    return int(sys.argv[1])
+
+sys.exit(run_and_exit(work))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 130])
+def test_threads_inside_torch_do_not_abort_the_end_and_nothing_is_lost(tmp_path: Path, code: int) -> None:
+    """A thread that is no daemon is waited for, and what is in the buffer of an open file gets to the disk."""
+    command = [sys.executable, "-c", AT_WORK, str(code)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+    assert (tmp_path / "late.txt").read_text() == "late" and (tmp_path / "log.txt").read_text() == "in the buffer"
+
+
+HANGING = """
+import atexit, sys, threading
+from lemma.cluster.rank_end import run_and_exit
+
+def work():
+    threading.Thread(target=threading.Event().wait).start()
+    atexit.register(print, "tidied up")
+    print("interrupted", flush=True)
+    return 130
+
+sys.exit(run_and_exit(work))
+"""
+
+
+def test_ctrl_c_ends_the_wait_for_a_thread_that_hangs() -> None:
+    program = subprocess.Popen([sys.executable, "-c", HANGING], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert program.stdout is not None and program.stdout.readline() == b"interrupted\n"
+    with pytest.raises(subprocess.TimeoutExpired):
+        program.wait(1.0)
+    program.send_signal(signal.SIGINT)
+    assert program.communicate(timeout=30) == (b"tidied up\n", b"") and program.returncode == 130
 
 
 def ends_early(words: list[str], changes: dict[str, str], output: Path) -> None:
