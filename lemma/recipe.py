@@ -68,16 +68,16 @@ SHARED = [
 
 
 class Recipe(Options):
-    """Everything that makes a run."""
+    """Everything that defines a run."""
 
     run: RunOptions = RunOptions()
     """The run folder, the seed, where to compute."""
     model: ModelOptions = ModelOptions()
-    """The model that is trained."""
+    """The model to train."""
     format: Annotated[Format, Choice(FORMATS, by="name")] = Field(default_factory=R1Zero)
     """How a problem becomes a prompt and a completion becomes an answer: a name, or a mapping with name and options."""
     cluster: ClusterOptions = ClusterOptions()
-    """Several processes, GPUs and machines."""
+    """Training on several processes, GPUs or machines."""
     stages: dict[StageName, Annotated[StageOptions, _stage]] = Field(default_factory=dict)
     """The stages by name, in the order in which they run; at least one."""
 

@@ -45,7 +45,7 @@ class Algorithm(Options):
     group_size: GroupSize = 8
     epochs: Epochs = 1
     mini_batches: int = Field(1, ge=1)
-    """Optimisation steps in each pass; groups are dealt out to them whole."""
+    """Optimisation steps per pass; a group is never split between them."""
 
     # --- the advantage and the objective -----------------------------------------------------------------------
 

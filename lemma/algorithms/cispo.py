@@ -29,7 +29,7 @@ class Cispo(RatioOptions, PolicyGradient):
     scale: Scale = "group"
     normalise: Normalise = "token"
     cap: float = Field(5.0, ge=1)
-    """Maximum ratio; 1 + 0.28 would be the upper clip of DAPO."""
+    """Maximum ratio; DAPO's upper clip would be 1.28."""
 
     def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
         return compared(rewards, "mean", scale=self.scale, epsilon=self.epsilon)

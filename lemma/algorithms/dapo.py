@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Dapo(ClipOptions, RatioOptions, PolicyGradient):
-    """GRPO with more room upwards than downwards; every token counts the same."""
+    """GRPO with a wider clip range upwards than downwards; every token has the same weight."""
 
     name: Literal["dapo"] = "dapo"
     """Decoupled clip and dynamic sampling."""

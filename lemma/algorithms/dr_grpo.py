@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class DrGrpo(ClipOptions, RatioOptions, PolicyGradient):
-    """Advantages are rewards less the group's mean, unscaled; sums over tokens are divided by a constant."""
+    """Advantages are rewards minus the group's mean, unscaled; sums over tokens are divided by a constant."""
 
     name: Literal["dr_grpo"] = "dr_grpo"
     """GRPO done right."""

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class ExpertIteration(Algorithm):
-    """Imitate one's own right samples."""
+    """Imitate the policy's own right samples."""
 
     name: Literal["expert_iteration"] = "expert_iteration"
     """Imitation of the policy's own right samples."""
     threshold: float = 1.0
     """Samples with at least this reward count as right."""
     per_problem: int | None = Field(None, ge=1)
-    """How many samples of a problem to keep at most, so that easy ones do not crowd out the others. Default: all."""
+    """Maximum number of samples to keep per problem, so that easy ones do not crowd out the others. Default: all."""
     distinct: bool = True
-    """Keep a response once where several samples of a problem say the same."""
+    """Keep identical samples of a problem only once."""
     normalise: Normalise = "token"
     constant: Constant = None
 

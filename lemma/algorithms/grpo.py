@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class Grpo(GainOptions, RatioOptions, PolicyGradient):
-    """Advantages are rewards less the group's mean, over its deviation; the ratio is clipped as in PPO."""
+    """Advantages are rewards minus the group's mean, divided by its standard deviation; the ratio is clipped as in
+    PPO."""
 
     name: Literal["grpo"] = "grpo"
     """Group-relative policy optimisation."""

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class Gspo(ClipOptions, RatioOptions, PolicyGradient):
-    """GRPO with one ratio for each sample, the geometric mean of its tokens'; it varies little, so the clip is tiny."""
+    """GRPO with one ratio per sample, the geometric mean of its tokens' ratios; it varies little, so the clip is
+    tiny."""
 
     name: Literal["gspo"] = "gspo"
     """Group sequence policy optimisation."""

@@ -25,22 +25,23 @@ if TYPE_CHECKING:
 
 
 class Loop(RatioOptions, PolicyGradient):
-    """A reward is compared with the mean of the others; the clip is as far down as up, in factors."""
+    """Each reward is compared with the mean of the other samples' rewards; the clip is symmetric in the log-ratio."""
 
     name: Literal["loop"] = "loop"
     """Leave-one-out proximal policy optimisation."""
     group_size: GroupSize = 6
     epochs: Epochs = 2
     clip: float | None = Field(0.1, gt=0)
-    """The ratio is clipped to 1 / (1 + clip) and 1 + clip; null: log-probabilities without a ratio."""
+    """The ratio is clipped to the range from 1 / (1 + clip) to 1 + clip; null: plain log-probabilities, no ratio."""
     ratio: Literal["token", "turn", "trajectory"] = "token"
-    """Whose ratio counts: each token's, the product over a turn's tokens, or the product over the sample's."""
+    """Level of the importance ratio: each token's own, the product over a turn's tokens, or the product over the
+    sample's."""
     leave_out_own: bool = True
-    """Compare with the mean of the other samples; otherwise with the mean of all."""
+    """Compare each reward with the mean of the other samples; otherwise with the mean of all samples."""
     least_advantage: float = Field(0.01, ge=0)
-    """Advantages smaller than this are 0."""
+    """Advantages smaller than this in absolute value are set to 0."""
     positive_only: bool = False
-    """Learn from the better samples alone."""
+    """Train only on samples with a positive advantage."""
 
     @model_validator(mode="after")
     def _clip_for_reuse(self) -> Self:

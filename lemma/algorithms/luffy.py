@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class Luffy(LuffyOptions):
-    """Off-policy guidance: samples of a teacher in every group, weighted by how likely the policy finds them."""
+    """Off-policy guidance: a teacher's samples in every group, weighted by how likely they are under the policy."""
 
     name: Literal["luffy"] = "luffy"
-    """Off-policy guidance by a teacher's traces."""
+    """Off-policy guidance from a teacher's traces."""
 
     def assign(self, groups: Sequence[Group], memory: Memory) -> None:
         for group in groups:

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 class Reinforce(PolicyGradient):
-    """-R log p: every sample counts by its reward alone. High variance; here to compare with."""
+    """-R log p: each sample is weighted by its reward alone. High variance; included for comparison."""
 
     name: Literal["reinforce"] = "reinforce"
     """REINFORCE without a baseline."""
     gamma: float = Field(1.0, gt=0, le=1)
-    """The advantage of a token is this to the power of how many tokens come after it, times that of the last one."""
+    """Discount per token: a token with n tokens after it gets gamma^n times the advantage of the last one."""
     whiten: bool = False
-    """Bring the advantages of all tokens of the batch to mean 0 and deviation 1, as REINFORCE++ does."""
+    """Whiten advantages over all tokens of the batch (mean 0, standard deviation 1), as REINFORCE++ does."""
 
     compares: ClassVar[bool] = False
 

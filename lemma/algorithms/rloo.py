@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 
 
 class Rloo(ClipOptions, RatioOptions, PolicyGradient):
-    """A whole sample is one action: its ratio is the product of its tokens', and the KL may be a part of its reward."""
+    """A whole sample is one action: its ratio is the product of its tokens' ratios, and the KL may be part of its
+    reward."""
 
     name: Literal["rloo"] = "rloo"
     """REINFORCE leave-one-out."""
     reward_kl: float = Field(0.0, ge=0)
-    """Weight of the KL of a whole sample to the reference, subtracted from its reward."""
+    """Weight of a sample's summed KL to the reference, which is subtracted from its reward."""
     reward_clip: tuple[float, float] | None = None
-    """Keep rewards within these two numbers, before the KL is subtracted."""
+    """Clip rewards to this range before the KL is subtracted."""
     standardise: bool = False
-    """Bring the advantages of the batch to mean 0 and deviation 1."""
+    """Standardise the advantages of the batch (mean 0, standard deviation 1)."""
 
     @model_validator(mode="after")
     def _one_kl(self) -> Self:

@@ -30,36 +30,37 @@ class ArithmeticOptions(Options):
     """The built-in endless generator of chained word problems with worked solutions."""
 
     operations: int = Field(6, ge=1, le=40)
-    """Steps of each problem: how hard it is."""
+    """Steps per problem, which set its difficulty."""
     largest: int = Field(30, ge=10, le=99)
     """Running totals stay at or below this."""
     style: Literal["stepwise", "terse", "mixed", "skipping"] = "mixed"
-    """How solutions are written: one step at a time, all in one line, 40/60 of both, or leaving steps out at random."""
+    """How solutions are written: one step at a time, all in one line, a 40/60 mix of both, or with steps left out at
+    random."""
     written: float = Field(0.5, ge=0, le=1)
-    """Share of the running totals that `skipping` writes."""
+    """Share of the running totals that `skipping` writes down."""
     asked_how: float = Field(0.0, ge=0, le=1)
-    """Share of the questions that end in `how ?`; their solutions write every step, whatever the style."""
+    """Share of the questions that end in `how ?`; their solutions show every step, whatever the style."""
     count: int = Field(20000, ge=1)
-    """How many problems; the generator itself has no end."""
+    """How many problems; the generator itself is endless."""
     seed: int = Field(0, ge=0)
-    """Another seed, other problems. Train and test never share one, whatever the seed."""
+    """A different seed gives different problems. Train and test never share a problem, whatever the seed."""
 
 
 class GuessingOptions(Options):
-    """Games of the environment `higher_lower` with random guesses: they show the format and no way to win."""
+    """Games of the environment `higher_lower` with random guesses: they teach the format, but not how to win."""
 
     numbers: int = Field(16, ge=2)
-    """Secrets are whole numbers from 1 to this; games take them in turn."""
+    """Secrets are whole numbers from 1 to this; the games go through them in turn."""
     turns: int = Field(5, ge=1)
-    """Guesses in a game, unless one is right."""
+    """Guesses per game; a right one ends it."""
     count: int = Field(2000, ge=1)
     """How many games."""
     seed: int = Field(0, ge=0)
-    """Another seed, other guesses."""
+    """A different seed gives different guesses."""
     question: str = Field("?", min_length=1)
-    """What the player is asked first."""
+    """The question that a game begins with."""
     mute: bool = False
-    """Say the same to every wrong guess, as the environment's option of this name does."""
+    """Give the same reply to every wrong guess, like the environment's option of this name."""
 
 
 class SourceOptions(Options):
@@ -67,8 +68,8 @@ class SourceOptions(Options):
 
     source: str = "arithmetic"
     """A file (.parquet, .jsonl, .json, .csv, .tsv, .arrow; text also .gz), a folder of these or from `save_to_disk`, a
-    hub dataset, or one that is built in: `arithmetic`, `higher_lower`. `environment`: the problems that a stage's
-    environment brings."""
+    hub dataset, or a built-in one: `arithmetic`, `higher_lower`. `environment`: the problems that a stage's environment
+    provides."""
     config: str | None = None
     """Configuration of a hub dataset."""
     split: str = "train"
@@ -78,19 +79,20 @@ class SourceOptions(Options):
     reader: str = "auto"
     """How rows are read; auto decides by their columns."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Columns of other names, such as {question: Query, answer: Gold}; `a.b` is the part b of the column a."""
+    """Columns with other names, such as {question: Query, answer: Gold}; `a.b` is field b of column a."""
     verbatim: bool = False
-    """Text prompts of rows with a response are used word for word, not put into the format's prompt."""
+    """Use text prompts of rows with a response word for word, instead of putting them into the format's prompt."""
     keep_if: str | None = None
-    """Only rows whose column of this name is true, or not empty; false, 0, no and nan as text are not true."""
+    """Keep only rows in which this column is true or not empty; texts such as false, 0, no and nan count as false."""
     drop_if: str | None = None
-    """No rows whose column of this name is true, or not empty, such as `in_eval_sets`."""
+    """Drop rows in which this column, such as `in_eval_sets`, is true or not empty."""
     answers: Literal["any", "number"] = "any"
-    """Rows with any answer, or only those whose answer is a number."""
+    """Keep rows with any answer, or only those whose answer is a number."""
     marks: Literal["keep", "drop"] = "keep"
-    """Calculator marks in solutions, such as GSM8K's `<<48/2=24>>`: kept as they are, or taken out."""
+    """Calculator marks in solutions, such as GSM8K's `<<48/2=24>>`: kept as they are, or removed."""
     variations: int = Field(0, ge=0, le=1000)
-    """Up to this many further problems from each solution with calculator marks: the same ones with other numbers."""
+    """Make up to this many further problems from each solution with calculator marks: the same problem with other
+    numbers."""
     fraction: float | None = Field(None, gt=0)
     """Use this share of the rows; above 1 repeats rows."""
     count: int | None = Field(None, ge=0)
@@ -98,7 +100,7 @@ class SourceOptions(Options):
     arithmetic: ArithmeticOptions = ArithmeticOptions()
     """Options of the built-in arithmetic."""
     guessing: GuessingOptions = GuessingOptions()
-    """Options of the built-in games of `higher_lower`."""
+    """Options of the built-in `higher_lower` games."""
 
     @field_validator("split")
     @classmethod
@@ -129,16 +131,16 @@ class SourceOptions(Options):
 
 
 class LengthOptions(Options):
-    """Which rows are dropped for the length of their prompt, in tokens."""
+    """Which rows are dropped because of their prompt's length, in tokens."""
 
     percentile: float | None = Field(None, gt=0, le=1)
-    """Keep prompts no longer than this quantile of all of them, such as 0.9."""
+    """Keep prompts no longer than this quantile of all prompt lengths, such as 0.9."""
     max_tokens: int | None = Field(None, ge=1)
     """Keep prompts of at most this many tokens."""
 
 
 class DataOptions(SourceOptions):
-    """What a stage learns from: one source, or several mixed."""
+    """What a stage is trained on: one source, or a mix of several."""
 
     mix: list[SourceOptions] = Field(default_factory=list)
     """Several sources, each with its fraction or count; replaces `source`."""
@@ -146,7 +148,7 @@ class DataOptions(SourceOptions):
     """Drop rows by prompt length."""
     streaming: bool = False
     """For data larger than memory, in supervised stages: rows are read one at a time, and their token ids are kept in
-    files of the run. `count` then takes the first rows, and `validation.share` is met on average."""
+    files of the run. `count` then takes the first rows, and `validation.share` holds on average."""
     cache: str | None = None
     """Folder of the content-addressed cache of prepared data; default `~/.cache/lemma` or $LEMMA_CACHE."""
 
@@ -173,13 +175,13 @@ class ValidationOptions(Options):
     """Held-out rows of a stage."""
 
     share: float = Field(0.0, ge=0, lt=1)
-    """Take this share of the stage's rows out of training."""
+    """Hold this share of the stage's rows out of training."""
     data: DataOptions | None = None
-    """Or take other data altogether."""
+    """Or use separate data."""
     count: int | None = Field(None, ge=1)
     """At most this many rows."""
     every: int = Field(0, ge=0)
-    """Steps between validations; 0 validates at the end only, where there is anything held out."""
+    """Steps between validations; 0 validates at the end only, if anything is held out."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> ValidationOptions:

@@ -31,7 +31,8 @@ class CustomWorld(EnvironmentOptions):
     options: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the class."""
     workers: int = Field(2, ge=0)
-    """Processes that the environments run in. 0 runs them in the trainer's, where nothing can end a call that hangs."""
+    """Processes that the environments run in. 0 runs them in the trainer's process, where a call that hangs cannot be
+    stopped."""
 
     @property
     def label(self) -> str:

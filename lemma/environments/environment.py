@@ -95,31 +95,35 @@ class EnvironmentOptions(Options):
     turns: int = Field(8, ge=1)
     """Maximum number of turns in an episode."""
     reply_tokens: int = Field(512, ge=1)
-    """Maximum number of tokens in a reply; a longer one loses its middle, and the metrics count it."""
+    """Maximum number of tokens in a reply; the middle of a longer one is cut out, and the metrics count it."""
     episode_tokens: int | None = Field(None, ge=1)
     """Maximum number of tokens in an episode, prompt and replies included. Default: the model's context."""
     reset_seconds: float | None = Field(None, gt=0)
-    """Deadline of the call that begins an episode. Default: what the class says, or 60."""
+    """Time limit of the call that begins an episode. Default: what the class says, or 60."""
     step_seconds: float | None = Field(None, gt=0)
-    """Deadline of a reply. Default: what the class says, or 60."""
+    """Time limit of a reply. Default: what the class says, or 60."""
     score_seconds: float | None = Field(None, gt=0)
-    """Deadline of the call that scores an episode. Default: what the class says, or 60."""
+    """Time limit of the call that scores an episode. Default: what the class says, or 60."""
     episode_seconds: float | None = Field(None, gt=0)
-    """Time that all calls of an episode may take together; then it ends and is scored. Default: no limit."""
+    """Time limit of all calls of an episode together; when it is reached, the episode ends and is scored. Default: no
+    limit."""
     workers: int = Field(0, ge=0)
-    """Processes that the environments run in. 0 runs them in the trainer's, where nothing can end a call that hangs."""
+    """Processes that the environments run in. 0 runs them in the trainer's process, where a call that hangs cannot be
+    stopped."""
     worker_calls: int | None = Field(None, ge=1)
-    """Calls that one worker makes at the same time, in threads; 1 where the class is not safe for threads. Default:
-    256 where `step` is `async`, otherwise 1."""
+    """Calls that one worker makes at the same time, in threads; use 1 if the class is not thread-safe. Default: 256 if
+    `step` is `async`, otherwise 1."""
     episodes: int | None = Field(None, ge=1)
-    """Maximum number of episodes that are played at the same time. Default: as many as the engine's cache holds."""
+    """Maximum number of episodes played at the same time. Default: as many as fit the engine's cache."""
     schedule: Literal["exact", "free"] | None = None
-    """exact sends all turns with the same number together, in the order of their keys, so that a run repeats to the
-    last bit; free sends a turn as soon as its reply is there. Default: exact on a CPU and with `run.deterministic`."""
+    """exact sends all turns with the same number together, in the order of their keys, so that a run is reproducible
+    bit for bit; free sends a turn as soon as its reply is there. Default: exact on a CPU and with `run.deterministic`,
+    otherwise free."""
     limit_reward: float = 0.0
-    """Reward of an episode whose action broke its world twice: it counts as wrong, with the reason `limit`."""
+    """Reward of an episode in which the same action broke the environment twice: it counts as wrong, with the reason
+    `limit`."""
     unknown_limit: float = Field(0.2, ge=0, le=1)
-    """Share of a step's episodes that may end without a known worth; above it the run stops."""
+    """Share of a step's episodes that may end without a known reward; above it the run stops."""
 
     needs_columns: ClassVar[bool] = False
     """Whether problems keep all columns of the row that they came from, as `extra["row"]`."""

@@ -19,30 +19,31 @@ AGENTS = 64
 
 
 class Gateway(EnvironmentOptions):
-    """Each episode runs an agent, whose calls of the model are its turns."""
+    """Each episode runs an agent, whose calls to the model are its turns."""
 
     name: Literal["gateway"] = "gateway"
-    """An agent that asks the model through an OpenAI client."""
+    """An agent that calls the model through an OpenAI client."""
     agent: str | None = None
-    """The agent as `path/to/file.py:function`, plain or `async`. It takes problem, base_url and api_key, and gives a
-    reward, a mapping with `reward` and `success`, or None: unknown."""
+    """The agent as `path/to/file.py:function`, plain or `async`. It takes problem, base_url and api_key, and returns a
+    reward, a mapping with `reward` and `success`, or None for unknown."""
     command: str | None = None
-    """The agent as a shell command, in place of `agent`: OPENAI_BASE_URL and OPENAI_API_KEY are in its environment, the
-    problem comes as JSON on standard input, and the last line that it prints is the reward, as JSON."""
+    """The agent as a shell command, instead of `agent`: OPENAI_BASE_URL and OPENAI_API_KEY are in its environment, the
+    problem is passed as JSON on standard input, and the last line it prints is the reward, as JSON."""
     score: str | None = None
-    """A function as `path/to/file.py:function` that takes the problem and what the agent gave, and gives the reward."""
+    """A function as `path/to/file.py:function` that takes the problem and what the agent returned, and returns the
+    reward."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the agent's function."""
     turns: int = Field(64, ge=1)
-    """Maximum number of calls of the model in an episode; further ones are refused."""
+    """Maximum number of calls to the model in an episode; further ones are refused."""
     episode_seconds: float = Field(600.0, gt=0)
-    """Deadline of an agent; what it did is then unknown."""
+    """Time limit of an agent; an episode that exceeds it has no known reward."""
     workers: int = Field(2, ge=1)
     """Processes that agents run in."""
     worker_calls: int | None = Field(None, ge=1)
-    """Agents that one worker runs at the same time, in threads where they are not `async`. Default: 64."""
+    """Agents that one worker runs at the same time, in threads if they are not `async`. Default: 64."""
     log: str | None = None
-    """A file for what agents print."""
+    """File for the agents' output."""
 
     _pool: AgentPool | None = PrivateAttr(None)
 

@@ -47,9 +47,9 @@ class HigherLower(EnvironmentOptions):
     reply_tokens: int = Field(16, ge=1)
     """Maximum number of tokens in a reply."""
     words: tuple[str, str, str] = WORDS
-    """How the replies are spelled: those that the model's vocabulary knows."""
+    """The words of the replies for higher, lower and right; choose words in the model's vocabulary."""
     mute: bool = False
-    """Say the same to every wrong guess, so that no player can do better than chance."""
+    """Give the same reply to every wrong guess, so that no player can do better than chance."""
 
     def make(self) -> Environment:
         return Guessing(self.words, self.mute)

@@ -116,30 +116,31 @@ def _left(until: float) -> float:
 
 
 class OpenEnv(EnvironmentOptions):
-    """An environment of OpenEnv, whose server runs somewhere else."""
+    """An OpenEnv environment, whose server you run yourself."""
 
     name: Literal["openenv"] = "openenv"
-    """An environment of OpenEnv."""
+    """An OpenEnv environment."""
     url: str = ""
-    """Its server, such as http://127.0.0.1:8000 or ws://host:port/ws."""
+    """Address of its server, such as http://127.0.0.1:8000 or ws://host:port/ws."""
     action: str = "message"
-    """Field of the action that takes what the policy said."""
+    """Field of the action that takes the policy's text."""
     says: Literal["text", "answer"] = "text"
-    """What goes there: all that was said, or what the format takes for the answer."""
+    """What goes there: the whole text, or the answer that the format finds in it."""
     action_data: dict[str, Any] = Field(default_factory=dict)
     """Other fields of every action."""
     reset_data: dict[str, Any] = Field(default_factory=dict)
-    """Fields of reset, where a `seed` of the run and the problem stands too, and what a problem has under `reset`."""
+    """Fields of the reset call, in addition to a `seed` made from the run and the problem, and to the problem's own
+    `reset`."""
     observation: str = ""
-    """Field of an observation that the policy reads. Default: its only text, or all of it as JSON."""
+    """Field of an observation that the policy reads. Default: its only text field, or all of it as JSON."""
     reward: Literal["last", "sum"] = "last"
-    """What an episode is worth: the last reward that the server gave, or the sum of all."""
+    """Reward of an episode: the last one that the server gave, or the sum of all."""
     success_reward: float = 1.0
-    """Reward from which on an episode counts as a success."""
+    """An episode with at least this reward counts as a success."""
     problems_per_split: int = Field(1000, ge=1)
-    """Episodes that differ in their seed, where the server owns the tasks: `data: {source: environment}`."""
+    """Number of episodes, each with its own seed, if the server owns the tasks: `data: {source: environment}`."""
     workers: int = Field(1, ge=0)
-    """Processes that speak to the server."""
+    """Processes that talk to the server."""
 
     @property
     def address(self) -> str:

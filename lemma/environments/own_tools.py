@@ -1,4 +1,4 @@
-"""Tools of your own: functions in a file. The stage's rewards judge the last turn."""
+"""Tools of your own: functions in a file. The stage's rewards score the last turn."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from lemma.formats.tool_schema import Tool
 
 
 class OwnTools(ToolOptions):
-    """Your own functions as tools. A turn that calls none is the last, and the stage's rewards judge it."""
+    """Your own functions as tools. A turn that calls none is the last, and the stage's rewards score it."""
 
     name: Literal["tools"] = "tools"
     """Functions in a file."""
     functions: list[str] = Field(default_factory=list)
-    """The functions, each as `path/to/file.py:name`; type hints and docstring tell the model what they take and do."""
+    """The functions, each as `path/to/file.py:name`; type hints and docstring tell the model what each takes and
+    does."""
     turns: int = Field(4, ge=1)
-    """Maximum number of turns in an episode: the last one that calls nothing is the answer."""
+    """Maximum number of turns in an episode; a turn without a tool call ends it and is the answer."""
     workers: int = Field(2, ge=0)
-    """Processes that answer calls while others generate. 0: the trainer's, where nothing can end a call that hangs."""
+    """Processes that run tool calls while others generate. 0: the trainer's process, where a call that hangs cannot be
+    stopped."""
 
     is_graded: ClassVar[bool] = True
 

@@ -54,28 +54,29 @@ class MathTools(ToolWorld):
 
 
 class PythonTools(ToolOptions):
-    """A calculator and a sandboxed Python, for math with tools. The stage's rewards judge the last turn."""
+    """A calculator and a sandboxed Python, for math with tools. The stage's rewards score the last turn."""
 
     name: Literal["python"] = "python"
     """Math with tools."""
     turns: int = Field(4, ge=1)
-    """Maximum number of turns in an episode: the last one that calls nothing is the answer."""
+    """Maximum number of turns in an episode; a turn without a tool call ends it and is the answer."""
     offers: list[Literal["calculator", "python"]] = Field(["calculator", "python"], min_length=1)
-    """Which tools there are."""
+    """Which tools to offer."""
     seconds: float = Field(5.0, gt=0)
-    """Deadline of a program."""
+    """Time limit of a program."""
     memory_mb: int = Field(512, ge=64)
-    """Memory of a program."""
+    """Memory limit of a program."""
     output: int = Field(4000, ge=1)
-    """Maximum number of characters of a program's output; a longer one loses its middle."""
+    """Maximum number of characters of a program's output; the middle of a longer one is cut out."""
     keep_variables: bool = True
-    """Whether a program sees the variables of earlier ones of its episode."""
+    """Whether a program sees the variables of earlier programs of its episode."""
     workers: int = Field(2, ge=0)
-    """Processes that answer calls while others generate; each program runs in one of its own. 0: the trainer's."""
+    """Processes that run tool calls while others generate; each program has a process of its own. 0: the trainer's
+    process."""
     packages: bool = True
     """Whether a program can import the packages installed with Lemma, such as sympy."""
     isolated: bool = True
-    """Refuse a machine that cannot keep programs away from its files, its network and its other processes."""
+    """Refuse to run on a machine that cannot isolate programs from its files, its network and its other processes."""
 
     is_graded: ClassVar[bool] = True
 

@@ -71,10 +71,10 @@ class GymProblem(Environment):
 
 
 class ReasoningGym(EnvironmentOptions):
-    """Problems of a generator of reasoning-gym, one answer each, scored by the generator."""
+    """Problems from a reasoning-gym generator, one response each, scored by the generator."""
 
     name: Literal["reasoning_gym"] = "reasoning_gym"
-    """Problems of reasoning-gym."""
+    """Problems from reasoning-gym."""
     turns: int = Field(1, ge=1, le=1)
     """Always 1."""
     generator: str = ""
@@ -82,11 +82,11 @@ class ReasoningGym(EnvironmentOptions):
     options: dict[str, Any] = Field(default_factory=dict)
     """The generator's own options."""
     problems_per_split: int = Field(1000, ge=1)
-    """Problems in each of the splits train, dev and test, which are made from seeds of their own."""
+    """Problems in each of the splits train, dev and test, which have seeds of their own."""
     seed: int = Field(0, ge=0)
     """Seed of the problems."""
     allow_unfit: bool = False
-    """Allow a generator whose scorer pays for nonsense or breaks."""
+    """Allow a generator whose scorer rewards nonsense or crashes."""
 
     def make(self) -> Environment:
         return GymProblem(self)

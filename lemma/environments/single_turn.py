@@ -11,10 +11,10 @@ from lemma.environments.environment import EnvironmentOptions
 
 
 class SingleTurn(EnvironmentOptions):
-    """One answer, judged by the stage's rewards."""
+    """One response, scored by the stage's rewards."""
 
     name: Literal["single_turn"] = "single_turn"
-    """Answer at once."""
+    """A single response."""
     turns: int = Field(1, ge=1, le=1)
     """Always 1."""
 

@@ -21,12 +21,12 @@ class ToolOptions(EnvironmentOptions):
     """An environment whose tools the policy calls, in the spelling of its chat template."""
 
     calls: Style | Literal["auto"] = "auto"
-    """How calls are spelled: hermes (`<tool_call>` and JSON, as Qwen writes it), llama, mistral or code (a block of
-    ```python or <code>). Default: as the model's chat template spells them, or hermes where it knows no tools."""
+    """Syntax of tool calls: hermes (`<tool_call>` and JSON, as Qwen writes it), llama, mistral or code (a block of
+    ```python or <code>). Default: that of the model's chat template, or hermes if it has none for tools."""
     describe: bool = True
-    """Whether the prompt says which tools there are: as the chat template does, or in words where it knows none."""
+    """Whether the prompt describes the tools: through the chat template, or in words if it has no place for tools."""
     calls_per_turn: int = Field(8, ge=1)
-    """Maximum number of calls that are made in one turn."""
+    """Maximum number of tool calls in one turn."""
 
     def tools(self) -> Sequence[Tool]:
         """What can be called."""

@@ -74,7 +74,8 @@ class TrlWorld(ToolOptions):
     options: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the class."""
     workers: int = Field(2, ge=0)
-    """Processes that the environments run in. 0 runs them in the trainer's, where nothing can end a call that hangs."""
+    """Processes that the environments run in. 0 runs them in the trainer's process, where a call that hangs cannot be
+    stopped."""
 
     needs_columns: ClassVar[bool] = True
     """Problems keep the row that they came from: `reset` gets its columns."""

@@ -32,38 +32,38 @@ class Benchmark(SourceOptions):
     """A set of problems with answers, and how it is meant to be measured."""
 
     name: str = Field("", pattern=r"^[A-Za-z0-9_.-]*$")
-    """Its name in results; default: that of its source."""
+    """Its name in results. Default: the name of its source."""
     split: str = "test"
     """Split of a hub dataset or of the built-in generator."""
     files: tuple[str, ...] = ()
-    """Names under --data-dir that it may have there, without the suffix; its own name is always tried."""
+    """File names to look for under --data-dir, without the suffix; its own name is always tried."""
     format: str = "boxed"
-    """Format of prompts and answers where neither the command nor the model's run names one."""
+    """Format of prompts and answers if neither the command nor the model's run names one."""
     samples: int = Field(1, ge=1)
-    """Samples of each problem."""
+    """Samples per problem."""
     metric: Literal["avg", "pass", "maj", "acc_norm"] = "avg"
-    """The number shown in tables: the mean over samples, the chance that one of all samples is right, the majority, or
-    for log-likelihoods the accuracy of the likeliest option a character."""
+    """The number shown in tables: the mean over samples, the chance that any of the samples is right, the majority
+    vote, or, for log-likelihoods, the accuracy of the option that is likeliest per character."""
     scoring: Literal["generate", "likelihood"] = "generate"
     """Whether the model writes an answer, or its answer is the likeliest of the options."""
     weighs: Literal["option", "letter"] = "option"
-    """What is weighed by likelihood: each option's text after the question alone, or its letter after all options."""
+    """What is scored by likelihood: each option's text after the question alone, or its letter after all options."""
     wording: str | None = None
-    """The text before an option that is weighed, with {question} in it. Default: `Question: ...` and `Answer:`."""
+    """Text before the option that is scored, with {question} in it. Default: `Question: ...` and `Answer:`."""
     shots: int = Field(0, ge=0)
-    """Solved examples in front of each question, where the command does not say."""
+    """Solved examples before each question, unless the command says otherwise."""
     shots_source: str | None = None
     """Where examples come from: a file or a dataset. Default: the benchmark's own source, in another split."""
     shots_split: str | None = "train"
-    """The split that examples come from; none where a benchmark has nothing but its test."""
+    """The split that examples come from; null if a benchmark has only a test split."""
     shots_files: tuple[str, ...] = ()
-    """Names under --data-dir of the examples, without the suffix. Default: `files` with the other split's name."""
+    """File names of the examples under --data-dir, without the suffix. Default: `files` with the other split's name."""
     per_source: bool | None = None
-    """Measure each data source that the rows name separately. Default: in LUFFY's files, where there are several."""
+    """Report each data source named in the rows separately. Default: only for LUFFY's files with several sources."""
     rules: Rules = Rules()
     """What counts as equal: tolerances, order of lists, and so on."""
     tolerance: str | None = None
-    """Column, or columns joined by dots, that gives a row its own absolute tolerance, such as `original.error`."""
+    """Column that holds a row's own absolute tolerance; dots reach into nested columns, as in `original.error`."""
 
     def problems(self) -> Sequence[Problem] | None:
         """The problems, where a benchmark of your own makes them; None: they are read from the source."""

@@ -18,20 +18,20 @@ _AT_K = re.compile(r"(pass|maj)@([1-9]\d*)")
 
 
 class EvalOptions(Measuring):
-    """Benchmarks during a stage, with the policy's own weights: before the first step, every so often, at the end."""
+    """Benchmarks of the policy during a stage: before the first step, every `every` steps, and at the end."""
 
     benchmarks: list[str | Benchmark] = Field(default_factory=list)
-    """Names such as gsm8k, data files, or mappings with `source` and more. None: no evaluation. In a stage with an
+    """Names such as gsm8k, data files, or mappings with `source` and more. Empty: no evaluation. In a stage with an
     environment they are played there, and `source: environment` with a `split` takes its own problems."""
     every: int = Field(0, ge=0)
     """Steps between evaluations; 0 evaluates at the start and at the end only."""
     at_start: bool = True
     """Evaluate before the first step too, to see what training changed."""
     metric: str = "answer_accuracy"
-    """The best checkpoint is the one with the highest of this: the mean over benchmarks of answer_accuracy,
-    format_accuracy, reasoning_present, reward, pass@k or maj@k, or of one benchmark, such as gsm8k/pass@4. k is 2, 4,
-    8 and so on up to the number of samples, or that number; pass@1 is answer_accuracy, and so is success,
-    its name in an environment."""
+    """The best checkpoint is the one with the highest value of this: the mean over benchmarks of answer_accuracy,
+    format_accuracy, reasoning_present, reward, pass@k or maj@k, or of one benchmark, such as gsm8k/pass@4. k is 2, 4, 8
+    and so on up to the number of samples, or that number; pass@1 is answer_accuracy, and so is success, its name in
+    environments."""
     max_tokens: int = Field(1024, ge=1)
     """Maximum number of tokens in a completion, or in a turn of an episode."""
 

@@ -20,21 +20,22 @@ class Measuring(Options):
     """What a stage and a command both say about an evaluation."""
 
     samples: int | None = Field(None, ge=1)
-    """Samples of each problem. Default: the benchmark's own number."""
+    """Samples per problem. Default: the benchmark's own number."""
     temperature: float | None = Field(None, ge=0)
     """Sampling temperature. Default: 0 for one sample, 0.6 for several."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling; 1 samples from everything."""
+    """Nucleus sampling; 1 samples from the whole distribution."""
     max_tokens: int = Field(4096, ge=1)
     """Maximum number of tokens in a completion, or in a turn of an episode."""
     limit: int | None = Field(None, ge=1)
     """At most this many problems of each benchmark; always the same ones."""
     thinking: Literal["after", "whole"] = "after"
-    """Where thoughts never end: after counts no answer, whole looks for one in the whole text."""
+    """If the reasoning never ends: after counts no answer, whole looks for one in the whole text."""
     data_dir: str | None = None
     """A folder of data files to use instead of the hub."""
     shots: int | None = Field(None, ge=0)
-    """Solved examples in front of each question, from the benchmark's training split. Default: the benchmark's."""
+    """Solved examples before each question (few-shot), from the benchmark's training split. Default: the benchmark's
+    own number."""
     shots_as: Literal["chat", "text"] | None = None
     """Examples as chat turns or as plain text. Default: chat for tokenizers with a chat template."""
 

@@ -18,12 +18,12 @@ TURNS = r"""{%- if system %}{{- system + '\n\n' }}{%- endif %}
 
 
 class Alpaca(Format):
-    """`### Instruction:` and `### Response:`, then free text whose last line of the form `The answer is: X` counts."""
+    """`### Instruction:` and `### Response:`, then free text; the answer is what follows the last `The answer is:`."""
 
     name: Literal["alpaca"] = "alpaca"
     """Alpaca's prompt."""
     marker: str = Field("The answer is:", min_length=1)
-    """The answer is what follows the last of these, up to the end of the line."""
+    """Text that introduces the answer: the answer is what follows its last occurrence, up to the end of the line."""
 
     @property
     def default_system(self) -> str:

@@ -23,7 +23,7 @@ class BoxedChat(ChatFormat):
     r"""Chat turns, then `reasoning ... \boxed{answer}`, for models that think in tags and for those that do not."""
 
     thinking: bool = False
-    """The chat template itself ends in `<think>`, so that every completion begins with thoughts."""
+    """The chat template itself ends in `<think>`, so every completion begins with its reasoning."""
     grade_unfinished: GradeUnfinished = False
 
     def compose(self, reasoning: str, answer: str) -> str:
@@ -48,7 +48,7 @@ class Boxed(BoxedChat):
 
 
 class Chat(BoxedChat):
-    r"""The tokenizer's chat template, no instruction of ours, then `reasoning ... \boxed{answer}`."""
+    r"""The tokenizer's chat template, with no instruction added, then `reasoning ... \boxed{answer}`."""
 
     name: Literal["chat"] = "chat"
     """The tokenizer's chat template and nothing else."""

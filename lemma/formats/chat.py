@@ -22,7 +22,8 @@ class ChatFormat(Format):
     """A system message and turns, rendered by a chat template that says nothing about reasoning."""
 
     template: Literal["auto", "tokenizer", "own"] = "auto"
-    """Whose chat template: the tokenizer's, our own (<|im_start|> turns), or the tokenizer's where it has one."""
+    """Whose chat template: the tokenizer's, our own (<|im_start|> turns), or auto: the tokenizer's if it has one, else
+    our own."""
 
     suffix: ClassVar[str] = ""
     """Stands at the end of everything the user says."""

@@ -32,7 +32,7 @@ FAULTS: dict[str, str] = {
 
 GradeUnfinished = Annotated[
     bool,
-    Field(description="Look for an answer in the whole text where the reasoning never ends, instead of counting none."),
+    Field(description="If the reasoning never ends, look for an answer in the whole text instead of counting none."),
 ]
 
 HARMLESS = frozenset({"several_answers", "text_after_answer"})
@@ -59,10 +59,10 @@ class Format(Options):
     name: str = ""
     """Which format."""
     system: str | None = None
-    """Instruction at the top of the prompt, in place of the format's own and of the problem's: text, or {file: PATH}.
-    Empty: none."""
+    """Instruction at the top of the prompt, replacing the format's own and the problem's: text, or {file: PATH}. Empty:
+    none."""
     bos: bool | None = None
-    """Begin the prompt with the beginning-of-sequence token, never twice. Default: where the tokenizer does so."""
+    """Begin the prompt with the beginning-of-sequence token, never twice. Default: whatever the tokenizer does."""
 
     @field_validator("system", mode="before")
     @classmethod

@@ -22,10 +22,10 @@ CODE = "\n\nWrite Python code to solve the problem. Present the code in \n```pyt
 
 
 class Own(BoxedChat):
-    r"""LUFFY's name of `chat`: the tokenizer's chat template, then `reasoning ... \boxed{answer}`."""
+    r"""LUFFY's name for `chat`: the tokenizer's chat template, then `reasoning ... \boxed{answer}`."""
 
     name: Literal["own"] = "own"
-    """Another name of `chat`."""
+    """Another name for `chat`."""
 
 
 class _Boxed(Format):
@@ -58,7 +58,8 @@ class Qwen(_Boxed):
 
 
 class SimpleRl(_Boxed):
-    r"""<|im_start|> turns of a helpful assistant; the instruction follows the question; `\boxed{answer}`."""
+    r"""<|im_start|> turns with a helpful assistant as the system message; the instruction follows the question;
+    `\boxed{answer}`."""
 
     name: Literal["simplerl"] = "simplerl"
     """The prompt of SimpleRL-Zoo."""
@@ -73,7 +74,7 @@ class SimpleRl(_Boxed):
 
 
 class PrimeSft(BoxedChat):
-    r"""The tokenizer's own chat template; the wish for a LaTeX answer follows the question; `\boxed{answer}`."""
+    r"""The tokenizer's own chat template; the request for a LaTeX answer follows the question; `\boxed{answer}`."""
 
     name: Literal["prime_sft"] = "prime_sft"
     """The prompt of PRIME's supervised model."""
@@ -97,7 +98,7 @@ def _one_line(preamble: str, bos: bool | None, suffix: str) -> str:
 
 
 class Prime(_Boxed):
-    r"""One line that describes think and answer tags, `User: ... Assistant:`; `\boxed{answer}` in the end."""
+    r"""One line that describes think and answer tags, `User: ... Assistant:`; `\boxed{answer}` at the end."""
 
     name: Literal["prime"] = "prime"
     """The prompt of PRIME."""
@@ -118,7 +119,7 @@ _BLOCK = re.compile(r"```python[ \t]*\r?\n")
 
 
 class PrimeCode(Format):
-    """As `prime`, for tasks whose answer is a program: the last Python block is the answer."""
+    """Like `prime`, for tasks whose answer is a program: the last Python block is the answer."""
 
     name: Literal["prime_code"] = "prime_code"
     """The prompt of PRIME for programs."""
@@ -154,7 +155,7 @@ class PrimeCode(Format):
 
 
 class No(QuestionOnly):
-    r"""The question and nothing else, as `question_only`; where a completion thinks, its thoughts do not count."""
+    r"""The question and nothing else, like `question_only`; an answer inside `<think>` tags does not count."""
 
     name: Literal["no"] = "no"  # type: ignore[assignment]
     """No prompt around the question."""

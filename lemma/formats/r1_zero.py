@@ -30,11 +30,11 @@ class R1Zero(Format):
     """`User: ... Assistant: <think>`, then ` reasoning </think> <answer> answer </answer>`."""
 
     name: Literal["r1_zero"] = "r1_zero"
-    """Tags for thoughts and answer, after a prompt that opens the thoughts."""
+    """Reasoning and answer in tags; the prompt already opens `<think>`."""
     preamble: bool = True
     """Begin with a line that describes the tags. Without it a prompt is just the question, for tiny models."""
     strict_space: bool = False
-    """Compatibility: the format is kept only with exactly one space between `</think>` and `<answer>`."""
+    """Compatibility: a completion follows the format only with exactly one space between `</think>` and `<answer>`."""
     grade_unfinished: GradeUnfinished = False
 
     stop: ClassVar[tuple[str, ...]] = ("</answer>",)

@@ -22,7 +22,7 @@ class ThinkAnswer(ChatFormat):
     """Chat turns, then `<think> reasoning </think> <answer> answer </answer>`."""
 
     name: Literal["think_answer"] = "think_answer"
-    """Thoughts and answer in tags of their own."""
+    """Reasoning and answer in `<think>` and `<answer>` tags."""
     grade_unfinished: GradeUnfinished = False
 
     @property

@@ -18,10 +18,10 @@ In the Solution section, use what the Thought section found to give a clear and 
 
 
 class ThinkBoxed(Format):
-    r"""Chat turns that end in `<think>`, then `thoughts </think> solution with \boxed{answer}`."""
+    r"""Chat turns that end in `<think>`, then `reasoning </think> solution with \boxed{answer}`."""
 
     name: Literal["think_boxed"] = "think_boxed"
-    """Thoughts, then a boxed answer."""
+    """Reasoning, then a boxed answer."""
     grade_unfinished: GradeUnfinished = False
 
     @property

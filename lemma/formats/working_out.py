@@ -19,7 +19,8 @@ TURNS = r"""{%- if system %}{{- system + (eos_token or '') }}{%- endif %}
 
 
 class WorkingOut(Format):
-    """System text, end-of-sequence, question, start tag; then working out and solution with nothing between tags."""
+    """System text, end-of-sequence token, question, start tag; then the working out and, right after its end tag, the
+    solution."""
 
     name: Literal["working_out"] = "working_out"
     """Working out and solution in tags."""

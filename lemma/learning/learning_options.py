@@ -28,7 +28,7 @@ class OptimOptions(Options):
     """AdamW and its schedule."""
 
     name: Literal["adamw", "adamw_8bit"] = "adamw"
-    """adamw_8bit holds the moments in 8 bits (bitsandbytes)."""
+    """adamw_8bit keeps the moments in 8 bits (bitsandbytes)."""
     lr: float = Field(1e-5, ge=0)
     """Peak learning rate."""
     betas: tuple[Share, Share] = (0.9, 0.95)
@@ -42,7 +42,7 @@ class OptimOptions(Options):
     warmup: float = Field(0.0, ge=0)
     """Warm-up: below 1 a share of all steps, otherwise a number of steps."""
     final_lr: float = Field(0.0, ge=0, le=1)
-    """Where linear and cosine schedules end, as a share of lr."""
+    """Learning rate at the end of linear and cosine schedules, as a share of lr."""
     clip: float = Field(1.0, ge=0)
     """Maximum gradient norm; 0 turns clipping off."""
 
@@ -62,9 +62,9 @@ class BudgetOptions(Options):
     """How much is computed at a time."""
 
     token_budget: int | None = Field(None, ge=16)
-    """Maximum number of tokens in one forward and backward pass. Changes speed and memory, never the gradient.
-    Default: 16384 on a CPU, fewer where the memory plan finds no room for them; on a GPU what it finds room for,
-    between 8192 and 65536."""
+    """Maximum number of tokens in one forward and backward pass. Changes speed and memory, never the gradient. Default:
+    on a CPU 16384, or fewer if the memory plan has no room for them; on a GPU as many as it has room for, between 8192
+    and 65536."""
 
     @property
     def planned_budget(self) -> int:
@@ -80,9 +80,9 @@ class BatchOptions(BudgetOptions):
 
 
 class CheckpointOptions(Options):
-    """When the whole state is saved, and what is kept."""
+    """When the whole state is saved, and which checkpoints are kept."""
 
     every: int = Field(100, ge=0)
     """Steps between checkpoints; 0 saves at the end only."""
     keep: int = Field(2, ge=1)
-    """How many of the newest are kept, the best one aside."""
+    """How many of the newest to keep, in addition to the best."""

@@ -19,9 +19,9 @@ class LoraOptions(Options):
     alpha: float = Field(32.0, gt=0)
     """Scale: the update is multiplied by alpha / r."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout in front of the adapter. Reinforcement learning wants 0."""
+    """Dropout on the adapter's input. Reinforcement learning requires 0."""
     targets: list[str] | Literal["all-linear"] = "all-linear"
-    """Names of the layers that get an adapter, or every linear layer but the head."""
+    """Names of the layers that get an adapter, or all-linear: every linear layer except the head."""
 
 
 class TinyOptions(Options):
@@ -40,7 +40,8 @@ class TinyOptions(Options):
     context: int = Field(512, ge=16)
     """Maximum sequence length."""
     words: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
-    """Further tokens, such as the tags of a format; they are found wherever they stand, line breaks included."""
+    """Extra tokens, such as the tags of a format; they are recognised anywhere in the text, and may contain line
+    breaks."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> TinyOptions:
@@ -50,36 +51,36 @@ class TinyOptions(Options):
 
 
 class ModelOptions(Options):
-    """Which model is trained, and how it is held in memory."""
+    """Which model to train, and how it is held in memory."""
 
     path: str = Field("tiny", min_length=1)
-    """A folder, a hub name, a GGUF file, or `tiny` for the built-in model, which is created from nothing."""
+    """A folder, a hub name, a GGUF file, or `tiny` for the built-in model, which starts from random weights."""
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
     tokenizer: str | None = None
-    """Folder, hub name or GGUF file of the tokenizer where it is not the model's own."""
+    """Folder, hub name or GGUF file of the tokenizer, if it is not the model's own."""
     override: dict[str, Any] = Field(default_factory=dict)
-    """Values of the model's configuration to replace, such as rope_theta or max_position_embeddings."""
+    """Values to override in the model's configuration, such as rope_theta or max_position_embeddings."""
     lora: LoraOptions | None = None
     """Train low-rank adapters instead of all weights."""
     precision: Precision | None = None
     """Compute precision; bf16 and fp16 keep fp32 master weights. Default: bf16 on a GPU, fp32 on a CPU."""
     quantize: Literal["4bit"] | None = None
-    """Hold the frozen base weights in 4 bits (bitsandbytes nf4); needs lora."""
+    """Keep the frozen base weights in 4 bits (bitsandbytes nf4); needs lora."""
     checkpointing: bool | None = None
-    """Recompute activations in the backward pass: less memory, up to a quarter slower. Default: on a GPU in as many
-    blocks as the memory plan asks for, on a CPU in none."""
+    """Gradient checkpointing: recompute activations in the backward pass. Takes less memory and is up to a quarter
+    slower. Default: on a GPU for as many blocks as the memory plan needs, on a CPU for none."""
     share_prompts: bool | None = None
-    """Compute a prompt that several sequences of a pass begin with once. Default: on a GPU."""
+    """Compute a prompt shared by several sequences of a pass only once. Default: true on a GPU, false on a CPU."""
     compile: bool = False
-    """Compile the decoder blocks for training (torch.compile, as separate callables)."""
+    """Compile each decoder block for training with torch.compile."""
     fused: bool = True
-    """Use fused kernels where a GPU has them: Triton's for norms, rotary embeddings and the feed-forward gate, and
-    FlashAttention 4 for attention where it is installed."""
+    """Use fused kernels on a GPU that supports them: Triton's for norms, rotary embeddings and the feed-forward gate,
+    and FlashAttention 4 for attention if it is installed."""
     trust_remote_code: bool = False
     """Run code that comes with a hub model."""
     tiny: TinyOptions = TinyOptions()
-    """Shape of the built-in model; used where path is `tiny`."""
+    """Shape of the built-in model; used if path is `tiny`."""
 
     @model_validator(mode="after")
     def _works_together(self) -> ModelOptions:

@@ -12,7 +12,7 @@ from lemma.rewards.reward import Reward, RewardInput
 
 
 class Accuracy(Reward):
-    """1 for a right answer, 0 for a wrong one; an unknown verdict is no reward."""
+    """1 for a right answer, 0 for a wrong one; an unknown verdict gives no reward."""
 
     name: Literal["accuracy"] = "accuracy"
     """Which reward."""
@@ -21,7 +21,7 @@ class Accuracy(Reward):
     wrong: float = 0.0
     """Value of a wrong answer."""
     formatted: bool = False
-    """Give the value of a right answer only where the format was kept."""
+    """Give the value of a right answer only if the completion follows the format."""
 
     needs_verdict: ClassVar[bool] = True
 
@@ -34,26 +34,26 @@ class Accuracy(Reward):
 
 
 class FormatKept(Reward):
-    """1 where the recipe's format was kept: an answer is there, and nothing that leaves it in doubt."""
+    """1 if the completion follows the recipe's format: there is an answer, and no doubt about which one it is."""
 
     name: Literal["format"] = "format"
     """Which reward."""
     value: float = 1.0
-    """Value of a completion that kept the format; others get 0."""
+    """Value of a completion that follows the format; others get 0."""
 
     def score(self, item: RewardInput) -> float | None:
         return None if item.parsed is None else self.value * item.parsed.ok
 
 
 class Graded(Reward):
-    """The score of a grader of another system, word for word; see docs/grading.md for the names."""
+    """The score of another system's grader, exactly as it computes it; see docs/grading.md for the names."""
 
     name: Literal["graded"] = "graded"
     """Which reward."""
     grader: str = "luffy_v3"
     """Name of the grader, such as luffy_v3, r1_zero_fast, boxed_slow, verifier_math."""
     compat: bool = True
-    """Keep what is known to be a defect of the original."""
+    """Reproduce known defects of the original."""
 
     leaves_out: ClassVar[bool] = True
 

@@ -27,8 +27,8 @@ class FunctionReward(Reward):
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the function."""
     seconds: float = Field(300.0, gt=0)
-    """Longest time for one completion, as a mean where a function takes several at once; one that takes longer stops
-    the run, with its name."""
+    """Time limit per completion, on average if a function takes several at once. A function that takes longer stops the
+    run, with an error that names it."""
 
     @property
     def label(self) -> str:

@@ -8,7 +8,7 @@ from lemma.rewards.reward import Reward, RewardInput
 
 
 class EnvironmentReward(Reward):
-    """The environment's own reward. Where it does not know, the episode is left out."""
+    """The environment's own reward. If it is unknown, the episode is left out."""
 
     name: Literal["environment"] = "environment"
     """Which reward."""

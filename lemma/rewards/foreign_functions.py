@@ -17,7 +17,7 @@ OPENRLHF = ("queries", "prompts", "labels")
 
 
 class VerlFunction(FunctionReward):
-    """veRL's `compute_score(data_source, solution_str, ground_truth, extra_info)`, which gives a number, or a mapping
+    """veRL's `compute_score(data_source, solution_str, ground_truth, extra_info)`, which returns a number, or a mapping
     with `score`."""
 
     name: Literal["verl"] = "verl"
@@ -35,8 +35,8 @@ class VerlFunction(FunctionReward):
 
 
 class OpenRlhfFunction(FunctionReward):
-    """OpenRLHF's `reward_func(queries, prompts, labels)`, which gives a list or tensor, or a mapping with `rewards`. A
-    query is the question with the completion after it."""
+    """OpenRLHF's `reward_func(queries, prompts, labels)`, which returns a list or tensor, or a mapping with `rewards`.
+    A query is the question followed by the completion."""
 
     name: Literal["openrlhf"] = "openrlhf"
     """Which reward."""

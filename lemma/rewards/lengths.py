@@ -47,9 +47,9 @@ class Repetition(Reward):
     name: Literal["repetition"] = "repetition"
     """Which reward."""
     ngram: int = Field(3, ge=1)
-    """Tokens of an n-gram."""
+    """Number of tokens in an n-gram."""
     penalty: float = Field(-1.0, le=0)
-    """Value where every n-gram is a repetition."""
+    """Value if every n-gram is a repetition."""
 
     def score(self, item: RewardInput) -> float | None:
         ids = tuple(item.ids)
@@ -61,16 +61,16 @@ class Repetition(Reward):
 
 
 class Length(Reward):
-    """Nearness to a target length: 1 at the target, less by 1/`scale` for each token away from it, below 0 as well."""
+    """Closeness to a target length: 1 at the target, minus 1/`scale` for each token away from it; may be negative."""
 
     name: Literal["length"] = "length"
     """Which reward."""
     target: int | None = Field(None, ge=0)
-    """The length wanted, in tokens; by default the problem's gold, which is then a number."""
+    """Target length in tokens. Default: the problem's gold answer, which must then be a number."""
     scale: int = Field(8192, ge=1)
     """Tokens of difference that cost one point."""
     shorter: bool = False
-    """Anything up to the target counts as on it."""
+    """Any length up to the target counts as on target."""
 
     def score(self, item: RewardInput) -> float | None:
         wanted = self.target

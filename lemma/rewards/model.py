@@ -26,9 +26,9 @@ class RewardModel(Reward):
     batch: int = Field(16, ge=1)
     """Completions scored at a time."""
     max_tokens: int = Field(4096, ge=8)
-    """Maximum length of a text; longer ones lose their beginning."""
+    """Maximum length of a text; longer ones are truncated at the beginning."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where it computes; auto takes a GPU where there is one."""
+    """Where it computes; auto uses a GPU if there is one."""
 
     def check(self) -> None:
         """Refuse a path without such a model by its files alone; of a hub's model the configuration is fetched."""

@@ -97,7 +97,7 @@ class Reward(Options):
     name: str = ""
     """Which reward."""
     weight: float = 1.0
-    """Its factor in the sum of rewards."""
+    """Its weight in the sum of rewards."""
 
     needs_verdict: ClassVar[bool] = False
     """Whether it asks the grader; a completion whose verdict is unknown is then left out altogether."""

@@ -15,12 +15,12 @@ _PAIR = r"^<think>.*?</think>\s*<answer>.*?</answer>$"
 
 
 class R1ZeroReward(Reward):
-    """1 where the tags are kept and the answer is right, `format_value` where only the tags are kept, else 0."""
+    """1 if the tags are right and the answer too, `format_value` if only the tags are right, else 0."""
 
     name: Literal["r1_zero"] = "r1_zero"
     """Which reward."""
     format_value: float = 0.0
-    """Value of a kept format with a wrong answer."""
+    """Value of right tags with a wrong answer."""
     compat: bool = False
     """The original to the letter: one space between the tags, text after `</answer>` graded, its own fast grader."""
 
@@ -48,7 +48,7 @@ class ThinkFormat(Reward):
     name: Literal["think_format"] = "think_format"
     """Which reward."""
     value: float = 1.0
-    """Value of a kept format."""
+    """Value of a completion that follows the format."""
     opened: bool = False
     """The prompt already ends with `<think>`, so the completion does not repeat it."""
 
@@ -63,11 +63,11 @@ class ThinkAnswerFormat(Reward):
     name: Literal["think_answer_format"] = "think_answer_format"
     """Which reward."""
     value: float = 1.0
-    """Value of a kept format."""
+    """Value of a completion that follows the format."""
     soft: bool = False
     """Allow a missing opening tag and text after the answer."""
     compat: bool = False
-    """Let a dot match within one line only, as the original does."""
+    """Let the pattern's dot not match newlines, as in the original."""
 
     def score(self, item: RewardInput) -> float | None:
         if self.soft:

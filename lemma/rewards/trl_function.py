@@ -17,14 +17,14 @@ GOLD_COLUMNS = ("answer", "solution", "ground_truth", "target")
 
 
 class TrlFunction(FunctionReward):
-    """A reward function written for TRL: it gets prompts, completions and the columns of the data, and gives a list."""
+    """A reward function written for TRL: it gets prompts, completions and the columns of the data, and returns a
+    list."""
 
     name: Literal["trl"] = "trl"
     """Which reward."""
     completions: Literal["auto", "text", "messages"] = "auto"
-    """What the function gets: texts, or lists of one message each. auto: as TRL does, messages where the column
-    `prompt` of the data holds messages, texts where it holds text; without that column, messages where the format uses
-    a chat template."""
+    """What the function gets: texts, or lists of one message each. auto: as TRL does, messages if the data's `prompt`
+    column holds messages, texts if it holds text; without that column, messages if the format uses a chat template."""
 
     needs_columns: ClassVar[bool] = True
     """Problems keep the row that they came from."""

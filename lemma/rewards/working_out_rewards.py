@@ -120,7 +120,7 @@ class WorkingOutReward(Reward):
 
 
 class ExactFormat(WorkingOutReward):
-    """The whole format is kept: 3 points."""
+    """3 points if the completion follows the whole format."""
 
     name: Literal["exact_format"] = "exact_format"
     """Which reward."""
@@ -145,7 +145,7 @@ class ApproximateFormat(WorkingOutReward):
 
 
 class AnswerReward(WorkingOutReward):
-    """How near the solution that is graded is: 5 points for the right one, part of them near by."""
+    """How close the graded solution is: 5 points for the right one, some of them for a close one."""
 
     name: Literal["answer"] = "answer"
     """Which reward."""
@@ -200,7 +200,7 @@ class AnswerReward(WorkingOutReward):
 
 
 class Numbers(WorkingOutReward):
-    """How near the first number of the solution is to the gold."""
+    """How close the first number of the solution is to the gold answer."""
 
     name: Literal["numbers"] = "numbers"
     """Which reward."""

@@ -40,7 +40,7 @@ class Integer(Reward):
     name: Literal["integer"] = "integer"
     """Which reward."""
     value: float = 0.5
-    """Value of an answer of digits."""
+    """Value of an answer written with digits only."""
 
     def score(self, item: RewardInput) -> float | None:
         return self.value * xml_answer(item.completion).isdigit()
@@ -52,9 +52,9 @@ class StrictFormat(Reward):
     name: Literal["strict_format"] = "strict_format"
     """Which reward."""
     value: float = 0.5
-    """Value of a kept format."""
+    """Value of a completion that follows the format."""
     compat: bool = False
-    """Let a dot match within one line only, as many copies of the original do."""
+    """Let the pattern's dot not match newlines, as in many copies of the original."""
 
     def score(self, item: RewardInput) -> float | None:
         return self.value * (re.match(_STRICT, item.completion, 0 if self.compat else re.DOTALL) is not None)
@@ -66,16 +66,17 @@ class SoftFormat(Reward):
     name: Literal["soft_format"] = "soft_format"
     """Which reward."""
     value: float = 0.5
-    """Value of a kept format."""
+    """Value of a completion that follows the format."""
     compat: bool = False
-    """Let a dot match within one line only, as many copies of the original do."""
+    """Let the pattern's dot not match newlines, as in many copies of the original."""
 
     def score(self, item: RewardInput) -> float | None:
         return self.value * (re.match(_SOFT, item.completion, 0 if self.compat else re.DOTALL) is not None)
 
 
 class TagCount(Reward):
-    """An eighth for each of four tags that occurs exactly once on its line, less a little for text after the end."""
+    """An eighth for each of the four tags that occurs exactly once on its own line, minus a little for text after the
+    end."""
 
     name: Literal["tag_count"] = "tag_count"
     """Which reward."""
@@ -84,7 +85,7 @@ class TagCount(Reward):
     penalty: float = 0.001
     """Subtracted twice for each character after the closing tag."""
     compat: bool = False
-    """Take off the length of the whole text where the final newline is missing, as the original does."""
+    """If the final newline is missing, penalise the length of the whole text, as the original does."""
 
     def score(self, item: RewardInput) -> float | None:
         text, total = item.completion, 0.0

@@ -22,18 +22,18 @@ LONGEST_NAME = 200
 
 
 class RunOptions(Options):
-    """Where a run lives and what makes it repeatable."""
+    """Where a run lives and what makes it reproducible."""
 
     dir: str = Field("runs/run", min_length=1)
     """Folder of everything the run writes: recipe, log, metrics, checkpoints, models."""
     seed: int = Field(0, ge=0)
-    """Seed of every named random stream."""
+    """Seed of all random streams."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute; auto takes a GPU where there is one."""
+    """Where to compute; auto uses a GPU if there is one."""
     threads: int | None = Field(None, ge=1, le=1024)
-    """CPU threads. Recorded at the first start and kept when the run goes on, because results depend on it."""
+    """CPU threads. Recorded at the first start and reused on resuming, because results depend on it."""
     deterministic: bool = False
-    """On a GPU: bit-equal results at some cost in speed. A CPU run is always bit-equal."""
+    """On a GPU: bit-identical results, at some cost in speed. A CPU run is always bit-identical."""
     tensorboard: bool = True
     """Write TensorBoard event files."""
     wandb: str | None = None
@@ -58,8 +58,8 @@ class StageOptions(Options):
     kind: str
     """What the stage does: supervised, preference or rl."""
     start_from: str | None = None
-    """Name of an earlier stage whose final model this one starts from. Default: the stage before, or the recipe's model
-    for the first one."""
+    """Name of an earlier stage whose final model this one starts from. Default: the previous stage, or the recipe's
+    model for the first one."""
     optim: OptimOptions = OptimOptions()
     """The optimiser."""
     batch: BudgetOptions = BudgetOptions()

@@ -22,14 +22,14 @@ OF_ROWS = ("config", "split", "revision", "reader", "keep_if", "drop_if", "answe
 
 
 class ImitatedOptions(Options):
-    """Which samples of a journal are imitated: those that are good enough."""
+    """Which samples of a journal to imitate: those that are good enough."""
 
     least_reward: float = 1.0
-    """Samples with at least this reward are imitated."""
+    """Imitate samples with at least this reward."""
     per_problem: int | None = Field(None, ge=1)
-    """At most this many samples of one problem. Default: all."""
+    """At most this many samples per problem. Default: all."""
     distinct: bool = True
-    """Imitate once what several samples of a problem say alike."""
+    """Imitate identical samples of a problem only once."""
 
 
 class SupervisedOptions(StageOptions):
@@ -40,10 +40,10 @@ class SupervisedOptions(StageOptions):
     batch: BatchOptions = BatchOptions()
     """Batch sizes."""
     data: DataOptions = DataOptions()
-    """Where the demonstrations come from. `source: journal` takes good samples of the stages before, and
-    `journal:runs/x` those of another run: whole episodes, in which what was said is learnt."""
+    """Where the demonstrations come from. `source: journal` takes good samples of earlier stages, and `journal:runs/x`
+    those of another run: whole episodes, trained on the tokens that the policy sampled."""
     journal: ImitatedOptions = ImitatedOptions()
-    """Which samples of a journal are imitated."""
+    """Which samples of a journal to imitate."""
     validation: ValidationOptions = ValidationOptions()
     """Held-out demonstrations and how often their loss is computed."""
     epochs: float | None = Field(None, gt=0)
@@ -51,22 +51,22 @@ class SupervisedOptions(StageOptions):
     steps: int | None = Field(None, ge=1)
     """Optimisation steps."""
     unique_examples: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
-    """Use the first N demonstrations only."""
+    """Use only the first N demonstrations."""
     packing: Literal["borders", "stream"] = "borders"
-    """borders: sequences side by side, attention never crosses. stream: documents run on and are cut every
-    max_length tokens, as in classic instruction tuning."""
+    """borders: sequences are packed side by side, and attention never crosses between them. stream: documents are
+    concatenated and cut every max_length tokens, as in classic instruction tuning."""
     max_length: int | None = Field(None, ge=8)
     """Maximum sequence length; longer ones are dropped and counted. Default: the model's context."""
     train_on: Literal["response", "all"] = "response"
-    """Tokens that are learnt: the response only, or the prompt as well."""
+    """Tokens to train on: the response only, or the prompt as well."""
     turns: Literal["all", "last", "played"] = "all"
-    """Of a conversation (rows with messages): every turn of the assistant is learnt, or the last one only; `played`:
-    every turn, token for token as an episode of an environment would hold them."""
+    """Which turns of a conversation (rows with messages) to train on: every assistant turn, or only the last; `played`:
+    every turn, token for token as an episode in an environment would hold it."""
     normalise: Literal["token", "sequence", "constant"] = "token"
-    """The loss is a sum over tokens divided by: all trained tokens; each sequence's own length and the number of
-    sequences; or `constant` times the number of sequences."""
+    """What the sum of token losses is divided by: the number of trained tokens; each sequence's own length and the
+    number of sequences; or `constant` times the number of sequences."""
     constant: float = Field(1.0, gt=0)
-    """Divisor of `normalise: constant`."""
+    """Divisor for `normalise: constant`."""
     shuffle: bool = True
     """A new order for every epoch, from the run's seed."""
 

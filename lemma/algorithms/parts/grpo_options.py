@@ -23,37 +23,37 @@ class SapoOptions(Options):
     """The gate 4 / t sigmoid(t (r - 1)) of SAPO: a larger t closes it sooner."""
 
     positive: float = Field(1.0, gt=0)
-    """Its temperature t where the advantage is above 0."""
+    """Temperature t for an advantage above 0."""
     negative: float = Field(1.05, gt=0)
-    """Its temperature t where the advantage is 0 or below."""
+    """Temperature t for an advantage of 0 or below."""
 
 
 class VespoOptions(Options):
     """The weight w^k exp(l (1 - w)) of VESPO, where w is the ratio of the whole sample."""
 
     power_positive: float = Field(2.0, ge=0)
-    """Its k where the advantage is 0 or above."""
+    """k for an advantage of 0 or above."""
     decay_positive: float = Field(3.0, ge=0)
-    """Its l where the advantage is 0 or above."""
+    """l for an advantage of 0 or above."""
     power_negative: float = Field(3.0, ge=0)
-    """Its k where the advantage is negative."""
+    """k for a negative advantage."""
     decay_negative: float = Field(2.0, ge=0)
-    """Its l where the advantage is negative."""
+    """l for a negative advantage."""
 
 
 class GainOptions(ClipOptions):
     """The surrogate of a token, and whose ratio it sees."""
 
     gain: Literal["clip", "sapo", "vespo"] = "clip"
-    """What a token gains: the clipped ratio; a smooth gate instead of the edge (sapo); or the log-probability weighted
-    by a smooth function of the whole sample's ratio (vespo)."""
+    """The surrogate objective of a token: the clipped ratio; a smooth gate instead of the clip (sapo); or the
+    log-probability weighted by a smooth function of the whole sample's ratio (vespo)."""
     sapo: SapoOptions = SapoOptions()
     """The gate of `gain: sapo`."""
     vespo: VespoOptions = VespoOptions()
     """The weight of `gain: vespo`."""
     ratio: Level = "token"
-    """Whose ratio counts: each token's; the turn's as the product over its tokens; the sample's as the geometric mean
-    of its tokens (sequence), or as their product (trajectory)."""
+    """Level of the importance ratio: each token's own; the turn's, a product over its tokens; or the whole sample's, as
+    the geometric mean over its tokens (sequence) or their product (trajectory)."""
     mismatch_cap: MismatchCap = None
 
     @model_validator(mode="after")
@@ -84,9 +84,10 @@ class GainOptions(ClipOptions):
 EachReward = Annotated[
     dict[str, float] | None,
     Field(
-        description="Normalise each reward within its group before they are summed by these weights, and the sums over "
-        "the batch; rewards of different size then count as their weights say. Names all of the stage's rewards, those "
-        "that are only logged with 0. Default: advantages of the weighted sum."
+        description="Normalise each reward within its group, sum them with these weights, and normalise the sums over "
+        "the batch (GDPO). Rewards of different scales then count according to their weights. Must name "
+        "all rewards of the stage, with 0 for those that are only logged. Default: advantages of the "
+        "weighted sum."
     ),
 ]
 

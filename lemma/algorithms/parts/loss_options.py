@@ -23,8 +23,8 @@ Epochs = Annotated[int, Field(ge=1, description="Passes over each batch of rollo
 Scale = Annotated[
     Literal["none", "group", "batch"],
     Field(
-        description="Divide advantages by the standard deviation of the rewards: not at all, of the group, or of the "
-        "whole batch."
+        description="Divide advantages by the standard deviation of the rewards: not at all, the group's, or the "
+        "whole batch's."
     ),
 ]
 LARGEST_EPSILON = 0.05
@@ -47,38 +47,43 @@ Epsilon = Annotated[
 Normalise = Annotated[
     Literal["token", "sequence", "constant"],
     Field(
-        description="The loss is a mean over tokens, a mean over samples of the means over their tokens, or a mean "
-        "over samples of sums divided by `constant`."
+        description="How token losses are averaged: over all tokens; over each sample's tokens, then over samples; or "
+        "summed per sample and divided by `constant`, then averaged over samples."
     ),
 ]
 Constant = Annotated[
-    float | None, Field(gt=0, description="Divisor for `normalise: constant`. Default: the longest response.")
+    float | None, Field(gt=0, description="Divisor for `normalise: constant`. Default: the maximum response length.")
 ]
 
 Clip = Annotated[
     float | None,
-    Field(gt=0, lt=1, description="The ratio is clipped to 1 - clip and 1 + clip; null: it is not clipped."),
+    Field(gt=0, lt=1, description="The ratio is clipped to the range from 1 - clip to 1 + clip; null: no clipping."),
 ]
-ClipHigh = Annotated[float | None, Field(gt=0, description="Another distance upwards. Default: the same as clip.")]
+ClipHigh = Annotated[
+    float | None, Field(gt=0, description="Upper clip range, if different. Default: the same as clip.")
+]
 
 KlWeight = Annotated[
     float,
-    Field(ge=0, description="Weight of the KL to the model the stage began with. At 0 no reference model is held."),
+    Field(
+        ge=0, description="Weight of the KL to the model that the stage started from. At 0 no reference model is kept."
+    ),
 ]
 KlEstimator = Annotated[
-    Literal["k1", "k2", "k3", "abs", "mse", "low_var_kl"], Field(description="How the KL of a token is estimated.")
+    Literal["k1", "k2", "k3", "abs", "mse", "low_var_kl"], Field(description="Estimator of the KL per token.")
 ]
-EntropyWeight = Annotated[float, Field(ge=0, description="Weight of a bonus for the mean entropy of tokens.")]
+EntropyWeight = Annotated[float, Field(ge=0, description="Weight of the entropy bonus, a mean over tokens.")]
 MismatchCap = Annotated[
     float | None,
     Field(
         gt=0,
-        description="Weigh the policy's own tokens by how likely the learner finds them relative to the engine that "
-        "sampled them, at most by this much; 2 is usual. Default: no such weight.",
+        description="Weight the policy's own tokens by their probability under the learner over that under the engine "
+        "that sampled them (truncated importance sampling), capped at this value; 2 is usual. Default: no "
+        "such weight.",
     ),
 ]
 
-LabelSmoothing = Annotated[float, Field(ge=0, lt=0.5, description="Share of the labels that may be swapped.")]
+LabelSmoothing = Annotated[float, Field(ge=0, lt=0.5, description="Assumed share of labels that are swapped.")]
 NllWeight = Annotated[float, Field(ge=0, description="Weight of the mean NLL of the chosen responses.")]
 
 

@@ -31,9 +31,9 @@ class ReshapeOptions(Options):
     power: float = Field(0.5, gt=0)
     """Exponent of pow."""
     gamma: float = Field(0.1, gt=0)
-    """The gamma of p_div_p: tokens about this likely pull most."""
+    """The gamma of p_div_p: tokens with about this probability get the largest gradient."""
     factor: float = 1.0
-    """Factor of the advantages of these tokens."""
+    """Multiplies the advantages of these tokens."""
 
     constants: ClassVar[dict[str, tuple[Reshape, ...]]] = {
         "weight": ("p_logp",),
@@ -56,17 +56,17 @@ class ReshapeOptions(Options):
 
 
 class OffPolicyOptions(ReshapeOptions):
-    """A teacher's tokens."""
+    """The weight of a teacher's tokens."""
 
     reshape: Reshape = "p_div_p"
     """How the probability p of a token becomes its weight. `no_reshape`: p. `logp`: `weight` times its logarithm.
     `p_logp`: p plus `weight` times its logarithm. `square_root`. `pow`: p to the power of `power`. `p_div_p`:
     p / (p + gamma)."""
     behaviour: Literal["one", "given"] = "one"
-    """How likely the teacher's tokens were to the teacher: counted as 1, or as the data give it for each token
-    (`trace_probs` of a problem), which leaves `reshape` without use."""
+    """Probability of the teacher's tokens under the teacher: taken as 1, or given by the data for each token
+    (`trace_probs` of a problem), in which case `reshape` has no effect."""
     min: float | None = None
-    """Smallest weight of a token."""
+    """Minimum weight of a token."""
     max: float | None = None
     """Maximum weight of a token."""
 
@@ -82,13 +82,13 @@ class OffPolicyOptions(ReshapeOptions):
 
 
 class AdaptiveEntropyOptions(Options):
-    """A weight of the entropy bonus that holds the entropy near a target."""
+    """A weight of the entropy bonus that adapts to keep the entropy near a target."""
 
     kind: Literal["learned", "proportional"] = "learned"
-    """`learned`: the weight is trained once a step, on the mean entropy of its updates. `proportional`: entropy x
-    target / mean entropy of the batch, which takes a second pass over the batch."""
+    """`learned`: the weight is trained once per step, on the mean entropy of the step's updates. `proportional`:
+    entropy x target / mean entropy of the batch, which takes a second pass over the batch."""
     target: float = Field(1.0, gt=0)
-    """Entropy in nats per token to hold."""
+    """Target entropy, in nats per token."""
     limit: float | None = Field(None, gt=0)
     """Maximum weight (learned only)."""
     lr: float = Field(1e-2, gt=0)
@@ -114,21 +114,21 @@ class AdaptiveEntropyOptions(Options):
 
 
 class LuffyCompat(Options):
-    """What the original's code can do and its published runs do not."""
+    """Options of the original code that its published runs do not use."""
 
     micro_batch_scale: bool = False
-    """The original's literal scale: sums and means over each micro-batch, so that the loss depends on the packing."""
+    """Normalise exactly as the original does: sums and means per micro-batch, so the loss depends on the packing."""
     on_policy: ReshapeOptions = ReshapeOptions()
-    """The policy's own tokens: how their ratio of the new to the old policy is reshaped."""
+    """The policy's own tokens: how the ratio of the new to the old policy is reshaped."""
     skip_above: float | None = Field(None, gt=0, le=1)
-    """Leave out tokens that the policy finds more likely than this."""
+    """Mask tokens whose probability under the policy is above this."""
     prefix_reward: float | None = None
     """Advantage of a teacher's tokens, divided by group_size, whatever reward the sample got. Needs
     `prefix: {samples: -1}`."""
     ratio_kl: float = Field(0.0, ge=0)
-    """Weight of the size of the mean log-ratio of old and new policy; takes a second pass over the batch."""
+    """Weight of the absolute mean log-ratio of old and new policy; takes a second pass over the batch."""
     adaptive_entropy: AdaptiveEntropyOptions | None = None
-    """Adapt the weight of the entropy to the measured entropy."""
+    """Adapt the weight of the entropy bonus to the measured entropy."""
 
     def of_loss(self, entropy: float, memory: Memory) -> dict[str, Any]:
         """What this block says to the loss; `entropy` is the weight that an adaptive one starts from."""
@@ -165,24 +165,24 @@ class LuffyOptions(Algorithm):
     prefix: PrefixOptions = PrefixOptions()
     """Which samples begin with a teacher's trace."""
     off_policy: OffPolicyOptions = OffPolicyOptions()
-    """A teacher's tokens."""
+    """The weight of a teacher's tokens."""
     statistics: Literal["group", "on_policy"] = "group"
-    """Whose rewards make the baseline: those of the whole group, or of the policy's own samples."""
+    """Whose rewards form the baseline: the whole group's, or those of the policy's own samples."""
     scale: Literal["none", "group"] = "none"
-    """Divide advantages by the standard deviation of the rewards that make the baseline."""
+    """Divide advantages by the standard deviation of the rewards that form the baseline."""
     clip: shared.Clip = None
     clip_high: shared.ClipHigh = None
     normalise: shared.Normalise = "constant"
     constant: shared.Constant = None
     sft_weight: float | None = Field(None, gt=0)
-    """Imitate a teacher's samples (negative log-likelihood with this weight) instead of weighing them: the baseline
-    "RL with SFT loss". It is divided like the rest of the loss."""
+    """Imitate a teacher's samples (negative log-likelihood with this weight) instead of weighting them: the baseline
+    "RL with SFT loss". Normalised like the rest of the loss."""
     entropy: shared.EntropyWeight = 0.001
     kl: shared.KlWeight = 0.0
     kl_estimator: shared.KlEstimator = "low_var_kl"
     mismatch_cap: shared.MismatchCap = None
     compat: LuffyCompat = LuffyCompat()
-    """What the original's code can do and its published runs do not."""
+    """Options of the original code that its published runs do not use."""
 
     @model_validator(mode="before")
     @classmethod

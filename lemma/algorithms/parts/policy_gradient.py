@@ -21,11 +21,12 @@ class RatioOptions(Options):
     """Options of losses that look at the ratio of the present policy to the one before the batch."""
 
     kl_by_ratio: bool = False
-    """Multiply the estimate of the KL by the ratio, so that it holds for samples of the older policy."""
+    """Multiply the KL estimate by the ratio, so that it is also correct for samples of the old policy."""
     top_entropy: float = Field(1.0, gt=0, le=1)
-    """Learn from this share of the batch's tokens only, those of highest entropy."""
+    """Train only on this share of the batch's tokens, those with the highest entropy."""
     off_policy_limit: float | None = Field(None, gt=0)
-    """Leave out unwanted samples whose log-probability per token has fallen by more than this."""
+    """Mask samples with negative advantage whose log-probability per token has fallen by more than this since they were
+    sampled."""
 
 
 class ClipOptions(Options):
@@ -34,7 +35,7 @@ class ClipOptions(Options):
     clip: shared.Clip = 0.2
     clip_high: shared.ClipHigh = None
     clip_cap: float | None = Field(None, gt=1)
-    """Clip the ratio here for unwanted samples too (two-sided clipping); above 1 + clip_high."""
+    """Upper limit on the ratio for negative advantages as well (two-sided clipping); must be above 1 + clip_high."""
 
     @model_validator(mode="after")
     def _clips_fit(self) -> Self:
@@ -60,19 +61,19 @@ class PolicyGradient(Algorithm):
     kl_estimator: shared.KlEstimator = "k3"
     entropy: shared.EntropyWeight = 0.0
     entropy_target: float | None = Field(None, gt=0)
-    """Raise the weight of the bonus after each step that ends below this entropy (in nats), lower it otherwise, and
-    give no bonus above it."""
+    """Target entropy in nats per token: after each step the bonus weight is raised if the entropy is below it and
+    lowered otherwise; above it there is no bonus."""
     entropy_step: float = Field(0.005, gt=0)
-    """How much `entropy_target` changes the weight in a step."""
+    """How much `entropy_target` changes the weight per step."""
     entropy_max: float = Field(1.0, gt=0)
-    """Maximum weight that `entropy_target` leads to."""
+    """Maximum weight that `entropy_target` can reach."""
     mismatch_cap: shared.MismatchCap = None
     mismatch_floor: float | None = Field(None, ge=0)
     """Minimum mismatch weight."""
     mismatch_level: Literal["token", "sequence"] = "token"
-    """Whether a mismatch weight belongs to a token or to a whole sample."""
+    """Whether mismatch weights are per token or per sample."""
     mismatch_mask: bool = False
-    """Leave out what lies beyond cap and floor, instead of cutting its weight."""
+    """Mask tokens or samples whose weight is outside floor and cap, instead of clipping the weight."""
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class AdaptiveKlOptions(Options):
-    """A weight of the KL penalty that holds the KL near a target."""
+    """A weight of the KL penalty that adapts to keep the KL near a target."""
 
     target: float = Field(6.0, gt=0)
-    """KL of a whole sample to hold, in nats."""
+    """Target KL of a whole sample, in nats."""
     horizon: float = Field(10_000.0, gt=0)
-    """Samples in which the weight changes by a fifth at most."""
+    """Number of samples over which the weight changes by at most a fifth."""
 
 
 class RewardKlOptions(RatioOptions):
@@ -70,11 +70,11 @@ class CriticOptions(Options):
     lam: float = Field(0.95, ge=0, le=1)
     """GAE's lambda: 0 trusts the critic's next value, 1 the sampled rewards."""
     whiten: bool = True
-    """Shift and scale advantages to mean 0 and deviation 1 over the batch."""
+    """Whiten advantages over the batch (mean 0, standard deviation 1)."""
     value_clip: float | None = Field(0.2, gt=0)
-    """A value counts as moved by this much at most in a batch; null: without a limit."""
+    """Clip range of the value loss: how far a value may move from its old one within a batch; null: no clipping."""
     value_weight: float = Field(0.1, gt=0)
-    """Weight of the critic's loss; it matters only where the gradient is clipped."""
+    """Weight of the critic's loss; it matters only if the gradient is clipped."""
     value_lr: float | None = Field(None, gt=0)
     """Learning rate of the critic. Default: the policy's."""
 
@@ -94,11 +94,11 @@ class PpoCompat(Options):
     """Details of published runs."""
 
     whiten_rewards: bool = False
-    """Scale the rewards of tokens to deviation 1 over the batch before advantages are estimated."""
+    """Scale token rewards to standard deviation 1 over the batch before advantages are estimated."""
     missing_eos_penalty: float | None = Field(None, gt=0)
-    """Subtracted from the score of a sample that was cut off before it ended."""
+    """Subtracted from the score of a sample that was cut off before its end-of-sequence token."""
     missing_eos_score: float | None = None
-    """The score of a sample that was cut off before it ended, whatever it says."""
+    """The score of a sample that was cut off before its end-of-sequence token, whatever it says."""
 
     @model_validator(mode="after")
     def _one_score(self) -> Self:

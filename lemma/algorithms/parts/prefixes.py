@@ -19,24 +19,24 @@ class PrefixOptions(Options):
     """Which samples of a group begin with a teacher's trace, and with how much of it."""
 
     samples: int = Field(1, ge=-1)
-    """Samples of each problem that begin with the trace; -1 means all, 0 none. The others are the policy's own."""
+    """Samples per problem that begin with the trace; -1 means all, 0 none. The others are the policy's own."""
     min: float = Field(1.0, ge=0, le=1)
-    """Smallest share of the trace for random and fixed. With min and max at 1 the whole trace is the sample and nothing
+    """Minimum share of the trace for random and fixed. With min and max at 1 the sample is the whole trace, and nothing
     is generated."""
     max: float = Field(1.0, ge=0, le=1)
     """Maximum share of the trace."""
     strategy: Strategy = "random"
-    """How the share is chosen. `random`: anything from min to max. `fixed`: evenly spaced from min to max over the
-    samples. `linear_max` and `reverse_linear`: anything from 0 to a limit that falls (or rises) in equal windows of
-    steps. `linear`: max, falling to 0 in a straight line over the steps, the same for all samples of a problem."""
+    """How the share is chosen. `random`: uniformly from min to max. `fixed`: evenly spaced from min to max over the
+    samples. `linear_max` and `reverse_linear`: uniformly from 0 to a limit that falls (or rises) in equal windows of
+    steps. `linear`: falls linearly from max to 0 over the steps, the same for all samples of a problem."""
     steps: int | None = Field(None, ge=1)
-    """Steps over which the share of linear_max, reverse_linear and linear changes; afterwards it stays."""
+    """Steps over which linear_max, reverse_linear and linear change the share; afterwards it stays constant."""
     windows: int = Field(10, ge=1)
-    """Windows of linear_max and reverse_linear."""
+    """Number of windows of linear_max and reverse_linear."""
     shared: bool = False
-    """One share for all samples of a problem, instead of one for each."""
+    """One share for all samples of a problem, instead of one per sample."""
     traced: float = Field(1.0, ge=0, le=1)
-    """Share of the draws of a problem in which its trace is used at all."""
+    """Share of a problem's draws in which its trace is used at all."""
 
     @model_validator(mode="after")
     def _works_together(self) -> PrefixOptions:

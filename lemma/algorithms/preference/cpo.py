@@ -20,7 +20,7 @@ class Cpo(NllOptions, PreferenceAlgorithm):
     name: Literal["cpo"] = "cpo"
     """Contrastive preference optimisation."""
     loss: Literal["sigmoid", "hinge", "ipo"] = "sigmoid"
-    """The loss of a pair; ipo on means over tokens."""
+    """The loss of a pair; ipo uses means over tokens."""
     label_smoothing: LabelSmoothing = 0.0
     nll: NllWeight = 1.0
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class Dpo(NllOptions, PreferenceAlgorithm):
-    """Direct preference optimisation: raise the log-ratio to the reference of the chosen response above the other's."""
+    """Direct preference optimisation: raise the chosen response's log-ratio to the reference above the rejected
+    one's."""
 
     name: Literal["dpo"] = "dpo"
     """Direct preference optimisation."""
@@ -25,19 +26,19 @@ class Dpo(NllOptions, PreferenceAlgorithm):
     """The loss of a pair: a name, or several with their weights, such as `{sigmoid: 0.8, bco: 0.2}`."""
     label_smoothing: LabelSmoothing = 0.0
     reference_free: bool = False
-    """Use log-probabilities in place of log-ratios; no reference model is held."""
+    """Use log-probabilities instead of log-ratios; no reference model is needed."""
     divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] = "reverse_kl"
-    """Which divergence from the reference the rewards belong to."""
+    """The divergence from the reference that defines the implicit rewards."""
     divergence_alpha: float = 0.5
     """Coefficient of `divergence: alpha`; 1 is the reverse KL, 0 the forward KL."""
     length_alpha: float | None = Field(None, ge=0, le=1)
-    """Weight of tokens beyond the length of the shorter response (LD-DPO); not given: 1."""
+    """Weight of the tokens beyond the length of the shorter response (LD-DPO). Default: 1."""
     weighting: bool = False
-    """Weigh pairs by how likely the policy is to generate them (WPO); it costs one more forward pass."""
+    """Weight pairs by how likely the policy is to generate them (WPO); costs one more forward pass."""
     tau: float = Field(0.05, gt=0)
     """Temperature of the blend in `loss: discopop`."""
     shift: bool = True
-    """In `loss: bco`, subtract the running mean of rewards, this step's batch included."""
+    """In `loss: bco`, subtract the running mean of the rewards, this step's batch included."""
 
     @model_validator(mode="after")
     def _fits(self) -> Dpo:

@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
 
 class Kto(PreferenceAlgorithm):
-    """Kahneman-Tversky optimisation: gains and losses of single responses about a reference point."""
+    """Kahneman-Tversky optimisation: gains and losses of single responses relative to a reference point."""
 
     name: Literal["kto"] = "kto"
     """Kahneman-Tversky optimisation."""
     loss: Literal["kto", "apo_zero_unpaired"] = "kto"
-    """kto estimates its reference point from responses to other prompts; apo_zero_unpaired takes 0."""
+    """kto estimates its reference point from responses to other prompts; apo_zero_unpaired uses 0."""
     wanted_weight: float = Field(1.0, gt=0)
-    """Weight of wanted responses. With counts n and m, wanted x n : unwanted x m should be 1:1 to 4:3."""
+    """Weight of wanted responses. With n wanted and m unwanted ones, wanted_weight x n : unwanted_weight x m should lie
+    between 1:1 and 4:3."""
     unwanted_weight: float = Field(1.0, gt=0)
     """Weight of unwanted responses."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from pydantic import Field
+
 from lemma.algorithms.algorithm import Memory
 from lemma.algorithms.preference.preference_algorithm import PreferenceAlgorithm
 
@@ -16,8 +18,10 @@ class Orpo(PreferenceAlgorithm):
 
     name: Literal["orpo"] = "orpo"
     """Odds-ratio preference optimisation."""
+    beta: float = Field(0.1, gt=0)
+    """Weight of the odds-ratio term in the loss."""
     imitate: Literal["all", "response"] = "all"
-    """What the NLL term learns: prompt and chosen response, as the original does, or the response alone."""
+    """What the NLL term is computed on: prompt and chosen response, as in the original, or the response alone."""
 
     @property
     def learns_nll(self) -> Literal["none", "response", "all"]:

@@ -31,7 +31,7 @@ class PreferenceAlgorithm(Options):
     name: str = ""
     """Which algorithm."""
     beta: float = Field(0.1, gt=0)
-    """How strongly the policy is held: rewards are beta times log-probabilities or log-ratios."""
+    """Scale of the implicit rewards: beta times log-ratios to the reference, or times log-probabilities without one."""
 
     paired: ClassVar[bool] = True
     """Whether it learns from pairs; otherwise from single responses that are wanted or not."""

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 class Simpo(NllOptions, PreferenceAlgorithm):
-    """Simple preference optimisation: beta times the difference of mean log-probabilities shall exceed gamma."""
+    """Simple preference optimisation: beta times the difference of mean log-probabilities should exceed gamma."""
 
     name: Literal["simpo"] = "simpo"
     """Simple preference optimisation."""
     beta: float = Field(2.0, gt=0)
     """Scale of the mean log-probabilities; larger than elsewhere, because they are means."""
     gamma: float = Field(1.0, ge=0)
-    """The margin that a pair should have, in units of reward."""
+    """Target margin of a pair, in units of reward."""
     alpha: float = 0.0
-    """AlphaPO: the reward is (1 - p^-alpha) / alpha in place of log p; 0 is SimPO."""
+    """AlphaPO: the reward is (1 - p^-alpha) / alpha instead of log p; 0 is SimPO."""
     label_smoothing: LabelSmoothing = 0.0
 
     def objective(self, memory: Memory, baseline: float = 0.0) -> ContrastivePreference:

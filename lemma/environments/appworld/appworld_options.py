@@ -21,7 +21,7 @@ from lemma.environments.environment import Deadlines, Environment, EnvironmentOp
 
 
 class AppWorldOptions(EnvironmentOptions):
-    """Tasks in the apps of a person, done by code; `lemma env setup appworld` installs what it needs."""
+    """AppWorld: everyday tasks in a person's apps, done in code; `lemma env setup appworld` installs what it needs."""
 
     name: Literal["appworld"] = "appworld"
     """The tasks and apps of AppWorld."""
@@ -30,36 +30,36 @@ class AppWorldOptions(EnvironmentOptions):
     venv: str | None = None
     """Virtual environment with the package appworld. Default: `venv` in the root."""
     agent: Agent = "conversation"
-    """conversation: a chat that grows, code in fenced blocks. rebuilt: one prompt, written anew each turn with the
-    steps so far, answered in <think> and <code>."""
+    """conversation: a growing chat, with code in fenced blocks. rebuilt: one prompt, rewritten each turn with the steps
+    so far, answered in <think> and <code>."""
     history: int | None = Field(None, ge=1)
-    """How many of the last steps the rebuilt prompt shows. Default: all."""
+    """How many of the most recent steps the rebuilt prompt shows. Default: all."""
     reward: Worth = "tests"
-    """tests: 1 for a success, otherwise the share of tests passed, 0 where the task was not called complete. success:
-    1 or 0. compat: 10 for calling the task complete, right or wrong, as the public PPO system pays it."""
+    """tests: 1 for a success, otherwise the share of tests passed, 0 if the agent did not mark the task as complete.
+    success: 1 or 0. compat: 10 for marking the task as complete, right or wrong, as the public PPO system does."""
     pay_for_nothing: bool = False
-    """Count all tests in the share, also those that pass where nothing was done, as LOOP does."""
+    """Count all tests in the share, including those that pass if nothing is done, as LOOP does."""
     difficulty: list[Literal[1, 2, 3]] = Field(default_factory=list)
     """Only tasks of these difficulties, such as [1, 2]. Default: all."""
     turns: int = Field(40, ge=1)
     """Maximum number of turns in an episode."""
     reply_tokens: int = Field(3000, ge=1)
-    """Maximum number of tokens in a reply; a longer one loses its middle, and the metrics count it."""
+    """Maximum number of tokens in a reply; the middle of a longer one is cut out, and the metrics count it."""
     code_seconds: int = Field(30, ge=1)
-    """Time that the code of one turn may take; longer is an error that the agent reads."""
+    """Time limit for the code of one turn; when it is exceeded, the agent reads an error."""
     api_calls: int = Field(1000, ge=1)
-    """Calls of APIs in the code of one turn."""
+    """Maximum number of API calls in the code of one turn."""
     memory_mb: int = Field(1024, ge=64)
-    """Memory that the code of an episode may take, beyond what a world needs itself."""
+    """Memory limit for the code of an episode, on top of what a world needs itself."""
     cpu_seconds: int = Field(600, ge=1)
-    """Processor time of one world; it ends there."""
+    """CPU time limit of one world; it ends there."""
     sandbox: Literal["auto", "namespaces", "landlock", "none"] = "auto"
-    """How worlds are confined: auto takes namespaces, or else Landlock, or else refuses. none: not at all, on a machine
-    where nothing is private."""
+    """How worlds are confined: auto takes namespaces, or else Landlock, or else refuses. none: not at all, only for
+    machines that hold nothing private."""
     workers: int = Field(1, ge=0)
-    """Processes that speak with the worlds. Each world is a process of its own, whatever this says."""
+    """Processes that talk to the worlds. Each world is a process of its own in any case."""
     worker_calls: int | None = Field(64, ge=1)
-    """Worlds that one worker speaks with at the same time."""
+    """Worlds that one worker talks to at the same time."""
     episodes: int | None = Field(64, ge=1)
     """Maximum number of worlds at the same time; each takes about 55 MB of memory."""
 

@@ -28,24 +28,25 @@ class ExampleBatchOptions(BudgetOptions):
 
 
 class JournalOptions(Options):
-    """Which samples of a journal become pairs: best against worst of a group, second best against second worst, ..."""
+    """Which samples of a journal become pairs: a group's best with its worst, second best with second worst, ..."""
 
     per_group: int = Field(1, ge=1)
-    """At most this many pairs of one group."""
+    """At most this many pairs per group."""
     gap: float = Field(0.0, ge=0)
-    """The rewards of the two must differ by more than this."""
+    """The rewards of a pair must differ by more than this."""
 
 
 class PreferenceOptions(StageOptions):
-    """Learn which of two responses is better, or which single ones are wanted."""
+    """Train on pairs of a better and a worse response, or on single responses that are wanted or unwanted."""
 
     kind: Literal["preference"] = "preference"
     """Preference optimisation."""
     algorithm: Annotated[PreferenceAlgorithm, Choice(PREFERENCE_ALGORITHMS, by="name")] = Field(default_factory=Dpo)
     """The algorithm: a name, or a mapping with name and options."""
     data: DataOptions = DataOptions()
-    """Where pairs or judged responses come from. `source: journal` makes them from the graded samples of the stages
-    before, `journal:runs/x` from those of another run; with `arithmetic`, right solutions stand against wrong ones."""
+    """Where pairs or judged responses come from. `source: journal` makes them from the graded samples of earlier
+    stages, `journal:runs/x` from those of another run; with `arithmetic`, right solutions are paired with wrong
+    ones."""
     journal: JournalOptions = JournalOptions()
     """How pairs are made from the samples of a journal."""
     validation: ValidationOptions = ValidationOptions()
@@ -59,8 +60,8 @@ class PreferenceOptions(StageOptions):
     max_length: int | None = Field(None, ge=8)
     """Maximum sequence length; an example with a longer one is dropped and counted. Default: the model's context."""
     reference: Literal["precomputed", "adapters_off"] = "precomputed"
-    """Log-probabilities under the model that the stage starts from: computed once and kept in the cache, or at every
-    step with the adapters of model.lora switched off. Losses without a reference need none."""
+    """How to get log-probabilities under the reference, the model that the stage starts from: computed once and cached,
+    or at every step with the adapters of model.lora switched off. Losses without a reference need neither."""
     shuffle: bool = True
     """A new order for every epoch, from the run's seed."""
 

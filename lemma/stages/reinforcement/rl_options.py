@@ -43,13 +43,13 @@ class RolloutOptions(Options):
     engine: Annotated[EngineOptions, Choice(ENGINES, by="name")] = Field(default_factory=NativeOptions)
     """Which engine generates: native, vllm or transformers; a name, or a mapping with name and options."""
     temperature: float = Field(1.0, gt=0)
-    """Sampling temperature; the learner's log-probabilities are taken at it too."""
+    """Sampling temperature; the learner computes its log-probabilities at the same temperature."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Sample from the likeliest tokens that make up this mass."""
+    """Nucleus sampling: sample from the likeliest tokens that make up this probability mass."""
     top_k: int = Field(0, ge=0)
     """Sample from this many of the likeliest tokens; 0 means all."""
     min_p: float = Field(0.0, ge=0, le=1)
-    """Leave out tokens less likely than this share of the likeliest."""
+    """Drop tokens whose probability is below this share of the likeliest token's."""
     max_tokens: int | None = Field(None, ge=1)
     """Maximum number of tokens in a response. Default: what the longest prompt leaves of the model's context."""
     min_tokens: int = Field(0, ge=0)
@@ -57,16 +57,17 @@ class RolloutOptions(Options):
     stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     """Strings after which a response ends, in addition to those of the format and the end-of-turn tokens."""
     lag: Annotated[int, Field(ge=0, le=64)] | Literal["flying"] = 0
-    """Sample step t with the weights after step t - 1 - lag, wholly. With vLLM servers or speakers the samples of later
-    steps are then drawn while the learner works. Tokens get weights old / behaviour, at most `lag_cap`. With `flying`
-    responses go on across updates, and their later tokens come from the new weights."""
+    """Sample all of step t with the weights after step t - 1 - lag. With vLLM servers or speakers, later steps are then
+    sampled while the learner works. Tokens get importance weights old / behaviour, capped at `lag_cap`. With `flying`,
+    responses continue across updates, and their later tokens come from the new weights."""
     lag_limit: int = Field(2, ge=1, le=64)
     """With `lag: flying`: how many steps ahead of the learner responses may begin, and so how many updates old a token
-    may be when it is learnt from."""
+    may be when it is trained on."""
     lag_cap: float | None = Field(2.0, gt=0)
-    """The cap of those weights where the algorithm has no `mismatch_cap` of its own; null gives none. Only with lag."""
+    """The cap on those weights, unless the algorithm sets its own `mismatch_cap`; null: no weights. Only with lag."""
     repetition_penalty: float = 1.0
-    """For inference only: a training recipe leaves it at 1, because what is learnt must be what was sampled."""
+    """For inference only: a training recipe leaves it at 1, because the policy being trained must be the one that
+    sampled."""
 
     @model_validator(mode="after")
     def _plain(self) -> RolloutOptions:
@@ -83,15 +84,15 @@ class RlBatchOptions(BudgetOptions):
 
 
 class KeptJournalOptions(Options):
-    """What becomes of the samples on disk."""
+    """Which samples stay on disk."""
 
     keep: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
-    """Steps whose samples stay on disk, the newest; `lemma plan` says how much room they take. Samples since the last
-    checkpoint always stay. A later stage that learns from `source: journal` finds what is left."""
+    """Keep the samples of this many of the newest steps; `lemma plan` says how much space they take. Samples since the
+    last checkpoint always stay. A later stage with `source: journal` finds whatever is left."""
 
     notes: bool = True
-    """Also keep what the updates made of each token, its advantage and ratios, for `lemma report` to colour by: as many
-    steps, at most 4 bytes a token."""
+    """Also keep each token's advantage and ratios from the updates, so that `lemma report` can colour by them: for the
+    same steps, at most 4 bytes per token."""
 
     @property
     def steps(self) -> int | None:
@@ -99,7 +100,8 @@ class KeptJournalOptions(Options):
 
 
 class ReinforcementOptions(StageOptions):
-    """Learn from one's own samples: generate groups, grade them, learn from what set the better ones apart."""
+    """Learn from the policy's own samples: generate groups, grade them, and reinforce the better samples of each
+    group."""
 
     kind: Literal["rl"] = "rl"
     """Reinforcement learning."""
@@ -108,30 +110,31 @@ class ReinforcementOptions(StageOptions):
     data: DataOptions = DataOptions()
     """Where the problems come from."""
     validation: ValidationOptions = ValidationOptions()
-    """Held-out problems, evaluated like a benchmark called `validation`: at the start, every so often, at the end."""
+    """Held-out problems, evaluated like a benchmark called `validation`: at the start, every `every` steps, and at the
+    end."""
     rewards: list[Annotated[Reward, RewardChoice(REWARDS, by="name")]] = Field(default_factory=_accuracy, min_length=1)
     """What completions are worth: names, mappings with name and options, or `path.py:Name`, a class or a function."""
     environment: Annotated[EnvironmentOptions, EnvironmentChoice(ENVIRONMENTS, by="name")] = Field(
         default_factory=SingleTurn
     )
-    """What answers between the turns of an episode: a name, or a mapping with name and options. By default nothing: a
-    problem is answered at once. The environment's own word is the reward `environment`, and the verdict."""
+    """What replies between the turns of an episode: a name, or a mapping with name and options. Default: nothing, so a
+    problem gets one response. The environment's own score is the reward `environment`, and gives the verdict."""
     rollout: RolloutOptions = RolloutOptions()
-    """How completions are sampled; limits are those of one turn."""
+    """How completions are sampled; limits are per turn."""
     batch: RlBatchOptions = RlBatchOptions()
     """Batch sizes."""
     journal: KeptJournalOptions = KeptJournalOptions()
-    """The journal: all samples of a step, written before anything is learnt from them, compressed afterwards."""
+    """The journal: all samples of a step, written to disk before they are trained on and compressed afterwards."""
     steps: int | None = Field(None, ge=1)
-    """Batches of rollouts. Give this or epochs; default one epoch."""
+    """Number of rollout batches. Give this or epochs; default one epoch."""
     epochs: float | None = Field(None, gt=0)
     """Passes over the problems; problems that replace dead groups are drawn in addition."""
     truncated: Literal["keep", "mask"] = "keep"
-    """What becomes of responses that were cut off at max_tokens: learnt from like others, or counted in their group's
-    statistics only. To make length cost something, add the reward soft_overlong."""
+    """What to do with responses cut off at max_tokens: train on them like any other, or count them only in their
+    group's statistics. To penalise length, add the reward soft_overlong."""
     replace_dead: int | None = Field(None, ge=0)
-    """Maximum number of further rounds in which groups whose rewards do not differ are replaced by other problems.
-    Default: what the algorithm does, which is 0 but for dapo."""
+    """Maximum number of further rounds of generation in which groups whose rewards do not differ are replaced with
+    other problems. Default: the algorithm's own, which is 0 except for dapo."""
 
     @model_validator(mode="after")
     def _one_length(self) -> ReinforcementOptions:
