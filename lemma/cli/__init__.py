@@ -69,9 +69,10 @@ def _main(argv: Sequence[str] | None) -> int:
     except UserError as error:
         _complain(str(error))
         if "RANK" in os.environ:
-            from lemma.cluster.joining import tell_why_not
+            with suppress(KeyboardInterrupt):  # the sentence is said, and others may be waited for
+                from lemma.cluster.joining import report_early_exit
 
-            tell_why_not(str(error))
+                report_early_exit(str(error))
         return 2
     except KeyboardInterrupt:
         _leave_quietly(argv)

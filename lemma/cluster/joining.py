@@ -27,11 +27,13 @@ from lemma.core.roll_call import roll_call
 # How long ranks wait for those that are not there yet: with other machines, and at least with one launcher, which
 # starts all of them at once.
 START_SECONDS, LAUNCHED_SECONDS = 300.0, 60.0
-# How long a rank that ends before the start tries to tell the others.
+# How long after torch's own limit for a connection a rank gives up: torch has none for a peer that accepts but is mute.
+ANSWER_SECONDS = 5.0
+# How long a rank that ends before the start tries to tell the others, for each step of it.
 WORD_SECONDS = 10.0
 PORT_FILE = "port"
 
-_has_come = False
+_rendezvous_started = False
 """Whether this rank has gone to meet the others."""
 
 
@@ -150,10 +152,11 @@ def _stores(place: RankPlace, seconds: float) -> tuple[Any, Any]:
             file.with_suffix(".new").replace(file)
         port = _port(file, seconds)
     else:
-        global _has_come
-        _has_come = True
+        global _rendezvous_started
+        _rendezvous_started = True
         address, port = _meeting_point()
-        first = _opened_store(address, port, place.rank, seconds)
+        with _answered(place.rank, seconds + ANSWER_SECONDS):
+            first = _opened_store(address, port, place.rank, seconds)
     with _answered(place.rank, seconds):
         first = first or TCPStore(address, port, None, False, limit)
         second = TCPStore(address, port, None, False, timedelta(seconds=30))
@@ -178,25 +181,35 @@ def _prefix() -> str:
     return f"lemma/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
 
 
-def tell_why_not(sentence: str) -> None:
+def report_early_exit(sentence: str) -> None:
     """Where this process is a rank that ends before it has met the others, tell them why: they would wait for it.
     Lemma's own launcher sees it end."""
-    with suppress(UserError, RuntimeError):
+    with suppress(UserError):
         place = place_of()
-        if place is None or _has_come or "LEMMA_MEETING" in os.environ:
+        if place is None or _rendezvous_started or "LEMMA_MEETING" in os.environ:
             return
         address, port = _meeting_point()
         if place.rank > 0 and not _is_open(address, port, WORD_SECONDS):
             return
-        from torch.distributed import PrefixStore
+        import torch.distributed  # noqa: F401 - it may take longer than the limit below
 
+        # in a thread: torch has no limit for a store that accepts and never answers
+        telling = threading.Thread(target=_report, args=(place, address, port, sentence), daemon=True)
+        telling.start()
+        telling.join(2 * WORD_SECONDS)
+
+
+def _report(place: RankPlace, address: str, port: int, sentence: str) -> None:
+    from torch.distributed import PrefixStore
+
+    with suppress(UserError, RuntimeError):
         store = _opened_store(address, port, place.rank, WORD_SECONDS)
         ending = f"{socket.gethostname()}: {sentence}"
         agreed_start(PrefixStore(_prefix(), store), place.rank, place.size, WORD_SECONDS, ending)
 
 
 def _is_open(address: str, port: int, seconds: float) -> bool:
-    """Whether somebody answers there in time. A store that does not come is complained of by torch, line after line."""
+    """Whether somebody listens there in time: torch logs every failed attempt, so poll the port first."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         with suppress(OSError), socket.create_connection((address, port), timeout=1.0):
