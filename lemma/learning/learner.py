@@ -27,6 +27,7 @@ from lemma.learning.pack_dealing import by_all_ranks, deal_packs
 from lemma.learning.split_optimiser import make_optimiser
 from lemma.learning.token_scores import TokenScores
 from lemma.learning.whole_batch import Sums, evaluate_batch, pull
+from lemma.models import flash_attention
 from lemma.models.compiled import CompiledBlocks
 from lemma.models.critic import Critic
 from lemma.models.dropouts import dropouts
@@ -78,6 +79,11 @@ class Learner:
         self.policy = policy
         self.optim = optim
         self.token_budget = min(gather_over_ranks(token_budget, "the token budget"))
+        # Compiled blocks use torch's kernel, and scores are computed by the kernel of the update.
+        is_sound = all(gather_over_ranks(flash_attention.is_sound(), "the kernel of attention"))
+        flash_attention.allow(is_sound and not compile_blocks)
+        if not is_sound:
+            say("FlashAttention 4 does not work on every rank: all use torch's kernel")
         self.total_steps = total_steps
         self.temperature = temperature
         self.is_compiled = compile_blocks

@@ -40,10 +40,37 @@ class AttentionKind:
     has_window: bool
 
 
+@dataclass
+class FlashState:
+    """Whether this process may use it, and whether it was found broken or wrong here."""
+
+    is_allowed: bool = True
+    has_failed: bool = False
+
+
+_state = FlashState()
+
+
+def is_sound() -> bool:
+    """Whether nothing was wrong with it so far on this rank. Where it is not there, nothing is."""
+    return not _state.has_failed
+
+
+def is_allowed() -> bool:
+    return _state.is_allowed
+
+
+def allow(wanted: bool) -> None:
+    """Have this process use it, or torch's kernel in its place."""
+    _state.is_allowed = wanted
+
+
 def flash_kernel(query_THD: torch.Tensor, key_THD: torch.Tensor, window: int | None) -> PackAttention | None:
     """The kernel for such queries and keys; None where torch's is to be used."""
     (_, heads, size), kv_heads = query_THD.shape, key_THD.shape[1]
-    return _tried_kernel(AttentionKind(query_THD.device, query_THD.dtype, heads, kv_heads, size, window is not None))
+    kind = AttentionKind(query_THD.device, query_THD.dtype, heads, kv_heads, size, window is not None)
+    kernel = _tried_kernel(kind)
+    return kernel if _state.is_allowed else None
 
 
 @cache
@@ -58,8 +85,7 @@ def _tried_kernel(kind: AttentionKind) -> PackAttention | None:
     with ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(kind.device,)) as other:
         trouble = other.submit(_trouble, function, kind).result()
     if trouble is not None:
-        message = f"FlashAttention 4 is installed but not used: it {trouble}; torch's kernel takes its place"
-        warnings.warn(message, LemmaWarning, stacklevel=2)
+        _has_failed(f"FlashAttention 4 is installed but not used: it {trouble}")
         return None
     return partial(_attend, function)
 
@@ -78,10 +104,14 @@ def _installed() -> Any:
     except Exception as error:  # noqa: BLE001 (its compiler and shared libraries, whatever they say)
         if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("flash_attn"):
             return None
-        message = f"flash_attn is installed but cannot be imported ({error}); torch's kernel takes its place"
-        warnings.warn(message, LemmaWarning, stacklevel=2)
+        _has_failed(f"flash_attn is installed but cannot be imported ({error})")
         return None
     return flash_attn_varlen_func
+
+
+def _has_failed(how: str) -> None:
+    _state.has_failed = True
+    warnings.warn(f"{how}; torch's kernel takes its place", LemmaWarning, stacklevel=3)
 
 
 def _attend(

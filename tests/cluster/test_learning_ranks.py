@@ -16,6 +16,7 @@ from lemma.learning import parameter_pieces as pieces
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.optimiser import Optimiser
+from lemma.models import flash_attention
 from lemma.models.memory import Shape
 from lemma.models.model_options import ModelOptions
 from lemma.models.policy import Policy
@@ -80,6 +81,19 @@ def test_every_objective_on_1_2_and_4_ranks(crew: Crew) -> None:
             )
             assert relative(mine, other) < EXACT, (name, key)
         assert alone["reports"][0][0] == pytest.approx(single["reports"][0][0], rel=EXACT)
+
+
+def uses_flash(failing: int | None) -> bool:
+    """Whether this rank uses FlashAttention, which was found wrong on the rank `failing`."""
+    state = flash_attention.FlashState(has_failed=ranks.rank() == failing)
+    with mock.patch.object(flash_attention, "_state", state):
+        learner_of(policy_in("float32"), "none")
+        return flash_attention.is_allowed()
+
+
+def test_all_ranks_use_the_same_kernel_of_attention(crew: Crew) -> None:
+    assert crew.run(2, uses_flash, None, slots=2) == [True, True]
+    assert crew.run(2, uses_flash, 1, slots=2) == [False, False]
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])

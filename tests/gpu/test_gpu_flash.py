@@ -24,7 +24,8 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def tried_anew() -> Iterator[None]:
+def tried_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(flash_attention, "_state", flash_attention.FlashState())
     flash_attention._tried_kernel.cache_clear()
     yield
     flash_attention._tried_kernel.cache_clear()

@@ -11,10 +11,13 @@ import pytest
 import torch
 
 from lemma.core.errors import LemmaWarning
+from lemma.learning.learner import Learner
+from lemma.learning.learning_options import OptimOptions
 from lemma.models import attention, blocks, flash_attention
-from lemma.models.flash_attention import AttentionKind
+from lemma.models.flash_attention import AttentionKind, FlashState
 from lemma.models.packing import Segments
 from tests.models.families import TAKEN, family_policy
+from tests.models.small import tiny_policy, trajectories
 
 
 def test_the_trial_is_made_on_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +45,7 @@ def test_the_trial_is_made_on_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatc
     ids=["none", "another version", "part of another version", "no library", "no compiler", "a broken compiler"],
 )
 def test_an_installation_that_is_broken_is_told(
-    files: dict[str, str], trouble: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: dict[str, str], trouble: str | None, state: FlashState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in files.items():
         (tmp_path / "flash_attn" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -54,15 +57,20 @@ def test_an_installation_that_is_broken_is_told(
     for name in [name for name in sys.modules if name.startswith("flash_attn")]:
         del sys.modules[name]
     told = [str(one.message) for one in said]
+    assert state.has_failed == bool(told)
     assert not told if trouble is None else "cannot be imported" in told[0] and trouble in told[0]
 
 
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("kind", ["qwen2", "granite", "olmo2", "gpt2"])
-def test_a_model_without_fused_kernels_never_asks_for_it(
-    kind: str, fused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[object] = []
+@pytest.fixture(autouse=True)
+def state(monkeypatch: pytest.MonkeyPatch) -> FlashState:
+    fresh = FlashState()
+    monkeypatch.setattr(flash_attention, "_state", fresh)
+    return fresh
+
+
+@pytest.fixture
+def with_varlen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packs on the CPU go where those on a GPU go; the exact fallback stands in for torch's kernel."""
     plain = attention._bucketed
 
     def by_torch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: object) -> torch.Tensor:
@@ -71,9 +79,38 @@ def test_a_model_without_fused_kernels_never_asks_for_it(
 
     monkeypatch.setattr(attention, "has_varlen", lambda *_: True)
     monkeypatch.setattr(attention, "varlen", by_torch)
+
+
+@pytest.mark.usefixtures("with_varlen")
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("kind", ["qwen2", "granite", "olmo2", "gpt2"])
+def test_a_model_without_fused_kernels_never_asks_for_it(
+    kind: str, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
     monkeypatch.setattr(attention, "flash_kernel", lambda *parts: asked.append(parts))
     policy = family_policy(kind, TAKEN[kind])
     blocks.install(policy.causal, fused=fused)
     segments = Segments((5, 3), torch.device("cpu"))
     policy.hidden(torch.arange(8), torch.tensor([0, 1, 2, 3, 4, 0, 1, 2]), segments)
     assert len(asked) == (2 if fused else 0), "layers that asked"
+
+
+@pytest.mark.usefixtures("with_varlen")
+@pytest.mark.parametrize(("compiled", "failed"), [(False, False), (True, False), (False, True)])
+def test_scores_come_from_the_kernel_of_the_update(
+    compiled: bool, failed: bool, state: FlashState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled blocks have torch's kernel, and so does all where the other one has failed."""
+    used: list[int] = []
+
+    def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: object) -> torch.Tensor:
+        used.append(len(query))
+        return query
+
+    policy = tiny_policy()
+    monkeypatch.setattr(flash_attention, "_tried_kernel", lambda kind: kernel)
+    state.has_failed = failed
+    learner = Learner(policy, OptimOptions(), token_budget=64, total_steps=1, compile_blocks=compiled)
+    learner.score(trajectories((9, 14)))
+    assert bool(used) == (not compiled and not failed)

@@ -27,6 +27,7 @@ from lemma.core.types import Trajectory, content_id
 from lemma.core.version import installed_version, lemma_version
 from lemma.learning.learner import Learner
 from lemma.learning.weight_split import whole_tensor
+from lemma.models import flash_attention
 from lemma.models.packing import TokenBatch
 from lemma.models.policy import Policy
 from lemma.stages.preference.examples import Example, trajectory
@@ -114,7 +115,7 @@ def _circumstances(policy: Policy, learner: Learner) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "torch": torch.__version__,
-        "flash-attn-4": installed_version("flash-attn-4"),
+        "flash-attn-4": installed_version("flash-attn-4") if flash_attention.is_allowed() else None,
         "lemma": lemma_version(),
     }
 
