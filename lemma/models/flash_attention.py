@@ -38,6 +38,7 @@ class AttentionKind:
     kv_heads: int
     size: int
     has_window: bool
+    deterministic: bool
 
 
 @dataclass
@@ -68,8 +69,9 @@ def allow(wanted: bool) -> None:
 def flash_kernel(query_THD: torch.Tensor, key_THD: torch.Tensor, window: int | None) -> PackAttention | None:
     """The kernel for such queries and keys; None where torch's is to be used."""
     (_, heads, size), kv_heads = query_THD.shape, key_THD.shape[1]
-    kind = AttentionKind(query_THD.device, query_THD.dtype, heads, kv_heads, size, window is not None)
-    kernel = _tried_kernel(kind)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    about = (query_THD.device, query_THD.dtype, heads, kv_heads, size, window is not None, deterministic)
+    kernel = _tried_kernel(AttentionKind(*about))
     return kernel if _state.is_allowed else None
 
 

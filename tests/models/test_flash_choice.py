@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def test_the_trial_is_made_on_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(flash_attention, "supports", lambda device: True)
     monkeypatch.setattr(flash_attention, "_installed", lambda: print)
     monkeypatch.setattr(flash_attention, "_trouble", lambda function, kind: seen.append(current.device))
-    kind = AttentionKind(device, torch.bfloat16, heads=4, kv_heads=2, size=64, has_window=False)
+    kind = AttentionKind(device, torch.bfloat16, heads=4, kv_heads=2, size=64, has_window=False, deterministic=False)
     assert flash_attention._tried_kernel.__wrapped__(kind) is not None
     assert seen == [device] and not hasattr(current, "device"), "this thread stays where it is"
 
@@ -66,6 +67,17 @@ def state(monkeypatch: pytest.MonkeyPatch) -> FlashState:
     fresh = FlashState()
     monkeypatch.setattr(flash_attention, "_state", fresh)
     return fresh
+
+
+def test_a_deterministic_kernel_is_tried_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[bool] = []
+    monkeypatch.setattr(flash_attention, "_tried_kernel", cache(lambda kind: tried.append(kind.deterministic)))
+    query = torch.zeros(3, 4, 64)
+    for wanted in (False, True, True):
+        torch.use_deterministic_algorithms(wanted)
+        flash_attention.flash_kernel(query, query, None)
+    torch.use_deterministic_algorithms(False)
+    assert tried == [False, True]
 
 
 @pytest.fixture
