@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -198,9 +197,8 @@ def check_request(request: Request, context: int) -> None:
         raise EngineError(f"request {request.name} cannot be generated: {wrong}")
 
 
-@lru_cache(maxsize=1024)
 def _wrong_settings(sampling: Sampling) -> str | None:
-    """The first thing that is wrong, if any. Cached, since most requests repeat the settings of earlier ones."""
+    """The first thing that is wrong, if any."""
     problems: Sequence[tuple[bool, str]] = (
         (sampling.max_tokens < 1, "max_tokens is below 1"),
         (sampling.temperature < 0, "temperature is below 0"),

@@ -1,10 +1,10 @@
-"""From logits to the distribution that is sampled: the reference for every engine, in plain torch.
+"""From logits to the sampling distribution: the reference for every engine, in plain torch.
 
-The order is that of transformers: repetition penalty, temperature, then forbidden tokens, top-k, top-p (on what top-k
-left, normalised anew) and min-p (relative to the likeliest token). Each cut keeps at least one token; tokens as likely
-as the last one that top-k or top-p keeps are kept too, whatever their ids.
+The order is that of transformers: repetition penalty, temperature, then forbidden tokens, top-k, top-p (renormalised
+after top-k) and min-p (relative to the most likely token). Each cut keeps at least one token; tokens as likely as the
+last one that top-k or top-p keeps are kept too, whatever their ids.
 
-Temperature 0 takes the likeliest token and cuts nothing; its log-probability is the one at temperature 1.
+Temperature 0 takes the most likely token and cuts nothing; its log-probability is the one at temperature 1.
 
 Shapes: B rows, V vocabulary.
 """
@@ -21,12 +21,12 @@ NEVER = float("-inf")
 
 
 def scale(temperature: float) -> float:
-    """What logits are divided by."""
+    """The divisor of the logits."""
     return temperature if temperature > 0 else 1.0
 
 
 def end_ids(sampling: Sampling, eos: int) -> tuple[int, ...]:
-    """The tokens that end a completion. None of its first `min_tokens` tokens does, nor does a stop string there."""
+    """The tokens that end a completion, once it is longer than `min_tokens`."""
     return tuple(sorted({*sampling.stop_ids, *(() if sampling.ignore_eos else (eos,))}))
 
 
@@ -35,7 +35,7 @@ def cut(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits over temperature with -inf for every token that cannot be drawn, and the log of the kept mass (B,).
 
-    `forbidden` are ids that must not be drawn now, such as the end before `min_tokens`. Any number of leading
+    `forbidden` are ids that must not be sampled now, such as end ids before `min_tokens`. Any number of leading
     dimensions works. float64 stays float64, everything else becomes float32.
     """
     z_BV = _exact(logits_BV) / scale(sampling.temperature)
@@ -57,7 +57,7 @@ def logprobs(logits_BV: torch.Tensor, ids_B: torch.Tensor, temperature: float) -
 
 
 def penalise(logits_V: torch.Tensor, seen: torch.Tensor, penalty: float) -> torch.Tensor:
-    """Logits of one row with those of ids that were seen (in prompt or completion) made smaller (CTRL, section 4.1)."""
+    """Logits of one row with a repetition penalty on the `seen` ids of prompt and completion (CTRL, section 4.1)."""
     if penalty == 1.0:
         return logits_V
     logits_V = logits_V.clone()
@@ -78,7 +78,7 @@ def _top_k(z_BV: torch.Tensor, top_k: int) -> torch.Tensor:
 
 
 def _top_p(z_BV: torch.Tensor, top_p: float) -> torch.Tensor:
-    """The smallest set of the likeliest tokens whose mass reaches `top_p`."""
+    """The smallest set of the most likely tokens whose mass reaches `top_p`."""
     if top_p >= 1.0:
         return z_BV
     ordered = z_BV.sort(dim=-1, descending=True).values

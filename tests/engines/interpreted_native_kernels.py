@@ -13,7 +13,7 @@ import torch
 from lemma.core.errors import LemmaWarning
 from lemma.engines.native import engine_kernels as kernels
 from lemma.engines.native import sampling_kernels as drawing
-from lemma.engines.native.cached_attention import Cache, decode_reference, places
+from lemma.engines.native.cached_attention import Cache, decode_reference, layer_addresses
 from lemma.engines.native.noise import gumbel, row_seeds, split_key
 from lemma.engines.native.sampler import Cuts, draw, kernels_cut
 from lemma.engines.protocol import Request, Sampling, generate
@@ -87,7 +87,7 @@ def check_attention(
     wanted = decode_reference(turned, wanted_keys.nan_to_num(), wanted_values.nan_to_num(), *arguments)
     new = (query, key, value, *((cos, sin) if is_rotated else (None, None)), slots)
     arrivals = torch.zeros(8, dtype=torch.int32)
-    found = kernels.attend_and_write(*new, places(keys[None], values[None])[0], arrivals, *arguments)
+    found = kernels.attend_and_write(*new, layer_addresses(keys[None], values[None])[0], arrivals, *arguments)
     case = (dim, group, window, dtype, softcap, is_rotated)
     assert relative(found, wanted.contiguous()) < LIMITS[dtype], case
     assert not arrivals.any()
@@ -273,19 +273,19 @@ def engine() -> None:
 
 
 def moved() -> None:
-    """What a graph holds of a cache is `places_L2`: same tensor, other memory, and the kernels follow."""
+    """What a graph holds of a cache is `addresses_L2`: same tensor, other memory, and the kernels follow."""
     heads, dim, block = 2, 32, 16
     cache = Cache(2, 3, block, heads, dim, torch.float32, torch.device("cpu"))
-    places_2, address = cache.places_L2[1], cache.keys.data_ptr()
+    addresses_2, address = cache.addresses_L2[1], cache.keys.data_ptr()
     old, filler = cache.keys, torch.zeros(cache.shape)
     cache.release()
-    assert not places_2.any()
+    assert not addresses_2.any()
     cache.take()
     assert cache.keys.data_ptr() != address and len({x.data_ptr() for x in (old, filler, cache.keys)}) == 3
     query, key, value = (torch.randn(1, heads, dim) for _ in range(3))
     table, lengths = torch.tensor([[2]], dtype=torch.int32), torch.tensor([9])
     new = (query, key, value, None, None, torch.tensor([40]))
-    found = kernels.attend_and_write(*new, places_2, cache.arrivals, table, lengths, block, 1.0, 1)
+    found = kernels.attend_and_write(*new, addresses_2, cache.arrivals, table, lengths, block, 1.0, 1)
     assert torch.equal(cache.keys[1, 40], key[0]) and torch.equal(cache.values[1, 40], value[0])
     assert not cache.keys[0].any() and not old.any()
     assert relative(found, value) < 1e-6

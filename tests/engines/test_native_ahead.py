@@ -26,7 +26,7 @@ def run_ahead(policy: Policy, requests: list[Request], **settings: object) -> tu
     engine = engine_of(policy, **{"ahead": True, **settings})
     found = generate(engine, requests)
     check_at_rest(engine)
-    assert engine.bursts_ahead > 0 and engine._flying is None
+    assert engine.bursts_ahead > 0 and engine._in_flight is None
     return found, engine
 
 
@@ -129,8 +129,8 @@ def test_many_rows_that_end_unforeseen_stop_it(monkeypatch: pytest.MonkeyPatch) 
         policy.head.bias[policy.tokenizer.eos_token_id] = 4.0
     wanted, rows = run(policy, requests), []
     seen = count_steps(policy)
-    for share in (native.ROWS_PER_SURPRISE, 0):
-        monkeypatch.setattr(native, "ROWS_PER_SURPRISE", share)
+    for share in (native.ROWS_PER_UNEXPECTED_END, 0):
+        monkeypatch.setattr(native, "ROWS_PER_UNEXPECTED_END", share)
         seen.clear()
         found, _ = run_ahead(policy, requests, burst=2)
         check_same(found, wanted)
@@ -148,7 +148,7 @@ def flying(policy: Policy, requests: list[Request], **settings: object) -> tuple
     for request in requests:
         engine.submit(request)
     first = next(engine.completions())
-    assert engine._flying is not None
+    assert engine._in_flight is not None
     return engine, first
 
 
@@ -232,7 +232,7 @@ def test_trouble_while_a_burst_flies(call: int) -> None:
 def test_requests_that_come_and_go_at_any_time_change_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups, second turns that find the blocks of the first, cancellations, few rows or a small cache: each completion
     is that of the request alone. Batches have the sizes that graphs have, so that some rows are in nobody's use."""
-    monkeypatch.setattr(native, "ROWS_PER_SURPRISE", 0)
+    monkeypatch.setattr(native, "ROWS_PER_UNEXPECTED_END", 0)
     policy = exact_policy(sharp=1.0)
     rng = np.random.default_rng(seed)
     sampling = Sampling(max_tokens=24, stop_ids=tuple(range(20)))

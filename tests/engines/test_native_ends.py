@@ -89,7 +89,7 @@ def test_what_cannot_be_generated_is_refused_at_once_and_nothing_is_lost() -> No
     engine.submit(Request(("good",), np.arange(1, 9), FREE))
     wrong = {
         "fills the context of 64": Request(("a", 1), np.arange(64), FREE),
-        "is at work already": Request(("good",), np.arange(1, 9), FREE),
+        "is already running": Request(("good",), np.arange(1, 9), FREE),
         "do not fit into a cache of 48 tokens": Request(("a", 2), np.arange(1, 30), replace(FREE, max_tokens=20)),
         "prompt is empty": Request(("a", 3), np.array([], dtype=np.int64), FREE),
         "not a token": Request(("a", 4), np.array([1, policy.head.weight.shape[0]]), FREE),
@@ -132,7 +132,7 @@ def test_cancel_in_the_middle_of_a_chunked_prompt() -> None:
     engine.submit(Request(("a",), np.arange(1, 41), FREE, n=3))
     engine.submit(Request(("b",), np.arange(1, 41), FREE, n=3))
     engine._work()
-    assert engine.scheduler.filling and engine.pool.free < engine.pool.count
+    assert engine.scheduler.prefilling and engine.pool.free < engine.pool.count
     engine.cancel(("a",))
     found = sorted(engine.completions(), key=lambda c: c.order)
     assert [c.finish for c in found] == ["cancelled"] * 3 + ["length"] * 3

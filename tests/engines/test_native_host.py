@@ -16,7 +16,7 @@ from lemma.engines.native.cached_attention import Cache
 from lemma.engines.native.engine import NativeEngine
 from lemma.engines.native.flat_modules import Modules
 from lemma.engines.native.runner import Runner
-from lemma.engines.native.sequences import MANY, Read, Sequence, accept_all, completions_of
+from lemma.engines.native.sequences import GATHER_FROM, Readback, Sequence, accept_all, completions_of
 from lemma.engines.protocol import Request, generate
 from tests.engines.native_checks import FREE, check_at_rest, check_same, engine_of, requests_of, run
 from tests.engines.small_policies import exact_policy, random_prompts, small_policy
@@ -132,14 +132,15 @@ def test_completions_that_are_built_together_are_those_built_alone() -> None:
     """Rows in another order from read to read; one that joins later, one that has nothing yet, ends within a read."""
     rng = np.random.default_rng(0)
     sequences = [
-        Sequence(Request((i,), np.arange(3), FREE), 0, 0, 9, frozenset({7}), None, [(0, 1)]) for i in range(MANY + 3)
+        Sequence(Request((i,), np.arange(3), FREE), 0, 0, 9, frozenset({7}), None, [(0, 1)])
+        for i in range(GATHER_FROM + 3)
     ]
     sequences[1].limit = 4
     own: dict[object, list[tuple[int, float]]] = {s.request.key: [] for s in sequences}
     ended = []
     for steps, members in ((1, [0, 1, 2, 3, 4, 5]), (3, [5, 4, 0, 1, 2, 3]), (5, [6, 5, 0, 2, 3, 4])):
         rows = [sequences[i] for i in members]
-        read = Read(
+        read = Readback(
             rng.integers(8, 90, (len(rows), steps)), rng.random((len(rows), steps)), np.zeros((len(rows), steps))
         )
         if steps == 5:

@@ -12,8 +12,8 @@ import torch
 
 from lemma.core.random import key as random_key
 from lemma.engines.native.noise import FIRST, MASK, SECOND, gumbel, mix, row_seeds, split_key
-from lemma.engines.native.sampler import ENDS, Cuts, way_of
-from lemma.engines.native.sequences import Past, Read, Sequence
+from lemma.engines.native.sampler import ENDS, Cuts, sampling_mode
+from lemma.engines.native.sequences import History, Readback, Sequence
 from lemma.engines.protocol import Completion, Request, Sampling, generate
 from lemma.engines.sampling import cut
 from lemma.models.policy import Policy
@@ -91,11 +91,11 @@ def test_frequencies_and_kept_mass_match_exact_probabilities(change: dict[str, f
         np.testing.assert_allclose([c.kept[3] for c in found], wide.item(), atol=1e-5)
 
 
-@pytest.mark.parametrize(("count", "way"), [(1, "host"), (4, "whole")])
-def test_more_ends_than_kernels_look_for(count: int, way: str) -> None:
+@pytest.mark.parametrize(("count", "mode"), [(1, "host"), (4, "whole")])
+def test_more_ends_than_kernels_look_for(count: int, mode: str) -> None:
     sampling = Sampling(max_tokens=9, min_tokens=2, stop_ids=tuple(range(ENDS + 2)))
     rows: Any = [SimpleNamespace(request=SimpleNamespace(sampling=sampling), length=10 + count, count=count)]
-    assert way_of(rows, lambda: True, 2) == way
+    assert sampling_mode(rows, lambda: True, 2) == mode
     assert Cuts.of(rows, 2).until_B.tolist() == [12]
 
 
@@ -153,7 +153,7 @@ def test_a_repetition_penalty_joins_no_tokens_at_each_step(monkeypatch: pytest.M
         counts.append(len(joined))
         for start in range(0, longest, 3):
             part = found.ids[start : start + 3]
-            sequence.accept(Past(Read(part[None], part[None], part[None]), sequence.past), 0, False, 1.0)
+            sequence.accept(History(Readback(part[None], part[None], part[None]), sequence.history), 0, False, 1.0)
             assert sorted(sequence.seen_ids()) == sorted({5, 9, *found.ids[: start + 3].tolist()})
     assert counts[0] == counts[1] > 0
 

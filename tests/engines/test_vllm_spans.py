@@ -20,8 +20,8 @@ def versions(one: Job, length: int) -> tuple[tuple[int, int], ...]:
 def test_spans_of_a_response() -> None:
     one = job()
     assert versions(one, 6) == ((0, 4),)
-    one.renew(2, 5)
-    one.renew(4, 6)
+    one.start_span(2, 5)
+    one.start_span(4, 6)
     assert versions(one, 6) == ((0, 4), (2, 5), (4, 6))
     assert versions(one, 4) == ((0, 4), (2, 5)), "no token came after the last update"
     assert versions(one, 2) == ((0, 4),)
@@ -29,10 +29,10 @@ def test_spans_of_a_response() -> None:
 
 def test_an_update_before_the_first_token_or_without_a_token_since_the_last() -> None:
     one = job()
-    one.renew(0, 5)
+    one.start_span(0, 5)
     assert versions(one, 6) == ((0, 5),)
-    one.renew(3, 6)
-    one.renew(3, 7)
+    one.start_span(3, 6)
+    one.start_span(3, 7)
     assert versions(one, 6) == ((0, 5), (3, 7))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lemma.engines.native.cached_attention import decode_reference, places
+from lemma.engines.native.cached_attention import decode_reference, layer_addresses
 from lemma.models.blocks import rotate
 from tests.models.small import relative
 
@@ -35,7 +35,7 @@ def test_decode_attention_equals_the_reference_over_random_shapes(dim: int, grou
         cos, sin = (make(rows, dim // 2).repeat(1, 2) for _ in range(2))
         turned, rotated = rotate(query, key, cos, sin)
         arguments = (table, lengths, block, dim**-0.5, window)
-        here = places(keys[None], values[None])[0]
+        here = layer_addresses(keys[None], values[None])[0]
         mine = attend_and_write(query, key, value, cos, sin, slots, here, arrivals, *arguments)
         assert not arrivals.any()
         assert relative(keys[slots], rotated) < 1e-2 and torch.equal(values[slots], value)

@@ -1,4 +1,4 @@
-"""Several arrays to the device in one copy: what a copy costs the host hardly depends on its size."""
+"""Several arrays copied to the device at once: what a copy costs the host hardly depends on its size."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import torch
 
 from lemma.models.packing import to_device
 
-# Each array begins where the memory of a tensor of its own would, so that kernels find it aligned.
+# Alignment of each array in the copy, the same as torch's allocator gives a tensor of its own.
 ALIGNED = 512
 
 
 def copy_together(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """A tensor on the device for each array. The host does not wait for what the device does now."""
+    """A tensor on the device for each array, without waiting for the device."""
     starts, end = [], 0
     for array in arrays:
         starts.append(end)

@@ -1,8 +1,8 @@
 """Attention over the paged cache, as the model calls it: `cached(layer, query, key, value, cos, sin, scale, window,
 softcap)`.
 
-A context is made for one forward pass and handed to the model as an argument. Queries, keys and values come before
-rotation where `cos` is given, after it otherwise. Shapes: T tokens of the pass, B rows, H heads, D head size.
+A context is made for one forward pass and passed to the model as an argument. If `cos` is given, queries and keys are
+not rotated yet. Shapes: T tokens of the pass, B rows, H heads, D head size.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from lemma.models.capped_attention import capped
 from lemma.models.packing import Segments, to_device
 
 ARRIVALS = 1024
-# Bytes of blocks that are gathered before they are written to their new places.
+# Maximum bytes of blocks that are copied at once, through a temporary tensor.
 COPIED = 2**27
 
 
 class Cache:
-    """Keys and values of all layers: (layers, slots, heads, size). Their memory can be given back and taken again.
+    """Keys and values of all layers: (layers, slots, heads, size). Their memory can be released and allocated again.
 
-    `places_L2` holds their addresses and never moves itself: kernels look there, so graphs survive a cache that moved.
+    `addresses_L2` holds each layer's addresses of keys and values and never moves itself: kernels read it, so captured
+    graphs stay valid when the cache moves.
     """
 
     def __init__(
@@ -34,32 +35,32 @@ class Cache:
         self.block = block
         self.shape = (layers, blocks * block, heads, dim)
         self._dtype, self._device = dtype, device
-        self.places_L2 = torch.zeros(layers, 2, dtype=torch.int64, device=device)
-        # Counters of a kernel that splits contexts: zero between two launches.
+        self.addresses_L2 = torch.zeros(layers, 2, dtype=torch.int64, device=device)
+        # Counters of the kernel that splits contexts: zero between launches.
         self.arrivals = torch.zeros(ARRIVALS, dtype=torch.int32, device=device)
-        self.take()
+        self.allocate()
 
     @property
     def bytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes
 
-    def take(self) -> None:
-        """Memory for every slot. It may lie elsewhere than before."""
+    def allocate(self) -> None:
+        """Allocate memory for every slot. Its address may differ from the last one."""
         keys, values = (torch.zeros(self.shape, dtype=self._dtype, device=self._device) for _ in range(2))
         self.keys, self.values = keys, values
-        self.places_L2.copy_(places(keys, values))
+        self.addresses_L2.copy_(layer_addresses(keys, values))
 
     def release(self) -> None:
         self.keys = self.values = torch.empty(0, dtype=self._dtype, device=self._device)
-        self.places_L2.zero_()
+        self.addresses_L2.zero_()
 
     def clear(self) -> None:
-        """Plain attention multiplies what it does not see by 0, so nothing in here may be NaN."""
+        """Plain attention multiplies masked values by 0, so nothing in here may be NaN."""
         self.keys.zero_()
         self.values.zero_()
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        """Copy whole blocks onto others, (from, to) each, in every layer. None is copied to twice, or from and to."""
+        """Copy whole blocks, given as pairs (from, to), in every layer. Targets are distinct, and none is a source."""
         if not copies:
             return
         layers, slots, heads, dim = self.shape
@@ -72,7 +73,7 @@ class Cache:
                 view[:, to] = view[:, by]
 
 
-def places(keys_LSHD: torch.Tensor, values_LSHD: torch.Tensor) -> torch.Tensor:
+def layer_addresses(keys_LSHD: torch.Tensor, values_LSHD: torch.Tensor) -> torch.Tensor:
     """The addresses of each layer's keys and values, (L, 2), as kernels read them."""
     addresses = [[x.data_ptr() for x in layer] for layer in zip(keys_LSHD, values_LSHD, strict=True)]
     return torch.tensor(addresses, device=keys_LSHD.device)
@@ -80,10 +81,10 @@ def places(keys_LSHD: torch.Tensor, values_LSHD: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class PrefillContext:
-    """New tokens of several sequences side by side; each sees its earlier tokens in the cache and its new ones.
+    """New tokens of several sequences, concatenated; each attends to its earlier tokens in the cache and its new ones.
 
-    `slots_T` says where each new token goes; `sources` are the slots of all tokens of all sequences, old and new, where
-    any sequence has old ones, else None: then the new ones are all there is.
+    `slots_T` is the cache slot of each new token. `sources` are the slots of all tokens of all sequences, cached and
+    new; None if no sequence has cached tokens.
     """
 
     cache: Cache
@@ -125,7 +126,7 @@ class PrefillContext:
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        """Exact attention, one sequence after the other; new tokens are the last of all."""
+        """Exact attention, one sequence at a time; a sequence's new tokens are its last."""
         pieces = []
         for query, key, value in zip(
             query_THD.split(self.new.lengths),
@@ -145,14 +146,14 @@ class PrefillContext:
 
 @dataclass
 class DecodeContext:
-    """One new token per row. `table_BM` holds the blocks of each row, `lengths_B` its tokens, the new one included."""
+    """One new token per row. `table_BM` holds the blocks of each row, `lengths_B` its length with the new token."""
 
     cache: Cache
     table_BM: torch.Tensor
     lengths_B: torch.Tensor
     slots_B: torch.Tensor
     fused: bool
-    # What each row sees is the same in all layers of a pass that have the same window.
+    # The slots and masks of the rows; the same in all layers of a pass with the same window.
     _seen: dict[int | None, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def __call__(
@@ -171,7 +172,13 @@ class DecodeContext:
             from lemma.engines.native import engine_kernels as fused
 
             new = (query_BHD, key_BHD, value_BHD, cos_BD, sin_BD, self.slots_B)
-            where = (self.cache.places_L2[layer], self.cache.arrivals, self.table_BM, self.lengths_B, self.cache.block)
+            where = (
+                self.cache.addresses_L2[layer],
+                self.cache.arrivals,
+                self.table_BM,
+                self.lengths_B,
+                self.cache.block,
+            )
             return fused.attend_and_write(*new, *where, scale, window, softcap)
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         if cos_BD is not None and sin_BD is not None:
@@ -193,7 +200,7 @@ def decode_reference(
     window: int | None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """Attention of one new token per row over its blocks, in plain torch: what the kernel is compared with."""
+    """Attention of one new token per row over its blocks, in plain torch: the reference for the kernel."""
     seen = _seen_by_rows(table_BM, lengths_B, block, window)
     return _over_slots(query_BHD, keys, values, *seen, scale, softcap)
 
@@ -201,7 +208,7 @@ def decode_reference(
 def _seen_by_rows(
     table_BM: torch.Tensor, lengths_B: torch.Tensor, block: int, window: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The slots of each row's tokens, (B, L) for the longest, and which of them it sees."""
+    """The slots of each row's tokens, (B, L) where L is the longest row, and a mask of those it attends to."""
     longest = int(lengths_B.max())
     token_L = torch.arange(longest, device=table_BM.device)
     slots_BL = table_BM[:, token_L // block].long() * block + token_L % block
@@ -220,7 +227,7 @@ def _over_slots(
     scale: float,
     softcap: float | None,
 ) -> torch.Tensor:
-    # `index_select` of whole rows is several times as fast as indexing.
+    # `index_select` of whole rows is several times faster than indexing.
     key, value = (x.flatten(1).index_select(0, slots_BL.flatten()) for x in (keys, values))
     key_BLHD, value_BLHD = (x.view(*slots_BL.shape, *whole.shape[1:]) for x, whole in ((key, keys), (value, values)))
     return _grouped(query_BHD[:, None], key_BLHD, value_BLHD, visible_BL[:, None, None, :], scale, softcap)[:, 0]
@@ -239,7 +246,7 @@ def _grouped(
     query, key, value = (x.transpose(1, 2) for x in (query_BQHD, key_BLHD, value_BLHD))
     if softcap is not None:
         return capped(query, key, value, lambda start, end: mask[..., start:end, :], scale, softcap).transpose(1, 2)
-    # The CPU's kernel reads a shared head where it is; to the last bit it does what it does with copies of the head.
+    # The CPU kernel reads shared heads in place, bit-identical to repeating them.
     in_place = groups > 1 and query.device.type == "cpu"
     if groups > 1 and not in_place:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)

@@ -1,4 +1,4 @@
-"""The native engine: continuous batching on the very modules that train. Nothing to copy, nothing to synchronise."""
+"""The native engine: continuous batching on the modules that are trained. No weights to copy or synchronise."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from lemma.engines.native.intake import Intake
 from lemma.engines.native.paging import BlockPool
 from lemma.engines.native.pass_sizes import default_prefill, layout, most_gathered
 from lemma.engines.native.runner import BURST, LADDER, Burst, Runner
-from lemma.engines.native.sampler import Way, way_of
+from lemma.engines.native.sampler import SamplingMode, sampling_mode
 from lemma.engines.native.scheduler import Prefill, Scheduler
-from lemma.engines.native.sequences import Read, Sequence, accept_all, completions_of
+from lemma.engines.native.sequences import Readback, Sequence, accept_all, completions_of
 from lemma.engines.protocol import Completion, Engine, EngineError, Key, Listener, Request
 from lemma.models.policy import Policy
 
 BLOCK = 64
 CPU_BLOCK = 16
-# Share of the free GPU memory that the cache takes where no size is given.
+# Share of the free GPU memory that the KV cache takes by default.
 CACHE_SHARE = 0.5
 CPU_CACHE_TOKENS = 65536
-# On a CPU looking at the tokens costs little, and steps after the end of a sequence cost much.
+# On a CPU reading the tokens is cheap, and steps after the end of a sequence are expensive.
 CPU_BURST = 4
-# Steps of the burst after first tokens, which may be launched before those are read: as many as keep the device busy
-# meanwhile. More would keep the host, since a device takes about a thousand kernels ahead.
+# Steps of the first burst after prefill, which may be launched before the first tokens are read: just enough to keep
+# the device busy until then. More would block the host, since the launch queue holds about a thousand kernels.
 FIRST_BURST = 2
-# A burst is launched before the last one is read while at most one row in so many ends unforeseen: such a row is
-# computed for one burst more.
-ROWS_PER_SURPRISE = 16
+# Bursts are launched ahead while at most one row in this many ends unexpectedly (an end token or a stop string, not the
+# length limit): such a row is computed for one extra burst.
+ROWS_PER_UNEXPECTED_END = 16
 
 
 class NativeEngine(Engine):
-    """See `lemma.engines.protocol.Engine`. One thread at a time uses it."""
+    """See `lemma.engines.protocol.Engine`. Not thread-safe: one thread at a time may use it."""
 
     name = "native"
     streams_tokens = True
@@ -64,8 +64,8 @@ class NativeEngine(Engine):
         self._fused = on_gpu
         self._burst = min(burst or (BURST if on_gpu else CPU_BURST), BURST)
         self._ahead = on_gpu if ahead is None else ahead
-        # Whether first tokens were drawn since the last burst. What is launched ahead has the bursts of what is not.
-        self._begins = False
+        # Whether the next burst is the first after prefill. On a GPU burst sizes do not depend on `ahead`.
+        self._follows_prefill = False
         self._first_burst = min(FIRST_BURST, self._burst) if on_gpu or self._ahead else self._burst
         self._block = BLOCK if on_gpu else CPU_BLOCK
         rows = min(max_sequences or LADDER[-1], LADDER[-1])
@@ -78,22 +78,22 @@ class NativeEngine(Engine):
         self.runner = Runner(policy, self.cache, rows, policy.context, graphs, self._fused)
         self._intake = Intake(policy)
         self._done: deque[Completion] = deque()
-        # How many samples of each request are not complete.
+        # The number of unfinished samples of each request.
         self._unfinished: dict[Key, int] = {}
         self._addresses: tuple[int, ...] = ()
-        # The burst that was launched before the last one was read; how many of those there were in all; how many rows
-        # ended unforeseen in the last one.
-        self._flying: Burst | None = None
+        # The burst that was launched ahead and is not read yet; how many were launched ahead in total; how many rows
+        # ended unexpectedly in the last burst.
+        self._in_flight: Burst | None = None
         self.bursts_ahead = 0
-        self._surprises = 0
+        self._unexpected_ends = 0
         self.context = policy.context
         self.on_tokens: Listener | None = None
-        # Entered for as long as the engine waits for the device: when another thread may use the interpreter.
+        # Entered while the engine waits for the device, when another thread may use the interpreter.
         self.while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def room(self) -> int:
-        """Tokens that the cache holds; no prompt and answer together may be longer."""
+        """Tokens that the cache holds: the maximum length of a prompt and its completion together."""
         return self.pool.count * self.pool.size
 
     # --- the protocol ------------------------------------------------------------------------------------------
@@ -102,18 +102,18 @@ class NativeEngine(Engine):
         if not self._unfinished:
             self._intake.refresh()
         elif request.key in self._unfinished:
-            raise EngineError(f"request {request.name} is at work already", fix="give it another key")
+            raise EngineError(f"request {request.name} is already running", fix="give it another key")
         self._intake.check(request, self.room)
         self._unfinished[request.key] = request.n
         self.scheduler.add(self._intake.sequences(request, self.seed, self.version))
 
     def cancel(self, key: Key) -> None:
-        """Every unfinished sample of the request ends as it is."""
+        """End every unfinished sample of the request, with the tokens it has so far."""
         self._done += completions_of((sequence, "cancelled") for sequence in self.scheduler.cancel(key))
         self._unfinished.pop(key, None)
 
     def completions(self) -> Iterator[Completion]:
-        """Whoever leaves this half way loses nothing: the next call goes on with what is unfinished."""
+        """A caller that stops iterating halfway loses nothing: the next call continues with what is unfinished."""
         modules = Modules(self.policy.module)
         self._check_addresses(modules)
         while self._done or not self.scheduler.is_idle:
@@ -127,21 +127,21 @@ class NativeEngine(Engine):
         return self._done
 
     def update_weights(self, version: int) -> None:
-        """The weights are the policy's own: only what was computed with the old ones has to be forgotten.
+        """The weights are the policy's own, so only the cached keys and values have to be dropped.
 
-        Unfinished completions go on with the new ones: what they have is computed again, and later tokens are theirs.
+        Unfinished completions continue with the new weights, after their tokens so far have been prefilled again.
         """
         self.version = version
         self._restart()
         for job in self.scheduler.waiting:
             for sequence in (job.leader, *job.followers):
-                sequence.renew(version)
+                sequence.start_span(version)
 
     def reset_prefix_cache(self) -> None:
         self._restart()
 
     def invalidate(self) -> None:
-        self.runner.forget_graphs()
+        self.runner.drop_graphs()
         self._restart()
 
     def close(self) -> None:
@@ -150,25 +150,25 @@ class NativeEngine(Engine):
         self.cache.release()
 
     def release_cache(self) -> None:
-        """Give the cache's memory back, as before an update of the weights; unfinished completions are computed again.
+        """Free the cache's memory, for example before an update; unfinished completions are prefilled again later.
 
-        Graphs stay: they learn from the device where the cache is.
+        Captured graphs stay valid: they read the cache's address from device memory.
         """
         self._restart()
         self.cache.release()
 
     def take_cache(self) -> None:
-        """Take the memory again, wherever it is now; done by itself when there is work."""
+        """Allocate the memory again, at any address; done automatically when there is work."""
         if not self.cache.bytes:
-            self.cache.take()
+            self.cache.allocate()
 
     def _restart(self) -> None:
-        """What the cache holds is forgotten; tokens that nobody has read yet are drawn again."""
-        self._ground()
+        """Drop what the cache holds; tokens that are in flight and not read yet are sampled again."""
+        self._discard_in_flight()
         self.scheduler.restart()
 
     def _check_addresses(self, modules: Modules) -> None:
-        """Graphs read the weights where they were captured: if any has moved, they are captured anew."""
+        """Captured graphs hold the addresses of the weights: if any has moved, they are captured again."""
         addresses = modules.addresses()
         if addresses != self._addresses:
             self._addresses = addresses
@@ -177,7 +177,7 @@ class NativeEngine(Engine):
     # --- the work ----------------------------------------------------------------------------------------------
 
     def _work_until_done(self, modules: Modules) -> None:
-        """Go on until something has ended. The module is in its own mode again when others look at it."""
+        """Work until some sample has finished. The module is back in its own mode when the caller sees it."""
         is_training = self.policy.module.training
         if is_training:
             modules.train(False)
@@ -191,43 +191,43 @@ class NativeEngine(Engine):
                 modules.train(True)
 
     def _work(self) -> None:
-        """One forward pass or burst. Trouble, Ctrl-C included, may strike anywhere: then everything is dropped."""
+        """Prefill or one burst. After any exception, Ctrl-C included, all requests are dropped."""
         try:
             self.take_cache()
-            jobs = [] if self._flying else self.scheduler.next_prefill()
+            jobs = [] if self._in_flight else self.scheduler.next_prefill()
             if jobs:
                 self._prefill(jobs)
             else:
                 self._decode()
         except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
             self._drop_everything()
-            raise _device_trouble(error) from error
+            raise _device_error(error) from error
         except BaseException:
             self._drop_everything()
             raise
 
     def _prefill(self, jobs: list[tuple[Prefill, int]]) -> None:
-        """Compute all prompts that can begin now, pass after pass; their first tokens are read when all are under way,
-        and where it is safe the burst after them too, so that the device does not wait for the host in between. A
-        prompt of several passes takes one at a time: others may be submitted or cancelled meanwhile."""
-        begun: list[Burst] = []
+        """Prefill all prompts that can start now, pass by pass. Their first tokens are read only after every pass, and
+        if possible the burst after them, has been launched, so that the device does not wait for the host in between.
+        A prompt that needs several passes gets one per call: requests may be submitted or cancelled between them."""
+        first_tokens: list[Burst] = []
         while jobs:
-            begun += self._prefill_pass(jobs)
+            first_tokens += self._prefill_pass(jobs)
             is_long = any(job.left > self.scheduler.prefill_tokens for job, _ in jobs)
             jobs = [] if is_long else self.scheduler.next_prefill()
-        if not begun:
+        if not first_tokens:
             return
-        self._begins = True
-        stay = self._staying()
-        if stay and self._ahead:
-            self._flying = self._launch_ahead(stay, self._way_of(stay), begun)
-        for burst in begun:
+        self._follows_prefill = True
+        continuing = self._continuing()
+        if continuing and self._ahead:
+            self._in_flight = self._launch_ahead(continuing, self._sampling_mode(continuing), first_tokens)
+        for burst in first_tokens:
             self._accept(burst.sequences, *self._read(burst))
-        if self._flying:
-            self._look_back(stay)
+        if self._in_flight:
+            self._count_unexpected_ends(continuing)
 
     def _prefill_pass(self, jobs: list[tuple[Prefill, int]]) -> list[Burst]:
-        """One forward pass over prompts; the first tokens of those that are complete with it."""
+        """One forward pass over prompts; the first tokens of the prompts that it completes."""
         logits = self.runner.prefill([(job.leader, count) for job, count in jobs])
         started: list[Sequence] = []
         rows: list[int] = []
@@ -243,71 +243,75 @@ class NativeEngine(Engine):
         return [self.runner.sample_first(logits, rows, started, self._intake.eos)] if started else []
 
     def _decode(self) -> None:
-        """Read one burst. Where it is safe the next is launched before, so that the device works while the host reads.
+        """Read one burst. If possible the next one is launched first, so that the device works while the host reads.
 
-        Invariant: while a burst flies, sequences may end, but none begins, gives way or is launched from the host's
-        knowledge. Those that have ended meanwhile are passed over when it is read.
+        Invariant: while a burst is in flight, sequences may end, but none starts, is preempted or is launched from the
+        host's copy of its state. Rows of sequences that have ended since the launch are skipped when it is read.
         """
-        burst = self._flying or self._launch_next()
+        burst = self._in_flight or self._launch_next()
         if burst is None:
             return
-        stay = self._staying()
-        self._flying = self._launch_ahead(stay, burst.way)
+        continuing = self._continuing()
+        self._in_flight = self._launch_ahead(continuing, burst.mode)
         alive = [row for row, sequence in enumerate(burst.sequences) if sequence.blocks]
         if len(alive) == len(burst.sequences):
             self._accept(burst.sequences, *self._read(burst))
         elif alive:
             self._accept([burst.sequences[row] for row in alive], *(x[:, alive] for x in self._read(burst)))
-        self._look_back(stay)
+        self._count_unexpected_ends(continuing)
 
-    def _staying(self) -> list[Sequence]:
-        """Those that do not reach their length with what is launched."""
+    def _continuing(self) -> list[Sequence]:
+        """Running sequences that do not reach their maximum length with what has been launched."""
         return [s for s in self.scheduler.running if s.limit > s.launched]
 
-    def _look_back(self, stay: list[Sequence]) -> None:
-        """Count those that have ended and could not be foreseen to."""
-        self._surprises = sum(not sequence.blocks for sequence in stay)
+    def _count_unexpected_ends(self, continuing: list[Sequence]) -> None:
+        """Count the sequences that were expected to continue and have ended."""
+        self._unexpected_ends = sum(not sequence.blocks for sequence in continuing)
         if not self.scheduler.running:
-            self._ground()
+            self._discard_in_flight()
 
-    def _ground(self) -> None:
-        """Nothing is read of what was launched, and nothing of the past bears on the future."""
-        self._flying = None
-        self._surprises = 0
+    def _discard_in_flight(self) -> None:
+        """The burst in flight is never read, and the count of unexpected ends starts over."""
+        self._in_flight = None
+        self._unexpected_ends = 0
 
-    def _way_of(self, sequences: list[Sequence]) -> Way:
-        """How the tokens are drawn that come after all that were launched."""
-        return way_of(sequences, self.runner.cuts_by_kernels, self._intake.eos, [s.launched for s in sequences])
+    def _sampling_mode(self, sequences: list[Sequence]) -> SamplingMode:
+        """How to sample the tokens that come after all that have been launched."""
+        return sampling_mode(sequences, self.runner.has_cut_kernels, self._intake.eos, [s.launched for s in sequences])
 
     def _launch_next(self) -> Burst | None:
-        """A burst of everybody for whom there are blocks; the host knows all their tokens."""
+        """A burst of all running sequences for which there are blocks; the host has read all their tokens."""
         running = self.scheduler.running
-        way = self._way_of(running)
-        steps = min(1 if way == "host" else self._most_steps, max(s.limit - s.launched for s in running))
+        mode = self._sampling_mode(running)
+        steps = min(1 if mode == "host" else self._most_steps, max(s.limit - s.launched for s in running))
         running = list(self.scheduler.reserve(steps))
-        return self._launch(running, steps, way) if running else None
+        return self._launch(running, steps, mode) if running else None
 
-    def _launch_ahead(self, stay: list[Sequence], way: Way, begun: Collection[Burst] = ()) -> Burst | None:
-        """A burst of those that stay before the last one is read, or before first tokens are that have `begun`, unless
-        the host has to do something first: begin a sequence, choose tokens itself, find blocks. Time plays no part in
-        this."""
+    def _launch_ahead(
+        self, continuing: list[Sequence], mode: SamplingMode, first_tokens: Collection[Burst] = ()
+    ) -> Burst | None:
+        """Launch a burst before the last one, or `first_tokens`, are read; None if the host has to act first: start a
+        sequence, sample itself, find blocks. The decision does not depend on timing."""
         scheduler = self.scheduler
-        may_begin = scheduler.filling or (scheduler.waiting and len(stay) < scheduler.max_sequences)
-        if not (self._ahead and way != "host" and stay) or may_begin or self._surprises * ROWS_PER_SURPRISE > len(stay):
+        may_start = scheduler.prefilling or (scheduler.waiting and len(continuing) < scheduler.max_sequences)
+        end_often = self._unexpected_ends * ROWS_PER_UNEXPECTED_END > len(continuing)
+        if not (self._ahead and mode != "host" and continuing) or may_start or end_often:
             return None
-        steps = min(self._most_steps, max(s.limit - s.launched for s in stay))
-        if not scheduler.reserve_ahead(stay, steps):
+        steps = min(self._most_steps, max(s.limit - s.launched for s in continuing))
+        if not scheduler.reserve_ahead(continuing, steps):
             return None
         self.bursts_ahead += 1
-        return self._launch(stay, steps, way, begun)
+        return self._launch(continuing, steps, mode, first_tokens)
 
     @property
     def _most_steps(self) -> int:
-        return self._first_burst if self._begins else self._burst
+        return self._first_burst if self._follows_prefill else self._burst
 
-    def _launch(self, sequences: list[Sequence], steps: int, way: Way, begun: Collection[Burst] = ()) -> Burst:
-        self._begins = False
-        burst = self.runner.launch(sequences, steps, way, self._intake.eos, begun)
+    def _launch(
+        self, sequences: list[Sequence], steps: int, mode: SamplingMode, first_tokens: Collection[Burst] = ()
+    ) -> Burst:
+        self._follows_prefill = False
+        burst = self.runner.launch(sequences, steps, mode, self._intake.eos, first_tokens)
         for sequence in sequences:
             sequence.cached += steps
         return burst
@@ -319,13 +323,13 @@ class NativeEngine(Engine):
         return burst.read()
 
     def _accept(self, sequences: list[Sequence], tokens: np.ndarray, logprobs: np.ndarray, kept: np.ndarray) -> None:
-        """Take (K, B) sampled tokens, and end the sequences that end with them."""
+        """Append (K, B) sampled tokens, and finish the sequences that end with them."""
         if not np.isfinite(logprobs).all():
             self.cache.clear()
             raise EngineError("the model gave logits that are not numbers", fix="look at the last training steps")
         ends = list(set().union(*{sequence.end_ids for sequence in sequences}))
         may_end = np.logical_or.reduce(np.isin(tokens, ends), axis=0).tolist()
-        ended = accept_all(sequences, Read(tokens.T.copy(), logprobs.T.copy(), kept.T.copy()), may_end)
+        ended = accept_all(sequences, Readback(tokens.T.copy(), logprobs.T.copy(), kept.T.copy()), may_end)
         if self.on_tokens is not None:
             for sequence in sequences:
                 self.on_tokens(sequence.request.key, sequence.sample, sequence.newest)
@@ -333,17 +337,17 @@ class NativeEngine(Engine):
             self.scheduler.finish([sequence for sequence, _ in ended])
             self._done += completions_of(ended)
             for sequence, _ in ended:
-                self._count_off(sequence.request.key)
+                self._count_finished(sequence.request.key)
 
-    def _count_off(self, key: Key) -> None:
-        """One more sample of a request is complete; the key of one that is complete as a whole is forgotten."""
+    def _count_finished(self, key: Key) -> None:
+        """One more sample of this request is finished; after the last one its key may be used again."""
         left = self._unfinished.pop(key, 1) - 1
         if left:
             self._unfinished[key] = left
 
     def _drop_everything(self) -> None:
-        """After trouble: nothing is left half done, and the engine can be used again."""
-        self._ground()
+        """After an error: drop all requests, so that the engine can be used again."""
+        self._discard_in_flight()
         self.scheduler.drop_all()
         self._unfinished.clear()
         self._done.clear()
@@ -360,18 +364,18 @@ class NativeEngine(Engine):
 
     def _make_cache(self) -> Cache:
         layers, heads, dim = layout(self.policy)
-        # One block more than sequences can own: rows that are not in use write to it.
+        # One block more than sequences can own: padding rows write to it.
         blocks = math.ceil(self.cache_tokens / self._block) + 1
         return Cache(layers, blocks, self._block, heads, dim, self.policy.dtype, self.policy.device)
 
 
 def bytes_per_token(policy: Policy) -> int:
-    """What the cache needs for each token it holds."""
+    """Bytes of the cache per token."""
     layers, heads, dim = layout(policy)
     return 2 * layers * heads * dim * policy.head.weight.element_size()
 
 
-def _device_trouble(error: RuntimeError) -> EngineError:
+def _device_error(error: RuntimeError) -> EngineError:
     if isinstance(error, torch.OutOfMemoryError):
         return EngineError(
             "the GPU ran out of memory while generating, and the requests are dropped",

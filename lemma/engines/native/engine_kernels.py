@@ -1,8 +1,8 @@
-"""The Triton kernel of decoding: rotary embedding, the cache write and attention over blocks, in one launch.
+"""The Triton kernel for decoding: rotary embedding, the cache write and attention over blocks, in one launch.
 
-It is a backend of plain code in `cached_attention.py` and `blocks.py` and is tested against it. Arithmetic in float32.
-Where keys and values of a layer lie is read from the device (`places_2`, see `Cache`), so that a captured graph stays
-valid when the cache moves.
+It is a backend of the plain code in `cached_attention.py` and `blocks.py` and is tested against it. Arithmetic is in
+float32. The addresses of a layer's keys and values are read from device memory (`addresses_2`, see `Cache`), so that a
+captured graph stays valid when the cache moves.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import triton.language as tl
 
 from lemma.models.kernels import tanh
 
-# Enough programs to fill a large GPU; long contexts are split when the batch alone does not give as many.
+# Enough programs to fill a large GPU; contexts are split if the batch alone does not give as many.
 WANTED_PROGRAMS = 528
 MAX_SPLITS = 32
 
 
 @triton.jit
 def _at(PLACES, which, LIKE):
-    """A pointer that is read from memory. The compiler cannot see that it is aligned, so it is told."""
+    """A pointer read from memory, with a hint to the compiler that it is aligned."""
     place = tl.load(PLACES + which).to(tl.pointer_type(LIKE.dtype.element_ty))
     return tl.multiple_of(place, 16)
 
 
 @triton.jit
-def _turned(x, swapped, cos, sin, first):
-    """Rotary embedding; `swapped` holds the other half of the head, `first` says which half an element is of."""
+def _rotated(x, swapped, cos, sin, first):
+    """Rotary embedding. `swapped` holds the other half of the head; `first` is true for elements of the first half."""
     there = swapped.to(tl.float32) * sin
     return (x.to(tl.float32) * cos + tl.where(first, -there, there)).to(x.dtype)
 
@@ -39,7 +39,7 @@ def _attend(
     GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
     SPLIT: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    # A short context is all latency: what does not depend on each other is asked for together, and stores come last.
+    # Short contexts are latency-bound: independent loads are issued together, and stores come last.
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
@@ -62,9 +62,9 @@ def _attend(
         sin = tl.load(SIN + row * D + d, mask=inside, other=0.0).to(tl.float32)
         q_swapped = tl.load(queries + swapped[None, :], mask=q_mask, other=0.0)
         k_swapped = tl.load(key + swapped, mask=inside, other=0.0)
-        q = _turned(q, q_swapped, cos[None, :], sin[None, :], first[None, :])
-        k_new = _turned(k_new, k_swapped, cos, sin, first)
-    # The new token comes first, from where it was computed, in the first split.
+        q = _rotated(q, q_swapped, cos[None, :], sin[None, :], first[None, :])
+        k_new = _rotated(k_new, k_swapped, cos, sin, first)
+    # The new token is not in the cache yet: split 0 starts with it.
     top = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], 1) * scale
     if CAPPED:
         top = cap * tanh(top / cap)
@@ -114,7 +114,7 @@ def _attend(
 
 @triton.jit
 def _combine_splits(PART, STATS, target, mask, mine, splits, GP: tl.constexpr, DP: tl.constexpr):
-    """The parts of one head, always in the same order, by the program that arrives last."""
+    """Combine the splits of one head, always in the same order; run by the program that arrives last."""
     g = tl.arange(0, GP)
     d = tl.arange(0, DP)
     top = tl.full([GP], -1e30, tl.float32)
@@ -122,7 +122,7 @@ def _combine_splits(PART, STATS, target, mask, mine, splits, GP: tl.constexpr, D
     acc = tl.zeros([GP, DP], tl.float32)
     for split in range(0, splits):
         here = mine * splits + split
-        # Other programs wrote these: what this one's own cache may hold of them does not count.
+        # Other programs wrote these, so this one's L1 cache may be stale: read through L2.
         part = tl.load(PART + here * GP * DP + g[:, None] * DP + d[None, :], cache_modifier=".cg")
         its_top = tl.load(STATS + here * 2 * GP + g, cache_modifier=".cg")
         its_total = tl.load(STATS + here * 2 * GP + GP + g, cache_modifier=".cg")
@@ -135,14 +135,14 @@ def _combine_splits(PART, STATS, target, mask, mine, splits, GP: tl.constexpr, D
 
 
 def splits_for(rows: int, kv_heads: int) -> int:
-    """Into how many parts a context is cut so that a small batch still fills the GPU."""
+    """The number of splits of a context, so that a small batch still fills the GPU."""
     return max(1, min(MAX_SPLITS, WANTED_PROGRAMS // (rows * kv_heads)))
 
 
 def shape_of(programs: int, width: int, block: int) -> dict[str, int]:
-    """Tokens at a time, warps and stages, for heads of a number of bytes. Many programs on narrow heads are best off
-    with a warp each, which need not wait for others; wide ones must not ask for more than a small GPU's processors
-    have. Measured on an H200 with heads of 128 and 256 bytes."""
+    """Tokens per tile, warps and stages, for heads of `width` bytes. With many programs on narrow heads, one warp each
+    is fastest, since it need not synchronise; wide heads must fit into the shared memory of small GPUs. Measured on an
+    H200 with heads of 128 and 256 bytes."""
     tile, warps, stages = (32, 1, 3) if width <= 128 and programs >= 2 * WANTED_PROGRAMS else (64, 4, 2)
     if width >= 1024:
         tile = 32
@@ -156,7 +156,7 @@ def attend_and_write(
     cos_BD: torch.Tensor | None,
     sin_BD: torch.Tensor | None,
     slots_B: torch.Tensor,
-    places_2: torch.Tensor,
+    addresses_2: torch.Tensor,
     arrivals: torch.Tensor,
     table_BM: torch.Tensor,
     lengths_B: torch.Tensor,
@@ -165,9 +165,10 @@ def attend_and_write(
     window: int | None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """Rotate one new token per row, put its key and value into its slot, and attend over it and the `lengths` - 1
-    tokens before it. All tensors and the cache have the same type. `arrivals` are zeros, and are again afterwards."""
-    query_BHD, key_BHD, value_BHD = (_side_by_side(x) for x in (query_BHD, key_BHD, value_BHD))
+    """Rotate one new token per row, write its key and value to its slot, and attend over it and the `lengths` - 1
+    tokens before it. All tensors and the cache have the same dtype. `arrivals` must be zero, and is again
+    afterwards."""
+    query_BHD, key_BHD, value_BHD = (_contiguous_heads(x) for x in (query_BHD, key_BHD, value_BHD))
     rows, heads, dim = query_BHD.shape
     kv_heads = key_BHD.shape[1]
     group = heads // kv_heads
@@ -180,7 +181,7 @@ def attend_and_write(
     stats = torch.empty(places * 2, dtype=torch.float32, device=query_BHD.device)
     _attend[(kv_heads, rows, splits)](
         query_BHD, key_BHD, value_BHD, query_BHD if cos_BD is None else cos_BD, query_BHD if sin_BD is None else sin_BD,
-        slots_B, places_2, table_BM, lengths_B, out, parts, stats, arrivals, query_BHD.stride(0), key_BHD.stride(0),
+        slots_B, addresses_2, table_BM, lengths_B, out, parts, stats, arrivals, query_BHD.stride(0), key_BHD.stride(0),
         value_BHD.stride(0), scale, softcap or 0.0, table_BM.stride(0), 2**30 if window is None else window, splits,
         ROTATE=cos_BD is not None, HK=kv_heads, G=group, GP=padded, D=dim, DP=wide, BLOCK=block, SPLIT=splits > 1,
         CAPPED=softcap is not None, **shape_of(rows * kv_heads, wide * query_BHD.itemsize, block),
@@ -188,7 +189,6 @@ def attend_and_write(
     return out
 
 
-def _side_by_side(x_BHD: torch.Tensor) -> torch.Tensor:
-    """The heads of a row side by side, as the kernel reads them; families that rotate a part of a head lay them out
-    otherwise."""
+def _contiguous_heads(x_BHD: torch.Tensor) -> torch.Tensor:
+    """The heads of a row contiguous, as the kernel needs them; they are not in families that rotate part of a head."""
     return x_BHD if x_BHD.stride()[1:] == (x_BHD.shape[-1], 1) else x_BHD.contiguous()

@@ -1,5 +1,5 @@
-"""Does the native engine compute what the model means? What it draws through its cache is scored again by the model's
-own forward; see `lemma.models.probe` for the yardstick."""
+"""Does the native engine compute the same function as the model's own code? Tokens sampled through the engine's cache
+are scored by the model's plain forward pass; see `lemma.models.probe` for the tolerances."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from lemma.models.families import uncached_layers
 from lemma.models.policy import Policy
 from lemma.models.probe import ProbeComparison, is_trouble, plain_logits, probe_ids, refuse_without_room, widened
 
-# The longest prompt crosses a border between blocks of the cache, and its parts are computed one after the other.
+# The longest prompt spans several blocks of the cache and is prefilled in chunks.
 PROMPTS = (90, 70, 50, 31, 15, 7)
 NEW_TOKENS = 12
 CHUNK = 24
 
 
 def probe(policy: Policy) -> None:
-    """Refuse a model whose packed forward, chunked prompts or cached decoding differ from its own forward."""
+    """Refuse a model whose packed forward, chunked prefill or cached decoding differs from its own forward pass."""
     uncached = uncached_layers(policy.backbone, policy.causal.config.get_text_config())
     reason = policy.findings.reason or uncached or _fault(policy)
     if reason is not None:
@@ -30,7 +30,7 @@ def probe(policy: Policy) -> None:
 
 def _fault(policy: Policy) -> str | None:
     try:
-        reason = _drawn(policy).fault
+        reason = _comparison(policy).fault
     except Exception as error:
         if not is_trouble(error):
             raise
@@ -40,20 +40,20 @@ def _fault(policy: Policy) -> str | None:
     return None if reason is None else f"through an engine's cache, {reason}"
 
 
-def _drawn(policy: Policy) -> ProbeComparison:
-    """Tokens that the engine draws in float32, and other ones as it is; what the model says about both."""
+def _comparison(policy: Policy) -> ProbeComparison:
+    """Compare tokens that the engine samples in the model's own precision, and in float32 if that is narrower."""
     requests = _requests(policy)
-    mine, exact, own = _against_own(policy, requests)
+    mine, exact, own = _scored_samples(policy, requests)
     if not policy.is_narrow:
         return ProbeComparison(exact, own, mine, mine)
     with widened(policy):
-        wide, wide_exact, _ = _against_own(policy, requests)
-    # Both draw as many tokens, though not the same ones: what is compared is the distance from the exact numbers.
+        wide, wide_exact, _ = _scored_samples(policy, requests)
+    # Both runs sample the same number of tokens, though not the same tokens: compared are distances to exact values.
     return ProbeComparison(exact, own, exact + (wide - wide_exact), mine)
 
 
-def _against_own(policy: Policy, requests: list[Request]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Log-probabilities of what the engine draws: its own words, and the model's in float32 and as it is."""
+def _scored_samples(policy: Policy, requests: list[Request]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probabilities of the tokens that the engine samples: its own, the model's in float32, and the model's own."""
     sides: list[list[torch.Tensor]] = [[], [], []]
     for request, completion in zip(requests, _complete(policy, requests), strict=True):
         sides[0].append(torch.from_numpy(completion.logprobs).double())
@@ -69,7 +69,7 @@ def _requests(policy: Policy) -> list[Request]:
     new = max(1, min(NEW_TOKENS, policy.context // 4))
     prompt = probe_ids(policy, max(1, min(PROMPTS[0], policy.context - new))).cpu().numpy()
     sampling = Sampling(max_tokens=new, ignore_eos=True)
-    # Where nothing is rounded a few tokens tell as much as many.
+    # Without rounding a few tokens say as much as many.
     lengths = PROMPTS if policy.is_narrow else PROMPTS[::3]
     return [Request(("probe", i), prompt[:count], sampling) for i, count in enumerate(lengths)]
 

@@ -1,4 +1,4 @@
-"""From requests to sequences: what could never be finished is refused before anything is at work."""
+"""From requests to sequences: a request that could never finish is refused at submission."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import time
 import numpy as np
 
 from lemma.engines.native.sequences import Sequence
-from lemma.engines.protocol import EngineError, Request, Sampling, check_request
+from lemma.engines.protocol import EngineError, Request, check_request
 from lemma.engines.sampling import end_ids
 from lemma.engines.stop_strings import StopTable, StopWatcher
 from lemma.models.policy import Policy
 
-# So many settings are remembered with what follows from them.
-MOST_SETTINGS = 1024
+# Sets of stop strings whose tables are kept; clients of a server choose their own.
+MOST_TABLES = 64
 
 
 class Intake:
-    """What all requests are measured by is looked at when work begins, since that costs more than a request does."""
+    """Checks requests and makes sequences of them. The model's limits are read by `refresh` when the engine starts from
+    idle, not at every request, since reading them costs more than a request."""
 
     def __init__(self, policy: Policy):
         self._policy = policy
-        # What is learnt about tokens that may end a stop string, shared by all requests with the same stop strings.
+        # Which tokens may end a stop string, shared by all requests with the same stop strings.
         self._tables: dict[tuple[str, ...], StopTable] = {}
-        self._ends: dict[Sampling, frozenset[int]] = {}
         self.refresh()
 
     def refresh(self) -> None:
@@ -31,13 +31,12 @@ class Intake:
         self.eos = -1 if tokenizer is None else int(tokenizer.eos_token_id)
         self._context = self._policy.context
         self._vocabulary = self._policy.causal.get_input_embeddings().weight.shape[0]
-        self._ends.clear()
 
     def check(self, request: Request, room: int) -> None:
-        """Refuse what does not fit the model, or a cache with room for so many tokens."""
+        """Refuse a request that does not fit the model, or a cache of `room` tokens."""
         check_request(request, self._context)
         prompt, longest = request.prompt, request.sampling.max_tokens
-        # Read without its sign, an id below 0 is larger than any token.
+        # As an unsigned number, an id below 0 is larger than any token.
         ids = prompt.view(np.uint64) if prompt.dtype == np.int64 else prompt.astype(np.uint64)
         if ids.item(ids.argmax()) >= self._vocabulary:
             wrong = int(prompt[(prompt < 0) | (prompt >= self._vocabulary)][0])
@@ -50,24 +49,19 @@ class Intake:
             )
 
     def sequences(self, request: Request, seed: int, version: int) -> list[Sequence]:
-        """One for each sample, at its beginning."""
+        """A new sequence for each sample."""
         sampling, now = request.sampling, time.perf_counter()
-        limit, ends = min(sampling.max_tokens, self._context - len(request.prompt)), self._ends_of(sampling)
+        limit = min(sampling.max_tokens, self._context - len(request.prompt))
+        ends = frozenset(token for token in end_ids(sampling, self.eos) if token >= 0)
         watch = self._watcher if sampling.stop else None
         return [
             Sequence(request, sample, seed, limit, ends, watch and watch(sampling.stop), [(0, version)], now)
             for sample in range(request.n)
         ]
 
-    def _ends_of(self, sampling: Sampling) -> frozenset[int]:
-        ends = self._ends.get(sampling)
-        if ends is None:
-            if len(self._ends) >= MOST_SETTINGS:
-                self._ends.clear()
-            ends = self._ends[sampling] = frozenset(token for token in end_ids(sampling, self.eos) if token >= 0)
-        return ends
-
     def _watcher(self, stops: tuple[str, ...]) -> StopWatcher:
         if stops not in self._tables:
+            if len(self._tables) >= MOST_TABLES:
+                self._tables.clear()
             self._tables[stops] = StopTable(self._policy.tokenizer, stops)
         return StopWatcher(self._policy.tokenizer, stops, self._tables[stops])

@@ -1,4 +1,4 @@
-"""Sampling noise that depends on (sequence, position, token) and on nothing else.
+"""Sampling noise that depends only on (sequence, position, token).
 
 A token is drawn as the argmax of logits plus Gumbel noise. The noise is a hash: two rounds of a 32-bit mixer over the
 token, keyed by the sequence's 64-bit key and the position. The Triton kernel computes the same numbers.
@@ -27,7 +27,7 @@ def split_key(keys: list[int]) -> torch.Tensor:
 
 
 def halves(keys: list[int]) -> np.ndarray:
-    """As `split_key`, for the host."""
+    """Like `split_key`, as a numpy array."""
     whole = np.array(keys, dtype=np.uint64)
     return np.stack([whole & MASK, whole >> 32], axis=1).astype(np.int64)
 
@@ -44,6 +44,6 @@ def gumbel(seeds_B2: torch.Tensor, vocabulary: int) -> torch.Tensor:
     tokens_V = torch.arange(vocabulary, device=seeds_B2.device, dtype=torch.int64)
     hashed = mix((tokens_V[None, :] * STEP + seeds_B2[:, :1]) & MASK)
     hashed = mix(hashed ^ seeds_B2[:, 1:])
-    # Small uniforms become large noise, so it is the small ones that need fine steps.
+    # Small uniforms become large noise, so the small ones need the fine resolution.
     uniform = (hashed.to(torch.float32) + 0.5) * 2.0**-32
     return -torch.log(-torch.log1p(-uniform.clamp(max=1.0 - 2.0**-24)))

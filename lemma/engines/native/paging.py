@@ -1,8 +1,7 @@
-"""The paged cache's bookkeeping: which block belongs to whom, and which ids a full block holds.
+"""Bookkeeping of the paged KV cache: which sequences own a block, and which ids a full block holds.
 
 A block holds the keys and values of `size` consecutive tokens. A full block is addressed by the hash of its ids and of
-all ids before it, so that equal beginnings share blocks; a block whose last owner has gone stays findable until its
-space is needed.
+all ids before it, so that equal prefixes share blocks; a block without owners stays findable until its space is needed.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import numpy as np
 
 
 class BlockPool:
-    """Blocks 1 to `count`; block 0 is nobody's. Invariant: a block is free, or owned by at least one sequence. Free
-    blocks may still be found by hash."""
+    """Blocks 1 to `count`; block 0 belongs to no sequence. Invariant: a block is free, or owned by at least one
+    sequence. Free blocks may still be found by hash."""
 
     def __init__(self, count: int, size: int):
         self.count = count
@@ -38,11 +37,11 @@ class BlockPool:
         return -(-tokens // self.size)
 
     def unowned(self, blocks: Sequence[int]) -> int:
-        """How many of these are free now, and would not be if they were shared."""
+        """How many of these blocks are free now and would be taken if they were shared."""
         return sum(1 for block in blocks if self._owners[block] == 0)
 
     def take(self) -> int:
-        """A block for one owner; the one that has been free longest is forgotten for it. `free` must be above 0."""
+        """A block for one owner: the least recently freed, whose content is evicted. `free` must be above 0."""
         block, _ = self._free.popitem(last=False)
         if block in self._hash_of:
             del self._blocks[self._hash_of.pop(block)]
@@ -56,9 +55,9 @@ class BlockPool:
         return block
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Give blocks back, the last one first: it is the first to be forgotten, and beginnings stay findable."""
+        """Give up ownership of blocks, the last one first, so that it is evicted first and prefixes stay findable."""
         for block in reversed(blocks):
-            assert self._owners[block] > 0, "a block was given back that nobody owns"
+            assert self._owners[block] > 0, "a block was released that nobody owns"
             self._owners[block] -= 1
             if self._owners[block] == 0:
                 self._free[block] = None
@@ -70,7 +69,7 @@ class BlockPool:
                 self._blocks[digest], self._hash_of[block] = block, digest
 
     def find(self, digests: Sequence[bytes]) -> list[int]:
-        """The blocks that hold the longest known beginning."""
+        """The blocks of the longest cached prefix."""
         result = []
         for digest in digests:
             block = self._blocks.get(digest)
@@ -80,12 +79,12 @@ class BlockPool:
         return result
 
     def forget_all(self) -> None:
-        """The weights changed: what the blocks hold is no longer true for anybody new."""
+        """The weights changed: no new sequence may reuse what the blocks hold."""
         self._blocks.clear()
         self._hash_of.clear()
 
     def extend(self, digests: list[bytes], ids: np.ndarray) -> list[bytes]:
-        """Add the digests of those full blocks of these ids that follow the ones whose digests are there."""
+        """Append the digests of the full blocks of `ids` that `digests` does not cover yet."""
         before = digests[-1] if digests else b""
         for start in range(len(digests) * self.size, len(ids) - self.size + 1, self.size):
             part = np.ascontiguousarray(ids[start : start + self.size], dtype=np.int64).tobytes()

@@ -1,7 +1,7 @@
-"""Forward passes of the engine on the policy's own modules: prompts, and bursts of single tokens.
+"""Forward passes of the engine on the policy's own modules: prefill, and bursts of decoding steps.
 
-A burst is several decoding steps without the host: each step's tokens are the next one's input. On a GPU a step is one
-CUDA graph, captured for a ladder of batch sizes, and nothing in the launch of a burst waits for the one before it.
+A burst is several decoding steps without a host round trip: each step's tokens are the next step's input. On a GPU a
+step is one CUDA graph, captured for a ladder of batch sizes, and a launch does not wait for the previous burst.
 Shapes: B rows, M blocks of the longest row, K steps of a burst.
 """
 
@@ -21,7 +21,7 @@ from lemma.core.errors import LemmaWarning
 from lemma.engines.native.batched_copy import copy_together
 from lemma.engines.native.cached_attention import Cache, DecodeContext, PrefillContext
 from lemma.engines.native.noise import halves
-from lemma.engines.native.sampler import Cuts, Way, draw, draw_cut, kernels_cut, temperatures, way_of
+from lemma.engines.native.sampler import Cuts, SamplingMode, draw, draw_cut, kernels_cut, sampling_mode, temperatures
 from lemma.engines.native.sequences import Sequence
 from lemma.models.adapters import fold_adapters
 from lemma.models.packing import Segments
@@ -33,7 +33,7 @@ BURST = 16
 
 @dataclass
 class Batch:
-    """The tensors of a decoding step. In a graph they stay where they are and are filled anew."""
+    """The tensors of a decoding step. Captured graphs hold their addresses, so they are filled in place."""
 
     ids_B: torch.Tensor
     positions_B: torch.Tensor
@@ -86,12 +86,12 @@ class Batch:
 
 @dataclass
 class Burst:
-    """Steps that are under way for some sequences. `done` comes after them, not after what was launched later. First
-    tokens stay on the device too, in `first_B`: the next step can begin with them before the host has read them."""
+    """Decoding steps that have been launched. `done` is recorded right after them and does not wait for later launches.
+    First tokens also stay on the device, in `first_B`, so that the next step can use them before the host does."""
 
     sequences: list[Sequence]
     steps: int
-    way: Way
+    mode: SamplingMode
     tokens_KB: torch.Tensor
     logprobs_KB: torch.Tensor
     kept_KB: torch.Tensor
@@ -99,12 +99,12 @@ class Burst:
     first_B: torch.Tensor | None = None
 
     def read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Ids, log-probabilities and kept mass, each (steps, B), once they are done."""
+        """Ids, log-probabilities and kept mass, each (steps, B). Only valid after `done`."""
         return self.tokens_KB.numpy(), self.logprobs_KB.numpy(), self.kept_KB.numpy()
 
 
 class Runner:
-    """Computes; knows nothing of queues. Rows beyond those in use write to block 0, which no sequence owns."""
+    """Runs the model; knows nothing of queues. Padding rows write to block 0, which no sequence owns."""
 
     def __init__(self, policy: Policy, cache: Cache, max_rows: int, context: int, use_graphs: bool, fused: bool):
         self.policy = policy
@@ -117,22 +117,22 @@ class Runner:
             fold_adapters(policy.module)
         blocks = -(-(context + BURST) // cache.block)
         self.buffers = Batch.empty(max_rows, blocks, policy.device)
-        self._graphs: dict[tuple[Way, int], Any] = {}
-        self._logits: dict[tuple[Way, int], torch.Tensor] = {}
+        self._graphs: dict[tuple[SamplingMode, int], Any] = {}
+        self._logits: dict[tuple[SamplingMode, int], torch.Tensor] = {}
         self._pool: Any = None
         self._nothing = torch.empty(0)
         self._cuts: bool | None = None
-        # The sequences whose state the buffers hold, and how many blocks of each are in the table.
+        # The run ids of the sequences whose state is in the buffers, and how many blocks of each are in the table.
         self._rows: list[int] = []
         self._widths: list[int] = []
 
-    def cuts_by_kernels(self) -> bool:
-        """Whether kernels cut the support; tried once."""
+    def has_cut_kernels(self) -> bool:
+        """Whether kernels can cut the support (top-k, top-p, min-p, forbidden ends) here; tried once."""
         if self._cuts is None:
             self._cuts = self.fused and kernels_cut(self.policy.device, self.policy.dtype, self.policy.logit_map)
         return self._cuts
 
-    def forget_graphs(self) -> None:
+    def drop_graphs(self) -> None:
         self._graphs.clear()
         self._logits.clear()
         self._pool = None
@@ -141,18 +141,18 @@ class Runner:
 
     @torch.no_grad()
     def prefill(self, parts: Rows[tuple[Sequence, int]]) -> torch.Tensor:
-        """Put the next tokens of some sequences into the cache; logits (B, V) after the last of each."""
+        """Write the next tokens of some sequences to the cache; logits (B, V) after the last token of each."""
         device = self.policy.device
         new = [count for _, count in parts]
         total = [sequence.cached + count for sequence, count in parts]
         ids_T = np.concatenate([s.tokens[s.cached : s.cached + count] for s, count in parts])
-        places, positions = _places([s.blocks for s, _ in parts], total, self.cache.block)
+        places, positions = _slots([s.blocks for s, _ in parts], total, self.cache.block)
         arrays = [ids_T.astype(np.int64, copy=False), places, positions, np.cumsum(new) - 1]
         if new != total:
             is_new = positions >= np.repeat([s.cached for s, _ in parts], total)
             arrays[1:3] = [places[is_new], positions[is_new]]
             arrays.append(places)
-        ids_T, slots_T, positions_T, last_B, *sources = self._put(*arrays)
+        ids_T, slots_T, positions_T, last_B, *sources = self._to_device(*arrays)
         segments = Segments(tuple(new), device)
         context = PrefillContext(
             self.cache,
@@ -166,36 +166,38 @@ class Runner:
 
     @torch.no_grad()
     def sample_first(self, logits_BV: torch.Tensor, rows: list[int], sequences: list[Sequence], eos: int) -> Burst:
-        """Begin to draw the first token after a prompt; `rows` says whose logits are whose."""
-        way, means = way_of(sequences, self.cuts_by_kernels, eos), self.policy.logit_map
+        """Start sampling the first tokens after prompts; `rows` is the row of logits for each sequence."""
+        mode, logit_map = sampling_mode(sequences, self.has_cut_kernels, eos), self.policy.logit_map
         keys, lengths = halves([s.noise_key for s in sequences]), np.array([s.length for s in sequences])
         arrays = [np.array(rows), keys, lengths, *temperatures(sequences)]
-        if way == "cut":
+        if mode == "cut":
             arrays += [part.numpy() for part in Cuts.of(sequences, eos)]
-        rows_B, keys_B2, positions_B, inverse, noisy, *cuts = self._put(*arrays)
+        rows_B, keys_B2, positions_B, inverse, noisy, *cuts = self._to_device(*arrays)
         if rows != list(range(len(logits_BV))):
             logits_BV = logits_BV[rows_B]
-        if way == "host":
-            drawn = draw_cut(logits_BV, sequences, keys_B2, positions_B, 0, eos, means)
+        if mode == "host":
+            drawn = draw_cut(logits_BV, sequences, keys_B2, positions_B, 0, eos, logit_map)
         else:
             limits = Cuts(*cuts) if cuts else None
-            drawn = draw(logits_BV, keys_B2, positions_B, inverse, noisy, self.fused, means, limits)
-        burst = self._under_way(sequences, 1, way, *(part[None] for part in drawn))
+            drawn = draw(logits_BV, keys_B2, positions_B, inverse, noisy, self.fused, logit_map, limits)
+        burst = self._begin_readback(sequences, 1, mode, *(part[None] for part in drawn))
         burst.first_B = drawn[0]
         return burst
 
     # --- bursts ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def launch(self, sequences: list[Sequence], steps: int, way: Way, eos: int, begun: Collection[Burst] = ()) -> Burst:
-        """Begin to draw `steps` more tokens of each sequence. `begun` are first tokens that the host has not read."""
+    def launch(
+        self, sequences: list[Sequence], steps: int, mode: SamplingMode, eos: int, first_tokens: Collection[Burst] = ()
+    ) -> Burst:
+        """Start sampling `steps` more tokens of each sequence. `first_tokens` are those that the host has not read."""
         rows = len(sequences)
         size = next(s for s in LADDER if s >= rows) if self.use_graphs else rows
         batch = self.buffers.first(size)
-        self._fill(batch, sequences, way, eos, begun)
+        self._fill(batch, sequences, mode, eos, first_tokens)
         for number in range(steps):
-            logits_BV = self._step(batch, way)
-            if way == "host":
+            logits_BV = self._step(batch, mode)
+            if mode == "host":
                 keys, positions = batch.keys_B2[:rows], batch.positions_B[:rows] + 1
                 drawn = draw_cut(logits_BV[:rows], sequences, keys, positions, number, eos, self.policy.logit_map)
                 for kept_there, values in zip((batch.tokens_KB, batch.logprobs_KB, batch.kept_KB), drawn, strict=True):
@@ -203,45 +205,47 @@ class Runner:
                 batch.ids_B[:rows] = drawn[0]
                 batch.positions_B.add_(1)
         results = (batch.tokens_KB, batch.logprobs_KB, batch.kept_KB)
-        return self._under_way(sequences, steps, way, *(part[:steps, :rows] for part in results))
+        return self._begin_readback(sequences, steps, mode, *(part[:steps, :rows] for part in results))
 
-    def _under_way(
+    def _begin_readback(
         self,
         sequences: list[Sequence],
         steps: int,
-        way: Way,
+        mode: SamplingMode,
         tokens_KB: torch.Tensor,
         logprobs_KB: torch.Tensor,
         kept_KB: torch.Tensor,
     ) -> Burst:
-        """Tokens on their way to the host."""
-        tokens_KB, logprobs_KB, kept_KB = (self._fetch(part) for part in (tokens_KB, logprobs_KB, kept_KB))
+        """Start copying results to the host."""
+        tokens_KB, logprobs_KB, kept_KB = (self._to_host(part) for part in (tokens_KB, logprobs_KB, kept_KB))
         done = None
         if self._on_gpu:
             done = torch.cuda.Event()
             done.record(torch.cuda.current_stream(self.policy.device))
-        return Burst(sequences, steps, way, tokens_KB, logprobs_KB, kept_KB, done)
+        return Burst(sequences, steps, mode, tokens_KB, logprobs_KB, kept_KB, done)
 
-    def _fill(self, batch: Batch, sequences: Rows[Sequence], way: Way, eos: int, begun: Collection[Burst]) -> None:
-        """Bring the batch up to date. Rows of the last burst without the host go on from what the device knows of them,
-        which may be more than the host has read; only the blocks that they were given are new."""
-        names = [s.turn for s in sequences] if way != "host" else []
+    def _fill(
+        self, batch: Batch, sequences: Rows[Sequence], mode: SamplingMode, eos: int, first_tokens: Collection[Burst]
+    ) -> None:
+        """Bring the batch up to date. Rows of the last burst on the device continue from their state there, which may
+        be ahead of what the host has read; only newly allocated blocks are copied."""
+        names = [s.run_id for s in sequences] if mode != "host" else []
         row_of = {name: row for row, name in enumerate(self._rows)}
-        if way != "host" and all(name in row_of for name in names):
+        if mode != "host" and all(name in row_of for name in names):
             if names != self._rows:
-                self._compact(batch, [row_of[name] for name in names], way)
+                self._compact(batch, [row_of[name] for name in names], mode)
             self._fill_table(batch, sequences, [i for i, s in enumerate(sequences) if len(s.blocks) != self._widths[i]])
             batch.step.zero_()
             batch.positions_B[len(sequences) :] = 0
         else:
-            self._fill_all(batch, sequences, way, eos, begun)
+            self._fill_all(batch, sequences, mode, eos, first_tokens)
         self._rows, self._widths = names, [len(s.blocks) for s in sequences]
 
-    def _compact(self, batch: Batch, stay: list[int], way: Way) -> None:
-        """Put the rows that stay side by side, and let those that are not in use any more own nothing."""
-        (rows,), old = self._put(np.array(stay)), self.buffers
+    def _compact(self, batch: Batch, stay: list[int], mode: SamplingMode) -> None:
+        """Move the rows that stay to the front, and clear the block tables of the others."""
+        (rows,), old = self._to_device(np.array(stay)), self.buffers
         kept = [old.ids_B, old.positions_B, old.table_BM, old.keys_B2, old.inverse_B, old.noisy_B]
-        for tensor in (*kept, *(old.cuts if way == "cut" else ())):
+        for tensor in (*kept, *(old.cuts if mode == "cut" else ())):
             tensor[: len(stay)] = tensor[rows]
         batch.table_BM[len(stay) :] = 0
         self._widths = [self._widths[row] for row in stay]
@@ -250,17 +254,19 @@ class Runner:
         if not changed:
             return
         table = _table([sequences[i].blocks for i in changed])
-        rows, blocks = self._put(np.array(changed), table)
+        rows, blocks = self._to_device(np.array(changed), table)
         batch.table_BM[rows, : table.shape[1]] = blocks
 
-    def _fill_all(self, batch: Batch, sequences: Rows[Sequence], way: Way, eos: int, begun: Collection[Burst]) -> None:
-        """Everything about these rows. Cuts only where they are looked at: rows that need none will never need any."""
-        first = {s.turn: place for place, s in enumerate(s for burst in begun for s in burst.sequences)}
-        assert all(s.cached == s.length - (s.turn not in first) for s in sequences), "a burst of these is not read"
-        unread = [row for row, s in enumerate(sequences) if s.turn in first]
+    def _fill_all(
+        self, batch: Batch, sequences: Rows[Sequence], mode: SamplingMode, eos: int, first_tokens: Collection[Burst]
+    ) -> None:
+        """Fill all state of these rows. Cuts only if the mode reads them: rows that need none never will."""
+        first = {s.run_id: place for place, s in enumerate(s for burst in first_tokens for s in burst.sequences)}
+        assert all(s.cached == s.length - (s.run_id not in first) for s in sequences), "a burst of these is not read"
+        unread = [row for row, s in enumerate(sequences) if s.run_id in first]
         rows, size = len(sequences), len(batch.ids_B)
         numbers = np.zeros((2, size), dtype=np.int64)
-        numbers[0, :rows] = [0 if s.turn in first else s.last for s in sequences]
+        numbers[0, :rows] = [0 if s.run_id in first else s.last for s in sequences]
         numbers[1, :rows] = [s.cached for s in sequences]
         reals = np.ones((2, size), dtype=np.float32)
         reals[:, :rows] = temperatures(sequences)
@@ -268,41 +274,41 @@ class Runner:
         arrays = [*numbers, table, halves([s.noise_key for s in sequences]), *reals]
         targets = [batch.ids_B, batch.positions_B, batch.table_BM[:, : table.shape[1]], batch.keys_B2[:rows]]
         targets += [batch.inverse_B, batch.noisy_B]
-        if way == "cut":
+        if mode == "cut":
             arrays += [part.numpy() for part in Cuts.of(sequences, eos)]
             targets += batch.cuts.first(rows)
-        places = [first[sequences[row].turn] for row in unread]
-        *values, into, taken = self._put(*arrays, *np.array([unread, places], dtype=np.int64))
+        places = [first[sequences[row].run_id] for row in unread]
+        *values, into, taken = self._to_device(*arrays, *np.array([unread, places], dtype=np.int64))
         for there, value in zip(targets, values, strict=True):
             there.copy_(value)
         if unread:
-            batch.ids_B[into] = torch.cat([burst.first_B for burst in begun])[taken]
+            batch.ids_B[into] = torch.cat([burst.first_B for burst in first_tokens])[taken]
         batch.step.zero_()
 
-    def _put(self, *arrays: np.ndarray) -> list[torch.Tensor]:
+    def _to_device(self, *arrays: np.ndarray) -> list[torch.Tensor]:
         return copy_together(list(arrays), self.policy.device)
 
-    def _fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy for the host, which the next burst does not touch; there when the device has come to it."""
+    def _to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy on the host that the next burst does not overwrite; valid once the device has reached the copy."""
         if not self._on_gpu:
             return tensor.clone()
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
-    def _step(self, batch: Batch, way: Way) -> torch.Tensor:
-        """One token for every row, through a graph where there are graphs. The logits (B, V): a graph that samples
-        keeps none, so that all graphs can use the same memory for theirs."""
+    def _step(self, batch: Batch, mode: SamplingMode) -> torch.Tensor:
+        """One token for every row, through a graph if graphs are used. Returns the logits (B, V), except for graphs
+        that sample by themselves: they keep none, so that all graphs can share the memory for them."""
         if not self.use_graphs:
-            return self._compute(batch, way)
+            return self._compute(batch, mode)
         size = len(batch.ids_B)
-        name = way, size
+        name = mode, size
         if name not in self._graphs:
             self._try_to_capture(name, batch)
         if not self.use_graphs:
-            return self._compute(batch, way)
+            return self._compute(batch, mode)
         self._graphs[name].replay()
         return self._logits.get(name, self._nothing)
 
-    def _compute(self, batch: Batch, way: Way) -> torch.Tensor:
+    def _compute(self, batch: Batch, mode: SamplingMode) -> torch.Tensor:
         block = self.cache.block
         positions = batch.positions_B
         blocks = batch.table_BM.gather(1, (positions // block)[:, None])[:, 0].long()
@@ -310,9 +316,9 @@ class Runner:
             self.cache, batch.table_BM, positions + 1, blocks * block + positions % block, self.fused
         )
         logits_BV = self._head(self._hidden(batch.ids_B, positions, context))
-        if way != "host":
+        if mode != "host":
             settings = (batch.inverse_B, batch.noisy_B, self.fused, self.policy.logit_map)
-            cuts = batch.cuts if way == "cut" else None
+            cuts = batch.cuts if mode == "cut" else None
             tokens, logprobs, kept = draw(logits_BV, batch.keys_B2, positions + 1, *settings, cuts)
             batch.tokens_KB.index_copy_(0, batch.step, tokens[None])
             batch.logprobs_KB.index_copy_(0, batch.step, logprobs.float()[None])
@@ -322,9 +328,9 @@ class Runner:
             batch.step.add_(1)
         return logits_BV
 
-    def _try_to_capture(self, name: tuple[Way, int], batch: Batch) -> None:
-        """Capture, or do without graphs from now on: some layers ask the device how much there is to do (a mixture's
-        experts in float32), which no graph can hold."""
+    def _try_to_capture(self, name: tuple[SamplingMode, int], batch: Batch) -> None:
+        """Capture, or stop using graphs: some layers have sizes that depend on data on the device (a mixture's experts
+        in float32), which cannot be captured."""
         before = [x.clone() for x in (batch.ids_B, batch.positions_B, batch.step)]
         try:
             self._capture(name, batch, before)
@@ -336,11 +342,11 @@ class Runner:
             message = f"{kind} cannot be decoded through CUDA graphs ({first}); the engine does without, and is slower"
             warnings.warn(message, LemmaWarning, stacklevel=2)
             self.use_graphs = False
-            self.forget_graphs()
+            self.drop_graphs()
             self._restore(batch, before)
 
-    def _capture(self, name: tuple[Way, int], batch: Batch, before: list[torch.Tensor]) -> None:
-        """Record a step as a graph. Running it to warm up moves the batch on, so the batch is put back afterwards."""
+    def _capture(self, name: tuple[SamplingMode, int], batch: Batch, before: list[torch.Tensor]) -> None:
+        """Record a step as a graph. The warm-up runs advance the batch, so it is restored afterwards."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -349,7 +355,7 @@ class Runner:
                 self._restore(batch, before)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # What another thread asks of the device meanwhile is none of this graph's business.
+        # CUDA calls of other threads do not invalidate the capture.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits_BV = self._compute(batch, name[0])
         if name[0] == "host":
@@ -370,22 +376,22 @@ class Runner:
         return self.policy.hidden_cached(ids_T, positions_T, cached)
 
     def _head(self, hidden_BH: torch.Tensor) -> torch.Tensor:
-        """What the head puts out; whoever draws from it knows what the model makes of it (`Policy.logit_map`)."""
+        """The raw output of the head; the sampler applies the model's scaling and capping (`Policy.logit_map`)."""
         logits = hidden_BH @ self.policy.head.weight.to(hidden_BH.dtype).T
         bias = getattr(self.policy.head, "bias", None)
         return logits if bias is None else logits + bias
 
 
 def _table(blocks: Rows[list[int]]) -> np.ndarray:
-    """The blocks of each row side by side; 0 where a row has fewer than others."""
+    """The block table: a row of blocks for each sequence, padded with 0."""
     counts = np.array([len(row) for row in blocks])
     table = np.zeros((len(blocks), counts.max()), dtype=np.int32)
     table[np.arange(table.shape[1]) < counts[:, None]] = np.fromiter(chain.from_iterable(blocks), dtype=np.int32)
     return table
 
 
-def _places(blocks: Rows[list[int]], lengths: Rows[int], block: int) -> tuple[np.ndarray, np.ndarray]:
-    """The slots of the first tokens of each row, so many as `lengths` says, and their positions; row after row."""
+def _slots(blocks: Rows[list[int]], lengths: Rows[int], block: int) -> tuple[np.ndarray, np.ndarray]:
+    """The slots and positions of the first `lengths` tokens of each row, concatenated."""
     flat = np.fromiter(chain.from_iterable(blocks), dtype=np.int64)
     before = np.cumsum([0, *(len(row) for row in blocks[:-1])])
     starts = np.cumsum([0, *lengths[:-1]])

@@ -1,4 +1,4 @@
-"""From logits to tokens, on the device: kernels where there is a GPU, plain torch where the support is cut elsewhere.
+"""From logits to tokens: Triton kernels on a GPU, plain torch elsewhere and for what the kernels do not support.
 
 Shapes: B rows, V vocabulary.
 """
@@ -22,11 +22,12 @@ from lemma.engines.sampling import cut, end_ids, logprobs, penalise, scale
 from lemma.models.families import LogitMap
 from lemma.models.logprobs import map_logits
 
-Way = Literal["whole", "cut", "host"]
+# On the device from the whole vocabulary, on the device with cuts of the support, or with the host at every step.
+SamplingMode = Literal["whole", "cut", "host"]
 PLAIN = LogitMap()
-# Ids that end a completion which a kernel can look for.
+# Maximum number of end ids per row that a kernel checks.
 ENDS = 8
-# What kernels are tried with before they are used.
+# Settings that the kernels are tested with before they are used.
 TRIALS = tuple(
     Sampling(max_tokens=1, **cuts)
     for cuts in (
@@ -36,8 +37,8 @@ TRIALS = tuple(
 
 
 class Cuts(NamedTuple):
-    """What each row may not draw: all but the likeliest `top_k` (0: all may), all beyond a mass of `top_p`, what is
-    less likely than the likeliest by more than `min_p` (a logarithm), and `ends_BE` at places before `until_B`."""
+    """What each row may not sample: all but the `top_k` most likely tokens (0: no limit), all beyond a mass of `top_p`,
+    tokens below the most likely by more than `min_p` (as a log), and `ends_BE` at positions before `until_B`."""
 
     top_k_B: torch.Tensor
     top_p_B: torch.Tensor
@@ -54,8 +55,8 @@ class Cuts(NamedTuple):
 
     @classmethod
     def of(cls, sequences: Rows[Sequence], eos: int) -> Cuts:
-        """On the host. A temperature of 0 cuts nothing. Of more than `ENDS` ends some are left out: kernels that look
-        for ends are never used for such a row."""
+        """On the host. A temperature of 0 cuts nothing. End ids beyond `ENDS` are left out: the kernels are never used
+        for such a row while it may not end."""
         samplings, which = _distinct(sequences)
         limits = cls.empty(len(samplings), torch.device("cpu"))
         for row, sampling in enumerate(samplings):
@@ -65,12 +66,12 @@ class Cuts(NamedTuple):
                 limits.ends_BE[row, : len(ends)] = torch.tensor(ends, dtype=torch.int64)
         cuts = cls(*(torch.from_numpy(values.numpy()[which]) for values in limits))
         if any(sampling.min_tokens for sampling in samplings):
-            until = [_until(sequence) for sequence in sequences]
+            until = [_earliest_end(sequence) for sequence in sequences]
             cuts.until_B.copy_(torch.tensor(until, dtype=torch.int64))
         return cuts
 
     def limit(self, row: int, sampling: Sampling) -> None:
-        """What top-k, top-p and min-p leave of a row, at a temperature that is not 0."""
+        """Set the top-k, top-p and min-p of a row, unless its temperature is 0."""
         if sampling.temperature > 0:
             self.top_k_B[row] = sampling.top_k
             self.top_p_B[row] = sampling.top_p
@@ -87,21 +88,21 @@ def draw(
     inverse_B: torch.Tensor,
     noisy_B: torch.Tensor,
     fused: bool,
-    means: LogitMap = PLAIN,
+    logit_map: LogitMap = PLAIN,
     cuts: Cuts | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A token for each row, its log-probability at the sampling temperature, and the log of the mass that `cuts` keep,
-    which are for fused kernels only; without cuts the token comes from the whole vocabulary.
+    """A token for each row, its log-probability at the sampling temperature, and the log of the mass that `cuts` keep.
+    Only the fused kernels support cuts; without cuts a token is sampled from the whole vocabulary.
 
-    `inverse_B` is 1 / temperature (1 where that is 0), `noisy_B` 0 where the likeliest token is taken. `positions_B`
-    is the place the token will have. `means` is what the model makes of its head's output, which `logits_BV` are.
+    `inverse_B` is 1 / temperature (1 for temperature 0), `noisy_B` is 0 for greedy rows. `positions_B` is the position
+    that the token will have. `logits_BV` are the raw output of the head, to which the model applies `logit_map`.
     """
     if fused:
         from lemma.engines.native.sampling_kernels import sample
 
-        return sample(logits_BV, keys_B2, positions_B, inverse_B, noisy_B, *means, cuts)
+        return sample(logits_BV, keys_B2, positions_B, inverse_B, noisy_B, *logit_map, cuts)
     assert cuts is None
-    z_BV = _exact(map_logits(logits_BV, *means)) * inverse_B[:, None]
+    z_BV = _exact(map_logits(logits_BV, *logit_map)) * inverse_B[:, None]
     noise_BV = gumbel(row_seeds(keys_B2, positions_B), logits_BV.shape[-1]).to(z_BV.dtype)
     tokens_B = (z_BV + noise_BV * noisy_B[:, None]).argmax(-1)
     chosen_B = z_BV.gather(-1, tokens_B[:, None])[:, 0] - z_BV.logsumexp(-1)
@@ -115,15 +116,15 @@ def draw_cut(
     positions_B: torch.Tensor,
     drawn: int,
     eos: int,
-    means: LogitMap = PLAIN,
+    logit_map: LogitMap = PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `draw`, for rows some of which cut the support, forbid an early end or punish repetition; also the log of the
-    kept mass. `drawn` tokens were drawn since the host last saw the sequences."""
-    logits_BV = map_logits(logits_BV, *means)
+    """Like `draw`, for rows of which some cut the support, forbid an early end or penalise repetition. `drawn` is the
+    number of tokens sampled since the host last read the sequences."""
+    logits_BV = map_logits(logits_BV, *logit_map)
     noise_BV = gumbel(row_seeds(keys_B2, positions_B), logits_BV.shape[-1])
     tokens = torch.empty(len(sequences), dtype=torch.int64, device=logits_BV.device)
     chosen, kept = (torch.empty(len(sequences), dtype=torch.float32, device=logits_BV.device) for _ in range(2))
-    for sampling, early, rows in _alike(sequences, drawn):
+    for sampling, early, rows in _by_settings(sequences, drawn):
         logits = logits_BV[rows]
         if sampling.repetition_penalty != 1.0:
             logits = torch.stack([
@@ -140,8 +141,8 @@ def draw_cut(
     return tokens, chosen, kept
 
 
-def _alike(sequences: Rows[Sequence], drawn: int) -> list[tuple[Sampling, bool, list[int]]]:
-    """Rows that are sampled in the same way: the settings, whether it is too early to end, and the rows."""
+def _by_settings(sequences: Rows[Sequence], drawn: int) -> list[tuple[Sampling, bool, list[int]]]:
+    """Rows grouped by how they are sampled: the settings, whether it is too early to end, and the rows."""
     groups: dict[tuple[Sampling, bool], list[int]] = {}
     for row, sequence in enumerate(sequences):
         sampling = sequence.request.sampling
@@ -150,9 +151,11 @@ def _alike(sequences: Rows[Sequence], drawn: int) -> list[tuple[Sampling, bool, 
     return [(sampling, early, rows) for (sampling, early), rows in groups.items()]
 
 
-def way_of(sequences: Rows[Sequence], kernels: Callable[[], bool], eos: int, counts: Rows[int] | None = None) -> Way:
-    """How the next tokens of these are drawn: on the device from the whole vocabulary or a part, or with the host.
-    `kernels` says whether there are kernels that cut; `counts` are the tokens that they have by then, if not now."""
+def sampling_mode(
+    sequences: Rows[Sequence], kernels: Callable[[], bool], eos: int, counts: Rows[int] | None = None
+) -> SamplingMode:
+    """How to sample the next tokens of these sequences. `kernels` says whether there are kernels that cut; `counts` are
+    the tokens that the sequences will have by then, if not their current ones."""
     samplings, which = _distinct(sequences)
     if not any(_cuts_or_penalises(sampling) for sampling in samplings):
         counts = [sequence.count for sequence in sequences] if counts is None else counts
@@ -163,14 +166,14 @@ def way_of(sequences: Rows[Sequence], kernels: Callable[[], bool], eos: int, cou
 
 
 def temperatures(sequences: Rows[Sequence]) -> np.ndarray:
-    """Two rows: 1 / temperature (1 where that is 0), and whether there is noise at all."""
+    """Two rows: 1 / temperature (1 for temperature 0), and 1 for rows with noise, 0 for greedy ones."""
     samplings, which = _distinct(sequences)
     pairs = [[1.0 / scale(s.temperature) for s in samplings], [float(s.temperature > 0) for s in samplings]]
     return np.array(pairs, dtype=np.float32)[:, which]
 
 
 def _distinct(sequences: Rows[Sequence]) -> tuple[list[Sampling], np.ndarray]:
-    """The settings that there are, and which of them each sequence has. Equal ones that came apart count apart."""
+    """The distinct settings, and the index of each sequence's. Compared by identity: equal objects count separately."""
     samplings = [sequence.request.sampling for sequence in sequences]
     numbers: dict[int, int] = {}
     which = [numbers.setdefault(id(sampling), len(numbers)) for sampling in samplings]
@@ -178,17 +181,17 @@ def _distinct(sequences: Rows[Sequence]) -> tuple[list[Sampling], np.ndarray]:
     return [there[name] for name in numbers], np.array(which)
 
 
-def _until(sequence: Sequence) -> int:
-    """The first place at which it may end, where something forbids that at first."""
+def _earliest_end(sequence: Sequence) -> int:
+    """The first position at which it may end; 0 without `min_tokens`."""
     least = sequence.request.sampling.min_tokens
     return sequence.length - sequence.count + least if least else 0
 
 
-def kernels_cut(device: torch.device, dtype: torch.dtype, means: LogitMap = PLAIN) -> bool:
-    """Whether the kernels that cut the support can be compiled here, and do what the reference does. Where not, a
-    warning says why."""
+def kernels_cut(device: torch.device, dtype: torch.dtype, logit_map: LogitMap = PLAIN) -> bool:
+    """Whether the kernels that cut the support compile here and agree with the reference. If not, a warning says
+    why."""
     try:
-        trouble = _trouble_with_kernels(device, dtype, means)
+        trouble = _kernel_fault(device, dtype, logit_map)
     except Exception as error:  # noqa: BLE001 (whatever a compiler of another version says)
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         trouble = f"cannot be compiled ({first})"
@@ -198,8 +201,8 @@ def kernels_cut(device: torch.device, dtype: torch.dtype, means: LogitMap = PLAI
     return trouble is None
 
 
-def _trouble_with_kernels(device: torch.device, dtype: torch.dtype, means: LogitMap) -> str | None:
-    """Where the kernels differ from the reference: each cut alone, all together, and an end that comes too early."""
+def _kernel_fault(device: torch.device, dtype: torch.dtype, logit_map: LogitMap) -> str | None:
+    """How the kernels differ from the reference, if they do: each cut alone, all together, and a forbidden end."""
     from lemma.engines.native.sampling_kernels import sample
 
     rows, columns = len(TRIALS), 200
@@ -213,10 +216,10 @@ def _trouble_with_kernels(device: torch.device, dtype: torch.dtype, means: Logit
     cuts = Cuts(*(tensor.to(device) for tensor in cuts))
     keys, ones = torch.tensor([[7, 9]] * rows, device=device), torch.ones(rows, device=device)
     places = torch.zeros(rows, dtype=torch.int64, device=device)
-    tokens_B, _, kept_B = sample(logits_BV, keys, places, ones, ones, *means, cuts)
+    tokens_B, _, kept_B = sample(logits_BV, keys, places, ones, ones, *logit_map, cuts)
     noise_BV = gumbel(row_seeds(keys, places), columns)
     for row, trial in enumerate(TRIALS):
-        masked, mass = cut(map_logits(logits_BV[row], *means), trial, [ends[row]] if trial.min_tokens else ())
+        masked, mass = cut(map_logits(logits_BV[row], *logit_map), trial, [ends[row]] if trial.min_tokens else ())
         wanted, found = int((masked + noise_BV[row]).argmax()), int(tokens_B[row])
         off = abs(float(kept_B[row] - mass))
         if found != wanted or not off < 1e-3:

@@ -1,6 +1,6 @@
-"""Triton kernels that draw tokens: noise, cuts of the support (top-k, top-p, min-p, ends that come too early), choice.
+"""Triton kernels for sampling: noise, cuts of the support (top-k, top-p, min-p, forbidden ends), and the choice.
 
-Each is tested against plain code (sampler, lemma.engines.sampling). The arithmetic is in float32.
+Each is tested against plain code (sampler, lemma.engines.sampling). Arithmetic is in float32.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
 @triton.jit
 def _fast_log(x):
-    """The hardware's logarithm, exact to about 1e-7 where it is of the size of 1 and to as many digits elsewhere."""
+    """The hardware's logarithm, exact to about seven digits."""
     if INTERPRETED:
         return tl.log(x)
     else:
@@ -36,7 +36,7 @@ def _fast_log(x):
 
 @triton.jit
 def _fast_exp(x):
-    """The hardware's exponential; 0 where the result would have fewer digits than others."""
+    """The hardware's exponential; subnormal results become 0."""
     if INTERPRETED:
         return tl.exp(x)
     else:
@@ -54,7 +54,7 @@ def _mix(x):
 
 @triton.jit
 def _may_be_drawn(column, row, POSITION, UNTIL, ENDS, E: tl.constexpr):
-    """False for the tokens that end a completion where it is too early to end."""
+    """False for tokens that would end a completion too early."""
     early = tl.load(POSITION + row) < tl.load(UNTIL + row)
     allowed = column >= 0
     for number in tl.static_range(E):
@@ -64,7 +64,7 @@ def _may_be_drawn(column, row, POSITION, UNTIL, ENDS, E: tl.constexpr):
 
 @triton.jit
 def _in_order(x):
-    """A whole number for each value of a type, in the same order; -0.0 and 0.0 have the same."""
+    """Floating-point values as integers in the same order; -0.0 and 0.0 give the same."""
     if x.dtype.primitive_bitwidth == 16:
         bits = x.to(tl.int16, bitcast=True).to(tl.int32)
         ordered = tl.where(bits < 0, (bits ^ 0x7FFF) + 1, bits)
@@ -79,7 +79,8 @@ def _mass(
     Z, row, columns, least, top, inverse, inner, POSITION, UNTIL, ENDS, COUNTS: tl.constexpr, E: tl.constexpr,
     CAPPED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """How many tokens are at least `least` in order and may be drawn, or the sum of exp(z - top) over them."""
+    """Over the tokens at or above `least` (as `_in_order`) that may be drawn: their number, or the sum of
+    exp(z - top)."""
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)
@@ -100,7 +101,7 @@ def _bisect(
     Z, row, columns, low, wanted, top, inverse, inner, POSITION, UNTIL, ENDS, COUNTS: tl.constexpr,
     HIGHEST: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The highest number from `low` on, in order, at or above which are so many tokens, or so much of their mass."""
+    """The highest threshold from `low` on (as `_in_order`) that keeps at least `wanted` tokens, or `wanted` mass."""
     high = tl.full([], HIGHEST, tl.int64)
     for _ in range(BITS):
         middle = low + (high - low) // 2 + (high - low) % 2
@@ -132,7 +133,7 @@ def _threshold(
             drawable, tl.where(_may_be_drawn(column, row, POSITION, UNTIL, ENDS, E), z, -float("inf"))
         )
     top, best = tl.max(highest, 0), tl.max(drawable, 0)
-    # What may be drawn is weighed against the likeliest of it: an end that comes too early may be likelier by far.
+    # Masses are relative to the likeliest token that may be drawn: a forbidden end may be far more likely.
     low = tl.full([], LOWEST, tl.int64)
     if top_k > 0:
         low = _bisect(
@@ -171,14 +172,15 @@ def _threshold(
 
 @triton.jit
 def _uniform(column, low, high):
-    """A number in (0, 1) for each token: a hash."""
+    """A hash of each token, as a number in (0, 1)."""
     hashed = _mix(_mix(column.to(tl.uint32) * 0x9E3779B1 + low) ^ high)
     return tl.minimum((hashed.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
 
 
 @triton.jit
 def _log_of_exponential(uniform):
-    """log(-log(1 - u)), the negative of Gumbel noise. For the inner one the hardware is too coarse where u is small."""
+    """log(-log(1 - u)), the negative of Gumbel noise. For small u the hardware's log is too coarse for the inner one,
+    so a series is used."""
     small = 0.25 + uniform * 0.2
     small = uniform * (1.0 + uniform * (0.5 + uniform * (0.33333333 + uniform * small)))
     return _fast_log(tl.where(uniform < 0.0625, small, -_fast_log(1.0 - uniform)))
@@ -197,7 +199,7 @@ def _sample(
     high = _mix(tl.load(KEYS + 2 * row + 1).to(tl.uint32) ^ low)
     per_split = tl.cdiv(columns, SPLITS * BLOCK) * BLOCK
     begin = split * per_split
-    # Every lane of a block goes its own way down the columns; they meet at the end.
+    # Each lane keeps its own running maximum and sum; they are combined at the end.
     tops = tl.full([BLOCK], -1e30, tl.float32)
     totals = tl.zeros([BLOCK], tl.float32)
     bests = tl.full([BLOCK], -float("inf"), tl.float32)
@@ -210,7 +212,7 @@ def _sample(
         if CAPPED:
             z = tl.where(inside, tanh(z * inner), -float("inf"))
         z *= inverse
-        # Of exp(old top - new top) and exp(z - new top) one is always 1.
+        # One of exp(old top - new top) and exp(z - new top) is always 1.
         higher = z > tops
         less = _fast_exp(-tl.abs(z - tops))
         totals = tl.where(higher, totals * less + 1.0, totals + less)
@@ -249,7 +251,7 @@ def _choose(
 
 
 def splits_for(rows: int) -> int:
-    """Into how many parts the vocabulary is cut: many for few rows, so that they fill the GPU."""
+    """The number of splits of the vocabulary: many for few rows, so that they fill the GPU."""
     return 8 if rows >= 128 else 32
 
 
@@ -263,10 +265,10 @@ def sample(
     cap: float | None = None,
     cuts: Cuts | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One token per row, argmax of logits / temperature + noise, its log-probability without the noise and the cuts,
-    and the log of the mass that `cuts` keep.
+    """One token per row, the argmax of logits / temperature + noise; its log-probability without noise and cuts; and
+    the log of the mass that `cuts` keep.
 
-    `scale` and `cap` are what the model does with its head's output (see `lemma.models.logprobs.map_logits`).
+    `scale` and `cap` are applied to the output of the head (see `lemma.models.logprobs.map_logits`).
     """
     rows, columns = logits_BV.shape
     curve = (scale, 0.0, False) if cap is None else (cap, scale / cap, True)

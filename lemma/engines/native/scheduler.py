@@ -1,8 +1,8 @@
-"""Who is computed next: prompts first, then all running sequences together. Depends on requests only, never on time.
+"""What is computed next: prefill first, then decoding of all running sequences. Depends on requests only, not on time.
 
 A prompt is computed once for all samples of its request: the first is the leader, the others share its full blocks and
-get a copy of the last, partly filled one. When the cache is full, the youngest sequence gives its blocks back and is
-computed again later; it loses nothing, since its noise depends on positions only.
+get a copy of the last, partly filled one. When the cache is full, the youngest sequence is preempted: it gives up its
+blocks and is recomputed later, with the same tokens, since its noise depends on positions only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lemma.engines.protocol import Key
 
 @dataclass(slots=True, eq=False)
 class Prefill:
-    """Tokens to put into the cache: those of the leader from `leader.cached` on, for it and its followers."""
+    """Tokens to write to the cache: those of the leader from `leader.cached` on, for it and its followers."""
 
     leader: Sequence
     followers: list[Sequence] = field(default_factory=list)
@@ -28,8 +28,8 @@ class Prefill:
 
 
 class Scheduler:
-    """Owns the queues. Invariant: a running sequence has all its tokens but the newest in the cache, and those that
-    were launched and not yet read."""
+    """Owns the queues. Invariant: a running sequence has all its tokens in the cache, including those launched and not
+    yet read, but not the newest one."""
 
     def __init__(
         self,
@@ -41,34 +41,34 @@ class Scheduler:
     ):
         self.pool = pool
         self.max_sequences = max_sequences
-        # Limits of one pass: new tokens; and these together with those in the cache that they look at, which attention
-        # copies once for each sequence, shared or not. A single prompt may have more.
+        # Limits of one pass: new tokens; and new plus cached tokens, which attention gathers for each sequence, shared
+        # or not. A single prompt may have more.
         self.prefill_tokens = prefill_tokens
         self.gathered_tokens = gathered_tokens
         self.share_prefixes = share_prefixes
         self.waiting: deque[Prefill] = deque()
-        self.filling: list[Prefill] = []
+        self.prefilling: list[Prefill] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
-        self._turns = 0
-        # Whether prompts may still be let in beside those of the pass that was chosen last, and how many samples follow
-        # those that are being computed.
-        self._lets_in = False
+        self._run_ids = 0
+        # Whether more prompts may be admitted to the current round of prefill, and how many followers the prompts in
+        # prefill have: they will need blocks and rows.
+        self._is_admitting = False
         self._promised = 0
 
     @property
     def is_idle(self) -> bool:
-        return not (self.waiting or self.filling or self.running)
+        return not (self.waiting or self.prefilling or self.running)
 
     def add(self, sequences: list[Sequence]) -> None:
-        """Samples of one request, the first of which leads."""
+        """Queue the samples of one request; the first is the leader."""
         self.waiting.append(Prefill(sequences[0], sequences[1:]))
 
     def cancel(self, key: Key) -> list[Sequence]:
-        """Remove every sequence of a request; those that were removed."""
+        """Remove every sequence of a request and return them."""
         gone = [s for s in self.running if s.request.key == key]
         self.running = [s for s in self.running if s.request.key != key]
-        for queue in (self.waiting, self.filling):
+        for queue in (self.waiting, self.prefilling):
             for job in [job for job in queue if job.leader.request.key == key]:
                 queue.remove(job)
                 gone += [job.leader, *job.followers]
@@ -77,58 +77,58 @@ class Scheduler:
         return gone
 
     def restart(self) -> None:
-        """What the cache holds is no longer true: all that has begun goes back to the queue, in its old order."""
-        begun = [*(Prefill(sequence) for sequence in self.running), *self.filling]
+        """The content of the cache is void: all sequences that have started go back to the queue, in the old order."""
+        begun = [*(Prefill(sequence) for sequence in self.running), *self.prefilling]
         for job in begun:
             self._drop_blocks(job.leader)
         self.waiting.extendleft(reversed(begun))
-        self.running, self.filling = [], []
+        self.running, self.prefilling = [], []
         self.pool.forget_all()
 
     def drop_all(self) -> None:
-        """After trouble at any point: no sequence is left, and every block is free."""
+        """After an error at any point: no sequence is left, and every block is free."""
         self.waiting.clear()
-        self.running, self.filling = [], []
+        self.running, self.prefilling = [], []
         self.pool.reset()
 
     # --- prompts -----------------------------------------------------------------------------------------------
 
     def next_prefill(self) -> list[tuple[Prefill, int]]:
-        """Prompts to compute now and how many tokens of each; empty when running sequences should go on.
+        """Prompts to compute now, and how many tokens of each; empty if running sequences should be decoded.
 
-        Only those are let in that this pass needs, so that it can begin; `prefilled` lets in the others first of all,
-        so that who is let in does not depend on the pass.
+        Only as many prompts are admitted as this pass needs, so that it can be launched early. `prefilled` starts by
+        admitting the rest, so that the set of admitted prompts does not depend on the passes.
         """
-        self._lets_in, self._promised = True, sum(len(job.followers) for job in self.filling)
+        self._is_admitting, self._promised = True, sum(len(job.followers) for job in self.prefilling)
         budget, gathered = self.prefill_tokens, 0
         chosen: list[tuple[Prefill, int]] = []
-        while len(chosen) < len(self.filling) or self._let_in():
-            job = self.filling[len(chosen)]
+        while len(chosen) < len(self.prefilling) or self._admit_next():
+            job = self.prefilling[len(chosen)]
             part = min(budget, job.left)
             gathered += job.leader.cached + part
             if part == 0 or (chosen and self.gathered_tokens is not None and gathered > self.gathered_tokens):
                 break
             chosen.append((job, part))
             budget -= part
-        assert self.running or self.filling or not self.waiting, "a sequence that the cache cannot hold was let in"
+        assert self.running or self.prefilling or not self.waiting, "a waiting sequence can never be admitted"
         return chosen
 
-    def _let_in(self) -> bool:
-        """Let the next prompt in, if nothing stands in its way; after the first that must wait, all others do."""
-        if not (self._lets_in and self.waiting):
+    def _admit_next(self) -> bool:
+        """Admit the next prompt if there is room for it; after the first that has to wait, all others wait too."""
+        if not (self._is_admitting and self.waiting):
             return False
-        before = len(self.filling)
+        before = len(self.prefilling)
         followers = self._admit(self.waiting[0])
-        self._lets_in = followers is not None
+        self._is_admitting = followers is not None
         self._promised += followers or 0
-        return len(self.filling) > before
+        return len(self.prefilling) > before
 
     def _admit(self, job: Prefill) -> int | None:
-        """Give blocks to a prompt and to as many of its samples as there is room for; the rest waits its turn.
+        """Admit a prompt with as many of its samples as there is room for; the rest stay in the queue.
 
-        Gives how many follow this one; None where there is no room for it, or not for all of its samples.
+        Returns the number of followers admitted; None if there is no room for the prompt, or not for all its samples.
         """
-        room = self.max_sequences - len(self.running) - len(self.filling) - self._promised
+        room = self.max_sequences - len(self.running) - len(self.prefilling) - self._promised
         leader, pool = job.leader, self.pool
         if room < 1:
             return None
@@ -142,27 +142,27 @@ class Scheduler:
         leader.cached = len(known) * pool.size
         fits = min(len(job.followers), room - 1, spare // 2)
         later = job.followers[fits:]
-        self.filling.append(Prefill(leader, job.followers[:fits]))
+        self.prefilling.append(Prefill(leader, job.followers[:fits]))
         if later:
             self.waiting.appendleft(Prefill(later[0], later[1:]))
             return None
         return fits
 
     def _find(self, sequence: Sequence) -> list[int]:
-        """The blocks that hold the longest known beginning of its tokens, the last token never included."""
+        """The blocks of the longest cached prefix of its tokens; at least the last token is left to compute."""
         self.pool.extend(sequence.digests, sequence.tokens)
         return self.pool.find(sequence.digests[: (sequence.length - 1) // self.pool.size])
 
     def prefilled(self, job: Prefill, tokens: int) -> list[tuple[int, int]]:
-        """Note that tokens of a prompt are in the cache. When it is complete everybody starts running, and followers
-        need copies of blocks: from which, to which."""
-        while self._let_in():
+        """Record that tokens of a prompt are in the cache. Once it is complete, leader and followers start running;
+        returns the block copies that the followers need, as pairs (from, to)."""
+        while self._admit_next():
             pass
         leader = job.leader
         leader.cached += tokens
         if job.left:
             return []
-        self.filling.remove(job)
+        self.prefilling.remove(job)
         if self.share_prefixes:
             self._remember(leader)
         full = leader.length // self.pool.size
@@ -176,15 +176,15 @@ class Scheduler:
                 follower.blocks.append(self.pool.take())
                 copies.append((leader.blocks[full], follower.blocks[full]))
         for sequence in (leader, *job.followers):
-            self._turns += 1
-            sequence.turn = self._turns
+            self._run_ids += 1
+            sequence.run_id = self._run_ids
             self.running.append(sequence)
         return copies
 
     # --- running sequences -------------------------------------------------------------------------------------
 
     def reserve(self, steps: int) -> list[Sequence]:
-        """Make sure that every running sequence has blocks for `steps` more tokens; the youngest give way."""
+        """Make sure that every running sequence has blocks for `steps` more tokens; preempt the youngest if needed."""
         kept = 0
         while kept < len(self.running):
             sequence = self.running[kept]
@@ -202,7 +202,7 @@ class Scheduler:
         return self.running
 
     def reserve_ahead(self, sequences: list[Sequence], steps: int) -> bool:
-        """Blocks for `steps` more tokens of each, if there are enough for all; else nobody gets any or gives way."""
+        """Allocate blocks for `steps` more tokens of each, if there are enough for all; otherwise change nothing."""
         missing = [max(0, self.pool.needed(s.cached + steps) - len(s.blocks)) for s in sequences]
         if sum(missing) > self.pool.free:
             return False
@@ -217,7 +217,7 @@ class Scheduler:
         self.preemptions += 1
 
     def finish(self, sequences: list[Sequence]) -> None:
-        """These run no more. Their blocks are given back; what they hold stays findable."""
+        """Remove finished sequences and release their blocks, whose content stays findable."""
         for sequence in sequences:
             sequence.cached = min(sequence.cached, sequence.length - 1)
             if self.share_prefixes:
@@ -226,7 +226,7 @@ class Scheduler:
         self.running = [sequence for sequence in self.running if sequence.blocks]
 
     def _remember(self, sequence: Sequence) -> None:
-        """Make the blocks findable that its tokens in the cache fill."""
+        """Make its full blocks findable by hash."""
         full = sequence.cached // self.pool.size
         if len(sequence.digests) < full:
             self.pool.extend(sequence.digests, sequence.tokens)

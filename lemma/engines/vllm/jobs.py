@@ -33,7 +33,7 @@ class Job:
     def label(self) -> str:
         return "/".join(map(str, self.request.key))
 
-    def renew(self, count: int, version: int) -> None:
+    def start_span(self, count: int, version: int) -> None:
         """After so many tokens come those of other weights."""
         self.versions = [*(span for span in self.versions if span[0] < count), (count, version)]
 

@@ -286,7 +286,7 @@ class VllmServerEngine(VllmBase):
         answered = {reply.name for reply in list(self.pool.replies.queue)}
         for name, job in self._jobs.items():
             if name in counts or name not in answered:  # it was at work, or waited for its turn
-                job.renew(counts.get(name, 0), self.version)
+                job.start_span(counts.get(name, 0), self.version)
 
     def _publish(self, is_first: bool = False) -> dict[str, int]:
         """All servers that are up take what stands in the folder; one that is starting takes it when it is there. How
