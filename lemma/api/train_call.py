@@ -12,6 +12,7 @@ from lemma.api.run_result import Run
 from lemma.config.document import read
 from lemma.config.load import load_values
 from lemma.config.registry import check_not_imported, forget_files, hand_over
+from lemma.core.errors import UserError
 from lemma.core.events import Event
 from lemma.recipe import Recipe, load_recipe
 from lemma.runs.run_options import RunOptions
@@ -33,14 +34,18 @@ def train(
     `path.py:name`, and rows for the `source` of data; `overrides` are values by path, such as
     `{"stages.sft.optim.lr": 1e-5}`. `listen` hears every event of the run. Under torchrun, all processes share the run.
     """
-    from lemma.cluster.joining import member
+    from lemma.cluster.joining import member, report_early_exit
     from lemma.cluster.speaker import speak
     from lemma.reporting import sink_of
     from lemma.runs.run import train as run_stages
 
     check_not_imported("lemma.train")
     forget_files()
-    wanted = _recipe(recipe, overrides or {})
+    try:
+        wanted = _recipe(recipe, overrides or {})
+    except UserError as error:
+        report_early_exit(str(error))
+        raise
     place = member(wanted.cluster, wanted.run.device, wanted.shared_settings(), Path(wanted.run.dir))
     with place as world, sink_of(wanted, console=console) as sink:
 

@@ -33,9 +33,9 @@ INTERFACE = "GLOO_SOCKET_IFNAME"
 REACH_SECONDS = 10.0
 # How long the first rank waits until all others have heard why they end.
 HEARD_SECONDS = 5.0
+# How long a late rank waits before it takes an ending for its own start's: after a restart, the store holds an old one.
+LATE_SECONDS = 30.0
 LOOK_SECONDS = 0.1
-# Characters that tell one start of a rank from another.
-TOKEN = 16
 
 
 @dataclass(frozen=True)
@@ -48,32 +48,41 @@ class Arrival:
     marks: dict[str, str]
 
 
+Word = dict[str, str]
+"""What a rank tells at the start: `token`, new for each of its starts, and `ending`, why it ends, if it does."""
+
+
 def agreed_start(store: Any, rank: int, size: int, seconds: float, ending: str = "") -> str:
     """A name for this start of the ranks. The store of a launcher remembers earlier starts, and launchers on different
     machines may count them differently: the first rank names the start, and confirms whom it has heard of. `ending` is
     why this rank ends in place of taking part; then all ranks that are there raise it."""
-    own, until = secrets.token_hex(TOKEN // 2) + ending, time.monotonic() + seconds
+    own = {"token": secrets.token_hex(8), "ending": ending}
     if rank == 0:
         return _lead_start(store, own, size, seconds)
+    start, since, until = "", 0.0, time.monotonic() + seconds
     while time.monotonic() < until:
         if store.check(["start"]):
-            start = store.get("start").decode()
-            store.set(f"{start}/{rank}", own)
+            named = store.get("start").decode()
+            if named != start:
+                start, since = named, time.monotonic()
+            store.set(f"{start}/{rank}", json.dumps(own))
             heard = json.loads(store.get(f"{start}/go")) if store.check([f"{start}/go"]) else {}
             if heard.get(str(rank)) == own:
                 store.set(f"{start}/told/{rank}", "")
                 _end_together(heard)
-                return str(start)
+                return start
+            if str(rank) not in heard and time.monotonic() > since + LATE_SECONDS:
+                _end_together(heard)
         time.sleep(LOOK_SECONDS)
     raise UserError(f"rank {rank} waited {seconds:.0f} s, and rank 0 did not come", fix="see what it says")
 
 
-def _lead_start(store: Any, own: str, size: int, seconds: float) -> str:
-    start, ending = own[:TOKEN], own[TOKEN:]
+def _lead_start(store: Any, own: Word, size: int, seconds: float) -> str:
+    start = own["token"]
     store.set("start", start)
-    heard = {"0": own} | _heard(store, start, size, HEARD_SECONDS if ending else seconds)
+    heard = {"0": own} | _heard(store, start, size, HEARD_SECONDS if own["ending"] else seconds)
     late = [rank for rank in map(str, range(size)) if rank not in heard]
-    if late and not any(word[TOKEN:] for word in heard.values()):
+    if late and not any(word["ending"] for word in heard.values()):
         shown = ", ".join(late[:8]) + (f" and {len(late) - 8} more" if len(late) > 8 else "")
         raise UserError(
             f"rank 0 waited {seconds:.0f} s for the others, and rank{'s' * (len(late) > 1)} {shown} did not come",
@@ -90,25 +99,25 @@ def _lead_start(store: Any, own: str, size: int, seconds: float) -> str:
     return start
 
 
-def _heard(store: Any, start: str, size: int, seconds: float) -> dict[str, str]:
+def _heard(store: Any, start: str, size: int, seconds: float) -> dict[str, Word]:
     """The word of each other rank that is there in time. Where one of them ends, there is little time."""
-    words: dict[str, str] = {}
+    words: dict[str, Word] = {}
     until = time.monotonic() + seconds
     while len(words) < size - 1 and time.monotonic() < until:
         for rank in map(str, range(1, size)):
             if rank not in words and store.check([f"{start}/{rank}"]):
-                words[rank] = store.get(f"{start}/{rank}").decode()
-                if words[rank][TOKEN:]:
+                words[rank] = json.loads(store.get(f"{start}/{rank}"))
+                if words[rank]["ending"]:
                     until = min(until, time.monotonic() + HEARD_SECONDS)
         time.sleep(LOOK_SECONDS / 2)
     return words
 
 
-def _end_together(heard: Mapping[str, str]) -> None:
+def _end_together(heard: Mapping[str, Word]) -> None:
     """Raise why the first of these ranks ends, if one does."""
     for rank, word in heard.items():
-        if word[TOKEN:]:
-            raise UserError(f"rank {rank} on {word[TOKEN:]}")
+        if word["ending"]:
+            raise UserError(f"rank {rank} on {word['ending']}")
 
 
 class Lobby:

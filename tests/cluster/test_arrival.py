@@ -41,7 +41,7 @@ def test_what_was_said_at_an_earlier_start_does_not_count() -> None:
     store = HashStore()
     assert together(store, 2, {1: "beta: there is no file"})[0].startswith("error")
     first, second = together(store, 2, {})
-    assert first == second and len(first) == arrival.TOKEN
+    assert first == second and not first.startswith("error")
 
 
 def test_ranks_that_never_come_are_not_waited_for_once_one_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,3 +50,26 @@ def test_ranks_that_never_come_are_not_waited_for_once_one_has_ended(monkeypatch
     with ThreadPoolExecutor(2) as pool:
         said = list(pool.map(lambda rank: start(store, rank, 3, "beta: no disk" * rank), range(2)))
     assert said == ["error: rank 1 on beta: no disk"] * 2
+
+
+def test_a_rank_that_comes_after_the_others_have_ended_says_why_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrival, "HEARD_SECONDS", 0.3)
+    monkeypatch.setattr(arrival, "LATE_SECONDS", 0.5)
+    store = HashStore()
+    assert start(store, 0, 2, "alpha: no disk") == "error: rank 0 on alpha: no disk"
+    began = time.monotonic()
+    assert start(store, 1, 2, "") == "error: rank 0 on alpha: no disk"
+    assert time.monotonic() - began < LIMIT / 2
+
+
+def test_a_restart_has_time_to_name_its_own_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that is there before the first one meets the end of the start before."""
+    monkeypatch.setattr(arrival, "HEARD_SECONDS", 0.3)
+    monkeypatch.setattr(arrival, "LATE_SECONDS", 10.0)
+    store = HashStore()
+    assert start(store, 0, 2, "alpha: no disk").startswith("error")
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(start, store, 1, 2, "")
+        time.sleep(1.0)
+        first = start(store, 0, 2, "")
+        assert first == second.result() and not first.startswith("error")

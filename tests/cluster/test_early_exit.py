@@ -11,9 +11,17 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from torch.distributed import PrefixStore, TCPStore
 
+from lemma.cluster.arrival import agreed_start
 from lemma.cluster.rank_watch import LOST
+from lemma.core.errors import UserError
 
+FROM_PYTHON = """
+import lemma
+
+lemma.train("nowhere.yaml")
+"""
 JOINS = """
 import sys
 from lemma.cluster import joining
@@ -45,6 +53,15 @@ def rank(number: int, port: int, program: str, *arguments: str) -> subprocess.Po
     place = {"RANK": str(number), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.Popen(command, env={**os.environ, **place}, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("program", [CANNOT_READ, FROM_PYTHON], ids=["command", "python"])
+def test_the_first_rank_says_why_another_is_not_there(program: str) -> None:
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    ends = rank(1, store.port, program, "10.0")
+    with pytest.raises(UserError, match=r"rank 1 on .*: there is no recipe nowhere.yaml"):
+        agreed_start(PrefixStore("lemma/", store), 0, 2, 30.0)
+    assert "there is no recipe nowhere.yaml" in ends.communicate(timeout=30)[1] and ends.returncode > 0
 
 
 def test_a_meeting_point_that_never_answers_is_not_waited_for(mute: int) -> None:
