@@ -2,12 +2,12 @@
 
     eva has 13 pens . buys 9 . gives 3 . finds 3 . halves . loses 9 . gets 3 . how many ?
 
-Where a question goes on with `how ?`, the solution writes every step.
+If a question ends in `how ?`, the solution shows every step.
 
 Every token is separated by one space and every number from 0 to 99 is one word, so a word-level tokenizer made from
-`VOCABULARY` reads all of it. Problem number i depends only on the seed, the split and i. Which split a problem belongs
-to is decided by a hash of its start value and its operations (the words around them do not count), so that no problem
-of one split, nor another wording of it, appears in another, whatever the seeds.
+`VOCABULARY` reads all of it. Problem number i depends only on the seed, the split and i. A hash of its start value and
+its operations (not of the words around them) decides which split a problem belongs to, so no problem of one split, nor
+a rewording of it, appears in another, whatever the seeds.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def split_of(first: int, steps: Sequence[Step]) -> str:
 
 
 def parse(question: str) -> tuple[int, list[Step]]:
-    """The start value and the operations that a question of this source tells."""
+    """The start value and the operations of a question from this source."""
     opening, *middle, _ = question.split(" . ")
     first = total = int(opening.split(" ")[2])
     steps = []
@@ -87,8 +87,8 @@ def parse(question: str) -> tuple[int, list[Step]]:
 def solution(problem: Problem, style: Style) -> str:
     """The worked solution of a problem. Chains are read from left to right: `13 + 9 / 2 = 11`.
 
-    What is left to chance (which style of `mixed`, which running totals `skipping` leaves unwritten) is a function of
-    the problem's id alone.
+    Random choices (which style of `mixed`, which running totals `skipping` leaves out) are a function of the problem's
+    id alone.
     """
     first, steps = parse(problem.question)
     return _solution(first, steps, style, problem.id, WRITTEN_SHARE)
@@ -149,10 +149,10 @@ def _step(total: int, sign: str, amount: int) -> Step:
 
 @lru_cache(maxsize=128)
 def _moves(largest: int) -> list[list[list[Step]]]:
-    """For every running total the steps that keep the next one within 0 to `largest`, in lists by sign.
+    """For every running total, the steps that keep the next one within 0 to `largest`, in lists by sign.
 
-    The lists for plus and minus come three times and the others twice: drawing a list, then a step of it, doubles or
-    halves in about two steps out of five.
+    The lists for plus and minus appear three times and the others twice: drawing a list and then a step from it doubles
+    or halves in about two steps out of five.
     """
     moves = []
     for total in range(largest + 1):

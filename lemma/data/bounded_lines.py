@@ -1,4 +1,5 @@
-"""Files that cannot fill the memory or hang: a compressed file of a megabyte may hold one line of gigabytes."""
+"""Reading files without filling the memory or hanging: a compressed file of one megabyte may hold a line of
+gigabytes."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from lemma.core.errors import UserError
 
 LONGEST_LINE = 64 * 2**20
 LONGEST_LIST = 2**30
-"""Of a JSON file that is one list, which is read as a whole."""
+"""Size limit of a JSON file that is one list, which is read as a whole."""
 CHUNK = 2**20
 
 
@@ -19,7 +20,7 @@ class Readable(Protocol):
 
 
 class BoundedLines(io.BufferedIOBase):
-    """A binary file in which no line, nor the rest that is read at once, is longer than a limit."""
+    """A binary file that refuses lines, and whole reads, above a size limit."""
 
     def __init__(self, inner: Readable, path: Path):
         self._inner, self._path = inner, path
@@ -57,6 +58,6 @@ class BoundedLines(io.BufferedIOBase):
 
 
 def check_is_file(path: Path) -> None:
-    """Refuse what would wait for somebody to write, or never end."""
+    """Refuse pipes and devices: reading them might wait for a writer, or never end."""
     if path.exists() and not path.is_file():
         raise UserError("this is not a file but a pipe or a device", file=path, fix="write its content to a file first")

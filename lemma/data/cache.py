@@ -1,8 +1,8 @@
 """The cache of prepared data: read rows, kept under the hash of what they were made from.
 
-An entry is one file of JSON lines. The first line holds the digest of the rest, so that a damaged entry is found and
-made again; the second, what is to be said whenever the rows are used, such as how many were left out. Nothing ever
-becomes stale: other content, other options or other code that reads or filters rows have another name.
+An entry is one file of JSON lines. The first line holds the digest of the rest, so that a damaged entry is detected and
+rebuilt; the second holds messages to show whenever the rows are used, such as how many were left out. Nothing ever
+becomes stale: if the content, the options, or the code that reads or filters rows changes, so does the name.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from lemma.data import (
 from lemma.data.readers import Item
 
 Built = tuple[list[Item], list[str]]
-"""Items, and sentences about the rows they came from."""
+"""Items, and messages about the rows they came from."""
 
 KINDS: dict[str, type] = {kind.__name__: kind for kind in (Problem, Demonstration, Preference, Judged)}
 
 
 def cache_folder(given: str | None) -> Path:
-    """The folder of the recipe, of $LEMMA_CACHE, or `~/.cache/lemma`."""
+    """The folder that the recipe names, or $LEMMA_CACHE, or `~/.cache/lemma`."""
     return Path(given or os.environ.get("LEMMA_CACHE") or "~/.cache/lemma").expanduser() / "data"
 
 
@@ -79,10 +79,10 @@ def _code_digest() -> str:
 
 
 def cached(folder: Path, key: dict[str, Any], build: Callable[[], Built]) -> Built:
-    """The items of that key and what is to be said of them: from the cache where a whole entry is there, otherwise
-    built and kept.
+    """The items under this key and their messages: from the cache if it holds an intact entry, otherwise built and
+    stored.
 
-    Built items take the way through JSON too, so that the first run and the next see the same.
+    Freshly built items go through JSON too, so that the first run and later ones see the same items.
     """
     path = folder / f"{content_id(_code_digest(), key)}.jsonl"
     body = _load(path)
@@ -96,7 +96,7 @@ def cached(folder: Path, key: dict[str, Any], build: Callable[[], Built]) -> Bui
 
 
 def _store(path: Path, key: dict[str, Any], body: bytes) -> None:
-    """Keep an entry; a full or read-only disk costs time at the next run and nothing else."""
+    """Store an entry; a full or read-only disk only costs time on the next run."""
     head = json.dumps({"key": key, "digest": hashlib.sha256(body).hexdigest()}) + "\n"
     try:
         write_whole(path, head.encode() + body)
@@ -105,7 +105,7 @@ def _store(path: Path, key: dict[str, Any], body: bytes) -> None:
 
 
 def _load(path: Path) -> bytes | None:
-    """The rows of an entry; None where it is absent or damaged."""
+    """The rows of an entry; None if it is absent or damaged."""
     try:
         head, _, body = path.read_bytes().partition(b"\n")
         whole = json.loads(head)["digest"] == hashlib.sha256(body).hexdigest()
@@ -119,7 +119,8 @@ def _encode(item: Item) -> dict[str, Any]:
 
 
 def _fields(item: Any) -> dict[str, Any]:
-    """The fields of an item or of what it holds; `dataclasses.asdict` copies deeply and takes four times as long."""
+    """The fields of an item and of what it contains; `dataclasses.asdict` makes deep copies and takes four times as
+    long."""
     values = {field.name: getattr(item, field.name) for field in fields(item)}
     if "messages" in values:
         values["messages"] = [_fields(message) for message in item.messages]

@@ -1,4 +1,4 @@
-"""Multiple choice: how rows give options and the right one, and how options are written out when they are asked."""
+"""Multiple choice: how rows give the options and the right one, and how a prompt lists the options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def multiple_choice(values: Values) -> Problem:
 
 
 def gpqa(values: Values) -> Problem:
-    """GPQA's own columns; its right answer always comes first, so the choices are put in an order of their own."""
+    """GPQA's own columns; its right answer always comes first, so the choices are shuffled."""
     names = ["Correct Answer", *(f"Incorrect Answer {number}" for number in (1, 2, 3))]
     question = text(values, "Question")
     order = permutation(len(names), 0, "gpqa", question).tolist()
@@ -43,7 +43,8 @@ def gpqa(values: Values) -> Problem:
 
 
 def hellaswag(values: Values) -> Problem:
-    """HellaSwag's own columns: a beginning and the endings to choose from, without the marks of its web pages."""
+    """HellaSwag's own columns: a beginning and the endings to choose from, without the markup left over from its web
+    pages."""
     begun = f"{text(values, 'ctx_a')} {(optional_text(values, 'ctx_b') or '').capitalize()}"
     activity = optional_text(values, "activity_label")
     endings = tuple(_without_marks(written(one)) for one in listed(values, "endings"))
@@ -53,7 +54,7 @@ def hellaswag(values: Values) -> Problem:
 
 
 def _without_marks(words: str) -> str:
-    """Plain words: `[title]` ends a sentence there, and other marks in brackets are dropped."""
+    """Plain text: `[title]` ends a sentence, and other tags in brackets are dropped."""
     words = re.sub(r"\[.*?\]", "", words.strip().replace(" [title]", ". "))
     return words.replace("  ", " ")
 
@@ -83,7 +84,7 @@ def _choices(values: Values) -> tuple[list[str], list[str]]:
 
 
 def _right(values: Values, labels: list[str]) -> int:
-    """Which choice is right. Labels come first: where they are numbers, a number is one of them and no index."""
+    """Which choice is right. Labels come first: if they are numbers, a number is one of them and not an index."""
     for name in ("answer", "answerKey", "answer_index", "label"):
         value = values.get(name)
         if value is None or isinstance(value, bool):
@@ -96,7 +97,7 @@ def _right(values: Values, labels: list[str]) -> int:
 
 
 def shown(problem: Problem, name: str) -> Problem:
-    """The problem as it is asked: its options in a drawn order, under letters, and the gold letter moved along.
+    """The problem as it is asked: its options in a random order, under letters, with the gold letter changed to match.
 
     The order depends on the name and on the problem's id only.
     """
@@ -105,10 +106,10 @@ def shown(problem: Problem, name: str) -> Problem:
 
 
 def as_asked(item: T) -> T:
-    """An item to learn from, with the options of its problem in the question.
+    """A training item, with the options of its problem in the question.
 
-    The order of a bare problem is drawn under the name of its source, which is that of the benchmark where it is part
-    of one. Whatever brings a response keeps the order of the row: the response speaks of its letters.
+    The order of a bare problem is drawn under the name of its source, which is the benchmark's name if it belongs to
+    one. An item with a response keeps the row's order, because the response refers to its letters.
     """
     if isinstance(item, Problem):
         return cast(T, shown(item, item.source))

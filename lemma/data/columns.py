@@ -1,4 +1,4 @@
-"""Columns of other names: a recipe says which is which, and errors speak of the names in the file."""
+"""Columns with other names: a recipe maps them to ours, and errors use the names in the file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lemma.core.types import Demonstration, Judged, Preference, Problem
 from lemma.data.rows import Row, Values
 
 ROW = "row"
-"""Where a problem keeps the row that it came from, for rewards that ask for columns by name."""
+"""Key in `extra` under which a problem keeps its row, for rewards that ask for columns by name."""
 NO_COLUMNS: Mapping[str, str] = {}
 Item = Problem | Demonstration | Preference | Judged
 
@@ -20,13 +20,13 @@ ALIKE: dict[str, tuple[str, ...]] = {
     "answer": ("answer", "gold", "target", "solution", "output", "result", "label", "response"),
     "reasoning": ("reason", "rationale", "explanation", "working", "cot", "thought", "steps"),
 }
-"""Names that people give to what we call so; part of a name is enough."""
+"""Other common names for each of our columns; part of a name is enough."""
 
 KNOWN = "question and answer, prompt and completion, messages, text, chosen and rejected, or others in docs/data.md"
 
 
 def check_columns(row: Row, columns: Mapping[str, str]) -> None:
-    """Refuse a column that is to be read under another name and is not in the first row."""
+    """Refuse a renamed column that is not in the first row."""
     for name in columns.values():
         if not _found(row.values, name)[0]:
             raise row.error(f"there is no column '{name}'", fix=f"in `columns`: {nearest(name, list(row.values))}")
@@ -54,28 +54,28 @@ def _found(values: Values, name: str) -> tuple[bool, Any]:
 
 
 def with_columns(item: Item, row: Row) -> Item:
-    """The item with its row, which functions that ask for columns by name get."""
+    """The item with its row attached, for functions that ask for columns by name."""
     problem = item if isinstance(item, Problem) else item.problem
     kept = replace(problem, extra={**problem.extra, ROW: dict(row.values)})
     return kept if isinstance(item, Problem) else replace(item, problem=kept)
 
 
 def theirs(sentence: str, columns: Mapping[str, str]) -> str:
-    """A sentence about columns, in the names of the file."""
+    """A sentence about columns, with the names in the file."""
     for ours, name in columns.items():
         sentence = sentence.replace(f"'{ours}'", f"'{name}'")
     return sentence
 
 
 def repair(sentence: str) -> str | None:
-    """What helps against a row of which this sentence is true, where that is plain."""
+    """What to do about this problem with a row, where that is obvious."""
     if sentence.endswith(("is null", "is empty")):
         return "fill it, or remove the row"
     return "write it as text" if sentence.endswith("holds true or false, not an answer") else None
 
 
 def advice(values: Values) -> str:
-    """Which columns of a row may be meant, as a recipe would say it."""
+    """Which columns of a row are probably meant, written as in a recipe."""
     guessed: dict[str, str] = {}
     for ours, names in ALIKE.items():
         free = [column for column in values if column not in guessed.values()]

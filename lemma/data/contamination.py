@@ -1,11 +1,11 @@
 """Do training rows repeat problems of a benchmark? Word for word, or most of their words in the same order.
 
-Two texts are the same where nothing but white space, case, dollar signs and LaTeX spacing differs. Otherwise what
-counts is the share of the benchmark problem's n-grams that one training row holds: 0.3 of the 13-grams of words of a
-problem of 26 words or more, 0.75 of the 8-grams of a shorter one (docs/results/contamination.md tells where these come
-from). N-grams that many problems or many rows share, such as "where m and n are relatively prime positive integers
-find", are phrases of the trade and do not count, unless a row holds almost all of the problem: many variants of one
-problem make its own words common. Problems of fewer than 8 words are found word for word only.
+Two texts are the same if they differ only in white space, case, dollar signs and LaTeX spacing. Otherwise the criterion
+is the share of the benchmark problem's n-grams that one training row contains: 0.3 of the word 13-grams of a problem of
+26 words or more, 0.75 of the 8-grams of a shorter one (docs/results/contamination.md explains these numbers). N-grams
+that many problems or many rows share, such as "where m and n are relatively prime positive integers find", are stock
+phrases and do not count, unless a row contains almost all of the problem: many variants of one problem make its own
+words common. Problems of fewer than 8 words are only found word for word.
 
 Everything works on hashes of all texts at once: 17,000 rows against 16,000 problems take seconds.
 """
@@ -24,9 +24,9 @@ import numpy as np
 LONG, SHORT = 13, 8
 SHARES = {LONG: 0.3, SHORT: 0.75}
 COMMON = 8
-"""An n-gram in more texts than this, on either side, is a phrase of the trade."""
+"""An n-gram in more texts than this, on either side, is a stock phrase."""
 ALMOST_ALL = {LONG: 0.75, SHORT: 0.9}
-"""The share from which n-grams count however many rows hold them."""
+"""From this share on, n-grams count however many rows contain them."""
 
 _SPACING = re.compile(r"\\(?:left|right|displaystyle|quad|qquad|[bB]igg?[lr]?)(?![a-zA-Z])|\\[,;:! ]|[\s$~]+")
 _FRACTION = re.compile(r"\\[dt]frac(?![a-zA-Z])")
@@ -40,12 +40,13 @@ _SYNONYMS = {
     **{"dfrac": "frac", "tfrac": "frac", "geq": "ge", "geqslant": "ge", "leq": "le", "leqslant": "le", "neq": "ne"},
     **{"rightarrow": "to", "ldots": "dots", "cdots": "dots", "dotsm": "dots"},
 }
-# Odd factors, so that multiplying by them loses nothing.
+# Odd factors: multiplying by them modulo 2^64 is invertible.
 _NEXT_WORD, _OWNER = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 
 
 class Match(NamedTuple):
-    """A training row and the benchmark problem that it repeats, both by place; `share` of its n-grams were found."""
+    """A training row and the benchmark problem that it repeats, both by index; `share` of the problem's n-grams were
+    found."""
 
     row: int
     problem: int
@@ -78,7 +79,7 @@ def words_of(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """Texts as numbers: a hash of each whole text, and hashes of their words, one text after another."""
+    """Texts as numbers: a hash of each whole text, and the hashes of their words, concatenated."""
 
     whole: np.ndarray
     words: np.ndarray
@@ -86,7 +87,7 @@ class _Texts:
 
 
 class _WordHashes(dict[str, int]):
-    """The hash of every word, made when it is first seen; words that mean the same have the same one."""
+    """The hash of every word, computed when it is first seen; words that mean the same share one."""
 
     def __missing__(self, word: str) -> int:
         number = self[word] = _hash(_SYNONYMS.get(word, word))
@@ -109,7 +110,7 @@ def _numbers(texts: Sequence[str]) -> _Texts:
 
 
 def _without_copies(texts: _Texts) -> tuple[_Texts, list[list[int]]]:
-    """Each text once, and the places where it stood: copies would make every n-gram look common."""
+    """Each text once, with the indices at which it occurred: copies would make every n-gram look common."""
     whole, first, inverse = np.unique(texts.whole, return_index=True, return_inverse=True)
     copies: list[list[int]] = [[] for _ in first]
     for place, text in enumerate(inverse.tolist()):
@@ -125,7 +126,7 @@ def _same(rows: _Texts, problems: _Texts) -> list[Match]:
 
 
 def _overlaps(rows: _Texts, problems: _Texts, n: int) -> list[Match]:
-    """Pairs in which a row holds enough of the n-grams of a problem of the length that n is meant for."""
+    """Pairs in which a row contains enough n-grams of a problem, among problems of the length that n is meant for."""
     is_long = problems.lengths >= 2 * LONG
     grams, of_problem = _grams(problems, n, is_long if n == LONG else ~is_long)
     mine, of_row = _grams(rows, n)
@@ -150,7 +151,7 @@ def _common(grams: np.ndarray) -> np.ndarray:
 def _enough(
     mine: np.ndarray, of_row: np.ndarray, grams: np.ndarray, of_problem: np.ndarray, counted: np.ndarray, share: float
 ) -> list[Match]:
-    """Pairs in which the row holds this share of the problem's n-grams that are counted."""
+    """Pairs in which the row contains this share of the problem's counted n-grams."""
     in_rows, in_problems = _within(mine, counted), _within(grams, counted)
     grams, of_problem = grams[in_problems], of_problem[in_problems]
     pair_rows, pair_problems, counts = _pairs(mine[in_rows], of_row[in_rows], grams, of_problem)
@@ -161,7 +162,7 @@ def _enough(
 
 
 def _grams(texts: _Texts, n: int, meant: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The n-grams of each text that is meant, as hashes, and to which text each belongs."""
+    """The n-grams of each selected text, as hashes, and the text that each belongs to."""
     count = max(0, len(texts.words) - n + 1)
     hashes = np.zeros(count, dtype=np.uint64)
     for place in range(n):
@@ -179,7 +180,7 @@ def _once(grams: np.ndarray, owner: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def _within(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
-    """Which of the values are among some that are in order."""
+    """Which of the values are in a sorted array."""
     if len(ordered) == 0:
         return np.zeros(len(values), dtype=bool)
     places = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)

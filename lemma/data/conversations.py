@@ -26,7 +26,7 @@ from lemma.data.rows import (
 T = TypeVar("T", bound=Problem | Demonstration | Preference | Judged)
 
 TOOLS = "tools"
-"""Where a problem keeps the tools of its conversation, for the chat template."""
+"""Key in `extra` under which a problem keeps the tools of its conversation, for the chat template."""
 MARKS_OF_TEMPLATES = re.compile(
     r"<\|im_start\|>|<\|start_header_id\|>|<\|(?:user|assistant)\|>|<start_of_turn>|<｜User｜>|\[/INST\]"
     r"|### (?:Instruction|Response):|(?:^|\n)(?:User|Human): [\s\S]*\bAssistant:\s*(?:<think>)?\s*$"
@@ -61,7 +61,7 @@ def chat(values: Values) -> Demonstration:
 
 
 def whole_text(values: Values) -> Demonstration:
-    """`text`: nothing is asked and all of it is learnt."""
+    """`text`: there is no question, and all of it is trained on."""
     whole = text(values, "text")
     return Demonstration(Problem((Message("user", whole),)), response=whole, prompt="")
 
@@ -108,7 +108,7 @@ def _tools(values: Values) -> list[Any]:
 
 
 def word_for_word(item: T, row: Row) -> T:
-    """The item with its question as the whole prompt, where it brings a response."""
+    """The item with its question as the whole prompt, if it has a response."""
     if not isinstance(item, Demonstration) or item.prompt is not None:
         return item
     if [message.role for message in item.problem.messages] != ["user"]:

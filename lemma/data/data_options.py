@@ -15,12 +15,12 @@ HELD_OUT = {"test", "validation", "valid", "val", "dev", "eval"}
 
 
 def names_held_out(name: str) -> bool:
-    """Whether the name of a split or of a file says that it is not for training, such as `gsm8k/test.jsonl`."""
+    """Whether the name of a split or file, such as `gsm8k/test.jsonl`, says that it is not for training."""
     return not HELD_OUT.isdisjoint(re.split(r"[^a-z]+", name.lower()))
 
 
 def journal_place(source: str) -> str | None:
-    """Where the journal is that a source names; empty for that of the run itself, None for any other source."""
+    """Path of the journal that a source names; empty for the run's own, None for any other source."""
     if source == JOURNAL:
         return ""
     return source.removeprefix(f"{JOURNAL}:") if source.startswith(f"{JOURNAL}:") else None

@@ -1,7 +1,7 @@
-"""The built-in games of higher_lower: what a player says who knows how to answer, and not what to guess.
+"""The built-in higher_lower games: a player who knows how to reply, but not what to guess.
 
-Game number i depends on the seed and i only. Guesses are drawn whatever the replies were, so that imitating them
-teaches the format and leaves a player at chance.
+Game number i depends only on the seed and i. Guesses are drawn regardless of the replies, so imitating them teaches the
+format and leaves a player at chance level.
 """
 
 from __future__ import annotations

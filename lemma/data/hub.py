@@ -1,4 +1,5 @@
-"""Models and datasets of the Hugging Face hub, or of the mirror that HF_ENDPOINT names, into a plain folder."""
+"""Downloads models and datasets from the Hugging Face hub, or the mirror that HF_ENDPOINT names, into a plain
+folder."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ from lemma.data.sources import ALIASES, HubName
 
 Kind = Literal["model", "dataset"]
 LARGE = 8 << 20
-"""Files of at least so many bytes are fetched in parts."""
+"""Files of at least this many bytes are fetched in parts."""
 SHOWN = 20
-"""So many names of files are told."""
+"""How many file names a message lists."""
 PARTS = Path(".cache") / "lemma"
 ORIGIN = Path(".cache") / "lemma-origin.json"
 """The file next to a downloaded repository that holds its name and commit."""
@@ -34,13 +35,14 @@ def default_folder(kind: Kind, name: str) -> Path:
 def download(
     kind: Kind, name: str, to: Path | None = None, revision: str | None = None, only: str | None = None
 ) -> Path:
-    """Fetch a repository at one commit, or the files of it that a pattern names; what is there is not fetched again."""
+    """Fetch a repository at one commit, or those of its files that match a pattern; files already there are not fetched
+    again."""
     from huggingface_hub import HfApi, snapshot_download
 
     folder = to or default_folder(kind, name)
     repository = ALIASES.get(name, HubName(name)).path if kind == "dataset" else name
     with hub_errors(kind, repository, revision):
-        # Without this question first, an unreachable hub would pass for a finished download where a folder exists.
+        # Without asking first, an unreachable hub would look like a finished download if the folder exists.
         info = HfApi().repo_info(repository, repo_type=kind, revision=revision, files_metadata=True)
         wanted = _wanted(info, repository, only)
         _fetch_large(kind, repository, info.sha, wanted, folder)
@@ -56,7 +58,7 @@ def download(
 
 
 def hub_origin(folder: Path) -> str | None:
-    """The hub's name of a folder that was downloaded, by `lemma download` or into the cache of the hub's client."""
+    """The hub name of a downloaded folder, whether by `lemma download` or in the hub client's cache."""
     folder = folder.expanduser().absolute()
     try:
         return str(json.loads((folder / ORIGIN).read_text(encoding="utf-8"))["repository"])
@@ -70,7 +72,7 @@ def hub_origin(folder: Path) -> str | None:
 
 @contextmanager
 def hub_errors(kind: Kind, name: str, revision: str | None = None) -> Iterator[None]:
-    """Within `with`, the hub is asked for this repository: what its client raises becomes one sentence."""
+    """Context in which the hub is asked for this repository: errors of its client become one sentence."""
     import httpx
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -92,9 +94,9 @@ def _wanted(info: Any, repository: str, only: str | None) -> list[Any]:
 
 
 def _fetch_large(kind: Kind, repository: str, commit: str, files: Sequence[Any], folder: Path) -> None:
-    """Fetch large files into parts that a later run resumes from; the client itself would begin each file again.
+    """Fetch large files in parts that a later run can resume from; the client itself would start each file over.
 
-    What arrives is not trusted here: the client compares the digest of every large file that it finds in the folder.
+    The content is not verified here: the client compares the digest of every large file that it finds in the folder.
     """
     from huggingface_hub import constants, hf_hub_url
     from huggingface_hub.file_download import http_get

@@ -1,4 +1,4 @@
-"""What a stage learns from: sources read, filtered and mixed; and the ways to split and shorten what was read."""
+"""What a stage is trained on: sources are read, filtered and mixed; and ways to split and shorten the result."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from lemma.data.vary import ORIGIN, unmarked, vary
 T = TypeVar("T")
 
 SMALL = 1 << 20
-"""Files of fewer bytes are read faster than a cache entry."""
+"""Files below this many bytes are read faster than a cache entry."""
 GRADED = "an answer to grade against"
 IMITATED = "a solution to imitate"
 FALSE = {"", "false", "0", "0.0", "no", "none", "null", "nan", "[]"}
-"""Texts that mean no in a column to filter by."""
+"""Texts that count as false in a column to filter by."""
 
 
 def load_rows(options: DataOptions, seed: int, *, keep_columns: bool = False) -> list[Item]:
-    """Whatever the rows hold, sampled and mixed; `keep_columns` leaves the row itself in `extra` of the problem."""
+    """The items of all rows, sampled and mixed; `keep_columns` keeps the row itself in the problem's `extra`."""
     return _mixed(options, seed, lambda item: item, "anything", keep_columns=keep_columns)
 
 
@@ -95,7 +95,8 @@ def _mixed(
     some_may_lack: bool = False,
     keep_columns: bool = False,
 ) -> list[T]:
-    """Every source of a mixture, converted and sampled. A mixture of several is shuffled; one keeps its order."""
+    """Every source of a mixture, converted and sampled. A mixture of several is shuffled; a single source keeps its
+    order."""
     sources: Sequence[SourceOptions] = options.mix or [options]
     mixed: list[T] = []
     for number, source in enumerate(sources):
@@ -119,7 +120,7 @@ def _converted(
     wanted: str,
     some_may_lack: bool,
 ) -> list[T]:
-    """The rows of one source as what a stage needs."""
+    """The rows of one source, in the form that a stage needs."""
     converted = [one for one in map(convert, items) if one is not None]
     lost = len(items) - len(converted)
     if lost and not (some_may_lack and converted):
@@ -131,7 +132,7 @@ def _converted(
 
 
 def _blame(source: SourceOptions, convert: Callable[[Item], T | None], wanted: str) -> NoReturn:
-    """Find the first row that lacks what is wanted, and say where it is."""
+    """Raise an error that names the first row without what is wanted."""
     if source.source == ARITHMETIC:
         raise UserError(f"the built-in arithmetic does not hold {wanted}", fix="name another source")
     for row, item in _read(source):
@@ -147,9 +148,9 @@ def _where_it_is(wanted: str) -> str:
 
 
 def row_of(options: DataOptions, problem: Problem, responses: Sequence[str] = ()) -> Row | None:
-    """The row that gave a problem, to name it in a sentence. Reads the sources again; generated problems have none.
+    """The row that a problem came from, to name it in a message. Reads the sources again; generated problems have none.
 
-    Of several rows with the same problem, it is the one that compares or judges these responses. A varied problem came
+    Of several rows with the same problem, it is the one that compares or judges these responses. A varied problem comes
     from the row of its original.
     """
 
@@ -166,7 +167,7 @@ def row_of(options: DataOptions, problem: Problem, responses: Sequence[str] = ()
 
 
 def first_items(source: SourceOptions, count: int, seed: int = 0) -> list[Item]:
-    """The first items of a source, reading no more of it than that takes."""
+    """The first items of a source, reading no more of it than necessary."""
     notes: list[str] = []
     first = islice((item for _, item in read_source(source, notes.append)), count)
     items = varied(list(first), source, seed, notes.append)[:count]
@@ -178,8 +179,7 @@ def first_items(source: SourceOptions, count: int, seed: int = 0) -> list[Item]:
 def load_items(
     source: SourceOptions, cache: str | None = None, seed: int = 0, keep_columns: bool = False
 ) -> list[Item]:
-    """Everything that one source holds, before mixing: its rows read, filtered and varied, from the cache where it has
-    them."""
+    """All items of one source, before mixing: its rows read, filtered and varied, from the cache if it has them."""
     if source.source == ARITHMETIC:
         return list(arithmetic.generate(source.arithmetic, source.split, count=_generated(source)))
     key = None if keep_columns else _cache_key(source, seed)
@@ -204,7 +204,7 @@ def _of_no_split(source: SourceOptions) -> list[str]:
 
 
 def _generated(source: SourceOptions) -> int:
-    """The generator has no end, so a larger share means more problems, never repeated ones."""
+    """The generator is endless, so a larger share means more problems, never repeated ones."""
     if source.count is not None:
         return source.count
     return max(1, round(source.arithmetic.count * (source.fraction or 1)))
@@ -213,7 +213,7 @@ def _generated(source: SourceOptions) -> int:
 def varied(
     items: list[Item], source: SourceOptions, seed: int, say: Callable[[str], None] = lambda note: None
 ) -> list[Item]:
-    """Each item followed by its variations, and all without calculator marks where the source drops them."""
+    """Each item followed by its variations, all without calculator marks if the source drops them."""
     if source.variations:
         variations = [(item, vary(item, source.variations, seed)) for item in items]
         if not any(new for _, new in variations):
@@ -223,7 +223,7 @@ def varied(
 
 
 def _cache_key(source: SourceOptions, seed: int) -> dict[str, Any] | None:
-    """What the items of a source depend on; None where keeping them would not pay or could go stale."""
+    """What the items of a source depend on; None if caching them would not pay off or could go stale."""
     names = {"config", "split", "reader", "columns", "verbatim", "keep_if", "drop_if", "answers", "marks", "variations"}
     chosen = {**source.model_dump(include=names), "seed": seed if source.variations else None}
     files = files_of(source)
@@ -246,7 +246,7 @@ def _read(source: SourceOptions, say: Callable[[str], None] = lambda note: None)
 def read_source(
     source: SourceOptions, say: Callable[[str], None], *, streamed: bool = False
 ) -> Iterator[tuple[Row, Item]]:
-    """Each row that the filters of a source let through, and what it holds; one at a time."""
+    """Each row that passes the filters of a source, with its item; one at a time."""
     rows = (row for row in stream_rows(source, streamed=streamed) if _passes(row, source))
     is_marked = source.verbatim
     for row, item in read_each(rows, source.reader, say, source.columns):
@@ -280,10 +280,10 @@ def _passes(row: Row, source: SourceOptions) -> bool:
 
 
 def _is_true(value: Any) -> bool:
-    """Whether a cell says something. Tables of text write out what is false or absent."""
+    """Whether a cell is true or not empty. Text tables spell out what is false or absent."""
     if isinstance(value, str):
         return value.strip().lower() not in FALSE
-    return bool(value) and value == value  # a cell that is no number differs from itself
+    return bool(value) and value == value  # NaN differs from itself
 
 
 def _is_number(answer: str | None) -> bool:
@@ -295,7 +295,7 @@ def _is_number(answer: str | None) -> bool:
 
 
 def _named(item: Item, row: Row) -> Item:
-    """The item with the name of its file or dataset, where the row itself does not say."""
+    """The item with the name of its file or dataset, if the row itself names no source."""
     problem = problem_of(item)
     if problem.source:
         return item
@@ -307,7 +307,7 @@ def _named(item: Item, row: Row) -> Item:
 def take(items: Sequence[T], source: SourceOptions, seed: int, name: str) -> list[T]:
     """The share or number of items that a source asks for, in their order.
 
-    Where more is wanted than there is, everything comes again as often as it fits, and the rest is drawn.
+    If more is wanted than there is, everything is repeated as often as it fits, and the rest is drawn.
     """
     if source.count is not None:
         wanted = source.count
@@ -323,10 +323,10 @@ def take(items: Sequence[T], source: SourceOptions, seed: int, name: str) -> lis
 def split_share(
     items: Sequence[T], share: float, seed: int, name: str, identity: Callable[[T], Any] | None = None
 ) -> tuple[list[T], list[T]]:
-    """What stays and what is held out: about `share` of the items, at least one on each side where there are two.
+    """What stays and what is held out: about `share` of the items, with at least one on each side if there are two.
 
-    Items that ask the same stay together, so that repeated rows never end up on both sides, nor a problem and its
-    variations; `identity` says what an item asks, where it is not one of those that are known here.
+    Items with the same question stay together, so repeated rows, or a problem and its variations, never end up on both
+    sides; `identity` gives the question of an item of any other type.
     """
     if share <= 0 or len(items) < 2:
         return list(items), []
@@ -348,7 +348,7 @@ def split_share(
 
 
 def _identity(item: Any, place: int, known: dict[str, Any]) -> Any:
-    """What an item asks, whatever its id, and for a variation what its original asks; others are one of a kind."""
+    """The question of an item, whatever its id; for a variation, that of its original. Other items are unique."""
     problem = _problem(item)
     if problem is None:
         return place
@@ -367,7 +367,8 @@ def _asked(problem: Problem) -> Any:
 def filter_by_length(
     items: Sequence[T], lengths: Sequence[int], options: LengthOptions, say: Callable[[str], None] = lambda note: None
 ) -> tuple[list[T], int | None]:
-    """The items whose length is within the limit, and the limit: a quantile of all lengths, a number, or the lesser.
+    """The items whose length is within the limit, and the limit: a quantile of all lengths, a number, or the smaller of
+    both.
 
     Says how many were left out.
     """

@@ -1,6 +1,6 @@
-"""Calculator marks, `48/2 = <<48/2=24>>24`, and the sums that people write next to them: read and checked exactly.
+"""Calculator marks, `48/2 = <<48/2=24>>24`, and the sums in the prose around them: parsed and checked exactly.
 
-Expressions are read by a small parser, never by Python's own, and all arithmetic is in fractions.
+A small parser reads expressions, never Python's own, and all arithmetic is in fractions.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ SPELLINGS = str.maketrans({"×": "*", "÷": "/", "−": "-", "–": "-", "x": "*
 EQUATION = re.compile(r"(?<![\w.,$])[\d.,$%()+\-*/x×÷−– ]*=[\d.,$%()+\-*/x×÷−–= ]*(?![\w])")
 ALONE = re.compile(rf"[ $]*({NUMBER.pattern})[ .,$(–-]*")
 DEEPEST, LONGEST = 20, 60
-"""Brackets within brackets, and numbers of one expression; what has more is not read."""
+"""Maximum nesting depth, and maximum count of numbers in one expression; anything larger is not parsed."""
 
 Exact = int | Fraction
-"""A number without rounding: whole numbers are plain ones, which are ten times as fast."""
+"""An exact number: whole numbers are plain ints, which are ten times as fast."""
 Tree = int | tuple[Any, ...]
-"""An expression: the place of a number in a list, or an operator and its operands. `%` has one operand."""
+"""An expression: the index of a number in a list, or an operator and its operands. `%` has one operand."""
 
 
 class Number(NamedTuple):
-    """A number as it stands in a text."""
+    """A number as it is written in a text."""
 
     start: int
     end: int
@@ -40,7 +40,7 @@ class Number(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """A calculation of a text and what it gives: a mark, or `expression = number` in the prose."""
+    """A calculation in a text and its result: a mark, or `expression = number` in the prose."""
 
     start: int
     numbers: tuple[Number, ...]
@@ -52,17 +52,17 @@ class Sum(NamedTuple):
 
 
 class Working(NamedTuple):
-    """A text without its marks, the marks with the places where they stood, and the sums written in the prose."""
+    """A text without its marks, the marks with their positions, and the sums written in the prose."""
 
     text: str
     marks: tuple[Sum, ...]
     inside: tuple[str, ...]
-    """What each mark holds. The numbers of a mark are places in it; its start is a place in the text."""
+    """The content of each mark. Positions of its numbers are within the mark; its start is a position in the text."""
     sums: tuple[Sum, ...]
 
 
 def without_marks(text: str) -> str:
-    """The text without calculator marks. Where no number follows a mark, its result takes its place."""
+    """The text without calculator marks. If no number follows a mark, its result replaces it."""
     if "<<" not in text:
         return text
 
@@ -159,7 +159,7 @@ class _Parser:
 
 
 def parsed(text: str) -> tuple[Tree, list[Number]] | None:
-    """An expression and its numbers, with their places in the text; None where it is not one."""
+    """An expression and its numbers, with their positions in the text; None if the text is not an expression."""
     try:
         parser = _Parser(text)
         return parser.whole(), parser.numbers
@@ -168,7 +168,7 @@ def parsed(text: str) -> tuple[Tree, list[Number]] | None:
 
 
 def value_of(tree: Tree, values: Sequence[Any]) -> Any:
-    """What an expression gives for these numbers, fractions or arrays of floats; None where it divides by nothing."""
+    """The value of an expression for these numbers, fractions or arrays of floats; None if it divides by zero."""
     try:
         return _value_of(tree, values)
     except ZeroDivisionError:
@@ -195,7 +195,7 @@ def _divided(left: Any, right: Any) -> Any:
 
 
 def working_of(text: str) -> Working | None:
-    """A text taken apart; None where a mark or a sum in the prose cannot be read, or is wrong."""
+    """The working in a text; None if a mark or a sum in the prose cannot be parsed, or is wrong."""
     flat: list[str] = []
     marks: list[Sum] = []
     inside: list[str] = []
@@ -234,7 +234,7 @@ def _text(text: str, number: Number) -> str:
 def _prose_sums(text: str) -> Iterator[Sum]:
     """Sums written in figures only, such as `3 x 4 = 12`; of `2 x 3 + 1 = 6 + 1 = 7`, the last one.
 
-    An expression that begins with a sign is the rest of one with words in it, and is passed over.
+    An expression that begins with a sign is the rest of one with words in it, and is skipped.
     """
     for match in EQUATION.finditer(text):
         at = match.start()

@@ -28,7 +28,7 @@ def preference(values: Values) -> Preference:
 
 
 def judged(values: Values) -> Judged:
-    """`prompt`, `completion`, and in `label` whether it is wanted."""
+    """`prompt`, `completion`, and `label`, which says whether it is wanted."""
     label = str(values.get("label")).lower()
     if label not in WANTED:
         raise RowError(f"the column 'label' holds {values.get('label')!r}, not true or false")
@@ -53,7 +53,7 @@ Split = tuple[tuple[Message, ...], str, str]
 
 
 def _from_messages(values: Values, chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> Split:
-    """The last messages are the responses; what stands before them belongs to the prompt."""
+    """The last messages are the responses; everything before them belongs to the prompt."""
     liked, disliked = last_said(chosen, "chosen"), last_said(rejected, "rejected")
     earlier = chosen[:-1]
     if earlier != rejected[:-1]:
@@ -64,7 +64,7 @@ def _from_messages(values: Values, chosen: tuple[Message, ...], rejected: tuple[
 
 
 def _asked(prompt: tuple[Message, ...], earlier: tuple[Message, ...], name: str) -> tuple[Message, ...]:
-    """The prompt of a row and the turns before its response: these repeat the prompt, or they go on from it."""
+    """The prompt of a row and the turns before its response: these repeat the prompt, or continue it."""
     if not earlier:
         return prompt
     contents = [[(one.role, one.content.strip()) for one in said] for said in (prompt, earlier)]
@@ -95,19 +95,19 @@ def _from_text(values: Values, chosen: str, rejected: str) -> Split:
 
 
 def _check_turns(*responses: str) -> None:
-    """A response is one turn; where another follows, the conversations parted before their end."""
+    """A response is one turn; if another follows, the conversations diverged before their last turn."""
     if any(TURN.search(response) for response in responses):
         raise LeftOut("'chosen' and 'rejected' differ before their last turn")
 
 
 def _common(one: str, other: str) -> str:
-    """What two texts begin with."""
+    """The common prefix of two texts."""
     pairs = enumerate(zip(one, other, strict=False))
     return one[: next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))]
 
 
 def _last_border(shared: str) -> int:
-    """Where the prompt two texts share may end: never inside a word that both responses happen to begin with."""
+    """Where the shared prompt of two texts may end: never inside a word that both responses happen to begin with."""
     return max((match.end() for match in re.finditer(r"\s", shared)), default=0)
 
 

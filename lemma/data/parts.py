@@ -13,7 +13,7 @@ _PART = re.compile(rf"(?P<split>[^\[\]]+)\[(?:{_BORDER.format('first')})?:(?:{_B
 
 
 class Border(NamedTuple):
-    """Where a part begins or ends: a row's number, or a percentage of all rows; negative from the end."""
+    """Where a part begins or ends: a row number, or a percentage of all rows; negative counts from the end."""
 
     number: int
     is_percent: bool
@@ -31,7 +31,7 @@ class Part(NamedTuple):
     last: Border | None = None
 
     def of(self, rows: Iterable[T]) -> Iterable[T]:
-        """The rows of this part. They are counted first where a border depends on how many there are."""
+        """The rows of this part. They are counted first if a border depends on how many there are."""
         borders = [border for border in (self.first, self.last) if border is not None]
         if any(border.is_percent or border.number < 0 for border in borders):
             rows = list(rows)
@@ -41,7 +41,7 @@ class Part(NamedTuple):
 
 
 def part_of(split: str) -> Part:
-    """Read `train` or `train[:50%]`. ValueError where it is neither."""
+    """Parse `train` or `train[:50%]`. ValueError if it is neither."""
     match = _PART.fullmatch(split)
     if match is None and ("[" in split or "]" in split):
         raise ValueError(f"'{split}' is not a part of a split; write for example `train[:50%]` or `train[1000:2000]`")

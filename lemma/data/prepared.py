@@ -1,6 +1,6 @@
-"""Data written for others and for later: rows in Lemma's own schema, LUFFY's three files, and correct rows only.
+"""Writing data: rows in Lemma's own schema, LUFFY's three files, and correct rows only.
 
-Every file is written whole or not at all, and is read back by our own readers.
+Every file is written whole or not at all, and our own readers can read it back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ THINK = "<think>\n"
 
 
 def write_rows(path: Path, rows: Table) -> None:
-    """Write rows in the kind of file that the name asks for."""
+    """Write rows in the file type that the name's suffix says."""
     suffix = next((suffix for suffix in WRITTEN if path.name.endswith(suffix)), None)
     if suffix is None:
         raise UserError("this kind of file cannot be written", file=path, fix=f"end the name in {', '.join(WRITTEN)}")
@@ -86,7 +86,7 @@ def item_rows(items: Sequence[Item]) -> Table:
 
 
 def _item_row(item: Item, plain: bool) -> dict[str, Any]:
-    """One item. The prompts of pairs and labels share a column, and so a type: text where all are `plain`."""
+    """One item. The prompts of pairs and labels share a column, and so a type: text if all are `plain`."""
     if isinstance(item, Problem):
         return _problem_row(item)
     if not isinstance(item, Demonstration):
@@ -130,7 +130,7 @@ def _problem_row(problem: Problem) -> dict[str, Any]:
 
 
 def correct_only(demonstrations: Iterable[Demonstration], is_correct: Checker) -> list[Demonstration]:
-    """The demonstrations that state a right answer, as the checker sees it."""
+    """The demonstrations that state a right answer, according to the checker."""
     kept = []
     for item in demonstrations:
         if not item.problem.golds:
@@ -153,7 +153,7 @@ def stated(item: Demonstration) -> str:
 def luffy_rows(items: Sequence[Item], system: str, target: Callable[[Demonstration], str], split: str) -> Table:
     """Rows in LUFFY's columns: prompt messages, the teacher's message or null, and the gold for a rule-based reward.
 
-    The teacher's probabilities of its tokens stay with a message that stays as it was.
+    The teacher's token probabilities are kept if the message itself is unchanged.
     """
     rows: list[dict[str, Any]] = []
     probs: list[Any] = []
@@ -180,13 +180,14 @@ def luffy_rows(items: Sequence[Item], system: str, target: Callable[[Demonstrati
 
 
 def _is_as_said(item: Item, written: str) -> bool:
-    """Whether a target is the teacher's own text; its `<think>` may belong to the prompt."""
+    """Whether a target is the teacher's own text, apart from a `<think>` that may belong to the prompt."""
     said = item.response if isinstance(item, Demonstration) else None
     return said is not None and said.removeprefix(THINK) == written.removeprefix(THINK)
 
 
 def luffy_sft_rows(rows: Iterable[Mapping[str, Any]]) -> Table:
-    """The rows with a target, for supervised learning: its `<think>` is left out, because the prompt ends in it."""
+    """The rows with a target, for supervised learning, without the target's `<think>`, because the prompt ends in
+    it."""
     pairs = []
     for row in rows:
         if row["target"]:
@@ -196,7 +197,7 @@ def luffy_sft_rows(rows: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def write_luffy(folder: Path, training: Table, complement: Table) -> dict[str, int]:
-    """LUFFY's three files; gives the number of rows of each."""
+    """Write LUFFY's three files; returns the number of rows of each."""
     sft = luffy_sft_rows(training)
     if not sft:
         raise UserError("no training row has a teacher's response", fix="choose a source with traces or solutions")

@@ -1,4 +1,4 @@
-"""Numbers that texts say in words, and the constants that go with units: what stays when the figures change."""
+"""Numbers written in words, and constants that go with units: these stay fixed when the figures change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTS = {
     **{"half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7},
     **{"eighth": 8, "ninth": 9, "tenth": 10, "eleventh": 11, "twelfth": 12, "thirteenth": 13},
 }
-"""Shares of a whole, and places in a row."""
+"""Fractions, and ordinal numbers."""
 
 CONSTANTS: dict[str, tuple[str, ...]] = {
     "second": ("60",),
@@ -158,7 +158,7 @@ def unit_constants(text: str) -> set[Fraction]:
 
 
 def constants(text: str) -> set[Fraction]:
-    """Every value that a text brings in without a figure: number words, shares, and constants of its units."""
+    """Every value that a text implies without a figure: number words, fractions, and constants of its units."""
     low = text.lower()
     values = counted(low) | unit_constants(low)
     for count, name in SHARE.findall(low):
@@ -169,7 +169,7 @@ def constants(text: str) -> set[Fraction]:
 
 
 def shares(part: int, whole: int) -> set[Fraction]:
-    """The numbers of a fraction of something, and of what is left of it."""
+    """The numbers that go with a fraction of something, and with what is left of it."""
     if not whole:
         return set()
     share = Fraction(part, whole)

@@ -1,4 +1,5 @@
-"""The rows of one file: JSON, CSV, TSV, parquet and arrow. Every kind is read piece by piece, but one JSON list."""
+"""The rows of one file: JSON, CSV, TSV, parquet and arrow. Every type is read in pieces, except a JSON file that is one
+list."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ SUFFIXES = (".parquet", *TEXT_SUFFIXES, ".arrow")
 MMLU_COLUMNS = ["question", "A", "B", "C", "D", "answer"]
 SEPARATORS = (",", ";", "\t", "|")
 SNIFFED = 20
-"""So many records tell what separates the cells of a CSV file."""
+"""Number of records from which the separator of a CSV file is guessed."""
 AT_ONCE = 1024
-"""So many rows of a table are in memory at a time."""
+"""Rows of a table in memory at a time."""
 
 
 def suffix_of(path: Path) -> str | None:
@@ -33,7 +34,7 @@ def suffix_of(path: Path) -> str | None:
 
 
 def read_file(path: Path) -> Iterator[Row]:
-    """The rows of one file, each with its line where the file has lines."""
+    """The rows of one file, each with its line number if the file has lines."""
     kind = suffix_of(path) or ""
     check_is_file(path)
     try:
@@ -69,7 +70,7 @@ def _text_rows(path: Path, kind: str, text: io.TextIOWrapper) -> Iterator[Row]:
 
 
 def _first_line(text: io.TextIOWrapper) -> tuple[int, str]:
-    """The first line that is not blank, and how many blank ones stand before it."""
+    """The first line that is not blank, and how many blank ones precede it."""
     for skipped, line in enumerate(text):
         if line.strip():
             return skipped, line
@@ -118,7 +119,7 @@ def _row(values: Any, path: Path, number: int, line: int | None) -> Row:
 
 
 def _csv_rows(path: Path, text: io.TextIOWrapper, separator: str | None = None) -> Iterator[Row]:
-    """Rows under a header; the files of MMLU have none and are known by the letter in their last cell."""
+    """Rows under a header; MMLU's files have none and are recognised by the letter in their last cell."""
     csv.field_size_limit(sys.maxsize)
     if separator is None:
         beginning = list(itertools.islice(text, 10 * SNIFFED))
@@ -158,10 +159,11 @@ def _spoken(separator: str) -> str:
 
 
 def _separator(beginning: list[str]) -> str:
-    """What separates the cells: the first of the known ones that gives all first records the same several cells."""
+    """The separator: the first known one that splits all of the first records into the same number of cells, at least
+    two."""
     for separator in SEPARATORS:
         sizes: set[int] = set()
-        with contextlib.suppress(csv.Error):  # the last record may be cut
+        with contextlib.suppress(csv.Error):  # the last record may be incomplete
             reader = csv.reader(beginning, delimiter=separator, strict=True)
             sizes.update(len(cells) for cells in itertools.islice(reader, SNIFFED) if cells)
         if len(sizes) == 1 and sizes != {1}:
@@ -170,7 +172,7 @@ def _separator(beginning: list[str]) -> str:
 
 
 def _check_header(path: Path, names: list[str], line: int) -> None:
-    """Refuse a name that stands over two columns: one of them would be lost."""
+    """Refuse a name that two columns share: one of them would be lost."""
     twice = [name for name in dict.fromkeys(names) if name and names.count(name) > 1]
     if twice:
         raise UserError(
@@ -210,7 +212,7 @@ def _parquet_batches(path: Path) -> Iterator[Any]:
 
 
 def _arrow_batches(path: Path) -> Iterator[Any]:
-    """The pieces of a file as `datasets` saves them, which is a stream; other tools write files with an index."""
+    """The record batches of an arrow file: `datasets` saves streams, other tools write files with an index."""
     import pyarrow
 
     with pyarrow.memory_map(str(path)) as source:
@@ -226,5 +228,5 @@ def _arrow_batches(path: Path) -> Iterator[Any]:
 
 
 def without_nan(values: dict[str, Any]) -> dict[str, Any]:
-    """The cells of a row; a float that is no number is how tables keep what is absent."""
+    """The cells of a row, without NaN, which is how tables store what is absent."""
     return {name: None if isinstance(cell, float) and math.isnan(cell) else cell for name, cell in values.items()}

@@ -1,6 +1,6 @@
 """How rows become problems, demonstrations, preference pairs and judged responses.
 
-A reader is a small function from one row to the richest thing that the row holds. `READERS` lists them all; `auto`
+A reader is a small function from one row to the richest item that the row can give. `READERS` lists them all; `auto`
 takes the first one, from top to bottom, that `fits` the columns of the first row.
 """
 
@@ -40,7 +40,7 @@ LUFFY_PROBS = "target_ds_qwen_7b_probs"
 
 
 class Reader(NamedTuple):
-    """A row format: what reads it, whether it fits a row, and what it is, for people."""
+    """A row format: the function that reads it, whether it fits a row, and a description."""
 
     read: Callable[[Values], Item]
     fits: Callable[[Values], bool]
@@ -52,7 +52,7 @@ def _user(question: str) -> tuple[Message, ...]:
 
 
 def gsm8k(values: Values) -> Demonstration:
-    """`question`, and `answer` with the working in front of `#### N`."""
+    """`question`, and `answer` with the working before `#### N`."""
     working, mark, number = text(values, "answer").rpartition("####")
     answer = _plain_number(number)
     if not mark or not answer:
@@ -66,7 +66,7 @@ def _plain_number(number: str) -> str:
 
 
 def question_answer(values: Values) -> Problem | Demonstration:
-    """`question` and a bare `answer`, perhaps with `reasoning`; a row of GSM8K among them is read as such."""
+    """`question` and a bare `answer`, optionally with `reasoning`; a row that looks like GSM8K's is read as one."""
     if _fits_gsm8k(values):
         return gsm8k(values)
     problem = Problem(
@@ -81,7 +81,7 @@ def question_answer(values: Values) -> Problem | Demonstration:
 
 
 def math(values: Values) -> Problem | Demonstration:
-    r"""`problem` with an `answer`, or a `solution` that holds it in \boxed{}."""
+    r"""`problem` with an `answer`, or a `solution` that contains it in \boxed{}."""
     solution = optional_text(values, "solution")
     in_box = boxed(solution) if solution else None
     if has(values, "answer"):
@@ -129,7 +129,7 @@ def prompt_answer(values: Values) -> Problem:
 def luffy(values: Values) -> Problem | Demonstration:
     """`prompt` messages, `reward_model.ground_truth`, and a `target` message of a teacher, or none.
 
-    The teacher's probability of each token of the target, where the data have it, becomes `trace_probs`.
+    The teacher's probability of each token of the target, if the data has it, becomes `trace_probs`.
     """
     reward, info = table(values, "reward_model"), values.get("extra_info") or {}
     target = last_said(messages(values, "target"), "target") if values.get("target") else None
@@ -180,7 +180,7 @@ SCHEMA = {
 
 
 def lemma(values: Values) -> Problem | Demonstration:
-    """Lemma's own schema: `dataset`, `problem`, `answer` and what else is known; other columns are kept in `extra`."""
+    """Lemma's own schema: `dataset`, `problem`, `answer` and optional columns; unknown columns are kept in `extra`."""
     choices: tuple[str, ...] = ()
     right: tuple[str, ...] = ()
     if has(values, "choices"):
@@ -213,7 +213,7 @@ def lemma(values: Values) -> Problem | Demonstration:
 
 
 def _extra(values: Values) -> Values:
-    """The column `extra`: JSON text, because a table wants one type per column."""
+    """The column `extra`: JSON text, because a table has one type per column."""
     if not values.get("extra"):
         return {}
     try:
@@ -224,7 +224,7 @@ def _extra(values: Values) -> Values:
 
 
 def _traces(values: Values) -> tuple[str, ...]:
-    """A teacher's texts: one, several, or the messages of which the last is the teacher's."""
+    """A teacher's texts: one, several, or messages that end with the teacher's."""
     target = values.get("target")
     if not target:
         return ()
@@ -239,9 +239,9 @@ def _traces(values: Values) -> tuple[str, ...]:
 
 
 def _reasoning(values: Values, answers: tuple[str, ...]) -> str | None:
-    """The working of a row of Lemma's schema; GSM8K's repeats the answer in a last line `#### N`, which is taken off.
+    """The working of a row in Lemma's schema; GSM8K's repeats the answer in a last line `#### N`, which is removed.
 
-    Markdown has headings of the same look: what is not the answer stays. So does the column `reasoning`, whole.
+    Markdown headings look the same, so such a line stays unless it is the answer. The column `reasoning` is kept whole.
     """
     reasoning = (optional_text(values, "generated_solution", "reasoning", "solution") or "").rstrip()
     if reasoning and not optional_text(values, "generated_solution") and optional_text(values, "reasoning"):
@@ -253,7 +253,7 @@ def _reasoning(values: Values, answers: tuple[str, ...]) -> str | None:
 
 
 def _same_number(one: str, other: str) -> bool:
-    """Whether two spellings are equal, as text or as numbers, commas aside."""
+    """Whether two spellings are equal, as text or as numbers, ignoring commas."""
     one, other = _plain_number(one), _plain_number(other)
     try:
         return one == other or float(one) == float(other)
@@ -266,7 +266,7 @@ def has_any(values: Values, *names: str) -> bool:
 
 
 def _columns(*names: str) -> Callable[[Values], bool]:
-    """Fits a row that has each of these columns, null or not; `a|b` means either."""
+    """A check that a row has each of these columns, null or not; `a|b` means either."""
     wanted = [name.split("|") for name in names]
     return lambda values: all(any(one in values for one in either) for either in wanted)
 
@@ -340,9 +340,9 @@ def choose(name: str, row: Row) -> Reader:
 def read_each(
     rows: Iterable[Row], name: str, say: Callable[[str], None], columns: Mapping[str, str] = NO_COLUMNS
 ) -> Iterator[tuple[Row, Item]]:
-    """All rows through one reader, each with the row that it came from; says how many were left out.
+    """The items of all rows from one reader, each with its row; says how many were left out.
 
-    `columns` gives a column the name that readers know it by: {"question": "Query"}.
+    `columns` maps the names that readers know to those in the file: {"question": "Query"}.
     """
     reader: Reader | None = None
     count = 0

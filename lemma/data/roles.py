@@ -1,7 +1,7 @@
-"""What each number of a worked problem stands for: a number of the question, a result of the working, or a constant.
+"""What each number of a worked problem stands for: a given of the question, a result of the working, or a constant.
 
-A `Plan` ties every number of question and working to a symbol. Where a number could be either of two, the plan demands
-that both stay equal; where it could be neither, the row is `Unclear` and stays as it is.
+A `Plan` ties every number of question and working to a symbol. If a number could be either of two symbols, the plan
+requires both to stay equal; if it could be neither, the row is `Unclear` and is not varied.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ CAPS = {
     "cent": (99, ""),
     "inches": (12, "feet"),
 }
-"""At most so many of the one where the other is spoken of too."""
+"""Largest value of a number if the text also mentions the other word."""
 SMALL = 12
-"""The largest number that is taken as a count of what the text names, such as three people, without being said."""
+"""The largest number accepted as an unstated count of things that the text names, such as three people."""
 
 Role = Literal["plain", "percent", "fixed"]
 
 
 class Unclear(Exception):
-    """What a number of this row stands for is not certain; the message says which kind of doubt it is."""
+    """It is not certain what a number of this row stands for; the message says why."""
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class NumberPlace:
 
     symbol: int
     decimals: int
-    """Written with exactly so many where there are more than the value needs; -1 for as many as it needs."""
+    """Number of decimals to write, if more than the value needs; -1 for as many as it needs."""
     commas: bool
     bare: bool
     """Whether a number below 1 is written without its zero."""
@@ -104,7 +104,7 @@ Template = list[str | NumberPlace]
 class Plan:
     symbols: list[Symbol] = field(default_factory=list)
     given: int = 0
-    """How many of the symbols are numbers of the question; they come first."""
+    """How many of the symbols are givens of the question; they come first."""
     results: list[int] = field(default_factory=list)
     equal: set[tuple[int, int]] = field(default_factory=set)
     question: Template = field(default_factory=list)
@@ -123,7 +123,7 @@ def plan_of(question: str, working: str, answer: str) -> Plan:
 
 
 class _Planner:
-    """Builds the plan of one row, from the question on."""
+    """Builds the plan of one row, starting with the question."""
 
     def __init__(self, question: str, working: Working, answer: str, gold: Number) -> None:
         self.plan = Plan()
@@ -148,7 +148,7 @@ class _Planner:
                     self.plan.symbols[this].fixed = True
 
     def _all_used(self) -> None:
-        """A number of the question that no sum uses may say something about the others."""
+        """Refuse a number of the question that no sum uses: it might constrain the others."""
         used = self.used | {n for place in self.used for n in _leaves(self.plan.symbols[place].tree)}
         if any(not self.plan.symbols[place].fixed and place not in used for place in range(self.plan.given)):
             raise Unclear("unused")
@@ -180,7 +180,7 @@ class _Planner:
                     self._add_computed(tree, at=-1, line=-1)
 
     def _note(self, text: str, number: Number, symbol: Symbol) -> None:
-        """What the words around a number demand of it."""
+        """Record what the words around a number require of it."""
         symbol.money |= text[number.start - 1 : number.start] == "$"
         symbol.article |= ARTICLE.search(text[max(0, number.start - 4) : number.start]) is not None
         unit = UNIT.match(text, number.end)
@@ -195,7 +195,7 @@ class _Planner:
                 symbol.cap = cap if symbol.cap is None else min(cap, symbol.cap)
 
     def _read_sums(self) -> None:
-        """Every mark and every sum of the prose without one, in their order, becomes a result."""
+        """Every mark, and every sum in the prose without a mark, becomes a result, in order."""
         marked = {mark.start for mark in self.text.marks}
         steps = [(mark.start, mark) for mark in self.text.marks]
         steps += [(one.result.start, one) for one in self.text.sums if one.result.start not in marked]
@@ -254,7 +254,7 @@ class _Planner:
         return done
 
     def _filled(self, text: str, holes: Iterable[tuple[Number, int]], prose: bool) -> Template:
-        """The text with a place for each number: text, place, text, place, ..., text."""
+        """The text with a slot for each number: text, slot, text, slot, ..., text."""
         pieces: Template = []
         at = 0
         for number, symbol in holes:
@@ -267,9 +267,9 @@ class _Planner:
         return [*pieces, text[at:]]
 
     def _tie(self, value: Exact, at: int, line: int | None) -> int:
-        """The symbol that a number stands for; of several, one, and all stay equal.
+        """The symbol that a number stands for; if several are possible, one of them, and all must stay equal.
 
-        In prose, what is computed later in the same line may be meant too.
+        In prose, a number may also stand for a result that is computed later in the same line.
         """
         symbols = [
             place
@@ -289,7 +289,7 @@ class _Planner:
         return value.denominator == 1 and 1 <= value <= SMALL and value not in self.reachable
 
     def _reachable(self, question: str) -> set[Exact]:
-        """What someone may have worked out from the question without writing it down."""
+        """Values that can be derived from the question without being written down."""
         given = [symbol.value for symbol in self.plan.symbols[: self.plan.given]]
         others: list[Exact] = [*given, *counted(question), 1, 2]
         values: set[Exact] = {0}
@@ -300,7 +300,7 @@ class _Planner:
         return values
 
     def _keep_words(self, working: str) -> None:
-        """A number that the working says in words stays what it is."""
+        """A number that the working spells out in words keeps its value."""
         for value in counted(working) - {Fraction(1)}:
             self._pin(value)
 
@@ -333,7 +333,7 @@ def _leaves(tree: Tree | None) -> set[int]:
 
 
 def decimals_of(value: Exact) -> int:
-    """How many decimals a value needs; 12 and no more for one that has no end."""
+    """How many decimals a value needs; at most 12, for one that never ends."""
     if value.denominator == 1:
         return 0
     decimals, power = 0, 1
@@ -347,7 +347,7 @@ def _fractions(text: str) -> list[set[Fraction]]:
 
 
 def role_of(text: str, number: Number, in_working: bool = False) -> Role:
-    """How a number is used where it stands; Unclear where that is no plain amount."""
+    """How a number is used in the text; Unclear if it is not a plain amount."""
     before, after = text[max(0, number.start - 40) : number.start], text[number.end : number.end + 24]
     last = before[-1:]
     if last.isalpha() or last in {"#", "_", "^", "."} or CLOCK.match(after) or SCALED.match(after):

@@ -1,7 +1,7 @@
-"""One row of a data set, where it stands, and typed access to its columns.
+"""One row of a dataset, its location, and typed access to its columns.
 
-A reader says what it needs with these functions; what is missing becomes a `RowError`, and whoever read the file adds
-its name, the line, and the columns that are there.
+A reader gets what it needs through these functions; if something is missing they raise `RowError`, and the code that
+reads the file adds its name, the line, and the columns that exist.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lemma.core.types import Message
 Values = Mapping[str, Any]
 
 LARGEST_PROBABILITY = 1.001
-"""Probabilities of half-precision arithmetic end a little above 1."""
+"""Probabilities computed in half precision can be slightly above 1."""
 
 
 class RowError(Exception):
@@ -25,11 +25,11 @@ class RowError(Exception):
 
 
 class LeftOut(RowError):
-    """A row that is well written but of no use; known datasets have some, so they are counted and left out."""
+    """A row that is well formed but useless; known datasets have some, so they are counted and left out."""
 
 
 class JsonError(Exception):
-    """Why a text is not JSON that can be used, in a few words, and its line where that is known."""
+    """Why a text is not usable JSON, in a few words, and the line, if known."""
 
     def __init__(self, problem: str, line: int | None = None):
         super().__init__(problem)
@@ -37,7 +37,7 @@ class JsonError(Exception):
 
 
 def parsed(content: str) -> Any:
-    """The value of a JSON text. NaN, which is not JSON but how some tables write what is absent, becomes null."""
+    """The value of a JSON text. NaN, which is not JSON but how some tables write absent values, becomes null."""
     try:
         value = json.loads(content, parse_constant=lambda name: None if name == "NaN" else float(name))
         if "\\ud" in content or "\\uD" in content:
@@ -55,7 +55,7 @@ def parsed(content: str) -> Any:
 
 
 class Row(NamedTuple):
-    """The values of one row and its place: a line of a text file, or only its number, counted from 1."""
+    """The values of one row and its location: a line of a text file, or just its number, counted from 1."""
 
     values: Values
     file: str
@@ -63,14 +63,14 @@ class Row(NamedTuple):
     line: int | None = None
 
     def error(self, problem: str, fix: str | None = None) -> UserError:
-        """The sentence for something wrong with this row."""
+        """An error that says what is wrong with this row."""
         where = "" if self.line is not None else f"row {self.number}: "
         columns = ", ".join(str(name) for name in self.values) or "none"
         return UserError(f"{where}{problem} (columns: {columns})", file=self.file, line=self.line, fix=fix)
 
 
 def has(values: Values, *names: str) -> bool:
-    """Whether each of these columns holds something."""
+    """Whether all of these columns exist and are not null."""
     return all(values.get(name) is not None for name in names)
 
 
@@ -108,7 +108,7 @@ def optional_text(values: Values, *names: str) -> str | None:
 
 
 def written(value: Any) -> str:
-    """A value as text; whole floats lose their `.0`, because tables of integers with gaps come as floats."""
+    """A value as text; whole floats lose their `.0`, because integer columns with gaps are stored as floats."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return value if isinstance(value, str) else str(value)
@@ -128,7 +128,7 @@ def golds(values: Values, *names: str) -> tuple[str, ...]:
 
 
 def table(values: Values, name: str) -> Values:
-    """A column that holds named values."""
+    """A column that holds an object."""
     _, value = _first(values, (name,))
     if not isinstance(value, Mapping):
         raise RowError(f"the column '{name}' holds {_kind(value)}, not an object")
@@ -171,7 +171,8 @@ def as_messages(value: Any, name: str) -> tuple[Message, ...]:
 ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
 ROLES |= {"function": "tool", "observation": "tool", "ipython": "tool"}
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Where messages keep thoughts apart; they are written into the text between think tags, as chat templates do."""
+"""Keys under which messages keep reasoning separately; it is written into the text between think tags, as chat
+templates do."""
 
 
 def _message(one: Any, name: str) -> Message:
@@ -195,7 +196,7 @@ def _message(one: Any, name: str) -> Message:
 
 
 def _calls(value: Any, name: str) -> list[dict[str, Any]]:
-    """Tool calls as chat templates want them: arguments as an object, and nothing that a table filled up with null."""
+    """Tool calls as chat templates expect them: arguments as an object, without the nulls that a table adds."""
     if not value:
         return []
     calls = filled(value) if isinstance(value, list | tuple) else None
@@ -219,14 +220,14 @@ def _arguments(written_out: str, name: str) -> Any:
 
 
 def filled(value: Any) -> Any:
-    """A value without its null parts: a table gives every object the keys of all others."""
+    """A value without its null fields: a table gives every object the keys of all others."""
     if isinstance(value, Mapping):
         return {key: filled(one) for key, one in value.items() if one is not None}
     return [filled(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def last_said(said: tuple[Message, ...], name: str) -> str:
-    """The assistant text that ends a conversation; empty where it is a tool call."""
+    """The assistant text that ends a conversation; empty if it is a tool call."""
     if said[-1].role != "assistant" or not (said[-1].content.strip() or said[-1].more):
         raise RowError(f"the column '{name}' does not end with a message of the assistant")
     return said[-1].content
@@ -237,7 +238,7 @@ BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*(\{)|\s+([^\s${}][^\n$]*))")
 
 
 def boxed(solution: str) -> str | None:
-    r"""What the last `\boxed{...}` of a solution holds, braces balanced."""
+    r"""The content of the last `\boxed{...}` of a solution, with balanced braces."""
     boxes = list(BOX.finditer(solution))
     if not boxes:
         return None

@@ -21,7 +21,7 @@ BUILT_IN = (ARITHMETIC, HIGHER_LOWER)
 
 
 class HubName(NamedTuple):
-    """A dataset of the hub and the configuration that is meant when none is given."""
+    """A hub dataset and its default configuration."""
 
     path: str
     config: str | None = None
@@ -61,9 +61,9 @@ def rows_of(options: SourceOptions) -> list[Row]:
 
 
 def stream_rows(options: SourceOptions, *, streamed: bool = False) -> Iterator[Row]:
-    """All rows of a source that is not the built-in generator; never none.
+    """All rows of a source that is not the built-in generator; there is at least one.
 
-    Files are read piece by piece. A dataset of the hub is downloaded first, unless it is `streamed`.
+    Files are read in pieces. A hub dataset is downloaded first, unless it is `streamed`.
     """
     files = files_of(options)
     source_rows = (row for file in files for row in read_file(file)) if files else _made_or_hub(options, streamed)
@@ -82,7 +82,7 @@ def _made_or_hub(options: SourceOptions, streamed: bool) -> Iterator[Row]:
 
 
 def files_of(options: SourceOptions) -> list[Path]:
-    """The files of a source on this disk; none where it is built in or a dataset of the hub."""
+    """The files of a local source; empty if it is built in or a hub dataset."""
     if options.source in BUILT_IN:
         return []
     path = Path(options.source).expanduser()
@@ -100,7 +100,7 @@ def files_of(options: SourceOptions) -> list[Path]:
 
 
 def check_files(options: SourceOptions) -> None:
-    """Refuse a source on this disk that is not there; what is made up or lies on the hub is not looked for."""
+    """Refuse a local source that does not exist; built-in sources and hub datasets are not checked."""
     files_of(options)
 
 
@@ -116,14 +116,15 @@ def _neighbour(path: Path) -> str:
 
 
 def _check_split(path: Path, split: str) -> None:
-    """A file that tells no splits is read whole, whatever the split is called; but not under a misspelt name."""
+    """A file without split names is read whole, whatever split is asked for; but refuse a misspelt split."""
     close = get_close_matches(split, SPLITS, n=1, cutoff=0.7)
     if close and split not in SPLITS:
         raise UserError(f"there is no split '{split}'", file=path, fix=f"did you mean '{close[0]}'?")
 
 
 def _files_in(folder: Path, options: SourceOptions) -> list[Path]:
-    """The data files of a folder, in order; only those of the split and configuration where names tell them apart."""
+    """The data files of a folder, in order; only those of the split and configuration, if their names tell them
+    apart."""
     if (folder / SAVED_SPLITS).is_file():
         return _saved_files(folder, options.part.split)
     named = _splits_in(folder, options)
@@ -149,7 +150,7 @@ def _saved_files(folder: Path, split: str) -> list[Path]:
 
 
 def _splits_in(folder: Path, options: SourceOptions) -> dict[Path, set[str]]:
-    """The data files of a folder, or of one configuration, in order, and the splits that their names tell."""
+    """The data files of a folder, or of one configuration, in order, and the splits that their names indicate."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and _is_data(path.relative_to(folder)))
     if not files:
         raise UserError("this folder holds no data files", file=folder, fix=f"it needs one of {', '.join(SUFFIXES)}")
@@ -161,7 +162,7 @@ def _splits_in(folder: Path, options: SourceOptions) -> dict[Path, set[str]]:
 
 
 def files_of_no_split(options: SourceOptions) -> list[Path]:
-    """Data files of a folder that are left out because other names tell a split and theirs tell none."""
+    """Data files of a folder that are left out because other names indicate a split and theirs do not."""
     folder = Path(options.source).expanduser()
     named = _splits_in(folder, options) if folder.is_dir() and not (folder / SAVED_SPLITS).is_file() else {}
     return [path for path, words in named.items() if not words] if any(named.values()) else []

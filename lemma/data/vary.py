@@ -1,8 +1,8 @@
-"""The same problem with other numbers: question, working and answer of a row with calculator marks, kept consistent.
+"""The same problem with other numbers: question, working and answer of a row with calculator marks stay consistent.
 
-New numbers are drawn for the question, every result is computed again, and a draw is kept where all that held of the
-old numbers holds of the new. Many draws are looked at together in floating point; those that pass are computed again in
-fractions, written, and checked from their own text.
+New numbers are drawn for the question, every result is recomputed, and a draw is kept if everything that held for the
+old numbers holds for the new ones. Many draws are tested together in floating point; those that pass are recomputed in
+fractions, written out, and checked by parsing their own text.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from lemma.data.readers import Item
 from lemma.data.roles import NumberPlace, Plan, Symbol, Template, Unclear, decimals_of, plan_of
 
 ORIGIN = "varied_from"
-"""Where a varied problem keeps the id of the one it was made from."""
+"""Key in `extra` under which a varied problem keeps the id of its original."""
 DRAWS = (256, 4096, 16384)
-"""How many draws are looked at together; more where fewer gave too few."""
+"""How many draws are tested together; more if too few pass."""
 FEW = 2048
-"""Where there are no more combinations than this, all are looked at."""
+"""With at most this many combinations, all are tested."""
 ENOUGH = 10
-"""With so many numbers of as many digits as the old one, only those are drawn."""
+"""If at least this many values have as many digits as the old one, only those are drawn."""
 STEPS = 10_000
-"""The most values that a number may take."""
+"""Maximum number of values that a number may take."""
 NEAR = 1e-6
 VARIED = re.compile(r"~\d+$")
 """How the id of a varied problem ends."""
 TOO_LONG = re.compile(r"\d(?:,?\d){11}")
-"""Numbers beyond what floating point tells apart."""
+"""Numbers that floating point can no longer tell apart."""
 
 
 def vary(item: Item, count: int, seed: int) -> list[Demonstration]:
-    """Up to `count` different problems like this one, with other numbers and their solutions; none of a row that has no
-    calculator marks, or where it is not certain what each number stands for.
+    """Up to `count` different problems like this one, with other numbers and their solutions; none if the row has no
+    calculator marks, or if it is not certain what each number stands for.
 
-    They depend on the row's content and on the seed, and a smaller count gives the first of a larger one.
+    They depend on the row's content and the seed; a smaller count gives the first ones of a larger count.
     """
     if not isinstance(item, Demonstration) or item.answer is None or item.problem.golds != (item.answer,):
         return []
@@ -80,12 +80,12 @@ def vary(item: Item, count: int, seed: int) -> list[Demonstration]:
 
 
 def origin_of(problem_id: str) -> str:
-    """The id of the problem that one was made from, by its id alone; of any other problem its own."""
+    """The id of the original of a varied problem, from its id alone; any other problem's own id."""
     return VARIED.sub("", problem_id)
 
 
 def unmarked(item: Item) -> Item:
-    """The item without calculator marks, in what it shows to imitate and in a teacher's traces."""
+    """The item without calculator marks, in its solution and in a teacher's traces."""
     problem = item if isinstance(item, Problem) else item.problem
     problem = replace(problem, traces=tuple(map(without_marks, problem.traces))) if problem.traces else problem
     if isinstance(item, Problem):
@@ -96,7 +96,7 @@ def unmarked(item: Item) -> Item:
 
 
 def _draws(plan: Plan, seed: int, name: str) -> Iterator[list[Exact]]:
-    """Values of all symbols, one list per draw that passes; exact."""
+    """Exact values of all symbols, one list per draw that passes."""
     domains = [_domain(symbol) for symbol in plan.symbols[: plan.given]]
     units = [unit for _, unit in domains]
     seen: set[tuple[int, ...]] = set()
@@ -116,7 +116,8 @@ def _draws(plan: Plan, seed: int, name: str) -> Iterator[list[Exact]]:
 
 
 def _places(sizes: list[int], seed: int, name: str) -> Iterator[list[np.ndarray]]:
-    """Places in domains of these sizes, many draws together: all there are, in a drawn order, or more and more."""
+    """Indices into domains of these sizes, in batches of draws: all combinations in random order, or ever larger
+    batches."""
     room = math.prod(sizes)
     if room < 2:
         return
@@ -173,7 +174,7 @@ def _unit(symbol: Symbol, places: int) -> Fraction:
 
 
 def _sounds_open(value: Exact) -> bool:
-    """Whether `an` stands before a number."""
+    """Whether a number takes `an` instead of `a`."""
     text = str(int(value))
     return text[0] == "8" or (text[:2] in ("11", "18") and len(text) % 3 == 2)
 
@@ -190,7 +191,7 @@ def _computed(plan: Plan, given: list[Any]) -> list[Any] | None:
 
 
 def _passing(plan: Plan, columns: list[np.ndarray], units: list[Fraction]) -> list[int]:
-    """The draws that keep, in floating point, what `_fits` asks for in fractions; in their order."""
+    """The draws that pass, in floating point, what `_fits` checks in fractions; in order."""
     rows = np.arange(len(columns[0]))
     values: list[Any] = [column * float(unit) for column, unit in zip(columns, units, strict=True)]
     rows, values = _kept(rows, values, _in_order(plan, values, range(plan.given)))
@@ -220,7 +221,7 @@ def _kept(rows: np.ndarray, values: list[Any], keep: Any) -> tuple[np.ndarray, l
 
 
 def _allowed(symbol: Symbol, values: np.ndarray) -> np.ndarray:
-    """Whether a computed value is of the kind that it was: whole, none, one, several, below 1, within its limit."""
+    """Whether a computed value is of the same kind as before: whole, zero, one, several, below 1, within its limit."""
     old = float(symbol.value)
     scaled = values * 10 ** decimals_of(symbol.value)
     keep = np.abs(scaled - np.round(scaled)) < NEAR
@@ -236,7 +237,7 @@ def _allowed(symbol: Symbol, values: np.ndarray) -> np.ndarray:
 
 
 def _in_order(plan: Plan, values: list[Any], places: Any) -> Any:
-    """Whether what was smaller is smaller still; percents are compared with percents only."""
+    """Whether the order of values is unchanged; percentages are compared only with percentages."""
     keep: Any = True
     for percent in (False, True):
         chosen = [place for place in places if plan.symbols[place].percent == percent]
@@ -248,7 +249,7 @@ def _in_order(plan: Plan, values: list[Any], places: Any) -> Any:
 
 
 def _fits(plan: Plan, values: list[Exact]) -> bool:
-    """The same in fractions, for one draw, since floating point may have been wrong about it."""
+    """The same in fractions, for one draw, because floating point may be wrong about it."""
     for symbol, value in zip(plan.symbols, values, strict=True):
         if value < 0 or 10 ** decimals_of(symbol.value) % value.denominator:
             return False
@@ -256,7 +257,7 @@ def _fits(plan: Plan, values: list[Exact]) -> bool:
 
 
 def written(template: Template, values: list[Exact]) -> str:
-    """A text with these values of its symbols."""
+    """A text with these values filled in."""
     return "".join(piece if isinstance(piece, str) else _number(values[piece.symbol], piece) for piece in template)
 
 
