@@ -1,8 +1,8 @@
 """What an algorithm is: options, advantages for groups of samples, and an objective for their tokens.
 
 Each is one small file that puts together pieces of `lemma.algorithms.parts` and `lemma.objectives`. The learner and the
-loop treat them all alike: what they need to know about an algorithm, they ask it here. Nothing here imports torch when
-a recipe is validated.
+loop treat them all alike: everything they need to know about an algorithm is asked through this interface. Nothing here
+imports torch when a recipe is validated.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class Memory:
-    """What an algorithm remembers between steps: numbers by name, such as the weight of an adaptive penalty, which are
-    logged with the metrics, and `inner` ones, such as the moments behind it, which are not."""
+    """The state of an algorithm between steps: `numbers`, such as the weight of an adaptive penalty, which are logged
+    with the metrics, and `inner` ones, such as the optimiser moments behind it, which are not."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, float] = {}
@@ -38,7 +38,7 @@ class Memory:
 
 
 class Algorithm(Options):
-    """What every algorithm has: how many samples it takes of a problem, and how often they are used."""
+    """What every algorithm has: the number of samples per problem, and how often they are used."""
 
     name: str = ""
     """Which algorithm."""
@@ -58,13 +58,13 @@ class Algorithm(Options):
         raise AssertionError("an algorithm defines its objective")
 
     def value_objective(self) -> Objective:
-        """The loss of the value model, where there is one."""
+        """The loss of the value model, if there is one."""
         raise AssertionError("an algorithm with a critic defines its objective")
 
     # --- what the loop calls -----------------------------------------------------------------------------------
 
     def assign(self, groups: Sequence[Group], memory: Memory) -> None:
-        """Write `advantage` (and what else the objective needs) into the token fields of every trajectory.
+        """Write `advantage` (and anything else the objective needs) into the token fields of every trajectory.
 
         These are all groups of the step, on every rank.
         """
@@ -75,10 +75,10 @@ class Algorithm(Options):
         return bool(np.any(self.advantages([rewards_of(group)])[0] != 0))
 
     def observe(self, metrics: Mapping[str, float], memory: Memory) -> None:
-        """Look at the metrics of a step; controllers change what they remember here."""
+        """Look at the metrics of a step; this is where controllers update their state."""
 
     def prefix_lengths(self, trace_tokens: int, *, seed: int, step: int, problem_id: str) -> list[int]:
-        """How many tokens of a teacher's trace begin each of the samples; all of them: nothing is generated."""
+        """How many tokens of a teacher's trace begin each of the samples; if all of them, nothing is generated."""
         return [0] * self.group_size
 
     # --- what the loop asks ------------------------------------------------------------------------------------
@@ -86,9 +86,10 @@ class Algorithm(Options):
     needs_critic: ClassVar[bool] = False
     """Whether a value model learns in addition to the policy."""
     compares: ClassVar[bool] = True
-    """Whether the samples of a problem are compared with each other, so that one reward for all teaches nothing."""
+    """Whether the samples of a problem are compared with each other, so that equal rewards teach nothing."""
     replaces_dead: ClassVar[int] = 0
-    """Maximum of further rounds of generation that replace groups without advantages, where the stage does not say."""
+    """Maximum number of further rounds of generation that replace groups without advantages, unless the stage sets
+    it."""
 
     @property
     def updates(self) -> int:
@@ -97,17 +98,18 @@ class Algorithm(Options):
 
     @property
     def needs_old(self) -> bool:
-        """Whether the batch is scored before its first update; used once, current and old are the same."""
+        """Whether the batch is scored before its first update; if it is used only once, current and old are the
+        same."""
         return self.updates > 1
 
     @property
     def needs_reference(self) -> bool:
-        """Whether log-probabilities under the reference model are wanted."""
+        """Whether log-probabilities under the reference model are needed."""
         return False
 
     @property
     def needs_dead_groups(self) -> bool:
-        """Whether a group without advantages carries a gradient all the same."""
+        """Whether a group without advantages has a gradient nevertheless."""
         return False
 
     @property
@@ -139,22 +141,23 @@ class Algorithm(Options):
 
     @property
     def needs_truncated(self) -> str:
-        """The option that needs samples which were cut off, and so refuses `truncated: mask`; empty: there is none."""
+        """Name of the option that needs truncated samples, and so refuses `truncated: mask`; empty if there is none."""
         return ""
 
     @property
     def reward_weights(self) -> Mapping[str, float]:
-        """The weight of each reward, where the algorithm and not the stage weighs them."""
+        """The weight of each reward, if the algorithm rather than the stage weights them."""
         return {}
 
     @property
     def ratio_level(self) -> Level:
-        """Whose ratio the loss sees: of a token, of a turn or trajectory as a product, of a sequence as a mean."""
+        """Level of the ratio in the loss: a token's own, a product over a turn or trajectory, or a geometric mean over
+        a sequence."""
         return "token"
 
     @property
     def gives_entropy_bonus(self) -> bool:
-        """Whether the loss pays for entropy."""
+        """Whether the loss has an entropy bonus."""
         return False
 
     @property
@@ -164,5 +167,5 @@ class Algorithm(Options):
 
     @property
     def advice_for_dead_groups(self) -> str:
-        """What to change where rewards vary and groups are dead all the same; empty: nothing of this algorithm."""
+        """What to change if rewards vary and groups are dead nevertheless; empty if it is not up to this algorithm."""
         return ""

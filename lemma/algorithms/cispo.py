@@ -1,4 +1,4 @@
-"""CISPO (MiniMax, 2025): the weight is cut and not the token, so that rare, decisive tokens keep their gradient.
+"""CISPO (MiniMax, 2025): the weight is clipped and not the token, so that rare but decisive tokens keep their gradient.
 
 A = (R - mean of the group) / (deviation of the group + epsilon)
 loss = - mean over all tokens of min(r, cap) A log p, without a gradient through min(r, cap)

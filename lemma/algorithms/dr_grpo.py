@@ -1,4 +1,5 @@
-"""Dr. GRPO (Liu et al., 2025): GRPO without its two biases, the deviation and the length of a sample.
+"""Dr. GRPO (Liu et al., 2025): GRPO without its two biases, the division by the standard deviation and by a sample's
+length.
 
 A = R - mean of the group
 loss = - mean over samples of the sum over their tokens of min(r A, clip(r) A) / constant

@@ -1,8 +1,9 @@
-"""Expert iteration, or rejection-sampling fine-tuning: sample, keep what is right, imitate it (Anthony et al., 2017).
+"""Expert iteration, or rejection-sampling fine-tuning: sample, keep the right answers, imitate them (Anthony et al.,
+2017).
 
     loss = - mean over the tokens of right samples of log p
 
-Nothing is weighted and nothing is a ratio; a batch may be used several times."""
+There are no weights and no ratios; a batch may be used several times."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ class ExpertIteration(Algorithm):
         )
 
     def assign(self, groups: Sequence[Group], memory: Memory) -> None:
-        """Samples that are not kept lose their tokens: they are neither computed nor counted."""
+        """Samples that are not kept are masked: they are neither computed nor counted."""
         for group in groups:
             kept = {id(trajectory) for trajectory in self.kept(group)}
             for trajectory in group.trajectories:

@@ -3,7 +3,7 @@
     A = (R - mean of the group) / (deviation of the group + epsilon)
     loss = - mean over samples of the mean over their tokens of min(r A, clip(r) A)
 
-Options make it the algorithms next to it: BNPO is `normalise: token`; LUSPO is `ratio: sequence`, `normalise: constant`
+Options turn it into related algorithms: BNPO is `normalise: token`; LUSPO is `ratio: sequence`, `normalise: constant`
 and `constant: 1`; SAPO and VESPO are gains. `each_reward` is GDPO: several rewards, each normalised by itself.
 """
 

@@ -1,4 +1,4 @@
-"""GSPO (Zheng et al., 2025): the ratio belongs to the sample, as rewards do.
+"""GSPO (Zheng et al., 2025): the ratio is per sample, as rewards are.
 
 A = (R - mean of the group) / (deviation of the group + epsilon)
 loss = - mean over samples of min(r A, clip(r) A), with r the geometric mean of the ratios of a sample's tokens

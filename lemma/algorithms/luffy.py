@@ -3,8 +3,8 @@
     A = R - mean of the group, the traces included
     loss = - sum over tokens of A r, or of A p / (p + gamma) for a teacher's, / constant  -  entropy x mean entropy
 
-A teacher's tokens have no ratio to an old policy; their probability, reshaped so that unlikely tokens are learnt too,
-takes its place, and nothing clips it.
+A teacher's tokens have no ratio to an old policy. Their probability under the policy takes its place, reshaped so that
+unlikely tokens are learnt too, and is not clipped.
 """
 
 from __future__ import annotations

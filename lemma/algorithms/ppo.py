@@ -1,11 +1,11 @@
-"""PPO (Schulman et al., 2017) for language models: a critic says what was to be expected, token by token.
+"""PPO (Schulman et al., 2017) for language models: a critic predicts the return at every token.
 
     reward of a token = score of the sample, or pay of the turn, on its last one, less kl x KL to the reference on each
     A = generalised advantage estimate (gamma, lam) against the critic's values, whitened over the batch
     loss = - mean over all tokens of min(r A, clip(r) A)
 
-Unlike the textbook: the critic is a model of its own with its own optimiser, the value after the last token is 0, also
-where a sample was cut off, and time runs over chosen tokens alone, through all trajectories of an episode.
+Unlike the textbook: the critic is a separate model with its own optimiser; the value after the last token is 0, even if
+a sample was cut off; and time runs over chosen tokens only, through all trajectories of an episode.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Ppo(CriticOptions, RewardKlOptions, ClipOptions, PolicyGradient):
         return True
 
     def assign(self, groups: Sequence[Group], memory: Memory) -> None:
-        """`advantage` and `return` of every token, from `value`, and for a KL in the reward `old` and `reference`."""
+        """`advantage` and `return` of every token, from `value`, and, for a KL in the reward, from `old` and
+        `reference`."""
         episodes = [episode for group in groups for episode in group.episodes]
         kl_BT = kl_of_tokens(episodes, self.kl_estimator) if self.kl_in_reward else None
         goals = targets(episodes, kl_BT, memory.numbers.get("kl_weight", self.kl), self, self.compat)

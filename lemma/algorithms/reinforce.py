@@ -4,8 +4,9 @@
     loss = - mean over samples of the mean over their tokens of A log p
 
 Nothing corrects for older samples, so each batch is used for one update. With `whiten` the advantages are those of
-REINFORCE++ (Hu, 2025). Where an environment pays for single turns, a token is worth what this turn and later ones are
-paid; with the group's mean as the baseline, each turn's pay is compared with that of the group's turns of its number.
+REINFORCE++ (Hu, 2025). If an environment rewards single turns, a token's return is the reward of this turn and later
+ones; with the group's mean as the baseline, each turn's reward is compared with those of the group's turns with the
+same number.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""From the rewards of groups to advantages, on flat arrays: one row per trajectory, with the number of its group.
+"""Advantages from the rewards of groups, on flat arrays: one row per trajectory, with the number of its group.
 
-A row that could not be scored (NaN) has advantage 0 and enters no statistics. So has every row of a group whose
-rewards are all the same, and of a group of one, which has nothing to be compared with.
+A row without a score (NaN) has advantage 0 and is left out of all statistics. Every row of a group whose rewards are
+all the same has advantage 0 too, as does a group of one, which has nothing to compare with.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ Baseline = Literal["none", "mean", "leave_one_out"]
 Scale = Literal["none", "group", "batch"]
 
 SAME = 1e-9
-"""Rewards that differ by less than this, relative to the largest of them or to 1, count as equal: sums taken in another
-order differ by that much."""
+"""Rewards that differ by less than this, relative to the largest of them or to 1, count as equal: summing in another
+order causes differences of this size."""
 
 
 def total_rewards(rewards_RK: Any, weights_K: Sequence[float] | None = None) -> np.ndarray:
-    """The weighted sum of the K rewards of each row, leaving out those that are missing; NaN where all are."""
+    """The weighted sum of the K rewards of each row, ignoring missing ones; NaN if all are missing."""
     table = as_rewards(rewards_RK)
     assert table.ndim == 2
     weights = np.ones(table.shape[1]) if weights_K is None else np.asarray(weights_K, dtype=np.float64)
@@ -46,12 +46,12 @@ def group_advantages(
 ) -> np.ndarray:
     """Advantages (R,): (reward - baseline of its group) / (standard deviation + epsilon).
 
-    `baseline`: nothing, the `mean` of the group, or the mean of the other rows (`leave_one_out`). `scale`: not at all,
-    or by the deviation of the `group` or of the whole `batch`; `unbiased` divides by one row less. `counted_R` marks
-    the rows that statistics are made of (all of them, if None); what differs within a group of which the counted rows
-    are all the same is not scaled.
+    `baseline`: nothing, the `mean` of the group, or the mean of the other rows (`leave_one_out`). `scale`: none, or the
+    standard deviation of the `group` or of the whole `batch`; `unbiased` divides by one row less. `counted_R` marks the
+    rows that enter the statistics (all of them, if None); if the counted rows of a group are all the same, its other
+    rows are not scaled.
 
-    `compat`: in a group with one counted row the baseline is 0, as in the original of GRPO for large models.
+    `compat`: in a group with one counted row the baseline is 0, as in the original GRPO code for large models.
     """
     rewards = as_rewards(rewards_R)
     scored = ~np.isnan(rewards)
@@ -72,7 +72,7 @@ def group_advantages(
 
 
 def divisor(rewards: np.ndarray, epsilon: float, unbiased: bool = True) -> float:
-    """What scaled advantages are divided by; rewards that are all the same have no deviation, and 1 in its place."""
+    """What scaled advantages are divided by; for rewards that are all the same, 1 stands in for the deviation."""
     return (_deviation(rewards, unbiased) or 1.0) + epsilon
 
 
@@ -81,7 +81,7 @@ def summed_advantages(
 ) -> np.ndarray:
     """Each of K rewards normalised within its group, then summed by weight, then normalised over the batch (GDPO).
 
-    Rewards of different size then count as their weights say.
+    Rewards of different scales then count according to their weights.
     """
     table = as_rewards(rewards_RK)
     columns = [group_advantages(column, groups_R, scale="group", epsilon=epsilon) for column in table.T]
@@ -90,9 +90,10 @@ def summed_advantages(
 
 
 def standardised(values_R: Any, *, epsilon: float = 1e-4) -> np.ndarray:
-    """Values less their mean, over their standard deviation, of the whole batch; NaN becomes 0 and does not count.
+    """Values minus their mean, divided by their standard deviation, over the whole batch; NaN becomes 0 and does not
+    count.
 
-    A mean that is 0 but for rounding is 0, so that advantages of 0 stay exactly that.
+    A mean that is 0 up to rounding is taken as 0, so that advantages of 0 stay exactly 0.
     """
     values = as_rewards(values_R)
     scored = values[~np.isnan(values)]
@@ -102,7 +103,7 @@ def standardised(values_R: Any, *, epsilon: float = 1e-4) -> np.ndarray:
 
 
 def is_large(advantages: np.ndarray, least: float, positive_only: bool = False) -> np.ndarray:
-    """Which advantages are at least `least` in size or, `positive_only`, in value: those that LOOP keeps."""
+    """Which advantages LOOP keeps: those of at least `least` in absolute value or, with `positive_only`, in value."""
     return (advantages if positive_only else np.abs(advantages)) >= least
 
 
@@ -119,7 +120,7 @@ def _baseline(rewards: np.ndarray, mine: np.ndarray, inside: np.ndarray, kind: B
     values = rewards[inside]
     if kind == "none":
         return np.zeros(len(mine))
-    if _same(values):  # the mean of equal numbers may differ from them by a rounding
+    if _same(values):  # the mean of equal numbers may differ from them by rounding
         return np.where(np.isin(mine, inside), rewards[mine], values[0])
     if kind == "mean":
         return np.full(len(mine), values.mean())

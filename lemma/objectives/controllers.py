@@ -1,4 +1,4 @@
-"""Weights that follow what is measured: of the KL penalty, of the entropy bonus. Their state is numbers by name."""
+"""Adaptive weights of the KL penalty and the entropy bonus. Their state is a dictionary of numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class AdaptiveKl:
 
 @dataclass(frozen=True)
 class AdamScalar:
-    """One step of AdamW on a single number, as torch takes it."""
+    """One step of AdamW on a single number, as in torch."""
 
     mean: float = 0.0
     square: float = 0.0
@@ -57,9 +57,9 @@ class AdamScalar:
 
 
 class LearnedEntropy:
-    """The weight alpha of the entropy bonus, learnt so that the entropy stays near `target`.
+    """The weight alpha of the entropy bonus, trained to keep the entropy near `target`.
 
-    log alpha descends (mean entropy - target) x alpha with AdamW; `limit` caps alpha, and where it does there is no
+    AdamW minimises (mean entropy - target) x alpha over log alpha; `limit` caps alpha, and at the cap there is no
     gradient.
     """
 

@@ -1,7 +1,7 @@
-"""What PPO learns towards: rewards with a KL penalty, generalised advantage estimates, whitening.
+"""PPO's targets: rewards with a KL penalty, generalised advantage estimates, whitening.
 
-Plain numpy: these numbers are constants of an update. Time is the last axis; a rectangle of padded rows and a single
-sequence are treated alike. Shapes: B sequences, T tokens.
+Plain numpy: these numbers are constants of an update. Time is the last axis; padded rows and a single sequence are
+treated alike. Shapes: B sequences, T tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def gae(
 ) -> tuple[Array, Array]:
     """Generalised advantage estimates, and returns (advantage plus value), along the last axis.
 
-    Nothing comes after the last token. `goes_on` is 0 where nothing comes after a token before the end either.
+    Nothing follows the last token. `goes_on` is 0 at any earlier token that nothing follows either.
     """
     on = np.ones_like(values) if goes_on is None else goes_on
     advantages = np.zeros_like(values)
@@ -37,7 +37,7 @@ def gae(
 
 
 def returns_to_go(rewards: Array, mask: Array, gamma: float = 1.0) -> Array:
-    """Discounted sum of this and all later rewards, beginning again at 0 where the mask is 0."""
+    """Discounted sum of this and all later rewards, reset to 0 where the mask is 0."""
     returns = np.zeros_like(rewards)
     later = np.zeros_like(rewards[..., 0])
     for t in reversed(range(rewards.shape[-1])):
@@ -49,8 +49,8 @@ def returns_to_go(rewards: Array, mask: Array, gamma: float = 1.0) -> Array:
 def whiten(values: Array, mask: Array | None = None, *, shift_mean: bool = True) -> Array:
     """Values divided by their standard deviation (unbiased), about 0 or, without `shift_mean`, about their mean.
 
-    Mean and deviation are of what the mask lets through; they are applied to everything. A single value has no
-    deviation and stays as it is (0 where the mean is shifted away).
+    Mean and deviation are computed within the mask and applied to everything. A single value has no deviation and is
+    left unscaled (0 if the mean is subtracted).
     """
     kept = values if mask is None else values[mask.astype(bool)]
     count = kept.size
@@ -69,12 +69,12 @@ def kl_penalties(logprobs: Array, reference: Array, kind: KlKind = "k1") -> Arra
 
 
 def rewards_with_kl(scores: Array, kl: Array, coefficient: float) -> Array:
-    """Rewards of tokens, less a KL penalty for each of them."""
+    """Token rewards minus a KL penalty for each token."""
     return scores - coefficient * kl
 
 
 def padded(parts: Sequence[Array]) -> tuple[Array, Array]:
-    """Sequences as rows that begin alike, with 0 behind them; and a mask of what is theirs."""
+    """Sequences as rows padded with 0 on the right, and a mask of the real entries."""
     lengths = np.array([len(part) for part in parts], dtype=np.int64)
     mask = np.arange(max([1, *lengths])) < lengths[:, None]
     rows = np.zeros(mask.shape)
@@ -85,7 +85,7 @@ def padded(parts: Sequence[Array]) -> tuple[Array, Array]:
 def scores_by_end(
     scores: Array, ended: Array, *, missing_score: float | None = None, missing_penalty: float | None = None
 ) -> Array:
-    """Scores in which a response that did not end has `missing_score`, or loses `missing_penalty`."""
+    """Scores in which a response without an end gets `missing_score`, or loses `missing_penalty`."""
     if missing_score is not None:
         scores = np.where(ended, scores, missing_score)
     if missing_penalty is not None:
@@ -95,7 +95,7 @@ def scores_by_end(
 
 @dataclass(frozen=True)
 class TokenTargets:
-    """What PPO's policy and critic learn towards, padded rows throughout; 0 outside the masks."""
+    """The targets of PPO's policy and critic, all as padded rows; 0 outside the masks."""
 
     value_mask: Array
     rewards: Array
@@ -118,11 +118,11 @@ def token_targets(
     lam: float,
     paid: Array | None = None,
 ) -> TokenTargets:
-    """From the scores (B,) of responses, and the KL and value (B, T) of their tokens, to PPO's targets.
+    """PPO's targets from the scores (B,) of responses and the KL and value (B, T) of their tokens.
 
-    Each row of the mask `response` is 1 from its beginning to its end. The score stands `on` the last token, or one
-    place `after` it where the row has room; the value of that place then counts too. `paid` (B, T) are rewards of
-    tokens in addition to it.
+    Each row of the mask `response` is 1 from its beginning to its end. The score goes `on` the last token, or one
+    position `after` it if the row has room; that position's value then counts too. `paid` (B, T) are additional token
+    rewards.
     """
     rows, width = response.shape
     last = response.sum(-1) - 1

@@ -14,7 +14,7 @@ from lemma.objectives.policy_mismatch import mismatch
 class NegativeLogLikelihood:
     """-sum log p, divided as `normalise` says (normalise.py).
 
-    Of a policy's own samples, which have a `behaviour`, the metrics say how far the engine and the learner are apart.
+    For a policy's own samples, which have a `behaviour`, the metrics measure how far engine and learner are apart.
     """
 
     normalise: Normalise = "token"

@@ -1,4 +1,4 @@
-"""What LUFFY does to advantages: whose rewards make the baseline, and how a teacher's tokens count."""
+"""LUFFY's advantages: whose rewards form the baseline, and how a teacher's tokens count."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def mixed_advantages(
     """Advantages (R,) of groups in which some rows (`off_R`) come from a teacher.
 
     `group` takes mean and deviation over all rows (the original's `grpo`), `on_policy` over the policy's own rows
-    (`grpo_split`) and applies them to all. A group without a row to make them of has advantage 0.
+    (`grpo_split`) and applies them to all. A group without any such row has advantage 0.
     """
     counted = None if statistics == "group" else ~np.asarray(off_R, dtype=bool)
     scale: Literal["group", "none"] = "group" if use_std else "none"

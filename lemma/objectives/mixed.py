@@ -22,27 +22,27 @@ TARGET_EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class Compat:
-    """The literal scale of the original, in which a pack is a micro-batch: the policy term is a sum over `constant`, or
-    a mean over the tokens of the pack; every other term is a mean over the pack; all are divided by `accumulation`.
-    The loss then depends on the packing."""
+    """The original's own normalisation, in which a pack is a micro-batch: the policy term is a sum over `constant`, or
+    a mean over the tokens of the pack; every other term is a mean over the pack; all are divided by `accumulation`. The
+    loss then depends on the packing."""
 
     accumulation: int = 1
 
 
 @dataclass(frozen=True)
 class MixedPolicyLoss:
-    """Policy gradient with a teacher's tokens. Reads the token fields `advantage`, and where they are there `off` (1
-    for a teacher's token), `old`, `reference`, `behaviour` and `target_prob`.
+    """Policy gradient with a teacher's tokens. Reads the token fields `advantage` and, if present, `off` (1 for a
+    teacher's token), `old`, `reference`, `behaviour` and `target_prob`.
 
-    A token of the policy has the loss -gain(r, A), with r its ratio as the `on_shape` makes it; a token of the teacher
-    has -A f(p), never clipped, with f the `off_shape`, or p / target_prob where that is given, kept within
-    [off_min, off_max]. Tokens more likely than `skip_above` are left out.
+    A token of the policy has the loss -gain(r, A), with r its ratio reshaped by `on_shape`; a token of the teacher has
+    -A f(p), never clipped, with f the `off_shape`, or p / target_prob if that is given, clamped to [off_min, off_max].
+    Tokens more likely than `skip_above` are left out.
 
     With `sft` set, sequences with any token of a teacher have the loss -sft log p instead.
 
     The policy term and the `sft` term are divided as `normalise` says (normalise.py); entropy and KL are means over all
-    trained tokens of the step. `ratio_kl` weighs |mean of log old / current|, and `entropy_target` scales the entropy's
-    weight by target / mean entropy: both look at the whole batch.
+    trained tokens of the step. `ratio_kl` weights |mean of log old / current|, and `entropy_target` scales the
+    entropy's weight by target / mean entropy: both look at the whole batch.
     """
 
     surrogate: Surrogate = field(default_factory=Unclipped)
@@ -96,9 +96,9 @@ class MixedPolicyLoss:
         return _TokenLosses(loss_N, clipped_N, ratio_N.detach(), raw_N.detach())
 
     def _on_policy(self, terms: Terms, tokens: _Tokens) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss of each token as if the policy had chosen it, and 1 where it is held back."""
+        """The loss of each token as if the policy had sampled it, and 1 where it is clipped."""
         old_N = tokens.old_N
-        if self.compat is None:  # where the result is not used it must not overflow either
+        if self.compat is None:  # must not overflow even where the result is not used
             old_N = torch.where(tokens.off_N > 0, tokens.logprobs_N.detach(), old_N)
         ratio_N = self.on_shape.of_ratio(tokens.logprobs_N, old_N)
         loss_N = -self.surrogate.gain(ratio_N, tokens.logprobs_N, tokens.advantage_N)
@@ -110,7 +110,7 @@ class MixedPolicyLoss:
         return loss_N, clipped_N
 
     def _off_policy(self, tokens: _Tokens) -> tuple[torch.Tensor, torch.Tensor]:
-        """The weight of each token as if a teacher had chosen it, after and before the clamps."""
+        """The weight of each token as if a teacher had sampled it, after and before clamping."""
         if tokens.target_prob_N is None:
             ratio_N = self.off_shape.of_probability(tokens.logprobs_N)
         else:
@@ -126,7 +126,7 @@ class MixedPolicyLoss:
             return (losses_N * token_weights(terms, self.normalise, self.constant)).sum()
         if self.normalise == "constant":
             return losses_N.sum() / self.constant
-        # A pack in which no token counts is worth 0; without any token, which no step has, the original says NaN.
+        # A pack in which no token counts has loss 0; without any token, which never happens, the original gives NaN.
         return losses_N.sum() / (counted_N.sum().clamp(min=1) if len(losses_N) else counted_N.sum())
 
     def _supervised(self, terms: Terms, sft_N: torch.Tensor) -> torch.Tensor:
@@ -136,13 +136,13 @@ class MixedPolicyLoss:
         return losses_N.sum() / sft_N.sum().clamp(min=1)
 
     def _mean(self, terms: Terms, values_N: torch.Tensor) -> torch.Tensor:
-        """Over all trained tokens of the step; literally over those of the pack."""
+        """Over all trained tokens of the step; in compat mode over those of the pack."""
         if self.compat is not None:
             return values_N.mean()
         return values_N.sum() / max(terms.totals.tokens, 1.0)
 
     def _penalties(self, terms: Terms, tokens: _Tokens, metrics: dict[str, Ratio]) -> torch.Tensor:
-        """Entropy bonus, KL to the reference, and the size of the step away from the old policy."""
+        """Entropy bonus, KL to the reference, and the distance from the old policy."""
         penalty = tokens.logprobs_N.new_zeros(())
         if self.entropy:
             assert terms.entropy_N is not None
@@ -201,7 +201,7 @@ class MixedPolicyLoss:
 
 @dataclass(frozen=True)
 class _TokenLosses:
-    """Of each token: its loss, whether it was held back, and its off-policy weight after and before the clamps."""
+    """Per token: its loss, whether it was clipped, and its off-policy weight after and before clamping."""
 
     loss_N: torch.Tensor
     clipped_N: torch.Tensor
@@ -211,7 +211,7 @@ class _TokenLosses:
 
 @dataclass(frozen=True)
 class _Tokens:
-    """What the loss reads of each token, with what is absent filled in."""
+    """The per-token inputs of the loss, with defaults for absent ones."""
 
     logprobs_N: torch.Tensor
     old_N: torch.Tensor

@@ -1,4 +1,4 @@
-"""The share of each token in a loss: three divisors, each an explicit count over the whole step."""
+"""The weight of each token in a loss: three divisors, each an explicit count over the whole step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def divisors(terms: Terms, normalise: Normalise, constant: float = 1.0) -> tuple
 
 
 def token_weights(terms: Terms, normalise: Normalise, constant: float = 1.0) -> torch.Tensor:
-    """The weight (N,) of each token that makes a sum over tokens what `divisors` says."""
+    """The weight (N,) of each token such that a weighted sum over tokens is what `divisors` says."""
     of_sequence_B, of_all = divisors(terms, normalise, constant)
     ones_N = torch.ones_like(terms.logprobs_N)
     if of_sequence_B is not None:

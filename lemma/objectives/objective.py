@@ -15,7 +15,7 @@ from lemma.core.ranks import gather_over_ranks
 from lemma.core.types import Scope, Trajectory
 
 SAID = "said"
-"""The field of a trajectory that counts the trained tokens of its whole episode."""
+"""The trajectory field that counts the trained tokens of its whole episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +29,16 @@ class Totals:
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory]) -> Totals:
         tokens = sum(t.trained_tokens for t in trajectories)
-        # Trajectories of one episode, which several share where its history was rewritten, count once.
+        # Trajectories of one episode (there are several if its history was rewritten) count once.
         shared = [(t.unit, t.episode) for t in trajectories if t.episode is not None]
         sequences = len(trajectories) - len(shared) + len(set(shared))
         return cls(float(tokens), float(sequences), float(len({t.unit for t in trajectories})))
 
 
 def count_said(trajectories: Sequence[Trajectory]) -> None:
-    """Give every trajectory the number of trained tokens of its whole episode, where episodes of any rank gave several.
+    """Give every trajectory the number of trained tokens of its whole episode, if any episode on any rank gave several.
 
-    Every rank must call this alike.
+    A collective: every rank must call it.
     """
     if not any(gather_over_ranks(any(one.episode is not None for one in trajectories))):
         return
@@ -53,7 +53,7 @@ def count_said(trajectories: Sequence[Trajectory]) -> None:
 
 @dataclass(frozen=True)
 class Terms:
-    """What an objective sees of one pack (of the whole batch, where its scope is `batch`).
+    """What an objective sees of one pack (of the whole batch, if its scope is `batch`).
 
     `sequence_N` maps tokens to sequences 0..B-1, `unit_B` sequences to units; `tokens` and `fields` are the numbers
     that the algorithm attached to tokens and to sequences.
@@ -72,15 +72,15 @@ class Terms:
         return len(self.unit_B)
 
     def lengths_B(self) -> torch.Tensor:
-        """Trained tokens of each sequence, at least 1 so that a sequence without any divides nothing."""
+        """Trained tokens of each sequence, at least 1 to avoid dividing by zero."""
         return self.per_sequence(torch.ones_like(self.logprobs_N)).clamp(min=1)
 
     def said_B(self) -> torch.Tensor:
-        """Trained tokens of each sequence's whole episode, which other sequences share where history was rewritten."""
+        """Trained tokens of each sequence's whole episode, which has other sequences if history was rewritten."""
         return self.fields.get(SAID, self.lengths_B()).clamp(min=1)
 
     def turn_N(self) -> torch.Tensor:
-        """The number of each token's turn, counted over all sequences; without turns a sequence is one."""
+        """The number of each token's turn, counted over all sequences; without turns, a sequence is one turn."""
         if "turn" not in self.tokens:
             return self.sequence_N
         both = torch.stack([self.sequence_N, self.tokens["turn"].long()])
@@ -97,8 +97,8 @@ Ratio = tuple[torch.Tensor | float, torch.Tensor | float]
 
 @dataclass(frozen=True)
 class Loss:
-    """`value`, added up over packs and ranks, is the loss of the step; a metric is a sum and a count, added alike; of
-    `maxima` the largest over packs and ranks counts."""
+    """`value`, summed over packs and ranks, is the loss of the step; a metric is a sum and a count, summed the same
+    way; for `maxima`, the maximum over packs and ranks is taken."""
 
     value: torch.Tensor
     metrics: Mapping[str, Ratio] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Loss:
 
 class Objective(Protocol):
     """`scope` says what must stay together: a token needs nothing, a sequence its tokens, a pair its two sequences, a
-    batch everything (it is then evaluated once on all packs, and the packs are run twice)."""
+    batch everything (it is then evaluated once on all packs, and each pack is run twice)."""
 
     @property
     def name(self) -> str: ...

@@ -1,4 +1,4 @@
-"""The loss of policy gradients: one formula, put together from pieces that are chosen freely.
+"""The policy-gradient loss: one formula, composed of interchangeable pieces.
 
     loss = - sum w keep m gain(r, A)  +  kl sum w KL  -  entropy (mean entropy)
 
@@ -8,7 +8,7 @@
   1 / (constant x sequences of the step).
 - m is the mismatch weight (policy_mismatch.py), and `keep` leaves tokens out; both are 1 unless they are asked for.
 
-Known algorithms are points of this space:
+Known algorithms are special cases:
 
 - REINFORCE: Reinforce, and the advantages say which baseline;
 - GRPO: Clip.around(0.2), normalised by sequence; Dr. GRPO: by a constant; PPO, DAPO, BNPO: by token;
@@ -16,8 +16,8 @@ Known algorithms are points of this space:
 - RLOO, LOOP per trajectory: Clip on the ratio of a `trajectory`;
 - CISPO: CappedWeight; SAPO: SoftGate; VESPO: GammaWeight on the ratio of a `trajectory`.
 
-What it reads of each token: `advantage`, and where they are there `old` (absent: the present policy sampled),
-`reference` (needed for a KL) and `behaviour` (the sampler's log-probability).
+It reads these token fields: `advantage` and, if present, `old` (absent: the current policy sampled), `reference`
+(needed for a KL) and `behaviour` (the sampler's log-probability).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ Level = Literal["token", "turn", "sequence", "trajectory"]
 class KlTerm:
     """`weight` times an estimate of the KL to the reference.
 
-    The estimate holds for tokens of the present policy; `by_ratio` multiplies it by current / old, so that it also
-    holds for those of the old one. `limit` bounds the difference of log-probabilities.
+    The estimate is correct for tokens of the current policy; `by_ratio` multiplies it by current / old, so that it is
+    also correct for those of the old one. `limit` bounds the difference of log-probabilities.
     """
 
     weight: float
@@ -57,12 +57,12 @@ class KlTerm:
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """`level` says whose ratio it is: of each `token`; of the `turn`, as the product of its tokens' ratios; of the
-    `sequence`, as their geometric mean; or of the `trajectory`, as their product.
+    """`level` is the level of the ratio: each `token`'s own; the `turn`'s, the product of its tokens' ratios; the
+    `sequence`'s, their geometric mean; or the `trajectory`'s, their product.
 
-    `top_entropy` keeps the policy's part of the loss on this share of the batch's tokens, those of highest entropy.
+    `top_entropy` restricts the policy term to this share of the batch's tokens, those of highest entropy.
     `off_policy_limit` leaves out sequences with negative advantage whose log-probability per token fell by more.
-    `watch_entropy` asks for the entropy as a metric, where nothing else does.
+    `watch_entropy` asks for the entropy as a metric even if nothing else needs it.
     """
 
     surrogate: Surrogate = field(default_factory=lambda: Clip.around(0.2))
@@ -98,7 +98,7 @@ class PolicyLoss:
         weight_N = token_weights(terms, self.normalise, self.constant)
         metrics: dict[str, Ratio] = {}
         gain_weight_N = weight_N
-        if self.level == "trajectory":  # of an episode with several, each is an action and counts as the whole does
+        if self.level == "trajectory":  # each trajectory is an action and counts as the whole episode
             gain_weight_N = weight_N * (terms.said_B() / terms.lengths_B())[terms.sequence_N]
 
         policy_N = -self.surrogate.gain(ratio_N, logprobs_N, advantage_N)
@@ -121,7 +121,7 @@ class PolicyLoss:
         return Loss(value, metrics | self._metrics(terms, ratio_N.detach(), old_N), _maxima(terms, ratio_N, old_N))
 
     def _kept(self, terms: Terms, old_N: torch.Tensor) -> torch.Tensor | None:
-        """1 where the policy's part of the loss stays; None where it stays everywhere."""
+        """1 where the policy term is kept; None if it is kept everywhere."""
         keep_N: torch.Tensor | None = None
         if self.top_entropy < 1.0 and len(terms.logprobs_N):
             assert terms.entropy_N is not None
@@ -153,7 +153,7 @@ class PolicyLoss:
         return metrics
 
     def _share(self, terms: Terms, values_N: torch.Tensor) -> Ratio:
-        """The mean over what has a ratio of its own: tokens, turns, or sequences."""
+        """The mean over the units that have their own ratio: tokens, turns or sequences."""
         if self.level == "token":
             return _mean(values_N)
         if self.level == "turn":
@@ -175,7 +175,7 @@ def ratios(terms: Terms, old_N: torch.Tensor, level: Level) -> torch.Tensor:
 
 
 def quantile(values_N: torch.Tensor, share: float) -> torch.Tensor:
-    """As `torch.quantile`, which refuses more than 2^24 numbers; up to there, to the last bit."""
+    """Like `torch.quantile`, which refuses more than 2^24 numbers; bit-identical up to that size."""
     exact = values_N.dtype if len(values_N) <= 2**24 else torch.float64
     place = torch.tensor(share, dtype=exact) * (len(values_N) - 1)
     below, above = (values_N.kthvalue(int(x) + 1).values for x in (place.floor(), place.ceil()))
@@ -183,7 +183,7 @@ def quantile(values_N: torch.Tensor, share: float) -> torch.Tensor:
 
 
 def _summed(values_N: torch.Tensor, place_N: torch.Tensor) -> torch.Tensor:
-    """Sums over the tokens of each place."""
+    """Sums over the tokens of each index."""
     places = int(place_N.max()) + 1 if len(place_N) else 0
     return torch.zeros(places, dtype=values_N.dtype, device=values_N.device).index_add(0, place_N, values_N)
 

@@ -1,4 +1,5 @@
-"""Weights for tokens whose sampler was not quite the learner: same weights, other kernels or other precision."""
+"""Importance weights for tokens whose sampler differs slightly from the learner: same weights, but other kernels or
+another precision."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ import torch
 from lemma.objectives.objective import Terms
 
 LARGEST_LOG_RATIO = 60.0
-"""A ratio beyond exp of this has no gradient; without an end it would be infinite, and infinity times 0 is nothing."""
+"""A ratio beyond exp of this has no gradient; unbounded it could be infinite, and infinity times 0 is NaN."""
 
 
 @dataclass(frozen=True)
 class MismatchWeight:
     """old / behaviour, of each token or of each whole sequence.
 
-    Above `cap` (and below `floor`) it is cut off, or with `mask` the token or sequence is left out.
+    It is clipped to [`floor`, `cap`]; with `mask`, tokens or sequences outside are left out instead.
     """
 
     level: Literal["token", "sequence"] = "token"
@@ -38,14 +39,14 @@ class MismatchWeight:
 
 
 def spoken(terms: Terms, old_N: torch.Tensor) -> torch.Tensor:
-    """The engine's log-probability of each token among the whole vocabulary, as the learner's are: where it drew from a
-    part of it, the log of the mass it kept is taken out again. The old policy's where no engine is known."""
+    """The engine's log-probability of each token over the whole vocabulary, like the learner's: if it sampled from a
+    part of it, the log of the mass it kept is added back. Without an engine, the old policy's."""
     if "behaviour" not in terms.tokens:
         return old_N
     return terms.tokens["behaviour"] + terms.tokens.get("kept", 0.0)
 
 
 def mismatch(terms: Terms, old_N: torch.Tensor) -> torch.Tensor:
-    """Difference between what the engine and the learner say about each token that was sampled."""
+    """Absolute difference of the engine's and the learner's log-probability of each sampled token."""
     gap_N = (old_N - spoken(terms, old_N)).detach().abs()
     return gap_N * (1.0 - terms.tokens["off"]) if "off" in terms.tokens else gap_N

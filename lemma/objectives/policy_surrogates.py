@@ -1,8 +1,8 @@
-"""What a policy gains from a token: functions of the ratio of the policy to the one that sampled, and the advantage.
+"""Surrogate objectives of a token: functions of the advantage and of the ratio of the policy to the one that sampled.
 
-Each is elementwise on tensors of any shape. `gain` is maximised. `clipped` marks what the surrogate holds back, for
-the metrics; its names are `low` (an unwanted token, already rarer than before), `high` (a wanted one, more common) and
-`region` (either, or a weight that was cut whatever the advantage).
+Each is elementwise on tensors of any shape. `gain` is maximised. `clipped` marks what the surrogate clips, for the
+metrics: `low` (negative advantage, already less likely than before), `high` (positive advantage, already more likely)
+and `region` (either, or a weight that was capped whatever the advantage).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Surrogate(Protocol):
 
 @dataclass(frozen=True)
 class LogprobGain:
-    """A log p: no ratio, and so right only for tokens that the present policy sampled."""
+    """A log p: no ratio, so correct only for tokens that the current policy sampled."""
 
     def gain(self, ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
         return advantage * logprobs
@@ -44,7 +44,7 @@ class Unclipped:
 
 @dataclass(frozen=True)
 class Clip:
-    """min(r A, clip(r, low, high) A); with `cap`, r itself ends there (two-sided clipping, also where A < 0)."""
+    """min(r A, clip(r, low, high) A); with `cap`, r itself is capped (two-sided clipping, for A < 0 too)."""
 
     low: float
     high: float
@@ -73,7 +73,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class CappedWeight:
-    """min(r, cap) A log p, with no gradient through the weight (CISPO): no token loses its gradient altogether."""
+    """min(r, cap) A log p, with no gradient through the weight (CISPO): no token loses its gradient entirely."""
 
     cap: float
 
@@ -86,7 +86,7 @@ class CappedWeight:
 
 @dataclass(frozen=True)
 class SoftGate:
-    """4 / t sigmoid(t (r - 1)) A, with a temperature t for each sign of A (SAPO): clipping without an edge."""
+    """4 / t sigmoid(t (r - 1)) A, with a temperature t for each sign of A (SAPO): a smooth version of clipping."""
 
     positive: float = 1.0
     negative: float = 1.05

@@ -1,7 +1,7 @@
-"""LUFFY's reshaping of ratios and probabilities: how strongly a token pulls, given how likely it is.
+"""LUFFY's reshaping of ratios and probabilities: the weight of a token, given its probability.
 
-`p_div_p` is p / (p + gamma): its pull on the log-probability, gamma p / (p + gamma)^2, is largest at p = gamma, so that
-tokens of a teacher which the policy finds unlikely are learnt as well.
+`p_div_p` is p / (p + gamma): its gradient with respect to log p, gamma p / (p + gamma)^2, is largest at p = gamma, so
+that a teacher's tokens are learnt even if they are unlikely under the policy.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Shaping:
         return (self._exponent * d).exp()
 
     def of_probability(self, logprobs: torch.Tensor) -> torch.Tensor:
-        """The reshaped probability of an off-policy token, whose behaviour probability counts as 1."""
+        """The reshaped probability of an off-policy token, whose behaviour probability is taken as 1."""
         if self.kind == "logp":
             return self.weight * logprobs
         if self.kind == "p_logp":

@@ -13,7 +13,8 @@ from lemma.objectives.objective import Loss, Terms
 def value_errors(
     values: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, clip: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Half the squared error of each value, the larger of plain and clipped, and where the clipped one is larger."""
+    """Half the squared error of each value, the larger of unclipped and clipped, and where the clipped one is
+    larger."""
     plain = (values - returns).square()
     if clip is None:
         return 0.5 * plain, torch.zeros_like(plain)

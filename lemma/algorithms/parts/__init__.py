@@ -1,1 +1,1 @@
-"""What algorithms are put together from: options that several of them share, and functions on groups of samples."""
+"""Building blocks of algorithms: shared options, and functions on groups of samples."""

@@ -1,4 +1,4 @@
-"""Parts of GRPO: what a token gains in place of the clipped ratio, and rewards that are each normalised separately."""
+"""Parts of GRPO: surrogates other than the clipped ratio, and rewards that are each normalised separately."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class VespoOptions(Options):
 
 
 class GainOptions(ClipOptions):
-    """The surrogate of a token, and whose ratio it sees."""
+    """The surrogate of a token, and the level of its ratio."""
 
     gain: Literal["clip", "sapo", "vespo"] = "clip"
     """The surrogate objective of a token: the clipped ratio; a smooth gate instead of the clip (sapo); or the
@@ -111,7 +111,7 @@ def assign_each(groups: Sequence[Group], weights: Mapping[str, float], epsilon: 
 
 
 def any_differs(group: Group, weights: Mapping[str, float], epsilon: float) -> bool:
-    """Whether any reward with a weight tells the samples of this group apart."""
+    """Whether any reward with a weight differs between the samples of this group."""
     columns = zip(_table(group, weights).T, weights.values(), strict=True)
     return any(
         np.any(compared([column], "mean", scale="group", epsilon=epsilon)[0] != 0)

@@ -1,6 +1,6 @@
-"""Options that several algorithms have, each with its range and its help, and the terms of a loss that they make.
+"""Options shared by several algorithms, each with its range and description, and the loss terms that they define.
 
-An algorithm that wants another default writes the field again: `scale: Scale = "group"`.
+An algorithm with another default redeclares the field: `scale: Scale = "group"`.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def clipped(clip: float | None, high: float | None = None, cap: float | None = N
 
 
 def kl_term(weight: float, estimator: KlEstimator, by_ratio: bool = False) -> KlTerm | None:
-    """The KL to the reference; nothing without a weight."""
+    """The KL to the reference; None without a weight."""
     from lemma.objectives.policy_loss import KlTerm
 
     return KlTerm(weight, estimator, by_ratio) if weight else None
@@ -128,7 +128,7 @@ def mismatch_weight(
     level: Literal["token", "sequence"] = "token",
     mask: bool = False,
 ) -> MismatchWeight | None:
-    """Weights of old / behaviour; nothing without a cap."""
+    """Weights of old / behaviour; None without a cap."""
     from lemma.objectives.policy_mismatch import MismatchWeight
 
     return None if cap is None else MismatchWeight(level, cap, floor, mask)

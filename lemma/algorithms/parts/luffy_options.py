@@ -1,4 +1,4 @@
-"""The options of LUFFY, and what they ask of the loop."""
+"""The options of LUFFY, and what they require of the loop."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class AdaptiveEntropyOptions(Options):
         return self
 
     def learned(self, start: float, memory: Memory) -> LearnedEntropy | None:
-        """The weight as it is remembered, where it is one that learns."""
+        """The controller with its remembered state, if the weight is learned; otherwise None."""
         if self.kind != "learned":
             return None
         from lemma.objectives.controllers import LearnedEntropy
@@ -131,7 +131,7 @@ class LuffyCompat(Options):
     """Adapt the weight of the entropy bonus to the measured entropy."""
 
     def of_loss(self, entropy: float, memory: Memory) -> dict[str, Any]:
-        """What this block says to the loss; `entropy` is the weight that an adaptive one starts from."""
+        """The arguments that these options give the loss; `entropy` is the weight that an adaptive one starts from."""
         from lemma.objectives.mixed import Compat
 
         adaptive, learned = self.adaptive_entropy, self._learned(entropy, memory)
@@ -145,7 +145,7 @@ class LuffyCompat(Options):
         }
 
     def observe(self, entropy: float, metrics: Mapping[str, float], memory: Memory) -> None:
-        """Train the weight of the entropy bonus, where it is one that learns."""
+        """Train the weight of the entropy bonus, if it is learned."""
         learned = self._learned(entropy, memory)
         if learned is not None and "entropy" in metrics:
             learned.update(metrics["entropy"])
@@ -160,7 +160,7 @@ LUFFY_MOVED = {name: f"compat.{name}" for name in LuffyCompat.model_fields}
 
 
 class LuffyOptions(Algorithm):
-    """Which samples a teacher begins, how its tokens count, and what else is in the loss."""
+    """Which samples begin with a teacher's trace, how its tokens are weighted, and what else is in the loss."""
 
     prefix: PrefixOptions = PrefixOptions()
     """Which samples begin with a teacher's trace."""
@@ -245,7 +245,7 @@ class LuffyOptions(Algorithm):
 
     @property
     def _learns_without_advantages(self) -> bool:
-        """Whether a teacher's tokens are learnt whatever the rewards of their group are."""
+        """Whether a teacher's tokens are trained on whatever the rewards of their group."""
         return self.sft_weight is not None or self.compat.prefix_reward is not None
 
     @property

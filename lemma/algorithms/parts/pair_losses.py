@@ -1,4 +1,4 @@
-"""The losses of pairs that DPO knows, and what each can be combined with."""
+"""The pair losses of DPO, and what each can be combined with."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ LossName = Literal[
     "discopop",
 ]
 SMOOTHED = {"sigmoid", "sigmoid_norm", "robust", "exo", "aot", "aot_unpaired"}
-# Losses of the difference between the two scores; only these have a meaning under another divergence.
+# Losses of the difference between the two scores; only these are defined for other divergences.
 OF_DIFFERENCE = {"sigmoid", "sigmoid_norm", "hinge", "ipo", "robust", "exo", "discopop"}
-# Losses of ranks: what meets at a rank may come from different pairs.
+# Losses on sorted values: what is compared at a rank may come from different pairs.
 OF_RANKS = {"aot", "aot_unpaired"}
 
 
 def check_losses(options: Dpo) -> None:
-    """Refuse options that the chosen losses have no use for."""
+    """Refuse options that have no effect on the chosen losses."""
     names = ", ".join(options.losses)
     if not options.losses:
         raise ValueError("loss names no loss; write for example `loss: sigmoid`")

@@ -1,4 +1,4 @@
-"""The options of policy gradients, and the loss that they make. An algorithm adds its advantage and its surrogate."""
+"""The options of policy gradients, and the loss that they define. An algorithm adds its advantage and its surrogate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RatioOptions(Options):
-    """Options of losses that look at the ratio of the present policy to the one before the batch."""
+    """Options of losses that use the ratio of the current policy to the one before the batch."""
 
     kl_by_ratio: bool = False
     """Multiply the KL estimate by the ratio, so that it is also correct for samples of the old policy."""
@@ -129,12 +129,12 @@ class PolicyGradient(Algorithm):
 
     @property
     def kl_in_reward(self) -> bool:
-        """Whether a KL to the reference is taken off rewards."""
+        """Whether a KL to the reference is subtracted from rewards."""
         return False
 
     @property
     def kl_is_weighted(self) -> bool:
-        """Whether the KL is more than a plain term of the loss: weighted by the ratio, or a part of the reward."""
+        """Whether the KL is more than a plain loss term: weighted by the ratio, or part of the reward."""
         return isinstance(self, RatioOptions) and self.kl_by_ratio
 
     def policy_loss(self, surrogate: Surrogate, max_tokens: int, memory: Memory) -> PolicyLoss:

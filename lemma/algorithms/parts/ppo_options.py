@@ -1,5 +1,5 @@
-"""The options of PPO (its critic, its KL as a part of the reward, details of published runs), and the numbers of tokens
-that they make."""
+"""The options of PPO (its critic, its KL as part of the reward, details of published runs), and the token targets that
+they define."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RewardKlOptions(RatioOptions):
 
 
 class CriticOptions(Options):
-    """A value model that learns in addition to the policy."""
+    """A value model that is trained alongside the policy."""
 
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount of later rewards, per token."""
@@ -108,7 +108,7 @@ class PpoCompat(Options):
 
     @property
     def needs_truncated(self) -> str:
-        """The option that is about samples which were cut off; empty: there is none."""
+        """Name of the option that needs truncated samples; empty if there is none."""
         names = ("missing_eos_penalty", "missing_eos_score")
         return next((f"compat.{name}" for name in names if getattr(self, name) is not None), "")
 
@@ -127,10 +127,10 @@ def kl_of_tokens(episodes: Sequence[Attempt], estimator: KlEstimator) -> np.ndar
 def targets(
     episodes: Sequence[Attempt], kl_BT: np.ndarray | None, kl_weight: float, critic: CriticOptions, compat: PpoCompat
 ) -> TokenTargets:
-    """Advantages and returns of the chosen tokens of each episode, as padded rows, from what the critic said of them.
+    """Advantages and returns of the chosen tokens of each episode, as padded rows, from the critic's values.
 
-    What was read between turns is no step of time, and neither is the place where history was rewritten: the value of
-    the next chosen token follows, in whichever trajectory it stands.
+    Tokens read between turns are not time steps, and neither is a point where history was rewritten: the next value is
+    that of the next chosen token, in whichever trajectory it is.
     """
     from lemma.objectives.gae import padded, scores_by_end, token_targets
 
@@ -164,7 +164,7 @@ def follow_kl(
     weight: float,
     adaptive: AdaptiveKlOptions | None,
 ) -> None:
-    """Remember the mean KL of the learnt episodes, and adapt its weight where that is asked for."""
+    """Remember the mean KL of the trained episodes, and adapt its weight if `adaptive` is set."""
     learnt_B = np.array([any(part.trained_tokens for part in one) for one in episodes], dtype=bool)
     kl_B = kl_BT.sum(-1)[learnt_B]
     count = remember_kl(float(kl_B.sum()), len(kl_B), memory)

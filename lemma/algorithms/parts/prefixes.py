@@ -70,7 +70,7 @@ class PrefixOptions(Options):
 
     @property
     def least(self) -> float:
-        """The smallest share that a sample which begins with the trace may have."""
+        """The smallest share of the trace in a sample that begins with it."""
         return self.min if self.strategy in ("random", "fixed") else 0.0
 
     def count(self, group_size: int) -> int:
@@ -78,8 +78,7 @@ class PrefixOptions(Options):
         return group_size if self.samples < 0 else self.samples
 
     def shares(self, group_size: int, *, seed: int, step: int, problem_id: str) -> list[float]:
-        """The share of the trace in each sample, as a function of what is named here (steps count from 0) and of
-        nothing else."""
+        """The share of the trace in each sample: a pure function of these arguments (steps count from 0)."""
         count = self.count(group_size)
         noise = stream(seed, "prefix", step, problem_id)
         drawn, uniform = noise.random(), noise.random(group_size)[:count]
@@ -95,7 +94,7 @@ class PrefixOptions(Options):
         return [*shares.tolist(), *[0.0] * (group_size - count)]
 
     def lengths(self, trace_tokens: int, group_size: int, *, seed: int, step: int, problem_id: str) -> list[int]:
-        """The first so many tokens of a trace begin each sample; longest first, so that the policy's own are last."""
+        """How many tokens of the trace begin each sample; longest first, so the policy's own samples come last."""
         shares = self.shares(group_size, seed=seed, step=step, problem_id=problem_id)
         return sorted((math.floor(share * trace_tokens) for share in shares), reverse=True)
 

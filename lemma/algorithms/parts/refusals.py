@@ -1,4 +1,4 @@
-"""Options that nothing would read, and keys that have moved, are refused with what to write instead."""
+"""Refuses options without effect, and keys that have moved, and says what to write instead."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from lemma.config import Options
 
 
 def refuse_unused(options: Options, names: Iterable[str], where: str, instead: str = "") -> None:
-    """Refuse those of the named options that differ from their defaults: `where` says why nothing reads them.
+    """Refuse those of the named options that differ from their defaults: `where` says why they have no effect.
 
-    A default that is written out is no mistake, because a resolved recipe writes out all of them.
+    Writing out a default is allowed, because a resolved recipe writes out all of them.
     """
     fields = type(options).model_fields
     changed = [name for name in names if getattr(options, name) != fields[name].get_default(call_default_factory=True)]
@@ -24,7 +24,7 @@ def refuse_unused(options: Options, names: Iterable[str], where: str, instead: s
 
 
 def refuse_moved(values: Any, places: Mapping[str, str]) -> Any:
-    """For a validator before all others: `places` names where each old key is written now."""
+    """For a `before` validator: `places` maps each old key to its new one."""
     if isinstance(values, Mapping):
         for old, new in places.items():
             if old in values:

@@ -1,4 +1,4 @@
-"""Functions on groups of samples: their rewards, their advantages, and how numbers get to tokens."""
+"""Functions on groups of samples: their rewards, their advantages, and writing numbers to tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def rewards_of(group: Group) -> np.ndarray:
-    """One for each episode, however many trajectories it gave."""
+    """One reward per episode, however many trajectories it gave."""
     return np.array([episode[0].rewards["total"] for episode in group.episodes], dtype=np.float64)
 
 
@@ -39,25 +39,25 @@ def compared(
 
 
 def standardised(groups: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Advantages of all groups together brought to mean 0 and deviation 1."""
+    """The advantages of all groups together, standardised to mean 0 and standard deviation 1."""
     from lemma.objectives.advantages import standardised as of_batch
 
     return split_like(groups, of_batch(np.concatenate(groups))) if groups else []
 
 
 def numbered(groups: Sequence[np.ndarray]) -> np.ndarray:
-    """The number of its group for each row of all groups, one after the other."""
+    """The group number of each row, over all groups concatenated."""
     return np.repeat(np.arange(len(groups)), [len(group) for group in groups])
 
 
 def split_like(groups: Sequence[np.ndarray], values: np.ndarray) -> list[np.ndarray]:
-    """Values of all rows, as one array for each group."""
+    """Values of all rows, split into one array per group."""
     ends = [*accumulate(len(group) for group in groups)]
     return [values[first:end] for first, end in pairwise([0, *ends])]
 
 
 def write_advantages(groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> None:
-    """The advantage of each episode at all of its tokens."""
+    """Write the advantage of each episode to all of its tokens."""
     for group, of_group in zip(groups, advantages, strict=True):
         for episode, advantage in zip(group.episodes, of_group, strict=True):
             for trajectory in episode:
@@ -65,7 +65,7 @@ def write_advantages(groups: Sequence[Group], advantages: Sequence[np.ndarray]) 
 
 
 def of_episode(episode: Sequence[Trajectory], name: str) -> np.ndarray:
-    """What a token field says of an episode's tokens that are learnt, over all of its trajectories; 0 without it."""
+    """A token field of an episode's chosen tokens, over all of its trajectories; 0 where it is absent."""
     parts = [
         chosen(one, name) if name in one.token_fields else np.zeros(one.trained_tokens, dtype=np.float64)
         for one in episode
@@ -76,21 +76,21 @@ def of_episode(episode: Sequence[Trajectory], name: str) -> np.ndarray:
 def write_episodes(
     name: str, episodes: Sequence[Sequence[Trajectory]], rows: Sequence[np.ndarray] | np.ndarray
 ) -> None:
-    """A number for each chosen token of each episode, from rows that may be longer; 0 elsewhere."""
+    """Write a number to each chosen token of each episode, from rows that may be longer; 0 elsewhere."""
     for episode, numbers in zip(episodes, rows, strict=True):
         ends = np.cumsum([one.trained_tokens for one in episode])
         write_tokens(name, episode, np.split(np.asarray(numbers)[: ends[-1]], ends[:-1]))
 
 
 def write_tokens(name: str, trajectories: Sequence[Trajectory], rows: Sequence[np.ndarray] | np.ndarray) -> None:
-    """A number for each chosen token, from rows that may be longer; 0 elsewhere."""
+    """Write a number to each chosen token, from rows that may be longer; 0 elsewhere."""
     for trajectory, numbers in zip(trajectories, rows, strict=True):
         trajectory.token_fields[name] = np.zeros(len(trajectory))
         trajectory.token_fields[name][trajectory.chosen_T] = numbers[: trajectory.trained_tokens]
 
 
 def chosen(trajectory: Trajectory, name: str) -> np.ndarray:
-    """What a token field says of the tokens that are learnt."""
+    """A token field at the chosen tokens."""
     return np.asarray(trajectory.token_fields[name], dtype=np.float64)[trajectory.chosen_T]
 
 
@@ -105,7 +105,7 @@ def _kl(trajectory: Trajectory) -> float:
 
 
 def remember_kl(total: float, count: int, memory: Memory) -> int:
-    """Remember the mean KL of these samples as `kl_seen`; their number."""
+    """Remember the mean KL of these samples as `kl_seen`; returns their number."""
     if count:
         memory.numbers["kl_seen"] = total / count
     return count

@@ -1,4 +1,4 @@
-"""A teacher's tokens in a group: which they are, and how likely the teacher found them."""
+"""A teacher's tokens in a group: which they are, and their probability under the teacher."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def off_policy(trajectory: Trajectory) -> np.ndarray:
 
 
 def taught(group: Group) -> np.ndarray:
-    """Which episodes a teacher began, also of those whose tokens are masked."""
+    """Which episodes begin with a teacher's trace, including those whose tokens are masked."""
     return np.array([any(off_policy(t).any() for t in episode) for episode in group.episodes], dtype=bool)
 
 
 def by_origin(
     group: Group, advantages: np.ndarray, off_factor: float, compat: LuffyCompat, group_size: int
 ) -> list[np.ndarray]:
-    """The advantage of every token of each trajectory: that of its episode, by who chose the token."""
+    """The advantage of every token of each trajectory: its episode's, adjusted by who chose the token."""
     from lemma.objectives.luffy_advantages import weighted_by_origin, with_prefix_reward
 
     rows = []
@@ -39,7 +39,8 @@ def by_origin(
 
 
 def target_probs(group: Group, trajectory: Trajectory) -> np.ndarray:
-    """The teacher's own probability of each of its tokens; 1 elsewhere, and for the end that was added to a trace."""
+    """The teacher's own probability of each of its tokens; 1 elsewhere, and for the end-of-sequence token added to a
+    trace."""
     places = np.flatnonzero(off_policy(trajectory))
     given: Any = group.problem.extra.get("trace_probs")
     if len(places) and given is None:

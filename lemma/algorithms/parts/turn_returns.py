@@ -1,4 +1,4 @@
-"""Advantages of tokens where the turns of an episode are paid one by one, or later tokens are discounted."""
+"""Token advantages if turns of an episode are rewarded one by one, or later tokens are discounted."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Attempt = Sequence[Trajectory]
 
 
 def is_paid(groups: Sequence[Group]) -> bool:
-    """Whether any turn of these groups was paid for."""
+    """Whether any turn of these groups has a reward of its own."""
     return any(of_episode(episode, "paid").any() for group in groups for episode in group.episodes)
 
 
 def divisors(rewards: Sequence[np.ndarray], scale: Scale, epsilon: float) -> list[float]:
-    """What the advantages of each group were divided by."""
+    """The divisor of each group's advantages."""
     from lemma.objectives.advantages import divisor
 
     if scale == "batch":
@@ -30,12 +30,11 @@ def divisors(rewards: Sequence[np.ndarray], scale: Scale, epsilon: float) -> lis
 def write_returns(
     groups: Sequence[Group], gamma: float, *, whitened: bool, divided_by: Sequence[float], centred: bool
 ) -> None:
-    """The advantage of each token becomes what is still to come: what this and later turns are paid, and on the last
-    token the rest of the episode's advantage, discounted by `gamma` for each token between. `whitened` over all tokens
-    of the batch.
+    """Replace each token's advantage with its return: the rewards of this and later turns, plus the rest of the
+    episode's advantage on the last token, discounted by `gamma` per token. `whitened` over all tokens of the batch.
 
-    Pay is divided as the advantages of its group were. `centred`: the pay of a turn is compared with the mean of the
-    group's turns of that number, as the reward of an episode is with the group's mean.
+    Turn rewards are divided like the advantages of their group. `centred`: a turn's reward is compared with the mean of
+    the group's turns with the same number, as an episode's reward is with the group's mean.
     """
     from lemma.objectives.gae import padded, returns_to_go, whiten
 
@@ -51,7 +50,7 @@ def write_returns(
 
 
 def rest_at_end(paid: np.ndarray, total: float) -> np.ndarray:
-    """Rewards of tokens that add up to `total`: what was paid, and the rest on the last one."""
+    """Token rewards that sum to `total`: those of turns, and the rest on the last token."""
     rewards = paid.copy()
     if len(rewards):
         rewards[-1] += total - paid.sum()
@@ -59,7 +58,8 @@ def rest_at_end(paid: np.ndarray, total: float) -> np.ndarray:
 
 
 def paid_at(episodes: Sequence[Attempt], *, centred: bool) -> list[np.ndarray]:
-    """What was paid at each chosen token of each episode; `centred`, less the mean of the turns of that number."""
+    """The turn reward at each chosen token of each episode; if `centred`, minus the mean over turns with the same
+    number."""
     rows = [of_episode(episode, "paid") for episode in episodes]
     if not centred or not any(row.any() for row in rows):
         return rows

@@ -1,4 +1,4 @@
-"""CPO (Xu et al. 2024): preference without a reference, with an NLL term in its place."""
+"""CPO (Xu et al. 2024): preference without a reference, with an NLL term instead."""
 
 from __future__ import annotations
 

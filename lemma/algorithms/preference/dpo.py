@@ -75,6 +75,6 @@ class Dpo(NllOptions, PreferenceAlgorithm):
         )
 
     def observe(self, metrics: Mapping[str, float], memory: Memory) -> None:
-        """Go on with the running mean of the batch means of rewards."""
+        """Update the running mean of the batch means of rewards."""
         seen, mean = memory.numbers.get("steps", 0), memory.numbers.get("mean_reward", 0.0)
         memory.numbers = {"steps": seen + 1, "mean_reward": mean + (metrics["rewards/mean"] - mean) / (seen + 1)}

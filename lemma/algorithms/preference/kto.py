@@ -1,4 +1,4 @@
-"""KTO (Ethayarajh et al. 2024): responses that are wanted or not, one by one."""
+"""KTO (Ethayarajh et al. 2024): single responses, each wanted or unwanted."""
 
 from __future__ import annotations
 

@@ -34,16 +34,16 @@ class PreferenceAlgorithm(Options):
     """Scale of the implicit rewards: beta times log-ratios to the reference, or times log-probabilities without one."""
 
     paired: ClassVar[bool] = True
-    """Whether it learns from pairs; otherwise from single responses that are wanted or not."""
+    """Whether it learns from pairs; otherwise from single responses, each wanted or unwanted."""
 
     @property
     def losses(self) -> Mapping[Any, float]:
-        """The losses that its options name, with their weights; empty where there is nothing to choose."""
+        """The losses that its options name, with their weights; empty if there is no choice."""
         return {}
 
     @property
     def needs_reference(self) -> bool:
-        """Whether log-probabilities under the reference model are wanted."""
+        """Whether log-probabilities under the reference model are needed."""
         return False
 
     @property
@@ -53,7 +53,7 @@ class PreferenceAlgorithm(Options):
 
     @property
     def needs_collisions(self) -> bool:
-        """Whether the sum of squared probabilities at every token is wanted before every step."""
+        """Whether the sum of squared probabilities at every token is computed before every step."""
         return False
 
     @property
@@ -66,4 +66,4 @@ class PreferenceAlgorithm(Options):
         raise AssertionError("an algorithm defines its objective")
 
     def observe(self, metrics: Mapping[str, float], memory: Memory) -> None:
-        """Look at the metrics of a step and remember what later steps need."""
+        """Look at the metrics of a step and update the memory for later steps."""

@@ -1,4 +1,5 @@
-"""Contrastive preference optimisation and SimPO: pairs without a reference, kept sane by an NLL term or by length."""
+"""Contrastive preference optimisation and SimPO: pairs without a reference, regularised by an NLL term or by length
+normalisation."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from lemma.objectives.preference.pair_pieces import (
 class ContrastivePreference:
     """Mean over pairs of a loss on d = s_w - s_l, plus `nll` times the NLL of the chosen responses.
 
-    s is the log-probability of a response, for `ipo` and `simpo` its mean over tokens. With `alpha` (AlphaPO) it is
-    (1 - p^-alpha) / alpha instead. SimPO wants d to exceed gamma / beta.
+    s is the log-probability of a response, for `ipo` and `simpo` its mean over tokens. With `alpha` (AlphaPO) it is (1
+    - p^-alpha) / alpha instead. SimPO's target is d > gamma / beta.
     """
 
     loss: Literal["sigmoid", "hinge", "ipo", "simpo"] = "sigmoid"

@@ -27,8 +27,8 @@ class DirectPreference:
     """Mean over pairs of the weighted sum of `losses`, plus `nll` times the NLL of the chosen responses.
 
     - `length_alpha` (LD-DPO): tokens beyond the length of the shorter response count this much.
-    - `weighting` (WPO): a pair counts by how likely the policy is to say both; reads `tokens["collision"]`, the log of
-      the sum of squared probabilities at each token.
+    - `weighting` (WPO): a pair is weighted by how likely the policy is to generate both; reads `tokens["collision"]`,
+      the log of the sum of squared probabilities at each token.
     - `running` (BCO): number and mean of the batch means of rewards so far. The shift of a step includes its own batch,
       which therefore must be seen whole. None: no shift.
     """

@@ -55,7 +55,7 @@ class Margins:
 
 
 def score(log_ratio: torch.Tensor, divergence: Divergence, alpha: float) -> torch.Tensor:
-    """f'(p / p_ref) of the divergence, up to a constant; the exponents are held where float32 can represent them."""
+    """f'(p / p_ref) of the divergence, up to a constant; exponents are clamped to what float32 can represent."""
     if divergence == "reverse_kl" or (divergence == "alpha" and abs(alpha - 1) < LIMIT_OF_ALPHA):
         return log_ratio
     if divergence == "js":
@@ -65,7 +65,7 @@ def score(log_ratio: torch.Tensor, divergence: Divergence, alpha: float) -> torc
 
 
 def smoothed(logits: torch.Tensor, smoothing: float) -> torch.Tensor:
-    """-log sigma, with a share of the labels taken to be the wrong way round."""
+    """-log sigma, assuming that a share of the labels is swapped."""
     return -(1 - smoothing) * F.logsigmoid(logits) - smoothing * F.logsigmoid(-logits)
 
 
@@ -86,7 +86,7 @@ def ipo(m: Margins) -> torch.Tensor:
 
 
 def robust(m: Margins) -> torch.Tensor:
-    """Unbiased where a share `smoothing` of the labels is flipped."""
+    """Unbiased if a share `smoothing` of the labels is flipped."""
     logits, share = m.beta * m.h, m.smoothing
     return (-(1 - share) * F.logsigmoid(logits) + share * F.logsigmoid(-logits)) / (1 - 2 * share)
 
@@ -138,10 +138,10 @@ def apo_down(m: Margins) -> torch.Tensor:
 
 
 def discopop(m: Margins) -> torch.Tensor:
-    """Logistic where the pair is wrong, exponential where it is right, blended by sigma(beta h / tau)."""
+    """Logistic if the pair is ranked wrong, exponential if right, blended by sigma(beta h / tau)."""
     logits = m.beta * m.h
     right = logits / m.tau
-    # The exponential and its share are one exponent, because alone the one overflows where the other vanishes.
+    # The exponential and its blending weight share one exponent: alone, one overflows where the other vanishes.
     return -F.logsigmoid(logits) * torch.sigmoid(-right) + torch.exp(F.logsigmoid(right) - logits)
 
 

@@ -1,4 +1,4 @@
-"""Kahneman-Tversky optimisation: single responses, each wanted or not, against a reference point."""
+"""Kahneman-Tversky optimisation: single responses, each wanted or unwanted, against a reference point."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from lemma.objectives.preference.pair_pieces import (
     sequence_logprobs,
 )
 
-# A response of probability 1 has infinite odds and no gradient; this is as certain as the odds get.
+# A response of probability 1 has infinite odds and no gradient; this caps the certainty.
 MOST_CERTAIN = -1e-12
 
 
@@ -46,7 +46,7 @@ class OddsRatio:
 
 
 def _log_odds(logp: torch.Tensor) -> torch.Tensor:
-    """log p - log(1 - p), exact for p near 0 and near 1; from one side or the other of p = 1/2."""
+    """log p - log(1 - p), accurate for p near 0 and near 1, by a different formula on each side of p = 1/2."""
     logp = logp.clamp(max=MOST_CERTAIN)
     near_zero = logp < -0.6931471805599453
     small, large = torch.where(near_zero, logp, -1.0), torch.where(near_zero, -0.5, logp)

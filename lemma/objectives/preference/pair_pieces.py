@@ -1,6 +1,6 @@
-"""What the preference losses share: log-probabilities of responses, the two sides of a pair, the NLL of the liked one.
+"""What the preference losses share: log-probabilities of responses, the two sides of a pair, the NLL of the chosen one.
 
-A sequence is a prompt with one response. What it carries:
+A sequence is a prompt with one response. It carries:
 
 - `fields["sign"]`: +1 where the response is liked, -1 where it is not;
 - `tokens["reference"]`: log-probabilities under the reference model, where the loss has one;
@@ -27,7 +27,7 @@ def response_N(terms: Terms) -> torch.Tensor:
 
 
 def response_lengths(terms: Terms) -> torch.Tensor:
-    """Tokens of each response, at least 1 so that an empty one divides nothing."""
+    """Tokens of each response, at least 1 to avoid dividing by zero."""
     return terms.per_sequence(response_N(terms)).clamp(min=1)
 
 
@@ -72,7 +72,7 @@ class Sides:
 
 
 def negative_log_likelihood(terms: Terms) -> torch.Tensor:
-    """Mean NLL of what is marked in `tokens["nll"]`; packs add up to the mean of the step. 0 where nothing is."""
+    """Mean NLL of what `tokens["nll"]` marks; packs sum to the mean of the step. 0 if nothing is marked."""
     weight_N = terms.tokens.get("nll")
     return terms.logprobs_N.sum() * 0.0 if weight_N is None else -(terms.logprobs_N * weight_N).sum()
 
@@ -83,7 +83,8 @@ def pair_metrics(
     chosen_logps_U: torch.Tensor,
     rejected_logps_U: torch.Tensor,
 ) -> dict[str, Ratio]:
-    """Means over pairs: rewards of both sides, their difference, how often the chosen one wins, log-probabilities."""
+    """Means over pairs: rewards of both sides, their difference, how often the chosen one wins, and
+    log-probabilities."""
     chosen, rejected = chosen_rewards_U.detach(), rejected_rewards_U.detach()
     count = float(len(chosen))
     return {
@@ -97,7 +98,7 @@ def pair_metrics(
 
 
 def nll_metric(terms: Terms) -> dict[str, Ratio]:
-    """Mean NLL per token of what the NLL term learns, where there is one."""
+    """Mean NLL per token of what the NLL term imitates, if there is one."""
     if "nll" not in terms.tokens:
         return {}
     marked_N = (terms.tokens["nll"] > 0).to(terms.logprobs_N.dtype)
@@ -107,8 +108,8 @@ def nll_metric(terms: Terms) -> dict[str, Ratio]:
 def distance_metric(terms: Terms) -> dict[str, Ratio]:
     """How far the policy is from the reference on the responses of the data: the mean over tokens of r - 1 - log r.
 
-    r is the ratio of the two probabilities. Never negative, and 0 where both agree. Where the responses were sampled
-    from the reference, it estimates KL(reference || policy) per token.
+    r is the ratio of the two probabilities. Never negative, and 0 where both agree. If the responses were sampled from
+    the reference, it estimates KL(reference || policy) per token.
     """
     if "reference" not in terms.tokens:
         return {}
