@@ -18,12 +18,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError
 from lemma.core.leaves import leaves
+from lemma.core.version import installed_version
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 SETTINGS = "the command"
@@ -148,7 +149,7 @@ class Lobby:
 
 
 @contextmanager
-def arrived(lobby: Lobby, master: str, port: int, settings: Mapping[str, Any]) -> Iterator[None]:
+def arrived(lobby: Lobby, master: str, port: int, settings: Mapping[str, Any], on_gpu: bool) -> Iterator[None]:
     """Within `with`, gloo uses the interface on which the others reach this rank. What differs between machines and
     must not, Lemma's code, its packages and `settings`, is refused."""
     told, trouble = os.environ.get(INTERFACE), None
@@ -160,7 +161,7 @@ def arrived(lobby: Lobby, master: str, port: int, settings: Mapping[str, Any]) -
         trouble = str(error)
     if lobby.rank == 0:
         lobby.store.set("settings", json.dumps(settings))
-    me = Arrival(socket.gethostname(), mine, first, own_marks(settings))
+    me = Arrival(socket.gethostname(), mine, first, own_marks(settings, on_gpu))
     everybody = [Arrival(**one) for one in lobby.gather(asdict(me))]
     lobby.agree(trouble or _differing(lobby, everybody, settings))
     if not told and is_loopback(mine):
@@ -195,8 +196,8 @@ def _environment(name: str, value: str | None) -> Iterator[None]:
 # --- what must be alike --------------------------------------------------------------------------------------------
 
 
-def own_marks(settings: Mapping[str, Any]) -> dict[str, str]:
-    """What every machine must have alike, by a name for people."""
+def own_marks(settings: Mapping[str, Any], on_gpu: bool) -> dict[str, str]:
+    """What every machine must have alike, by a name for people. A run on CPUs does not use FlashAttention."""
     code, folder = hashlib.sha256(), Path(__file__).parents[1]
     for path in sorted(folder.rglob("*.py")):
         if not path.is_file() or any(part.startswith(".") for part in path.relative_to(folder).parts):
@@ -204,16 +205,9 @@ def own_marks(settings: Mapping[str, Any]) -> dict[str, str]:
         code.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
     marks = {"the code of Lemma": code.hexdigest()[:12], "Python": platform.python_version().rpartition(".")[0]}
     marks |= {name: version(name) for name in PACKAGES}
-    marks["flash-attn-4"] = _version_if_any("flash-attn-4")
+    marks["flash-attn-4"] = (on_gpu and installed_version("flash-attn-4")) or "none"
     text = json.dumps(settings, sort_keys=True)
     return marks | {SETTINGS: hashlib.sha256(text.encode()).hexdigest()}
-
-
-def _version_if_any(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "none"
 
 
 def _differing(lobby: Lobby, everybody: list[Arrival], settings: Mapping[str, Any]) -> str | None:

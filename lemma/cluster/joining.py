@@ -99,7 +99,7 @@ def member(
     with ExitStack() as held:
         held.callback(watch.stop)
         with watch.waiting("the start"):
-            held.enter_context(_reached(store, place, settings or {}))
+            held.enter_context(_reached(store, place, settings or {}, device))
             dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=limit)
         world = RankWorld(
             place.rank, place.size, 1, dist.group.WORLD, dist.group.WORLD, waiting=watch.waiting, note=watch.note
@@ -122,14 +122,14 @@ def member(
     dist.destroy_process_group()
 
 
-def _reached(store: Any, place: RankPlace, settings: Mapping[str, Any]) -> AbstractContextManager[None]:
+def _reached(store: Any, place: RankPlace, settings: Mapping[str, Any], device: str) -> AbstractContextManager[None]:
     """Within `with`, gloo uses an interface on which all ranks reach each other."""
     from torch.distributed import PrefixStore
 
     if "LEMMA_MEETING" in os.environ:
         return on_loopback()
     lobby = Lobby(PrefixStore("arrival", store), place.rank, place.size, START_SECONDS)
-    return arrived(lobby, os.environ["MASTER_ADDR"], _whole_number("MASTER_PORT"), settings)
+    return arrived(lobby, os.environ["MASTER_ADDR"], _whole_number("MASTER_PORT"), settings, _has_gpu(device))
 
 
 def _start_seconds(options: ClusterOptions) -> float:
@@ -265,11 +265,18 @@ def _port(file: Path, seconds: float) -> int:
     return int(file.read_text())
 
 
+def _has_gpu(device: str) -> bool:
+    """Whether this rank computes on a GPU."""
+    import torch
+
+    return device != "cpu" and torch.cuda.is_available()
+
+
 def _take_gpu(place: RankPlace, device: str) -> bool:
     """Take the GPU of this rank's number on its host; whether no other rank of the host takes the same."""
     import torch
 
-    if device == "cpu" or not torch.cuda.is_available():
+    if not _has_gpu(device):
         return False
     count = torch.cuda.device_count()
     torch.cuda.set_device(place.local_rank % count)

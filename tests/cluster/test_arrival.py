@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from torch.distributed import HashStore
 
 from lemma.cluster import arrival
-from lemma.cluster.arrival import agreed_start
+from lemma.cluster.arrival import agreed_start, own_marks
 from lemma.core.errors import UserError
+from tests.pretended import pretend_installed
 
 LIMIT = 30.0
 
@@ -73,3 +75,10 @@ def test_a_restart_has_time_to_name_its_own_start(monkeypatch: pytest.MonkeyPatc
         time.sleep(1.0)
         first = start(store, 0, 2, "")
         assert first == second.result() and not first.startswith("error")
+
+
+def test_flash_attention_is_compared_where_it_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without = [own_marks({}, on_gpu) for on_gpu in (False, True)]
+    pretend_installed("flash-attn-4", "4.0.0", tmp_path, monkeypatch)
+    assert own_marks({}, False) == without[0], "on CPUs it makes no difference"
+    assert own_marks({}, True) == without[1] | {"flash-attn-4": "4.0.0"}
