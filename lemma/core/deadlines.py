@@ -58,7 +58,8 @@ class Stopwatch:
     def __enter__(self) -> Stopwatch:
         self._is_on = _is_main()
         if self._is_on:
-            self._before = signal.signal(SIGNAL, self._hear), _guard.watch(self)
+            before = _guard.watch(self)  # first, since it may fail to start its thread
+            self._before = signal.signal(SIGNAL, self._on_signal), before
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -66,6 +67,10 @@ class Stopwatch:
             handler, other = self._before
             _guard.watch(other)
             signal.signal(SIGNAL, handler)
+
+    @property
+    def is_running(self) -> bool:
+        return self._due is not None
 
     def begin(self) -> None:
         """A piece of work begins, with a deadline of its own."""
@@ -75,7 +80,7 @@ class Stopwatch:
         """It is done."""
         self._due = None
 
-    def look(self) -> float:
+    def fire_if_due(self) -> float:
         """Raise Overdue in the main thread if that is due; seconds until there is something to see again."""
         due = self._due
         left = self.seconds if due is None else due - time.monotonic()
@@ -84,7 +89,7 @@ class Stopwatch:
         signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
         return AGAIN_SECONDS
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._due is not None and time.monotonic() >= self._due:  # otherwise the piece has ended meanwhile
             raise Overdue
 
@@ -107,16 +112,17 @@ class _Guard:
         with self._changed:
             before, self._watched = self._watched, watch
             if watch is not None and self._thread is None:
-                self._thread = threading.Thread(target=self._look, name="deadlines", daemon=True)
-                self._thread.start()
-            elif watch is not None and time.monotonic() + watch.seconds < self._next_look:
+                thread = threading.Thread(target=self._look, name="deadlines", daemon=True)
+                thread.start()
+                self._thread = thread
+            elif watch is not None and (watch.is_running or time.monotonic() + watch.seconds < self._next_look):
                 self._changed.notify()
         return before
 
     def _look(self) -> None:
         with self._changed:
             while True:
-                left = threading.TIMEOUT_MAX if self._watched is None else self._watched.look()
+                left = threading.TIMEOUT_MAX if self._watched is None else self._watched.fire_if_due()
                 self._next_look = time.monotonic() + left
                 self._changed.wait(min(left, threading.TIMEOUT_MAX))
 

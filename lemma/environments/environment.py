@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from lemma.config import Options
+from lemma.core.async_calls import Caller
 from lemma.core.types import Finish, Message, Outcome, Problem
 from lemma.environments.attempts import Attempt
-from lemma.environments.calls import Caller
 
 if TYPE_CHECKING:
     from lemma.formats import Format

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from functools import wraps
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from lemma.config.registry import file_of, is_place, load_place
+from lemma.core.async_calls import result_of
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Problem
 from lemma.environments.environment import Environment
@@ -108,15 +109,6 @@ def _waited_for(tool: Function) -> Function:
 
     @wraps(tool, updated=())
     def called(**arguments: Any) -> Any:
-        result = tool(**arguments)
-        if not inspect.isawaitable(result):
-            return result
-        import asyncio
-
-        return asyncio.run(_awaited(result))
+        return result_of(tool(**arguments))
 
     return called
-
-
-async def _awaited(result: Awaitable[Any]) -> Any:
-    return await result

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from lemma.core.async_calls import Caller
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Outcome, Problem
-from lemma.environments.calls import Caller
 from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance, WorldGone
 
 Call = Literal["reset", "step", "score", "close"]

@@ -6,11 +6,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
 from lemma.config.registry import file_of
+from lemma.core.async_calls import result_of
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Outcome, Problem
 from lemma.data.columns import ROW
@@ -18,9 +19,6 @@ from lemma.environments.custom_world import load_class
 from lemma.environments.environment import Environment
 from lemma.environments.tools import Function, ToolOptions, ToolWorld
 from lemma.formats.tool_schema import Tool
-
-if TYPE_CHECKING:
-    import asyncio
 
 NO_TOOLS = ("reset", "get_reward")
 
@@ -30,35 +28,23 @@ class TrlEpisode(ToolWorld):
 
     def __init__(self, inner: Any, calls_per_turn: int):
         self._inner = inner
-        self._loop: asyncio.AbstractEventLoop | None = None
         functions: dict[str, Function] = {
-            name: partial(self._call, getattr(inner, name)) for name, _ in tool_methods(type(inner))
+            name: partial(_call, getattr(inner, name)) for name, _ in tool_methods(type(inner))
         }
         super().__init__(functions, calls_per_turn)
 
     def reset(self, problem: Problem, seed: int) -> Sequence[Message]:
         """What TRL appends to the last question, as a message; the options put it there."""
-        said = self._call(self._inner.reset, **_taken(self._inner.reset, columns_of(problem)))
+        said = _call(self._inner.reset, **_taken(self._inner.reset, columns_of(problem)))
         return [Message("user", str(said))] if said else []
 
     def score(self) -> Outcome:
-        reward = self._call(self._inner.get_reward)
+        reward = _call(self._inner.get_reward)
         return Outcome(None) if reward is None else Outcome(float(reward), float(reward) >= 1.0)
 
-    def close(self) -> None:
-        if self._loop is not None:
-            self._loop.close()
-            self._loop = None
 
-    def _call(self, method: Callable[..., Any], **arguments: Any) -> Any:
-        given = method(**arguments)
-        if not inspect.isawaitable(given):
-            return given
-        import asyncio
-
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-        return self._loop.run_until_complete(_awaited(given))
+def _call(method: Callable[..., Any], **arguments: Any) -> Any:
+    return result_of(method(**arguments))
 
 
 class TrlWorld(ToolOptions):
@@ -136,7 +122,3 @@ def _taken(method: Callable[..., Any], known: Mapping[str, Any]) -> dict[str, An
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return dict(known)
     return {name: value for name, value in known.items() if name in parameters}
-
-
-async def _awaited(given: Any) -> Any:
-    return await given

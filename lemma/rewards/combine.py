@@ -17,12 +17,12 @@ from lemma.rewards.reward import Reward, RewardInput, WrongReturn
 Given = TypeVar("Given")
 Found = TypeVar("Found")
 SHOWN = 2_000
-# The square of a reward, which every deviation needs, must be a number in single precision.
+# The square of a reward, needed for standard deviations, must be finite in single precision.
 LARGEST = 1e18
 
 
 class RewardFailed(UserError):
-    """A reward raised an exception; `reward` and `completion` say which one and on what."""
+    """A reward raised an exception; `reward` and `completion` say which one and on what input."""
 
     def __init__(self, reward: Reward, name: str, completion: str, error: BaseException):
         self.reward, self.completion = name, completion
@@ -52,8 +52,8 @@ def _said_by(error: BaseException) -> str:
 class Scored:
     """The rewards of one completion: each by name before its weight, and their weighted sum.
 
-    `total` is None where no reward applies, or where a reward needs or looks at a verdict, of ours or of another
-    system's grader, and it is unknown: such a completion is left out, because an error never becomes a reward.
+    `total` is None if no reward applies, or if a reward needs or reads a verdict, of our grader or another system's,
+    and it is unknown: such a completion is left out, because an error never becomes a reward.
     """
 
     total: float | None
@@ -61,7 +61,7 @@ class Scored:
 
 
 def combine(rewards: Sequence[Reward], items: Sequence[RewardInput]) -> list[Scored]:
-    """Score every completion with every reward, in order. A crash in one stops with its name and the completion."""
+    """Score every completion with every reward, in order. If one crashes, the error names it and the completion."""
     names = labels(rewards)
     graded = any(reward.needs_verdict for reward in rewards)
     if graded:
@@ -78,7 +78,7 @@ def combine(rewards: Sequence[Reward], items: Sequence[RewardInput]) -> list[Sco
 
 
 def _total(rewards: Sequence[Reward], values: Sequence[float | None], item: RewardInput) -> float | None:
-    """The weighted sum of what the rewards gave for one completion; None where it is left out."""
+    """The weighted sum of the rewards of one completion; None if it is left out."""
     known, needed, unknown = [], item.looked, False
     for reward, value in zip(rewards, values, strict=True):
         if value is not None:
@@ -90,7 +90,7 @@ def _total(rewards: Sequence[Reward], values: Sequence[float | None], item: Rewa
 
 
 def labels(rewards: Sequence[Reward]) -> list[str]:
-    """A name for each reward under which it is logged; a second one of the same name gets a number."""
+    """The name under which each reward is logged; a second one of the same name gets a number."""
     seen: dict[str, int] = {}
     out = []
     for reward in rewards:
@@ -100,21 +100,22 @@ def labels(rewards: Sequence[Reward]) -> list[str]:
 
 
 def _column(reward: Reward, name: str, items: Sequence[RewardInput]) -> list[float | None]:
-    """What a reward gives for each; one that takes them all at once has the time of all of them."""
+    """One reward's values for all completions; a reward that takes them in one call gets the time limit of all of them
+    together."""
     limit, at_once = reward.seconds_each, type(reward).score_all is not Reward.score_all
     watch = None if limit is None else Stopwatch(limit * max(1, len(items)) if at_once else limit)
     with watch or nullcontext():
         if not at_once:
             return [_value(reward, name, item, watch) for item in items]
         try:
-            return reward.score_all(items) if watch is None else _timed(watch, reward.score_all, items)
+            return _timed(watch, reward.score_all, items)
         except Overdue as error:
             raise _late(reward, name, items) from error
 
 
 def _value(reward: Reward, name: str, item: RewardInput, watch: Stopwatch | None) -> float | None:
     try:
-        return reward.score(item) if watch is None else _timed(watch, reward.score, item)
+        return _timed(watch, reward.score, item)
     except Overdue as error:
         raise _late(reward, name, [item]) from error
     except UserError:
@@ -123,8 +124,10 @@ def _value(reward: Reward, name: str, item: RewardInput, watch: Stopwatch | None
         raise RewardFailed(reward, name, item.completion, error) from error
 
 
-def _timed(watch: Stopwatch, work: Callable[[Given], Found], given: Given) -> Found:
-    """What `work` finds; Overdue where the watch runs out before."""
+def _timed(watch: Stopwatch | None, work: Callable[[Given], Found], given: Given) -> Found:
+    """The result of `work`; Overdue if the watch runs out first."""
+    if watch is None:
+        return work(given)
     watch.begin()
     try:
         return work(given)
@@ -144,7 +147,7 @@ def _late(reward: Reward, name: str, items: Sequence[RewardInput]) -> UserError:
 
 
 def _check_sizes(reward: Reward, name: str, column: Sequence[float | None], items: Sequence[RewardInput]) -> None:
-    """Refuse numbers that cannot be learnt from: every mean and deviation would be infinite, or none at all."""
+    """Refuse rewards that are not finite or too large: means and deviations would be infinite or NaN."""
     for value, item in zip(column, items, strict=True):
         # Written so that NaN is refused as well.
         if value is not None and not max(abs(value), abs(value * reward.weight)) <= LARGEST:
@@ -164,7 +167,7 @@ def _shown(completion: str) -> str:
 
 
 def distributions(scored: Sequence[Scored]) -> dict[str, float]:
-    """Numbers to log: for the sum and for each reward its mean, deviation, extremes, and the share without a value."""
+    """Metrics of the sum and of each reward: mean, standard deviation, extremes, and the share without a value."""
     columns: dict[str, list[float | None]] = {"reward": [row.total for row in scored]}
     for row in scored:
         for name, value in row.parts.items():

@@ -20,7 +20,7 @@ Function = Callable[..., float | None]
 
 
 class FunctionReward(Reward):
-    """A reward that is a function in a file; a class below says how it is called."""
+    """A reward that is a function in a file; subclasses say how it is called."""
 
     function: str
     """File and function, such as rewards.py:politeness."""
@@ -69,7 +69,7 @@ class Custom(FunctionReward):
         try:
             signature = inspect.signature(function)
         except ValueError:
-            return  # what is not written in Python may not say what it takes
+            return  # functions not written in Python may have no signature
         file, line = self.place
         if is_for_trl(function):
             raise UserError(
@@ -93,11 +93,16 @@ class Custom(FunctionReward):
 
 
 def is_for_trl(function: Any) -> bool:
-    """Whether a function takes whole batches by the names that TRL gives them."""
+    """Whether a function takes whole batches, by TRL's argument names."""
+    return callable(function) and not TRL_ARGUMENTS.isdisjoint(parameters_of(function))
+
+
+def parameters_of(function: Any) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a function; none where it is not written in Python and has no readable signature."""
     try:
-        return callable(function) and not TRL_ARGUMENTS.isdisjoint(inspect.signature(function).parameters)
+        return inspect.signature(function).parameters
     except ValueError:
-        return False  # what is not written in Python may not say what it takes
+        return {}
 
 
 def number_of(value: Any) -> float | None:

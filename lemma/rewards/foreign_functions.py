@@ -6,11 +6,12 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from lemma.core.async_calls import result_of
 from lemma.core.errors import UserError
 from lemma.rewards.combine import RewardFailed
-from lemma.rewards.custom import FunctionReward, load_function, number_of
+from lemma.rewards.custom import FunctionReward, load_function, number_of, parameters_of
 from lemma.rewards.reward import RewardInput, WrongReturn
-from lemma.rewards.trl_function import awaited, listed, parameters_of
+from lemma.rewards.trl_function import listed
 
 VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 OPENRLHF = ("queries", "prompts", "labels")
@@ -31,7 +32,7 @@ class VerlFunction(FunctionReward):
         values = (problem.source, item.completion, problem.gold, problem.extra.get("extra_info"))
         function = load_function(self.function)
         found = function(**_taken(function, dict(zip(VERL, values, strict=True))), **self.options)
-        return number_of(_inside(awaited(found), "score"))
+        return number_of(_inside(result_of(found), "score"))
 
 
 class OpenRlhfFunction(FunctionReward):
@@ -53,7 +54,7 @@ class OpenRlhfFunction(FunctionReward):
         function = load_function(self.function)
         try:
             found = function(**_taken(function, dict(zip(OPENRLHF, values, strict=True))), **self.options)
-            return [number_of(value) for value in listed(_inside(awaited(found), "rewards"), len(items))]
+            return [number_of(value) for value in listed(_inside(result_of(found), "rewards"), len(items))]
         except UserError:
             raise
         except (Exception, SystemExit, GeneratorExit) as error:
@@ -61,7 +62,7 @@ class OpenRlhfFunction(FunctionReward):
 
 
 def owner_of(function: Any) -> str | None:
-    """Whose calls a function expects, by the names of its arguments: `verl`, `openrlhf`, or nobody's."""
+    """Whose signature a function has, by its argument names: `verl`, `openrlhf`, or neither."""
     taken = set(parameters_of(function)) if callable(function) else set()
     if {"solution_str", "ground_truth"} <= taken:
         return "verl"

@@ -6,14 +6,15 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+from lemma.core.async_calls import result_of
 from lemma.core.errors import UserError
 from lemma.rewards.combine import RewardFailed
-from lemma.rewards.custom import TRL_ARGUMENTS, FunctionReward, load_function, number_of
+from lemma.rewards.custom import TRL_ARGUMENTS, FunctionReward, load_function, number_of, parameters_of
 from lemma.rewards.reward import RewardInput, WrongReturn
 
 ROW = "row"
 GOLD_COLUMNS = ("answer", "solution", "ground_truth", "target")
-"""A right answer has one of these names in most data; a problem without such a column gives its gold."""
+"""Common names of the right answer's column; a problem without such a column passes its gold answer."""
 
 
 class TrlFunction(FunctionReward):
@@ -45,14 +46,14 @@ class TrlFunction(FunctionReward):
             return []
         function, given = load_function(self.function), self._arguments(items)
         try:
-            return [number_of(value) for value in listed(awaited(function(**given)), len(items))]
+            return [number_of(value) for value in listed(result_of(function(**given)), len(items))]
         except UserError:
             raise
         except (Exception, SystemExit, GeneratorExit) as error:
             raise RewardFailed(self, self.label, items[0].completion, error) from error
 
     def _arguments(self, items: Sequence[RewardInput]) -> dict[str, Any]:
-        """The columns that the function takes: all of them with `**kwargs`, otherwise those it names."""
+        """The columns that the function takes: all of them with `**kwargs`, otherwise those that it names."""
         as_messages = self.completions == "messages" or (self.completions == "auto" and _is_conversation(items[0]))
         known: dict[str, Any] = _columns(items)
         known["prompts"] = [_prompt(item, as_messages) for item in items]
@@ -61,7 +62,7 @@ class TrlFunction(FunctionReward):
         ]
         known["completion_ids"] = [list(item.ids) for item in items]
         known |= {"trainer_state": None, **self.options}
-        wanted = inspect.signature(load_function(self.function)).parameters.values()
+        wanted = parameters_of(load_function(self.function)).values()
         lacking = [one.name for one in wanted if one.kind not in _LOOSE and one.default is one.empty]
         lacking = [name for name in lacking if name not in known]
         if lacking:
@@ -79,26 +80,6 @@ class TrlFunction(FunctionReward):
 
 
 _LOOSE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-
-
-def parameters_of(function: Any) -> Mapping[str, inspect.Parameter]:
-    """What a function takes; nothing where it is not written in Python and does not say."""
-    try:
-        return inspect.signature(function).parameters
-    except ValueError:
-        return {}
-
-
-def awaited(found: Any) -> Any:
-    """What a function gave, or what its coroutine gives."""
-    if not inspect.isawaitable(found):
-        return found
-    import asyncio
-
-    async def wait() -> Any:
-        return await found
-
-    return asyncio.run(wait())
 
 
 def _is_conversation(item: RewardInput) -> bool:
@@ -127,7 +108,7 @@ def _row(item: RewardInput) -> dict[str, Any]:
 
 
 def listed(scores: Any, count: int) -> list[Any]:
-    """What a function gave for a batch, one for each completion."""
+    """A function's result for a batch as a list, one entry per completion."""
     values = list(scores) if isinstance(scores, Iterable) and not isinstance(scores, str | bytes | Mapping) else None
     if values is None or len(values) != count:
         given = f"{len(values)} value{'' if len(values) == 1 else 's'}" if values is not None else f"{scores!r:.200}"

@@ -37,7 +37,7 @@ class Journal:
         self.draws: list[int] = []
         self.is_complete = self.damaged = self.is_ended = False
         self._lines: JsonLines | None = None
-        # Of all that stands in the file, where all of it was written here.
+        # Running SHA-256 of the file; None where an earlier process wrote part of it.
         self._mark: Any = None
         self._rows = RowWriter()
         there = find(path)
@@ -57,7 +57,7 @@ class Journal:
     def append(self, *episodes: Episode) -> None:
         if not episodes:
             return
-        assert not (episodes and self.is_complete), "a complete journal does not grow"
+        assert not self.is_complete, "a complete journal does not grow"
         self.episodes |= {episode.order: episode for episode in episodes}
         self._append([self._rows.line(episode) for episode in episodes])
 

@@ -9,7 +9,6 @@ import json
 import math
 from binascii import b2a_base64
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from json.encoder import encode_basestring
 from operator import attrgetter
 from typing import Any
@@ -94,6 +93,5 @@ _KINDS: dict[type, Callable[[Any], str]] = {
     int: repr,
     float: _number,
     type(None): {None: "null"}.__getitem__,
-    # Few, and the same in many rows: keys, golds, faults and versions.
-    tuple: lru_cache(1024)(_others),
+    tuple: lambda values: f"[{', '.join(_json(values))}]",
 }

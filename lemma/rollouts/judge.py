@@ -60,8 +60,9 @@ class Judge:
         began = time.perf_counter()
         last = [episode.turns[-1] for episode in episodes]
         texts = texts_of([(turn.ids, turn.finish) for turn in last], self.tokenizer, self.ends)
-        for turn, text in zip(last, texts or (), strict=texts is not None):
-            turn.text = text
+        if texts is not None:
+            for turn, text in zip(last, texts, strict=True):
+                turn.text = text
         self.seconds += time.perf_counter() - began
 
     def reads(self, problem: Problem, episode: Episode) -> tuple[Format, Rules]:

@@ -25,9 +25,20 @@ SECTION = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="
 PROBLEM = Problem((Message("user", "Where?"),), ("Paris",), id="p")
 MORE = '''
 
+import asyncio
+
+ONE_AT_A_TIME = asyncio.Semaphore(1)
+
+
 async def later(seconds: float = 0.0) -> str:
     """Wait."""
+    await asyncio.gather(wait(), wait())
     return f"after {seconds}"
+
+
+async def wait() -> None:
+    async with ONE_AT_A_TIME:
+        await asyncio.sleep(0.001)
 
 
 def silent(x: int) -> str:
@@ -94,6 +105,7 @@ def test_an_episode_of_calls(folder: Path) -> None:
     assert reply.results[0] == "error: search has no argument 'land'; it takes: country"
     assert reply.results[1].startswith("error: there is no tool 'find'; there are: ")
     assert world.step(understand(call("clock"), "stop")).results == ("noon",)
+    assert world.step(understand(call("later"), "stop")).results == ("after 0.0",)
     assert world.step(understand(r"\boxed{Paris}", "stop")).done
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,68 @@ def test_functions_for_openrlhf(file: str) -> None:
 def test_functions_that_wait(file: str) -> None:
     assert scores(f"{file}:later") == [1.0, 0.0]
     assert scores(f"{file}:later_too") == [1.0, 1.0]
+
+
+ASYNC = """
+import asyncio
+
+LIMIT = asyncio.Semaphore(1)
+
+async def one(text):
+    async with LIMIT:
+        await asyncio.sleep(0.001)
+        return float(len(text))
+
+async def for_trl(completions, **columns):
+    return await asyncio.gather(*[one(text) for text in completions])
+
+async def for_verl(solution_str, ground_truth):
+    return (await asyncio.gather(one(solution_str), one(ground_truth)))[0]
+
+async def for_openrlhf(queries, prompts, labels):
+    return await asyncio.gather(*[one(query[len(prompt):]) for query, prompt in zip(queries, prompts)])
+
+async def hangs(completions, **columns):
+    await asyncio.sleep(600)
+
+async def gives_up(completions, **columns):
+    raise SystemExit(3)
+
+async def cancelled(completions, **columns):
+    raise asyncio.CancelledError
+"""
+
+
+@pytest.fixture
+def async_file(tmp_path: Path) -> str:
+    (tmp_path / "awaiting.py").write_text(ASYNC)
+    return str(tmp_path / "awaiting.py")
+
+
+@pytest.mark.parametrize("name", ["trl", "verl", "openrlhf"])
+def test_async_functions_share_one_event_loop(async_file: str, name: str) -> None:
+    """A semaphore or a client of the module belongs to the loop on which it was first used."""
+    spec = {name: f"{async_file}:for_{name}"}
+    assert scores(spec) == scores(spec) == [1.0, 2.0]
+
+
+def test_async_functions_inside_a_running_loop(async_file: str) -> None:
+    async def notebook() -> list[float | None]:
+        return scores({"trl": f"{async_file}:for_trl"})
+
+    assert asyncio.run(notebook()) == [1.0, 2.0]
+
+
+def test_async_functions_that_fail_are_named(async_file: str) -> None:
+    with pytest.raises(RewardFailed, match=r"'gives_up' failed with RuntimeError: SystemExit: 3"):
+        scores({"trl": f"{async_file}:gives_up"})
+    with pytest.raises(RewardFailed, match=r"'cancelled' failed with CancelledError"):
+        scores({"trl": f"{async_file}:cancelled"})
+    began = time.monotonic()
+    with pytest.raises(UserError, match=r"'hangs' took longer than 0.1 s on each of 2"):
+        scores({"name": "trl", "function": f"{async_file}:hangs", "seconds": 0.1})
+    assert time.monotonic() - began < 20
+    assert scores({"trl": f"{async_file}:for_trl"}) == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("name", ["trl", "verl", "openrlhf"])

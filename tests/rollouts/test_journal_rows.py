@@ -59,6 +59,14 @@ def test_a_row_is_what_json_makes_of_it(made: list[Episode]) -> None:
     assert [writer.line(one) for one in made] == [plain(one) for one in made]
 
 
+def test_values_that_are_equal_but_written_otherwise() -> None:
+    nothing = np.zeros(0, dtype=np.float32)
+    turn = Turn(np.array([1], dtype=np.int32), nothing.astype(np.int32), nothing, nothing, "stop")
+    keys: list[Any] = [("rl", 1, 0.0), ("rl", True, 0.0), ("rl", 1, -0.0), ("rl", ("a", 2), [3])]
+    writer, made = RowWriter(), [Episode(key, 0, "p", [turn], "?") for key in keys]
+    assert [writer.line(one) for one in made] == [plain(one) for one in made]
+
+
 def test_prompts_that_come_and_go_are_not_mixed_up() -> None:
     """Later ones may lie where earlier ones lay in memory."""
     writer, nothing = RowWriter(), np.zeros(0, dtype=np.float32)

@@ -1,8 +1,13 @@
-"""Calls of an environment, plain or `async`, from any thread."""
+"""Calls of other people's functions, plain or `async`, from any thread.
+
+Everything `async` runs on one event loop in a background thread. A client or a semaphore that a user's module keeps
+belongs to the loop on which it was first used, so there must not be a new loop for each call.
+"""
 
 from __future__ import annotations
 
 import inspect
+import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -12,15 +17,18 @@ if TYPE_CHECKING:
 
 
 class Caller:
-    """Calls methods and waits for what is `async`, always on one event loop in a thread of its own."""
+    """Calls functions and waits for those that are `async`, on an event loop of its own."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
 
-    def call(self, method: Callable[..., Any], *arguments: Any, seconds: float | None = None) -> Any:
-        """What the method gives. An `async` one that takes longer than `seconds` is cancelled: `TimeoutError`."""
-        given = method(*arguments)
+    def call(self, function: Callable[..., Any], *arguments: Any, seconds: float | None = None) -> Any:
+        """What the function returns. An `async` one that takes longer than `seconds` is cancelled: `TimeoutError`."""
+        return self.result(function(*arguments), seconds)
+
+    def result(self, given: Any, seconds: float | None = None) -> Any:
+        """`given` itself, or the result of awaiting it."""
         if not inspect.isawaitable(given):
             return given
         import asyncio
@@ -32,6 +40,9 @@ class Caller:
         except TimeoutError:
             if future.done():
                 raise
+        except BaseException:
+            future.cancel()  # no effect where it has ended by itself: this is for deadlines and Ctrl-C
+            raise
         # A loop that is held up cannot cancel anything, and no call on it is to blame: whoever watches ends all.
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
         future.cancel()
@@ -43,7 +54,7 @@ class Caller:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="environments", daemon=True).start()
+                threading.Thread(target=self._loop.run_forever, name="async calls", daemon=True).start()
             return self._loop
 
     def close(self) -> None:
@@ -64,3 +75,20 @@ async def _awaited(given: Any) -> Any:
         return await given
     except (SystemExit, KeyboardInterrupt) as error:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
+_of_process = Caller()
+
+
+def result_of(given: Any) -> Any:
+    """`given` itself, or the result of awaiting it on the one event loop of this process."""
+    return _of_process.result(given)
+
+
+def _forget() -> None:
+    """A forked process does not inherit the thread that runs the loop."""
+    global _of_process
+    _of_process = Caller()
+
+
+os.register_at_fork(after_in_child=_forget)
