@@ -107,7 +107,12 @@ def versions() -> Row:
     import transformers
 
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    peers = {shown: importlib.metadata.version(shown) for used, shown in PEERS.items() if used in sys.modules}
+    peers: Row = {}
+    for used, shown in PEERS.items():
+        if used in sys.modules:
+            # A module may belong to another package, such as FlashAttention 2.
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                peers[shown] = importlib.metadata.version(shown)
     return {"device": name, "torch": torch.__version__, "transformers": transformers.__version__, **peers}
 
 

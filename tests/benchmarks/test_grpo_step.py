@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from benchmarks.grpo_step import OPTIONS, PARTS, PPO_PARTS, SETS, run_lemma, table
 from benchmarks.grpo_work import config_of, floors, memory_limited, parameters_of
-from benchmarks.rows import as_typed, made_by, spread
+from benchmarks.rows import as_typed, made_by, spread, versions
 from benchmarks.sft_step import SHAPES
 from lemma.stages.reinforcement import rl_loop
 
@@ -84,3 +85,9 @@ def test_a_table_says_who_made_it_but_not_where_it_was_written() -> None:
     results = [{"made": {**made, "device": "A", "torch": "2"}}, {"made": {**made, "device": "A", "trl": "1"}}]
     assert made_by(results) == f"2026-01-02, A, commit abc; torch 2, trl 1; `{command}`"
     assert spread([1.0, 2.0, 4.0]) == 1.5
+
+
+def test_a_module_of_another_package_costs_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashAttention 2 and 4 are both imported as flash_attn."""
+    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
+    assert {"torch", "transformers"} <= versions().keys() and "flash-attn-4" not in versions()
