@@ -31,7 +31,11 @@ _SCALARS = [
 
 
 ENDINGS = (".yaml", ".yml", ".json")
-"""JSON is YAML as well, but for two things (see `_json_as_yaml`)."""
+"""JSON is YAML as well, but for a few things (see `_json_as_yaml`)."""
+# A string, and the ':' after it where it is a key.
+_JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?([ \r\n]*:)?', re.DOTALL)
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufffe\uffff]")
+_LONGEST_KEY = 1000  # a little below YAML's own limit
 _ESCAPE = re.compile(r"\\(?:u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})|.)", re.IGNORECASE | re.DOTALL)
 
 # A recipe is written by hand. Beyond these limits it is a mistake, or an attempt to fill the memory through aliases.
@@ -126,14 +130,22 @@ def _read_text(path: Path, what: str) -> str:
 
 
 def _json_as_yaml(text: str) -> str:
-    """Without tabs, which JSON has between values only, and with characters beyond 16 bits in one escape, not two."""
+    """The same values on the same lines, without tabs, which JSON has between values only."""
+    return _JSON_STRING.sub(_string_as_yaml, text.replace("\t", " "))
 
-    def joined(found: re.Match[str]) -> str:
-        if found[1] is None:
-            return found[0]
-        return f"\\U{0x10000 + ((int(found[1], 16) - 0xD800) << 10) + int(found[2], 16) - 0xDC00:08X}"
 
-    return _ESCAPE.sub(joined, text.replace("\t", " "))
+def _string_as_yaml(found: re.Match[str]) -> str:
+    """YAML has one escape for a character beyond 16 bits, allows fewer characters unescaped and takes some of them for
+    the end of a line. A key that is long, or has its ':' on another line, needs a '?' before it."""
+
+    def joined(pair: re.Match[str]) -> str:
+        if pair[1] is None:
+            return pair[0]
+        return f"\\U{0x10000 + ((int(pair[1], 16) - 0xD800) << 10) + int(pair[2], 16) - 0xDC00:08X}"
+
+    text = _NOT_IN_YAML.sub(lambda one: f"\\u{ord(one[0]):04X}", _ESCAPE.sub(joined, found[0]))
+    needs_mark = found[1] is not None and (found[1].lstrip(" ") != ":" or len(text) > _LONGEST_KEY)
+    return f"? {text}" if needs_mark else text
 
 
 def _neighbour(path: Path) -> str:

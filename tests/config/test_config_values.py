@@ -46,6 +46,22 @@ def test_json_is_yaml(tmp_path: Path) -> None:
         load(Outer, tmp_path / "file.json")
 
 
+@pytest.mark.parametrize("is_ascii", [True, False])
+def test_every_character_and_any_layout_of_json(tmp_path: Path, is_ascii: bool) -> None:
+    """YAML refuses some of them unescaped, ends a line at others, and wants keys short and next to their ':'."""
+    everything = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x11000)]))
+    free = {"k" * 1025: 1, "all": everything, "list": ["\x7f", "\u2028: "]}
+    text = json.dumps({"free": free}, ensure_ascii=is_ascii, separators=("\r\n,", " \n\t: "))
+    (tmp_path / "file.json").write_bytes(text.encode())
+    assert load(Outer, tmp_path / "file.json").free == free
+
+
+def test_the_line_of_a_mistake_below_characters_that_end_a_line_in_yaml(tmp_path: Path) -> None:
+    (tmp_path / "file.json").write_text('{"free"\n: {"a": "\u2028\x85"},\n"inner": {"shar": 1}}', encoding="utf-8")
+    with pytest.raises(UserError, match=r"file.json:3: unknown key 'inner.shar'"):
+        load(Outer, tmp_path / "file.json")
+
+
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
