@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import signal
@@ -38,18 +37,6 @@ COMMANDS: dict[str, str] = {
     "demo": "train the built-in tiny model and show what it learnt",
 }
 
-_REPAIRS = {
-    errno.ENOMEM: "raise the limit on memory (`ulimit -v`, or that of the container or the job)",
-    errno.ENOSPC: "free some space and give the same command again",
-    errno.EDQUOT: "free some space and give the same command again",
-    errno.EACCES: "check who may read and write there",
-    errno.EPERM: "check who may read and write there",
-    errno.EROFS: "name a folder that can be written",
-    errno.EEXIST: "name another folder",
-    errno.ENOTDIR: "name a path that does not go through a file",
-    errno.EISDIR: "name a file",
-}
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code: 0 well, 2 a mistake of the user, 130 interrupted. Without arguments this
@@ -83,11 +70,6 @@ def _main(argv: Sequence[str] | None) -> int:
         # Whoever read our output has gone; without this, Python complains once more when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except OSError as error:
-        if error.errno not in _REPAIRS:
-            raise
-        where = f" ({error.filename})" if error.filename else ""
-        return _complain(f"{error.strerror}{where}; {_REPAIRS[error.errno]}")
     except Exception as error:
         told = explained(error)
         if told is None:

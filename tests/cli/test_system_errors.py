@@ -36,11 +36,35 @@ def test_no_more_memory(kind: str) -> None:
     assert told is not None
     sentence, code = told
     assert code == 1 and "\n" not in sentence
-    assert sentence.startswith("the system gives this process no more memory") and "`ulimit -v`" in sentence
+    assert sentence.startswith("out of host memory") and "`ulimit -v`" in sentence
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("libcudart.so.12: failed to map segment from shared object"),
+        OSError(errno.ENOMEM, "Cannot allocate memory", "weights.bin"),
+    ],
+)
+def test_memory_that_the_system_refuses_a_command(
+    error: OSError, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(args: object) -> int:
+        raise error
+
+    monkeypatch.setattr("lemma.cli.doctor.run", refused)
+    assert main(["doctor"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"lemma: error: out of host memory ({error}); raise the limit") and said.count("\n") == 1
 
 
 def test_other_errors_are_none_of_these() -> None:
-    for error in (RuntimeError("shapes differ"), ImportError("no module"), OSError(errno.EIO, "input/output error")):
+    for error in (
+        RuntimeError("shapes differ"),
+        ImportError("no module"),
+        OSError(errno.EIO, "input/output error"),
+        OSError("odd"),
+    ):
         assert explained(error) is None
 
 
@@ -58,12 +82,16 @@ def test_a_command_that_may_start_no_thread(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.startswith("lemma: error: the system starts no more threads") and done.stderr.count("\n") == 1
+    assert (
+        done.stderr.startswith("lemma: error: the system refused to start another thread")
+        and done.stderr.count("\n") == 1
+    )
 
 
 def test_a_home_that_nobody_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "recipe.yaml").write_text("model: {path: ~nobody-of-this-name/model}\nstages: {sft: {steps: 1}}\n")
     assert main(["plan", str(tmp_path / "recipe.yaml")]) == 2
     assert capsys.readouterr().err == (
-        "lemma: error: a path begins with `~` and a name that no user of this machine has; write the path in full\n"
+        "lemma: error: the home folder of a path that begins with `~` is not known; write the path in full, or set "
+        "HOME\n"
     )
