@@ -27,10 +27,10 @@ from lemma.learning.pack_dealing import by_all_ranks, deal_packs
 from lemma.learning.split_optimiser import make_optimiser
 from lemma.learning.token_scores import TokenScores
 from lemma.learning.whole_batch import Sums, evaluate_batch, pull
-from lemma.models import flash_attention
 from lemma.models.compiled import CompiledBlocks
 from lemma.models.critic import Critic
 from lemma.models.dropouts import dropouts
+from lemma.models.flash_attention import agree_on_flash
 from lemma.models.packing import TokenBatch, plan_packs
 from lemma.models.policy import Policy
 from lemma.models.sharing import can_share, shared_size, spread_cost
@@ -79,16 +79,11 @@ class Learner:
         self.policy = policy
         self.optim = optim
         self.token_budget = min(gather_over_ranks(token_budget, "the token budget"))
-        # Compiled blocks use torch's kernel, and scores are computed by the kernel of the update.
-        is_sound = all(gather_over_ranks(flash_attention.is_sound(), "the kernel of attention"))
-        flash_attention.allow(is_sound and not compile_blocks)
-        if not is_sound:
-            say("FlashAttention 4 does not work on every rank: all use torch's kernel")
+        agree_on_flash(not compile_blocks, say)
         self.total_steps = total_steps
         self.temperature = temperature
         self.is_compiled = compile_blocks
-        self.step_count = 0
-        self.skipped = 0
+        self.step_count = self.skipped = 0
         self.optimiser = make_optimiser(policy, optim, shard)
         # Ranks that make a pass together cannot leave it one by one.
         self._retried = () if policy.is_split else (torch.OutOfMemoryError,)
@@ -110,7 +105,6 @@ class Learner:
         """
         asked = policy or self.policy
         asked.module.eval()
-
         scores = TokenScores()
 
         def work(batch: TokenBatch) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from lemma.core.errors import LemmaWarning
+from lemma.core.ranks import gather_over_ranks
 from lemma.models.packing import Segments
 
 # Generations of GPUs that it is used on, and sizes of heads: what it was written for. On an H200 it is wrong about some
@@ -52,18 +53,18 @@ class FlashState:
 _state = FlashState()
 
 
-def is_sound() -> bool:
-    """Whether nothing was wrong with it so far on this rank. Where it is not there, nothing is."""
-    return not _state.has_failed
+def agree_on_flash(wanted: bool, say: Callable[[str], None]) -> None:
+    """Have all ranks use it, or none: where it is `wanted`, and none of them has found it broken or wrong. Compiled
+    blocks always use torch's kernel, and scores are computed by the kernel of the update."""
+    is_sound = not any(gather_over_ranks(_state.has_failed, "the kernel of attention"))
+    _state.is_allowed = wanted and is_sound
+    if not is_sound:
+        say("FlashAttention 4 does not work on every rank: all use torch's kernel")
 
 
-def is_allowed() -> bool:
+def is_flash_allowed() -> bool:
+    """Whether this process may use it, where it is there."""
     return _state.is_allowed
-
-
-def allow(wanted: bool) -> None:
-    """Have this process use it, or torch's kernel in its place."""
-    _state.is_allowed = wanted
 
 
 def flash_kernel(query_THD: torch.Tensor, key_THD: torch.Tensor, window: int | None) -> PackAttention | None:

@@ -88,7 +88,7 @@ def uses_flash(failing: int | None) -> bool:
     state = flash_attention.FlashState(has_failed=ranks.rank() == failing)
     with mock.patch.object(flash_attention, "_state", state):
         learner_of(policy_in("float32"), "none")
-        return flash_attention.is_allowed()
+        return flash_attention.is_flash_allowed()
 
 
 def test_all_ranks_use_the_same_kernel_of_attention(crew: Crew) -> None:

@@ -1,8 +1,8 @@
-"""Log-probabilities that preference losses need besides the policy's own: of the reference, of responses to other
-prompts, and the sums of squared probabilities.
+"""Log-probabilities that preference losses need besides the policy's own: the reference's, those of responses to other
+prompts, and sums of squared probabilities.
 
-The reference is the model that the stage starts from. Its log-probabilities are computed once, before anything is
-learnt, and kept in the cache under the hash of what they depend on; or at every step, with the adapters off.
+The reference is the model that the stage starts from. Its log-probabilities are computed once, before training, and
+cached under a hash of everything they depend on; or at every step, with the adapters off.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from lemma.core.types import Trajectory, content_id
 from lemma.core.version import installed_version, lemma_version
 from lemma.learning.learner import Learner
 from lemma.learning.weight_split import whole_tensor
-from lemma.models import flash_attention
+from lemma.models.flash_attention import is_flash_allowed
 from lemma.models.packing import TokenBatch
 from lemma.models.policy import Policy
 from lemma.stages.preference.examples import Example, trajectory
 
-# Sequences that are scored between two signs of life.
+# Sequences scored between two progress events.
 PART = 256
 
 
@@ -43,7 +43,7 @@ class ReferenceModel(Protocol):
 
 
 class AdaptersOff:
-    """The policy without its adapters, asked whenever it is needed."""
+    """The policy without its adapters, evaluated when needed."""
 
     def __init__(self, policy: Policy, learner: Learner):
         self._policy, self._learner = policy, learner
@@ -54,7 +54,7 @@ class AdaptersOff:
 
 
 class Precomputed:
-    """What the reference said about every sequence of the stage."""
+    """The reference's log-probabilities of every sequence of the stage."""
 
     def __init__(self, known: dict[bytes, np.ndarray]):
         self._known = known
@@ -70,7 +70,7 @@ def precompute(
     folder: Path,
     progress: Callable[[int, int], None],
 ) -> Precomputed:
-    """Score these with the learner's present weights, or take the scores from the cache in `folder`."""
+    """Score these with the learner's current weights, or take the scores from the cache in `folder`."""
     unique = {_name(one): one for one in trajectories}
     names, different = list(unique), list(unique.values())
     path = folder / f"{content_id(_circumstances(policy, learner), [name.hex() for name in names])}.safetensors"
@@ -101,7 +101,7 @@ def _name(one: Trajectory) -> bytes:
 
 
 def _circumstances(policy: Policy, learner: Learner) -> dict[str, Any]:
-    """Everything that the last bit of a score can depend on, apart from the sequences."""
+    """Everything that can change a score, down to the last bit, apart from the sequences."""
     config = policy.causal.config.to_dict()
     return {
         "weights": _weights(policy),
@@ -115,7 +115,7 @@ def _circumstances(policy: Policy, learner: Learner) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "torch": torch.__version__,
-        "flash-attn-4": installed_version("flash-attn-4") if flash_attention.is_allowed() else None,
+        "flash-attn-4": installed_version("flash-attn-4") if is_flash_allowed() else None,
         "lemma": lemma_version(),
     }
 
@@ -130,7 +130,7 @@ def _weights(policy: Policy) -> str:
 
 
 def _store(path: Path, flat: np.ndarray) -> None:
-    """Keep an entry; a full or read-only disk costs time at the next start and nothing else."""
+    """Store an entry; a full or read-only disk only costs time at the next start."""
     if not is_leader():
         return
     whole = save({"logprobs": flat}, metadata={"digest": hashlib.sha256(flat.tobytes()).hexdigest()})
@@ -142,7 +142,7 @@ def _store(path: Path, flat: np.ndarray) -> None:
 
 
 def _load(path: Path, size: int) -> np.ndarray | None:
-    """The numbers of an entry; None where it is absent or damaged."""
+    """The numbers of an entry; None if it is absent or damaged."""
     try:
         with safe_open(path, framework="numpy") as entry:
             flat = entry.get_tensor("logprobs")
@@ -153,10 +153,10 @@ def _load(path: Path, size: int) -> np.ndarray | None:
 
 
 def mismatched(examples: Sequence[Example], limit: int) -> list[Trajectory]:
-    """Each prompt with the response of the example before it in the step, the first one with that of the last.
+    """Each prompt with the response of the previous example of the step, the first one with that of the last.
 
-    Where that one has the same prompt, the one before it is taken, and so on; a prompt that no other of the step
-    differs from is left out. Cut at `limit` tokens.
+    If that one has the same prompt, the one before it is taken, and so on; if all prompts of the step are the same, it
+    is left out. Truncated at `limit` tokens.
     """
     trajectories = []
     for place, example in enumerate(examples):
@@ -169,9 +169,9 @@ def mismatched(examples: Sequence[Example], limit: int) -> list[Trajectory]:
 
 
 class SquaredMass(Policy):
-    """The policy, asked for the log of the sum of squared probabilities in the place of the log-probability.
+    """The policy, returning the log of the sum of squared probabilities instead of the log-probability.
 
-    With z the logits, log sum p^2 = lse(2z) - 2 lse(z), which is 2 log p(token) at temperature 1 less log p(token) at
+    With z the logits, log sum p^2 = lse(2z) - 2 lse(z), which is 2 log p(token) at temperature 1 minus log p(token) at
     temperature 1/2, whatever the token.
     """
 
