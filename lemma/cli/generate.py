@@ -179,7 +179,7 @@ def _format(args: argparse.Namespace, tokenizer: Any) -> tuple[Format, bool]:
 def _answer(speaker: _Speaker, problems: list[Problem], args: argparse.Namespace) -> None:
     """Print the answers in the order of the questions, each as soon as it and those before it are there; on several
     ranks, the first one prints when all are there."""
-    from lemma.engines.dealt_requests import dealt_completions
+    from lemma.engines.sharded_requests import sharded_completions
 
     requests = [speaker.request(problem, args) for problem in problems]
     _check_alike(speaker, requests)
@@ -188,7 +188,7 @@ def _answer(speaker: _Speaker, problems: list[Problem], args: argparse.Namespace
         return
     completions: dict[Any, list[Completion]] = {request.key: [] for request in requests}
     printed = 0
-    for completion in dealt_completions(speaker.engine, requests):
+    for completion in sharded_completions(speaker.engine, requests):
         completions[completion.key].append(completion)
         while printed < len(requests) and len(completions[requests[printed].key]) == args.samples:
             if args.file is not None and not args.json:

@@ -25,14 +25,14 @@ from lemma.core.errors import UserError
 from lemma.core.events import Said, Sink
 from lemma.core.faults import fault_point
 from lemma.core.ranks import IDLE, RankWorld, note_place, portable
-from lemma.engines import make_engine, sent_weights
+from lemma.engines import make_engine, weight_broadcast
 from lemma.engines.protocol import Engine, EngineError, Request, Sampling, generate
-from lemma.engines.spoken_words import (
-    AtWork,
+from lemma.engines.speaker_messages import (
     Begin,
     Bye,
     End,
     Failed,
+    Heartbeat,
     Load,
     More,
     SpeakerReady,
@@ -73,7 +73,7 @@ class Speaker:
         self._orders: deque[tuple[Connection, Load | TakeWeights | Unload]] = deque()
         self._policy: Policy | None = None
         self._engine: Engine | None = None
-        self._layout: sent_weights.Layout = ()
+        self._layout: weight_broadcast.Layout = ()
         self._stops, self._is_stop_told = 0, False
         self._signed = time.monotonic()
 
@@ -141,7 +141,9 @@ class Speaker:
 
     def _take(self, peer: Connection, word: object) -> None:
         if isinstance(word, Begin):
-            session = Session(peer, word.session, list(word.requests), word.is_whole, word.forgets_prompts, word.flies)
+            session = Session(
+                peer, word.session, list(word.requests), word.is_whole, word.resets_prefix_cache, word.flies
+            )
             (self._aloft if word.flies else self._sessions).append(session)
         elif isinstance(word, More | End):
             for session in self._all_sessions():
@@ -185,7 +187,7 @@ class Speaker:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
         policy = build_policy(word.model, torch.device(word.device), word.seed, word.start_from)
-        if list(sent_weights.layout_of(policy)) != list(word.layout):
+        if list(weight_broadcast.layout_of(policy)) != list(word.layout):
             raise EngineError(
                 "a speaker has loaded a model with other weights than the learners'",
                 fix="let all ranks see the same files",
@@ -203,7 +205,7 @@ class Speaker:
         assert engine is not None and policy is not None
         note_place("taking weights")
         with self._world.waiting("weights"):
-            sent_weights.take(policy, self._layout, self._link.carrier, self._link.on_device)
+            weight_broadcast.take(policy, self._layout, self._link.carrier, self._link.on_device)
         fault_point("speaker.weights")
         engine.update_weights(word.version)
         is_generating = engine.between_steps is not None
@@ -245,8 +247,8 @@ class Speaker:
         """Until nothing of these sessions is in the engine; there may be more of those that fly meanwhile."""
         note_place("generate")
         for session in sessions:
-            if session.forgets_prompts:
-                session.forgets_prompts = False
+            if session.resets_prefix_cache:
+                session.resets_prefix_cache = False
                 engine.reset_prefix_cache()
         began, count, tokens = time.perf_counter(), 0, 0
         said = began
@@ -285,7 +287,7 @@ class Speaker:
         if time.monotonic() - self._signed > min(SIGN_SECONDS, self._link.deadline / 4):
             self._signed = time.monotonic()
             for peer in {session.peer for session in self._all_sessions()}:
-                self._say(peer, AtWork())
+                self._say(peer, Heartbeat())
         while sessions is self._aloft and self._orders and isinstance(self._orders[0][1], TakeWeights):
             self._obey(*self._orders.popleft())
             note_place("generate")

@@ -21,7 +21,7 @@ from typing import Any
 from lemma.cluster.arrival import address_in_use
 from lemma.core.errors import UserError
 from lemma.core.ranks import RankWorld, SpeakerLink, ask_to_stop, gather_over_ranks, joined, waiting_for_speakers
-from lemma.engines.spoken_words import Bye, StopAsked
+from lemma.engines.speaker_messages import Bye, StopAsked
 
 LOCAL = "127.0.0.1"
 # How long somebody who connects may take to say who it is.

@@ -18,7 +18,7 @@ class Session:
     number: int
     requests: list[Request]
     is_whole: bool = False
-    forgets_prompts: bool = False
+    resets_prefix_cache: bool = False
     flies: bool = False
     cancelled: list[Key] = field(default_factory=list)
     # Of each request that is in the engine, how many samples are unfinished.

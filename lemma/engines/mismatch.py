@@ -1,4 +1,4 @@
-"""The difference between what an engine said about its tokens and what the learner says about the same ones."""
+"""The difference between an engine's and the learner's log-probabilities of the same tokens."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from lemma.core.errors import UserError
 from lemma.engines.protocol import Completion
 from lemma.models.model_options import Precision
 
-# In float32 no token may differ by more at temperature 1, where real weights came to 4e-5 over 20,000 tokens. A lower
-# temperature divides logits, and with them their rounding.
+# In float32, at temperature 1, no token may differ by more; with real weights the maximum over 20,000 tokens was 4e-5.
+# A lower temperature scales logits up, and with them their rounding errors.
 EXACT_LIMIT = 1e-4
-# In half precision the mean counts. Trained models round more than random ones, so the limits are also multiples of how
-# far a model's own log-probabilities are off by rounding (`Policy.findings`).
+# In half precision the mean counts. Trained models have larger rounding errors than random ones, so the limits are also
+# multiples of the rounding error of the model's own log-probabilities (`Policy.findings`).
 WARNING_MEAN, WARNING_ROUNDINGS = 0.03, 2.0
 STOPPING_MEAN, STOPPING_ROUNDINGS = 0.1, 5.0
 
 
 def warning_mean(rounding: float) -> float:
-    """The mean difference in half precision from which on a step warns."""
+    """The mean difference in half precision above which a step warns."""
     return max(WARNING_MEAN, WARNING_ROUNDINGS * rounding)
 
 
 def stopping_mean(rounding: float) -> float:
-    """The mean difference in half precision from which on a run stops."""
+    """The mean difference in half precision above which a run stops."""
     return max(STOPPING_MEAN, STOPPING_ROUNDINGS * rounding)
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Absolute differences of log-probabilities over all tokens. Without tokens there is none."""
+    """Absolute differences of log-probabilities over all tokens; 0 without tokens."""
 
     mean: float
     largest: float
@@ -56,15 +56,15 @@ def mismatch(completions: Sequence[Completion], learner: Sequence[np.ndarray]) -
 
 
 def exact_limit(temperature: float) -> float:
-    """How far a token's log-probabilities may differ in float32."""
+    """The largest difference of a token's log-probabilities allowed in float32."""
     return EXACT_LIMIT / min(1.0, temperature)
 
 
 def check_mismatch(
     measured: Mismatch, precision: Precision, engine: str = "native", rounding: float = 0.0, temperature: float = 1.0
 ) -> None:
-    """Stop: tokens that the learner sees quite otherwise than the engine teach the wrong thing. Whoever looks at each
-    step warns from `warning_mean` on."""
+    """Stop if engine and learner disagree too much: training on such tokens would be wrong. Warnings from
+    `warning_mean` on are left to the caller."""
     exact = precision == "fp32"
     value, limit = (measured.largest, exact_limit(temperature)) if exact else (measured.mean, stopping_mean(rounding))
     what = "at most" if exact else "on average"

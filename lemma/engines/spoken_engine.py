@@ -1,8 +1,8 @@
-"""The engine of ranks that have speakers: other ranks generate, with the native engine on weights they are sent.
+"""The engine of learner ranks that have speakers: generation-only ranks, with the native engine on broadcast weights.
 
-Each slot's requests go to one speaker, which does nothing else meanwhile. So a sample, and the last bit of its
-log-probabilities, is what the learner's own engine would have drawn. Where responses fly, each request goes to the
-speaker that owes this learner least, next to those of others.
+Each slot's requests go to one speaker, which works on nothing else at that time. So a sample is bit-identical, with its
+log-probabilities, to what the learner's own engine would have sampled. With `lag: flying` a request goes to the speaker
+that owes this learner the fewest samples, and runs together with the requests of others.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 
 from lemma.core import ranks
 from lemma.core.ranks import SpeakerLink
-from lemma.engines import sent_weights
+from lemma.engines import weight_broadcast
 from lemma.engines.protocol import Completion, Engine, EngineError, Key, Request, check_request
-from lemma.engines.spoken_words import (
-    AtWork,
+from lemma.engines.speaker_messages import (
     Begin,
     End,
     Failed,
+    Heartbeat,
     Load,
     More,
     SpeakerReady,
@@ -38,22 +38,22 @@ from lemma.engines.vllm.vllm_probe import probe_prompt, verify
 from lemma.models.policy import Policy
 
 T = TypeVar("T")
-# Between two looks at whether anything else is to be done.
+# Seconds of one wait for messages.
 LOOK_SECONDS = 0.05
 SAMPLES, ENGINE, WEIGHTS = "samples of the speakers", "the speakers' engine", "weights for the speakers"
 
 
 class _Session:
-    """A part of the work at one speaker, or what flies at several: what is unsent, what they still owe, and what they
-    have said."""
+    """One slot's requests at one speaker, or those in flight at several: what is not sent yet, which samples they still
+    owe, and what they have returned."""
 
     def __init__(self, number: int, peers: Sequence[Connection], *, flies: bool = False):
         self.number, self.peers, self.flies = number, peers, flies
         self.begun: set[Connection] = set()
-        self.foreseen: set[Key] = set()
+        self.announced: set[Key] = set()
         self.unsent: dict[Connection, list[Request]] = {}
         self.cancelled: dict[Connection, list[Key]] = {}
-        # Of each request that is not over: its speaker, and how many samples that owes.
+        # For each unfinished request: its speaker, and how many samples it still owes.
         self.owed: dict[Key, tuple[Connection, int]] = {}
         self.ready: deque[Completion] = deque()
         self.failure: bytes | None = None
@@ -67,16 +67,16 @@ class _Session:
         return {peer for peer, _ in self.owed.values()}
 
     def add(self, request: Request) -> None:
-        if self.foreseen:
-            assert request.key in self.foreseen, "what is submitted within a slot was foreseen"
+        if self.announced:
+            assert request.key in self.announced, "everything submitted in a slot has been announced"
             return
         peer = self._least_busy() if len(self.peers) > 1 else self.peers[0]
         self.unsent.setdefault(peer, []).append(request)
         self.owed[request.key] = peer, request.n
 
     def announce(self, requests: Sequence[Request]) -> None:
-        """These are sent at once, and may be finished before they are submitted."""
-        self.foreseen = {request.key for request in requests}
+        """These are sent immediately, and may be finished before they are submitted."""
+        self.announced = {request.key for request in requests}
         self.owed = {request.key: (self.peers[0], request.n) for request in requests}
         self.begun.update(self.peers)
 
@@ -91,7 +91,7 @@ class _Session:
             self.cancelled.setdefault(self.owed[key][0], []).append(key)
 
     def take(self, completion: Completion) -> None:
-        """A sample of a request that has not failed."""
+        """Take a sample, unless its request has failed."""
         if completion.key not in self.owed:
             return
         peer, count = self.owed.pop(completion.key)
@@ -100,16 +100,16 @@ class _Session:
         self.ready.append(completion)
 
     def fail(self, peer: Connection, error: bytes) -> None:
-        """This speaker owes nothing any more."""
+        """This speaker failed and will send nothing more for this session."""
         self.owed = {key: owed for key, owed in self.owed.items() if owed[0] is not peer}
         self.failure = error
 
 
 class SpokenEngine(Engine):
-    """See `lemma.engines.protocol.Engine`. Every rank that learns has one; the first one loads and sends weights.
+    """See `lemma.engines.protocol.Engine`. Every learner rank has one; the first one loads and sends weights.
 
-    `spent` hears of the seconds that speakers worked for this rank. With `flies`, what is submitted outside of slots
-    goes on across updates.
+    `spent` is called with the seconds that speakers worked for this rank. With `flies`, requests submitted outside of
+    slots continue across updates.
     """
 
     has_own_devices = True
@@ -120,12 +120,12 @@ class SpokenEngine(Engine):
         self.policy, self._link, self._spent = policy, link, spent
         self._sending, self._hearing = threading.Lock(), threading.Lock()
         self._sessions: dict[int, _Session] = {}
-        self._foreseen: dict[int, _Session] = {}
+        self._announced: dict[int, _Session] = {}
         self._answers: deque[tuple[Connection, Any]] = deque()
         self._heard = dict.fromkeys(link.connections, time.monotonic())
         self._is_closed = False
         self.version = 0
-        self.difference = 0.0  # between both sides, at the last probe
+        self.difference = 0.0  # between speakers and policy, at the last probe
         loaded = ranks.from_leader(lambda: self._ask(load, SpeakerReady), ENGINE)
         first = loaded[0]
         self.name, self.context, self.in_place_of = first.name, first.context, first.in_place_of
@@ -133,7 +133,7 @@ class SpokenEngine(Engine):
         self._room = min(rooms, default=None)
         self.updates_in_flight = flies and all(one.updates_in_flight for one in loaded)
         shift = ranks.rank() % len(link.connections)
-        aloft = [*link.connections[shift:], *link.connections[:shift]]  # learners begin at different speakers
+        aloft = [*link.connections[shift:], *link.connections[:shift]]  # learners start with different speakers
         self._only = self._current = self._new_session(aloft if flies else link.connections[:1], flies=flies)
         self._look_before, link.look = link.look, self._look
 
@@ -144,25 +144,25 @@ class SpokenEngine(Engine):
     # --- slots -------------------------------------------------------------------------------------------------
 
     def announce(self, requests: Mapping[int, Sequence[Request]]) -> None:
-        """Where there are several slots, their speakers begin at once; the learner reads what they say in its time."""
+        """With several slots, their speakers start immediately; the learner reads the results later."""
         if ranks.slots() == 1:
             return
-        for session in self._foreseen.values():
+        for session in self._announced.values():
             self._end(session)
-        self._foreseen = {}
+        self._announced = {}
         for number, own in requests.items():
             for request in own:
                 check_request(request, self.context)
             if own:
                 session = self._new_session(self._peers_of(number))
                 session.announce(own)
-                self._foreseen[number] = session
-                self._send(session.peers[0], Begin(session.number, own, is_whole=True, forgets_prompts=True))
+                self._announced[number] = session
+                self._send(session.peers[0], Begin(session.number, own, is_whole=True, resets_prefix_cache=True))
 
     @contextmanager
     def slot(self, number: int) -> Iterator[None]:
-        foreseen = number in self._foreseen
-        self._current = self._foreseen.pop(number) if foreseen else self._new_session(self._peers_of(number))
+        announced = number in self._announced
+        self._current = self._announced.pop(number) if announced else self._new_session(self._peers_of(number))
         try:
             yield
         finally:
@@ -170,7 +170,7 @@ class SpokenEngine(Engine):
             self._current = self._only
 
     def _peers_of(self, slot: int) -> Sequence[Connection]:
-        """Slots are dealt to the speakers in turn."""
+        """Slots are assigned to the speakers round-robin."""
         return [self._link.connections[slot % len(self._link.connections)]]
 
     def _new_session(self, peers: Sequence[Connection], *, flies: bool = False) -> _Session:
@@ -180,7 +180,7 @@ class SpokenEngine(Engine):
         return session
 
     def _end(self, session: _Session) -> None:
-        """A session that the speaker has ended by itself hears of it in vain."""
+        """End a session; the speaker ignores this if the session is already over."""
         self._sessions.pop(session.number, None)
         for peer in session.begun if not self._is_closed else ():
             self._send(peer, End(session.number))
@@ -195,7 +195,8 @@ class SpokenEngine(Engine):
         self._current.cancel(key)
 
     def completions(self) -> Iterator[Completion]:
-        """Where responses fly, what was submitted last is sent when the caller has what it wants: speakers work on."""
+        """With `flies`, the last requests are sent even if the caller stops iterating, so that speakers keep
+        working."""
         session = self._current
         self._expect(session.debtors)
         try:
@@ -221,7 +222,7 @@ class SpokenEngine(Engine):
         return list(self._current.ready)
 
     def drop(self, keys: Sequence[Key]) -> None:
-        """Speakers hear of it and need not answer: they may be at work for others."""
+        """Speakers are told and need not reply: they may be busy with other requests."""
         before = self._current
         self._end(before)
         self._current = self._new_session(before.peers, flies=before.flies)
@@ -229,14 +230,14 @@ class SpokenEngine(Engine):
             self._only = self._current
 
     def update_weights(self, version: int) -> None:
-        """Send the weights, and compare what every speaker draws with them with the policy."""
+        """Send the weights, and compare every speaker's log-probabilities with the policy's."""
         self.version = version
         order = TakeWeights(version, probe_prompt(self.policy, self.context))
         if ranks.is_leader():
             for peer in self._link.connections:
                 self._send(peer, order)
         with ranks.waiting_for_speakers(WEIGHTS):
-            sent_weights.send(self.policy, self._link.carrier, self._link.on_device)
+            weight_broadcast.send(self.policy, self._link.carrier, self._link.on_device)
         taken = ranks.from_leader(lambda: self._all_say(Taken), WEIGHTS)
         self.difference = max(verify(self.policy, one.scores, version, "a speaker") for one in taken)
 
@@ -275,7 +276,7 @@ class SpokenEngine(Engine):
         return self._all_say(kind)
 
     def _all_say(self, kind: type[T]) -> list[T]:
-        """The answer of every speaker, in their order; what one of them could not do is raised when all have said."""
+        """The reply of every speaker, in their order; the first failure is raised after all have replied."""
         said: dict[Connection, Any] = {}
         self._expect(self._link.connections)
         while missing := [peer for peer in self._link.connections if peer not in said]:
@@ -292,11 +293,11 @@ class SpokenEngine(Engine):
         return answers
 
     def _expect(self, peers: Iterable[Connection]) -> None:
-        """From now on these may say nothing for as long as the deadline allows."""
+        """The deadline for hearing from these starts now."""
         self._heard |= dict.fromkeys(peers, time.monotonic())
 
     def _send(self, peer: Connection, word: object) -> None:
-        """One thread at a time; the speaker reads whatever else it does."""
+        """One thread at a time; a speaker always reads, even while it generates."""
         with ranks.waiting_for_speakers(SAMPLES), self._sending:
             self._expect([peer])
             try:
@@ -305,7 +306,7 @@ class SpokenEngine(Engine):
                 raise RuntimeError(self._lost(peer)) from error
 
     def _receive(self, place: str, debtors: Iterable[Connection]) -> None:
-        """Take what speakers have said, after waiting a little for it."""
+        """Wait briefly for messages of speakers, and process them."""
         with ranks.waiting_for_speakers(place), self._hearing:
             with self.while_waiting():
                 ready = wait(self._link.connections, LOOK_SECONDS)
@@ -316,7 +317,7 @@ class SpokenEngine(Engine):
                     raise RuntimeError(f"{self._name(peer)} said nothing for {deadline:.0f} s")
 
     def _look(self) -> None:
-        """Take what is there, unless another thread does."""
+        """Process messages that have arrived, unless another thread does."""
         if self._hearing.acquire(blocking=False):
             try:
                 with ranks.waiting_for_speakers(SAMPLES):
@@ -351,5 +352,5 @@ class SpokenEngine(Engine):
             session = self._sessions.get(word.session)
             if session is not None:
                 session.fail(peer, word.error)
-        elif not isinstance(word, AtWork):
+        elif not isinstance(word, Heartbeat):
             self._answers.append((peer, word))

@@ -1,7 +1,7 @@
-"""Stop strings across token borders: text is looked at only when a token could end one.
+"""Stop strings across token boundaries: text is decoded only if the newest token could end one.
 
-A stop string counts when it lies wholly within the completion and ends inside the newest token, wherever it began.
-Special tokens are text like any other, so that `</answer>` is found whether or not a tokenizer has a token for it.
+A stop string counts if it lies wholly within the completion and ends inside the newest token, wherever it began.
+Special tokens are text like any other, so `</answer>` is found whether or not a tokenizer has a token for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lemma.engines.protocol import Completion
     from lemma.models.policy import Policy
 
-UNKNOWN = "\ufffd"  # what a decoder writes for bytes that are no whole character (yet)
+UNKNOWN = "\ufffd"  # what a decoder writes for bytes that are not a whole character (yet)
 
 
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:
@@ -23,14 +23,14 @@ def decode(tokenizer: Any, ids: Sequence[int]) -> str:
 
 
 def ends_of(policy: Policy) -> frozenset[int]:
-    """Every token that ends a completion: the tokenizer's, and those that the model's own settings name."""
+    """Every token that ends a completion: the tokenizer's, and those in the model's generation config."""
     named = getattr(policy.causal.generation_config, "eos_token_id", None)
     several = named if isinstance(named, list) else [named]
     return frozenset(int(token) for token in (*several, policy.tokenizer.eos_token_id) if token is not None)
 
 
 def text_of(completion: Completion, ends: frozenset[int], stops: Sequence[str], tokenizer: Any) -> str:
-    """The text up to its end: without the token that ends it, and without what the last token adds to a stop string."""
+    """The text without the token that ends it, and without anything the last token adds after a stop string."""
     ids = completion.ids.tolist()
     if completion.finish == "stop" and ids and ids[-1] in ends:
         ids = ids[:-1]
@@ -40,17 +40,17 @@ def text_of(completion: Completion, ends: frozenset[int], stops: Sequence[str], 
 
 
 class StopTable:
-    """Which tokens could end one of some stop strings: learnt as they come, shared by all sequences of a request."""
+    """Which tokens could end a stop string: filled lazily, shared by all sequences with the same stop strings."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str]):
         assert all(stops), "a stop string must not be empty"
         self.tokenizer = tokenizer
         self.stops = tuple(stops)
         self._last = frozenset(stop[-1] for stop in self.stops)
-        # A decoder may put spaces between tokens, so any token may bring one.
+        # A decoder may insert spaces between tokens, so any token may add one.
         self._any = " " in self._last
         self._candidates: dict[int, bool] = {}
-        # A character has at most four bytes and a token at least one; some tokens more for decoders that look around.
+        # A character has at most four bytes and a token at least one; a few more for decoders that need context.
         self.window = 4 * max(map(len, self.stops), default=0) + 4
 
     def may_end(self, token: int) -> bool:
@@ -63,7 +63,7 @@ class StopTable:
 
 
 class StopWatcher:
-    """Follows one completion: `feed` says whether a stop string ends in the token that it is given."""
+    """Follows one completion: `feed` says whether a stop string ends in the given token."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], table: StopTable | None = None):
         self._table = table or StopTable(tokenizer, stops)
@@ -79,11 +79,11 @@ class StopWatcher:
         text = decode(self._table.tokenizer, ids)
         if not any(stop in text for stop in self._table.stops):
             return False
-        # What the newest token changed begins here: it may complete a character that was half written.
+        # The text changed by the newest token starts here: it may complete a partial character.
         known = _common(decode(self._table.tokenizer, ids[:-1]), text)
         return any(text.find(stop, max(0, known - len(stop) + 1)) >= 0 for stop in self._table.stops)
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters two texts share at their beginning."""
+    """The length of the common prefix."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

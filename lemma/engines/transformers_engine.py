@@ -1,8 +1,8 @@
 """The slow reference: the policy's own modules, step by step, with transformers' cache and masks.
 
-Sequences run side by side, padded on the left. The noise of a sample is one uniform number per position from a stream
-of its own, so that a sample does not depend on its neighbours. Logits are the model's own, capped or scaled as it
-likes: this engine serves every causal language model that transformers can load.
+Sequences run in a batch, padded on the left. The noise of a sample is one uniform number per position from its own
+stream, so a sample does not depend on the rest of the batch. Logits are the model's own, with its capping or scaling:
+this engine runs every causal language model that transformers can load.
 
 Shapes: B sequences, L padded length, V vocabulary.
 """
@@ -29,7 +29,7 @@ from lemma.models.policy import Policy
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """One sample on its way. Its noise is at the position that follows its ids."""
+    """One sample while it is generated. `noise` is at the position after its last id."""
 
     request: Request
     sample: int
@@ -49,7 +49,7 @@ class _Row:
         return self.ends if len(self.ids) < self.request.sampling.min_tokens else ()
 
     def take(self, token: int, logprob: float, kept: float, context: int) -> None:
-        """Append a token, and note whether it is the last."""
+        """Append a token, and record whether it is the last."""
         self.ids.append(token)
         self.logprobs.append(logprob)
         self.kept.append(kept)
@@ -77,9 +77,9 @@ class _Row:
 
 
 class TransformersEngine(Engine):
-    """`batch` sequences run together; the next ones begin when all of them have ended.
+    """`batch` sequences run together; the next ones start when all of them have ended.
 
-    `in_place_of` names the engine that was asked for and does not serve this model.
+    `in_place_of` names the engine that was asked for and cannot run this model.
     """
 
     name = "transformers"
@@ -136,7 +136,7 @@ class TransformersEngine(Engine):
         self.invalidate()
 
     def invalidate(self) -> None:
-        """Unfinished sequences go back to the queue with what they have; their cache is computed again."""
+        """Unfinished sequences go back to the queue with their tokens; their cache is recomputed."""
         self._waiting.extendleft(row for row in reversed(self._running) if row.finish is None)
         self._done.extend(row for row in self._running if row.finish)
         self._running, self._cache = [], None
@@ -148,7 +148,7 @@ class TransformersEngine(Engine):
 
     @torch.no_grad()
     def _step(self) -> None:
-        """One token for every running sequence; what has ended moves to `_done`."""
+        """One token for every running sequence; finished ones move to `_done`."""
         self._retire()
         if not self._running and not self._waiting:
             return
@@ -167,7 +167,7 @@ class TransformersEngine(Engine):
             )
 
     def _first_logits(self) -> torch.Tensor:
-        """Begin the next sequences: all their tokens at once."""
+        """Prefill the next sequences."""
         count = min(self._batch, len(self._waiting))
         self._running = [self._waiting.popleft() for _ in range(count)]
         texts = [np.concatenate([row.request.prompt, np.array(row.ids, dtype=np.int64)]) for row in self._running]
@@ -201,7 +201,7 @@ class TransformersEngine(Engine):
         return output.logits[:, -1]
 
     def _alike(self, is_bad: list[bool]) -> list[list[int]]:
-        """Rows that are drawn from in the same way, so that their cuts are computed together."""
+        """Rows grouped by how they are sampled, so that their cuts are computed together."""
         groups: dict[tuple[Sampling, tuple[int, ...]], list[int]] = {}
         for b, row in enumerate(self._running):
             if not is_bad[b]:
@@ -231,7 +231,7 @@ class TransformersEngine(Engine):
         return penalise(logits_V, seen.to(logits_V.device), row.request.sampling.repetition_penalty)
 
     def _retire(self, broken: list[_Row] | None = None) -> None:
-        """Take what has ended out of the running batch, cache and mask included."""
+        """Remove finished and broken rows from the running batch, its cache and its mask."""
         self._done.extend(row for row in self._running if row.finish)
         keep = [b for b, row in enumerate(self._running) if not row.finish and row not in (broken or ())]
         if len(keep) == len(self._running):
@@ -246,7 +246,7 @@ class TransformersEngine(Engine):
 
 
 def inverse_cdf(masked_BV: torch.Tensor, uniform_B1: torch.Tensor) -> torch.Tensor:
-    """The token (B,) at which the cumulated probability first exceeds a uniform number."""
+    """The token (B,) at which the cumulative probability first exceeds a uniform number."""
     mass_BV = masked_BV.double().softmax(-1).cumsum(-1)
     places = torch.searchsorted(mass_BV, uniform_B1 * mass_BV[:, -1:], right=True)[:, 0]
     return places.clamp(max=masked_BV.shape[-1] - 1)
@@ -254,7 +254,7 @@ def inverse_cdf(masked_BV: torch.Tensor, uniform_B1: torch.Tensor) -> torch.Tens
 
 @contextmanager
 def _speaking(module: torch.nn.Module) -> Iterator[None]:
-    """Without dropout, and afterwards as it was."""
+    """Eval mode inside `with`; restored afterwards."""
     training = module.training
     module.eval()
     try:

@@ -19,13 +19,11 @@ from lemma.cluster.speaker import Speaker
 from lemma.core.ranks import RankWorld, SpeakerLink, is_stop_asked, joined
 from lemma.engines.engine_options import NativeOptions
 from lemma.engines.protocol import Completion, Request, Sampling
-from lemma.engines.sent_weights import layout_of
-from lemma.engines.spoken_engine import SpokenEngine
-from lemma.engines.spoken_words import (
-    AtWork,
+from lemma.engines.speaker_messages import (
     Begin,
     End,
     Failed,
+    Heartbeat,
     Load,
     More,
     SpeakerReady,
@@ -33,6 +31,8 @@ from lemma.engines.spoken_words import (
     StopAsked,
     Unload,
 )
+from lemma.engines.spoken_engine import SpokenEngine
+from lemma.engines.weight_broadcast import layout_of
 from lemma.models.load_model import build_policy
 from lemma.models.model_options import ModelOptions
 from lemma.models.policy import Policy
@@ -86,22 +86,22 @@ class Served:
 def test_who_waits_for_another_hears_that_the_speaker_works(load: Load) -> None:
     served = Served(load)
     for number, end in enumerate(served.ends):
-        end.send(Begin(1, [asked(f"of {number}")], is_whole=True, forgets_prompts=True))
+        end.send(Begin(1, [asked(f"of {number}")], is_whole=True, resets_prefix_cache=True))
     served.turn()
     first, *others = served.said_to(1)
-    assert isinstance(first, AtWork)
+    assert isinstance(first, Heartbeat)
     assert [word.completion.key for word in others if isinstance(word, SpokenSample)] == [("of 1",)]
 
 
 def test_a_request_that_cannot_be_served_leaves_nothing_behind(load: Load) -> None:
     """The first request was in the engine already when the second one was refused."""
     served = Served(load)
-    served.ends[0].send(Begin(1, [asked("good"), asked("good")], is_whole=False, forgets_prompts=True))
+    served.ends[0].send(Begin(1, [asked("good"), asked("good")], is_whole=False, resets_prefix_cache=True))
     served.turn()
-    (failed,) = (word for word in served.said_to(0) if not isinstance(word, AtWork))
+    (failed,) = (word for word in served.said_to(0) if not isinstance(word, Heartbeat))
     assert isinstance(failed, Failed) and failed.session == 1
     served.ends[0].send(End(1))
-    served.ends[1].send(Begin(1, [asked("other")], is_whole=True, forgets_prompts=True))
+    served.ends[1].send(Begin(1, [asked("other")], is_whole=True, resets_prefix_cache=True))
     served.turn()
     assert served.spoken_to(1) == ["other"] and served.said_to(0) == []
 
@@ -126,7 +126,7 @@ def test_a_word_that_comes_after_the_engine_has_gone_is_forgotten(load: Load) ->
     served = Served(load)
     served.ends[0].send(Unload())
     served.turn()
-    served.ends[1].send(Begin(1, [asked("late")], is_whole=True, forgets_prompts=True))
+    served.ends[1].send(Begin(1, [asked("late")], is_whole=True, resets_prefix_cache=True))
     served.turn()
     assert served.said_to(1) == [] and not served.speaker._is_busy
 

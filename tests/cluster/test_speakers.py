@@ -18,7 +18,7 @@ from lemma.cli import main
 from lemma.cluster.rank_watch import LOST
 from lemma.core.errors import UserError
 from lemma.core.ranks import RankWorld, joined, rank
-from lemma.engines import sent_weights
+from lemma.engines import weight_broadcast
 from lemma.models.memory import GIB
 from tests.cluster.crew import Crew
 from tests.cluster.forked import Forked, wait_for
@@ -43,9 +43,9 @@ def trained_or_spoken(content: dict[str, Any], learners: int, speakers: int, is_
             groups_of(learners, size, False, 60.0)
         return []
     world = RankWorld(rank(), size, 1, group, group)
-    take = sent_weights.take
+    take = weight_broadcast.take
     if is_deaf:
-        sent_weights.take = _taken_in_vain(take)
+        weight_broadcast.take = _taken_in_vain(take)
     try:
         with joined(world), divided(world, speakers, deadline=60.0) as mine:
             if not mine.is_speaker:
@@ -56,7 +56,7 @@ def trained_or_spoken(content: dict[str, Any], learners: int, speakers: int, is_
     except RuntimeError:  # a learner that met a mistake is gone, and says it
         assert rank() >= learners
     finally:
-        sent_weights.take = take
+        weight_broadcast.take = take
     return []
 
 
@@ -178,9 +178,9 @@ def test_a_speaker_that_holds_other_weights_is_found_out(crew: Crew, tmp_path: P
 
 
 def test_weights_travel_in_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sent_weights, "BUCKET_BYTES", 64)
+    monkeypatch.setattr(weight_broadcast, "BUCKET_BYTES", 64)
     layout = [("a", (3, 5), "float32"), ("b", (2,), "bfloat16"), ("c", (), "float32"), ("d", (40,), "bfloat16")]
-    buckets = list(sent_weights.buckets_of(layout))
+    buckets = list(weight_broadcast.buckets_of(layout))
     sent: dict[str, list[int]] = {name: [] for name, _, _ in layout}
     for bucket in buckets:
         end = 0

@@ -1,4 +1,4 @@
-"""vLLM in the trainer's process: weights are handed over as tensors, from memory to memory."""
+"""vLLM in the trainer's process: weights are passed as tensors, without files."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ PROBE = "probe"
 
 
 class VllmEngine(VllmBase):
-    """One at a time: vLLM keeps global state in the process.
+    """Only one at a time, because vLLM keeps global state in the process.
 
-    While it lives, torch.distributed is initialised with this process alone.
+    While it exists, torch.distributed is initialised with this process alone.
     """
 
     _engine: Any = None
@@ -98,7 +98,7 @@ class VllmEngine(VllmBase):
         self._collect(self._outputs())
 
     def _collect(self, outputs: list[Any]) -> None:
-        """Finish every job that has ended; trouble with one does not lose the others."""
+        """Finish every job that has ended; an error in one does not lose the others."""
         failures = []
         for output in outputs:
             job = self._jobs.get(output.request_id)
@@ -168,9 +168,9 @@ class VllmEngine(VllmBase):
 
 @contextmanager
 def _as_it_was(folder: Path) -> Iterator[None]:
-    """vLLM seeds every global generator and replaces torch.set_num_threads: put them back.
+    """vLLM seeds every global generator and replaces torch.set_num_threads: restore them.
 
-    The temporary files that it never removes go to `folder`.
+    Its temporary files, which it never removes, go to `folder`.
     """
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     threads, setter = torch.get_num_threads(), torch.set_num_threads

@@ -1,4 +1,4 @@
-"""One job is one sample of a request: what vLLM is asked, and what is made of its answer."""
+"""One job is one sample of a request: what vLLM is sent, and the completion made from its answer."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ARGUMENT = "lemma"  # the extra argument of a request that carries its cuts
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """`name` is unique within an engine; `submitted` is the time of the request. `versions` has the first token of each
-    span that one version of the weights sampled, and that version."""
+    """`name` is unique within an engine; `submitted` is the time of the request. `versions` has a pair for each span
+    sampled by one version of the weights: the index of its first token, and the version."""
 
     name: str
     request: Request
@@ -34,7 +34,7 @@ class Job:
         return "/".join(map(str, self.request.key))
 
     def start_span(self, count: int, version: int) -> None:
-        """After so many tokens come those of other weights."""
+        """Tokens after the first `count` come from this version."""
         self.versions = [*(span for span in self.versions if span[0] < count), (count, version)]
 
     def spans(self, length: int) -> tuple[tuple[int, int], ...]:
@@ -45,7 +45,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobAnswer:
-    """What vLLM says about a finished job: ids, log-probabilities after all cuts, and why it ended."""
+    """vLLM's answer to a finished job: ids, log-probabilities after all cuts, and the finish reason."""
 
     ids: list[int]
     behaviour: list[float]
@@ -53,7 +53,7 @@ class JobAnswer:
 
 
 def needs_cuts(job: Job) -> bool:
-    """Whether Lemma's logits processor has work with it; otherwise nothing is cut and the kept mass is 1."""
+    """Whether Lemma's logits processor is needed; otherwise nothing is cut and the kept mass is 1."""
     sampling = job.request.sampling
     cuts = sampling.cuts_support and sampling.temperature > 0
     return cuts or sampling.min_tokens > 0 or sampling.repetition_penalty != 1.0
@@ -70,7 +70,7 @@ def cuts_of(job: Job, eos: int) -> str:
 def arguments(job: Job, seed: int, eos: int, context: int) -> dict[str, Any]:
     """Sampling parameters that vLLM's own class and its server share.
 
-    vLLM draws and applies the temperature; every cut is Lemma's, in the worker. Ends are named one by one.
+    vLLM samples and applies the temperature; every cut is Lemma's, in the worker. All end ids are listed.
     """
     sampling = job.request.sampling
     return {
@@ -112,7 +112,7 @@ def finish(job: Job, answer: JobAnswer, kept: list[float] | None, tokenizer: Any
 
 
 def cancelled(job: Job) -> Completion:
-    """vLLM does not hand out what a cancelled request had."""
+    """Empty: vLLM does not return the tokens of a cancelled request."""
     none = np.zeros(0, dtype=np.float32)
     seconds = time.monotonic() - job.submitted
     version = job.versions[0][1]

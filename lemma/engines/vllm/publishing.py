@@ -1,4 +1,4 @@
-"""Handing weights over to a server: by the path of files on its own machine, by sending them elsewhere."""
+"""Publishing weights to a server: by the path of files on the same machine, by upload to other machines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ NAME_PARTS = 3  # of a job's name: the engine's prefix, the number of the reques
 
 @dataclass(frozen=True)
 class Publisher:
-    """What servers are to hold stands in `folder`, in buckets. `prefix` tells the files of one trainer from others'."""
+    """The weights for the servers are in `folder`, in buckets. `prefix` distinguishes the files of different
+    trainers."""
 
     policy: Policy
     folder: Path
@@ -40,15 +41,15 @@ class Publisher:
             write_weights(self.policy, self.folder / "model", keep=ranks.is_leader())
 
     def prepare(self, client: ServerClient) -> None:
-        """A server that started from the folder gets the adapter; its base is there."""
+        """Prepare a server that started from the folder: it has the base weights and gets the adapter."""
         client.rpc("lemma_prepare")
         if self.policy.is_adapter:
             self._load_adapter(client)
 
     def load(self, client: ServerClient, is_new: bool = False) -> dict[str, int]:
-        """The server takes what stands in the folder and forgets what it had cached. With an adapter only one that
-        is new, and did not start from the folder, needs the base. How many tokens each request has from what the
-        server held before; one that had none, or all, is not named."""
+        """The server loads the weights in the folder and drops its cache. With an adapter, only a new server that did
+        not start from the folder needs the base weights. Returns how many tokens each running request has from the old
+        weights; requests that had not started, or were finished, are left out."""
         is_here, model = isinstance(client, Server), self.folder / "model"
         wants_base = not self.policy.is_adapter or (is_new and not is_here)
         path, folder = str(model), f"{self.prefix}model"
@@ -76,13 +77,13 @@ class Publisher:
 
 
 def job_name(request: str) -> str:
-    """The name that a job was asked by, of the one that vLLM made of it: `cmpl-NAME-0`, and perhaps more behind."""
+    """A job's name from the request id that vLLM made of it: `cmpl-NAME-0`, possibly with a suffix."""
     return "-".join(request.removeprefix("cmpl-").split("-")[:NAME_PARTS])
 
 
 @contextmanager
 def _paused(client: ServerClient) -> Iterator[None]:
-    """No token is made meanwhile: it would come from new weights over the old ones' cache."""
+    """No token is sampled inside `with`: it would mix new weights with the old weights' cache."""
     client.call("/pause?mode=keep&clear_cache=false")
     yield
     client.call("/resume")

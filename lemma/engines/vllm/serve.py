@@ -1,5 +1,5 @@
-"""vLLM's server under Lemma's guard: it answers those who know the key, takes files from them, and ends when its
-parent does, if it has one.
+"""vLLM's server behind Lemma's guard: it serves clients that have the key, accepts files from them, and exits with its
+parent process, if it has one.
 
 python -m lemma.engines.vllm.serve <options of vllm.entrypoints.openai.api_server>
 """
@@ -32,7 +32,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Guard:
-    """ASGI middleware: every request and every websocket must carry the key, those of the development endpoints too."""
+    """ASGI middleware: every request and websocket must carry the key, including those to development endpoints."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]):
         self._app = app
@@ -46,7 +46,7 @@ class Guard:
             await send({"type": "http.response.start", "status": 401, "headers": []})
             await send({"type": "http.response.body", "body": b""})
         elif scope["type"] == "websocket":
-            await receive()  # the wish to connect, which must be taken before it is refused
+            await receive()  # the connect event, which must be received before it can be refused
             await send({"type": "websocket.close", "code": POLICY_VIOLATION})
 
     def _knows_the_key(self, scope: MutableMapping[str, Any]) -> bool:
@@ -55,7 +55,7 @@ class Guard:
 
 
 async def _keep_file(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-    """Write the body of a request to a file that is whole at every moment, or remove a folder; answer with its path."""
+    """Write the body of a request to a file atomically, or remove a folder; answer with its path."""
     name, method = str(scope["path"]).removeprefix(FILES_PATH), scope.get("method")
     if method not in ("PUT", "DELETE") or not FILE_NAME.fullmatch(name):
         return await _answer(send, 400, {"error": "a file is sent by PUT, as folder/name"})

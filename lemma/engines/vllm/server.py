@@ -1,4 +1,4 @@
-"""A vLLM server that Lemma starts on this machine: watched, asked and ended."""
+"""A vLLM server process that Lemma starts on this machine."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ POLL_SECONDS = 0.1
 
 
 class Server(ServerClient):
-    """One server process with its client. It is over when the process is: a restart makes another, and may have the
-    same port and key, so that others who know it find it there. `wait_until_ready` comes before use."""
+    """One server process with its client. It ends with the process: a restart makes another `Server`, which may have
+    the same port and key, so that other ranks still find it. Call `wait_until_ready` before use."""
 
     def __init__(
         self,
@@ -68,18 +68,18 @@ class Server(ServerClient):
         return self._process.poll() is None
 
     def last_words(self) -> str:
-        """The line of the log that says most about an end."""
+        """The line of the log that best explains why it ended."""
         lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
         telling = [line for line in lines if "Error" in line or "error:" in line]
         return (telling or lines or ["nothing"])[-1].strip()[-300:]
 
     def close(self) -> None:
-        """End the server and everything it started."""
+        """Kill the server and everything it started."""
         super().close()
         self._kill()
 
     def is_ready(self) -> bool:
-        """Whether it serves by now; an error where it never will."""
+        """Whether it is up; an error if it never will be."""
         if self.is_well():
             return True
         if not self.is_alive():
@@ -106,7 +106,7 @@ def _free_port() -> int:
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it started, at once: it holds nothing worth saving."""
+    """Kill a process and all that it started: it has no state worth saving."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=30.0)

@@ -1,4 +1,4 @@
-"""Speaking with one vLLM server, wherever it runs: calls, completions that come back later, files that it is sent."""
+"""The client of one vLLM server, on any machine: calls, asynchronous completions, file uploads."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from lemma.engines.vllm.serve import FILES_PATH, HEADER
 SERVED = "lemma"  # the name of the base model
 CALL_SECONDS = 300.0  # for everything but completions
 WELL_SECONDS = 10.0
-IDLE_SECONDS = 60  # an unused connection; the server keeps it ten times longer, so that it never closes one in use
+IDLE_SECONDS = 60  # for unused connections; the server's limit is ten times longer, so it never closes one in use
 CHUNK_BYTES = 1 << 20  # of a file, sent at a time
 
 
 @dataclass(frozen=True, slots=True)
 class ServerReply:
-    """An answer, or the error that took its place. `source` is the client that asked."""
+    """An answer, or an error instead of it. `source` is the client that asked."""
 
     name: str
     status: int
@@ -33,7 +33,7 @@ class ServerReply:
 
 
 class ServerClient:
-    """One server by its address and the key that it knows. Replies of several clients may come into one queue."""
+    """A client of the server at this address, with its key. Several clients may share one queue for replies."""
 
     def __init__(self, url: str, key: str, replies: queue.Queue[ServerReply] | None = None):
         import httpx
@@ -54,15 +54,15 @@ class ServerClient:
 
     @property
     def place(self) -> str:
-        """What people know it by."""
+        """Its name in messages."""
         return self.url
 
     def is_alive(self) -> bool:
-        """False only where it is certain that the server is gone."""
+        """False only if the server is certainly gone."""
         return True
 
     def is_well(self, seconds: float = WELL_SECONDS) -> bool:
-        """Alive, and able to say so."""
+        """Whether it answers a health check."""
         import httpx
 
         try:
@@ -71,7 +71,7 @@ class ServerClient:
             return False
 
     def refusal(self) -> str | None:
-        """Why a server that answers does not serve: another key, another model, or too short a context."""
+        """Why this server cannot be used, if it cannot: unreachable, another key, or not started by Lemma."""
         import httpx
 
         try:
@@ -84,7 +84,7 @@ class ServerClient:
         return None if any(model["id"] == SERVED for model in models) else "it was not started by Lemma"
 
     def call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The answer of an endpoint. ConnectionError where the server cannot be reached."""
+        """The answer of an endpoint. Raises ConnectionError if the server cannot be reached."""
         import httpx
 
         try:
@@ -101,18 +101,18 @@ class ServerClient:
         return response.json() if is_json else None
 
     def rpc(self, method: str, *arguments: str) -> Any:
-        """Call a method of the worker; the answer of the first one."""
+        """Call a method of the workers; the result of the first one."""
         return self.call("/collective_rpc", {"method": method, "args": list(arguments)})["results"][0]
 
     def send(self, files: Sequence[Path], folder: str) -> str:
-        """Send files, one at a time, into a folder of the server's; its path there."""
+        """Upload files, one at a time, to a folder of the server; returns its path there."""
         there = ""
         for file in files:
             there = self._file("PUT", f"{folder}/{file.name}", _pieces(file))["folder"]
         return there
 
     def forget(self, folder: str) -> None:
-        """Remove what was sent into a folder."""
+        """Remove an uploaded folder."""
         self._file("DELETE", f"{folder}/all")
 
     def _file(self, method: str, name: str, content: Iterator[bytes] | None = None) -> Any:
@@ -125,7 +125,7 @@ class ServerClient:
             raise ConnectionError(str(error) or type(error).__name__) from error
 
     def ask(self, name: str, body: Mapping[str, Any]) -> None:
-        """Ask for a completion; the reply comes into `replies`."""
+        """Request a completion; the reply is put into `replies`."""
         self._loop.call_soon_threadsafe(self._begin, name, dict(body))
 
     def drop(self, name: str) -> None:
@@ -139,11 +139,11 @@ class ServerClient:
         self._loop.call_soon_threadsafe(cancel)
 
     def last_words(self) -> str:
-        """What is known about its end."""
+        """What is known about why it ended."""
         return f"{self.url} does not answer"
 
     def close(self) -> None:
-        """Stop speaking with it."""
+        """Close all connections."""
         self._http.close()
         if self._loop.is_running():
             asyncio.run_coroutine_threadsafe(self._shut(), self._loop).result(timeout=10.0)
@@ -181,7 +181,7 @@ def _pieces(file: Path) -> Iterator[bytes]:
 
 
 def _message(text: str) -> str:
-    """The sentence in an error answer."""
+    """The message in an error response."""
     try:
         body = json.loads(text)
     except ValueError:

@@ -1,4 +1,5 @@
-"""vLLM as servers: balanced, published to, watched. One that dies gives its requests to the others and comes back."""
+"""vLLM as a pool of servers, with load balancing, weight updates and supervision. If a server dies, the others take its
+requests, and it is restarted."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ WAIT_SECONDS = 0.2
 
 
 class VllmServerEngine(VllmBase):
-    """The noise of a sample has a seed of its own, so a request gives the same tokens wherever and whenever it is
-    issued. Ranks share the servers: the first one starts, publishes to and restarts them."""
+    """Each sample has its own seed, so a request gives the same tokens on any server at any time. Ranks share the
+    servers: the first rank starts, updates and restarts them."""
 
     has_own_devices = True
     updates_in_flight = True
@@ -46,7 +47,7 @@ class VllmServerEngine(VllmBase):
 
     @property
     def server(self) -> Any:
-        """The first one that is up."""
+        """The first server that is up."""
         return self.pool.up[0].client if self.pool.up else None
 
     @property
@@ -60,7 +61,7 @@ class VllmServerEngine(VllmBase):
             self._launch_all(self.options.servers)
 
     def _find(self, urls: list[str]) -> None:
-        """Servers that run already take the weights before anything else."""
+        """Connect to running servers; the first thing they get is the weights."""
         end = time.monotonic() + self.options.start_seconds
         for number, url in enumerate(urls):
             client = ServerClient(url, self.key, self.pool.replies)
@@ -75,7 +76,7 @@ class VllmServerEngine(VllmBase):
         ranks.from_leader(lambda: self._publish(is_first=True), "publishing weights to the vLLM servers")
 
     def _launch_all(self, count: int) -> None:
-        """The first rank starts them; the others learn where they are."""
+        """The first rank starts the servers and tells the others their addresses."""
         if ranks.world_size() > int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size())):
             raise EngineError(
                 "vLLM servers that Lemma starts serve the ranks of one machine",
@@ -111,7 +112,7 @@ class VllmServerEngine(VllmBase):
         self.pool.close()
 
     def _ask(self, job: Job) -> None:
-        job.versions = [(0, self.version)]  # whoever is asked again begins again
+        job.versions = [(0, self.version)]  # a job that is sent again starts over
         sampling = job.request.sampling
         tokens = len(job.request.prompt) + min(sampling.max_tokens, self.context - len(job.request.prompt))
         client = self.pool.give(job.name, tokens)
@@ -137,7 +138,7 @@ class VllmServerEngine(VllmBase):
             holder.client.drop(job.name)
 
     def _advance(self) -> None:
-        """Wait for one reply and take all that are there; trouble with one does not lose the others."""
+        """Wait for one reply and process all that have arrived; an error in one does not lose the others."""
         if not self.pool.members:
             raise EngineError("the vLLM server is closed", fix="make another engine")
         replies = []
@@ -153,7 +154,7 @@ class VllmServerEngine(VllmBase):
             raise failures[0]
 
     def _take(self, reply: ServerReply, failures: list[EngineError]) -> None:
-        """Finish the job of a reply, ask again where only the connection was lost, or note what is wrong with it."""
+        """Finish the job of a reply, send it again if only the connection was lost, or record the failure."""
         job, member = self._jobs.get(reply.name), self.pool.holder(reply.name)
         is_stale = member is None or (reply.source is not None and reply.source is not member.client)
         if job is None or member is None or member.client is None or is_stale:
@@ -190,7 +191,7 @@ class VllmServerEngine(VllmBase):
         return holder.client.rpc("lemma_kept", job.name, str(count))
 
     def _lose(self, member: Member) -> None:
-        """Start a server again where Lemma started it, wait for it where not; the others take its requests."""
+        """Restart a server if Lemma started it, otherwise wait for it to return; the others take its requests."""
         client = member.client
         assert client is not None
         words = client.last_words()
@@ -217,7 +218,8 @@ class VllmServerEngine(VllmBase):
         warnings.warn(f"{said}; the others go on without it", LemmaWarning, stacklevel=2)
 
     def _look_after(self) -> None:
-        """Notice who died or hangs, and take back who is well again; then nothing waits that could be asked."""
+        """Find servers that died or hang, and take back those that work again; then send all waiting jobs, if a server
+        is up."""
         for member in self.pool.up:
             if member.client is not None and not member.client.is_alive():
                 self._lose(member)
@@ -254,7 +256,8 @@ class VllmServerEngine(VllmBase):
             self._start_again(member, words)
 
     def _is_back(self, member: Member) -> bool:
-        """A server elsewhere answers again: it takes the weights anew, because it may have lost them."""
+        """Whether a lost server on another machine answers again; it gets the weights again, as it may have lost
+        them."""
         assert member.away is not None
         now = time.monotonic()
         if now - member.lost_at > self.options.start_seconds:
@@ -276,7 +279,7 @@ class VllmServerEngine(VllmBase):
         return True
 
     def _compare(self, client: ServerClient) -> None:
-        """The policy may have moved on: what counts is what the servers held before."""
+        """Compare with the servers' last scores, since the policy may have changed after them."""
         if hasattr(self, "scored"):
             compare(self.policy, self.scored, self._scored_by(client, probe_prompt(self.policy, self.context)))
 
@@ -285,12 +288,12 @@ class VllmServerEngine(VllmBase):
         counts = ranks.from_leader(self._publish, "publishing weights to the vLLM servers")
         answered = {reply.name for reply in list(self.pool.replies.queue)}
         for name, job in self._jobs.items():
-            if name in counts or name not in answered:  # it was at work, or waited for its turn
+            if name in counts or name not in answered:  # it was running or queued
                 job.start_span(counts.get(name, 0), self.version)
 
     def _publish(self, is_first: bool = False) -> dict[str, int]:
-        """All servers that are up take what stands in the folder; one that is starting takes it when it is there. How
-        many tokens each job has from the weights before."""
+        """All servers that are up load the weights in the folder; those that are starting load them when they are up.
+        Returns how many tokens each job has from the old weights."""
         self._published += 1
         counts: dict[str, int] = {}
 

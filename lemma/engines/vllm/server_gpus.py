@@ -1,4 +1,4 @@
-"""Which GPU gets a server that Lemma starts next to the ranks of this machine."""
+"""Which GPU a server gets that Lemma starts on the machine of its ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def gpus_of_servers(device: str, options: VllmOptions, number: int, present: int | None = None) -> dict[str, str]:
-    """The variable that shows server `number` its GPU alone. A single server without `gpus` sees what the trainer sees.
+    """The variable that makes only its own GPU visible to server `number`. A single server without `gpus` sees what the
+    trainer sees.
 
     `present` is the number of GPUs that this process sees.
     """

@@ -1,4 +1,4 @@
-"""The servers of an engine: who is up, who has how much to do, and who comes back."""
+"""The servers of an engine: which are up, their load, and which are coming back."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from lemma.engines.vllm.server import Server
 from lemma.engines.vllm.server_client import ServerClient, ServerReply
 
-RETRY_SECONDS = 5.0  # between two looks at a server that is away
-SILENT_SECONDS = 60.0  # without a word from a server that has work
-HUNG_SECONDS = 30.0  # that such a server has to say that it is well
+RETRY_SECONDS = 5.0  # between attempts to reach a lost server
+SILENT_SECONDS = 60.0  # without a reply from a server that has work, before its health is checked
+HUNG_SECONDS = 30.0  # for such a server to answer the health check
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One server. It is up (`client`), starting (`coming`, if Lemma starts it), away (`away`), or given up.
+    """One server. It is up (`client`), starting (`coming`, if Lemma starts it), lost (`away`), or given up.
 
-    `tokens` are those of its unfinished requests at most. `deaths` are counted without a completion in between.
+    `tokens` is the maximum number of tokens of its unfinished requests. `deaths` are those since the last completion.
     """
 
     number: int
@@ -30,7 +30,7 @@ class Member:
     deaths: int = 0
     heard: float = 0.0
     lost_at: float = 0.0
-    published: int = 0  # how often weights had been handed over when it last took them
+    published: int = 0  # the number of weight updates when it last loaded weights
     port: int | None = None  # of a server that Lemma starts
 
     @property
@@ -40,7 +40,7 @@ class Member:
 
 @dataclass(slots=True)
 class ServerPool:
-    """Balances requests by the tokens that are outstanding. All replies come into one queue."""
+    """Balances requests by outstanding tokens. All replies go into one queue."""
 
     members: list[Member] = field(default_factory=list)
     replies: queue.Queue[ServerReply] = field(default_factory=queue.Queue)
@@ -51,7 +51,7 @@ class ServerPool:
         return [member for member in self.members if member.client is not None]
 
     def give(self, name: str, tokens: int) -> ServerClient | None:
-        """The server with the least to do takes this job; None where none is up."""
+        """Assign a job to the least loaded server; None if none is up."""
         chosen = min(self.up, key=lambda member: (member.tokens, member.number), default=None)
         if chosen is None:
             return None
@@ -65,13 +65,13 @@ class ServerPool:
         return self._given[name][0] if name in self._given else None
 
     def release(self, name: str) -> None:
-        """A job is done with, wherever it was."""
+        """A job is no longer at its server."""
         if name in self._given:
             member, tokens = self._given.pop(name)
             member.tokens -= tokens
 
     def lose(self, member: Member) -> list[str]:
-        """A server is not up any more; the names of the jobs it had, in the order in which it got them."""
+        """A server is no longer up; returns the names of its jobs, in the order it got them."""
         names = [name for name, (holder, _) in self._given.items() if holder is member]
         for name in names:
             self.release(name)
@@ -80,7 +80,7 @@ class ServerPool:
         return names
 
     def hung(self) -> list[Member]:
-        """Servers that have work, were silent for long, and do not say that they are well."""
+        """Servers that have work, have been silent for long, and fail the health check."""
         members = []
         for member in self.up:
             assert member.client is not None
@@ -99,7 +99,7 @@ class ServerPool:
         self._given.clear()
 
     def each(self, work: Callable[[ServerClient], object]) -> list[tuple[Member, ConnectionError]]:
-        """Do something with every server that is up, at the same time; those that could not be reached."""
+        """Run `work` on every server that is up, in parallel; returns those that could not be reached."""
         from concurrent.futures import ThreadPoolExecutor
 
         members = self.up

@@ -1,4 +1,4 @@
-"""How vLLM is started: arguments of the engine and variables of the environment, the same in every mode."""
+"""How vLLM is started: engine arguments and environment variables, the same in every mode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lemma.models.policy import Policy
 
 WORKER = "lemma.engines.vllm.vllm_worker"
 GIB = 2**30
-# Variables by which a rank finds the others: a server is none of them.
+# Variables of torch.distributed, which a server must not inherit: it is not a rank.
 OF_RANKS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 
@@ -29,7 +29,7 @@ def engine_arguments(policy: Policy, options: VllmOptions, context: int, seed: i
 def plain_arguments(
     model: str, dtype: str, options: VllmOptions, context: int | None, seed: int, adapter: int, on_cpu: bool
 ) -> dict[str, Any]:
-    """The same where no policy is at hand. `adapter` is the room for the rank of an adapter; 0 where there is none."""
+    """The same without a policy. `adapter` is the maximum rank of an adapter; 0 if there is none."""
     cache_gib = options.cache_gib or (1.0 if on_cpu else None)
     wanted: dict[str, Any] = {
         "model": model,
@@ -72,7 +72,7 @@ def plain_environment(on_cpu: bool) -> dict[str, str]:
 
 
 def server_environment(wanted: Mapping[str, str], temporary: Path) -> dict[str, str]:
-    """All variables of a server's process; vLLM never removes its temporary files, so they have a folder."""
+    """All variables of a server's process. vLLM never removes its temporary files, so they get their own folder."""
     root = str(Path(lemma.__file__).resolve().parents[1])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     own = {name: value for name, value in os.environ.items() if name not in OF_RANKS}

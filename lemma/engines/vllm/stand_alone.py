@@ -1,4 +1,4 @@
-"""A vLLM server for trainers elsewhere: it waits for their weights and answers those who know the key.
+"""A vLLM server for trainers on other machines: it waits for their weights and serves clients that have the key.
 
 LEMMA_VLLM_KEY=... python -m lemma.engines.vllm.stand_alone MODEL --host 0.0.0.0 --port 8000
 

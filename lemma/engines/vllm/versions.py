@@ -1,4 +1,4 @@
-"""Which versions of vLLM work with Lemma, and one sentence where the installed one is not among them."""
+"""Which versions of vLLM work with Lemma, and the error if the installed one does not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import metadata
 
 from lemma.engines.protocol import EngineError
 
-# Each series that was tried with Lemma's worker, and the torch it is built for.
+# Each series that was tested with Lemma's worker, and the torch it is built for.
 WORKING = {"0.31": "2.13"}
 BEST = "0.31.0"
 
@@ -34,7 +34,7 @@ def check_version() -> str:
 
 
 def judge(version: str | None) -> str:
-    """The version where it is one that works."""
+    """The version, if it is one that works."""
     if version is None:
         raise EngineError("the engine vllm needs the package vllm, which is not installed", fix=advice())
     if ".".join(version.split(".")[:2]) not in WORKING:

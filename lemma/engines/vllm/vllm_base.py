@@ -1,4 +1,4 @@
-"""What both vLLM engines share: the folder they start from, the queue of jobs, and the order of an update."""
+"""What both vLLM engines share: the folder they start from, the jobs, and the sequence of a weight update."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from lemma.models.policy import Policy
 
 
 class VllmBase(Engine, ABC):
-    """A copy of the policy in vLLM. What differs between the engines: how vLLM is reached.
+    """A copy of the policy in vLLM. The subclasses differ in how they reach vLLM.
 
-    The temporary folder holds what vLLM starts from. It is removed at `close` or when the process ends; where that was
-    killed, by the next engine on this machine.
+    The temporary folder holds what vLLM starts from. It is removed at `close` or when the process ends; if the process
+    was killed, by the next engine on this machine.
     """
 
     name = "vllm"
@@ -31,13 +31,13 @@ class VllmBase(Engine, ABC):
 
     def __init__(self, policy: Policy, seed: int, options: VllmOptions | None = None):
         self.options = options or VllmOptions()
-        if isinstance(self.options.servers, int):  # elsewhere it is not for this machine to have it
+        if isinstance(self.options.servers, int):  # with servers on other machines, this one needs no vLLM
             check_version()
         check_policy(policy)
         self.policy, self.seed = policy, seed
         self.context = min(policy.context, self.options.context or policy.context)
         self.version = 0
-        self.difference = 0.0  # between both sides, at the last probe
+        self.difference = 0.0  # between vLLM and the policy, at the last probe
         self._jobs: dict[str, Job] = {}
         self._ready: deque[Completion] = deque()
         self._count = 0
@@ -84,9 +84,9 @@ class VllmBase(Engine, ABC):
         return list(self._ready)
 
     def update_weights(self, version: int) -> None:
-        """Hand the policy's weights over and score a few tokens on both sides.
+        """Give vLLM the policy's weights, then score a few tokens on both sides.
 
-        Requests that are running go on with the new weights; what they had computed is computed again.
+        Running requests continue with the new weights; their cache is recomputed.
         """
         self.version = version
         self.wake()
@@ -117,14 +117,14 @@ class VllmBase(Engine, ABC):
             raise
 
     def _give_up(self, problem: str) -> None:
-        """Drop what is unfinished, so that the engine can be used again, and say why."""
+        """Drop everything unfinished, so that the engine can be used again, and raise."""
         for job in list(self._jobs.values()):
             self._abort(job)
         self._jobs.clear()
         raise EngineError(problem, fix="raise `answer_seconds`, or write `engine: native`")
 
     def _finish(self, job: Job, answer: jobs.JobAnswer) -> None:
-        """A job has ended: keep its completion, or say what is wrong with it."""
+        """A job has ended: queue its completion, or raise what is wrong with it."""
         del self._jobs[job.name]
         kept = self._kept(job, len(answer.ids)) if jobs.needs_cuts(job) else None
         try:
@@ -135,15 +135,15 @@ class VllmBase(Engine, ABC):
 
     @abstractmethod
     def _start(self) -> None:
-        """vLLM runs with the weights in the folder, and with the policy's adapter."""
+        """Start vLLM with the weights in the folder, and with the policy's adapter."""
 
     @abstractmethod
     def sleep(self) -> None:
-        """Give memory back until `wake`, where the platform can and the options want it; else nothing happens."""
+        """Free memory until `wake`, if the platform can and the options say so; otherwise do nothing."""
 
     @abstractmethod
     def wake(self) -> None:
-        """Take the memory again."""
+        """Allocate the memory again."""
 
     @abstractmethod
     def _stop(self) -> None: ...
@@ -153,13 +153,13 @@ class VllmBase(Engine, ABC):
     def _abort(self, job: Job) -> None: ...
     @abstractmethod
     def _advance(self) -> None:
-        """Wait a little for answers; finished jobs go through `_finish`."""
+        """Wait briefly for answers; finished jobs go through `_finish`."""
 
     @abstractmethod
     def _kept(self, job: Job, count: int) -> list[float]: ...
     @abstractmethod
     def _hand_over(self) -> None:
-        """vLLM takes the policy's weights and forgets what it had cached."""
+        """vLLM loads the policy's weights and drops its cache."""
 
     @abstractmethod
     def _wipe(self) -> None:

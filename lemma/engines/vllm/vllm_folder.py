@@ -1,4 +1,5 @@
-"""The temporary folder that vLLM starts from: its process holds a lock, and if that died, the next one removes it."""
+"""The temporary folder that vLLM starts from. Its process holds a lock; if it is killed, the next one removes the
+folder."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ from pathlib import Path
 from typing import IO
 
 PREFIX = "lemma-vllm-"
-# A folder has this prefix until it is locked, so that nobody takes it for one that was left behind.
+# A folder has this prefix until it is locked, so that it is not taken for an abandoned one.
 NEW = ".lemma-vllm-"
 LOCK = ".lock"
 
 
 class VllmFolder:
-    """Holds a whole copy of the weights. The lock goes with its process, however that ends."""
+    """Holds a full copy of the weights. The lock is released when the process ends, however it ends."""
 
     def __init__(self) -> None:
         remove_abandoned()
@@ -36,7 +37,7 @@ def _remove(path: Path, lock: IO[str]) -> None:
 
 
 def remove_abandoned() -> None:
-    """Remove the folders of processes that are gone: those killed at once could not do it themselves."""
+    """Remove the folders of processes that are gone: a killed process cannot do it itself."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError), open(folder / LOCK, "r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

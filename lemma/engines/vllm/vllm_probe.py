@@ -1,4 +1,4 @@
-"""Do both sides hold the same weights? The same few tokens are scored by vLLM and by the policy."""
+"""Do vLLM and the policy hold the same weights? Both score the same few tokens."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ ROUNDED = 0.05  # half precision: the mean difference
 
 @dataclass(frozen=True, slots=True)
 class ProbeScores:
-    """A prompt with what vLLM drew after it, and its log-probabilities of the last tokens of both.
+    """A prompt with the tokens that vLLM sampled after it, and vLLM's log-probabilities of the last of these ids.
 
-    With adapters only what was drawn has one: vLLM 0.31 mixes up rows when it scores a prompt under an adapter.
+    With adapters only the sampled tokens have one: vLLM 0.31 mixes up rows when it scores a prompt under an adapter.
     """
 
     ids: list[int]
@@ -44,7 +44,7 @@ def probe_prompt(policy: Policy, context: int) -> list[int]:
 
 
 def probe_arguments(policy: Policy) -> dict[str, Any]:
-    """Sampling parameters of the probe; the seed makes it draw the same tokens from the same weights."""
+    """Sampling parameters of the probe; with a fixed seed, the same weights give the same tokens."""
     scores_prompt = {} if policy.is_adapter else {"prompt_logprobs": 0}
     return {
         "temperature": 1.0,
@@ -69,12 +69,12 @@ def policy_logprobs(policy: Policy, ids: list[int]) -> np.ndarray:
 
 
 def difference(policy: Policy, scored: ProbeScores) -> float:
-    """The largest difference in float32; the mean one where both sides round."""
+    """The largest difference in float32; the mean difference in half precision."""
     return _sum_up(policy, scored.gaps(policy_logprobs(policy, scored.ids).tolist()))
 
 
 def compare(policy: Policy, before: ProbeScores, now: ProbeScores) -> None:
-    """The same weights draw and score alike, before and after a restart."""
+    """Check that vLLM samples and scores the same as before its restart."""
     gap = _sum_up(policy, before.gaps(now.logprobs)) if before.ids == now.ids else math.inf
     if not gap <= _limit(policy):
         raise EngineError(f"vLLM came back with other weights: log-probabilities differ by {gap:.2g}")
@@ -89,7 +89,7 @@ def _limit(policy: Policy) -> float:
 
 
 def verify(policy: Policy, scored: ProbeScores, version: int, who: str = "vLLM") -> float:
-    """The difference, or an error where it is too large."""
+    """The difference; raises if it is too large."""
     largest, limit = difference(policy, scored), _limit(policy)
     if not largest <= limit:
         raise EngineError(

@@ -1,7 +1,7 @@
-"""What runs inside vLLM: Lemma's cuts with the mass they keep, and the update of weights in place.
+"""What runs inside vLLM: Lemma's cuts of the support with the mass they keep, and weight updates in place.
 
-vLLM imports this module by name, in its own process where it has one. `CutLogits` is a logits processor; `Extension`
-adds methods to the worker, which are called by name.
+vLLM imports this module by name, in its own process if it has one. `CutLogits` is a logits processor; `Extension` adds
+methods to the worker, which are called by name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lemma.engines.protocol import Sampling
 from lemma.engines.sampling import cut, penalise
 from lemma.engines.vllm.jobs import ARGUMENT
 
-# Log of the kept mass by request and position, until it is fetched. Cancelled requests are forgotten in time.
+# Log of the kept mass by request and position, until it is fetched. Entries of cancelled requests are evicted later.
 KEPT: dict[str, dict[int, torch.Tensor]] = {}
 REMEMBERED = 100_000
 
@@ -50,9 +50,9 @@ def parse(text: str) -> tuple[str, Sampling, tuple[int, ...]]:
 
 
 class CutLogits(LogitsProcessor):
-    """Repetition penalty, ends before `min_tokens`, top-k, top-p and min-p, as every engine of Lemma does them.
+    """Repetition penalty, ends before `min_tokens`, top-k, top-p and min-p, as in every engine of Lemma.
 
-    `Extension.lemma_prepare` puts it in front: it sees the model's logits as they are. Temperature is vLLM's work.
+    `Extension.lemma_prepare` puts it first, so it sees the model's raw logits. vLLM applies the temperature.
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
@@ -102,38 +102,38 @@ class CutLogits(LogitsProcessor):
 
 
 class Extension:
-    """Methods of the worker. Arguments and results are such as a server can carry."""
+    """Methods of the worker. Arguments and results can be sent by a server."""
 
     model_runner: Any
 
     def lemma_prepare(self) -> list[str]:
-        """Put Lemma's cuts first, in place of vLLM's minimum of tokens, which always forbids the end of sequence."""
+        """Put Lemma's cuts first and remove vLLM's min-tokens processor, which always forbids the end of sequence."""
         processors = self.model_runner.input_batch.logitsprocs.non_argmax_invariant
         processors[:] = [p for p in processors if not isinstance(p, MinTokensLogitsProcessor)]
         processors.sort(key=lambda processor: not isinstance(processor, CutLogits))
         return [type(processor).__name__ for processor in processors]
 
     def lemma_clear(self) -> None:
-        """Wipe the cache: a NaN in it outlives the sequence it came from, where attention reads whole blocks."""
+        """Zero the cache: attention reads whole blocks, so a NaN would outlive its sequence."""
         for cache in self.model_runner.kv_caches:
             cache.zero_()
 
     def lemma_kept(self, name: str, count: str) -> list[float]:
-        """The log of the kept mass at the first positions of a request, which is then forgotten."""
+        """The log of the kept mass at the first `count` positions of a request; removes its entry."""
         kept = KEPT.pop(name, {})
         return [float(kept[position]) for position in range(int(count))]
 
     def lemma_counts(self) -> dict[str, int]:
-        """How many tokens each request has that has begun and not ended."""
+        """The number of tokens of each running request."""
         return {name: len(request.output_token_ids) for name, request in self.model_runner.requests.items()}
 
     def lemma_load(self, folder: str) -> list[str]:
-        """Take the weights of a folder's safetensors files, one file at a time."""
+        """Load weights from a folder's safetensors files, one file at a time."""
         return self._reload(item for path in sorted(Path(folder).glob("model*.safetensors"))
                             for item in load_file(path).items())  # fmt: skip
 
     def lemma_take(self, state: dict[str, torch.Tensor]) -> list[str]:
-        """Take weights by their Hugging Face names, in place."""
+        """Load weights by their Hugging Face names, in place."""
         return self._reload(iter(state.items()))
 
     def _reload(self, weights: Iterator[tuple[str, torch.Tensor]]) -> list[str]:
@@ -151,7 +151,7 @@ class Extension:
 
 
 def refresh_head(model: torch.nn.Module) -> None:
-    """A head that shares the embedding keeps a packed copy of its own on some platforms: pack it anew."""
+    """On some platforms a head tied to the embedding keeps its own packed copy: pack it again."""
     head = getattr(model, "lm_head", None)
     method = getattr(head, "quant_method", None)
     if head is not None and method is not None and hasattr(method, "process_weights_after_loading"):

@@ -1,4 +1,4 @@
-"""The policy's weights in the form that vLLM reads: Hugging Face names, adapters apart."""
+"""The policy's weights in the form that vLLM reads: Hugging Face names, adapters separate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lemma.models.policy import Policy
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 BUCKET_BYTES = 2**30  # of weights, gathered, written and sent at a time
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # maximum LoRA ranks that vLLM supports
 
 
 def check_policy(policy: Policy) -> None:
@@ -30,7 +30,7 @@ def dtype_of(policy: Policy) -> torch.dtype:
 
 
 def base_state(policy: Policy) -> dict[str, torch.Tensor]:
-    """The weights without the adapter; a head that is the embedding is left out."""
+    """The weights without the adapter; a head tied to the embedding is left out."""
     state = {
         name.replace(".base_layer.", "."): tensor.detach()
         for name, tensor in policy.causal.state_dict().items()
@@ -54,9 +54,9 @@ def write_model(policy: Policy, folder: Path, keep: bool = True) -> None:
 
 
 def write_weights(policy: Policy, folder: Path, keep: bool = True) -> None:
-    """Replace the weights in the folder, a bucket at a time; every file is whole at every moment.
+    """Replace the weights in the folder, a bucket at a time; each file is replaced atomically.
 
-    Where ranks hold parts of the weights, all of them call this at once; `keep` says who writes.
+    If the weights are sharded, all ranks call this together; those with `keep` write.
     """
     state = base_state(policy)
     buckets = _buckets({name: tensor.numel() * tensor.element_size() for name, tensor in state.items()})
@@ -73,7 +73,7 @@ def write_weights(policy: Policy, folder: Path, keep: bool = True) -> None:
 
 
 def _buckets(sizes: dict[str, int]) -> list[list[str]]:
-    """Names in their order, in lists of at most `BUCKET_BYTES`, or of one tensor that is larger."""
+    """The names in order, in buckets of at most `BUCKET_BYTES`, or of one larger tensor."""
     buckets: list[list[str]] = []
     full = BUCKET_BYTES
     for name, size in sizes.items():
@@ -86,12 +86,12 @@ def _buckets(sizes: dict[str, int]) -> list[list[str]]:
 
 
 def _whole(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """All of a tensor whose parts, which may be kept in fp32, are on several ranks."""
+    """The full tensor, gathered if it is sharded; shards may be kept in fp32."""
     return tensor.to(dtype).full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def write_adapter(policy: Policy, folder: Path) -> None:
-    """The adapter as peft saves it; where ranks hold parts of it, all of them call this."""
+    """Write the adapter as peft saves it; if it is sharded, all ranks call this together."""
     state = None
     if policy.is_split:
         own = {name: tensor for name, tensor in policy.module.state_dict().items() if ".lora_" in name}
@@ -100,7 +100,7 @@ def write_adapter(policy: Policy, folder: Path) -> None:
 
 
 def adapter_rank(policy: Policy) -> int:
-    """The room for adapters that vLLM needs."""
+    """The smallest rank that vLLM supports and the adapters fit into."""
     rank = max(config.r for config in policy.peft.peft_config.values())
     room = next((r for r in RANKS if r >= rank), None)
     if room is None:

@@ -12,10 +12,10 @@ from lemma.engines import make_engine
 from lemma.engines.engine_options import EngineOptions, NativeOptions
 from lemma.engines.native.engine import BLOCK, bytes_per_token
 from lemma.engines.protocol import Engine, Sampling
-from lemma.engines.sent_weights import layout_of
+from lemma.engines.speaker_messages import Load
 from lemma.engines.spoken_engine import SpokenEngine
-from lemma.engines.spoken_words import Load
 from lemma.engines.stop_strings import ends_of
+from lemma.engines.weight_broadcast import layout_of
 from lemma.formats import Format
 from lemma.models.load_model import pick_precision
 from lemma.models.memory import Shape, plan_training

@@ -1,4 +1,4 @@
-"""Weights on their way from the ranks that learn to those that speak: broadcast in buckets through one buffer."""
+"""Weights from learner ranks to speakers: broadcast in buckets through one buffer."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 from lemma.models.policy import Policy
 
 BUCKET_BYTES = 2**26
-# Where a part may begin in a bucket.
+# Alignment of a part in its bucket.
 STEP_BYTES = 16
 
-# Names of weights, their shapes and types.
+# Names, shapes and dtypes of the weights.
 Layout = Sequence[tuple[str, tuple[int, ...], str]]
 
 
 @dataclass(frozen=True)
 class WeightPart:
-    """`count` numbers of a flat tensor from `start` on, and where they are in their bucket, in bytes."""
+    """`count` numbers of a flat tensor from `start` on, and their offset in the bucket in bytes."""
 
     name: str
     dtype: torch.dtype
@@ -31,18 +31,18 @@ class WeightPart:
 
 
 def layout_of(policy: Policy) -> Layout:
-    """What is sent: the weights that are trained, in the type that the policy computes in."""
+    """What is sent: the trained weights, in the policy's compute dtype."""
     return [(name, tuple(p.shape), _sent_type(policy, p)) for name, p in policy.parameters().items()]
 
 
 def _sent_type(policy: Policy, parameter: torch.Tensor) -> str:
-    """Weights that are split over ranks are masters, which may be wider than what is computed with."""
+    """Sharded weights are masters, which may be wider than the compute dtype."""
     dtype = policy.dtype if hasattr(parameter, "full_tensor") else parameter.dtype
     return str(dtype).removeprefix("torch.")
 
 
 def buckets_of(layout: Layout) -> Iterator[list[WeightPart]]:
-    """Weights in their order, cut into parts that fill one bucket after the other."""
+    """The weights in order, split into parts that fill bucket after bucket."""
     bucket: list[WeightPart] = []
     filled = 0
     for name, shape, type_name in layout:
@@ -63,8 +63,8 @@ def buckets_of(layout: Layout) -> Iterator[list[WeightPart]]:
 
 @torch.no_grad()
 def send(policy: Policy, carrier: Any, on_device: bool) -> None:
-    """Broadcast from the first rank of the carrier's group. Where ranks hold parts of the weights, all that learn call
-    this at once; those without a carrier send nothing."""
+    """Broadcast from the first rank of the carrier's group. If the weights are sharded, all learner ranks call this
+    together; those without a carrier send nothing."""
     parameters, layout = policy.parameters(), layout_of(policy)
     is_split = any(hasattr(parameter, "full_tensor") for parameter in parameters.values())
     if carrier is None and not is_split:
@@ -82,13 +82,13 @@ def send(policy: Policy, carrier: Any, on_device: bool) -> None:
 
 
 def _whole(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """All of a tensor whose parts, which may be kept in fp32, are on several ranks."""
+    """The full tensor, gathered if it is sharded; shards may be kept in fp32."""
     return tensor.to(dtype).full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 @torch.no_grad()
 def take(policy: Policy, layout: Layout, carrier: Any, on_device: bool) -> None:
-    """Overwrite the policy's weights in place by what the first rank of the carrier's group sends."""
+    """Overwrite the policy's weights in place with what the first rank of the carrier's group sends."""
     parameters = policy.parameters()
     buffer = _Buffer(layout, policy.device if on_device else torch.device("cpu"))
     for bucket in buckets_of(layout):
@@ -99,7 +99,7 @@ def take(policy: Policy, layout: Layout, carrier: Any, on_device: bool) -> None:
 
 
 class _Buffer:
-    """Memory for one bucket, used for all of them."""
+    """Memory for one bucket, reused for all of them."""
 
     def __init__(self, layout: Layout, device: torch.device):
         size = max((_bytes(bucket) for bucket in buckets_of(layout)), default=0)

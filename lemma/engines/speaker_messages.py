@@ -1,8 +1,8 @@
-"""What ranks that learn and ranks that only speak say to each other over their connections.
+"""Messages between learner ranks and speakers, the generation-only ranks.
 
-A *session* is a slot's part of the work, or all of it where there is one slot. A speaker has one at a time, so that its
-batches, and with them the last bit of a log-probability, are those of a process that does everything itself. Where
-responses fly, a session is all that a learner wants, of any speaker.
+A *session* is the requests of one slot, or all of them if there is one slot. A speaker has one at a time, so that its
+batches, and with them the last bit of a log-probability, are those of a process that does everything itself. With
+`lag: flying` a session is all that a learner wants, of any speaker.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from pathlib import Path
 
 from lemma.engines.engine_options import NativeOptions
 from lemma.engines.protocol import Completion, Key, Request
-from lemma.engines.sent_weights import Layout
 from lemma.engines.vllm.vllm_probe import ProbeScores
+from lemma.engines.weight_broadcast import Layout
 from lemma.models.model_options import ModelOptions
 
-# --- what learners say -----------------------------------------------------------------------------------------------
+# --- from learners ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Load:
-    """Make the model and an engine for it. `cache` is how many tokens its cache should hold, if there is room; `layout`
-    is that of the weights that will be sent."""
+    """Load the model and make an engine for it. `cache` is how many tokens its KV cache should hold, if there is room;
+    `layout` is that of the weights that will be sent."""
 
     model: ModelOptions
     start_from: Path | None
@@ -46,13 +46,13 @@ class TakeWeights:
 
 @dataclass(frozen=True)
 class Begin:
-    """A session begins. One that `is_whole` gets nothing more; another one lasts until it is ended. Those that fly are
-    served together, and go on with new weights."""
+    """Start a session. If `is_whole`, no more requests follow; otherwise it lasts until `End`. Sessions with `flies`
+    run together, and continue with new weights."""
 
     session: int
     requests: Sequence[Request]
     is_whole: bool
-    forgets_prompts: bool
+    resets_prefix_cache: bool
     flies: bool = False
 
 
@@ -65,7 +65,7 @@ class More:
 
 @dataclass(frozen=True)
 class End:
-    """Nobody wants anything more of this session."""
+    """Nothing more of this session is wanted."""
 
     session: int
 
@@ -80,12 +80,12 @@ class Bye:
     """This learner is done."""
 
 
-# --- what speakers say -----------------------------------------------------------------------------------------------
+# --- from speakers ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class SpeakerReady:
-    """The engine that speaks; see `lemma.engines.protocol.Engine`."""
+    """The speaker's engine; see `lemma.engines.protocol.Engine`."""
 
     name: str
     context: int
@@ -96,14 +96,14 @@ class SpeakerReady:
 
 @dataclass(frozen=True)
 class Taken:
-    """The weights are in place: what the engine drew with them, or says of the prompt, for the probe."""
+    """The weights are in place: the engine's scores of the probe."""
 
     scores: ProbeScores
 
 
 @dataclass(frozen=True)
 class SpokenSample:
-    """A sample of a session is finished; `seconds` are those that the engine worked since it said something."""
+    """A sample of a session is finished; `seconds` is the engine's working time since its last message."""
 
     session: int
     completion: Completion
@@ -111,13 +111,13 @@ class SpokenSample:
 
 
 @dataclass(frozen=True)
-class AtWork:
-    """This speaker generates, for whomever."""
+class Heartbeat:
+    """This speaker is generating, for some session."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """An error, as `lemma.core.ranks.portable` writes it: of a session, or of what was asked for last."""
+    """An error, as `lemma.core.ranks.portable` writes it: of a session, or of the last command."""
 
     error: bytes
     session: int | None = None

@@ -1,4 +1,4 @@
-"""Requests shared out among ranks, each of which has an engine of its own."""
+"""Requests sharded over ranks, each of which has its own engine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from lemma.engines.protocol import Completion, Engine, Request
 PLACE = "completions"
 
 
-def dealt_completions(engine: Engine, requests: Sequence[Request]) -> Iterator[Completion]:
-    """The completions of all requests, as each finishes. On several ranks the first one gets them when all are there,
-    and the others get none; which slot a request belongs to follows from its place alone."""
+def sharded_completions(engine: Engine, requests: Sequence[Request]) -> Iterator[Completion]:
+    """The completions of all requests, as each finishes. With several ranks the first one gets them once all are
+    finished, and the others get none; the slot of a request depends on its index only."""
     if slots() == 1:
         yield from _completions(engine, requests)
         return
