@@ -1,4 +1,4 @@
-"""How problems become prompts and completions become answers: one file per format, and the one registry of them."""
+"""How problems become prompts and completions become answers: one file per format, and the registry."""
 
 from __future__ import annotations
 

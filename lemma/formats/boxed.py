@@ -13,14 +13,14 @@ INSTRUCTION = r"Please reason step by step, and put your final answer within \bo
 
 
 def parse_perhaps_thinking(completion: str, *, grade_unfinished: bool = False) -> Parsed:
-    """The last box; where a completion opens `<think>` or closes it, the last one after its thoughts."""
+    """The last box; if a completion opens or closes `<think>`, the last one after the reasoning."""
     if completion.lstrip().startswith("<think>") or "</think>" in completion:
         return parse_thought_and_box(completion, grade_unfinished=grade_unfinished)
     return parse_boxed(completion)
 
 
 class BoxedChat(ChatFormat):
-    r"""Chat turns, then `reasoning ... \boxed{answer}`, for models that think in tags and for those that do not."""
+    r"""Chat turns, then `reasoning ... \boxed{answer}`, for models with and without think tags."""
 
     thinking: bool = False
     """The chat template itself ends in `<think>`, so every completion begins with its reasoning."""

@@ -11,13 +11,13 @@ _START = re.compile(r"\\boxed\s*\{")
 
 
 def _closing(text: str, start: int) -> int | None:
-    """Where the brace closes whose content begins at `start`."""
+    """Position of the closing brace of the content that begins at `start`."""
     end = closing_brace(text, start - 1)
     return None if end < 0 else end
 
 
 def unboxed(answer: str) -> str | None:
-    """What the last box holds, the answer itself where it has none, None where the last box never closes."""
+    """The content of the last box; the answer itself if it has no box; None if the last box never closes."""
     starts = list(_START.finditer(answer))
     if not starts:
         return answer
@@ -26,7 +26,7 @@ def unboxed(answer: str) -> str | None:
 
 
 def parse_boxed(text: str) -> Parsed:
-    """The last box is the answer, and the text before it the reasoning; a box that is never closed is no answer."""
+    """The last box is the answer, and the text before it the reasoning; a box that is never closed does not count."""
     starts = list(_START.finditer(text))
     if not starts:
         return Parsed(text.strip(), None, ("no_answer",))
@@ -43,7 +43,7 @@ def parse_boxed(text: str) -> Parsed:
 
 
 def compose_boxed(reasoning: str, answer: str) -> str:
-    """Reasoning, then the answer in a box, unless the last box of the reasoning holds it already."""
+    """Reasoning, then the answer in a box, unless the last box of the reasoning already contains it."""
     if _START.search(reasoning) and unboxed(reasoning) == answer:
         return reasoning
     box = f"\\boxed{{{answer}}}"

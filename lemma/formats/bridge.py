@@ -1,7 +1,7 @@
-"""What stands between two turns: from the end of what the policy said to where it speaks next, in ids.
+"""The bridge between two turns, in ids: from the end of what the policy said to where it speaks next.
 
-History is never rendered again. The chat template writes a short conversation around marks, and what it puts behind the
-first mark is the bridge. The replies inside it are encoded so that no special token in them is alive.
+History is never re-rendered. The chat template renders a short conversation with placeholders, and what it writes after
+the first placeholder is the bridge. The replies inside it are encoded so that special tokens in them are plain text.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from lemma.formats.format import Format
 from lemma.formats.tool_prompt import ToolSpeech
 
 SAID, HEARD = "THE\u2063POLICY\u2063SAID", "THE\u2063REPLY\u2063{}\u2063WAS"
-# Some templates want the name and the number of the call that a tool answers, and a number of just this length.
+# Some templates require the name and id of the call that a tool answers, and an id of exactly this length.
 CALL = {"name": "tool", "tool_call_id": "call00000"}
 QUOTED = 'a\n"b"'
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The ids around some replies: one piece more than replies. `quoted`: the template writes them as JSON text."""
+    """The ids around some replies: one piece more than there are replies. `quoted`: the template writes replies as JSON
+    text."""
 
     pieces: tuple[tuple[int, ...], ...]
     quoted: bool = False
@@ -49,22 +50,22 @@ class Bridge:
     def of(
         cls, fmt: Format, tokenizer: Any, ends: Collection[int], longest: int, speech: ToolSpeech | None = None
     ) -> Bridge:
-        """From the chat template; around a plain line of text where the format has no turns."""
+        """From the chat template; if the format has no turns, around a plain line of text."""
         bridge = cls(fmt, tokenizer, frozenset(ends) | {tokenizer.eos_token_id}, longest, speech)
         bridge.frame("user", 1)
         return bridge
 
     def answer(self, said: np.ndarray, text: str, results: Sequence[str] = ()) -> tuple[np.ndarray, bool]:
-        """The ids of a reply: results of tool calls as such where the template teaches that, else a user's message."""
+        """The ids of a reply: as results of tool calls if the template supports them, else as a user message."""
         if results and self.speech is not None and self.speech.by_template and self.shows("tool"):
             return self.ids(said, results, "tool")
         return self.ids(said, text)
 
     def ids(self, said: np.ndarray, reply: str | Sequence[str], role: str = "user") -> tuple[np.ndarray, bool]:
-        """The ids that follow what was said, and whether a reply was cut.
+        """The ids that follow what was said, and whether a reply was truncated.
 
-        Several replies are several messages of this role. The token that ends a turn is part of the bridge only where
-        the policy did not sample it.
+        Several replies are several messages of this role. The end-of-turn token is part of the bridge only if the
+        policy did not sample it.
         """
         replies = [reply] if isinstance(reply, str) else list(reply)
         frame = self.frame(role, len(replies))
@@ -81,19 +82,19 @@ class Bridge:
         return np.asarray(ids, dtype=np.int32), cut
 
     def anew(self, text: str) -> np.ndarray:
-        """The ids of a conversation that begins again with this one message, whose special tokens are only spelled."""
+        """The ids of a conversation that starts over with this one message, in which special tokens are plain text."""
         before, _, after = self.fmt.prompt(Problem((Message("user", SAID),)), self.tokenizer).partition(SAID)
         ids = [*encode_text(before, self.tokenizer), *self.plain(text)]
         return np.asarray([*ids, *encode_continuation(after, "\n", self.tokenizer)], dtype=np.int32)
 
     def frame(self, role: str, count: int) -> Frame:
-        """What the template writes around that many messages of a role; made once."""
+        """What the template writes around this many messages of a role; cached."""
         if (role, count) not in self._frames:
             self._frames[role, count] = self._frame(role, count)
         return self._frames[role, count]
 
     def shows(self, role: str) -> bool:
-        """Whether the template shows what a message of this role says."""
+        """Whether the template shows the content of messages of this role."""
         if role not in self._shown:
             try:
                 self._shown[role] = self._behind_mark(role, [HEARD]) is not None
@@ -117,9 +118,9 @@ class Bridge:
         return Frame(tuple(map(tuple, encoded)), quoted)
 
     def _behind_mark(self, role: str, contents: Sequence[str]) -> str | None:
-        """What the template writes behind a turn and up to the next; None where it leaves one of the contents out.
+        """What the template writes between a turn and the next; None if it leaves out one of the contents.
 
-        Templates for tools want some; all others are asked without.
+        Tried with tools and without: templates for tools need some, all others do without.
         """
         more = CALL if role == "tool" else {}
         turns = [
@@ -144,7 +145,8 @@ class Bridge:
         return None
 
     def behind(self, said: np.ndarray, front: Sequence[int]) -> Sequence[int]:
-        """What follows a turn, without the end that was sampled already, and marks or blanks in front of that end."""
+        """What follows a turn, without the end token that was already sampled, and without tags or spaces before that
+        end."""
         if not len(said) or int(said[-1]) not in self.ends:
             return front
         place = next((number for number, token in enumerate(front) if token in self.ends), None)
@@ -153,7 +155,7 @@ class Bridge:
         return front[place + 1 :]
 
     def plain(self, text: str) -> list[int]:
-        """The ids of a text in which special tokens are only spelled, not meant."""
+        """The ids of a text in which special tokens are treated as plain text."""
         if not text:
             return []
         text = text.encode("utf-8", "replace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""Formats that speak through the tokenizer's own chat template, or through ours where it has none."""
+"""Formats that use the tokenizer's own chat template, or ours if it has none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ChatFormat(Format):
     our own."""
 
     suffix: ClassVar[str] = ""
-    """Stands at the end of everything the user says."""
+    """Appended to every user message."""
 
     @property
     def chat_template(self) -> str:
@@ -65,7 +65,7 @@ class ChatFormat(Format):
         tokenizer.chat_template = template if self.takes_system else without_system(template)
 
     def _tokenizer_template(self, tokenizer: Any, kind: str = "default") -> str | None:
-        """The template of the tokenizer that is to be used, None for ours; some tokenizers have one for each kind."""
+        """The tokenizer's template to use, None for ours; some tokenizers have several kinds."""
         if self.template == "own":
             return None
         theirs = getattr(tokenizer, "chat_template", None)
@@ -77,7 +77,8 @@ class ChatFormat(Format):
 
 
 def _check_tools(text: str, turns: Sequence[Mapping[str, Any]], tools: Sequence[Any], about: str) -> None:
-    """Refuse what a template that knows no tools leaves out without a word: an empty turn would be learnt."""
+    """Refuse tools or calls that a template without tool support silently leaves out: the model would be trained on an
+    empty turn."""
     calls = [call for turn in turns for call in turn.get("tool_calls") or ()]
     for what, ones in (("calls", calls), ("tools", tools)):
         names = [(one.get("function") or one).get("name") for one in ones if isinstance(one, Mapping)]

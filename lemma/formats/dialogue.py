@@ -1,6 +1,6 @@
-"""Conversations as chat clients send them, in ids: the whole prompt, or what follows a turn whose ids are known.
+"""Conversations from chat clients, in ids: the whole prompt, or what follows a turn whose ids are known.
 
-A special token that somebody else than the assistant spells in a message is only spelled, never meant.
+A special token in a message of anyone but the assistant is treated as plain text.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Turns = Sequence[Mapping[str, Any]]
 
 
 class Dialogue:
-    """Messages with role, content and perhaps tool calls, as one format and tokenizer write them.
+    """Messages with role, content and perhaps tool calls, as one format and tokenizer render them.
 
-    Any thread may use it, one at a time. Nobody else should use its tokenizer meanwhile: one that is told to split
-    special tokens does so for everybody.
+    Any thread may use it, one at a time. Nothing else should use its tokenizer meanwhile: the setting to split special
+    tokens is global to the tokenizer.
     """
 
     def __init__(self, fmt: Format, tokenizer: Any, ends: Collection[int]):
@@ -44,7 +44,7 @@ class Dialogue:
         self._shows_tools: bool | None = None
 
     def prompt(self, messages: Turns, tools: Sequence[Any] = ()) -> np.ndarray:
-        """All that the model reads before it answers."""
+        """The whole prompt, in ids."""
         with self._lock:
             turns = self._turns(messages)
             self._check_roles(turns)
@@ -53,12 +53,12 @@ class Dialogue:
             return np.asarray(self._encode(text, contents), dtype=np.int64)
 
     def encode(self, text: str) -> np.ndarray:
-        """The ids of a text in which special tokens are meant."""
+        """The ids of a text in which special tokens are recognised."""
         with self._lock:
             return np.asarray(encode_text(text, self.tokenizer), dtype=np.int64)
 
     def begin(self, text: str) -> np.ndarray:
-        """The ids of a text that a prompt begins with: behind what the tokenizer puts in front of a text."""
+        """The ids of a text that begins a prompt: after whatever the tokenizer puts in front of a text."""
         with self._lock:
             return np.asarray(self.tokenizer.encode(text), dtype=np.int64)
 
@@ -72,9 +72,9 @@ class Dialogue:
         return [self.decode([token]) for token in ids]
 
     def after(self, said: np.ndarray, messages: Turns, tools: Sequence[Any] = ()) -> np.ndarray | None:
-        """What the model reads between a turn that it sampled as `said` and its next, where `messages` follow the turn.
+        """What the model reads between a turn that it sampled as `said` and its next turn, when `messages` follow.
 
-        None where the template does not say: it refuses these messages behind a plain turn.
+        None if the template does not tell: it refuses these messages after a plain turn.
         """
         turns = [_as_template_takes(message) for message in messages]
         if not turns or any(turn["role"] == "assistant" for turn in turns):
@@ -94,7 +94,7 @@ class Dialogue:
             return np.asarray(ids, dtype=np.int64)
 
     def _turns(self, messages: Turns) -> list[dict[str, Any]]:
-        """Under the format's own system message where the conversation brings none, or none that the format takes."""
+        """The turns, under the format's own system message if the conversation has none that the format accepts."""
         turns = [_as_template_takes(message) for message in messages]
         theirs = turns[0]["content"] if turns and turns[0]["role"] == "system" else None
         rest = turns if theirs is None else turns[1:]
@@ -108,7 +108,7 @@ class Dialogue:
         return [{"role": "system", "content": system}, *rest] if system else rest
 
     def _check_roles(self, turns: Turns) -> None:
-        """Refuse what a tool says where the template would leave it out without a word."""
+        """Refuse tool messages that the template would silently leave out."""
         if not any(turn["role"] == "tool" for turn in turns):
             return
         if self._shows_tools is None:
@@ -121,14 +121,14 @@ class Dialogue:
             try:
                 self._shows_tools = SAID in self.fmt.written(probe, self.tokenizer)
             except UserError:
-                self._shows_tools = True  # it refuses in words, and may take what is really sent
+                self._shows_tools = True  # it raises an error, and may accept what is really sent
         if not self._shows_tools:
             raise UserError(
                 "the chat template leaves out messages of the role 'tool'", fix="send them with the role 'user'"
             )
 
     def _marked(self, turns: Turns) -> tuple[list[dict[str, Any]], dict[str, str]]:
-        """The turns with marks in place of contents that spell special tokens, and what the marks stand for."""
+        """The turns with placeholders for contents that contain special tokens, and what the placeholders stand for."""
         marked, contents = [], {}
         for number, turn in enumerate(turns):
             content = turn["content"]
@@ -140,7 +140,7 @@ class Dialogue:
         return marked, contents
 
     def _quoted(self, content: str, role: str) -> str:
-        """The content as the template writes it: some write what a tool says as JSON."""
+        """The content as the template writes it: some write tool results as JSON."""
         try:
             is_quoted = role == "tool" and self._bridge.frame(role, 1).quoted
         except UserError:
@@ -148,7 +148,7 @@ class Dialogue:
         return json.dumps(content, ensure_ascii=False)[1:-1] if is_quoted else content
 
     def _encode(self, text: str, contents: Mapping[str, str], before: str = "") -> list[int]:
-        """The ids of a text behind another, with each mark's content in its place, in which nothing is special."""
+        """The ids of a text that follows another, with each placeholder replaced by its content as plain text."""
         if not contents:
             return encode_continuation(text, before, self.tokenizer) if before else encode_text(text, self.tokenizer)
         ids: list[int] = []

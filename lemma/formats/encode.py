@@ -1,4 +1,4 @@
-"""Text to token ids, once. Masks come from positions, never from token values: pad may equal end-of-sequence."""
+"""Text to token ids, once. Masks are made from positions, never from token values: pad may equal end-of-sequence."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def encode_text(text: str, tokenizer: Any) -> list[int]:
 
 
 def encode_continuation(text: str, before: str, tokenizer: Any) -> list[int]:
-    """The ids of a text that continues another one, so that the ids of both are those of the two texts together.
+    """The ids of a text that continues another one, such that the two id lists together are those of the whole text.
 
-    A tokenizer that puts a space in front of whatever it is given (Llama 2, Phi-3) would put one between the two.
-    Other tokenizers get the text by itself.
+    A tokenizer that prepends a space to any text (Llama 2, Phi-3) would put one between the two. Other tokenizers get
+    the text by itself.
     """
     if not puts_space_in_front(tokenizer):
         return encode_text(text, tokenizer)
@@ -39,9 +39,9 @@ def encode_continuation(text: str, before: str, tokenizer: Any) -> list[int]:
 
 
 def puts_space_in_front(tokenizer: Any) -> bool:
-    """Whether the ids of a text begin with a space that is not there."""
+    """Whether the ids of a text begin with a space that is not in the text."""
     tokens = tokenizer.convert_ids_to_tokens(encode_text("a", tokenizer))
-    # As SentencePiece and byte-level vocabularies write a space. A vocabulary of figures may not know the letter.
+    # As SentencePiece and byte-level vocabularies write a space. A digits-only vocabulary may not contain the letter.
     return "".join(tokens[:1]).startswith(("▁", "Ġ"))
 
 
@@ -55,7 +55,7 @@ def encode_prompt(fmt: Format, problem: Problem, tokenizer: Any) -> np.ndarray:
 def encode_demonstration(
     fmt: Format, demonstration: Demonstration, tokenizer: Any, train_on: Literal["response", "all"] = "response"
 ) -> Trajectory:
-    """Prompt and target, each with its own tokens, then the end-of-sequence token, which is learnt as well."""
+    """Prompt and target, each with its own tokens, then the end-of-sequence token, which is trained on as well."""
     asked = prompt_text(fmt, demonstration, tokenizer)
     prompt = encode_text(asked, tokenizer)
     target = encode_continuation(target_text(fmt, demonstration, tokenizer, asked), asked, tokenizer)
@@ -78,10 +78,9 @@ def encode_document(fmt: Format, demonstration: Demonstration, tokenizer: Any) -
 
 
 def pack_documents(documents: Sequence[Sequence[int] | np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Run documents on, and cut the stream every `length` tokens: inputs and labels, both (N, length).
+    """Concatenate documents and cut the stream every `length` tokens: inputs and labels, both (N, length).
 
-    A label is the token that follows, also across the border of a chunk or a document. What does not fill a chunk
-    is dropped.
+    A label is the next token, also across the border of a chunk or a document. The incomplete last chunk is dropped.
     """
     assert length >= 1, "a chunk has at least one token"
     stream = np.concatenate([np.zeros(0, dtype=np.int64), *(np.asarray(ids, dtype=np.int64) for ids in documents)])
@@ -114,7 +113,7 @@ def tokenize_prompt_and_output(
 
 
 def check_beginning(ids: Sequence[int], tokenizer: Any) -> None:
-    """Warn of a prompt that begins twice; formats do not write that, but data and chat templates may."""
+    """Warn about a prompt that begins with BOS twice; formats do not write that, but data and chat templates may."""
     begin = getattr(tokenizer, "bos_token_id", None)
     if begin is not None and list(ids[:2]) == [begin, begin]:
         warnings.warn(
@@ -126,7 +125,7 @@ def check_beginning(ids: Sequence[int], tokenizer: Any) -> None:
 
 
 def prompt_text(fmt: Format, demonstration: Demonstration, tokenizer: Any) -> str:
-    """The data set's own prompt where it has one, with BOS in front as in the format's."""
+    """The dataset's own prompt if it has one, with BOS in front as in the format's."""
     if demonstration.prompt is None:
         return fmt.prompt(demonstration.problem, tokenizer)
     if fmt.wants_bos(tokenizer) and not demonstration.prompt.startswith(tokenizer.bos_token):
@@ -135,8 +134,8 @@ def prompt_text(fmt: Format, demonstration: Demonstration, tokenizer: Any) -> st
 
 
 def target_text(fmt: Format, demonstration: Demonstration, tokenizer: Any, asked: str) -> str:
-    """The response without its end-of-sequence token, which data sets sometimes write out, and without the `<think>`
-    that the prompt ends in."""
+    """The response without its end-of-sequence token, which datasets sometimes include, and without the `<think>` that
+    the prompt ends in."""
     said = _called(fmt, demonstration, tokenizer) if demonstration.more else fmt.target(demonstration)
     target = said.removesuffix(getattr(tokenizer, "eos_token", None) or "")
     if demonstration.prompt is None and asked.rstrip().endswith(THINK) and target.lstrip().startswith(THINK):

@@ -28,7 +28,7 @@ FAULTS: dict[str, str] = {
     "several_answers": "there are several answers; the last one counts",
     "text_after_answer": "there is text after the answer; it is dropped",
 }
-"""Every reason code that `parse` can give, and its meaning."""
+"""Every fault code that `parse` can return, and its meaning."""
 
 GradeUnfinished = Annotated[
     bool,
@@ -36,12 +36,12 @@ GradeUnfinished = Annotated[
 ]
 
 HARMLESS = frozenset({"several_answers", "text_after_answer"})
-"""Codes that are worth counting but leave no doubt about which answer was given."""
+"""Faults that are worth counting but leave no doubt about which answer was given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a completion says. `answer` is None where none counts; `faults` are keys of `FAULTS`."""
+    """A parsed completion. `answer` is None if none counts; `faults` are keys of `FAULTS`."""
 
     reasoning: str | None
     answer: str | None
@@ -49,7 +49,7 @@ class Parsed:
 
     @property
     def ok(self) -> bool:
-        """The format was kept: there is an answer and every fault is harmless."""
+        """Whether the completion follows the format: there is an answer and every fault is harmless."""
         return self.answer is not None and HARMLESS.issuperset(self.faults)
 
 
@@ -67,7 +67,7 @@ class Format(Options):
     @field_validator("system", mode="before")
     @classmethod
     def _from_file(cls, given: Any) -> Any:
-        """`{file: PATH}` becomes what the file says, which a run then keeps; one line break at its end is no part."""
+        """`{file: PATH}` becomes the file's content, which the run then keeps; one final line break is dropped."""
         if not isinstance(given, Mapping):
             return given
         if list(given) != ["file"] or not isinstance(given["file"], str):
@@ -83,30 +83,30 @@ class Format(Options):
     stop: ClassVar[tuple[str, ...]] = ()
     """Generation ends after one of these strings, which stays in the completion."""
     takes_system: ClassVar[bool] = True
-    """Whether a problem's own system message takes the place of the format's; otherwise it is dropped."""
+    """Whether a problem's own system message replaces the format's; otherwise it is dropped."""
 
     @property
     def default_system(self) -> str:
-        """The format's own instruction; a problem's own system message takes its place."""
+        """The format's own instruction; a problem's own system message replaces it."""
         return ""
 
     @property
     def opening(self) -> str:
-        """The text that the prompt already emits on behalf of the response; a target does not repeat it."""
+        """The beginning of the response that the prompt already contains; a target does not repeat it."""
         return ""
 
     @property
     @abstractmethod
     def chat_template(self) -> str | None:
-        """Jinja text of the prompt; with the beginning-of-sequence token in front where `bos` is true."""
+        """Jinja template of the prompt, with the beginning-of-sequence token in front if `bos` is true."""
 
     @abstractmethod
     def parse(self, completion: str) -> Parsed:
-        """Split what came after the prompt into reasoning and answer, and say what is wrong with it."""
+        """Split a completion into reasoning and answer, and list its faults."""
 
     @abstractmethod
     def compose(self, reasoning: str, answer: str) -> str:
-        """The response made of these two, as it continues the prompt; `parse` takes it apart again."""
+        """The response made of these two, as a continuation of the prompt; the inverse of `parse`."""
 
     def prompt(self, problem: Problem, tokenizer: Any) -> str:
         """The prompt as text, special tokens included; tokenise it without adding any."""
@@ -122,7 +122,7 @@ class Format(Options):
         is_open: bool = True,
         about: str = "a conversation",
     ) -> str:
-        """Turns as text; where they are open, up to where the assistant speaks next."""
+        """Turns as text; if `is_open`, up to where the assistant speaks next."""
         if tools or any(turn.get("tool_calls") or turn["role"] == "tool" for turn in turns):
             raise UserError(
                 f"format {self.name} cannot show the tools of {about}",
@@ -133,13 +133,14 @@ class Format(Options):
         return render(template, turns, tokenizer, is_open)
 
     def install(self, tokenizer: Any) -> None:
-        """Give the tokenizer the template that renders this format's prompts: plain transformers then does so too."""
+        """Give the tokenizer the template that renders this format's prompts, so that plain transformers renders them
+        too."""
         template = self.template_for(tokenizer)
         if template is not None:
             tokenizer.chat_template = template
 
     def template_for(self, tokenizer: Any) -> str | None:
-        """The chat template, with the beginning-of-sequence token in front where it belongs there."""
+        """The chat template, with the beginning-of-sequence token in front if it belongs there."""
         bare = self.model_copy(update={"bos": False}).chat_template
         if bare is None or not self.wants_bos(tokenizer):
             return bare
@@ -147,7 +148,7 @@ class Format(Options):
         return bare if example.startswith(tokenizer.bos_token) else self.model_copy(update={"bos": True}).chat_template
 
     def wants_bos(self, tokenizer: Any) -> bool:
-        """Whether a prompt begins with the beginning-of-sequence token, be it written by a template or not."""
+        """Whether a prompt begins with the beginning-of-sequence token, whether or not a template writes it."""
         if getattr(tokenizer, "bos_token", None) is None:
             return False
         return adds_bos(tokenizer) if self.bos is None else self.bos
@@ -163,14 +164,14 @@ class Format(Options):
 
     @property
     def own_system(self) -> str:
-        """The text at the top of the prompt when the problem brings none of its own."""
+        """The text at the top of the prompt if the problem has no system message of its own."""
         return self.default_system if self.system is None else self.system
 
     def target(self, demonstration: Demonstration) -> str:
-        """The response to learn, without the end-of-sequence token.
+        """The response to train on, without the end-of-sequence token.
 
-        A verbatim response is kept as it is, unless reasoning and answer are known and it does not have this
-        format: then they are put into the format's tags.
+        A verbatim response is kept as it is, unless reasoning and answer are known and it does not follow this format:
+        then they are put into the format's tags.
         """
         response, answer = demonstration.response, demonstration.answer
         if response is not None:
@@ -186,19 +187,19 @@ class Format(Options):
         return self.compose(without_think_tags(reasoning).strip(), answer.strip())
 
     def _continue(self, response: str, prompt: str | None) -> str:
-        """Drop the opening tag from a response where the prompt already ends in it."""
+        """Drop the opening tag from a response if the prompt already ends in it."""
         if prompt is not None and not prompt.endswith(self.opening):
             return response
         return response.removeprefix(self.opening)
 
 
 def about(problem: Problem) -> str:
-    """What a sentence calls a problem."""
+    """How messages refer to a problem."""
     return f"problem {problem.id}"
 
 
 def adds_bos(tokenizer: Any) -> bool:
-    """Whether the tokenizer, asked for the ids of a text, puts the beginning-of-sequence token in front."""
+    """Whether the tokenizer prepends the beginning-of-sequence token when it encodes a text."""
     return bool(tokenizer.encode("a")[:1] == [tokenizer.bos_token_id])
 
 

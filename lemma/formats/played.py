@@ -1,8 +1,8 @@
-"""Conversations as an environment plays them: history is never written again.
+"""Conversations encoded as an environment plays them: history is never re-rendered.
 
-What the assistant says is encoded turn by turn, as it would be sampled, and what it hears in between by the bridge that
-episodes are played with. So a demonstration of several turns is token for token what an episode of them would be, also
-where the chat template would write finished turns otherwise.
+The assistant's turns are encoded one by one, as they would be sampled, and what lies between them by the same bridge
+that episodes use. So a multi-turn demonstration is token for token what an episode would be, even if the chat template
+would render finished turns differently.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NO_LIMIT = 1 << 30
 
 
 def first_asked(item: Demonstration | Problem) -> Problem:
-    """The problem as it stands before the first turn that a demonstration of several shows."""
+    """The problem before the first assistant turn of a multi-turn demonstration."""
     if isinstance(item, Problem):
         return item
     turns = each_turn(item)
@@ -31,7 +31,7 @@ def first_asked(item: Demonstration | Problem) -> Problem:
 
 
 def said_ids(fmt: Format, item: Demonstration, tokenizer: Any) -> list[np.ndarray]:
-    """What the assistant says in each turn, the token that ends it included."""
+    """The ids of each assistant turn, including its end-of-turn token."""
     encoded = [encode_demonstration(fmt, one, tokenizer) for one in each_turn(item)]
     return [one.ids_T[one.chosen_T] for one in encoded]
 
@@ -43,7 +43,7 @@ def encode_learnt(
     turns: Turns | Literal["played"],
     learn: Literal["response", "all"],
 ) -> list[Trajectory]:
-    """A demonstration with these turns learnt, or with all of its tokens: one sequence, or several where it must be."""
+    """A demonstration with these turns trained on, or with all of its tokens: one sequence, or several if necessary."""
     if turns != "played":
         whole = learn == "all"
         return (
@@ -56,7 +56,7 @@ def encode_learnt(
 
 
 def encode_played(fmt: Format, item: Demonstration, tokenizer: Any) -> Trajectory:
-    """One sequence with every turn of the assistant learnt."""
+    """One sequence, trained on every assistant turn."""
     turns = each_turn(item)
     if len(turns) == 1:
         return encode_demonstration(fmt, item, tokenizer)
@@ -77,7 +77,7 @@ def encode_played(fmt: Format, item: Demonstration, tokenizer: Any) -> Trajector
 
 
 def _heard(before: Demonstration, after: Demonstration) -> tuple[Message, ...]:
-    """The messages between two turns."""
+    """The messages between two assistant turns."""
     heard = after.problem.messages[len(before.problem.messages) + 1 :]
     if not heard:
         raise UserError(

@@ -1,8 +1,8 @@
-r"""Prompts that published models are evaluated with, by the names that LUFFY's evaluation gives them.
+r"""Evaluation prompts of published models, under the names that LUFFY's evaluation gives them.
 
-All but `prime_code` look for the answer in the last \boxed{}. Where a completion thinks (it opens `<think>` or closes
-it), only what follows the thoughts counts; thoughts that never end have no answer, unless `grade_unfinished` is set.
-All but `own` drop a problem's own system message, as LUFFY's evaluation does.
+All but `prime_code` look for the answer in the last \boxed{}. If a completion opens or closes `<think>`, only what
+follows the reasoning counts; reasoning that never ends has no answer, unless `grade_unfinished` is set. All but `own`
+drop a problem's own system message, as LUFFY's evaluation does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Own(BoxedChat):
 
 
 class _Boxed(Format):
-    r"""What the prompts of their own have in common: `reasoning ... \boxed{answer}`, perhaps with thoughts."""
+    r"""Common base of the formats with their own prompts: `reasoning ... \boxed{answer}`, perhaps with think tags."""
 
     grade_unfinished: GradeUnfinished = False
 
@@ -84,7 +84,7 @@ class PrimeSft(BoxedChat):
 
 
 def _one_line(preamble: str, bos: bool | None, suffix: str) -> str:
-    """`preamble User: question suffix. Assistant:` on one line, as far as the question is on one."""
+    """`preamble User: question suffix. Assistant:` on one line, if the question is."""
     return without_system(
         opening_lines(preamble, bos)
         + r"""{%- if system %}{{- system + ' ' }}{%- endif %}

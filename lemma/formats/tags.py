@@ -1,4 +1,4 @@
-"""Taking a completion with tags apart: reasoning between one pair, the answer between another."""
+"""Parsing a completion with tags: reasoning between one pair, the answer between another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Tags:
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """A completion cut at the end of its reasoning; `rest` is None where no answer can count."""
+    """A completion split at the end of its reasoning; `rest` is None if no answer can count."""
 
     reasoning: str | None
     rest: str | None
@@ -28,9 +28,9 @@ class Thought:
 
 
 def split_thought(completion: str, start: str, end: str, *, opened: bool, grade_unfinished: bool) -> Thought:
-    """Cut a completion where its reasoning ends, for the first time.
+    """Split a completion where its reasoning first ends.
 
-    Where it never ends, an answer inside it does not count, unless `grade_unfinished` asks for the whole text.
+    If it never ends, an answer inside it does not count, unless `grade_unfinished` asks for the whole text.
     """
     faults: list[str] = []
     before, found, body = completion.partition(start)

@@ -1,4 +1,4 @@
-"""Jinja text that is safe whatever it quotes, and rendering it exactly as transformers does."""
+"""Jinja templates that are safe whatever text they quote, rendered exactly as transformers does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lemma.core.deadlines import Overdue, cpu_limit
 from lemma.core.errors import UserError
 
-# A conversation is written in less than a millisecond.
+# Rendering a conversation normally takes less than a millisecond.
 RENDER_SECONDS = 10.0
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def quote(text: str) -> str:
-    """A Jinja string literal with that value.
+    """A Jinja string literal with this value.
 
     Jinja reads escapes as Python does, so JSON's quoting fits, except for the surrogate pairs of its ASCII mode.
     """
@@ -38,7 +38,7 @@ def opening_lines(default_system: str, bos: bool | None) -> str:
 
 
 def with_default_system(template: str, system: str) -> str:
-    """Another's template, with that system message where the conversation has none."""
+    """A third-party template, with this system message if the conversation has none."""
     if not system:
         return template
     front = (
@@ -53,12 +53,12 @@ SILENCE = "{%- if messages[0]['role'] == 'system' %}{%- set messages = messages[
 
 
 def without_system(template: str) -> str:
-    """Another's template, which then takes no notice of a conversation's own system message."""
+    """A third-party template that ignores a conversation's own system message."""
     return SILENCE + template.removeprefix(SILENCE)
 
 
 def with_suffix(template: str, suffix: str) -> str:
-    """Another's template, with that text at the end of everything the user says."""
+    """A third-party template, with this text appended to every user message."""
     if not suffix:
         return template
     front = (
@@ -73,12 +73,12 @@ CLOCK = "{%- macro strftime_now(format) %}26 Jul 2024{%- endmacro %}"
 
 
 def without_clock(template: str) -> str:
-    """Another's template in which today is always the same day: a prompt must not change overnight."""
+    """A third-party template with a fixed date: a prompt must not change overnight."""
     return CLOCK + template if "strftime_now" in template and CLOCK not in template else template
 
 
 def chatml(default_system: str, bos: bool | None, generation: str = "") -> str:
-    """Turns between <|im_start|> and <|im_end|>; the assistant's end in EOS, which is what it learns to say."""
+    """Turns between <|im_start|> and <|im_end|>; the assistant's end in EOS, which it learns to generate."""
     return (
         opening_lines(default_system, bos)
         + r"""{%- if system %}{{- '<|im_start|>system\n' + system + '<|im_end|>\n' }}{%- endif %}
@@ -94,14 +94,14 @@ def chatml(default_system: str, bos: bool | None, generation: str = "") -> str:
 
 @contextmanager
 def rendering(about: str, fix: str) -> Iterator[None]:
-    """Within `with`, a template of somebody else writes `about`: whatever it does, it ends, or in one sentence."""
+    """Context in which a third-party template renders `about`: it ends in time, and its errors become one sentence."""
     whose = "the tokenizer's chat template"
     try:
         with cpu_limit(RENDER_SECONDS):
             yield
     except Overdue:
         raise UserError(f"{whose} has not written {about} after {RENDER_SECONDS:g} s of computing", fix=fix) from None
-    except Exception as error:  # a template can raise what any Python code can
+    except Exception as error:  # a template can raise anything that Python code can
         reason = str(error) or type(error).__name__
         raise UserError(f"{whose} refuses {about}: {reason}", fix=fix) from error
 
@@ -114,7 +114,8 @@ def _compiled(template: str) -> Template:
 
 
 def render(template: str, messages: Sequence[Mapping[str, Any]], tokenizer: Any, is_open: bool = True) -> str:
-    """What `tokenizer.apply_chat_template` would give for a template of ours; open ends where the assistant speaks."""
+    """What `tokenizer.apply_chat_template` would return for a template of ours; `is_open` ends where the assistant
+    speaks."""
     return _compiled(template).render(
         messages=list(messages),
         add_generation_prompt=is_open,

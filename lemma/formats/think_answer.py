@@ -1,4 +1,4 @@
-"""Think and answer tags that a system message asks for: the completion opens its thoughts itself."""
+"""Think and answer tags that a system message asks for: the completion writes `<think>` itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""LUFFY's own format: long thoughts that end in </think>, then a short solution with \boxed{}."""
+r"""LUFFY's own format: long reasoning that ends in </think>, then a short solution with \boxed{}."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ThinkBoxed(Format):
 
 
 def parse_thought_and_box(completion: str, *, grade_unfinished: bool = False) -> Parsed:
-    """Thoughts that the prompt, or the completion itself, has opened; then the last box of what follows their end."""
+    """Reasoning opened by the prompt or by the completion itself; then the last box after its end."""
     thought = split_thought(completion, "<think>", "</think>", opened=True, grade_unfinished=grade_unfinished)
     if thought.rest is None:
         return Parsed(thought.reasoning, None, thought.faults)

@@ -1,6 +1,6 @@
-"""Tool calls in what a policy said, in the spelling that its chat template teaches.
+"""Tool calls in a policy's text, in the syntax of its chat template.
 
-Nothing here raises on what a model writes: a call that cannot be read has a `fault`, a sentence that answers it.
+Nothing here raises on what a model writes: a call that cannot be parsed has a `fault`, a sentence to reply with.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ SPACE = re.compile(r"\s*")
 THINK, THOUGHT = "<think>", "</think>"
 CODE_TOOL = "python"
 LONGEST = 1_000_000
-# Models write line breaks in strings as they are.
+# Models write raw line breaks in strings.
 DECODER = json.JSONDecoder(strict=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call. `fault` says in words why it cannot be made; name and arguments are then what could be read."""
+    """One call. `fault` says why it cannot be made; name and arguments are then whatever could be parsed."""
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
     fault: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """As chat templates take it."""
+        """In the form that chat templates take."""
         return {"type": "function", "function": {"name": self.name, "arguments": dict(self.arguments)}}
 
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """What was said: the words around the calls, the calls, and the code of all code blocks, None without one."""
+    """A parsed turn: the text around the calls, the calls, and the code of all code blocks, None without one."""
 
     content: str
     calls: tuple[ToolCall, ...] = ()
@@ -55,9 +55,9 @@ class Spoken:
 
 
 def parse_tool_calls(text: str, style: Style, tools: Sequence[Tool] | None = None) -> Spoken:
-    """Read the calls in a text; where the tools are known, name and arguments are checked too.
+    """Parse the calls in a text; if the tools are known, names and arguments are checked too.
 
-    What stands between <think> and </think> calls nothing.
+    Text between <think> and </think> makes no calls.
     """
     thoughts, said = split_thoughts(text[:LONGEST])
     content, calls = READERS[style](said)
@@ -68,7 +68,7 @@ def parse_tool_calls(text: str, style: Style, tools: Sequence[Tool] | None = Non
 
 
 def split_thoughts(text: str) -> tuple[str, str]:
-    """The thoughts with their tags, and what is said behind them; nothing is said before thoughts end."""
+    """The reasoning with its tags, and the text after it; without an end of the reasoning there is no text."""
     end = text.rfind(THOUGHT)
     end = 0 if end < 0 else end + len(THOUGHT)
     begin = text.find(THINK, end)
@@ -76,16 +76,16 @@ def split_thoughts(text: str) -> tuple[str, str]:
 
 
 def code_of(text: str) -> str | None:
-    """The code of all closed code blocks, one behind the other; None without one."""
-    # Spaces behind an opening tag are no indentation.
+    """The code of all closed code blocks, concatenated; None without one."""
+    # Spaces after an opening tag are not indentation.
     blocks = [dedent(text[begin:end].strip("\n")).strip() for _, begin, end, _ in _code_blocks(text)]
     return "\n".join(blocks) if blocks else None
 
 
 def _code_blocks(text: str) -> list[tuple[int, int, int, int]]:
-    """Where each closed block begins, its code begins and ends, and it ends itself.
+    """Positions of each closed block: its start, the start and end of its code, and its end.
 
-    In time that grows with the length of the text alone: models may write an opening tag thousands of times.
+    In linear time: models may write an opening tag thousands of times.
     """
     blocks, place, unclosed = [], 0, set[str]()
     while found := CODE.search(text, place):
@@ -100,7 +100,8 @@ def _code_blocks(text: str) -> list[tuple[int, int, int, int]]:
 
 
 def _hermes(text: str) -> tuple[str, list[ToolCall]]:
-    """A closing tag in a string of the JSON closes nothing; a call may stay open; text behind its JSON is dropped."""
+    """A closing tag inside a JSON string does not close the call; a call may stay open; text after its JSON is
+    dropped."""
     content, calls, place, closed = "", [], 0, 0
     while (begin := text.find(CALL, place)) >= 0:
         content += text[place:begin]
@@ -151,7 +152,7 @@ READERS: dict[Style, Callable[[str], tuple[str, list[ToolCall]]]] = {
 
 
 def _listed(text: str) -> list[ToolCall]:
-    """Calls one behind the other, with or without `;` between them, or as one list; what follows them is dropped."""
+    """Consecutive calls, with or without `;` between them, or as one list; whatever follows them is dropped."""
     calls: list[ToolCall] = []
     while text.startswith(("{", "[")):
         try:
@@ -164,7 +165,7 @@ def _listed(text: str) -> list[ToolCall]:
 
 
 def _decoded(text: str, begin: int) -> tuple[ToolCall, int]:
-    """The call whose JSON begins there, and where it ends."""
+    """The call whose JSON begins at this position, and where it ends."""
     try:
         value, end = DECODER.raw_decode(text, begin)
     except (ValueError, RecursionError) as error:
@@ -178,7 +179,7 @@ def _broken(error: Exception, begin: int = 0) -> ToolCall:
 
 
 def _from_object(call: Any) -> ToolCall:
-    """A call of a JSON object, whichever of the two names its arguments have."""
+    """A call from a JSON object, under either of the two names for its arguments."""
     if isinstance(call, dict) and isinstance(call.get("function"), dict):
         call = call["function"]
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
@@ -195,7 +196,7 @@ def _from_object(call: Any) -> ToolCall:
 
 
 def _from_python(body: str) -> ToolCall:
-    """What Llama writes behind its python tag: `name.call(argument=value)`, or a program."""
+    """What Llama writes after its python tag: `name.call(argument=value)`, or a program."""
     try:
         call = ast.parse(body, mode="eval").body
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "call":
@@ -207,7 +208,7 @@ def _from_python(body: str) -> ToolCall:
 
 
 def _taken(call: ToolCall, known: Mapping[str, Tool]) -> ToolCall:
-    """A code block is for the tool `python`; without one, for the first tool that needs one text."""
+    """A code block is for the tool `python`; without such a tool, for the first one that needs a single text."""
     code = call.arguments["code"]
     for tool in known.values() if CODE_TOOL not in known else ():
         needed = tool.parameters.get("required", ())

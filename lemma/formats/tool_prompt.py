@@ -1,4 +1,4 @@
-"""How one model speaks of tools: found by a look at what its chat template writes, not by its name."""
+"""How a model calls tools: found from what its chat template renders, not from its name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lemma.formats.format import Format
 
 OFFERED = "offered_tools"
-"""Where a problem's `extra` holds what its environment offers, as `offer` writes it."""
+"""Key in `extra` under which a problem keeps the tools that its environment offers, as `offer` writes them."""
 
 PROBE = Tool("probe_of_tools", "Looks\u2063whether\u2063tools\u2063show.", {"type": "object", "properties": {}})
 PROBED = ToolCall(PROBE.name, {})
@@ -31,7 +31,8 @@ HOW = {
 
 @dataclass(frozen=True)
 class ToolSpeech:
-    """`style` spells calls. `by_template`: the template itself shows tools, calls and results, in that spelling."""
+    """`style` is the syntax of calls. `by_template`: the template itself shows tools, calls and results, in that
+    syntax."""
 
     style: Style
     by_template: bool
@@ -41,7 +42,7 @@ class ToolSpeech:
     def of(
         cls, fmt: Format, tokenizer: Any, tools: Sequence[Tool], wanted: Style | Literal["auto"] = "auto"
     ) -> ToolSpeech:
-        """As the template spells calls, unless another spelling is wanted; tools are then described in words."""
+        """The template's own syntax, unless another one is requested; tools are then described in words."""
         key = (type(fmt), fmt.model_dump_json(), json.dumps(getattr(tokenizer, "chat_template", None)))
         if key not in _NATIVE_STYLES:
             _NATIVE_STYLES[key] = style_of(fmt, tokenizer)
@@ -53,7 +54,7 @@ class ToolSpeech:
         return parse_tool_calls(text, self.style, self.tools)
 
     def described(self) -> str:
-        """The tools and how they are called, for a template that knows none."""
+        """The tools and how to call them, in words, for a template without tool support."""
         listed = "\n".join(json.dumps(tool.as_dict()["function"], ensure_ascii=False) for tool in self.tools)
         if self.style == "code":
             how = "To use one, write a block:\n```python\n...\n```"
@@ -66,7 +67,7 @@ _NATIVE_STYLES: dict[Any, Style | None] = {}
 
 
 def style_of(fmt: Format, tokenizer: Any) -> Style | None:
-    """The spelling of calls that the template writes, where it shows tools as well; None where it does not."""
+    """The syntax of calls that the template writes, if it shows tools as well; otherwise None."""
     turns: list[dict[str, Any]] = [{"role": "user", "content": ASKED}]
     call = {"role": "assistant", "content": "", "tool_calls": [{"id": "call00000", **PROBED.as_dict()}]}
     tools = [PROBE.as_dict()]
@@ -82,13 +83,13 @@ def style_of(fmt: Format, tokenizer: Any) -> Style | None:
 
 
 def offer(problem: Problem, tools: Sequence[Tool], wanted: str, described: bool) -> Problem:
-    """The problem with tools that its prompt offers."""
+    """The problem with the tools that its prompt offers."""
     offered = {"tools": [tool.as_dict() for tool in tools], "style": wanted, "described": described}
     return replace(problem, extra={**problem.extra, OFFERED: offered})
 
 
 def with_offer(fmt: Format, problem: Problem, tokenizer: Any) -> Problem:
-    """The problem as its prompt shows it: tools for the template, or words in front of the question."""
+    """The problem as its prompt shows it: with tools for the template, or a description before the question."""
     offered: Mapping[str, Any] | None = problem.extra.get(OFFERED)
     if not offered or not offered["described"]:
         return problem

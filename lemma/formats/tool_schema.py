@@ -27,7 +27,7 @@ SECTION = re.compile(r"^(Returns|Raises|Yields|Examples?|Notes?):\s*$", re.MULTI
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """What a model is told about a function that it can call. `parameters` is a JSON schema of an object."""
+    """The description of a function that a model can call. `parameters` is a JSON schema of an object."""
 
     name: str
     description: str = ""
@@ -39,14 +39,14 @@ class Tool:
         description, words = _documented(inspect.getdoc(function) or "")
         try:
             hints = typing.get_type_hints(function)
-        except (NameError, TypeError):  # an annotation that means nothing here: any value will do
+        except (NameError, TypeError):  # an annotation that cannot be resolved here: any value will do
             hints = {}
         properties: dict[str, Any] = {}
         required = []
         for parameter in inspect.signature(function).parameters.values():
             if parameter.name == "self" or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 continue
-            # Some chat templates want a description, be it empty.
+            # Some chat templates need a description, even an empty one.
             described = {"description": words.get(parameter.name, "")}
             properties[parameter.name] = schema_of(hints.get(parameter.name, Any)) | described
             if parameter.default is parameter.empty:
@@ -56,18 +56,18 @@ class Tool:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Tool:
-        """From what a chat template takes: `{"type": "function", "function": {...}}`, or what is inside."""
+        """From the form that chat templates take: `{"type": "function", "function": {...}}`, or its inner part."""
         inner = given.get("function", given)
         parameters = inner.get("parameters") or {"type": "object", "properties": {}}
         return cls(str(inner["name"]), str(inner.get("description") or ""), parameters)
 
     def as_dict(self) -> dict[str, Any]:
-        """As chat templates take it."""
+        """In the form that chat templates take."""
         inner = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": inner}
 
     def checked(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-        """The arguments as the schema wants them, and what is wrong with them in words, or nothing."""
+        """The arguments converted to the schema, and a sentence that says what is wrong with them, or none."""
         known = self.parameters.get("properties") or {}
         taken = ", ".join(known) or "none"
         fixed = dict(arguments)
@@ -89,7 +89,7 @@ class Tool:
 
 
 def schema_of(hint: Any) -> dict[str, Any]:
-    """The JSON schema of a type hint; empty, which allows everything, for a type that JSON does not know."""
+    """The JSON schema of a type hint; empty, which allows everything, for a type that JSON does not have."""
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if hint in SIMPLE:
         return {"type": SIMPLE[hint]}
@@ -114,7 +114,7 @@ def schema_of(hint: Any) -> dict[str, Any]:
 
 
 def _documented(doc: str) -> tuple[str, dict[str, str]]:
-    """What a docstring says in front of its arguments, and what it says of each."""
+    """The description in a docstring, and that of each argument."""
     head, *rest = ARGUMENTS.split(doc, maxsplit=1)
     head = SECTION.split(head, maxsplit=1)[0]
     words: dict[str, str] = {}

@@ -1,8 +1,8 @@
-"""Conversations in which every turn of the assistant is learnt, not the last alone.
+"""Conversations trained on every assistant turn, not only the last.
 
-A turn is learnt behind exactly the text that the model would see when it speaks. Where a chat template only ever adds
-to what it wrote, that is one sequence with several learnt parts. Where it writes finished turns otherwise (templates of
-thinking models take the thoughts out of them), each turn becomes a sequence of its own.
+A turn is trained on after exactly the text that the model would see when it generates it. If a chat template only ever
+appends, that is one sequence with several trained spans. If it renders finished turns differently (templates of
+thinking models remove their reasoning), each turn becomes its own sequence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Turns = Literal["all", "last"]
 
 
 def encode_turns(fmt: Format, item: Demonstration, tokenizer: Any, turns: Turns = "all") -> list[Trajectory]:
-    """The demonstration with all of its turns learnt, or its last: one trajectory, or several where it must be."""
+    """The demonstration, trained on all of its turns or on its last: one trajectory, or several if necessary."""
     earlier = _earlier(item) if turns == "all" else []
     if not earlier or item.prompt is not None:
         return [encode_demonstration(fmt, item, tokenizer)]
@@ -38,7 +38,7 @@ def encode_turns(fmt: Format, item: Demonstration, tokenizer: Any, turns: Turns 
 
 
 def each_turn(item: Demonstration) -> list[Demonstration]:
-    """Every turn of the assistant that may be learnt, behind what was said before it; the last is the item itself."""
+    """Every assistant turn that may be trained on, after what was said before it; the last is the item itself."""
     said = item.problem.messages
     cut = [
         replace(
@@ -53,7 +53,7 @@ def each_turn(item: Demonstration) -> list[Demonstration]:
 
 
 def _earlier(item: Demonstration) -> list[int]:
-    """Places of the assistant's messages before the response that are learnt: those that answer somebody."""
+    """Indices of the assistant messages before the response that are trained on: those that reply to another role."""
     said = item.problem.messages
     start = len(said) if item.turns_from is None else item.turns_from
     first = next((place for place, message in enumerate(said) if message.role == "user"), len(said))
@@ -65,7 +65,7 @@ def _earlier(item: Demonstration) -> list[int]:
 
 
 def _spans(fmt: Format, item: Demonstration, earlier: list[int], tokenizer: Any) -> list[tuple[int, int]] | None:
-    """Where the earlier turns are in the text of the prompt, their end marks included; None if they are not there."""
+    """Spans of the earlier turns in the text of the prompt, including their end tokens; None if they are not found."""
     problem = item.problem
     tools, whole = problem.extra.get("tools"), fmt.prompt(problem, tokenizer)
     turns = fmt.messages(problem)
@@ -85,7 +85,7 @@ def _spans(fmt: Format, item: Demonstration, earlier: list[int], tokenizer: Any)
 
 
 def _encode_whole(fmt: Format, item: Demonstration, spans: list[tuple[int, int]], tokenizer: Any) -> Trajectory:
-    """One sequence: the prompt with its learnt spans, the response, and the end-of-sequence token."""
+    """One sequence: the prompt with its trained spans, the response, and the end-of-sequence token."""
     text = fmt.prompt(item.problem, tokenizer)
     ids: list[int] = []
     chosen: list[bool] = []

@@ -1,4 +1,4 @@
-"""Working out and solution between tags of one's choice, with a chat template that starts the working out."""
+"""Working out and solution between configurable tags, with a chat template that starts the working out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reasoning and answer in XML tags on lines of their own."""
+"""Reasoning and answer in XML tags on separate lines."""
 
 from __future__ import annotations
 

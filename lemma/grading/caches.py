@@ -1,4 +1,4 @@
-"""Forgetting what the exact path remembers, for measurements."""
+"""Clearing the caches of the exact path, for measurements."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The value of an expression tree: exact fractions where possible, otherwise fifty digits, at fixed points.
 
 Two polynomials or rational functions that agree at several fixed pseudo-random points are the same (the chance of an
-accident is below 1e-9 for anything that fits the limits); other functions are compared to the digits that the sizes of
-their numbers ask for.
+accident is below 1e-9 for anything that fits the limits); other functions are compared to as many digits as the sizes
+of their numbers require.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def symbols(tree: Tree) -> frozenset[str]:
 
 @lru_cache(maxsize=4096)
 def contains(tree: Tree, name: str) -> bool:
-    """Whether an operation or a constant of that name occurs."""
+    """Whether an operation or a constant of this name occurs."""
     return name in (tree[0], tree[1] if tree[0] == "const" else "") or any(
         contains(part, name) for part in tree[1:] if isinstance(part, tuple)
     )
@@ -51,14 +51,14 @@ def contains(tree: Tree, name: str) -> bool:
 
 @lru_cache(maxsize=8192)
 def point(name: str, index: int) -> Fraction:
-    """The value of a letter at the fixed point of that number: a fraction between 1/2 and 4."""
+    """The value of a letter at the fixed point with this number: a fraction between 1/2 and 4."""
     named = f"{index}:{name}".encode(errors="surrogatepass")
     noise = int.from_bytes(hashlib.blake2b(named, digest_size=4).digest(), "little")
     return Fraction(503 + noise % 3989, 1009)
 
 
 def signed_point(name: str, index: int) -> Fraction:
-    """As `point`, but negative at the second point, and large and of either sign at the third."""
+    """Like `point`, but negative at the second point, and large and of either sign at the third."""
     value = point(name, index)
     if index == 1:
         return -value
@@ -66,14 +66,14 @@ def signed_point(name: str, index: int) -> Fraction:
 
 
 def unknown_function(name: str, argument: Any) -> Any:
-    """The value of a function that is only named, such as f(3): some fixed value that depends on name and argument."""
+    """The value of an unknown function, such as f(3): a fixed value that depends on name and argument."""
     first, second = point(f"{name}()", 0), point(f"{name}()", 1)
     top = argument * first.numerator + second.numerator
     return top / (argument * argument * 1009 + second.numerator + first.numerator)
 
 
 def exact(tree: Tree, index: int, modes: tuple[bool, bool] = (True, True)) -> Fraction:
-    """The exact value at a point; raises NotRational where roots, functions or constants come in."""
+    """The exact value at a point; raises NotRational if roots, functions or constants are involved."""
     return _Exact(index, modes).value(tree)
 
 
@@ -214,7 +214,7 @@ def _context() -> Any:
 
 
 def numeric(tree: Tree, index: int, modes: tuple[bool, bool] = (True, True), negative: bool = False) -> Any:
-    """The value at a point, real or complex, to the digits that are in force; `negative` takes letters below zero."""
+    """The value at a point, real or complex, in the current precision; `negative` makes letters negative."""
     value = _Numeric(index, modes, negative).value(tree)
     context = _context()
     if context.isnan(value) or (context.isinf(value) and not contains(tree, "inf")):

@@ -1,7 +1,7 @@
-"""A reader for simple LaTeX and plain formulas: numbers, letters, + - * / ^ !, fractions, roots, common functions.
+"""A parser for simple LaTeX and plain formulas: numbers, letters, + - * / ^ !, fractions, roots, common functions.
 
 The result is a tree of tuples whose first member names the operation. Anything outside this small language raises
-`Unreadable` and is left to the well-kept parser behind `symbolic.py`. Nothing is ever evaluated as a program.
+`Unreadable` and is left to the full parser behind `symbolic.py`. Nothing is ever evaluated as a program.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class _Reader:
         )
 
     def juxtaposed(self, tree: Tree) -> Tree:
-        """Two things side by side: a mixed number, or a product."""
+        """Two adjacent factors: a mixed number, or a product."""
         before, token = self.tokens[self.place - 1], self.peek()
         assert token is not None
         if before.kind == "num" and tree[0] == "num" and tree[1].denominator == 1 and tree[1] > 0:
@@ -362,7 +362,7 @@ class _Reader:
         return tree if exponent is None else ("pow", tree, exponent)
 
     def arguments(self) -> list[Tree]:
-        """Several values in brackets, between commas."""
+        """Several values in brackets, separated by commas."""
         closing = {"(": ")", "\\{": "\\}", "[": "]"}.get(self.kind())
         if closing is None:
             raise Unreadable("values in brackets")

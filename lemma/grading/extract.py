@@ -1,6 +1,6 @@
 """The final answer in a completion. Each way of marking an answer has one rule; the first that applies decides.
 
-Where a box or a tag exists, a number elsewhere in the text is never taken instead.
+If a box or a tag exists, a number elsewhere in the text is never taken instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _THINK_OPEN = re.compile(r"<(think|thinking|reasoning|start_working_out)>")
 _THINK_CLOSE = re.compile(r"</(?:think|thinking|reasoning)>|<end_working_out>")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _JOIN = re.compile(r"(?<![A-Za-z])(?:and|or)(?![A-Za-z])|[,;]")
-# Words that lead from one result to the next, or take one back: the later box alone is the answer then.
+# Words that lead from one result to the next, or take one back: only the later box is then the answer.
 _STEP = re.compile(
     r"\b(?:then|so|thus|hence|therefore|finally|which|giv\w+|simplif\w+|become\w*|wait|actually|not|no|instead|rather"
     r"|correct\w*|namely|equivalently|i\.e|that is|equal\w*|means)\b",
@@ -74,7 +74,7 @@ _MATH_WORDS = frozenset(
 
 
 class Extraction(NamedTuple):
-    """The answer as written, and which rule found it. `answer` is None where there is none."""
+    """The answer as written, and which rule found it. `answer` is None if there is none."""
 
     answer: str | None
     method: str
@@ -84,7 +84,7 @@ NOTHING = Extraction(None, "none")
 
 
 def extract(text: str, rules: Rules = DEFAULT, prompt: str | None = None) -> Extraction:
-    """The final answer of a completion, or the whole text where it is a bare answer."""
+    """The final answer of a completion, or the whole text if it is a bare answer."""
     if prompt and text.startswith(prompt):
         text = text[len(prompt) :]
     if len(text) > MAX_COMPLETION:
@@ -115,7 +115,7 @@ def extract(text: str, rules: Rules = DEFAULT, prompt: str | None = None) -> Ext
 
 
 def visible(text: str, rules: Rules) -> str:
-    """What a reader may grade: after the thinking part, before control tokens and a next turn."""
+    """The part of a completion that is graded: after the thinking part, before control tokens and a next turn."""
     if "<|" in text or "</s>" in text or "<eos>" in text:
         cut = _CONTROL.search(text)
         while cut and not text[: cut.start()].strip():
@@ -137,7 +137,7 @@ _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def closing_brace(text: str, opening: int) -> int:
-    """The place of the brace that closes the one at `opening`; -1 where none does within the length of a box.
+    """Position of the brace that closes the one at `opening`; -1 if none does within the maximum length of a box.
 
     Escaped braces do not count.
     """
@@ -200,7 +200,7 @@ def _box(text: str) -> Extraction | None:
 
 
 def _if_it_stands(extraction: Extraction, text: str, place: int) -> Extraction:
-    """What was found at a place, or what is said instead of it later."""
+    """What was found at a position, or what replaces it later in the text."""
     later = second_thought(text, place)
     if later is None:
         return extraction
@@ -309,7 +309,7 @@ def _choice(text: str) -> Extraction | None:
 
 
 def _last_maths_or_number(text: str, maths: bool) -> Extraction | None:
-    """The last formula or the last number, whichever ends later; a formula also where both are in it."""
+    """The last formula or the last number, whichever ends later; the formula if it contains the number."""
     tail = text[-8_000:]
     formula, number = _last_formula(tail), _last(_NUMBER, tail)
     if maths and formula is not None and (number is None or formula.end() >= number.end()):
@@ -321,7 +321,7 @@ def _last_maths_or_number(text: str, maths: bool) -> Extraction | None:
 
 
 def _last_formula(text: str) -> re.Match[str] | None:
-    """The last formula between delimiters; a dollar sign before an amount of money opens none."""
+    """The last formula between delimiters; a dollar sign before an amount of money does not open one."""
     last, match = None, _MATH.search(text)
     while match is not None:
         money = match[4] is not None and _AMOUNT.match(match[4]) and _plain_words(match[4])
@@ -331,7 +331,7 @@ def _last_formula(text: str) -> re.Match[str] | None:
 
 
 def _amount_before(text: str, number: re.Match[str]) -> str | None:
-    """The amount of money in a sentence that ends with how long or for how many: "$30 after 3 years"."""
+    """The amount of money in a sentence that ends with a duration or a count: "$30 after 3 years"."""
     before = text[max(0, number.start() - 300) : number.start()]
     if "$" not in before or "$" in number[0] or "%" in number[0] or not _COUNTS.search(before):
         return None
@@ -346,7 +346,7 @@ def _plain_words(text: str) -> int:
 
 
 def is_prose(text: str) -> bool:
-    """Sentences rather than an answer: several words outside of LaTeX."""
+    """Whether a text is sentences rather than an answer: several words outside LaTeX."""
     return _plain_words(text[-4_000:]) >= 3
 
 
@@ -360,7 +360,7 @@ def _is_formula(text: str) -> bool:
 
 
 def is_bare(text: str) -> bool:
-    """Whether a text without any mark is itself the answer."""
+    """Whether a text without any answer marker is itself the answer."""
     text = text.strip()
     if not text or len(text) > 2_000 or text.count("\n") > 3:
         return False

@@ -1,4 +1,5 @@
-"""From a completion and a gold to a verdict: extract, normalise, compare exactly; ask sympy only where that fails."""
+"""From a completion and a gold answer to a verdict: extract, normalise, compare exactly; ask sympy only if that
+fails."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class PendingGrade(NamedTuple):
 
 
 def gold_answer(gold: str) -> str:
-    """The answer in a gold text: its last box, what follows ####, or the text itself."""
+    """The answer in a gold text: its last box, the text after ####, or the text itself."""
     gold = repair_escapes(gold)
     if "\\boxed" in gold or "\\fbox" in gold:
         box = boxed(gold)
@@ -49,7 +50,7 @@ def gold_answer(gold: str) -> str:
 
 
 def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | PendingGrade:
-    """Everything that is safe to do in the caller's process: bounded work, no sympy."""
+    """The part of grading that is safe in the caller's process: bounded work, no sympy."""
     start = perf_counter()
     fast = _plain_mark(prediction, gold, rules)
     if fast is not None:
@@ -68,7 +69,8 @@ def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | Pendi
 
 
 def _same_sentence(prediction: str, gold: str, rules: Rules) -> bool:
-    """Whether a gold in sentences is given word for word; numbers are not looked for in such a prediction."""
+    """Whether the prediction repeats a gold text of sentences word for word; numbers are not extracted from such a
+    prediction."""
     if len(prediction) > 2 * MAX_ANSWER or len(gold) > MAX_ANSWER or not is_prose(gold):
         return False
     said = _ANY_TAG.sub(" ", visible(prediction, rules))
@@ -82,7 +84,8 @@ _SLOW = ("<|", "<think", "<SOLUTION>", "<solution>", "<reasoning>", "<start_work
 
 
 def _plain_mark(prediction: str, gold: str, rules: Rules) -> tuple[Kind, str] | None:
-    """The most common case by a few string searches: a whole number in one box, tag or after ####, and such a gold."""
+    """The most common case, by a few string searches: a whole number in one box, in a tag or after ####, and a whole
+    number as gold."""
     if rules is not DEFAULT or not _PLAIN(gold):
         return None
     begin = 0
@@ -127,7 +130,7 @@ _NUMBER = re.compile(
 
 
 def plain_number(text: str) -> tuple[int, int] | None:
-    """The value of a whole number, decimal or fraction as a pair in lowest terms; None for any other text."""
+    """The value of a whole number, decimal or fraction, as a pair in lowest terms; None for any other text."""
     match = _NUMBER(text)
     if match is None:
         return None
@@ -183,7 +186,7 @@ def compare_texts(gold: str, answer: str, rules: Rules) -> tuple[Kind, str] | Pe
 
 
 def decide(wanted: str, answer: str, rules: Rules, symbolic: Symbolic) -> tuple[Kind, str]:
-    """Compare two normalised texts. `symbolic` is asked where reading them exactly is not enough."""
+    """Compare two normalised texts. `symbolic` is asked if the exact comparison is not enough."""
     try:
         check_shape(wanted)
     except LimitExceeded:
@@ -230,7 +233,7 @@ _CLASSES = re.compile(r"mod|\\equiv|odd|even|multiple|divisible|remainder|of the
 
 
 def _residues(wanted: str, answer: str) -> tuple[Kind, str] | None:
-    """Where both are residue classes, whether they are the same; an answer whose congruence is false is wrong."""
+    """If both are residue classes, whether they are the same; an answer with a false congruence is wrong."""
     gold, given = read_residues(wanted), read_residues(answer)
     if gold is not None and given is not None and not (gold.formula and given.formula):
         return "right" if same_residues(gold, given) and holds(answer) else "wrong", "structure"
@@ -238,7 +241,7 @@ def _residues(wanted: str, answer: str) -> tuple[Kind, str] | None:
 
 
 def _compare(wanted: str, answer: str, rules: Rules, symbolic: Symbolic) -> tuple[Kind, str]:
-    """Try each reading of commas; right in any is right."""
+    """Try each interpretation of commas; right in any one is right."""
     undecided, limit = False, False
     reason = "structure"
     for gold_text in _readings(wanted):
@@ -271,7 +274,7 @@ _DECIMAL_COMMA = re.compile(r"-?\d+,(?:\d{1,2}|\d{4,20})")
 
 
 def _readings(text: str) -> list[str]:
-    """1,234 is a number or a list; 0,5 is a list or a decimal; all other texts have one reading."""
+    """1,234 is a number or a list; 0,5 is a list or a decimal; all other texts have one interpretation."""
     if "," not in text:
         return [text]
     if ambiguous(text):

@@ -1,8 +1,8 @@
-"""The allow-list in front of sympy: only commands and characters of mathematics get to a parser.
+"""The allow-list in front of sympy: only mathematical commands and characters reach a parser.
 
-sympy's own readers of strings evaluate what they read as Python. The LaTeX parser used here does not, but its letters
-and words still become names of symbols; so underscores that begin names, quotes, and words that are not mathematics
-are refused before any parser sees them.
+sympy's own string parsers evaluate their input as Python. The LaTeX parser used here does not, but letters and words
+still become symbol names; so leading underscores, quotes, and words that are not mathematics are refused before any
+parser sees them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ENVIRONMENTS = frozenset(
 
 
 class Refused(Exception):
-    """The text is not mathematics that the symbolic path reads."""
+    """The text is not mathematics that the symbolic path accepts."""
 
 
 def check_symbolic(text: str) -> None:
@@ -80,7 +80,7 @@ def _is_small(text: str) -> bool:
 def without_large_arithmetic(text: str, instead: str) -> str:
     """The text with each run of arithmetic that is large, or not in plain characters, replaced.
 
-    For a parser that hands such runs to sympy's reader of Python, wherever in a text it finds them.
+    For a parser that passes such runs to sympy's Python parser, wherever in a text it finds them.
     """
 
     def kept(run: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""HTML in an answer: superscripts, subscripts, entities and tags of typography become LaTeX or plain characters."""
+"""HTML in an answer: superscripts, subscripts, entities and style tags become LaTeX or plain characters."""
 
 from __future__ import annotations
 

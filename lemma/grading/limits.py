@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 MAX_COMPLETION = 4_000_000
-"""Characters of a completion that are searched for an answer; of a longer one, only the last so many."""
+"""Characters of a completion that are searched for an answer; for a longer one, only this many at the end."""
 MAX_BOX = 20_000
 """Characters within which a box must be closed."""
 MAX_ANSWER = 2_000
@@ -23,13 +23,13 @@ MAX_STEPS = 20_000
 MAX_PRECISION = 10_000
 """Digits to which two values are compared."""
 MAX_WORK = 400_000
-"""Those digits times the operations that take long at many digits."""
+"""Those digits times the number of operations that are slow at high precision."""
 MAX_ITEMS = 200
 """Members of a list, set or matrix."""
 
 
 class LimitExceeded(Exception):
-    """Raised where a text exceeds one of the limits above; whose text it is decides the verdict."""
+    """Raised if a text exceeds one of the limits above; the verdict depends on whose text it is."""
 
 
 class GoldLimit(Exception):

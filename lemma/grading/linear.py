@@ -1,4 +1,4 @@
-"""Chains of linear equations, such as a line in space: the same where they have the same solutions."""
+"""Chains of linear equations, such as a line in space: equal if they have the same solutions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _MOST_LETTERS = 6
 
 
 def same_solutions(gold: Relation, answer: Relation) -> bool | None:
-    """Whether two chains a = b = c of linear forms describe the same points; None where they are something else.
+    """Whether two chains a = b = c of linear forms describe the same points; None if they are something else.
 
-    A zero below a fraction, as in the canonical equations of a line, says that what is above it is zero.
+    A zero denominator, as in the canonical equations of a line, means that the numerator is zero.
     """
     trees = [_sides(gold), _sides(answer)]
     if trees[0] is None or trees[1] is None:
@@ -62,7 +62,7 @@ def _equations(sides: list[Tree], names: list[str]) -> list[Row]:
 
 
 def _form(tree: Tree, names: list[str]) -> Row:
-    """The coefficients of a linear form, the constant last. Raises NotRational where it is not linear."""
+    """The coefficients of a linear form, the constant last. Raises NotRational if it is not linear."""
     zero = dict.fromkeys(names, Fraction(0))
     constant = _value(tree, zero)
     row = [_value(tree, zero | {name: Fraction(1)}) - constant for name in names]
@@ -84,7 +84,7 @@ def _put(tree: Tree, values: dict[str, Fraction]) -> Tree:
 
 
 def _reduced(rows: list[Row]) -> list[Row]:
-    """The reduced row echelon form, without rows of zeros: one for all systems with the same solutions."""
+    """The reduced row echelon form, without rows of zeros: identical for all systems with the same solutions."""
     rows = [list(row) for row in rows]
     done = 0
     for column in range(len(rows[0]) if rows else 0):

@@ -1,4 +1,4 @@
-"""Values with names: x = 3, y = -2 is the pair (3, -2), in the order of the alphabet where the letters follow on."""
+"""Values with names: x = 3, y = -2 is the pair (3, -2), in alphabetical order if the letters are consecutive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def name_of(node: Node) -> str:
 
 
 def ordered_names(items: Sequence[Node]) -> tuple[Node, ...]:
-    """Equations for letters that follow on in the alphabet, in its order; others as they are."""
+    """Equations for consecutive letters in alphabetical order; others unchanged."""
     names = [name_of(item) for item in items]
     if len(names) > 1 and all(len(name) == 1 for name in names) and _follow_on(names):
         return tuple(item for _, item in sorted(zip(names, items, strict=True), key=lambda pair: pair[0]))
@@ -60,7 +60,7 @@ def _tuple(items: Sequence[Node]) -> Listed:
 
 
 def _groups(names: list[str]) -> list[list[int]] | None:
-    """Places of the equations of each solution: x, y, x, y or x_1, y_1, x_2, y_2."""
+    """Indices of the equations of each solution: x, y, x, y or x_1, y_1, x_2, y_2."""
     indexed = [_INDEXED.match(name) for name in names]
     if all(indexed):
         pairs = [(m[2], m[1]) for m in indexed if m]
@@ -76,7 +76,7 @@ def _groups(names: list[str]) -> list[list[int]] | None:
 
 
 def _tuple_of_letters(relation: Relation) -> Node:
-    """(y, x) = (3, -2) in the order of the alphabet."""
+    """(y, x) = (3, -2) in alphabetical order."""
     left, right = relation.sides
     if not isinstance(left, Listed) or not isinstance(right, Listed) or len(left.items) != len(right.items):
         return relation

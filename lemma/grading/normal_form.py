@@ -1,4 +1,4 @@
-"""One spelling for many: unicode, LaTeX noise and units of typography are removed; no meaning is changed.
+"""One canonical spelling: unicode variants, LaTeX noise and typographic spacing are removed; the meaning is unchanged.
 
 The result is still LaTeX, with three conventions: text commands become a single `\\text{...}`, percent signs are `%`,
 degrees are `°`.
@@ -32,7 +32,7 @@ _ROOT = re.compile(r"([√∛])\s*(\d+(?:\.\d+)?|[A-Za-z]|(?=[({]))")
 _SUPER_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿⁱ]+")
 _SUB_RUN = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 
-# "\f" of "\frac" and the like, where someone's string lost its backslash to an escape sequence.
+# "\f" of "\frac" and the like, in a string that lost its backslash to an escape sequence.
 _LOST_ESCAPE = re.compile(
     r"\x0c(?=rac|box|orall)|\t(?=ext|imes|heta|an|frac|riangle|au|o\b)|\x08(?=oxed|egin|inom|eta|ar|ig|mod)"
     r"|\r(?=ight|angle|ceil|floor|ho)|\x0b(?=ec|ert|arphi)|\x07(?=pprox|lpha|ngle|rc)"
@@ -147,7 +147,7 @@ def plain_characters(text: str) -> str:
 
 
 def repair_escapes(text: str) -> str:
-    """Give back the backslash that an escape sequence swallowed: a form feed before `rac` was `\\f`."""
+    """Restore the backslash that an escape sequence swallowed: a form feed before `rac` was `\\f`."""
     if any(c in text for c in _ESCAPES):
         return _LOST_ESCAPE.sub(lambda m: _ESCAPES[m[0]], text)
     return text
@@ -198,7 +198,7 @@ def _braces(text: str, command: str, count: int) -> str:
 
 
 def _closing(text: str) -> int:
-    """The place after the brace that closes the one at the start, or the end of the text."""
+    """Position after the brace that closes the first one, or the end of the text."""
     depth = 0
     for place, character in enumerate(text):
         if character == "{":
@@ -320,7 +320,7 @@ def _from_sympy(text: str) -> str:
 
 
 def _trim(text: str) -> str:
-    """Without the punctuation and the row breaks that end a sentence rather than an answer."""
+    """The text without the punctuation and row breaks that end a sentence rather than an answer."""
     while True:
         trimmed = text.strip().rstrip(".,;:").strip()
         while trimmed.endswith("\\") and not trimmed.endswith("\\\\\\"):
@@ -338,7 +338,7 @@ _GROUPED = re.compile(r"[\^_]\{|\}\{")
 
 @lru_cache(maxsize=8192)
 def words(text: str) -> str:
-    """The text as words only: no case, no LaTeX text commands, no punctuation around or doubled spaces."""
+    """The text as words only: lower case, without LaTeX text commands, surrounding punctuation or repeated spaces."""
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     text = _SHORT_SCRIPT.sub(r"\1\2", text)
     if not _GROUPED.search(text):
@@ -348,5 +348,5 @@ def words(text: str) -> str:
 
 
 def squeezed(text: str) -> str:
-    """Without white space but between digits: the spelling in which equal texts are the same answer."""
+    """The text without white space except between digits: the spelling in which equal texts are the same answer."""
     return _LOOSE_SPACE.sub("", text) if " " in text else text

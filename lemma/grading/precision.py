@@ -1,8 +1,8 @@
-"""How many digits a comparison needs so that no two values that can be written within the limits look alike.
+"""How many digits a comparison needs, so that no two different values that fit the limits look equal.
 
-The height of a tree bounds how far its numbers lift or lower its value, in decimal digits. Two different values of
-heights g and a are apart by about 10^-(g+a) or more, so they are computed to twice that and fifty digits beyond.
-Where that is too much work, the text that needs it exceeds a limit.
+The height of a tree bounds how far its numbers can raise or lower its value, in decimal digits. Two different values of
+heights g and a differ by about 10^-(g+a) or more, so they are computed to twice that plus fifty digits. If that is too
+much work, the text that needs it exceeds a limit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _size(tree: Tree) -> float:
 
 @lru_cache(maxsize=4096)
 def height(tree: Tree) -> float:
-    """Decimal digits by which the numbers of the tree lift or lower its value."""
+    """Decimal digits by which the numbers of the tree can raise or lower its value."""
     name = tree[0]
     if name == "num":
         return math.log10(max(1, abs(tree[1].numerator))) + math.log10(tree[1].denominator)
@@ -60,7 +60,7 @@ def _is_whole(tree: Tree) -> bool:
 
 @lru_cache(maxsize=4096)
 def _cost(tree: Tree) -> int:
-    """Operations that take long at many digits; functions count more than roots."""
+    """Cost of the operations that are slow at high precision; functions count more than roots."""
     parts = _parts(tree)
     own = {"root": 1, "const": 1, "fun": 20}.get(tree[0], 0)
     if tree[0] == "pow":
@@ -71,7 +71,7 @@ def _cost(tree: Tree) -> int:
 
 
 def weigh(tree: Tree) -> tuple[float, int]:
-    """The height of a tree, and how many of its operations take long at many digits."""
+    """The height of a tree, and the cost of its operations that are slow at high precision."""
     return height(tree), _cost(tree)
 
 
@@ -84,7 +84,7 @@ def _digits(tall: float, cost: int) -> int:
 
 @contextmanager
 def digits_for(tall: float, cost: int) -> Iterator[Callable[[Any, Any], bool]]:
-    """Within `with`, numbers have the digits that this height needs; gives the comparison of two of them."""
+    """Context in which numbers have the precision that this height needs; yields a comparison of two of them."""
     digits = _digits(tall, cost)
     context = evaluate._context()
     with context.workdps(digits):
@@ -100,7 +100,7 @@ def digits_for(tall: float, cost: int) -> Iterator[Callable[[Any, Any], bool]]:
 
 @contextmanager
 def enough_digits(gold: Tree, answer: Tree, factors: int = 1) -> Iterator[Callable[[Any, Any], bool]]:
-    """As `digits_for`, for values of these two trees, or products of so many of them."""
+    """Like `digits_for`, for values of these two trees, or products of this many of them."""
     try:
         tall, cost = weigh(gold)
         _digits(2 * factors * tall, 2 * cost)

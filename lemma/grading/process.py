@@ -1,4 +1,4 @@
-"""The parent's side of one worker process: start it, send tasks, read answers with patience, kill it."""
+"""The parent's side of one worker process: start it, send tasks, read answers with a timeout, kill it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ START_SECONDS = 120.0
 
 
 class WorkerStopped(Exception):
-    """The worker died, or was silent for too long without using its processor."""
+    """The worker died, or was silent for too long without using CPU time."""
 
 
 class Worker:
@@ -39,12 +39,12 @@ class Worker:
         os.set_blocking(self.process.stdin.fileno(), False)
         self.buffer = b""
         self.cpu_limit = cpu_seconds
-        """The CPU seconds that the worker allows a task: more than was asked for on a slow machine."""
+        """The CPU seconds that the worker allows a task: more than requested on a slow machine."""
         self.is_ready = False
         self._seen = 0.0
 
     def wait_until_ready(self) -> None:
-        """A worker says one line when it has everything imported."""
+        """A worker writes one line when it has imported everything."""
         if self.is_ready:
             return
         try:
@@ -68,7 +68,7 @@ class Worker:
                 raise WorkerStopped("worker gone") from error
 
     def receive(self, seconds: float) -> dict[str, Any]:
-        """The next answer; raises where the worker is gone, or idle for so many seconds."""
+        """The next answer; raises if the worker is gone, or idle for this many seconds."""
         assert self.process.stdout is not None
         handle = self.process.stdout.fileno()
         while b"\n" not in self.buffer:
@@ -83,9 +83,9 @@ class Worker:
         return answer
 
     def _wait(self, handle: int, seconds: float, writing: bool = False) -> None:
-        """Until the pipe is ready. Patience ends after that many seconds in which the worker used no CPU time.
+        """Wait until the pipe is ready, but at most this many seconds in which the worker uses no CPU time.
 
-        A worker that uses some is slow, not stuck; its own limit of CPU time ends it.
+        A worker that uses some is slow, not stuck; its own CPU limit ends it.
         """
         used, deadline = self._cpu_time(), monotonic() + seconds
         pipes: tuple[list[int], list[int]] = ([], [handle]) if writing else ([handle], [])
@@ -96,7 +96,7 @@ class Worker:
             used, deadline = now, monotonic() + seconds
 
     def _cpu_time(self) -> float | None:
-        """CPU seconds of the process so far, also after its death until it is reaped; None where nobody says."""
+        """CPU seconds of the process so far, also after its death until it is reaped; None if unknown."""
         try:
             with open(f"/proc/{self.process.pid}/stat", "rb") as handle:
                 fields = handle.read().rpartition(b")")[2].split()
@@ -105,7 +105,7 @@ class Worker:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def spent_its_time(self) -> bool:
-        """Whether the process, which is gone, died of the CPU time that its last task used; ends the process."""
+        """Whether the process, which is gone, was killed by the CPU limit of its last task; reaps the process."""
         used = self._cpu_time()
         self.kill()
         if self.process.returncode != -signal.SIGXCPU:
@@ -121,7 +121,7 @@ class Worker:
         self.process.wait()
 
     def forget(self) -> None:
-        """In a forked child: let go of the parent's pipes without touching its worker."""
+        """In a forked child: release the parent's pipes without touching its worker."""
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 os.close(pipe.fileno())

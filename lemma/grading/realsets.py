@@ -1,4 +1,5 @@
-"""Sets of real numbers with known ends: unions, intersections and differences of intervals in one canonical form."""
+"""Sets of real numbers with known end points: unions, intersections and differences of intervals in one canonical
+form."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ Pieces = list[Piece]
 
 
 class NotASet(Exception):
-    """The node does not describe a set of numbers with known ends."""
+    """The node does not describe a set of numbers with known end points."""
 
 
 def pieces(node: Node) -> Pieces:
@@ -121,7 +122,8 @@ def _listed(node: Listed) -> Pieces:
 
 
 def _several(node: Listed) -> Pieces:
-    """A bare list: conditions hold together, unless "or" joins them or no "and" does and they exclude each other."""
+    """A bare list of conditions: their intersection, unless "or" joins them, or no "and" does and they exclude each
+    other."""
     parts = [pieces(item) for item in node.items]
     if node.join != "or" and all(isinstance(item, Relation) for item in node.items):
         met = _everything()

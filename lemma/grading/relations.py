@@ -39,8 +39,8 @@ def against_value(gold: Node, answer: Relation, context: Context) -> bool:
 def contradicts(node: Node, context: Context) -> bool:
     """Whether a part of an answer says that two different numbers are equal; a decimal may be a rounded value.
 
-    Of a chain that gives a name its value, x = 5 + 5 = 11, the last side is what is said of x. Congruences and
-    arrows, which are read as equations elsewhere, say nothing of the kind.
+    In a chain that gives a name its value, x = 5 + 5 = 11, the last side is the value of x. Congruences and arrows,
+    which are parsed as equations elsewhere, do not count.
     """
     if any(arrow in context.answer for arrow in ("\\equiv", "\\to", "\\rightarrow")):
         return False
@@ -68,7 +68,7 @@ def _is_number(leaf: Leaf) -> bool:
 
 
 def _may_equal(left: Leaf, right: Leaf, context: Context) -> bool:
-    """Whether two numbers are the same, or one of them is the other rounded or cut to its places."""
+    """Whether two numbers are equal, or one is the other rounded or truncated to its decimal places."""
     try:
         if left.unit != right.unit or context.same(left, right):
             return True
@@ -93,7 +93,7 @@ def value_against(gold: Relation, answer: Node, context: Context) -> bool:
 
 
 def value_side(relation: Relation) -> Node:
-    """The last side of a chain of equations; of an approximation, the exact side in front of it."""
+    """The last side of a chain of equations; for an approximation, the exact side before it."""
     if "~" in relation.signs:
         place = relation.signs.index("~")
         if place > 0 or not is_name(relation.sides[0]):
@@ -102,7 +102,8 @@ def value_side(relation: Relation) -> Node:
 
 
 def is_name(node: Node) -> bool:
-    """A side that only names what follows: a letter, f(x), a word, a tuple of letters; no numbers outside arguments."""
+    """Whether a side only names what follows: a letter, f(x), a word, a tuple of letters; no numbers outside
+    arguments."""
     if isinstance(node, Listed):
         return all(is_name(item) for item in node.items)
     if not isinstance(node, Leaf) or not node.tokens:
@@ -236,7 +237,7 @@ def _difference(relation: Relation) -> Tree | None:
 
 
 def _proportional(gold: Relation, answer: Relation, context: Context) -> bool:
-    """a = b and c = d are one where a - b is a constant multiple of c - d; of an inequality, a positive one."""
+    """a = b and c = d are the same if a - b is a constant multiple of c - d; for an inequality, a positive multiple."""
     sign = answer.signs[0]
     if gold.signs[0] != sign and gold.signs[0] != _FLIP[sign]:
         return False
@@ -257,7 +258,7 @@ def _proportional(gold: Relation, answer: Relation, context: Context) -> bool:
 
 
 def _common_factor(left: Tree, right: Tree) -> int:
-    """The sign of the factor where left is a constant multiple of right at every point; 0 where it is none."""
+    """The sign of the factor if left is a constant multiple of right at every point; otherwise 0."""
     with enough_digits(left, right, factors=2) as close:
         values = [pair for index in range(4) if (pair := _values(left, right, index)) and pair[1]]
         if not values or not values[0][0]:

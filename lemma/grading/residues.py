@@ -43,7 +43,7 @@ _PARITY = re.compile(r"(?P<parity>odd|even)(?:\s+(?:positive|natural|whole|integ
 
 
 class Residues(NamedTuple):
-    """The whole numbers with these remainders. A mere formula, 7k + 3, may also be a formula."""
+    """The whole numbers with these remainders. A bare 7k + 3 may also be meant as a formula."""
 
     modulus: int
     members: frozenset[int]
@@ -90,7 +90,7 @@ def _by_modulus(text: str) -> Residues | None:
 
 
 def _integers(text: str) -> list[int] | None:
-    r"""The whole numbers at the ends of the parts of a text: `n \equiv 1 or 4`."""
+    r"""The whole numbers at the ends of a text's parts: `n \equiv 1 or 4`."""
     members: list[int] = []
     for part in filter(None, _OR.split(text)):
         signed = re.fullmatch(rf"(\\pm\s*)?({_INTEGER})", _HEAD.sub("", part).strip(" ("))
@@ -155,7 +155,8 @@ def without_modulus(text: str) -> str:
 
 
 def holds(text: str) -> bool:
-    """Whether the numbers of a congruence, 17 = 2 (mod 5), are congruent; what has other parts is taken as said."""
+    """Whether the numbers of a congruence, 17 = 2 (mod 5), are congruent; anything with other parts is taken to
+    hold."""
     moduli = list(_MODULUS.finditer(text))
     if not moduli or not int(moduli[-1][1]):
         return True

@@ -1,4 +1,4 @@
-"""When a decimal stands for a fraction: it has many places, all of them right, and no other fraction fits so well."""
+"""When a decimal stands for a fraction: it has many places, all of them right, and no other simple fraction fits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MOST_PLACES = 60
 
 
 def places(value: Fraction) -> int | None:
-    """How many places the decimal expansion has; None where it does not end, or ends too late to matter."""
+    """How many places the decimal expansion has; None if it does not end, or ends too late to matter."""
     if value.denominator.bit_length() > 4 * _MOST_PLACES:
         return None
     power = 1
@@ -23,7 +23,7 @@ def places(value: Fraction) -> int | None:
 def stands_for(left: Fraction, right: Fraction) -> bool:
     """Whether one is a fraction without a finite decimal and the other writes out its first ten places or more.
 
-    A fraction p/q is the only one with so small a denominator near its decimal of k places if 2q² < 10^k.
+    If 2q² < 10^k, p/q is the only fraction with a denominator that small near its decimal of k places.
     """
     return _writes(left, right) or _writes(right, left)
 

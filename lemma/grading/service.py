@@ -1,9 +1,9 @@
 """A pool of grading workers that can be killed: usable from any thread and from forked processes.
 
 The exact path runs in the caller, where it is bounded and takes microseconds; what needs sympy goes to a worker process
-with limits of CPU time and memory, which is killed and replaced when it overruns. What happens to a worker from outside
-is never held against an answer. Results are cached by (gold, answer, rules) and handed back in the order of the
-questions, whatever the timing.
+with limits on CPU time and memory, which is killed and replaced when it overruns. A worker lost for external reasons
+never counts against an answer. Results are cached by (gold, answer, rules) and returned in the order of the requests,
+whatever the timing.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from lemma.grading.rules import DEFAULT, Rules
 from lemma.grading.tasks import PROBE, CompatTask, GradingTask, key_of, message_of
 from lemma.grading.verdict import Kind, Verdict
 
-# A verdict, why, and the seconds that it took a worker: none where it was in the cache.
+# A verdict, its reason, and the seconds that a worker took; 0 if it was cached.
 Outcome = tuple[Kind, str, float]
 _BATCH = 32
 _TRIES = 3
-"""Workers that may be lost over one task, or while they start, before its verdict is unknown."""
+"""How many workers may be lost on one task, or during their start, before its verdict is unknown."""
 
 
 _services: weakref.WeakSet[GradingService] = weakref.WeakSet()
 
 
 class GradingService:
-    """Grades completions; see the module's text. Workers start with the first question that needs one, or with `start`.
+    """Grades completions; see the module's docstring. Workers start with the first request that needs one, or with
+    `start`.
 
-    `cpu_seconds` and `megabytes` limit each comparison by sympy, the seconds on a machine of ordinary speed, more of
-    them on a slower one; a worker that uses no CPU time at all for `wall_seconds` is stuck and replaced.
+    `cpu_seconds` and `megabytes` limit each comparison by sympy (more seconds on a slow machine); a worker that uses no
+    CPU time for `wall_seconds` counts as stuck and is replaced.
     """
 
     def __init__(
@@ -60,7 +61,8 @@ class GradingService:
         )
         self.cache_size = cache
         self.counts: Counter[str] = Counter()
-        """Events since the start: asked, cached, started, killed (overruns), lost (for no fault of a task), failed."""
+        """Events since the start: asked, cached, started, killed (overruns), lost (through no fault of a task),
+        failed."""
         self._cache: OrderedDict[Hashable, Any] = OrderedDict()
         self._begin()
         _services.add(self)
@@ -88,7 +90,7 @@ class GradingService:
         return Verdict(kind, reason, pending.extracted, seconds)
 
     def submit(self, prediction: str, gold: str, rules: Rules = DEFAULT) -> Future[Verdict]:
-        """A verdict to come; works with `concurrent.futures.as_completed` and `asyncio.wrap_future`."""
+        """A future of the verdict; works with `concurrent.futures.as_completed` and `asyncio.wrap_future`."""
         outcome = quick(prediction, gold, rules)
         if isinstance(outcome, PendingGrade):
             return self._submit(outcome)
@@ -114,7 +116,7 @@ class GradingService:
         return list(self.stream(pairs, rules))
 
     def stream(self, pairs: Iterable[tuple[str, str]], rules: Rules = DEFAULT) -> Iterator[Verdict]:
-        """As `grade_many`, one by one; later pairs are at work while earlier verdicts are awaited."""
+        """Like `grade_many`, one by one; later pairs are graded while earlier verdicts are awaited."""
         ahead: deque[Verdict | Future[Verdict]] = deque()
         for prediction, gold in pairs:
             outcome = quick(prediction, gold, rules)
@@ -128,7 +130,7 @@ class GradingService:
     def compat(self, name: str, response: str, gold: str | Sequence[str], compat: bool = True) -> Any:
         """The score of a grader of another system, in a worker.
 
-        A response that exceeds a limit scores as an empty one; None where the gold does, or where no worker is left.
+        A response that exceeds a limit scores like an empty one; None if the gold does, or if no worker is left.
         """
         golds = gold if isinstance(gold, str) else tuple(gold)
         return self._ask(CompatTask(name, response, golds, compat)).result()
@@ -156,7 +158,7 @@ class GradingService:
     # Working
 
     def start(self) -> None:
-        """Start all workers now, so that no question waits for one; it is not waited until they are ready."""
+        """Start all workers now, so that no request has to wait for one; does not wait until they are ready."""
         with self._lock:
             assert not self._closed, "the grading service is closed"
             started = [self._add_thread(early=True) for _ in range(len(self._threads), self.workers)]
@@ -164,7 +166,7 @@ class GradingService:
             event.wait()
 
     def _add_thread(self, early: bool = False) -> threading.Event:
-        """A thread for one more worker; with `early`, the event says that its process was started."""
+        """Start a thread for one more worker; with `early`, the returned event is set once its process has started."""
         started = threading.Event()
         arguments = len(self._threads), early, started
         thread = threading.Thread(target=self._run, args=arguments, daemon=True, name="grading")
@@ -198,7 +200,7 @@ class GradingService:
         self._drop(place)
 
     def _work(self, place: int, tasks: list[GradingTask]) -> list[GradingTask]:
-        """Do a batch; returns what is still to do after a worker was lost or left."""
+        """Process a batch; returns what is left to do after a worker was lost or retired."""
         done = 0
         try:
             worker = self._worker(place)
@@ -232,7 +234,7 @@ class GradingService:
         return tasks[done:]
 
     def _lose(self, place: int, worker: Worker) -> bool:
-        """Let go of a worker that died or is stuck; whether its task had spent its CPU time, which nobody else does."""
+        """Drop a worker that died or is stuck; returns whether its task had used up its CPU time."""
         own = worker.spent_its_time()
         self._drop(place)
         self.counts["lost"] += not own
@@ -254,7 +256,7 @@ class GradingService:
             self._finish(task, ("wrong", "limit" if "overrun" in answer else "unreadable"))
 
     def _alone(self, place: int, message: dict[str, Any]) -> dict[str, Any] | None:
-        """A worker's answer to one message; None where workers are lost over it for no fault of their own."""
+        """A worker's answer to one message; None if workers are lost on it for external reasons."""
         for _ in range(_TRIES):
             try:
                 worker = self._worker(place)
@@ -269,7 +271,7 @@ class GradingService:
         return None
 
     def _blame_compat(self, place: int, task: GradingTask, question: CompatTask, answer: dict[str, Any]) -> None:
-        """None where the gold overruns with any answer, otherwise the score of an empty response."""
+        """None if the gold overruns with any answer, otherwise the score of an empty response."""
         if "error" in answer:
             with self._lock:
                 self._waiting.pop(key_of(question), None)
@@ -283,7 +285,7 @@ class GradingService:
         self._finish(task, score, keep=alone is not None and "trouble" not in alone)
 
     def _worker(self, place: int) -> Worker:
-        """A worker that is ready; raises where none gets there."""
+        """A worker that is ready; raises if none can be started."""
         for _ in range(_TRIES - 1):
             with suppress(WorkerStopped):
                 return self._ready_worker(place)
@@ -342,7 +344,7 @@ class GradingService:
         self.close()
 
     def _after_fork(self) -> None:
-        """In a forked child: the threads are gone and the workers are the parent's; begin anew, keep the cache."""
+        """In a forked child: the threads are gone and the workers are the parent's; start over, keep the cache."""
         for worker in self._live.values():
             worker.forget()
         self._begin()
@@ -374,7 +376,7 @@ def default_service() -> GradingService:
 def grade(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict:
     """Whether a completion, or a bare answer, gives the gold answer.
 
-    The exact path runs here; what needs sympy runs in a worker process under limits of CPU time and memory.
+    The exact path runs here; what needs sympy runs in a worker process with limits on CPU time and memory.
     """
     outcome = quick(prediction, gold, rules)
     return outcome if isinstance(outcome, Verdict) else default_service().settle(outcome)

@@ -1,4 +1,4 @@
-"""Whether two shapes are the same answer. The gold decides what is asked: it and the answer are not interchangeable."""
+"""Whether two shapes are the same answer. The comparison is not symmetric: the gold decides what is asked."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _plus_minus(leaf: Leaf) -> Node:
 
 
 def _as_union(node: Node, other: Node) -> Node:
-    """A list of inequalities is a union of intervals where the other side is one; so is "all real numbers"."""
+    """A list of inequalities is a union of intervals if the other side is one; so is "all real numbers"."""
     if isinstance(node, Listed) and not node.opening and all(isinstance(item, Relation) for item in node.items):
         intervals = [as_interval(item) for item in node.items if isinstance(item, Relation)]
         is_set = isinstance(other, Union) or (isinstance(other, Listed) and other.opening != "")
@@ -191,7 +191,7 @@ def _list_against_one(gold: Node, answer: Node, context: Context) -> bool:
 
 
 def _same_members(gold: Listed, answer: Listed, context: Context) -> bool:
-    """Bare lists and sets: in any order, except where one side names its members and the other does not."""
+    """Bare lists and sets: in any order, unless one side names its members and the other does not."""
     left, right = gold.items, answer.items
     if _numbered(left):
         left = _values(left)
@@ -213,7 +213,7 @@ def _same_members(gold: Listed, answer: Listed, context: Context) -> bool:
 
 
 def _repeats(gold: Sequence[Node], answer: Sequence[Node], context: Context) -> bool:
-    """Whether the answer only gives members of the gold more than once. A gold that repeats one asks for it twice."""
+    """Whether the answer merely repeats members of the gold. A gold that repeats one requires it twice."""
     if not 1 < len(gold) < len(answer) <= _MOST_REPEATS:
         return False
     if any(same(a, b, context) for a, b in combinations(gold, 2)):
@@ -223,7 +223,7 @@ def _repeats(gold: Sequence[Node], answer: Sequence[Node], context: Context) -> 
 
 
 def _numbered(items: Sequence[Node]) -> bool:
-    """x_1 = a, x_2 = b: the numbers only tell the solutions of one unknown apart."""
+    """x_1 = a, x_2 = b: the indices only distinguish the solutions of one unknown."""
     heads = [text_of(i.sides[0]) for i in items if isinstance(i, Relation) and isinstance(i.sides[0], Leaf)]
     plain = [head.replace("{", "").replace("}", "") for head in heads]
     letters = {head[:-2] for head in plain}

@@ -31,7 +31,7 @@ class Undecided(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a comparison needs in addition to its two nodes. `symbolic` answers for two LaTeX texts or raises."""
+    """What a comparison needs besides its two nodes. `symbolic` answers for two LaTeX texts or raises."""
 
     gold: str
     answer: str
@@ -40,7 +40,7 @@ class Context:
     compare: Callable[[Node, Node, Context], bool] | None = None
 
     def same(self, gold: Node, answer: Node) -> bool:
-        """The comparison of parts, for those who are called by it."""
+        """The comparison of parts, for the functions that it calls."""
         assert self.compare is not None
         return self.compare(gold, answer, self)
 
@@ -99,7 +99,7 @@ def _tree(tokens: Tokens, gold: bool) -> Tree | None:
 
 
 def is_text(tokens: Tokens) -> bool:
-    """Whether the leaf holds words that no formula has; the names of environments do not count."""
+    """Whether the leaf contains words that are not part of a formula; environment names do not count."""
     for place, token in enumerate(tokens):
         if token.kind == "text":
             return True
@@ -110,7 +110,7 @@ def is_text(tokens: Tokens) -> bool:
 
 
 def _words_only(tokens: Tokens) -> bool:
-    """Nothing but a word: short ones, such as `cat`, would otherwise pass as products of letters."""
+    """Whether a text is just a word: short ones, such as `cat`, would otherwise pass as products of letters."""
     return bool(tokens) and all(t.kind in ("word", "text") for t in tokens)
 
 
@@ -145,7 +145,7 @@ def _bare(text: str) -> str:
 
 
 def _special(gold: str, answer: str, context: Context) -> bool | None:
-    """Times of day, ratios and numbers in another base; None where neither text is one."""
+    """Times of day, ratios and numbers in another base; None if neither text is one."""
     times = _TIME.match(gold), _TIME.match(answer)
     if times[0] and times[1]:
         return _clock(times[0], times[1])
@@ -158,7 +158,7 @@ def _special(gold: str, answer: str, context: Context) -> bool | None:
 
 
 def _same_ratio(gold: str, answer: str, context: Context) -> bool | None:
-    """a:b:c up to a factor; a plain number is number:1. None where a part cannot be read."""
+    """a:b:c up to a factor; a plain number is number:1. None if a part cannot be parsed."""
     left, right = _ratio(gold), _ratio(answer)
     if left is None or right is None:
         return None if "\\" in gold + answer else False
@@ -194,7 +194,7 @@ def _clock(gold: re.Match[str], answer: re.Match[str]) -> bool:
 
 
 def _based(gold: str, answer: str, bases: tuple[re.Match[str] | None, re.Match[str] | None]) -> bool:
-    """The digits must agree; a base may be left out on one side, because the question names it."""
+    """The digits must agree; one side may omit the base, because the question names it."""
     left, right = bases
     left_digits = left[1] if left else gold.replace(" ", "")
     right_digits = right[1] if right else answer.replace(" ", "")
@@ -246,7 +246,7 @@ def spelt_number(text: str) -> Fraction | None:
 
 
 def same_value(gold: Tree, answer: Tree, factor: Fraction, context: Context, gold_text: str, answer_text: str) -> bool:
-    """Whether two trees have one value, in any reading of degrees and percent that one side leaves open."""
+    """Whether two trees have the same value, in any interpretation of degrees and percent that one side leaves open."""
     for modes in _readings(gold, answer, context.rules):
         if not modes[1] and not _at_least_one(answer if evaluate.contains(gold, "pct") else gold):
             continue
@@ -256,7 +256,7 @@ def same_value(gold: Tree, answer: Tree, factor: Fraction, context: Context, gol
 
 
 def _at_least_one(tree: Tree) -> bool:
-    """A bare number stands for a percentage only where it is no fraction of one: 25 for 25%, not 0.5 for 0.5%."""
+    """A bare number stands for a percentage only if it is at least 1: 25 for 25%, not 0.5 for 0.5%."""
     try:
         return abs(evaluate.exact(tree, 0)) >= 1
     except (NotRational, Undefined):
@@ -299,7 +299,7 @@ def _equal(
 
 
 def _has_roots(gold: Tree, answer: Tree) -> bool:
-    """Letters stand for positive numbers where roots are taken, unless a bar says otherwise."""
+    """Letters under roots stand for positive numbers, unless an absolute value says otherwise."""
     trees = gold, answer
     return any(evaluate.contains(t, "root") for t in trees) and not any(evaluate.contains(t, "abs") for t in trees)
 
@@ -312,7 +312,7 @@ def _gold_value(function: Callable[..., Any], tree: Tree, index: int, modes: tup
 
 
 def _within(left: Any, right: Any, rules: Rules) -> bool:
-    """Whether two numbers, exact or of any precision, real or complex, are as near as the rules allow."""
+    """Whether two numbers, exact or of any precision, real or complex, are as close as the rules require."""
     apart, size = abs(left - right), abs(left)
     if isinstance(size, int | Fraction):
         return bool(apart <= max(Fraction(rules.absolute), Fraction(rules.relative) * size))

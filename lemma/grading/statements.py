@@ -26,7 +26,7 @@ _NEGATED = re.compile(r"(?:\bnot|n't)(?:\s+(?:equal\s+to|the\s+answer))?\s*[$({\
 def second_thought(text: str, place: int) -> str | None:
     """What is said instead of the answer at `place`: a text with a new one, "" for none; None if it stands.
 
-    A doubt that ends in no other answer ("Wait, let me check") takes nothing back.
+    A doubt that leads to no other answer ("Wait, let me check") takes nothing back.
     """
     begin = max(place, len(text) - _SEARCHED)
     first = _CUE.search(text, begin)
@@ -41,15 +41,15 @@ def second_thought(text: str, place: int) -> str | None:
 
 
 def _is_new(statement: str) -> bool:
-    """Whether the extraction knows the statement as one, so that it is handed over whole."""
+    """Whether the extraction recognises the text as a statement of an answer, so that it is passed on whole."""
     return "answer" in statement.lower()
 
 
 def negated(text: str, place: int) -> bool:
-    """Whether the answer at `place` is what it is not: "the answer is not 42"."""
+    """Whether the answer at `place` is negated: "the answer is not 42"."""
     return _NEGATED.search(text[max(0, place - 40) : place]) is not None
 
 
 def doubted(text: str, place: int) -> bool:
-    """Whether anything after `place` may take the answer back; a quick look."""
+    """Whether anything after `place` may take the answer back; a quick check."""
     return _CUE.search(text, max(place, len(text) - _SEARCHED)) is not None

@@ -74,7 +74,7 @@ Node = Leaf | Listed | Union | Minus | Matrix | Relation
 
 @lru_cache(maxsize=8192)
 def shape(tokens: Tokens, depth: int = 0) -> Node:
-    """The shape of a token sequence; total: what has no shape is a leaf."""
+    """The shape of a token sequence; total: anything without a shape is a leaf."""
     if depth > MAX_NESTING:
         raise LimitExceeded("nesting")
     tokens = _without_dressing(tokens)
@@ -95,7 +95,7 @@ def _is_word(token: Token, names: frozenset[str] | tuple[str, ...]) -> bool:
 
 
 def _without_dressing(tokens: Tokens) -> Tokens:
-    """Without leading hedges, a whole pair of plain braces, and final punctuation."""
+    """The tokens without leading hedges, a surrounding pair of plain braces, and final punctuation."""
     while tokens and (tokens[-1].kind in (".", ",", ";") or _is_word(tokens[-1], _JOINING)):
         tokens = tokens[:-1]
     while tokens and (
@@ -113,7 +113,7 @@ def _without_dressing(tokens: Tokens) -> Tokens:
 
 
 def _match(tokens: Tokens, start: int) -> int:
-    """The place of the bracket that closes the one at `start`, brackets of any kind; -1 where there is none."""
+    """Position of the bracket that closes the one at `start`, whatever its kind; -1 if there is none."""
     depth = 0
     for place in range(start, len(tokens)):
         kind = tokens[place].kind
@@ -127,7 +127,7 @@ def _match(tokens: Tokens, start: int) -> int:
 
 
 def _top(tokens: Tokens) -> list[int]:
-    """Places of the tokens outside all brackets and matrix environments."""
+    """Indices of the tokens outside all brackets and matrix environments."""
     if not any(t.kind in OPEN or t.value == "begin" for t in tokens):
         return list(range(len(tokens)))
     out, depth, environment = [], 0, 0
@@ -172,7 +172,7 @@ def _joins(token: Token) -> bool:
 
 
 def _join_word(tokens: Tokens) -> str:
-    """The word that joins the members of a bare list: "or" where it occurs."""
+    """The word that joins the members of a bare list: "or" if it occurs."""
     said = {t.value.lower().strip(" ,.").split()[-1] for t in tokens if t.kind in ("word", "text") and _joins(t)}
     said |= {t.value for t in tokens if t.kind == "cmd" and _joins(t)}
     return "or" if said & {"or", "vee", "lor"} else "and" if said else ""
@@ -273,7 +273,7 @@ def _unbracket(tokens: Tokens) -> Tokens:
 
 
 def _bracketed(tokens: Tokens, depth: int) -> Node | None:
-    """A text in one pair of brackets: a tuple, an interval, a set, a set-builder, or just a parenthesis."""
+    """A text in one pair of brackets: a tuple, an interval, a set, a set-builder, or just parentheses."""
     if len(tokens) > 2 and tokens[0].kind in ("(", "[") and tokens[-1].kind in ("text",):
         tail = tokens[-1].value.lower().split()
         if tail and tail[0] in _TAILS and _match(tokens, 0) == len(tokens) - 2:
@@ -307,12 +307,12 @@ def _leaf(tokens: Tokens) -> Leaf:
 
 
 def _has_words(tokens: Tokens) -> bool:
-    """Words in front of a number or inside it, other than those that scale it."""
+    """Whether there are words before a number or inside it, other than those that scale it."""
     return any(t.kind == "word" and len(t.value) > 3 and t.value.lower() not in _SCALE_WORDS for t in tokens)
 
 
 def _unit_parts(tokens: Tokens) -> tuple[int, list[str]]:
-    """Where the words at the end begin, and these words with their powers and slashes."""
+    """Where the trailing words begin, and these words with their powers and slashes."""
     end = len(tokens)
     parts: list[str] = []
     while end > 1:
@@ -347,7 +347,7 @@ def _words_in_brackets(tokens: Tokens) -> list[str]:
 
 
 def _letter_of_rate(parts: list[str], before: tuple[str, ...]) -> bool:
-    """A letter in 5 m/s, on either side of the slash, where the other side is a unit."""
+    """A letter in 5 m/s, on either side of the slash, if the other side is a unit."""
     if parts[:1] == ["/"]:
         return before[-1:] == ("num",)
     return before[-1:] == ("/",) and before[-2:-1] in (("text",), ("word",))

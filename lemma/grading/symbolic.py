@@ -1,6 +1,6 @@
 """Equality by sympy, through the LaTeX parser and comparison of math-verify. Runs in worker processes only.
 
-Everything here may take long or much memory, which is why `service.py` runs it where it can be killed.
+Everything here may be slow or need much memory, so `service.py` runs it where it can be killed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lemma.grading.verdict import Verdict
 
 
 class _Unparsed(Exception):
-    """The parser found nothing that it can read."""
+    """The parser found nothing that it can parse."""
 
 
 @lru_cache(maxsize=256)
@@ -42,7 +42,7 @@ _INDEX = re.compile(r"\\(?:sum|prod)_\{\s*i\s*=")
 
 
 def _without_imaginary_index(text: str) -> str:
-    """An index i of a sum would be read as the imaginary unit; k says the same."""
+    """An index i of a sum would be parsed as the imaginary unit, so it becomes k."""
     if _INDEX.search(text) and not re.search(r"(?<![A-Za-z\\])k(?![A-Za-z])", text):
         return re.sub(r"(?<![A-Za-z\\])i(?![A-Za-z])", "k", text)
     return text
@@ -60,7 +60,7 @@ _EXPONENT = re.compile(r"\^\s*\{?\s*-?\s*(\d{1,5})")
 
 
 def _precision(gold: str, answer: str) -> int:
-    """Digits to which sympy compares values: beyond all that the numbers in the two texts can hide."""
+    """Digits to which sympy compares values: more than the numbers in the two texts can hide a difference in."""
     digits = 50
     for text in (gold, answer):
         digits += 2 * sum(c.isdigit() for c in text) + 2 * sum(int(n) for n in _EXPONENT.findall(text))
@@ -68,7 +68,7 @@ def _precision(gold: str, answer: str) -> int:
 
 
 def equal(gold: str, answer: str) -> bool:
-    """Whether sympy finds the two equal. Raises GoldLimit or LimitExceeded by whose text it is."""
+    """Whether sympy finds the two equal. Raises GoldLimit or LimitExceeded, depending on whose text it is."""
     from math_verify import verify
 
     try:
@@ -96,7 +96,7 @@ def settle(pending: PendingGrade) -> tuple[str, str]:
 
 
 def grade_here(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict:
-    """Grade with sympy in this very process and without any limit of time: for workers and benchmarks."""
+    """Grade with sympy in this process, without a time limit: for workers and benchmarks."""
     start = perf_counter()
     outcome = quick(prediction, gold, rules)
     if isinstance(outcome, Verdict):
@@ -108,7 +108,7 @@ def grade_here(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict:
 
 
 def probe(gold: str) -> None:
-    """Compare a gold with a plain number: what a comparison costs that is not the answer's fault."""
+    """Compare a gold with a plain number: the cost of a comparison that is not the answer's fault."""
     equal(gold, "987654321")
 
 
@@ -116,13 +116,13 @@ _WARM = (("x+1", "1+x"), (r"\sum_{k=0}^{n-1} a_k b_{n-k}", r"\sum_{k=0}^{n-1} b_
 
 
 def warm_up() -> None:
-    """Do once what is slow the first time, so that no answer pays for it out of its own limit."""
+    """Do once what is slow the first time, so that it does not count against an answer's limit."""
     for gold, answer in _WARM:
         equal(gold, answer)
 
 
 def difference_is_zero(gold: str, answer: str) -> bool:
-    """Whether two LaTeX formulas differ by what simplifies to zero: equality as older graders define it."""
+    """Whether the difference of two LaTeX formulas simplifies to zero: equality as older graders define it."""
     from sympy import simplify
 
     try:

@@ -1,4 +1,4 @@
-"""Questions to workers: what is asked, what results are cached by, and the message that is sent."""
+"""Tasks for workers: their content, their cache key, and the message that is sent."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PROBE = (
     "\\boxed{987654321} </think> <answer>\\boxed{987654321}</answer> "
     "Final Answer: The final answer is 987654321. I hope it is correct."
 )
-"""A response in which every grader of another system that can take long finds a plain number to compare."""
+"""A response in which every potentially slow grader of another system finds a plain number to compare."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompatTask:
-    """A question to a grader of another system."""
+    """A task for another system's grader."""
 
     name: str
     response: str
@@ -31,18 +31,18 @@ class GradingTask:
     question: PendingGrade | CompatTask
     future: Future[Any] = field(default_factory=Future)
     lost: int = 0
-    """How many workers went away while they had this task, for a reason that was not its own."""
+    """How many workers were lost while they had this task, through no fault of its own."""
     seconds: float = 0.0
-    """How long a worker was at it, without the time that it waited for one."""
+    """How long a worker took, not counting the wait for one."""
 
     @property
     def unknown(self) -> Any:
-        """The outcome where the grader is at fault; it is never cached."""
+        """The outcome if the grader is at fault; it is never cached."""
         return ("unknown", "grader") if isinstance(self.question, PendingGrade) else None
 
 
 def key_of(question: PendingGrade | CompatTask) -> Hashable:
-    """What results are cached by: the gold, the answer and the rules."""
+    """The cache key: the gold, the answer and the rules."""
     return (question.gold, question.answer, question.rules) if isinstance(question, PendingGrade) else question
 
 

@@ -114,7 +114,7 @@ def _word(value: str, start: int) -> list[Token]:
 
 
 def spelling(tokens: tuple[Token, ...]) -> str:
-    """LaTeX for these tokens; tokens that were cut, renamed or given a sign are spelt as they now are."""
+    """LaTeX for these tokens; tokens that were split, renamed or given a sign are spelt as they are now."""
     out: list[str] = []
     for token in tokens:
         if token.kind == "text":

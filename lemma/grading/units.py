@@ -34,7 +34,7 @@ _SAME = {
     "usd": "dollar", "penny": "cent", "pennies": "cent", "mph": "mi/h", "kmh": "km/h", "kph": "km/h", "kmph": "km/h",
 }  # fmt: skip
 
-# Words that, next to a number, say more than a unit does; the answer is then not the bare number.
+# Words next to a number that mean more than a unit; the answer is then not just the number.
 _MEANINGFUL = frozenset(
     names(
         """
@@ -76,7 +76,7 @@ def known(word: str) -> bool:
 
 
 def read_unit(parts: list[str]) -> Unit | None:
-    """The unit that these words, `^2`, `^3` and `/` spell; None where they say something else."""
+    """The unit that these words, `^2`, `^3` and `/` spell; None if they are not a unit."""
     dimension: dict[str, int] = {}
     size, sign, pending = Fraction(1), 1, 1
     counted = False
@@ -120,7 +120,7 @@ def read_unit(parts: list[str]) -> Unit | None:
 
 
 def conversion(gold: Unit | None, answer: Unit | None) -> Fraction | None:
-    """By what to multiply the answer to be in the gold's unit; None where the two cannot be the same quantity."""
+    """Factor that converts the answer to the gold's unit; None if the two cannot be the same quantity."""
     if gold is None or answer is None or COUNTED in (gold, answer):
         return Fraction(1)
     if gold.dimension != answer.dimension:

@@ -24,7 +24,7 @@ REASONS = {
 
 
 class Verdict(NamedTuple):
-    """The outcome of one comparison. `seconds` is the time it took and is the only part that may vary."""
+    """The outcome of one comparison. `seconds` is the time it took and the only part that may vary between runs."""
 
     kind: Kind
     reason: str

@@ -1,11 +1,10 @@
 """One grading worker: reads tasks from standard input, answers on standard output, and keeps itself within limits.
 
 Messages are JSON lines in both directions, so nothing that a model wrote is ever unpickled or evaluated. A task is
-`{"op": "settle", "gold", "answer", "rules"}` , answered `{"kind", "reason"}`, or `{"overrun": why}` where a limit of
-CPU time, memory or recursion was hit, `{"error": text}` where the text cannot be handled, or `{"trouble": text}` where
-the machine failed. The graders of other systems are asked by `{"op": "compat", "name", "response", "gold", "compat"}`
-and answer `{"score"}`.
-Run as `python -m lemma.grading.worker CPU_SECONDS MEGABYTES PARENT`; it ends with that process.
+`{"op": "settle", "gold", "answer", "rules"}` , answered by `{"kind", "reason"}`, or by `{"overrun": why}` if a limit on
+CPU time, memory or recursion was hit, `{"error": text}` if the text cannot be handled, or `{"trouble": text}` if the
+machine failed. Other systems' graders are asked by `{"op": "compat", "name", "response", "gold", "compat"}` and answer
+`{"score"}`. Run as `python -m lemma.grading.worker CPU_SECONDS MEGABYTES PARENT`; it ends with that process.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from types import FrameType
 from typing import Any, BinaryIO
 
 RECYCLE_AFTER = 5_000
-"""Tasks after which a worker leaves, so that caches inside sympy cannot grow for ever."""
+"""Tasks after which a worker is replaced, so that sympy's caches cannot grow forever."""
 
 
 PACE_STEPS = 200_000
 PACE_SECONDS = 0.012
-"""CPU seconds of `_pace` on the machine that limits are given for; a slower machine gets more seconds."""
+"""CPU seconds of `_pace` on the reference machine of the limits; a slower machine gets more seconds."""
 
 PR_SET_PDEATHSIG = 1
 
@@ -35,11 +34,11 @@ _deadline = float("inf")
 
 
 class Overrun(BaseException):
-    """The CPU time of a task is spent. Not an Exception, so that no library swallows it."""
+    """A task used up its CPU time. Not an Exception, so that no library swallows it."""
 
 
 def _on_alarm(signum: int, frame: FrameType | None) -> None:
-    """A signal from anybody else comes before the time is spent, and says nothing."""
+    """A signal from elsewhere arrives before the time is used up, and is ignored."""
     if process_time() >= _deadline:
         raise Overrun
 
@@ -58,7 +57,7 @@ def allowed_seconds(cpu_seconds: float, pace: float) -> float:
 
 
 def _mapped() -> int:
-    """Bytes of address space in use, 0 where nobody says."""
+    """Bytes of address space in use, 0 if unknown."""
     try:
         with open("/proc/self/statm") as handle:
             return int(handle.read().split()[0]) * resource.getpagesize()
@@ -72,7 +71,7 @@ def _within_hard(limit: int, kind: int) -> int:
 
 
 def _limit_memory(megabytes: int) -> bool:
-    """Allow so much beyond what is mapped now; a task that wants more gets a MemoryError. False where less is left."""
+    """Allow this much beyond what is mapped now; a task that needs more gets a MemoryError. False if less is left."""
     mapped = _mapped()
     if not mapped:
         return True
@@ -83,7 +82,7 @@ def _limit_memory(megabytes: int) -> bool:
 
 
 def _start_clock(cpu_seconds: float) -> None:
-    """An exception after that much CPU time, again every half second, and death by SIGXCPU a little later."""
+    """Raise after this much CPU time, again every half second, and die by SIGXCPU a little later."""
     global _deadline
     spent = process_time()
     limit = _within_hard(int(spent + cpu_seconds) + 2, resource.RLIMIT_CPU)
@@ -140,7 +139,7 @@ def _answer(task: dict[str, Any], cpu_seconds: float, megabytes: int) -> dict[st
 
 
 def serve(tasks: BinaryIO, answers: BinaryIO, cpu_seconds: float, megabytes: int) -> None:
-    """Answer tasks until the input ends, or until memory or caches have grown enough to begin anew."""
+    """Answer tasks until the input ends, or until memory or caches have grown enough for a fresh start."""
     import lemma.grading.symbolic
 
     lemma.grading.symbolic.warm_up()
@@ -158,7 +157,8 @@ def serve(tasks: BinaryIO, answers: BinaryIO, cpu_seconds: float, megabytes: int
 
 
 def _end_with(parent: int) -> None:
-    """Die when the parent does, busy or stopped; elsewhere than on Linux the end of the input has to do."""
+    """Die with the parent, even when busy or stopped; on systems other than Linux, a worker only ends with its
+    input."""
     if sys.platform == "linux":
         import ctypes
 

@@ -1,4 +1,4 @@
-"""Rewards: what a completion is worth. One file per family; several combine by weight; this is the one registry."""
+"""Rewards: what a completion is worth. One file per family; several combine as a weighted sum; this is the registry."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ __all__ = [
 
 
 def as_options(spec: str | Mapping[str, Any]) -> dict[str, Any]:
-    """A reward as a mapping of name and options; a function of a file becomes the function of `custom`, or of `trl`,
-    `verl` or `openrlhf` where it takes what those give.
+    """A reward as a mapping of name and options; a function in a file becomes `custom`, or `trl`, `verl` or `openrlhf`
+    if its signature is theirs.
 
-    A file that cannot be read is taken to hold a function: the reward says what is wrong when it is checked.
+    A file that cannot be read is assumed to contain a function: the reward says what is wrong when it is checked.
     """
     options = {"name": spec} if isinstance(spec, str) else dict(spec)
     for owner in ("trl", "verl", "openrlhf"):

@@ -1,4 +1,4 @@
-"""Whether the answer is right, by the grading service or by a grader of another system."""
+"""Whether the answer is right, according to the grading service or another system's grader."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Graded(Reward):
 
 
 def need_gold(item: RewardInput, reward: str) -> str:
-    """The gold of an item, for rewards that cannot do without."""
+    """The gold answer of an item, for rewards that need one."""
     if item.problem.gold is None:
         raise UserError(f"reward {reward} needs gold answers and problem {item.problem.id} has none")
     return item.problem.gold

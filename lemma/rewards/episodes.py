@@ -1,4 +1,4 @@
-"""What the environment says that an episode was worth."""
+"""The environment's own score of an episode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards of length and repetition, over the token ids of a completion."""
+"""Rewards for length and repetition, on the token ids of a completion."""
 
 from __future__ import annotations
 

@@ -31,11 +31,11 @@ class RewardModel(Reward):
     """Where it computes; auto uses a GPU if there is one."""
 
     def check(self) -> None:
-        """Refuse a path without such a model by its files alone; of a hub's model the configuration is fetched."""
+        """Refuse a path without such a model, by its files alone; for a hub model the configuration is fetched."""
         folder = Path(self.path).expanduser()
         config = _read_config(self.path, folder / "config.json" if folder.exists() else _from_hub(self.path))
         labels = config.get("id2label")
-        # One that does not say has two, as in transformers.
+        # A configuration that does not say has two, as in transformers.
         outputs = len(labels) if labels and isinstance(labels, dict) else config.get("num_labels", 2)
         if outputs != 1:
             raise _too_many(self.path, outputs)
@@ -78,7 +78,7 @@ PARTS = {"weights": ("*.safetensors", "*.bin"), "tokenizer": ("tokenizer*", "voc
 
 
 def _from_hub(path: str) -> Path:
-    """The configuration of a model by hub name, fetched where it is not in the cache."""
+    """The configuration of a model by hub name, fetched if it is not in the cache."""
     folder = Path(path).expanduser()
     if path.startswith((".", "/", "~")) or path.count("/") > 1:
         siblings = [other.name for other in folder.parent.glob("*")] if folder.parent.is_dir() else []
@@ -113,7 +113,7 @@ def _not_finite(path: str, value: float, completion: str) -> UserError:
 
 
 def _check_whole(path: str, file: Path) -> None:
-    """Refuse a file of weights whose end is missing."""
+    """Refuse a truncated weights file."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -163,7 +163,7 @@ def _load(path: str, device: str) -> tuple[Any, Any]:
 
 
 def _text(tokenizer: Any, item: RewardInput) -> str:
-    """The conversation as the model's own template writes it, or question and completion on lines of their own."""
+    """The conversation in the model's own chat template, or question and completion on separate lines."""
     if tokenizer.chat_template:
         turns = [message.as_dict() for message in item.problem.messages]
         turns.append({"role": "assistant", "content": item.completion})

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RewardInput:
-    """One completion to be scored. `verdict` is made when it is first asked for, once, by the grading service.
+    """One completion to be scored. The grading service computes `verdict` once, when it is first read.
 
     `parsed` is what the format found; without it the grader looks for the answer itself. A completion whose format
     yields no answer is wrong: no number elsewhere in the text is taken instead.
@@ -32,13 +32,13 @@ class RewardInput:
     service: GradingService | None = None
     rules: Rules = DEFAULT
     format: Format | None = None
-    """What the completion was asked to look like; rewards that look for tags take its."""
+    """The format of the completion; rewards that look for tags use its tags."""
     outcome: Outcome | None = None
-    """What the environment says of the whole episode, where there was one; it takes the place of the grader's word."""
+    """The environment's outcome of the whole episode, if there was one; it replaces the grader's verdict."""
     _asked: list[Future[Verdict]] = field(default_factory=list, repr=False)
     _verdict: Verdict | None = field(default=None, repr=False)
     looked: bool = field(default=False, repr=False)
-    """Whether anybody looked at the verdict."""
+    """Whether the verdict has been read."""
 
     def ask(self) -> None:
         """Begin grading without waiting for the verdict."""
@@ -57,12 +57,12 @@ class RewardInput:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a verdict that was asked for is still on its way."""
+        """Whether a verdict was requested and has not arrived yet."""
         return not all(asked.done() for asked in self._asked)
 
     @property
     def verdict(self) -> Verdict:
-        """The grader's word: right if any gold is met, unknown only if no gold could decide."""
+        """The grader's verdict: right if any gold answer matches, unknown only if no gold answer could decide."""
         self.looked = True
         if self._verdict is None:
             self.ask()
@@ -73,14 +73,15 @@ class RewardInput:
 
 
 def verdict_of(outcome: Outcome) -> Verdict:
-    """An environment's word as a verdict: unknown where it does not know."""
+    """An environment's outcome as a verdict; unknown if it does not know."""
     if outcome.success is None:
         return Verdict("unknown", outcome.reason or "environment")
     return Verdict("right" if outcome.success else "wrong", outcome.reason or "environment")
 
 
 class WrongReturn(Exception):
-    """What a function gave back is no reward. The text goes on after the name of the reward; `fix` repairs it."""
+    """A function's return value is not a reward. The text follows the name of the reward; `fix` says how to repair
+    it."""
 
     def __init__(self, problem: str, fix: str):
         super().__init__(problem)
@@ -88,7 +89,7 @@ class WrongReturn(Exception):
 
 
 SECONDS_EACH = 300.0
-"""Longest time for one completion, where a class from outside says nothing else."""
+"""Time limit per completion for a class from outside that does not set its own."""
 
 
 class Reward(Options):
@@ -102,7 +103,7 @@ class Reward(Options):
     needs_verdict: ClassVar[bool] = False
     """Whether it asks the grader; a completion whose verdict is unknown is then left out altogether."""
     leaves_out: ClassVar[bool] = False
-    """Whether its None means that another system's grader cannot tell, which leaves the completion out as well."""
+    """Whether its None means that another system's grader cannot decide, which also leaves the completion out."""
 
     @property
     def label(self) -> str:
@@ -116,22 +117,22 @@ class Reward(Options):
 
     @property
     def begins(self) -> int | None:
-        """The longest response whose length costs nothing; None where length never does."""
+        """The longest response without a length penalty; None if length is never penalised."""
         return None
 
     @property
     def is_ours(self) -> bool:
-        """Whether it runs Lemma's own code only."""
+        """Whether it runs only Lemma's own code."""
         return type(self).__module__.startswith("lemma.") and self.place is None
 
     @property
     def may_use_device(self) -> bool:
-        """Whether scoring may compute on the device of the policy: a model does, and code of a user might."""
+        """Whether scoring may compute on the policy's device: a model does, and user code might."""
         return not self.is_ours
 
     @property
     def seconds_each(self) -> float | None:
-        """How long it may take for one completion; None where it is our own code, which ends."""
+        """Time limit per completion; None for our own code, which always ends."""
         return None if self.is_ours else SECONDS_EACH
 
     @property
@@ -140,7 +141,8 @@ class Reward(Options):
         return []
 
     def check(self) -> None:
-        """Refuse, before anything is loaded, what could never score, such as a function that is not there."""
+        """Refuse, before anything is loaded, a reward that could never score, such as a function that does not
+        exist."""
 
     def score(self, item: RewardInput) -> float | None:
         """The reward of one completion, before its weight; None where it does not apply."""

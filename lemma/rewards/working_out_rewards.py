@@ -1,6 +1,6 @@
 """The four rewards of the pipeline with working-out tags. `variant` picks Lemma's scores or one of two originals.
 
-The tags are those of the recipe's format where it is working_out, with whatever tags it was given.
+The tags are those of the recipe's format, if it is working_out.
 lemma: exact +3; approximate -3 to +1.5; answer -2 to +5; numbers -1.5 to +3; all four -6.5 to +12.5.
 """
 
@@ -24,14 +24,15 @@ def _tags(item: RewardInput) -> WorkingOut:
 
 
 def _block(text: str, tags: WorkingOut) -> str | None:
-    """What stands between the first opening tag of a solution and the next closing tag."""
+    """The text between the first opening tag of a solution and the next closing tag."""
     _, opened, rest = text.partition(tags.solution_start)
     block, closed, _ = rest.partition(tags.solution_end)
     return block if opened and closed else None
 
 
 def _whole(text: str, tags: WorkingOut) -> bool:
-    """Working out between its tags, at once a solution between its own: the repository's search, in linear time."""
+    """Working out between its tags, directly followed by a solution between its own: the repository's regex, in linear
+    time."""
     for tag in (tags.start, tags.end + tags.solution_start, tags.solution_end):
         _, found, text = text.partition(tag)
         if not found:
@@ -42,8 +43,8 @@ def _whole(text: str, tags: WorkingOut) -> bool:
 def _notebook(text: str, eos: str, tags: WorkingOut) -> str | None:
     """The solution as the notebook's pattern finds it, at the end of a line, in linear time.
 
-    The pattern is END.*?OPEN(.+?)CLOSE, white space, perhaps EOS, white space, end of a line. Whatever later tags would
-    do for it the first END and the first OPEN after it do too, so that only the closing tag has to be looked for.
+    The pattern is END.*?OPEN(.+?)CLOSE, white space, perhaps EOS, white space, end of a line. If later tags match, so
+    do the first END and the first OPEN after it, so only the closing tag has to be searched for.
     """
     opening, closing = tags.solution_start, tags.solution_end
     end = text.find(tags.end)
@@ -60,7 +61,7 @@ def _notebook(text: str, eos: str, tags: WorkingOut) -> str | None:
 
 
 def _ends_line(text: str, place: int, eos: str) -> bool:
-    """Whether nothing but white space and perhaps one EOS stands between that place and the end of a line."""
+    """Whether only white space and perhaps one EOS lie between this position and the end of a line."""
     rest = _after_space(text, place)
     if rest is None:
         return True
@@ -71,7 +72,7 @@ def _ends_line(text: str, place: int, eos: str) -> bool:
 
 
 def _after_space(text: str, place: int) -> int | None:
-    """Where the white space that begins there stops; None where a line ends before it does."""
+    """Where the white space at this position ends; None if a line ends within it."""
     found = _SPACE.match(text, place)
     assert found is not None
     return None if found.end() == len(text) or "\n" in found[0] else found.end()

@@ -12,7 +12,7 @@ _SOFT = r"<reasoning>.*?</reasoning>\s*<answer>.*?</answer>"
 
 
 def xml_answer(text: str) -> str:
-    """What is after the last opening and before the next closing answer tag; the whole text without tags."""
+    """The text after the last opening answer tag and before the next closing one; without tags, the whole text."""
     return text.split("<answer>")[-1].split("</answer>")[0].strip()
 
 
@@ -98,7 +98,7 @@ class TagCount(Reward):
         return total
 
     def _after(self, text: str, tag: str) -> int:
-        """Characters after the last such tag; the second call's final newline is forgiven by its caller."""
+        """Characters after the last such tag; the caller of the second one disregards its final newline."""
         if self.compat or tag in text:
             length = len(text.split(tag)[-1])
             return length if self.compat or tag.endswith("\n") or length else 1
