@@ -91,8 +91,10 @@ def test_a_script_that_a_run_imports_does_not_run_again(tmp_path: Path, call: st
 
 def test_rows_stand_in_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from datasets import Dataset
+    from pandas import DataFrame
 
     from lemma.api.train_call import _recipe
+    from lemma.data.data_options import ArithmeticOptions
     from lemma.data.load_rows import load_rows
 
     monkeypatch.chdir(tmp_path)
@@ -105,13 +107,15 @@ def test_rows_stand_in_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         return str(found.data.source)
 
     first = source(rows)
-    assert first == source(row for row in rows) == source(Dataset.from_list(rows)), (
+    assert first == source(row for row in rows) == source(Dataset.from_list(rows)) == source(DataFrame(rows)), (
         "the same rows are the same data, for a run that goes on"
     )
     assert (
         Path(first).parent == Path("runs/a.rows")
         and Path(first).name != Path(source([rows[0], rows[1] | {"level": 1}])).name
     )
+    gap = DataFrame([rows[0], rows[1] | {"hints": ["add"]}])
+    assert source(gap) == source([rows[0] | {"hints": None}, rows[1] | {"hints": ["add"]}])
     assert Path(source(rows, **{"run.dir": "runs/b/"})).parent == Path("runs/b.rows")
     assert source("rows.jsonl", **{"stages.rl.data.source": rows}) == first
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -120,6 +124,7 @@ def test_rows_stand_in_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ([], "holds no rows"),
         (["2 + 3 ?"], "row 1 .* not a mapping"),
         ([{"a": {1}}], "row 1 .* set"),
+        (ArithmeticOptions(), "'stages.rl.data.source' cannot be .*; write text"),
     ):
         with pytest.raises(lemma.UserError, match=sentence):
             source(wrong)

@@ -1,4 +1,5 @@
-"""Rows that a program hands over in place of a file: a list of mappings, or a `datasets.Dataset`."""
+"""Rows that a program hands over in place of a file: a list of mappings, a `datasets.Dataset`, or a pandas
+`DataFrame`."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from lemma.core.errors import UserError
 from lemma.core.files import write_whole
 
@@ -16,7 +19,7 @@ FOLDER_ENDING = ".rows"
 
 def are_rows(value: Any) -> bool:
     """Whether a value is meant as rows and not as the name of a source."""
-    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | BaseModel)
 
 
 def write_rows(rows: Iterable[Any], run_dir: str) -> str:
@@ -24,7 +27,7 @@ def write_rows(rows: Iterable[Any], run_dir: str) -> str:
 
     So the same rows are the same data for a run that goes on, and others are other data.
     """
-    lines = [_line(row, number) for number, row in enumerate(rows, start=1)]
+    lines = [_line(row, number) for number, row in enumerate(_mappings(rows), start=1)]
     if not lines:
         raise UserError("`source` holds no rows", fix="give at least one")
     content = "".join(lines)
@@ -34,6 +37,13 @@ def write_rows(rows: Iterable[Any], run_dir: str) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
     return str(path)
+
+
+def _mappings(rows: Any) -> Iterable[Any]:
+    """A DataFrame iterates over the names of its columns, and has NaN for what is missing."""
+    if not hasattr(rows, "iterrows"):
+        return rows
+    return rows.astype(object).where(rows.notna(), None).to_dict("records")
 
 
 def _line(row: Any, number: int) -> str:
