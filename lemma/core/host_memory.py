@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-import psutil
-
 
 def host_memory() -> int:
     """In bytes. The same at every call on a machine: what is free at the moment does not count."""
-    return min(psutil.virtual_memory().total, memory_limit() or 2**63)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(total, memory_limit() or 2**63)
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:
@@ -30,9 +30,10 @@ def memory_limit(root: Path = Path("/")) -> int | None:
 def _memberships(file: Path) -> Iterator[tuple[list[str], PurePosixPath]]:
     """The controllers of each hierarchy, of which version 2 names none, and the group in it."""
     with suppress(OSError):
-        for line in file.read_text().splitlines():
-            _, names, path = line.split(":", 2)
-            yield names.split(","), PurePosixPath(path.lstrip("/"))
+        for line in file.read_text(errors="surrogateescape").splitlines():
+            if line.count(":") >= 2:
+                _, names, path = line.split(":", 2)
+                yield names.split(","), PurePosixPath(path.lstrip("/"))
 
 
 def _limits(place: Path, path: PurePosixPath, name: str) -> Iterator[int]:

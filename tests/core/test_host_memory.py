@@ -29,6 +29,7 @@ V1_FILE = "memory.limit_in_bytes"
         (V1, {f"memory/{V1_FILE}": 2 * GIB, "cpu/memory.max": 1}, 2 * GIB),
         (V1, {"unified/memory.max": 2 * GIB, f"memory/{V1_FILE}": UNLIMITED}, 2 * GIB),
         ("", {"memory.max": 2 * GIB}, None),
+        ("odd\n\n0::/\n", {"memory.max": 2 * GIB}, 2 * GIB),
     ],
 )
 def test_the_lowest_limit_of_all_groups_counts(
