@@ -46,7 +46,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lemma.serving.http_door import LOOPBACK, HttpDoor
+    from lemma.serving.http_server import LOOPBACK, HttpServer
 
     key = args.api_key or os.environ.get(KEY_VARIABLE) or None
     if not 0 <= args.port < 65536:
@@ -59,15 +59,15 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _leave)
     host, engine = _host(args, key)
     try:
-        door = HttpDoor(host, args.host, args.port).start()
+        server = HttpServer(host, args.host, args.port).start()
         try:
-            print(f"{door.url}\nCtrl-C ends it.", flush=True)
+            print(f"{server.url}\nCtrl-C ends it.", flush=True)
             host.driver.run(lambda: False)
         except KeyboardInterrupt:
             print()
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            door.close()
+            server.close()
     finally:
         engine.close()
     return 0

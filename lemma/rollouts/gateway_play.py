@@ -30,7 +30,7 @@ from lemma.rollouts.play import BATCH, Ask
 from lemma.rollouts.player import World
 from lemma.rollouts.sessions import AgentSession, SessionHost
 from lemma.serving.engine_driver import EngineDriver
-from lemma.serving.http_door import HttpDoor
+from lemma.serving.http_server import HttpServer
 
 # How often an agent is run whose process died; the second time it has a process for itself.
 TRIES = 2
@@ -107,7 +107,7 @@ class _Stage:
     def run(self) -> None:
         """Until every agent has ended, or has been given up. Afterwards neither server nor hanging agent is left."""
         pool = self._options.pool()
-        door = HttpDoor(self._host).start()
+        server = HttpServer(self._host).start()
         pool.on_news = self._driver.wake
 
         def look() -> None:
@@ -115,7 +115,7 @@ class _Stage:
                 self._ended(result)
             most = self._options.episodes or len(self._waiting) + len(self._playing)
             while self._waiting and len(self._playing) < most and pool.has_room(self._waiting[0].tries > 0):
-                self._begin(self._waiting.popleft(), door.url)
+                self._begin(self._waiting.popleft(), server.url)
             self.settle(BATCH)
 
         try:
@@ -123,7 +123,7 @@ class _Stage:
         finally:
             pool.on_news = _nothing
             pool.settle()
-            door.close()
+            server.close()
         if self._host.overruled:
             names = ", ".join(sorted(self._host.overruled))
             warnings.warn(LemmaWarning(f"the agent chooses {names}, which the recipe decides: {names} of calls have no "

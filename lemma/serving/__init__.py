@@ -1,5 +1,5 @@
-"""A model behind the wire that OpenAI's clients speak: for `lemma serve`, and for agents during rollouts.
+"""A model behind OpenAI's HTTP API: for `lemma serve`, and for agents during rollouts.
 
-Handler threads of the server hand requests to one driver, which alone uses the engine, so that all clients generate
-together.
+The server's handler threads pass requests to one driver, the only user of the engine, so that the requests of all
+clients are batched together.
 """

@@ -1,4 +1,4 @@
-"""One thread uses the engine; any other hands it requests and hears what becomes of them."""
+"""One thread uses the engine; any other thread can submit requests to it and gets the results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lemma.core.errors import UserError
 from lemma.engines.protocol import Completion, Engine, Key, Listener, Request
 from lemma.serving.wire_errors import ApiError
 
-# How often the driver looks around while nothing is to be generated.
+# How often the driver polls while there is nothing to generate.
 IDLE_SECONDS = 0.2
 
 
@@ -28,33 +28,34 @@ class Tokens:
     ids: np.ndarray
 
 
-News = Tokens | Completion | ApiError
+CallEvent = Tokens | Completion | ApiError
 
 
 @dataclass(eq=False)
 class Call:
-    """Requests that belong together and what comes of them, in the order in which it comes."""
+    """Requests that belong together, and a queue of their results in order of arrival."""
 
     requests: Sequence[Request]
     wants_tokens: bool = False
     is_over: bool = False
-    _news: SimpleQueue[News] = field(default_factory=SimpleQueue)
+    _events: SimpleQueue[CallEvent] = field(default_factory=SimpleQueue)
 
-    def tell(self, news: News) -> None:
-        self._news.put(news)
+    def put(self, event: CallEvent) -> None:
+        self._events.put(event)
 
-    def next(self, seconds: float) -> News | None:
-        """What comes next; None where nothing came for so long."""
+    def next(self, seconds: float) -> CallEvent | None:
+        """The next event; None if none arrives within `seconds`."""
         try:
-            return self._news.get(timeout=seconds)
+            return self._events.get(timeout=seconds)
         except Empty:
             return None
 
 
 class EngineDriver:
-    """`ask` and `drop` from any thread; `run` in the one that uses the engine.
+    """Call `submit` and `drop` from any thread, `run` in the one that uses the engine.
 
-    A request whose key is at work waits until that has ended. Where the engine fails, every call at work hears of it.
+    A request whose key is in use waits until that request has ended. If the engine fails, every active call gets the
+    error.
     """
 
     def __init__(self, engine: Engine):
@@ -62,15 +63,15 @@ class EngineDriver:
         self._inbox: deque[Call] = deque()
         self._wake = threading.Event()
         self._waiting: list[tuple[Call, Request]] = []
-        self._at_work: dict[Key, Call] = {}
+        self._active: dict[Key, Call] = {}
         self._left: dict[Key, int] = {}
-        self._look: Callable[[], None] | None = None
+        self._poll: Callable[[], None] | None = None
         self._listener: Listener | None = None
-        self._trouble: BaseException | None = None
+        self._poll_error: BaseException | None = None
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def ask(self, requests: Sequence[Request], *, wants_tokens: bool = False) -> Call:
+    def submit(self, requests: Sequence[Request], *, wants_tokens: bool = False) -> Call:
         call = Call(requests, wants_tokens and self.engine.streams_tokens)
         with self._lock:
             if self._is_closed:
@@ -80,50 +81,50 @@ class EngineDriver:
         return call
 
     def drop(self, call: Call) -> None:
-        """Nobody waits for this any more."""
+        """Cancel a call whose client no longer waits."""
         with self._lock:
             call.is_over = True
             self._inbox.append(call)
         self._wake.set()
 
     @property
-    def at_work(self) -> int:
-        """Requests that the engine generates for, or will."""
-        return len(self._at_work) + len(self._waiting) + len(self._inbox)
+    def active(self) -> int:
+        """The number of requests that are running or waiting."""
+        return len(self._active) + len(self._waiting) + len(self._inbox)
 
     def wake(self) -> None:
-        """Have `look` called soon, also where nothing is generated."""
+        """Have `poll` called soon, even if nothing is being generated."""
         self._wake.set()
 
     def run(
-        self, is_over: Callable[[], bool], look: Callable[[], None] | None = None, *, survives_errors: bool = True
+        self, is_over: Callable[[], bool], poll: Callable[[], None] | None = None, *, survives_errors: bool = True
     ) -> None:
-        """Serve calls until it is over. `look` is called every few tokens, and a few times a second in any case.
+        """Serve calls until `is_over`. `poll` is called every few tokens, and at least a few times a second.
 
-        Where the engine fails in one sentence, the driver goes on, unless told otherwise.
+        After an EngineError or another UserError of the engine the driver continues, unless `survives_errors` is False.
         """
-        self._look = look
-        with self._hearing():
+        self._poll = poll
+        with self._listening():
             while not is_over():
                 self._wake.clear()
                 self._between()
-                if not self._at_work:
+                if not self._active:
                     if not is_over():
                         self._wake.wait(IDLE_SECONDS)
                     continue
                 try:
                     for completion in self.engine.completions():
-                        self._give(completion)
+                        self._deliver(completion)
                 except UserError as error:
-                    if error is self._trouble or not survives_errors:
+                    if error is self._poll_error or not survives_errors:
                         raise
                     self._fail_all(ApiError.of(error, 500))
 
     @contextmanager
-    def _hearing(self) -> Iterator[None]:
+    def _listening(self) -> Iterator[None]:
         engine = self.engine
         before = self._listener, _ = engine.on_tokens, engine.between_steps
-        engine.on_tokens, engine.between_steps = self._hear, self._between
+        engine.on_tokens, engine.between_steps = self._on_tokens, self._between
         try:
             yield
         finally:
@@ -134,14 +135,14 @@ class EngineDriver:
 
     def _between(self) -> None:
         try:
-            self._take()
-            if self._look is not None:
-                self._look()
+            self._take_inbox()
+            if self._poll is not None:
+                self._poll()
         except BaseException as error:
-            self._trouble = error
+            self._poll_error = error
             raise
 
-    def _take(self) -> None:
+    def _take_inbox(self) -> None:
         while self._inbox:
             call = self._inbox.popleft()
             if call.is_over:
@@ -152,7 +153,7 @@ class EngineDriver:
         for call, request in waiting:
             if call.is_over:
                 continue
-            if request.key in self._at_work:
+            if request.key in self._active:
                 self._waiting.append((call, request))
             else:
                 self._submit(call, request)
@@ -161,45 +162,45 @@ class EngineDriver:
         try:
             self.engine.submit(request)
         except UserError as error:
-            call.tell(ApiError.of(error))
+            call.put(ApiError.of(error))
             self._end(call)
             return
-        self._at_work[request.key], self._left[request.key] = call, request.n
+        self._active[request.key], self._left[request.key] = call, request.n
 
     def _end(self, call: Call) -> None:
         call.is_over = True
-        for key in [key for key, own in self._at_work.items() if own is call]:
+        for key in [key for key, own in self._active.items() if own is call]:
             self._forget(key)
             self.engine.cancel(key)
 
     def _forget(self, key: Key) -> None:
-        del self._at_work[key], self._left[key]
+        del self._active[key], self._left[key]
 
-    def _hear(self, key: Key, sample: int, ids: np.ndarray) -> None:
+    def _on_tokens(self, key: Key, sample: int, ids: np.ndarray) -> None:
         if self._listener is not None:
             self._listener(key, sample, ids)
-        call = self._at_work.get(key)
+        call = self._active.get(key)
         if call is not None and call.wants_tokens:
-            call.tell(Tokens(key, sample, ids))
+            call.put(Tokens(key, sample, ids))
 
-    def _give(self, completion: Completion) -> None:
+    def _deliver(self, completion: Completion) -> None:
         key = completion.key
-        call = self._at_work.get(key)
-        # What was cancelled belongs to nobody; its key may serve another call by now.
+        call = self._active.get(key)
+        # A cancelled completion belongs to no call; its key may already be in use by another.
         if call is None or completion.finish == "cancelled":
             return
         self._left[key] -= 1
         if not self._left[key]:
             self._forget(key)
-        call.tell(completion)
+        call.put(completion)
 
     def _fail_all(self, error: ApiError) -> None:
-        """Tell everybody, and leave nothing in the engine."""
+        """Send the error to every call, and leave nothing in the engine."""
         with self._lock:
-            calls = {*self._at_work.values(), *(call for call, _ in self._waiting), *self._inbox}
+            calls = {*self._active.values(), *(call for call, _ in self._waiting), *self._inbox}
             self._inbox.clear()
         self._waiting.clear()
         for call in calls:
             if not call.is_over:
-                call.tell(error)
+                call.put(error)
             self._end(call)

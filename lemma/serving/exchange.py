@@ -1,4 +1,4 @@
-"""One call of a client from its requests to its choices."""
+"""One API call of a client, from its requests to its choices."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from lemma.engines.protocol import Completion, Key, Request
 from lemma.formats.dialogue import Dialogue
 from lemma.serving.engine_driver import Call, EngineDriver, Tokens
 from lemma.serving.served_tools import read_calls
-from lemma.serving.speech import Speech
+from lemma.serving.text_stream import TextStream
 from lemma.serving.wire_errors import ApiError
 from lemma.serving.wire_requests import WireCall
 
-# How often somebody looks whether the client is still there.
+# How often to check whether the client is still connected.
 LOOK_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
 class WireChoice:
-    """One sample as the client reads it: `content` and `calls` of a chat, `content` alone of a completion."""
+    """One sample as the client sees it: `content` and tool `calls` of a chat, only `content` of a text completion."""
 
     index: int
     content: str
@@ -44,9 +44,9 @@ class NewText:
 
 
 class WireCaller(Protocol):
-    """Whoever may ask: turns a call into requests, and hears what the model said before the client does.
+    """An authorised client: turns a call into requests, and sees each choice before it is sent.
 
-    Nobody waits for the answers of one that `is_over`.
+    If `is_over`, nobody waits for its answers.
     """
 
     is_over: bool
@@ -56,31 +56,31 @@ class WireCaller(Protocol):
 
 
 class Host(Protocol):
-    """Whom a server asks."""
+    """What a server serves."""
 
     name: str
     driver: EngineDriver
     dialogue: Dialogue
 
     def caller(self, key: str, session: str | None) -> WireCaller:
-        """Who is speaking, by the key of the call or the name of its session; ApiError for strangers."""
+        """The caller with this API key or session name; raises ApiError if there is none."""
         ...
 
     def serves(self, model: str) -> bool: ...
 
 
 class Exchange:
-    """Begun when it is made; `close` it, whatever happened."""
+    """Starts when it is made; always `close` it."""
 
     def __init__(self, host: Host, caller: WireCaller, asked: WireCall):
         self.asked, self._host, self._caller = asked, host, caller
         self.requests = caller.requests(asked)
         self._places: dict[Key, int] = {request.key: place for place, request in enumerate(self.requests)}
-        # Calls of tools are found in the whole text, so that nothing of it can be told before.
-        self._is_told = asked.stream and not asked.tools
-        self._speeches = [self._speech(request) for request in self.requests for _ in range(request.n)]
+        # Tool calls are parsed from the whole text, so with tools nothing can be streamed before the end.
+        self._streams_text = asked.stream and not asked.tools
+        self._streams = [self._stream(request) for request in self.requests for _ in range(request.n)]
         self.choices: dict[int, WireChoice] = {}
-        self._call: Call = host.driver.ask(self.requests, wants_tokens=self._is_told)
+        self._call: Call = host.driver.submit(self.requests, wants_tokens=self._streams_text)
 
     @property
     def prompt_tokens(self) -> int:
@@ -92,27 +92,27 @@ class Exchange:
 
     @property
     def is_over(self) -> bool:
-        return len(self.choices) == len(self._speeches)
+        return len(self.choices) == len(self._streams)
 
     def follow(self, is_gone: Callable[[], bool]) -> Iterator[NewText | WireChoice]:
-        """Text as it comes, where the client streams, and each choice when it is complete.
+        """New text as it is generated, if the client streams, and each choice when it is complete.
 
-        ApiError where the engine refuses or fails; ConnectionError where the client has gone away.
+        Raises ApiError if the engine refuses or fails, ConnectionError if the client has disconnected.
         """
         while not self.is_over:
-            news = self._call.next(LOOK_SECONDS)
-            if isinstance(news, ApiError):
-                raise news
+            event = self._call.next(LOOK_SECONDS)
+            if isinstance(event, ApiError):
+                raise event
             if self._caller.is_over:
                 raise ApiError(401, "this session is over", code="session_over")
-            if news is None:
+            if event is None:
                 if is_gone():
                     raise ConnectionError("the client has gone away")
-            elif isinstance(news, Tokens):
-                index = self._index(news.key, news.sample)
-                yield from self._part(index, self._speeches[index].hear(news.ids.tolist()))
+            elif isinstance(event, Tokens):
+                index = self._index(event.key, event.sample)
+                yield from self._part(index, self._streams[index].feed(event.ids.tolist()))
             else:
-                yield from self._ended(news)
+                yield from self._ended(event)
 
     def close(self) -> None:
         if not self.is_over:
@@ -122,15 +122,15 @@ class Exchange:
         return self._places[key] * self.asked.n + sample
 
     def _part(self, index: int, text: str) -> Iterator[NewText]:
-        if text and self._is_told:
+        if text and self._streams_text:
             yield NewText(index, text)
 
     def _ended(self, completion: Completion) -> Iterator[NewText | WireChoice]:
         index = self._index(completion.key, completion.sample)
-        speech = self._speeches[index]
-        new = "" if self._call.wants_tokens else speech.hear(completion.ids.tolist())
-        yield from self._part(index, new + speech.end(completion.finish))
-        content = speech.text
+        stream = self._streams[index]
+        new = "" if self._call.wants_tokens else stream.feed(completion.ids.tolist())
+        yield from self._part(index, new + stream.finish(completion.finish))
+        content = stream.text
         calls: list[dict[str, Any]] = []
         if self.asked.tools:
             content, calls = read_calls(content, self._host.dialogue.style, completion.key, completion.sample)
@@ -140,10 +140,10 @@ class Exchange:
         self.choices[index] = choice
         yield choice
 
-    def _speech(self, request: Request) -> Speech:
+    def _stream(self, request: Request) -> TextStream:
         sampling = request.sampling
         keeps = [stop for stop in sampling.stop if stop not in self.asked.stop]
-        return Speech(
+        return TextStream(
             self._host.dialogue.decode,
             self._host.dialogue.ends,
             keeps=keeps,

@@ -1,4 +1,4 @@
-"""Whoever asks `lemma serve`: every call stands for itself."""
+"""The host of `lemma serve`: every call is independent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lemma.serving.wire_requests import WireCall
 
 
 def room_for(prompt: np.ndarray, limit: int) -> int:
-    """Tokens that may follow a prompt."""
+    """How many tokens may follow a prompt."""
     room = limit - len(prompt)
     if room < 1:
         raise ApiError(
@@ -30,13 +30,13 @@ def room_for(prompt: np.ndarray, limit: int) -> int:
 
 
 def limit_of(driver: EngineDriver) -> int:
-    """The most tokens of prompt and answer together."""
+    """Maximum number of tokens of prompt and answer together."""
     engine = driver.engine
     return engine.context if engine.room is None else min(engine.context, engine.room)
 
 
 class PlainHost:
-    """One model for everybody who has the key; without a key, for everybody."""
+    """One model for every client with the API key; for everyone if there is none."""
 
     def __init__(self, driver: EngineDriver, dialogue: Dialogue, names: Collection[str], api_key: str | None = None):
         self.driver, self.dialogue = driver, dialogue
@@ -82,7 +82,7 @@ class PlainHost:
             stop=stops,
             stop_ids=tuple(sorted(self.dialogue.ends)),
         )
-        # With a seed the noise depends on that and on the prompt; without, it is new each time.
+        # With a seed the noise depends on the seed and the prompt; without one it is new for each call.
         if asked.seed is not None:
             key: tuple[str | int, ...] = ("seed", asked.seed, content_id(prompt.tolist()), place)
         else:

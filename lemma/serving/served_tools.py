@@ -1,4 +1,4 @@
-"""Tool calls between what a model writes and what a client reads."""
+"""Tool calls, from the model's text to the API's format."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from lemma.core.types import content_id
 from lemma.engines.protocol import Key
 from lemma.formats.tool_calls import Style, parse_tool_calls
 
-# As long as the strictest of the chat templates wants it.
+# The length that the strictest chat templates require.
 ID_LENGTH = 9
 
 
 def read_calls(text: str, style: Style, key: Key, sample: int) -> tuple[str, list[dict[str, Any]]]:
-    """What was said apart from the calls, and the calls as a client reads them.
+    """The text without the calls, and the calls in the API's format.
 
-    The whole text, and no call, where one of them cannot be read. The name of a call depends on the request alone.
+    If any call cannot be parsed, the whole text and no calls. The id of a call depends on the request only.
     """
     spoken = parse_tool_calls(text, style)
     if not spoken.calls or any(call.fault for call in spoken.calls):

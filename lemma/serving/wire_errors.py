@@ -1,4 +1,4 @@
-"""Refusals, as clients of OpenAI's wire read them."""
+"""Errors in the format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = {
 
 
 class ApiError(Exception):
-    """One sentence with a status; `param` names the field at fault, `code` the kind of trouble for programs."""
+    """One sentence with an HTTP status; `param` names the field at fault, `code` the kind of error for programs."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None):
         super().__init__(message)

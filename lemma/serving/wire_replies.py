@@ -1,4 +1,4 @@
-"""What a client reads: whole answers and pieces of a stream."""
+"""Responses in the format of OpenAI's API: whole answers, and the chunks of a stream."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from lemma.formats.dialogue import Dialogue
 from lemma.serving.exchange import Exchange, NewText, WireChoice
-from lemma.serving.speech import UNKNOWN
+from lemma.serving.text_stream import UNKNOWN
 
 OBJECTS = {
     ("chat", False): "chat.completion",
@@ -18,8 +18,8 @@ OBJECTS = {
 }
 
 
-class Wording:
-    """Writes one exchange as JSON objects, all with the same name and time."""
+class ReplyWriter:
+    """Writes one exchange as JSON objects, all with the same id and time."""
 
     def __init__(self, exchange: Exchange, dialogue: Dialogue, model: str):
         self._exchange, self._asked, self._dialogue = exchange, exchange.asked, dialogue
@@ -37,12 +37,12 @@ class Wording:
         return {**self._head, "choices": choices, "usage": self._usage()}
 
     def pieces(self, news: NewText | WireChoice) -> list[dict[str, Any]]:
-        """What a stream says of new text, or of the end of a sample."""
+        """The stream's chunks for new text, or for the end of a sample."""
         if isinstance(news, NewText):
             return [self._piece(news.index, news.text)]
         pieces = []
         if self._asked.tools:
-            # Nothing of it was told yet.
+            # With tools nothing was streamed yet.
             pieces += [self._piece(news.index, news.content)] if news.content else []
             pieces += [self._piece(news.index, None, calls=news.calls)] if news.calls else []
         return [*pieces, self._last(news)]
@@ -94,7 +94,7 @@ class Wording:
         }
 
     def _logprobs(self, choice: WireChoice) -> dict[str, Any]:
-        """Of every sampled token, the one that ended the sample included."""
+        """For every sampled token, including the one that ended the sample."""
         ids, logprobs = choice.completion.ids.tolist(), choice.completion.logprobs.tolist()
         pieces = self._dialogue.pieces(ids)
         if self._asked.kind == "text":

@@ -1,4 +1,4 @@
-"""What a client asks, read and checked: nothing that is sent is left out without a word."""
+"""A client's request, parsed and checked: no field is silently ignored, unless it has no effect."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Kind = Literal["chat", "text"]
 
 MOST_SAMPLES = 128
 MOST_STOPS = 16
-# No vocabulary is larger, and no other number of a call.
+# No vocabulary is larger, and no number in a call may be.
 MOST_IDS, LARGEST = 2**31, 2.0**63
-# Below it, what a temperature makes of logits is no number any more, for all who generate together.
+# Below it, logits divided by the temperature overflow, and the error would hit the whole batch.
 LEAST_TEMPERATURE = 1e-5
 # The default of OpenAI's completions. A chat answer may fill the context.
 TEXT_TOKENS = 16
 
-# Fields that change nothing about an answer.
+# Fields that do not change an answer.
 WITHOUT_EFFECT = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "parallel_tool_calls"}
     | {"prompt_cache_key", "prompt_cache_retention"}
@@ -32,7 +32,7 @@ NUMBERS: dict[str, tuple[float, float]] = {
     "repetition_penalty": (0.01, 100.0),
 }
 COUNTS: dict[str, tuple[int, int]] = {"n": (1, MOST_SAMPLES), "top_k": (0, 2**31), "min_tokens": (0, 2**31)}
-# Fields that would change an answer in a way that is not offered, with the values that ask for nothing.
+# Fields that are not supported, with the values that are accepted because they change nothing.
 NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0, 0.0),
     "presence_penalty": (0, 0.0),
@@ -59,7 +59,7 @@ ROLES = {"developer": "system", "system": "system", "user": "user", "assistant":
 
 @dataclass(frozen=True)
 class WireCall:
-    """One call. Of `messages` and `prompts` one is empty; `given` are the names of all fields that were sent."""
+    """One call. Either `messages` or `prompts` is empty; `given` are the names of all fields that were sent."""
 
     kind: Kind
     messages: tuple[dict[str, Any], ...] = ()
@@ -84,7 +84,7 @@ class WireCall:
 
 
 def read_call(kind: Kind, body: Any) -> WireCall:
-    """The call in a JSON body; ApiError where it cannot be what it says."""
+    """Parse the call in a JSON body; raises ApiError if it is invalid."""
     if not isinstance(body, Mapping):
         raise ApiError(400, "the body is not a JSON object")
     sent = {name: value for name, value in body.items() if value is not None and name not in WITHOUT_EFFECT}
@@ -130,7 +130,7 @@ def _not_offered(name: str, value: Any) -> str:
 
 
 def _wants_logprobs(kind: Kind, sent: Mapping[str, Any]) -> bool:
-    """A chat says true; the older completions say how many alternatives, of which none are offered."""
+    """In a chat `logprobs` is a boolean; in text completions a number of alternatives, of which only 0 is supported."""
     if kind == "chat" or isinstance(sent.get("logprobs"), bool):
         return _flag(sent, "logprobs")
     if "logprobs" in sent and _count(sent, "logprobs", 0, 2**31) > 0:
@@ -148,7 +148,7 @@ def _messages(given: Any) -> tuple[dict[str, Any], ...]:
 
 
 def _message(given: Any, place: str) -> dict[str, Any]:
-    """A message with what templates and comparisons look at: role, content, name, tool calls and their ids."""
+    """A message with the fields that templates and comparisons use: role, content, name, tool calls and their ids."""
     if not isinstance(given, Mapping):
         raise ApiError(400, f"{place} is not an object", param=place)
     role = ROLES.get(str(given.get("role")))
@@ -168,7 +168,7 @@ def _message(given: Any, place: str) -> dict[str, Any]:
 
 
 def _content(given: Any, place: str) -> str:
-    """The text of a content; parts of text are joined, other parts are refused."""
+    """The text of `content`; text parts are joined, other parts are refused."""
     if given is None or isinstance(given, str):
         return given or ""
     if isinstance(given, list):

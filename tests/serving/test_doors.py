@@ -23,7 +23,7 @@ from lemma.models.load_model import load_policy
 from lemma.rollouts.sessions import AgentSession, SessionHost
 from lemma.serving.engine_driver import EngineDriver
 from lemma.serving.exchange import Host
-from lemma.serving.http_door import HttpDoor
+from lemma.serving.http_server import HttpServer
 from lemma.serving.plain_host import PlainHost
 from tests.serving.parrot import SPECIAL, TOOLS, write_parrot
 
@@ -39,12 +39,12 @@ class Place:
         self.driver = EngineDriver(TransformersEngine(self.policy, 0) if slow else native)
         self.dialogue = Dialogue(make_format("own"), self.policy.tokenizer, ends_of(self.policy))
         self._is_over = False
-        self._doors: list[HttpDoor] = []
+        self._doors: list[HttpServer] = []
         self._thread = threading.Thread(target=self.driver.run, args=(lambda: self._is_over,))
         self._thread.start()
 
     def open(self, host: Host) -> str:
-        self._doors.append(HttpDoor(host).start())
+        self._doors.append(HttpServer(host).start())
         return self._doors[-1].url
 
     def close(self) -> None:

@@ -1,19 +1,19 @@
-"""The text of one sample as its tokens come: only what will stay is given out, so that a stream equals the whole."""
+"""The text of one sample as its tokens arrive: only final text is given out, so the stream adds up to the whole."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-UNKNOWN = "\ufffd"  # what a decoder writes for bytes that are no whole character (yet)
-# Tokens after which half a character is given out as it is.
+UNKNOWN = "\ufffd"  # what a decoder writes for bytes that are not a whole character (yet)
+# Number of tokens after which a partial character is given out as it is.
 PATIENCE = 16
 
 
-class Speech:
-    """Follows one sample. `hear` gives the text that is certain by now, `end` the rest.
+class TextStream:
+    """Follows one sample. `feed` returns the text that is final by now, `finish` the rest.
 
-    The token that ends the sample is no part of the text. It ends behind a string of `keeps` and before one of `cuts`.
-    The first `min_tokens` tokens end nothing.
+    The token that ends the sample is not part of the text. The text ends after a string of `keeps` and before one of
+    `cuts`, but not within the first `min_tokens` tokens.
     """
 
     def __init__(
@@ -28,8 +28,8 @@ class Speech:
         self._decode, self._ends, self._keeps, self._cuts = decode, ends, keeps, cuts
         self._min_tokens = min_tokens
         self._ids: list[int] = []
-        self._held: int | None = None  # an end token, which counts as text only where more follows
-        self._known, self._read = 0, 0  # ids before the second are in the text; those from the first on decode the next
+        self._held: int | None = None  # an end token, which becomes text only if more follows
+        self._known, self._read = 0, 0  # ids before `_read` are in the text; those from `_known` on are context
         self._text = ""
         self._over: int | None = None
         self._given = 0
@@ -37,10 +37,10 @@ class Speech:
 
     @property
     def text(self) -> str:
-        """What was given out so far."""
+        """All text given out so far."""
         return self._text[: self._given]
 
-    def hear(self, ids: Iterable[int]) -> str:
+    def feed(self, ids: Iterable[int]) -> str:
         for token in ids:
             if self._held is not None:
                 self._take(self._held)
@@ -49,8 +49,8 @@ class Speech:
                 self._take(token)
         return self._give(len(self._text) - self._half_a_cut())
 
-    def end(self, finish: str) -> str:
-        """The rest, and an end token where it did not end the sample."""
+    def finish(self, finish: str) -> str:
+        """The rest, including an end token that did not end the sample."""
         if self._held is not None and finish != "stop":
             self._take(self._held)
         self._grow(is_last=True)
@@ -64,14 +64,14 @@ class Speech:
             self._look_for_end(before)
 
     def _grow(self, is_last: bool) -> None:
-        """Decode with a few tokens in front: some decoders put a space between tokens, others look around."""
+        """Decode with a few tokens of context: some decoders insert spaces between tokens, others depend on context."""
         known, text = self._decode(self._ids[self._known : self._read]), self._decode(self._ids[self._known :])
         if is_last or not text.endswith(UNKNOWN):
             self._text += text[len(known) :]
             self._known, self._read = self._read, len(self._ids)
 
     def _look_for_end(self, before: int) -> None:
-        """Find the first stop string that ends in what is new."""
+        """Find the first stop string that ends in the new text."""
         start = max(0, before - self._longest + 1)
         places = [(self._text.find(stop, start), 0) for stop in self._cuts]
         places += [(self._text.find(stop, start), len(stop)) for stop in self._keeps]
@@ -80,7 +80,7 @@ class Speech:
             self._over = min(ends)
 
     def _half_a_cut(self) -> int:
-        """How many characters at the end may be the beginning of a string that is cut off."""
+        """How many characters at the end may be the start of a string of `cuts`."""
         for length in range(min(self._longest - 1, len(self._text)), 0, -1):
             if any(stop.startswith(self._text[-length:]) and len(stop) > length for stop in self._cuts):
                 return length

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lemma.models.tiny import tiny_tokenizer
-from lemma.serving.speech import Speech
+from lemma.serving.text_stream import TextStream
 from tests.formats.tokenizers_made_here import make_tokenizer
 
 BYTES, WORDS = make_tokenizer(), tiny_tokenizer()
@@ -21,13 +21,13 @@ def plain(tokenizer: object, ids: Sequence[int]) -> str:
     return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)  # type: ignore[attr-defined]
 
 
-def spoken(speech: Speech, ids: Sequence[int], cuts: Sequence[int], finish: str) -> str:
+def spoken(stream: TextStream, ids: Sequence[int], cuts: Sequence[int], finish: str) -> str:
     """All that is given out where the tokens come in pieces of these lengths."""
     said, place = "", 0
     for length in (*cuts, len(ids)):
-        said += speech.hear(ids[place : place + length])
+        said += stream.feed(ids[place : place + length])
         place += length
-    return said + speech.end(finish)
+    return said + stream.finish(finish)
 
 
 @given(
@@ -47,21 +47,21 @@ def test_pieces_make_the_whole(pieces: list[str], lengths: list[int], stops: lis
         return plain(BYTES, some)
 
     finish = "stop" if ends else "length"
-    speech = Speech(decode, {END}, cuts=stops)
-    assert spoken(speech, ids, lengths, finish) == speech.text == text[: min(begins, default=len(text))]
+    stream = TextStream(decode, {END}, cuts=stops)
+    assert spoken(stream, ids, lengths, finish) == stream.text == text[: min(begins, default=len(text))]
     if ends:
         kept = min(text.index(stop) + len(stop) for stop in stops if stop in text)
-        assert spoken(Speech(decode, {END}, keeps=stops), ids, lengths, finish) == text[:kept]
+        assert spoken(TextStream(decode, {END}, keeps=stops), ids, lengths, finish) == text[:kept]
 
 
 @pytest.mark.parametrize(("finish", "text"), [("stop", "ben has"), ("length", "ben has <eos>")])
 def test_the_end_token_is_text_only_where_it_ended_nothing(finish: str, text: str) -> None:
     ids = [*WORDS.encode("ben has"), END]
-    assert spoken(Speech(lambda some: plain(WORDS, some), {END}), ids, [1, 1], finish) == text
-    assert spoken(Speech(lambda some: plain(WORDS, some), {END}), [END, *ids], [2], finish) == f"<eos> {text}"
+    assert spoken(TextStream(lambda some: plain(WORDS, some), {END}), ids, [1, 1], finish) == text
+    assert spoken(TextStream(lambda some: plain(WORDS, some), {END}), [END, *ids], [2], finish) == f"<eos> {text}"
 
 
 def test_early_tokens_end_nothing() -> None:
     ids = BYTES.encode("stop stop", add_special_tokens=False)
-    speech = Speech(lambda some: plain(BYTES, some), {END}, cuts=["stop"], min_tokens=len(ids) // 2)
-    assert spoken(speech, ids, [1] * len(ids), "stop") == "stop "
+    stream = TextStream(lambda some: plain(BYTES, some), {END}, cuts=["stop"], min_tokens=len(ids) // 2)
+    assert spoken(stream, ids, [1] * len(ids), "stop") == "stop "

@@ -1,4 +1,4 @@
-"""The HTTP server: routes, keys, streams, and noticing that a client went away. A thread for each connection."""
+"""The HTTP server: routes, keys, streams, and detecting disconnected clients. One thread per connection."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from urllib.parse import unquote, urlsplit
 from lemma.core.errors import UserError
 from lemma.serving.exchange import Exchange, Host
 from lemma.serving.wire_errors import ApiError
-from lemma.serving.wire_replies import Wording
+from lemma.serving.wire_replies import ReplyWriter
 from lemma.serving.wire_requests import Kind, WireCall, read_call
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 LONGEST_BODY = 64 * 2**20
-# Of a request that is refused before it was read, so much is read all the same, and for so long: a client that is still
-# sending hears of nothing.
+# If a request is refused before its body was read, at most this much is still read, for this long: a client does not
+# read the response while it is sending.
 LONGEST_REST, REST_SECONDS = 4 * LONGEST_BODY, 5.0
-# Seconds after which a connection that says nothing is closed, and that answers at work have when the server closes.
+# Seconds after which a silent connection is closed, and for answers to finish when the server closes.
 SILENT_SECONDS = 600.0
 LAST_SECONDS = 2.0
 CALLS: dict[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "text"}
@@ -36,7 +36,7 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     timeout = SILENT_SECONDS
     server_version, sys_version = "lemma", ""
-    _is_unread = False  # whether the body of the request is still on its way
+    _is_unread = False  # whether the body of the request has not been read yet
 
     def do_GET(self) -> None:
         self._is_unread = self.headers.get("Content-Length", "0") != "0"
@@ -45,7 +45,7 @@ class _Handler(BaseHTTPRequestHandler):
             path = self._path()
             host = self.server.host
             if path == "/health":
-                self._send(200, {"status": "ok", "requests": host.driver.at_work})
+                self._send(200, {"status": "ok", "requests": host.driver.active})
                 return
             self._caller()
             model = {"id": host.name, "object": "model", "created": self.server.created, "owned_by": "lemma"}
@@ -76,20 +76,20 @@ class _Handler(BaseHTTPRequestHandler):
             except UserError as error:
                 raise ApiError.of(error) from error
             try:
-                wording = Wording(exchange, self.server.host.dialogue, asked.model or self.server.host.name)
-                self._stream(exchange, wording, asked) if asked.stream else self._whole(exchange, wording)
+                writer = ReplyWriter(exchange, self.server.host.dialogue, asked.model or self.server.host.name)
+                self._stream(exchange, writer, asked) if asked.stream else self._whole(exchange, writer)
             finally:
                 exchange.close()
 
     # --- answers ---------------------------------------------------------------------------------------------------
 
-    def _whole(self, exchange: Exchange, wording: Wording) -> None:
+    def _whole(self, exchange: Exchange, writer: ReplyWriter) -> None:
         for _ in exchange.follow(self._is_gone):
             pass
-        self._send(200, wording.whole())
+        self._send(200, writer.whole())
 
-    def _stream(self, exchange: Exchange, wording: Wording, asked: WireCall) -> None:
-        """Events as they come. Trouble before the first has a status of its own, trouble later is an event."""
+    def _stream(self, exchange: Exchange, writer: ReplyWriter, asked: WireCall) -> None:
+        """Events as they arrive. An error before the first event has its own HTTP status, a later one is an event."""
         news = exchange.follow(self._is_gone)
         first = next(news)
         self.send_response(200)
@@ -98,13 +98,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         try:
-            for piece in wording.pieces(first):
+            for piece in writer.pieces(first):
                 self._event(piece)
             for one in news:
-                for piece in wording.pieces(one):
+                for piece in writer.pieces(one):
                     self._event(piece)
             if asked.stream_usage:
-                self._event(wording.usage_piece())
+                self._event(writer.usage_piece())
             self._chunk(b"data: [DONE]\n\n")
         except ApiError as error:
             self._event(error.as_dict())
@@ -129,12 +129,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     @contextlib.contextmanager
     def _answering(self) -> Iterator[None]:
-        """Refusals become answers; a client that has gone away gets none."""
+        """Errors become responses; a disconnected client gets none."""
         with self.server.busy():
             try:
                 yield
             except ApiError as error:
-                # What the client still sends of a request that was not read is no request of its own.
+                # Otherwise the unread body would be taken for the next request.
                 self.close_connection = self.close_connection or self._is_unread
                 with contextlib.suppress(OSError):
                     self._send(error.status, error.as_dict())
@@ -142,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
                         self._pass_over()
             except (ConnectionError, TimeoutError):
                 self.close_connection = True
-            except Exception as error:  # noqa: BLE001  (a fault of ours must not look like a network's)
+            except Exception as error:  # noqa: BLE001  (a bug of ours must not look like a network error)
                 self.close_connection = True
                 with contextlib.suppress(OSError):
                     self._send(500, ApiError(500, f"{type(error).__name__}: {error}").as_dict())
@@ -150,8 +150,8 @@ class _Handler(BaseHTTPRequestHandler):
     # --- questions -------------------------------------------------------------------------------------------------
 
     def _path(self) -> str:
-        """What is asked for. A server of this machine alone answers to its own names only: a page of another site
-        that a browser here has open may send requests, but under its own name."""
+        """The path of the request. A loopback server accepts only its own names in the Host header: a page of another
+        site, open in a browser on this machine, may send requests, but under its own name (DNS rebinding)."""
         try:
             name, path = urlsplit(f"//{self.headers.get('Host', '')}").hostname, urlsplit(self.path).path
         except ValueError as error:
@@ -173,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
         return body
 
     def _pass_over(self) -> None:
-        """Read on until the client has sent what it has, and hears the answer."""
+        """Discard the rest of the request, so that the client gets to read the response."""
         self.connection.shutdown(socket.SHUT_WR)
         until, left = time.monotonic() + REST_SECONDS, LONGEST_REST
         while left > 0 and (seconds := until - time.monotonic()) > 0:
@@ -201,7 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
         """The terminal belongs to whoever started the server."""
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What is not even HTTP, or a method that nobody knows."""
+        """Called by the base class for malformed requests and unknown methods."""
         self.close_connection = True
         with contextlib.suppress(OSError):
             self._send(code, ApiError(code, message or "this is not a request").as_dict())
@@ -249,10 +249,10 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away in the middle of an answer is no trouble."""
+        """A client that disconnects in the middle of an answer is not an error."""
 
     def end(self) -> None:
-        """Take no more connections, let answers at work be written for a moment, and close every connection."""
+        """Accept no more connections, give running answers a moment to finish, and close every connection."""
         self.shutdown()
         self.server_close()
         with self._lock:
@@ -262,8 +262,8 @@ class _Server(ThreadingHTTPServer):
                     connection.shutdown(socket.SHUT_RDWR)
 
 
-class HttpDoor:
-    """A server in a thread of its own, from `start` to `close`."""
+class HttpServer:
+    """A server in its own thread, from `start` to `close`."""
 
     def __init__(self, host: Host, address: str = LOOPBACK[0], port: int = 0):
         self._server = _Server(host, address, port)
@@ -272,11 +272,11 @@ class HttpDoor:
 
     @property
     def url(self) -> str:
-        """Where clients find it: their `base_url`."""
+        """The `base_url` for clients."""
         name = f"[{self._address}]" if ":" in self._address else self._address
         return f"http://{name}:{self._server.server_address[1]}/v1"
 
-    def start(self) -> HttpDoor:
+    def start(self) -> HttpServer:
         self._thread.start()
         return self
 
@@ -285,7 +285,7 @@ class HttpDoor:
 
 
 def _json(body: bytes) -> Any:
-    """The body, in which half a character becomes a question mark: no tokenizer takes it."""
+    """The parsed body; lone surrogates become question marks, since no tokenizer accepts them."""
     try:
         content = json.loads(body)
         try:
