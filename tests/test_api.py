@@ -84,8 +84,8 @@ def test_a_script_that_a_run_imports_does_not_run_again(tmp_path: Path, call: st
     with pytest.raises(lemma.UserError) as caught:
         load_place(f"{script}:part")
     assert str(caught.value) == (
-        f"{script}:3: this file cannot be imported: it calls {name} while a process of a run imports it to find a part "
-        'of yours; write `if __name__ == "__main__":` above what the script does'
+        f"{script}:3: this file cannot be imported: it calls {name} on import, and a worker process imports it to load "
+        'your function; write `if __name__ == "__main__":` above what the script does'
     )
 
 

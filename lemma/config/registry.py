@@ -180,7 +180,7 @@ def check_not_imported(call: str) -> None:
     """Refuse a call at the top of a script that a process of a run imports, to find a part that stands in it."""
     if _imports:
         raise UserError(
-            f"it calls {call} while a process of a run imports it to find a part of yours",
+            f"it calls {call} on import, and a worker process imports it to load your function",
             fix='write `if __name__ == "__main__":` above what the script does',
         )
 

@@ -89,7 +89,7 @@ def _check(place: str) -> None:
         parameters = inspect.signature(tool).parameters.values()
     except ValueError:  # as many builtins
         raise UserError(
-            f"tool '{name}' does not tell what it takes", file=file, fix="write a function around it"
+            f"tool '{name}' has no readable signature", file=file, fix="write a function around it"
         ) from None
     unnamed = next((one.name for one in parameters if one.kind is one.POSITIONAL_ONLY), None)
     if unnamed is not None:

@@ -118,7 +118,7 @@ def test_an_episode_of_calls(folder: Path) -> None:
         (["my_tools.py:CAPITALS"], "my_tools.py: 'CAPITALS' is not a function; name functions; a class whose"),
         (["my_tools.py:search", "./my_tools.py:search"], "two tools are called 'search'; rename one"),
         (["my_tools.py:placed"], "my_tools.py: tool 'placed' takes 'x' by its position only, and a model names"),
-        (["my_tools.py:largest"], "my_tools.py: tool 'largest' does not tell what it takes; write a function around"),
+        (["my_tools.py:largest"], "my_tools.py: tool 'largest' has no readable signature; write a function around"),
         (["my_tools.py:silent"], "my_tools.py: tool 'silent' has no docstring, so the model would not know"),
     ],
 )
