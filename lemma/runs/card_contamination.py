@@ -1,6 +1,6 @@
-"""What a model card says about contamination: do the data of the stages that led to a model repeat problems of the
-benchmarks that it was measured on? What small local files answer in seconds is found out when a stage ends and kept in
-the run folder; `lemma export --contamination` finds out the rest."""
+"""What a model card says about contamination: does the training data of the stages behind a model repeat problems of
+the benchmarks that it was measured on? Small local files are checked when a stage ends, in seconds, and the result is
+kept in the run folder; `lemma export --contamination` checks the rest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN = "its own samples, of the problems of the stages before"
 UNCHECKED = "not compared; `lemma export RUN --contamination` does it"
 UNREAD = "not compared, because its data or a benchmark could not be read here"
 
-# One stage: what was found in words, or why it was not looked for.
+# One stage: the result in words, or why it was not checked.
 Found = dict[str, Any]
 
 
@@ -47,7 +47,7 @@ def check_stages(
 ) -> dict[str, Any]:
     """Compare the data of each stage with the benchmarks that any of them is measured on, or with those `against`.
 
-    Unless `is_asked`, only what small files on this machine tell is compared, and what cannot be read is no error.
+    Unless `is_asked`, only small local files are compared, and unreadable data is not an error.
     """
     benchmarks, data_dir = _measured(stages, against)
     found = {
@@ -61,7 +61,7 @@ def check_stages(
 def _measured(
     stages: Mapping[str, Mapping[str, Any]], against: Sequence[str] | None
 ) -> tuple[list[Benchmark], str | None]:
-    """The benchmarks, each once, and the folder that stands for the hub."""
+    """The benchmarks, each once, and the folder used instead of the hub."""
     specs: list[Any] = list(against or [])
     data_dir = None
     for options in stages.values():
@@ -73,7 +73,7 @@ def _measured(
 
 
 def _found(spec: Any, is_asked: bool) -> Benchmark | None:
-    """The file of a benchmark may be gone by now; that must not cost a final model its card."""
+    """A benchmark's file may be gone by now; a final model must still get its card."""
     try:
         return find_benchmark(spec)
     except (UserError, OSError):
@@ -100,7 +100,7 @@ def _of_stage(
         if not is_asked and not checked.is_small:
             return {"words": UNCHECKED}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the stage has said what is to be said about its data
+            warnings.simplefilter("ignore")  # the stage has already reported on its data
             contamination = checked.check(seed)[1]
     except (UserError, OSError):
         if is_asked:

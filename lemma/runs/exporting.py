@@ -26,7 +26,7 @@ Kind = Literal["merged", "adapter"]
 
 
 class Exported(NamedTuple):
-    """The folder, and for an adapter the model that it belongs on and what was lost when stages were joined."""
+    """The folder and, for an adapter, its base model and the error from joining stages."""
 
     folder: Path
     base: str | None = None
@@ -48,7 +48,7 @@ def export_model(
 ) -> Exported:
     """Write the model of a checkpoint (`last`, `best` or a step) of a stage (the newest by default).
 
-    `onto_base` adds the adapters of the stages before, so that one adapter leads from the recipe's model to this one.
+    `onto_base` adds the adapters of earlier stages, so that a single adapter leads from the recipe's model to this one.
     """
     folder = RunFolder(run_dir, only_read=True)
     try:
@@ -135,7 +135,7 @@ def _write(
 
 
 def _stages_before(recipe: RecipeLike, name: str) -> list[str]:
-    """The stages whose models this one goes on from, the first one first."""
+    """The chain of stages that this one starts from, the first one first."""
     names: list[str] = []
     before = stage_before(recipe.stages, name)
     while before is not None:
@@ -145,7 +145,7 @@ def _stages_before(recipe: RecipeLike, name: str) -> list[str]:
 
 
 def _name_base(folder: Path, source: str, revision: str | None) -> str:
-    """Write into an adapter's settings which model it belongs on: by its name on the hub where that is known."""
+    """Write the base model into an adapter's settings: by its hub name, if known."""
     name = hub_origin(Path(source)) or lasting(source)
     file = folder / SETTINGS
     settings = json.loads(file.read_text())

@@ -1,5 +1,4 @@
-"""What a stage is made with besides its data: base weights, rewards, custom code. A run that goes on must find
-the same."""
+"""What a stage depends on besides its data: base weights, rewards, custom code. A resumed run must find the same."""
 
 from __future__ import annotations
 
@@ -21,7 +20,8 @@ WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "config.json", "adapter_config.js
 def ingredients(
     options: StageOptions, model: ModelOptions, start_from: Path | None, fmt: Mapping[str, Any] | None = None
 ) -> dict[str, str]:
-    """A mark of each, by a name for people. A checkpoint of all weights needs no base, unless it is compared with."""
+    """A fingerprint of each, by a readable name. A checkpoint with all weights needs no base, unless the base is a
+    reference."""
     marks = {}
     algorithm = getattr(options, "algorithm", None)
     if model.lora is not None or getattr(algorithm, "needs_reference", False):
@@ -36,7 +36,7 @@ def ingredients(
 
 
 def code_marks(*values: Any) -> dict[str, str]:
-    """A mark of each file of code from outside of Lemma that some options use."""
+    """A fingerprint of each code file from outside Lemma that these options use."""
     code: dict[str, list[Path]] = {}
     for file in outside_files(*values):
         code.setdefault(file.name, []).append(file)
@@ -44,7 +44,7 @@ def code_marks(*values: Any) -> dict[str, str]:
 
 
 def _weights(place: str) -> list[Path]:
-    """The files that decide what a model says; none where the name is one of the hub that was never fetched."""
+    """The files that determine a model's output; none for a hub model that was never fetched."""
     folder = Path(place)
     if folder.is_file():
         return [folder]
@@ -61,7 +61,7 @@ def _in_the_cache(name: str) -> Path | None:
 
 
 def mark_of(files: list[Path]) -> str:
-    """One name for the content of some files. Of a file in the hub's cache, its name there says what it holds."""
+    """A fingerprint of the content of some files. In the hub's cache, a file's name already identifies its content."""
     whole = hashlib.sha256()
     for path in sorted(files):
         said: Any = path.resolve().name if path.is_symlink() and path.resolve().parent.name == "blobs" else None

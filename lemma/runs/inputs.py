@@ -1,4 +1,4 @@
-"""What a run reads, looked for before anything is trained: a file that a later stage lacks must not cost an earlier."""
+"""Checks a run's inputs before anything is trained: a missing file of a later stage must not waste an earlier one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lemma.runs.run_options import StageOptions
 
 
 def check_inputs(stages: Mapping[str, StageOptions], names: Iterable[str]) -> None:
-    """Refuse files and reward functions of these stages that are not there. The hub is not asked."""
+    """Refuse missing files and reward functions of these stages. The hub is not asked."""
     for name in names:
         try:
             _check(stages[name])

@@ -1,7 +1,7 @@
-"""Adapters of several stages as one, for the model that the first of them started from.
+"""Joins the adapters of several stages into one, for the model that the first of them started from.
 
-A later stage trains its adapter on the merged model of the one before, so its adapter alone means nothing to the
-original model. The sum of the updates does: B1 A1 s1 + B2 A2 s2 + ..., whose rank is at most the sum of the ranks.
+A later stage trains its adapter on the merged model of the previous one, so its adapter alone does not fit the original
+model. The sum of the updates does: B1 A1 s1 + B2 A2 s2 + ..., whose rank is at most the sum of the ranks.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ class Factors(NamedTuple):
     down: torch.Tensor
 
     def norm(self) -> float:
-        """Frobenius norm, without making the large matrix."""
+        """Frobenius norm, without forming the large matrix."""
         return math.sqrt(max(0.0, float(torch.trace((self.up.T @ self.up) @ (self.down @ self.down.T)))))
 
 
 class Joined(NamedTuple):
     rank: int
     error: float
-    """Norm of what was lost, as a share of the norm of all updates."""
+    """Norm of the truncation error, relative to the norm of all updates."""
 
 
 def join_adapters(folders: Sequence[Path], target: Path, rank: int | None) -> Joined:
-    """Replace the adapter in `target` by the sum of those in `folders`, of this rank; default: the sum of the ranks."""
+    """Replace the adapter in `target` with the sum of those in `folders`, at this rank; default: the sum of the
+    ranks."""
     from safetensors.torch import save_file
 
     parts = [_read(folder) for folder in folders]
@@ -71,8 +72,8 @@ def difference(one: Factors, other: Factors) -> Factors:
 
 
 def truncated(factors: Factors, rank: int) -> Factors:
-    """The nearest matrix of at most this rank, by a singular value decomposition of the small core; filled up with
-    zeros to have exactly that many columns."""
+    """The nearest matrix of at most this rank, by a singular value decomposition of the small core; padded with zeros
+    to exactly that many columns."""
     left, core_left = torch.linalg.qr(factors.up)
     right, core_right = torch.linalg.qr(factors.down.T)
     u, sizes, v = torch.linalg.svd(core_left @ core_right.T)

@@ -1,4 +1,4 @@
-"""Which engines can speak on while the learner learns. Imports no torch: a dry run stays fast."""
+"""Which engines can keep generating across updates of the learner. Imports no torch: a dry run stays fast."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lemma.runs.run_options import StageOptions
 
 
 def check_flying(stages: Mapping[str, StageOptions]) -> None:
-    """Refuse `rollout.lag: flying` where responses do not go on after an update."""
+    """Refuse `rollout.lag: flying` for engines whose responses cannot continue after an update."""
     for name, stage in stages.items():
         rollout = getattr(stage, "rollout", None)
         if rollout is None or rollout.lag != "flying":

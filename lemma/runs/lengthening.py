@@ -1,4 +1,4 @@
-"""A run that is to go on for longer than it was first asked to: more steps or epochs, further stages at the end."""
+"""Lengthening a run: more steps or epochs than it was started with, or further stages at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LENGTHS = ("steps", "epochs")
 
 
 class Lengthened(Protocol):
-    """What this needs of a recipe."""
+    """The part of a recipe that this module needs."""
 
     @property
     def stages(self) -> Mapping[str, StageOptions]: ...
@@ -30,9 +30,9 @@ class Lengthened(Protocol):
 
 
 def lengthen(folder: RunFolder, recipe: Lengthened, extend: bool, say: Callable[[str], None]) -> None:
-    """Make the run one of this recipe where that differs in nothing but lengths and new last stages.
+    """Adopt this recipe for the run if it differs only in lengths and in new stages at the end.
 
-    A stage whose schedule depends on its length is lengthened only with `extend`. Anything else is left to
+    A stage whose schedule depends on its length is lengthened only with `extend`. Any other difference is left to
     `RunFolder.begin`, which refuses a run of another recipe.
     """
     facts = folder.facts()
@@ -45,7 +45,7 @@ def lengthen(folder: RunFolder, recipe: Lengthened, extend: bool, say: Callable[
         _check(folder, recipe.stages, name, key, was, now, extend)
     for name, (key, was, now) in changed.items():
         say(f"{name}: goes on to {now:g} {key}; it was to end after {was:g}{_about_schedule(recipe.stages[name])}")
-        # First: without the mark, the stage goes on from its last checkpoint under either recipe.
+        # This comes first: without the done mark, the stage resumes from its last checkpoint under either recipe.
         (folder.stage(name) / "done.json").unlink(missing_ok=True)
     facts |= {"digest": recipe.digest(), "earlier": [facts["digest"], *facts.get("earlier", [])]}
     fault_point("folder.lengthening")
@@ -55,7 +55,7 @@ def lengthen(folder: RunFolder, recipe: Lengthened, extend: bool, say: Callable[
 
 
 def _changed(folder: RunFolder, recipe: Lengthened, known: list[str]) -> dict[str, tuple[str, float, float]] | None:
-    """The lengths that differ, by stage, as key, old and new value; None where something else differs as well."""
+    """The lengths that differ, by stage, as key, old and new value; None if anything else differs as well."""
     try:
         before = yaml.safe_load((folder.path / "recipe.yaml").read_text(encoding="utf-8"))["stages"]
         lengths = {name: {key: before[name].get(key) for key in LENGTHS} for name in before}
@@ -71,7 +71,7 @@ def _changed(folder: RunFolder, recipe: Lengthened, known: list[str]) -> dict[st
     changed = {}
     for name, old in lengths.items():
         (key, was), (new_key, length) = _length(old), _length(now["stages"][name])
-        if key != new_key:  # steps in the place of epochs: which is longer, the data decide
+        if key != new_key:  # steps instead of epochs: which is longer depends on the data
             return None
         if length != was:
             changed[name] = (key, was, length)
@@ -104,7 +104,7 @@ def _check(
 
 
 def _about_schedule(stage: StageOptions) -> str:
-    """What a longer stage changes in its learning rate; empty where that does not depend on the length."""
+    """How a longer stage changes the learning rate; empty if it does not depend on the length."""
     optim = stage.optim
     if optim.schedule != "constant":
         return f"; its {optim.schedule} schedule now ends there, so the learning rate jumps where it goes on"

@@ -34,10 +34,11 @@ def write_cards(
     step: int | None = None,
     contamination: Mapping[str, Any] | None = None,
 ) -> None:
-    """A card for each model in `folder`: itself, or `merged` and `adapter` in it. `step` where it is a checkpoint's.
+    """Write a card for each model in `folder`: itself, or `merged` and `adapter` in it. `step` if it is from a
+    checkpoint.
 
-    `contamination` is what was found by a check that was asked for; otherwise it is what is known of the run, and for
-    a final model (without a step) what small files tell now.
+    `contamination` is the result of an explicit check; otherwise the card says what is known of the run and, for a
+    final model (without a step), what small files show now.
     """
     record = contamination if contamination is not None else read_record(run, stage)
     if record is None and step is None:
@@ -97,7 +98,7 @@ def stages_until(recipe: Mapping[str, Any], stage: str) -> dict[str, Mapping[str
 
 
 def _base(recipe: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
-    """What people call the base model, its name on the hub, and its license, as far as they are known."""
+    """The base model's display name, its hub name, and its license, as far as they are known."""
     path = str(recipe["model"]["path"])
     if path == TINY:
         return "Lemma's built-in tiny model", None, "apache-2.0"
@@ -206,14 +207,14 @@ def _source(stage: Mapping[str, Any]) -> str:
 
 
 def _shown_recipe(recipe: Mapping[str, Any], stages: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe without where things lie on this machine, and with the stages of this model only."""
+    """The recipe without local paths, and only with the stages of this model."""
     run = {name: value for name, value in recipe["run"].items() if name != "dir"}
     shown: dict[str, Any] = _without_folders({**recipe, "run": run, "stages": dict(stages)})
     return shown
 
 
 def _without_folders(value: Any) -> Any:
-    """The same with the last name in place of each absolute path."""
+    """The same with each absolute path replaced by its last component."""
     if isinstance(value, Mapping):
         return {name: _without_folders(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

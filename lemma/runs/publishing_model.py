@@ -1,4 +1,4 @@
-"""What happens to an exported model before others get it: its precision, and the way to the hub."""
+"""Publishing an exported model: converting its precision, and uploading it to the hub."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def precision_of(folder: Path) -> str | None:
-    """What the configuration of a model says that its weights are in."""
+    """The precision of the weights according to a model's configuration."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -31,7 +31,7 @@ def precision_of(folder: Path) -> str | None:
 
 
 def convert(folder: Path, precision: str) -> None:
-    """Write the weights of a model in another precision, file by file; its configuration says so afterwards."""
+    """Convert the weights of a model to another precision, file by file, and update its configuration."""
     dtype = DTYPES[precision]
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as opened:
@@ -59,7 +59,7 @@ def finish_export(
     precision: str | None,
     contamination: Mapping[str, Any] | None = None,
 ) -> None:
-    """The precision that was asked for, or that of the run; and the card."""
+    """Apply the requested precision, or that of the run, and write the card."""
     wanted = precision or recipe.model.precision or _trained_in(run, stage)
     if wanted is not None and wanted != precision_of(folder):
         convert(folder, wanted)
@@ -73,7 +73,7 @@ def _trained_in(run: Path, stage: str) -> str | None:
 
 
 def push(folder: Path, name: str, *, public: bool = False) -> str:
-    """Upload a model folder, card and all, to the hub; the address of it there. A new repository is private."""
+    """Upload a model folder, with its card, to the hub; returns its URL. A new repository is private."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
 

@@ -1,4 +1,4 @@
-"""A run: its stages in order, each starting from the model of an earlier one, resumed where they were left."""
+"""A run: its stages in order, each starting from the model of an earlier one, resumed where they stopped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from lemma.runs.stopping import Stopped, StopSignal
 
 
 class RecipeLike(Protocol):
-    """What a run needs of a recipe, which lives above this room."""
+    """What a run needs of a recipe, which is defined in a higher room."""
 
     @property
     def run(self) -> RunOptions: ...
@@ -60,9 +60,9 @@ def train(
     extend: bool = False,
     sink: Sink,
 ) -> int:
-    """Run every stage that is not done yet. The exit code: 0 when finished or stopped in good order.
+    """Run every stage that is not done yet. Returns the exit code: 0 if finished or stopped cleanly.
 
-    With `extend`, a stage that is longer than before goes on although its schedule depends on its length.
+    With `extend`, a stage that is longer than before continues even if its schedule depends on its length.
     """
     skipped = stages_to_skip(recipe, skip, only)
     wanted = {name: stage for name, stage in recipe.stages.items() if name not in skipped}
@@ -103,7 +103,7 @@ def _opened(path: Path) -> RunFolder:
 def _begun(
     recipe: RecipeLike, folder: RunFolder, anew: Sequence[str], fresh: bool, extend: bool, sink: Sink
 ) -> dict[str, Any]:
-    """What the first rank does before anything is learnt: look at what is there, and record what the run is."""
+    """What the first rank does before any training: check what is there, and record what the run is."""
     _check_heirs(recipe.stages, anew, folder)
     if not fresh:
         lengthen(folder, recipe, extend, lambda text: sink(Said(text)))
@@ -119,7 +119,7 @@ def _take_slots(cluster: ClusterOptions, stages: Mapping[str, StageOptions], rec
         )
     use_slots(recorded)
     link = speakers()
-    # Responses that fly are dealt to all speakers one by one, and not by slots.
+    # Responses in flight are assigned to all speakers one by one, not by slots.
     lags = [stage.rollout.lag for stage in stages.values() if hasattr(stage, "rollout")]
     is_dealt = link is not None and any(lag != "flying" for lag in lags)
     for count, who in ((world_size(), "ranks"), (len(link.ranks) if link and is_dealt else 0, "speakers")):
@@ -134,7 +134,7 @@ def _take_slots(cluster: ClusterOptions, stages: Mapping[str, StageOptions], rec
 
 
 def _check_start(place: Path) -> None:
-    """Look at every byte of a model that another run finished, as a stage does with the one before it."""
+    """Verify every byte of a model that another run finished, as a stage does with its predecessor's."""
     for final in (place, place.parent):
         stage = final.parent
         if final.name == "final" and stage.parent.name == "stages" and (stage / "done.json").is_file():
@@ -149,7 +149,7 @@ def stages_to_skip(recipe: RecipeLike, skip: Sequence[str], only: Sequence[str])
 
 
 def _check_heirs(stages: Mapping[str, StageOptions], anew: Sequence[str], folder: RunFolder) -> None:
-    """Refuse to start a stage anew and keep one that went on from it: its model would come from nowhere."""
+    """Refuse to restart a stage while keeping one that started from it: the origin of its model would be gone."""
     lost = set(anew)
     for name in stages:
         before = stage_before(stages, name)

@@ -1,4 +1,4 @@
-"""The folder of a run: what it is a run of, its metrics, its stages. Everything on disk is named here.
+"""The folder of a run: its recipe, its metrics, its stages. Everything on disk is named here.
 
 recipe.yaml                the resolved recipe
 run.json                   digest of the recipe, threads, slots, versions
@@ -34,10 +34,10 @@ from lemma.learning.manifest import find_damage, fingerprints
 
 OWN_FILES = ("recipe.yaml", "run.json", "run.log", "metrics.jsonl", "results.md", "report.html", "wandb_run_id")
 OWN_FOLDERS = ("stages", "tensorboard", "wandb", "journal", "evaluations", "logs")
-# In `.earlier`: the names that were set aside, written before the first of them moves.
+# In `.earlier`: the names that were set aside, written before the first of them is moved.
 NAMES = "names.json"
 DOOMED = ".doomed-"
-# In the folder of a stage: the ranks of its last start, what they split, and what they compute at a time.
+# In the folder of a stage: the ranks of its last start, what they shard, and the tokens they compute at a time.
 LAYOUT = "layout.json"
 
 
@@ -45,7 +45,7 @@ class RunFolder:
     """Opens or creates the folder; holds a lock so that two processes never write to one run.
 
     A fresh start sets the earlier run aside and removes it only when a stage has really begun: a start that fails
-    (wrong path, missing model) puts it back, and opening the folder does where a process died before that.
+    (wrong path, missing model) puts it back; if a process dies before that, the next opening of the folder does.
     """
 
     def __init__(self, path: Path, *, only_read: bool = False):
@@ -53,7 +53,7 @@ class RunFolder:
         self.metrics: JsonLines | None = None
         self._lock: IO[str] | None = None
         self._aside = path / ".earlier"
-        # Digests of the recipe, the newest first: a run that was lengthened has several.
+        # Digests of the recipe, newest first: a lengthened run has several.
         self.recipes: list[str] = []
         if not only_read:
             self._take_lock()
@@ -79,9 +79,9 @@ class RunFolder:
     def begin(
         self, recipe_yaml: str, digest: str, threads: int, *, fresh: Collection[str], slots: int = 1
     ) -> dict[str, Any]:
-        """Start the run or go on with it; what was recorded at the first start, threads and slots among it.
+        """Start or resume the run; returns what was recorded at the first start, such as threads and slots.
 
-        `fresh` names the stages to start anew; all of them mean a new run.
+        `fresh` names the stages to start over; all of them mean a new run.
         """
         if fresh and (self.path / "run.json").exists():
             self._set_aside(fresh)
@@ -115,11 +115,11 @@ class RunFolder:
         return facts
 
     def follow(self, facts: Mapping[str, Any]) -> None:
-        """Go along with the first rank, which has begun the run, without writing anything."""
+        """Follow the first rank, which has begun the run, without writing anything."""
         self.recipes = [facts["digest"], *facts.get("earlier", [])]
 
     def _check_own_recipe(self, recipe_yaml: str) -> None:
-        """Refuse to overwrite somebody's recipe in a folder that is no run yet."""
+        """Refuse to overwrite the user's own recipe in a folder that is not a run yet."""
         path = self.path / "recipe.yaml"
         if path.exists() and not (path.is_file() and path.read_bytes() == recipe_yaml.encode()):
             raise UserError(f"{path} would be overwritten by the run's own copy", fix="set run.dir to another folder")
@@ -137,16 +137,16 @@ class RunFolder:
         return facts
 
     def has_work(self, name: str) -> bool:
-        """Whether this stage has learnt anything yet."""
+        """Whether this stage has a checkpoint, or is done."""
         return any((self.stage(name) / "checkpoints").glob("step-*")) or self.is_done(name)
 
     def _has_begun(self) -> bool:
-        """Whether anything was learnt here that a start under another recipe would lose."""
+        """Whether there is any training here that a start under another recipe would lose."""
         stages = self.path / "stages"
         return any(stages.glob("*/checkpoints/step-*")) or any(stages.glob("*/done.json"))
 
     def _set_aside(self, fresh: Collection[str]) -> None:
-        """Move what an earlier run wrote out of the way: the whole run, or some of its stages."""
+        """Move the files of an earlier run out of the way: the whole run, or some of its stages."""
         stages = self.path / "stages"
         others = {p.name for p in stages.glob("*")} - set(fresh) if fresh else set()
         names = [f"stages/{name}" for name in fresh] if others else [*OWN_FILES, *OWN_FOLDERS]
@@ -158,7 +158,7 @@ class RunFolder:
             fault_point("folder.set_aside")
 
     def put_back(self) -> None:
-        """Undo a fresh start that came to nothing. Dying in the middle of this leaves something to do it again from."""
+        """Undo a fresh start that failed. If interrupted, it can be repeated."""
         if not (self._aside / NAMES).is_file():  # nothing was moved yet
             self._doom(self._aside)
             return
@@ -175,7 +175,7 @@ class RunFolder:
         self._doom(self._aside)
 
     def stage_began(self) -> None:
-        """From now on there is something to lose here, and what was set aside is gone."""
+        """A stage has really begun: remove what was set aside."""
         self._doom(self._aside)
 
     def remove(self, path: Path) -> None:
@@ -183,7 +183,7 @@ class RunFolder:
         self._doom(path)
 
     def _doom(self, path: Path) -> None:
-        """Delete a file or a folder; dying in the middle never leaves a part of it under its name."""
+        """Delete a file or a folder; a crash never leaves part of it under its name."""
         if path.exists():
             numbers = itertools.count()
             os.replace(path, next(free for n in numbers if not (free := self.path / f"{DOOMED}{n}").exists()))
@@ -192,7 +192,7 @@ class RunFolder:
             self._remove_doomed()
 
     def _remove_doomed(self) -> None:
-        """What some file systems keep while it is open stays until a later start."""
+        """Files that a file system keeps while they are open stay until a later start."""
         for doomed in self.path.glob(f"{DOOMED}*"):
             for path in [*sorted(doomed.iterdir()), doomed] if _is_folder(doomed) else [doomed]:
                 shutil.rmtree(path, ignore_errors=True) if _is_folder(path) else path.unlink()
@@ -215,13 +215,13 @@ class RunFolder:
         return self.path / "stages" / name
 
     def count_rows(self, stage: str, step: int) -> int:
-        """Rows of metrics that a stage has written up to a step."""
+        """Number of metrics rows that a stage has written up to a step."""
         assert self.metrics is not None
         places = map(_place, self.metrics.path.read_bytes().splitlines())
         return sum(1 for place in places if place is not None and place[0] == stage and place[1] <= step)
 
     def forget_after(self, stage: str, step: int) -> None:
-        """Drop the rows of a stage's later steps, which a run that was killed wrote and this one will write again."""
+        """Drop the rows of a stage's later steps, which a killed run wrote and this one will write again."""
         assert self.metrics is not None
         lines = self.metrics.path.read_bytes().splitlines(keepends=True)
         places = [_place(line) for line in lines]
@@ -252,7 +252,7 @@ class RunFolder:
         return (self.stage(name) / "done.json").is_file() and self.final_model(name) is not None
 
     def final_model(self, name: str) -> Path | None:
-        """The finished model of a stage, merged where it was trained as an adapter."""
+        """The finished model of a stage; the merged one if it was trained as an adapter."""
         final = self.stage(name) / "final"
         for place in (final / "merged", final):
             if (place / "config.json").is_file():
@@ -260,7 +260,7 @@ class RunFolder:
         return None
 
     def checked_model(self, name: str) -> Path | None:
-        """The same, after looking whether every byte of it is what the stage wrote."""
+        """The same, after verifying that every byte is what the stage wrote."""
         place, done = self.final_model(name), self.stage(name) / "done.json"
         if place is None:
             return None
@@ -287,7 +287,7 @@ class RunFolder:
 
 
 def _place(line: bytes) -> tuple[str, int] | None:
-    """Stage and step of a row of metrics; None of a line that is none."""
+    """Stage and step of a metrics row; None for a line that is not one."""
     try:
         row = json.loads(line)
         return str(row["stage"]), int(row["step"])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lemma.runs.stage import Stage
 
 
-# Of a file or folder, on every file system in use, with room for what is written next to it.
+# Longest name of a file or folder on common file systems, with room for suffixes.
 LONGEST_NAME = 200
 
 
@@ -77,7 +77,7 @@ class StageOptions(Options):
 
 
 def stage_before(stages: Mapping[str, StageOptions], name: str) -> str | None:
-    """The stage whose model stage `name` starts from; None where that is the recipe's model."""
+    """The stage whose model stage `name` starts from; None if that is the recipe's model."""
     names = list(stages)
     earlier = names[: names.index(name)]
     return stages[name].start_from or (earlier[-1] if earlier else None)

@@ -1,4 +1,4 @@
-"""What does not go together with weights that are split over the ranks. Imports no torch: a dry run stays fast."""
+"""What is incompatible with weights sharded across the ranks. Imports no torch: a dry run stays fast."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_split(cluster: ClusterOptions, model: ModelOptions, stages: Mapping[st
 
 
 def split_refusal(cluster: ClusterOptions, model: ModelOptions, name: str, stage: StageOptions) -> Refusal | None:
-    """Why a stage cannot have its weights split, and what to write instead; None where it can."""
+    """Why a stage cannot have its weights sharded, and what to write instead; None if it can."""
     if model.quantize is not None:
         return "does not split 4-bit weights (model.quantize)", "write `shard: optimiser`"
     if model.compile:

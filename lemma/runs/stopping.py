@@ -1,4 +1,4 @@
-"""Stopping a run in good order: what SIGTERM and Ctrl-C ask for, and when."""
+"""Stopping a run cleanly: what SIGTERM and Ctrl-C do, and when."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Stopped(Exception):
 
 
 class StopNow(BaseException):
-    """The run was asked to stop during something that a later start does again. No handler of errors may forgive it."""
+    """The run was asked to stop during something that a later start repeats. No error handler may swallow it."""
 
 
 class StopSignal:
-    """SIGTERM and Ctrl-C ask for a stop at the end of the step; a second Ctrl-C stops at once, a third does not even
-    tidy up: what is on disk survives that."""
+    """SIGTERM and Ctrl-C ask for a stop at the end of the step; a second Ctrl-C stops at once, a third even without
+    cleaning up: what is on disk survives that."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -30,7 +30,7 @@ class StopSignal:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Within `with`, a stop does not wait for the end: it raises StopNow, on all ranks."""
+        """Context in which a stop does not wait for the end of the step: it raises StopNow, on all ranks."""
         if self.is_agreed():
             raise StopNow
         self._is_at_once = True
@@ -40,14 +40,14 @@ class StopSignal:
             self._is_at_once = False
 
     def is_agreed(self) -> bool:
-        """Whether any rank was asked to stop: all of them find the same."""
+        """Whether any rank was asked to stop; all ranks get the same answer."""
         return any(gather_over_ranks(self.asked or is_stop_asked(), "whether to stop"))
 
     @contextmanager
     def listening(self) -> Iterator[StopSignal]:
         try:
             before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
-        except ValueError:  # only the main thread hears signals
+        except ValueError:  # only the main thread receives signals
             before = {}
         try:
             yield self
@@ -61,10 +61,10 @@ class StopSignal:
             raise KeyboardInterrupt
         first = not self.asked
         what = b"breaking off the evaluation" if self._is_at_once else b"finishing this step"
-        if sys.__stderr__ is not None:  # otherwise 2 may be the number of any file
-            with suppress(OSError):  # nobody reads it any more
+        if sys.__stderr__ is not None:  # otherwise descriptor 2 may be any file
+            with suppress(OSError):  # the reader is gone
                 os.write(2, b"\nlemma: " + what + b", then saving; Ctrl-C again stops at once\n")
-        self.asked = True  # after the words: a further signal may come between any two lines of this one
+        self.asked = True  # after the message: another signal may arrive between any two lines of this handler
         if self._is_at_once and first and may_leave():
             raise StopNow
 

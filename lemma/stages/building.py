@@ -1,4 +1,4 @@
-"""The models of a stage, on its device. Weights that ranks split are loaded in the host's memory and cut from there."""
+"""The models of a stage, on its device. Sharded weights are loaded in host memory and split from there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ START = "the weights it starts from"
 
 
 def stage_policy(stage: Stage, *, is_frozen: bool = False) -> Policy:
-    """The model that the stage starts from. One that is frozen has no masters."""
+    """The model that the stage starts from. A frozen one has no master weights."""
     policy = build_policy(_options(stage), _place(stage), stage.seed, stage.start_from)
     check_same_weights(policy.module, START, f"stage {stage.name}")
     if is_frozen:
@@ -41,6 +41,6 @@ def _place(stage: Stage) -> torch.device:
 
 
 def _options(stage: Stage) -> ModelOptions:
-    """The model's options, with the precision of the device where it will be."""
+    """The model's options, with the default precision of its device."""
     precision = pick_precision(stage.model.precision, stage.device)
     return stage.model if stage.shard != "weights" else stage.model.model_copy(update={"precision": precision})

@@ -1,4 +1,4 @@
-"""Dropout is for imitation: where log-probabilities are compared, chance in the network would only blur them."""
+"""Dropout is for supervised training only: comparisons of log-probabilities must not be noisy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from lemma.runs.stage import Stage
 
 
 def switch_dropout_off(module: nn.Module, stage: Stage) -> None:
-    """Set every dropout of the model to 0, and say so where there was any."""
+    """Set every dropout of the model to 0, and say so if there was any."""
     if switch_off(module):
         stage.say(f"{stage.name}: the model's dropout is off in stages of kind {stage.options.kind}")

@@ -1,4 +1,4 @@
-"""What a stage measures on the way: benchmarks, and the loss on what it holds out."""
+"""What a stage measures during training: benchmarks, and the loss on held-out data."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ VALIDATION = "validation"
 class StageBenchmarks:
     """Evaluates a stage's policy when that is due, logs the numbers, and notes whether they are the best so far.
 
-    The benchmarks are loaded when it is made, so that a stage that cannot read them stops before it begins. A stage
-    without an engine of its own gives none: one is made each time and its memory given back. `held_out` are problems of
+    The benchmarks are loaded on construction, so that a stage that cannot read them stops before it begins. A stage
+    without an engine passes none: one is made for each evaluation and its memory released. `held_out` are problems of
     the stage itself, measured as one benchmark called `validation`. With an `environment`, problems are played in it.
     """
 
@@ -61,17 +61,17 @@ class StageBenchmarks:
 
     @property
     def choose_the_best(self) -> bool:
-        """Whether the best checkpoint is chosen by benchmarks and not by a validation loss."""
+        """Whether benchmarks, and not a validation loss, choose the best checkpoint."""
         return self._evaluator.is_asked
 
     @property
     def longest(self) -> int:
-        """Tokens that the cache of an engine must hold at least."""
+        """Minimum number of tokens that an engine's cache must hold."""
         return self._evaluator.longest
 
     def begin(self, step: int, total: int, engine: Engine | None = None, *, choose: bool = True) -> None:
-        """Forget what a killed run measured after this step; measure the untrained policy where that is asked for, and
-        what a stop broke off."""
+        """Drop what a killed run measured after this step; measure the untrained policy if requested, and what a stop
+        interrupted."""
         self._evaluator.begin(step)
         if step == 0 and self._evaluator.is_due(0, total):
             self._measure(0, engine)
@@ -82,7 +82,7 @@ class StageBenchmarks:
         return self._evaluator.is_due(step, total)
 
     def after(self, step: int, total: int, engine: Engine | None = None, *, choose: bool = True) -> bool:
-        """Whether this step was evaluated and is the best so far, where these numbers choose."""
+        """Whether this step was evaluated and is the best so far, if these metrics decide that."""
         return self.is_due(step, total) and self._choose(step, engine, choose)
 
     def _choose(self, step: int, engine: Engine | None, choose: bool) -> bool:
@@ -90,7 +90,7 @@ class StageBenchmarks:
         return choose and score is not None and self._stage.note_score(step, -score)
 
     def _measure(self, step: int, given: Engine | None) -> float | None:
-        """The score; None where a stop broke the evaluation off."""
+        """The score; None if a stop interrupted the evaluation."""
         with self._stage.clock.measure("evaluate"), self._open(given) as engine:
             values = self._stage.evaluate(self._name, step, lambda: self._evaluator.run(engine, step))
         return None if values is None else self._evaluator.score(dict(values))
@@ -110,20 +110,20 @@ class StageBenchmarks:
 
 
 class HeldOutLoss:
-    """The loss on what a stage holds out. It chooses the best checkpoint where no benchmark does."""
+    """The loss on a stage's held-out data. It chooses the best checkpoint if no benchmark does."""
 
     def __init__(self, stage: Stage, benchmarks: StageBenchmarks, loss: Callable[[], Mapping[str, float]]):
         self._stage, self._benchmarks, self._loss = stage, benchmarks, loss
         self.note = ""
-        """The newest loss, for the line of progress."""
+        """The latest loss, for the progress line."""
 
     def begin(self, step: int) -> None:
-        """Measure what a stop broke off."""
+        """Measure what a stop interrupted."""
         if self._stage.owes(VALIDATION):
             self.measure(step)
 
     def measure(self, step: int) -> bool:
-        """Whether this step is the best so far by its loss."""
+        """Whether this step has the best loss so far."""
         with self._stage.clock.measure(VALIDATION):
             results = self._stage.evaluate(VALIDATION, step, self._named)
         if results is None:

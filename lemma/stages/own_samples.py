@@ -1,4 +1,4 @@
-"""What stages learn from that take graded samples of the journal: of the stages before, or of another run."""
+"""Training data from graded samples of a journal: of earlier stages, or of another run."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from lemma.stages.supervised_options import ImitatedOptions
 
 
 def graded_samples(place: Path, stages: Sequence[str] | None = None) -> Iterator[tuple[Path, Episode]]:
-    """Every episode with a reward, and the file that holds it.
+    """Every episode with a reward, and the file that contains it.
 
-    Of a run, `stages` are those whose samples count, in this order; None: all of them.
+    For a run, `stages` are those whose samples to use, in this order; None: all of them.
     """
     for path in journals_in(place, stages):
         for sample in read_episodes(path):
@@ -30,7 +30,7 @@ def graded_samples(place: Path, stages: Sequence[str] | None = None) -> Iterator
 
 
 def imitated(stage: Stage, data: DataOptions, options: ImitatedOptions) -> list[list[Trajectory]]:
-    """The episodes that are good enough, each as the trajectories that it gives; what was said in them is learnt."""
+    """The episodes that are good enough, each as its trajectories, trained on the tokens that the policy sampled."""
     place = journal_place(data.source)
     assert place is not None, "a journal is named"
     where = Path(place).expanduser() if place else stage.folder.path
@@ -56,12 +56,12 @@ def imitated(stage: Stage, data: DataOptions, options: ImitatedOptions) -> list[
 
 
 def _plain(one: Trajectory) -> Trajectory:
-    """Ids and what was said of them: nothing else of a sample matters to who imitates it."""
+    """Ids and the mask of sampled tokens: imitation needs nothing else of a sample."""
     return Trajectory(one.ids_T, one.chosen_T, origin=one.origin, finish=one.finish, problem_id=one.problem_id)
 
 
 def check_ids(largest: int, vocabulary: int, stage: Stage) -> None:
-    """A journal holds ids, which mean something to the tokenizer that made them only."""
+    """A journal holds token ids, which are only valid for the tokenizer that made them."""
     if largest >= vocabulary:
         raise UserError(
             f"stage {stage.name}: the data holds the token id {largest}, but the model has {vocabulary} tokens",
@@ -74,7 +74,7 @@ def largest_id(arrays: Iterator[np.ndarray]) -> int:
 
 
 def journals_in(place: Path, stages: Sequence[str] | None) -> list[Path]:
-    """The files of a journal: one file, those in a folder, or those that the stages of a run wrote."""
+    """The files of a journal: one file, those in a folder, or those written by the stages of a run."""
     if place.is_file():
         return [place]
     if stages is not None:

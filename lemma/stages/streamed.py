@@ -1,4 +1,4 @@
-"""Demonstrations of data sets larger than memory: read, filtered, encoded and stored a row at a time."""
+"""Demonstrations from datasets larger than memory: read, filtered, encoded and stored one row at a time."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from lemma.stages.trained_prompt import Systems
 def stream_demonstrations(
     stage: Stage, options: SupervisedOptions, fmt: Format, tokenizer: Any, limit: int
 ) -> tuple[StoredTokens, StoredTokens, Systems]:
-    """What is learnt and what is held out, in files of the stage, and the system messages of the rows.
+    """The training set and the held-out set, in files of the stage, and the system messages of the rows.
 
-    Two passes over the rows, one for each side; a later start of the run finds the files.
+    Makes two passes over the rows, one for each side; a later start of the run reuses the files.
     """
     key = from_leader(lambda: _key(stage, options, fmt, tokenizer, limit), "what tokens are stored for")
     folder = stage.folder.stage(stage.name) / "tokens"
@@ -52,7 +52,7 @@ def stream_demonstrations(
 
 
 class _Rows:
-    """The rows of a stage's data, read anew at each pass."""
+    """The rows of a stage's data, read again on each pass."""
 
     def __init__(self, stage: Stage, options: SupervisedOptions, fmt: Format, tokenizer: Any, limit: int):
         self.stage, self.options, self.fmt, self.tokenizer, self.limit = stage, options, fmt, tokenizer, limit
@@ -99,7 +99,7 @@ class _Rows:
             self.stage.warn(f"{lacking} rows lack a solution to imitate and were left out")
 
     def _is_held_out(self, item: Item) -> bool:
-        """By what the row asks alone, so that repeated rows are on one side whatever stands between them."""
+        """Decided by the row's question alone, so that repeated rows are on the same side wherever they are."""
         problem, share = problem_of(item), self.options.validation.share
         if not share or self.options.validation.data is not None:
             return False
@@ -117,7 +117,7 @@ def _items(source: SourceOptions, seed: int, say: Any) -> Iterator[Item]:
 
 
 def _key(stage: Stage, options: SupervisedOptions, fmt: Format, tokenizer: Any, limit: int) -> dict[str, Any]:
-    """What the stored ids depend on. Files are known by size and time: reading them all to see is what this avoids."""
+    """What the stored ids depend on. Files are identified by size and modification time, to avoid reading them all."""
     sources = [one for one in options.data.mix or [options.data] if one.source != ARITHMETIC]
     files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for one in sources for path in files_of(one)]
     backend = getattr(tokenizer, "backend_tokenizer", None)

@@ -1,4 +1,4 @@
-"""The supervised stage: imitate demonstrations. Reads top to bottom."""
+"""The supervised stage: imitate demonstrations. Read it top to bottom."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def measure_step(stage: Stage, step: int, epoch: float, report: StepReport, poli
 
 
 def digest(trajectories: Sequence[Trajectory]) -> str:
-    """A name for these token ids and masks, in this order."""
+    """A digest of these token ids and masks, in this order."""
     whole = hashlib.blake2b(digest_size=16)
     for trajectory in trajectories:
         whole.update(trajectory.ids_T.tobytes())
@@ -102,7 +102,7 @@ def digest(trajectories: Sequence[Trajectory]) -> str:
 class TrainingData:
     """The order of the data: which trajectories make up which step. A function of the step alone; nothing to save.
 
-    With `packing: stream` the documents of an epoch run on and are cut every `length` tokens; each piece carries one
+    With `packing: stream` the documents of an epoch are concatenated and cut every `length` tokens; each piece has one
     token more, the label of its last.
     """
 
@@ -119,7 +119,7 @@ class TrainingData:
         return self.items.tokens if isinstance(self.items, StoredTokens) else sum(len(t) for t in self.items)
 
     def digest(self, validation: Sequence[Trajectory]) -> str:
-        """A name for all that is learnt and all that is held out."""
+        """A digest of the training set and the held-out set."""
         if isinstance(self.items, StoredTokens):
             return content_id(self.items.digest, digest(validation))
         return digest([*self.items, *validation])
@@ -142,7 +142,7 @@ class TrainingData:
         return step / self.steps_per_epoch
 
     def learnt(self, steps: int) -> dict[str, int]:
-        """How much the first steps learn from: as often as it comes by, and not as often as it is in the data."""
+        """How much the first steps train on, repetitions over epochs included."""
         epochs, left = divmod(steps, self.steps_per_epoch)
         if self.length is not None:
             lengths = np.full(self.count, self.length + 1)
@@ -181,7 +181,7 @@ class TrainingData:
 def prepare(
     stage: Stage, options: SupervisedOptions, fmt: Format, policy: Policy
 ) -> tuple[TrainingData, Sequence[Trajectory], Systems]:
-    """Demonstrations as token ids: what is learnt and what is held out; and the system messages that they bring."""
+    """Demonstrations as token ids: the training set and the held-out set; and their system messages."""
     limit = min(options.max_length or policy.context, policy.context)
     if journal_place(options.data.source) is not None and not options.data.mix:
         return _from_journal(stage, options, fmt, policy, limit)
@@ -216,7 +216,7 @@ def prepare(
 def _from_journal(
     stage: Stage, options: SupervisedOptions, fmt: Format, policy: Policy, limit: int
 ) -> tuple[TrainingData, Sequence[Trajectory], Systems]:
-    """Episodes that were good enough, as they were sampled."""
+    """Episodes with a good enough reward, as they were sampled."""
     samples = imitated(stage, options.data, options.journal)
     lengths = [int(one[0].chosen_T.argmax()) for one in samples]
     samples, _ = filter_by_length(samples, lengths, options.data.prompt_length, stage.say)
@@ -238,7 +238,7 @@ def _from_journal(
 def _held_out(
     stage: Stage, options: SupervisedOptions, data: DataOptions, fmt: Format, tokenizer: Any
 ) -> list[Trajectory]:
-    """Other data to validate on: rows, or episodes of a journal."""
+    """Separate validation data: rows, or episodes of a journal."""
     if journal_place(data.source) is not None and not data.mix:
         episodes = imitated(stage, data, options.journal)[: options.validation.count]
         return [part for one in episodes for part in one]
@@ -262,7 +262,7 @@ def _streamed(
 def _encoded(
     stage: Stage, options: SupervisedOptions, fmt: Format, items: Sequence[Demonstration], tokenizer: Any
 ) -> list[Trajectory]:
-    """Demonstrations as ids; a conversation whose template rewrites earlier turns gives a sequence for each turn."""
+    """Demonstrations as ids; a conversation whose template rewrites earlier turns gives one sequence per turn."""
     encoded = [encode_learnt(fmt, item, tokenizer, options.turns, options.train_on) for item in items]
     parted = sum(len(one) > 1 for one in encoded)
     if parted:
@@ -276,7 +276,7 @@ def _encoded(
 def _demonstrations(
     stage: Stage, options: SupervisedOptions, fmt: Format, tokenizer: Any
 ) -> tuple[list[Demonstration], list[Demonstration]]:
-    """What is learnt, and what is held out of the same data."""
+    """The training demonstrations, and those held out of the same data."""
     items = _short_prompts(stage, options.data, fmt, tokenizer)
     held_out: list[Demonstration] = []
     if options.validation.share:

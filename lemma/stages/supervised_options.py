@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lemma.runs.stage import Stage
 
 
-# Options of files and datasets; a journal holds samples and no rows to choose among.
+# Options of files and datasets; a journal holds samples, not rows to select from.
 OF_ROWS = ("config", "split", "revision", "reader", "keep_if", "drop_if", "answers", "arithmetic", "guessing")
 
 
@@ -99,7 +99,8 @@ class SupervisedOptions(StageOptions):
         return self
 
     def missing(self, *, has_adapter: bool, has_samples: bool) -> tuple[tuple[str, ...], str]:
-        """The key and the sentence for what this stage asks of its recipe in vain; empty where it lacks nothing."""
+        """The key and the error for something that this stage needs and the recipe lacks; empty if nothing is
+        missing."""
         for place, data in ((("data",), self.data), (("validation", "data"), self.validation.data)):
             if data is not None and data.source == JOURNAL and not has_samples:
                 wrong = "no stage before this one samples; put one of kind rl before it, or name a run: journal:RUN"

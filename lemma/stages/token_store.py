@@ -1,7 +1,7 @@
-"""Token ids in files instead of memory: written once, a sequence at a time, then read where they are needed.
+"""Token ids in files instead of memory: written once, one sequence at a time, then read on demand.
 
-`ids.bin` (int32), `learnt.bin` (one byte a token) and `ends.bin` (int64, where each sequence ends) are mapped into
-memory; `index.json` names what they were made from. A folder is whole or it does not exist.
+`ids.bin` (int32), `learnt.bin` (one byte per token) and `ends.bin` (int64, where each sequence ends) are memory-mapped;
+`index.json` records what they were made from. A folder is complete or does not exist.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ IDS, LEARNT, ENDS, INDEX = "ids.bin", "learnt.bin", "ends.bin", "index.json"
 
 
 class StoredTokens(Sequence[Trajectory]):
-    """Trajectories in the files of a folder; only what is asked for is read."""
+    """Trajectories in the files of a folder, read on demand."""
 
     def __init__(self, folder: Path):
         written: dict[str, Any] = json.loads((folder / INDEX).read_text(encoding="utf-8"))
@@ -59,9 +59,9 @@ class StoredTokens(Sequence[Trajectory]):
 def stored(
     folder: Path, key: Any, build: Iterable[Trajectory], facts: Callable[[], Any] = lambda: None
 ) -> StoredTokens:
-    """The sequences of `build` in that folder; they are not built again where those of the same key are there.
+    """The sequences of `build` in this folder; not rebuilt if sequences with the same key are already there.
 
-    `facts` are asked for once all is built, and kept next to it.
+    `facts` is called once everything is built, and its result is stored with it.
     """
     try:
         tokens = StoredTokens(folder)

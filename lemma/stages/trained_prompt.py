@@ -1,7 +1,7 @@
-"""The prompt that a stage trains with, for evaluations of what it made: rows may bring a system message of their own.
+"""The prompt that a stage trains with, for evaluating its model: rows may have their own system message.
 
-It takes the place of the format's instruction in training. Problems of a benchmark bring none, and would be asked under
-an instruction that the model never saw.
+It replaces the format's instruction in training. Benchmark problems have none, and would be asked under an instruction
+that the model never saw.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Systems = Counter[str | None]
 
 
 def systems_of(problems: Iterable[Problem]) -> Systems:
-    """How often each system message, or none, stands in these problems."""
+    """How often each system message, or none, occurs in these problems."""
     return Counter(problem.system for problem in problems)
 
 
 def as_trained(stage: Stage, fmt: Format, tokenizer: Any, systems: Systems) -> Format:
-    """The format with the system message that most rows of a stage bring; the tokenizer's template then has it too.
+    """The format with the most common system message of a stage's rows; the tokenizer's template then has it too.
 
-    It is written next to the stage's checkpoints, where `lemma eval` and `lemma export` look for it.
+    It is saved next to the stage's checkpoints, where `lemma eval` and `lemma export` look for it.
     """
     trained, system = fmt, None
     for said, count in systems.most_common(1):
@@ -47,7 +47,7 @@ def as_trained(stage: Stage, fmt: Format, tokenizer: Any, systems: Systems) -> F
 
 
 def _counts(fmt: Format, system: str, tokenizer: Any) -> bool:
-    """Whether the format shows a row's system message exactly as it would show its own."""
+    """Whether the format renders a row's system message exactly as it would its own."""
     asked = Message("user", "?")
     own = fmt.model_copy(update={"system": system}).prompt(Problem((asked,)), tokenizer)
     return fmt.prompt(Problem((Message("system", system), asked)), tokenizer) == own

@@ -1,4 +1,5 @@
-"""What the preference stage learns from: prompts with responses as ids, from data, from a journal, or built in."""
+"""The training examples of the preference stage: prompts with responses as ids, from data, a journal, or the built-in
+source."""
 
 from __future__ import annotations
 
@@ -38,9 +39,9 @@ from lemma.stages.preference.preference_options import JournalOptions, Preferenc
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A prompt with a chosen and a rejected response, or with one response that is wanted (+1) or not (-1).
+    """A prompt with a chosen and a rejected response, or with one response that is wanted (+1) or unwanted (-1).
 
-    `masks` mark what was said in each response, and not heard between turns; empty: all of it was said.
+    `masks` mark the sampled tokens of each response, as opposed to those read between turns; empty: all were sampled.
     """
 
     prompt: np.ndarray
@@ -72,7 +73,7 @@ class Example:
 class Order:
     """Which examples make up which step: a function of the step alone.
 
-    The last step of an epoch takes what is left; where that is less than `fewest`, it joins the step before.
+    The last step of an epoch takes what is left; if that is less than `fewest`, it joins the previous step.
     """
 
     count: int
@@ -93,7 +94,7 @@ class Order:
         return max(1, round((options.epochs or 1.0) * self.steps_per_epoch))
 
     def learnt(self, steps: int) -> int:
-        """How many examples the first steps learn from, as often as they come by."""
+        """How many examples the first steps train on, repetitions included."""
         epochs, left = divmod(steps, self.steps_per_epoch)
         return epochs * self.count + left * self.per_step
 
@@ -110,7 +111,7 @@ class Order:
 def prepare(
     stage: Stage, options: PreferenceOptions, fmt: Format, tokenizer: Any, limit: int
 ) -> tuple[list[Example], list[Example]]:
-    """Examples as token ids of at most `limit` tokens: what is learnt and what is held out."""
+    """Examples as token ids of at most `limit` tokens: the training set and the held-out set."""
     examples = _short_prompts(stage, options, options.data, fmt, tokenizer)
     held_out: list[Example] = []
     if options.validation.data is not None:
@@ -123,8 +124,8 @@ def prepare(
 
 
 def _asked(examples: Sequence[Example]) -> Callable[[Example], bytes | str]:
-    """What an example asks: its prompt; for a variation, of which a journal knows the id only, what its original asks,
-    or the original's id where it is not there."""
+    """The question of an example: its prompt; for a variation, of which a journal has only the id, the original's
+    prompt, or the original's id if it is absent."""
     prompts = {example.problem_id: example.prompt.tobytes() for example in examples}
 
     def identity(example: Example) -> bytes | str:
@@ -135,7 +136,7 @@ def _asked(examples: Sequence[Example]) -> Callable[[Example], bytes | str]:
 
 
 def digest(examples: Sequence[Example]) -> str:
-    """A name for these ids and what is said of them, in this order."""
+    """A digest of these ids and their labels, in this order."""
     whole = hashlib.blake2b(digest_size=16)
     for example in examples:
         for ids, sign in zip((example.prompt, *example.responses), (0, *example.signs), strict=True):
@@ -165,7 +166,7 @@ def _load(stage: Stage, options: PreferenceOptions, data: DataOptions, fmt: Form
 
 
 def _from_journal(stage: Stage, options: PreferenceOptions, data: DataOptions, place: str) -> list[Example]:
-    """Pairs of samples: of the stages before, where no place is given."""
+    """Pairs of samples; of earlier stages, if no journal is given."""
     if place:
         pairs = journal_pairs(Path(place).expanduser(), options.journal, say=stage.warn)
     else:
@@ -178,7 +179,7 @@ def _from_journal(stage: Stage, options: PreferenceOptions, data: DataOptions, p
 def _from_rows(
     stage: Stage, options: PreferenceOptions, data: DataOptions, fmt: Format, tokenizer: Any
 ) -> list[Example]:
-    """What rows compare or judge: each gives two responses, or one."""
+    """Examples from rows that compare or judge: each gives two responses, or one."""
     if options.algorithm.paired:
         rows = [judgements(item) for item in load_preferences(data, stage.seed)]
     else:
@@ -189,7 +190,7 @@ def _from_rows(
 
 
 def _tell_equal(count: int, kept: int, stage: Stage, first: Callable[[], Row | None] | None) -> None:
-    """Say how many pairs prefer nothing and were left out; refuse where none other is there."""
+    """Report how many pairs of identical responses were left out; refuse if no others remain."""
     if not kept:
         problem, row = "the two responses of every pair are the same", None if first is None else first()
         raise (
@@ -202,14 +203,14 @@ def _tell_equal(count: int, kept: int, stage: Stage, first: Callable[[], Row | N
 
 
 def of_row(fmt: Format, tokenizer: Any, data: DataOptions, said: Sequence[Judged]) -> Example:
-    """The example that a row gave; what format and tokenizer refuse is said of that row."""
+    """The example from a row; errors of format and tokenizer name that row."""
     problem, responses = said[0].problem, [one.response for one in said]
     signs = tuple(1 if one.wanted else -1 for one in said)
     try:
         return _example(fmt, tokenizer, [Demonstration(problem, text) for text in responses], signs)
     except UserError as error:
         plain = Demonstration(Problem((Message("user", "?"),)), "!")
-        _example(fmt, tokenizer, [plain], (1,))  # where this is refused as well, it is not for the row
+        _example(fmt, tokenizer, [plain], (1,))  # if this fails as well, the row is not to blame
         row = row_of(data, problem, responses)
         raise error if row is None else row.error(error.problem, error.fix) from None
 
@@ -223,7 +224,7 @@ def _example(fmt: Format, tokenizer: Any, said: Sequence[Demonstration], signs: 
 
 
 def built_in(fmt: Format, item: Demonstration, tokenizer: Any) -> Example:
-    """The right solution of a problem against one with a slip."""
+    """The right solution of a problem paired with one that contains a slip."""
     return _example(fmt, tokenizer, [item, mistaken(item)])
 
 
@@ -255,10 +256,10 @@ def journal_pairs(
     stages: Sequence[str] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Example]:
-    """Best against worst of each group of graded samples; the ids are those that were sampled.
+    """Pairs the best with the worst of each group of graded samples; the ids are those that were sampled.
 
-    Of a run, `stages` are those whose samples count, in this order; None: all of them. Of an episode of several turns
-    the response is all that follows its first prompt, and what was said in it is learnt.
+    For a run, `stages` are those whose samples to use, in this order; None: all of them. For a multi-turn episode, the
+    response is everything after its first prompt, trained on the sampled tokens.
     """
     groups: dict[str, list[Episode]] = {}
     rewritten = 0
@@ -307,7 +308,8 @@ def trajectory(
     sign: int = 0,
     whole: bool = False,
 ) -> Trajectory:
-    """Prompt and response; what was `said` in the response is learnt, with `whole` the prompt as well."""
+    """Prompt and response, trained on the tokens that `said` marks in the response; with `whole`, on the prompt as
+    well."""
     ids = np.concatenate([example.prompt, response])
     chosen = np.concatenate([np.full(len(example.prompt), whole), said])
     chosen[0] = False

@@ -1,4 +1,4 @@
-"""The preference stage: learn which responses are better. Reads top to bottom."""
+"""The preference stage: learn which responses are better. Read it top to bottom."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
     limit = min(options.max_length or policy.context, policy.context)
     train, held_out = prepare(stage, options, fmt, policy.tokenizer, limit)
     check_vocabulary([*train, *held_out], len(policy.head.weight), stage)
-    # One response alone has no other prompt to estimate KTO's reference point from.
+    # With a single response there is no other prompt to estimate KTO's reference point from.
     fewest = 2 if options.algorithm.needs_baseline else 1
     order = Order(len(train), options.batch.examples, stage.seed, stage.name, options.shuffle, fewest)
     total = order.total_steps(options)
     learner = Learner(
         policy,
         options.optim,
-        token_budget=fit_budget(stage, policy, options.batch, options.optim),  # the reference is no second model
+        token_budget=fit_budget(stage, policy, options.batch, options.optim),  # the reference is not a second model
         total_steps=total,
         seed=stage.seed,
         compile_blocks=stage.model.compile,
@@ -95,9 +95,9 @@ def open_reference(
     steps: Sequence[Sequence[Example]],
     limit: int,
 ) -> ReferenceModel | None:
-    """The reference that the algorithm asks for. Called before the weights change, or are loaded from a checkpoint.
+    """The reference that the algorithm needs. Call before the weights change or are loaded from a checkpoint.
 
-    `steps` are the examples that are looked at together: KTO makes its mismatched pairs within each.
+    `steps` are the examples of each step: KTO makes its mismatched pairs within each.
     """
     if not options.algorithm.needs_reference:
         return None
@@ -115,7 +115,7 @@ def open_reference(
 
 @dataclass(frozen=True)
 class Scorer:
-    """Makes examples ready for a step: trajectories with what the objective reads, and the objective itself."""
+    """Prepares examples for a step: trajectories with the fields that the objective reads, and the objective itself."""
 
     algorithm: PreferenceAlgorithm
     policy: Policy
@@ -133,12 +133,12 @@ class Scorer:
         return batch, self.algorithm.objective(self.memory, self.baseline(examples))
 
     def observe(self, report: StepReport, examples: Sequence[Example]) -> StepReport:
-        """Remember what later steps need of this one; the report with what follows from its numbers."""
+        """Update the algorithm's memory; returns the report with derived metrics added."""
         self.algorithm.observe(report.metrics, self.memory)
         return replace(report, metrics=of_sides(report.metrics, examples))
 
     def baseline(self, examples: Sequence[Example]) -> float:
-        """KTO's reference point: how much likelier responses to other prompts of the step have become."""
+        """KTO's reference point: how much more likely responses to other prompts of the step have become."""
         if not self.algorithm.needs_baseline:
             return 0.0
         assert self.reference is not None
@@ -148,7 +148,7 @@ class Scorer:
 
 
 def as_trajectories(examples: Sequence[Example], algorithm: PreferenceAlgorithm) -> list[Trajectory]:
-    """Every response behind its prompt; the two of a pair are one unit."""
+    """Every response after its prompt; the two of a pair are one unit."""
     whole = algorithm.learns_nll == "all"
     made = []
     for unit, example in enumerate(examples):
@@ -167,7 +167,7 @@ def as_trajectories(examples: Sequence[Example], algorithm: PreferenceAlgorithm)
 
 
 def of_sides(metrics: dict[str, float], examples: Sequence[Example]) -> dict[str, float]:
-    """KTO's sides are counted one by one: their difference is that of the means, and one may be absent."""
+    """KTO's sides are counted separately: their margin is the difference of the means, and one may be absent."""
     signs = {sign for example in examples for sign in example.signs}
     absent = {name for name, sign in (("chosen", 1), ("rejected", -1)) if sign not in signs}
     present = {name: value for name, value in metrics.items() if name.rpartition("/")[2] not in absent}

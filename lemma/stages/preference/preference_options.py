@@ -93,12 +93,13 @@ class PreferenceOptions(StageOptions):
         return self
 
     def _sources(self) -> list[tuple[str, DataOptions]]:
-        """What is learnt from and what is held out, each with its key."""
+        """The training data and the held-out data, each with its key."""
         held_out = self.validation.data
         return [("data", self.data), *([("validation.data", held_out)] if held_out is not None else [])]
 
     def missing(self, *, has_adapter: bool, has_samples: bool) -> tuple[tuple[str, ...], str]:
-        """The key and the sentence for what this stage asks of its recipe in vain; empty where it lacks nothing."""
+        """The key and the error for something that this stage needs and the recipe lacks; empty if nothing is
+        missing."""
         if self.reference == "adapters_off" and self.algorithm.needs_reference and not has_adapter:
             wrong = "adapters_off needs an adapter to switch off; add model.lora, or write `reference: precomputed`"
             return ("reference",), wrong

@@ -1,4 +1,4 @@
-"""What holds a run back, while it runs: the slowest part of each step, and trouble with the setting that repairs it."""
+"""Diagnosis of a run while it runs: the bottleneck of each step, and warnings with the setting that helps."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
 # Steps between two warnings of the same kind.
 PAUSE = 20
-# Nats a token between the policy and the one that sampled its batch: from STALE on the batch is of little use any more,
-# from FAR on something is wrong.
+# KL per token, in nats, between the policy and the one that sampled its batch: from STALE on the batch is of little
+# use, from FAR on something is wrong.
 STALE, FAR = 0.1, 0.5
-# Share of the samples that the weights of older versions must leave.
+# Minimum effective sample size, as a share, with the importance weights of older versions.
 LEAST_SHARE = 0.3
-# Advice about groups needs so many of them: with few problems a step, it looks at several steps together.
+# Advice about groups needs this many of them: with few problems per step, several steps are combined.
 LEAST_GROUPS = 8
 SHARES = (
     *("truncated", "format", "groups/live", "groups/varied", "groups/all_right", "groups/none_right"),
     *("reward/commonest", "samples", "unscored", "off_policy/long_traces"),
 )
-"""What is a mean over groups or samples of a step, and says little where those are few."""
+"""Metrics that are means over the groups or samples of a step, and say little if those are few."""
 PARTS = ("generate", "grade", "score", "update", "checkpoint", "evaluate")
 
 
-# Names of settings are written `like.this`, as the recipe has them under the stage.
+# Settings are written `like.this`, relative to the stage.
 
 
 @dataclass
 class Seen:
-    """What the checks look at: the numbers of a step, the recipe, and the first entropy of the stage."""
+    """Input of the checks: the metrics of a step, the recipe, and the first entropy of the stage."""
 
     values: Mapping[str, float]
     options: ReinforcementOptions
@@ -43,7 +43,7 @@ class Seen:
         return self.values.get(name, default)
 
     def settings(self, *names: str) -> str:
-        """Those of these options of the algorithm that it has, in words; nothing where it has none."""
+        """Those of these options that the algorithm has, in words; empty if it has none."""
         own = [f"`algorithm.{name}`" for name in names if name in type(self.options.algorithm).model_fields]
         return " or ".join(own)
 
@@ -58,13 +58,13 @@ def _truncation(seen: Seen) -> str | None:
 
 
 def _taught(seen: Seen) -> float:
-    """The share of groups whose rewards say which sample is better; all or none where an algorithm looks at the whole
-    batch. A group may be alive for other reasons: it is imitated, or a critic says what was to be expected."""
+    """The share of groups whose rewards tell which sample is better; all or none if an algorithm compares over the
+    whole batch. A group may be live for other reasons: it is imitated, or there is a critic."""
     algorithm, live = seen.options.algorithm, seen("groups/live", 1.0)
     if not algorithm.compares:
         return 0.0 if seen("reward/commonest") > 0.99 else live
     if algorithm.compares_traces:
-        return live  # a teacher's right sample among wrong ones is enough
+        return live  # one right sample of a teacher among wrong ones is enough
     return min(live, seen("groups/varied", 1.0))
 
 
@@ -96,9 +96,9 @@ def _dead(seen: Seen) -> str | None:
 
 
 def _format(seen: Seen) -> str | None:
-    if seen("format", 1.0) >= 0.02 or not seen.options.environment.is_single_turn:  # an environment reads for itself
+    if seen("format", 1.0) >= 0.02 or not seen.options.environment.is_single_turn:  # an environment parses for itself
         return None
-    # So do functions that get the text alone.
+    # So do functions that only get the text.
     if all(reward.name in ("trl", "verl", "openrlhf") for reward in seen.options.rewards):
         return None
     return (
@@ -117,7 +117,7 @@ def _missing(seen: Seen) -> str | None:
 
 
 def _entropy(seen: Seen) -> str | None:
-    """Whoever is right everywhere has no choice left; otherwise samples that do not differ teach nothing."""
+    """A policy that is right everywhere needs no entropy; otherwise samples that do not differ teach nothing."""
     now = seen("entropy/sampled")
     if seen.first_entropy is None or now >= 0.1 * seen.first_entropy or seen("groups/all_right") > 0.8:
         return None
@@ -129,8 +129,8 @@ def _entropy(seen: Seen) -> str | None:
 
 
 def _noise(seen: Seen) -> str | None:
-    """A policy on its way to noise. The optimiser scales whatever gradient there is to full steps: where rewards do not
-    vary, a bonus for entropy is all there is."""
+    """A policy that drifts towards noise. The optimiser scales any gradient to full steps: if rewards do not vary, the
+    entropy bonus is the only gradient."""
     now = seen("entropy/sampled")
     if seen.first_entropy is None or now <= max(2.0 * seen.first_entropy, seen.first_entropy + 2.0):
         return None
@@ -142,7 +142,7 @@ def _noise(seen: Seen) -> str | None:
 
 
 def _kl(seen: Seen) -> str | None:
-    """The KL of a token; as a part of the reward it is known of whole samples."""
+    """The KL per token; as part of the reward it is known per sample."""
     nats = seen("kl", seen("kl_seen") / max(seen("length/mean"), 1.0))
     if nats <= 1.0:
         return None
@@ -171,7 +171,7 @@ def _ratio(seen: Seen) -> str | None:
 
 def _mismatch(seen: Seen) -> str | None:
     limit = warning_mean(seen("mismatch/rounding"))
-    if seen("mismatch/mean") <= limit or seen("staleness/max"):  # older weights disagree as they should
+    if seen("mismatch/mean") <= limit or seen("staleness/max"):  # older weights are expected to disagree
         return None
     engine = seen.options.rollout.engine.name
     repairs = [f"weigh tokens by it with {cap} (2 is usual)"] if (cap := seen.settings("mismatch_cap")) else []
@@ -233,11 +233,11 @@ CHECKS: dict[str, Callable[[Seen], str | None]] = {
     "long traces": _long_traces,
 }
 OF_GROUPS = {"truncation", "dead groups", "format"}
-"""Checks that look at shares of groups and samples, and wait until they have seen enough of them."""
+"""Checks on shares of groups and samples, which wait until they have seen enough of them."""
 
 
 class Diagnosis:
-    """Looks at the numbers of every step. A warning of one kind comes again only after a pause."""
+    """Looks at the metrics of every step. A warning of one kind is repeated only after a pause."""
 
     def __init__(self, options: ReinforcementOptions, max_tokens: int, warn: Callable[[str], None]):
         self.options, self.max_tokens = options, max_tokens
@@ -247,7 +247,7 @@ class Diagnosis:
         self._recent: deque[dict[str, float]] = deque(maxlen=max(1, -(-LEAST_GROUPS // options.batch.problems)))
 
     def look(self, step: int, values: Mapping[str, float], spent: Mapping[str, float]) -> str:
-        """Warn of what is wrong; the name of what holds the step back. `spent` are seconds by part."""
+        """Warn about problems; returns the name of the bottleneck. `spent` are seconds by part."""
         if self._first_entropy is None:
             self._first_entropy = values.get("entropy/sampled")
         self._recent.append({name: values[name] for name in SHARES if name in values})
@@ -280,15 +280,15 @@ class Diagnosis:
 
 
 def _is_stale(seen: Seen) -> bool:
-    """Whether the policy has left its batch behind. Shares of samples that are clipped are large by nature, those of
-    tokens are not; LUFFY does not measure the KL."""
+    """Whether the policy has moved too far from its batch. The share of clipped samples is naturally large, that of
+    clipped tokens is not; LUFFY does not measure the KL."""
     if seen.options.algorithm.ratio_level == "token" and max(seen("clip/region"), seen("clip/high")) > 0.3:
         return True
     return seen("kl/old") > STALE if "kl/old" in seen.values else seen("ratio/max", 1.0) > 10.0
 
 
 def bottleneck(seen: Seen, spent: Mapping[str, float]) -> str:
-    """A few words for what costs most: a part of the step's time, or samples that teach little or nothing."""
+    """The bottleneck in a few words: a part of the step's time, or samples that teach little or nothing."""
     if seen("truncated") > 0.5:
         return "truncation"
     if _taught(seen) < 0.3:

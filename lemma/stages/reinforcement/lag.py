@@ -1,9 +1,9 @@
-"""`rollout.lag`: sampling ahead of the learner. With lag k, step t is sampled wholly by version max(0, t - 1 - k).
+"""`rollout.lag`: sampling ahead of the learner. With lag k, all of step t is sampled by version max(0, t - 1 - k).
 
-A schedule and nothing else: while the engine holds version v, what is due are the steps up to v + 1 + k. No weights are
-copied, nothing is discarded, and what is pending is in its journal, where a run that goes on reads it.
+It is just a schedule: while the engine holds version v, the steps up to v + 1 + k are due. No weights are copied,
+nothing is discarded, and pending samples are in their journal, where a resumed run reads them.
 
-With `flying`, responses are not waited for at an update: they go on with the new weights.
+With `flying`, an update does not wait for responses: they continue with the new weights.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from lemma.models.policy import Policy
 from lemma.rollouts import ProblemOrder, Roller, Rollouts
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
-# How long the end of a stage waits for what nobody wants any more.
+# How long the end of a stage waits for samples that are no longer needed.
 END_SECONDS = 10.0
 
 
 def corrected(options: ReinforcementOptions) -> Algorithm:
-    """The stage's algorithm; samples of older versions have truncated weights old / behaviour, unless it has its own
-    cap, or whole samples are weighed already."""
+    """The stage's algorithm; samples of older versions get truncated weights old / behaviour, unless it has its own cap
+    or already weights whole samples."""
     algorithm, rollout = options.algorithm, options.rollout
     has_weights = getattr(algorithm, "mismatch_cap", 0.0) is None and getattr(algorithm, "gain", "") != "vespo"
     if not rollout.lag or rollout.lag_cap is None or not has_weights:
@@ -46,7 +46,7 @@ def make_ahead(options: ReinforcementOptions, order: ProblemOrder, total: int) -
 
 class Ahead:
     """The rollouts of each step, sampled at most `lag` steps early. Saves how many problems were drawn before the first
-    step that is still to be learnt from: later ones are drawn again, in the same order, when a run goes on."""
+    step that is not trained on yet: later ones are drawn again, in the same order, when a run resumes."""
 
     def __init__(self, order: ProblemOrder, lag: int, total: int):
         self._order, self._lag, self._total = order, lag, total
@@ -60,7 +60,7 @@ class Ahead:
         self._graded = 0.0
 
     def use(self, roller: Roller, policy: Policy, engine: Engine) -> None:
-        """Sample with these. What the engine needs nothing of the learner's for is sampled while that works."""
+        """Sample with these. If the engine needs nothing of the learner's, it samples while the learner works."""
         self._policy = policy
         self.sample_by(roller.step, is_beside=works_beside(engine))
 
@@ -68,8 +68,8 @@ class Ahead:
         self._sample, self._is_beside = sample, is_beside and self._lag > 0
 
     def take(self, step: int) -> Rollouts:
-        """The rollouts of this step. The others that are due follow: at once, or while the learner works. Their
-        grading counts where it was waited for."""
+        """The rollouts of this step. The others that are due follow: at once, or while the learner works. Grading time
+        counts where it is waited for."""
         self.wait()
         self._graded = 0.0
         with blaming(self._policy):
@@ -88,11 +88,11 @@ class Ahead:
 
     @property
     def is_sampling(self) -> bool:
-        """Whether the engine is at work: then it may not sleep."""
+        """Whether the engine is busy: then it may not sleep."""
         return self._task is not None
 
     def wait(self) -> None:
-        """Until nothing is being sampled: the engine may take new weights, or other work."""
+        """Wait until nothing is being sampled: the engine may then take new weights, or other work."""
         task, self._task = self._task, None
         if task is not None:
             with blaming(self._policy):
@@ -103,7 +103,7 @@ class Ahead:
         self.wait()
 
     def settle(self) -> None:
-        """The engine is closed: what is being sampled fails, and nobody wants it."""
+        """The engine is closed: what is being sampled fails, and is not needed."""
         if self._task is not None:
             wait([self._task], END_SECONDS)
 
@@ -128,7 +128,7 @@ class Ahead:
 
 
 class _SamplingThread:
-    """One thread for all steps: workers of graders and environments live no longer than the thread that starts them."""
+    """One thread for all steps: workers of graders and environments do not outlive the thread that starts them."""
 
     def __init__(self) -> None:
         self._tasks: SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = SimpleQueue()
@@ -136,7 +136,7 @@ class _SamplingThread:
         self._thread.start()
 
     def begin(self, work: Callable[[], None]) -> Future[None]:
-        """Do this in the thread; whoever asks for the result waits for it, and gets what it raised."""
+        """Run this in the thread; asking for the result waits for it, and re-raises its exception."""
         future: Future[None] = Future()
         self._tasks.put((work, future))
         return future
@@ -157,8 +157,8 @@ class _SamplingThread:
 
 
 class Flying:
-    """The rollouts of each step, where responses go on across updates. Those of a step have begun at most `limit` steps
-    before it: so no token is older when it is learnt from. Which problems a step is about stands in its journal."""
+    """The rollouts of each step, with responses that continue across updates. Those of a step began at most `limit`
+    steps before it, so no token is older when it is trained on. The journal of a step records its problems."""
 
     is_sampling = True
 
@@ -186,15 +186,15 @@ class Flying:
             return self._roller.step(step, min(step + self._limit, self._total))
 
     def wait(self) -> None:
-        """Nothing is waited for at an update."""
+        """An update waits for nothing."""
 
     def land(self) -> None:
-        """The engine is needed for something else: what has begun is finished."""
+        """The engine is needed for something else: finish what has begun."""
         assert self._roller is not None
         self._roller.land()
 
     def settle(self) -> None:
-        """The engine is closed, and what flew with it."""
+        """The engine is closed, along with the responses in flight."""
 
     def close(self) -> None:
         """Nothing is left."""
@@ -208,8 +208,8 @@ class Flying:
 
 @contextmanager
 def blaming(policy: Policy | None) -> Iterator[None]:
-    """Within `with`, an engine that fails because the policy has diverged is not what is to blame. The policy is asked
-    by the thread that learns, which may be in the middle of a pass elsewhere."""
+    """Context in which a failing engine is not blamed if the policy has diverged. Only the learner's thread checks the
+    policy, since it may be in the middle of a pass."""
     try:
         yield
     except EngineError:
@@ -219,21 +219,21 @@ def blaming(policy: Policy | None) -> Iterator[None]:
 
 
 def works_beside(engine: Engine) -> bool:
-    """Whether an engine samples while the learner works: it has devices of its own, and where there are other ranks,
-    those who sample can agree while those who learn do."""
+    """Whether an engine samples while the learner works: it has its own devices and, with several ranks, the sampling
+    threads can communicate while the learners do."""
     return engine.has_own_devices and may_go_aside()
 
 
 def lag_metrics(
     lag: int | Literal["flying"], rollouts: Rollouts, step: int, values: dict[str, float]
 ) -> dict[str, float]:
-    """The values of a step, with a lag also how stale its samples were and what their weights leave of them."""
+    """The metrics of a step; with a lag, also how stale its samples were and their effective sample size."""
     return values | staleness(rollouts, step) | sample_size(values) if lag else values
 
 
 def staleness(rollouts: Rollouts, step: int) -> dict[str, float]:
-    """How many updates lie between the weights that sampled a token and those that learn from it; and the share of
-    responses that several versions sampled."""
+    """How many updates lie between the weights that sampled a token and those that are trained on it; and the share of
+    responses sampled by several versions."""
     turns = [turn for episode in rollouts.episodes for turn in episode.turns if turn.finish != "given"]
     tokens: Counter[int] = Counter()
     for turn in turns:

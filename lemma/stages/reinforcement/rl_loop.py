@@ -1,9 +1,9 @@
-"""The reinforcement stage: sample, grade, learn from what set the better samples apart. Reads top to bottom.
+"""The reinforcement stage: sample, grade, reinforce the better samples. Read it top to bottom.
 
-A step draws problems, generates groups while the graders work, writes every sample to the journal, gives advantages,
-and updates the policy as often as the algorithm says. Left out of the textbook: groups whose rewards do not differ are
-not computed (they count all the same, so the loss does not change), nothing is scored twice when a batch is used once,
-and no reference model is held unless a KL is asked for.
+A step draws problems, generates groups while the graders work, writes every sample to the journal, assigns advantages,
+and updates the policy as often as the algorithm says. Unlike the textbook, groups whose rewards do not differ are not
+computed (they still count, so the loss does not change), there is no separate scoring pass if a batch is used once, and
+no reference model is kept unless there is a KL term.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
 def learn(
     stage: Stage, options: ReinforcementOptions, parts: RlParts, step: int, batch: Sequence[Group]
 ) -> tuple[list[StepReport], TokenNotes | None]:
-    """Score, give advantages, and make all updates of a step; what they found of each token, where that is kept."""
+    """Score, assign advantages, and make all updates of a step; returns their per-token notes, if those are kept."""
     algorithm, learner, critic = parts.algorithm, parts.learner, parts.critic
     if algorithm.scores_first:
         with stage.clock.measure("score"):
@@ -113,7 +113,7 @@ def metrics_of(
     batch: Sequence[Group],
     reports: Sequence[StepReport],
 ) -> dict[str, float]:
-    """All numbers of a step but those that the algorithm remembers."""
+    """All metrics of a step, except the algorithm's memory."""
     by_verdict = any(reward.needs_verdict for reward in options.rewards)
     return (
         rollout_metrics(rollouts, batch, by_verdict=by_verdict)
@@ -124,7 +124,7 @@ def metrics_of(
 
 
 def tell(stage: Stage, options: ReinforcementOptions, parts: RlParts, step: int, values: dict[str, float]) -> None:
-    """Look at the numbers of a step, write them where that is due, and show how far the stage is."""
+    """Diagnose a step, write its metrics if due, and show the stage's progress."""
     held_by = parts.diagnosis.look(step, values, stage.clock.spent)
     if stage.is_due(options.log_every, step, parts.total):
         measure(stage, step, values, parts.policy, held_by)
@@ -132,12 +132,12 @@ def tell(stage: Stage, options: ReinforcementOptions, parts: RlParts, step: int,
 
 
 def tidy_files(journals: Path, step: int, keep: int | None, needed_after: int) -> None:
-    """Compress and remove files of former steps, while the next one is sampled."""
+    """Compress and remove files of earlier steps, while the next one is sampled."""
     tidy(journals, step, keep, needed_after)
     tidy_notes(journals.with_name(FOLDER), step, keep, needed_after)
 
 
-# --- what the loop is made of ----------------------------------------------------------------------------------
+# --- parts of the loop ----------------------------------------------------------------------------------
 
 
 def add_scores(
@@ -147,7 +147,7 @@ def add_scores(
     reference: Reference | None,
     critic: Learner | None,
 ) -> None:
-    """What the learner, the reference and the critic say about the tokens before the first update on them."""
+    """Scores of the tokens by the learner, the reference and the critic, before the first update on them."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     if not trajectories:
         return
@@ -176,7 +176,7 @@ def update(
     max_tokens: int,
     notes: TokenNotes | None = None,
 ) -> list[StepReport]:
-    """All updates on this batch. Groups that are not worth computing count in the totals all the same."""
+    """All updates on this batch. Groups that are skipped still count in the totals."""
     reports: list[StepReport] = []
     computed = {id(group) for group in worth}
     for epoch in range(algorithm.epochs):
@@ -204,14 +204,14 @@ def update(
 
 
 def mini_batches(stage: Stage, step: int, epoch: int, count: int, batch: Sequence[Group]) -> list[list[Group]]:
-    """The groups of each mini-batch, dealt out by the order in which they were drawn."""
+    """The groups of each mini-batch, dealt out in the order in which they were drawn."""
     drawn = sorted(batch, key=lambda group: group.trajectories[0].unit)
     shuffled = permutation(len(drawn), stage.seed, stage.name, "mini-batches", step, epoch)
     return [[drawn[i] for i in sorted(part.tolist())] for part in np.array_split(shuffled, count)]
 
 
 def update_metrics(reports: Sequence[StepReport]) -> dict[str, float]:
-    """The means over the updates of a step; largest values where the name says so."""
+    """Means over the updates of a step; maxima if the name says so."""
     values = {
         "updates": float(len(reports)),
         "loss": _mean([r.loss for r in reports]),
@@ -223,7 +223,7 @@ def update_metrics(reports: Sequence[StepReport]) -> dict[str, float]:
     for name in sorted({name for report in reports for name in report.metrics}):
         known = [report.metrics[name] for report in reports if name in report.metrics]
         values[name] = max(known) if name.endswith("/max") else _mean(known)
-    # Engine and learner had the same weights at the first update only.
+    # Engine and learner have the same weights only at the first update.
     return values | {name: reports[0].metrics[name] for name in ("mismatch/mean", "mismatch/max") if name in values}
 
 
@@ -234,7 +234,7 @@ def _mean(values: Sequence[float]) -> float:
 def check_engine(
     stage: Stage, policy: Policy, engine: Engine, reports: Sequence[StepReport], temperature: float
 ) -> None:
-    """What the engine said about its tokens against what the learner found before it changed anything."""
+    """Compare the engine's log-probabilities with those of the learner before its first update."""
     metrics = reports[0].metrics if reports else {}
     if "mismatch/mean" in metrics:
         mismatch = Mismatch(metrics["mismatch/mean"], metrics["mismatch/max"], reports[0].trained_tokens)
@@ -243,14 +243,14 @@ def check_engine(
 
 
 def count_tokens(stage: Stage, reports: Sequence[StepReport], rollouts: Rollouts) -> None:
-    """Add a step's tokens to the clock; those of a journal were sampled in another process's time."""
+    """Add a step's tokens to the clock; those from a journal were sampled by an earlier process."""
     stage.clock.tokens += sum(report.tokens for report in reports)
     if not rollouts.from_journal:
         stage.clock.sampled += sum(episode.tokens for episode in rollouts.episodes)
 
 
 def measure(stage: Stage, step: int, values: dict[str, float], policy: Policy, held_by: str) -> None:
-    """Write the numbers of a step, what held it back, and the rates since the last row."""
+    """Write the metrics of a step, its bottleneck, and the rates since the last row."""
     tokens, sampled = stage.clock.tokens, stage.clock.sampled
     timings = stage.clock.read()
     timings |= throughput(policy, tokens, timings.get("update_seconds", 0.0))

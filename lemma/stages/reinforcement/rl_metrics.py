@@ -1,4 +1,4 @@
-"""The numbers of a step of reinforcement learning, from its samples and groups."""
+"""The metrics of an RL step, from its samples and groups."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from lemma.rollouts import Episode, Rollouts
 
 
 def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: bool) -> dict[str, float]:
-    """Rewards, lengths and formats of what the policy sampled; shares of groups; a teacher's share apart.
+    """Rewards, lengths and formats of the policy's samples; shares of groups; a teacher's samples separately.
 
-    Shares are of all groups that were drawn, replaced ones included. A sample is right `by_verdict`, or, where no
-    reward asks for one, if its reward is above 0.
+    Shares are of all groups drawn, including replaced ones. A sample is right `by_verdict` or, if no reward asks for a
+    verdict, if its reward is above 0.
     """
     taught = [sample for sample in rollouts.episodes if sample.given]
-    # Where a teacher begins every sample, what follows is the policy's own all the same.
+    # If a teacher begins every sample, the rest is still the policy's own.
     own = [s for s in rollouts.episodes if not s.given] if taught else rollouts.episodes
     own = own or [s for s in rollouts.episodes if s.origin == "policy"]
     dead = rollouts.dead / max(rollouts.drawn, 1)
@@ -63,7 +63,7 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
 
 
 def _surprise(samples: Sequence[Episode]) -> float:
-    """The mean over all sampled tokens of what each one's log-probability lacks to 0, added up one after the other."""
+    """The mean negative log-probability of all sampled tokens, summed sequentially."""
     parts = [sample.logprobs[sample.given :] for sample in samples]
     whole = 0.0 - np.concatenate([np.zeros(0), *parts])
     return float(np.add.accumulate(whole)[-1]) / len(whole) if len(whole) else 0.0
@@ -85,14 +85,14 @@ def _samples(samples: Sequence[Episode]) -> dict[str, float]:
 
 
 def _calls(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Tool calls in an episode, and the share of them that could not be made; nothing where there are none."""
+    """Tool calls per episode, and the share that could not be made; empty without any."""
     calls = [sum(turn.calls for turn in episode.turns) for episode in episodes]
     bad = sum(turn.bad_calls for episode in episodes for turn in episode.turns)
     return {"calls/mean": _mean(calls), "calls/bad_share": bad / sum(calls)} if sum(calls) else {}
 
 
 def _right_by_group(samples: Sequence[Episode], by_verdict: bool) -> list[list[bool]]:
-    """Of each draw, which samples are right; those without a reward do not count."""
+    """For each draw, which samples are right; those without a reward do not count."""
     groups: dict[tuple[str | int, ...], list[bool]] = {}
     for sample in samples:
         if sample.reward is not None:
@@ -101,7 +101,7 @@ def _right_by_group(samples: Sequence[Episode], by_verdict: bool) -> list[list[b
 
 
 def _rewards_by_group(samples: Sequence[Episode]) -> list[set[tuple[float | None, ...]]]:
-    """Of each draw, the rewards that occur in it: their sum and each of them."""
+    """For each draw, the rewards that occur in it: their sum and each one."""
     groups: dict[tuple[str | int, ...], set[tuple[float | None, ...]]] = {}
     for sample in samples:
         if sample.reward is not None:
@@ -110,7 +110,7 @@ def _rewards_by_group(samples: Sequence[Episode]) -> list[set[tuple[float | None
 
 
 def _commonest(rewards: Sequence[float]) -> float:
-    """The share of the reward that occurs most often."""
+    """The share of the most common reward."""
     return max(Counter(rewards).values(), default=0) / max(len(rewards), 1)
 
 

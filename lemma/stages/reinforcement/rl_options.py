@@ -166,7 +166,7 @@ class ReinforcementOptions(StageOptions):
     @model_validator(mode="before")
     @classmethod
     def _environments_reward(cls, given: Any) -> Any:
-        """What an environment says is what counts, where the recipe says nothing else."""
+        """The environment's own reward is the default in an environment."""
         if not isinstance(given, Mapping) or "rewards" in given:
             return given
         chosen = given.get("environment")

@@ -1,4 +1,4 @@
-"""What a reinforcement stage is made of: what learns and what is learnt from, and what it samples with."""
+"""The parts of a reinforcement stage: its learners and data, and what it samples with."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lemma.stages.trained_prompt import as_trained, systems_of
 
 @dataclass
 class RlParts:
-    """All that a stage has before anything is sampled. `data` names what it learns from."""
+    """Everything that a stage has before sampling starts. `data` is a digest of its training data."""
 
     policy: Policy
     algorithm: Algorithm
@@ -55,7 +55,7 @@ class Speaking:
 
 
 def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> RlParts:
-    """Model, problems, learners and benchmarks; what a checkpoint keeps of them is registered with the stage."""
+    """Model, problems, learners and benchmarks; what belongs in a checkpoint is registered with the stage."""
     algorithm = corrected(options)
     policy = stage_policy(stage)
     fmt.install(policy.tokenizer)
@@ -99,10 +99,10 @@ def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> R
 def open_speaking(
     stage: Stage, options: ReinforcementOptions, fmt: Format, parts: RlParts, done: int, stack: contextlib.ExitStack
 ) -> Speaking:
-    """The engine with the weights after step `done`, and all around it.
+    """The engine with the weights after step `done`, and everything around it.
 
-    The stack closes them, whatever happens: the engine first, so that what is still sampled beside the learner fails,
-    and the worlds when nobody plays in them any more.
+    The stack closes them, whatever happens: the engine first, so that sampling that still runs alongside the learner
+    fails, and the worlds last, when nobody plays in them any more.
     """
     policy, environment = parts.policy, options.environment
     prompt = max(len(task.prompt) for task in parts.tasks)

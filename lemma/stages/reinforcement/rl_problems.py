@@ -12,8 +12,8 @@ from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
 
 def stage_problems(options: ReinforcementOptions, seed: int) -> list[Problem]:
-    """The environment's own problems where the data says so, else those of the data; in an environment, as they stand
-    before anybody has answered."""
+    """The environment's own problems if the data says so, else those of the data; in an environment, in their state
+    before the first response."""
     own, keep = own_problems(options), needs_columns(options)
     if own is not None:
         return own
@@ -23,7 +23,7 @@ def stage_problems(options: ReinforcementOptions, seed: int) -> list[Problem]:
 
 
 def asked_first(item: Item) -> Problem:
-    """What a row asks, without what its conversation went on with."""
+    """The problem of a row, without the rest of its conversation."""
     return first_asked(item) if isinstance(item, Demonstration) else problem_of(item)
 
 
@@ -33,7 +33,7 @@ def needs_columns(options: ReinforcementOptions) -> bool:
 
 
 def own_problems(options: ReinforcementOptions) -> list[Problem] | None:
-    """With `data: {source: environment, split: train}`, what the environment has; `count` takes the first ones."""
+    """With `data: {source: environment, split: train}`, the environment's problems; `count` takes the first ones."""
     if options.data.source != OF_ENVIRONMENT:
         return None
     part = options.data.part

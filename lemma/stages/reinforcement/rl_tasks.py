@@ -1,4 +1,5 @@
-"""Problems as a reinforcement stage needs them: prompts and a teacher's traces in ids, and how long answers may be."""
+"""Prepares problems for a reinforcement stage: prompts and a teacher's traces as ids, and the maximum response
+length."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from lemma.stages.reinforcement.rl_problems import asked_first, needs_columns, o
 def prepare_tasks(
     stage: Stage, options: ReinforcementOptions, fmt: Format, policy: Policy
 ) -> tuple[list[Task], int, list[Problem]]:
-    """The tasks of the stage, the most tokens of a response, and the problems that are held out."""
+    """The tasks of the stage, the maximum number of tokens in a response, and the held-out problems."""
     items, held_out = _items(stage, options)
     if options.algorithm.uses_traces:
         tasks = _with_traces(stage, options, fmt, policy.tokenizer, items)
@@ -65,12 +66,12 @@ def prepare_tasks(
 
 
 def opened(environment: EnvironmentOptions, problem: Problem, seed: int) -> Problem:
-    """The problem as its environment opens it. One that cannot even begin stops the stage before it starts."""
+    """The problem as its environment opens it. If that fails, the stage stops before it starts."""
     return opened_all(environment, [problem], seed)[0]
 
 
 def _items(stage: Stage, options: ReinforcementOptions) -> tuple[list[Item], list[Problem]]:
-    """What the stage learns from, and the problems that it is validated on, as they are asked."""
+    """The training items, and the validation problems, as they are asked."""
     validation = options.validation
     items: list[Item]
     own, keep = own_problems(options), needs_columns(options)
@@ -93,14 +94,14 @@ def _items(stage: Stage, options: ReinforcementOptions) -> tuple[list[Item], lis
             held_out = [asked_first(item) for item in held]
         else:
             held_out = [problem for problem in map(problem_of, held) if problem.golds]
-    # The options of multiple choice stand in the order that the problem has in training.
+    # Multiple-choice options are in the same order as in training.
     return items, [as_asked(problem) for problem in held_out[: validation.count]]
 
 
 def _with_traces(
     stage: Stage, options: ReinforcementOptions, fmt: Format, tokenizer: Any, items: Sequence[Item]
 ) -> list[Task]:
-    """Problems with the teacher's response where there is one; the response ends with the end-of-sequence token."""
+    """Problems with the teacher's response, if there is one; it ends with the end-of-sequence token."""
     tasks: list[Task] = []
     for row in items:
         if isinstance(row, Problem) and row.traces:
@@ -109,7 +110,7 @@ def _with_traces(
         problem = problem_of(item)
         if not problem.golds and options.environment.is_single_turn:
             continue
-        # The trace continues the format's own prompt, whatever prompt its row was made with.
+        # The trace continues the format's own prompt, whatever prompt its row was written for.
         shown = replace(item, prompt=None) if isinstance(item, Demonstration) else None
         if not options.environment.is_single_turn:
             tasks.append(_with_turns(stage, options, fmt, tokenizer, problem, shown))
@@ -140,7 +141,7 @@ def _with_turns(
     problem: Problem,
     shown: Demonstration | None,
 ) -> Task:
-    """A problem of an environment with what a teacher said in each of its turns."""
+    """An environment's problem with a teacher's text of each turn."""
     asked = opened(options.environment, problem if shown is None else first_asked(shown), stage.seed)
     prompt = encode_prompt(fmt, asked, tokenizer)
     if shown is None:
@@ -152,7 +153,8 @@ def _with_turns(
 
 
 def _check_probs(options: ReinforcementOptions, problem: Problem, tokens: int) -> None:
-    """Refuse a trace without the teacher's probability of each of its tokens; that of the added end may be absent."""
+    """Refuse a trace without the teacher's probability of each of its tokens; that of the added end token may be
+    absent."""
     probs = problem.extra.get("trace_probs")
     if probs is not None and tokens - 1 <= len(probs) <= tokens:
         return
@@ -168,7 +170,7 @@ def _check_probs(options: ReinforcementOptions, problem: Problem, tokens: int) -
 
 
 def digest_of(tasks: Sequence[Task], max_tokens: int) -> str:
-    """A name for what a stage learns from: prompts, right answers and traces, in this order."""
+    """A digest of a stage's training data: prompts, right answers and traces, in this order."""
     whole = hashlib.blake2b(str(max_tokens).encode(), digest_size=16)
     for task in tasks:
         whole.update(task.prompt.tobytes())

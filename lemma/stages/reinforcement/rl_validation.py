@@ -16,8 +16,7 @@ from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
 
 class RlBenchmarks:
-    """Both of them as one. Where there are benchmarks, they choose the best checkpoint, otherwise the held-out
-    problems do."""
+    """Both as one. If there are benchmarks, they choose the best checkpoint, otherwise the held-out problems do."""
 
     def __init__(
         self,
@@ -38,7 +37,7 @@ class RlBenchmarks:
 
     @property
     def longest(self) -> int:
-        """Tokens that the cache of an engine must hold at least."""
+        """Minimum number of tokens that an engine's cache must hold."""
         return max(part.longest for part in self._parts)
 
     def begin(self, step: int, total: int, engine: Engine) -> None:
@@ -46,7 +45,7 @@ class RlBenchmarks:
             part.begin(step, total, engine, choose=part is self._chooser)
 
     def are_due(self, step: int, total: int) -> bool:
-        """Whether anything is measured after this step."""
+        """Whether an evaluation is due after this step."""
         return any(part.is_due(step, total) for part in self._parts)
 
     def after(self, step: int, total: int, engine: Engine) -> bool:
@@ -60,7 +59,7 @@ class RlBenchmarks:
 
 
 def validation_options(options: ReinforcementOptions, max_tokens: int) -> EvalOptions:
-    """How held-out problems are measured: as `eval` says, answers as long as in training."""
+    """How held-out problems are measured: with the settings of `eval`, and the response length of training."""
     metric = options.eval.metric if options.eval.metric in BETTER_WHEN_HIGHER else "answer_accuracy"
     changes = {"benchmarks": [], "every": options.validation.every, "metric": metric, "max_tokens": max_tokens}
     return options.eval.model_copy(update={**changes, "limit": None, "shots": None})
