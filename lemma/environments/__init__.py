@@ -1,4 +1,4 @@
-"""Environments: what answers the policy between its turns, and what an episode was worth in the end."""
+"""Environments: what replies to the policy between its turns, and scores the episode at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trainer's side of the processes that run agents. Nothing here waits for an agent."""
+"""The trainer's side of the agent processes. Nothing here blocks on an agent."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from lemma.core.types import Outcome, Problem
 from lemma.environments.process_session import end_session
 
 END_SECONDS = 5.0
-# A process imports the agent's file before it is ready.
+# Generous, since a process imports the agent's file before it is ready.
 START_SECONDS = 300.0
-# Bytes of what agents print that are kept where nobody asked for a log, those that are read for a message, and
-# characters that it shows.
+# Bytes of the agents' output that are kept without a log file, bytes read for an error message, and characters that the
+# message shows.
 MOST_KEPT, LAST_BYTES, SHOWN = 2**20, 2**14, 300
 
 
 @dataclass(frozen=True, slots=True)
 class AgentResult:
-    """What became of an agent. It has `failed` where it raised, died or took too long; it is `lost` where its process
-    died, perhaps by the fault of another agent."""
+    """The result of an agent. It `failed` if it raised, died or took too long; it is `lost` if its process died,
+    possibly because of another agent."""
 
     name: int
     outcome: Outcome
@@ -41,8 +41,8 @@ class AgentResult:
 
 @dataclass(eq=False)
 class _Worker:
-    """One process. `running` are agents with the seconds that they may take, from when the process is ready; `late` are
-    those that were given up and have not ended. One that `is_alone` serves a single agent."""
+    """One process. `running` are agents with their time limits, which start when the process is ready; `late` are those
+    that ran past theirs and have not ended. If `is_alone`, it runs a single agent."""
 
     process: subprocess.Popen[bytes]
     is_alone: bool = False
@@ -58,7 +58,7 @@ class _Worker:
         return time.monotonic() - self.started
 
     def overdue(self) -> list[int]:
-        """Agents that have taken longer than they may."""
+        """Agents past their time limit."""
         now = time.monotonic()
         return [
             name for name, seconds in self.running.items() if name in self.begun and now > self.begun[name] + seconds
@@ -68,7 +68,7 @@ class _Worker:
         self._orders.put(json.dumps(row, default=_plain).encode() + b"\n")
 
     def speak(self) -> None:
-        """Hand over orders as the pipe takes them, until nobody gives any. A worker that is gone tells so itself."""
+        """Write orders to the pipe until there are no more. The death of a worker is noticed elsewhere."""
         assert self.process.stdin is not None
         with suppress(OSError), self.process.stdin as pipe:
             while (order := self._orders.get()) is not None:
@@ -89,8 +89,8 @@ class _Worker:
 
 
 class AgentPool:
-    """Agents in at most `workers` processes, `at_once` in each. A process with an agent that does not end takes no new
-    ones and is ended as soon as its others have."""
+    """Agents in at most `workers` processes, `at_once` in each. A process with an agent past its time limit takes no
+    new ones, and is killed as soon as its other agents have ended."""
 
     def __init__(self, settings: Mapping[str, Any], workers: int, at_once: int, log: str | None = None):
         self._settings = {**settings, "at_once": at_once}
@@ -112,7 +112,7 @@ class AgentPool:
     def begin(
         self, name: int, problem: Problem, seed: int, base_url: str, api_key: str, seconds: float, alone: bool = False
     ) -> None:
-        """Run an agent, in the process that has the fewest, or in one for itself."""
+        """Start an agent in the least loaded process, or in its own."""
         fit = self._fit(alone)
         worker = min(fit, key=lambda one: len(one.running), default=None)
         if worker is None or alone or (worker.running and len(fit) < self._most):
@@ -124,7 +124,7 @@ class AgentPool:
         worker.send(order)
 
     def look(self) -> list[AgentResult]:
-        """What has ended since the last look, by itself or by its deadline."""
+        """Results of agents that ended or ran past their time limit since the last call."""
         results: list[AgentResult] = []
         if self._printed.readable() and os.fstat(self._printed.fileno()).st_size > MOST_KEPT:
             self._printed.truncate(0)
@@ -146,7 +146,7 @@ class AgentPool:
         return results
 
     def settle(self) -> None:
-        """End every process in which an agent is still at work."""
+        """End every process with a running agent."""
         for worker in [one for one in self._workers if one.running or one.late]:
             self._workers.remove(worker)
             worker.end()
@@ -205,7 +205,7 @@ class AgentPool:
 
 
 def _listen(worker: _Worker, news: SimpleQueue[Any], pool: weakref.ref[AgentPool]) -> None:
-    """Hand over what a worker says, and its end."""
+    """Forward a worker's messages, and its end."""
     assert worker.process.stdout is not None
     with suppress(OSError, ValueError), worker.process.stdout as pipe:
         for line in pipe:
@@ -222,7 +222,7 @@ def _wake(pool: weakref.ref[AgentPool]) -> None:
 
 
 def _end_all(workers: list[_Worker], printed: IO[bytes]) -> None:
-    """Ask all to end before the first is waited for."""
+    """Ask all to end before waiting for the first."""
     for worker in workers:
         worker.ask_to_end()
     while workers:
@@ -231,5 +231,5 @@ def _end_all(workers: list[_Worker], printed: IO[bytes]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON does not know: arrays and numbers of numpy, else its text."""
+    """What JSON cannot encode: numpy arrays and numbers become lists and numbers, everything else a string."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

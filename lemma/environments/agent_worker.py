@@ -1,7 +1,7 @@
-"""A process that runs agents: `python -m lemma.environments.agent_worker`, one JSON object a line in and out.
+"""A process that runs agents: `python -m lemma.environments.agent_worker`, one JSON object per line in and out.
 
-Two processes begin. The first only watches: it ends the second, with all that agents have started, when the trainer is
-gone, whatever they are doing. What agents print goes where the trainer's log of them is.
+Two processes start. The first only watches: when the trainer is gone, it kills the second and everything that agents
+have started. The output of agents goes to the trainer's log of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOOK_SECONDS = 0.5
 
 
 class WrongReward(Exception):
-    """What an agent gave is no reward."""
+    """An agent returned something that is not a reward."""
 
 
 class Agents:
@@ -48,7 +48,7 @@ class Agents:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def order(self, row: Mapping[str, Any]) -> None:
-        """Begin an agent, or end one."""
+        """Start an agent, or stop one."""
         if "stop" in row:
             task = self._tasks.get(row["stop"])
             if task is not None:
@@ -83,7 +83,7 @@ class Agents:
         return await self._called(agent, problem, row["base_url"], row["api_key"], **more)
 
     async def _called(self, function: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
-        """What a function gives: `async` in the event loop, others in a thread."""
+        """The result of a function: `async` ones run in the event loop, others in a thread."""
         if inspect.iscoroutinefunction(function):
             return await _guarded(function(*arguments, **more))
         loop = asyncio.get_running_loop()
@@ -93,7 +93,7 @@ class Agents:
         return await _guarded(given) if inspect.isawaitable(given) else given
 
     async def _run_command(self, row: Mapping[str, Any]) -> str:
-        """What the command prints; its whole group is gone afterwards."""
+        """The output of the command; its whole process group is killed afterwards."""
         told = {"OPENAI_BASE_URL": row["base_url"], "OPENAI_API_KEY": row["api_key"], "LEMMA_SEED": str(row["seed"])}
         process = await asyncio.create_subprocess_shell(
             self._command,
@@ -114,7 +114,7 @@ class Agents:
 
 
 class AgentRaised(Exception):
-    """What an agent raised, in words: an exception of a thread must not end the event loop."""
+    """What an agent raised, as text: a SystemExit or KeyboardInterrupt must not end the event loop."""
 
 
 async def _guarded(given: Awaitable[Any]) -> Any:
@@ -146,8 +146,8 @@ def _last_line(printed: str) -> Any:
 
 
 def outcome_of(given: Any) -> Outcome:
-    """A reward, a mapping with `reward` and `success`, an Outcome, or None: unknown. 1 and more is success, where the
-    agent says nothing else."""
+    """From a reward, a mapping with `reward` and `success`, an Outcome, or None for unknown. A reward of at least 1 is
+    a success, unless the agent says otherwise."""
     if isinstance(given, Outcome):
         reward, success, reason = given.reward, given.success, given.reason
     elif isinstance(given, Mapping):
@@ -177,7 +177,7 @@ def problem_from(row: Mapping[str, Any]) -> Problem:
 
 
 def serve() -> None:
-    """Orders come on standard input; agents have neither this nor standard output for themselves."""
+    """Orders arrive on standard input; agents can use neither it nor standard output."""
     orders, answers = os.fdopen(os.dup(0)), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
@@ -225,9 +225,9 @@ def main() -> None:
 
 
 def watch(child: int) -> None:
-    """Wait until the other process has ended, or nobody is left who could give orders."""
+    """Wait until the other process has ended, or the trainer has closed the pipe."""
     poll = select.poll()
-    poll.register(0, 0)  # tells of nothing but the other end's closing
+    poll.register(0, 0)  # reports only that the other end was closed
     while reap(child) is None and not poll.poll(LOOK_SECONDS * 1000):
         pass
 

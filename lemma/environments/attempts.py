@@ -1,4 +1,4 @@
-"""What an environment sees of an evaluation when it adds measures of its own."""
+"""What an environment sees of an evaluation when it adds its own metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lemma.core.types import Problem
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One episode that was played to measure a model. None is unknown, never a failure."""
+    """One episode of an evaluation. None is unknown, never a failure."""
 
     problem: Problem
     sample: int

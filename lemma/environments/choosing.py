@@ -1,4 +1,4 @@
-"""Which environment is meant: by a name, `path.py:Class`, a YAML file, or a mapping with its options."""
+"""Find an environment by a name, `path.py:Class`, a YAML file, or a mapping with its options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Chosen(Options):
 
 
 def find_environment(spec: str | Mapping[str, Any] | EnvironmentOptions) -> EnvironmentOptions:
-    """The environment, checked; a mistake is one sentence. A recipe stands for the environment of its stages."""
+    """The environment, checked. For a recipe file, the environment of its first stage that has one."""
     if isinstance(spec, EnvironmentOptions):
         environment = spec
     else:

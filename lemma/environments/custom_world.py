@@ -14,14 +14,14 @@ from lemma.core.types import Problem
 from lemma.environments.attempts import Attempt
 from lemma.environments.environment import Deadlines, Environment, EnvironmentOptions
 
-# Calls that a worker makes at the same time where they are `async`.
+# Calls that a worker makes at the same time if they are `async`.
 ASYNC_CALLS = 256
 
 
 class CustomWorld(EnvironmentOptions):
     """Your own class with `reset`, `step` and `score`."""
 
-    # `class` is a word of Python's own: the recipe says it, the field cannot be called so.
+    # `class` is a Python keyword: recipes can say it, but the field needs another name.
     model_config = ConfigDict(serialize_by_alias=True)
 
     name: Literal["custom"] = "custom"
@@ -39,12 +39,12 @@ class CustomWorld(EnvironmentOptions):
         return self.class_.rpartition(":")[2]
 
     def problems(self, split: str) -> Sequence[Problem] | None:
-        """Those of a static method `problems` of the class, where it has one."""
+        """From the class's static method `problems`, if it has one."""
         own = self._static("problems")
         return None if own is None else own(split)
 
     def summarise(self, attempts: Sequence[Attempt]) -> Mapping[str, Sequence[float]]:
-        """Those of a static method `summarise` of the class, where it has one."""
+        """From the class's static method `summarise`, if it has one."""
         own = self._static("summarise")
         return {} if own is None else own(attempts)
 

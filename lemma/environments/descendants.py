@@ -1,4 +1,4 @@
-"""A process that watches over others ends all that they have started, whatever groups and sessions those made."""
+"""Lets a watcher process kill all descendants, whatever process groups and sessions they made."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
-# Seconds in which those that start others while they are ended are ended too, and between two looks at them.
+# Time limit for processes that start others while they are killed, and seconds between rounds.
 END_SECONDS, PAUSE_SECONDS = 5.0, 0.02
 
 
 def adopt_orphans() -> None:
-    """From here on, a process below this one whose parent ends becomes a child of this one, where Linux allows it."""
+    """From now on, orphaned descendants become children of this process, on Linux."""
     if sys.platform == "linux":
         import ctypes
 
@@ -25,15 +25,15 @@ def adopt_orphans() -> None:
 
 
 def fork() -> int:
-    """Fork a process whose only threads are those of libraries. Python 3.12 warns of them, in words that would be taken
-    for the last ones of a worker."""
+    """Fork, although libraries may have started threads. Python 3.12 warns about that, and the warning would be taken
+    for a worker's last error message."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
 def reap(child: int) -> int | None:
-    """Take note of all children that have ended; the status of this one, if it is among them."""
+    """Reap all children that have ended; the status of this one, if it is among them."""
     status = None
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -43,7 +43,7 @@ def reap(child: int) -> int | None:
 
 
 def end_descendants() -> None:
-    """Kill every process below this one."""
+    """Kill every descendant of this process."""
     import psutil
 
     until, own = time.monotonic() + END_SECONDS, psutil.Process()
@@ -54,12 +54,12 @@ def end_descendants() -> None:
                     os.kill(process.pid, signal.SIGKILL)
             time.sleep(PAUSE_SECONDS)
             reap(0)
-    except psutil.Error:  # a machine on which nobody sees the processes of others
+    except psutil.Error:  # on some machines other processes are not visible
         _end_children()
 
 
 def _end_children() -> None:
-    """Kill the groups of the children of this process, by what the kernel says of it alone."""
+    """Kill the process groups of this process's children, as listed by the kernel."""
     for thread in Path("/proc/self/task").glob("*/children"):
         for child in thread.read_text().split():
             with suppress(ProcessLookupError, PermissionError):

@@ -1,6 +1,6 @@
-"""What answers the policy between its turns. One instance serves one episode.
+"""What replies to the policy between its turns. One instance serves one episode.
 
-Its state depends on the problem, the seed and what was said, and on nothing else: an episode can be played again.
+Its state depends only on the problem, the seed and the policy's turns: an episode can be replayed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class Utterance:
     """What the policy said in a turn, without the token that ended it, and how the turn ended.
 
-    `code` is the code block and `tool_calls` are the calls that were found in it, where the environment asks for such:
-    each a mapping with `name` and `arguments`, or with `error`, a sentence that says what is wrong with the call.
-    `answer` is what the stage's format takes for the answer, None without one.
+    If the environment has tools, `code` is the code block and `tool_calls` are the calls found in the text: each a
+    mapping with `name` and `arguments`, or with `error`, a sentence that says what is wrong with the call. `answer` is
+    the answer that the stage's format finds, or None.
     """
 
     text: str
@@ -39,11 +39,11 @@ class Utterance:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the policy reads next. `done` ends the episode; `reward` pays for this turn, in addition to `score`.
+    """What the policy reads next. `done` ends the episode; `reward` is for this turn, in addition to `score`.
 
-    Where an agent has no conversation, `prompt` is all that it reads next, in one message: history is then rewritten,
-    and `text` is what came back, for people. `results` are those of tool calls, one for each: they are what is read
-    where the chat template has a place for them; `text`, where it has none.
+    `prompt` is for agents without a growing conversation: it replaces the whole history by one message, and `text` is
+    only shown to people. `results` are the results of tool calls, one for each: the policy reads these if the chat
+    template has a place for tool results, otherwise `text`.
     """
 
     text: str = ""
@@ -54,37 +54,37 @@ class Reply:
 
 
 class WorldGone(Exception):
-    """Raise this where the world is lost and a fresh one may serve: its server died, or answered with a failure.
+    """Raise this if the world is lost and a fresh one may work: its server died, or reported a failure.
 
-    The episode is then played again up to the same action, which gets one more try. `ConnectionError` and
-    `TimeoutError` mean the same.
+    The episode is then replayed up to the same action, which gets one more try. `ConnectionError` and `TimeoutError`
+    have the same effect.
     """
 
 
 class Environment:
-    """Override `step` and `score`, and `reset` where an episode begins with more than its problem.
+    """Override `step` and `score`, and `reset` if an episode begins with more than its problem.
 
-    Each may be `async`. A class may say `reset_seconds`, `step_seconds` and `score_seconds`: the deadlines of its calls
-    where a recipe says nothing else.
+    Each may be `async`. A class may set `reset_seconds`, `step_seconds` and `score_seconds`: the deadlines of its calls
+    unless the recipe sets them.
     """
 
     def reset(self, problem: Problem, seed: int) -> Sequence[Message]:
-        """Begin. Gives messages that stand behind the problem's own in the first prompt.
+        """Start an episode. Returns messages to put after the problem's own in the first prompt.
 
-        Called once more when a stage prepares its problems: the same problem and seed give the same messages.
+        Also called when a stage prepares its problems: the same problem and seed must give the same messages.
         """
         return []
 
     def step(self, said: Utterance) -> Reply:
-        """Answer what was said."""
+        """Reply to a turn of the policy."""
         raise NotImplementedError
 
     def score(self) -> Outcome:
-        """What the episode was worth, once it is over."""
+        """The outcome of the episode, once it is over."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Give back what the episode held. Called once, whatever happened."""
+        """Release the episode's resources. Always called, once."""
 
 
 class EnvironmentOptions(Options):
@@ -132,7 +132,7 @@ class EnvironmentOptions(Options):
 
     @property
     def is_single_turn(self) -> bool:
-        """Whether the first answer is the last, and rewards alone say what it is worth."""
+        """Whether there is only one response, scored by the rewards alone."""
         return False
 
     @property
@@ -141,7 +141,7 @@ class EnvironmentOptions(Options):
         return self.name.rpartition(":")[2]
 
     def speech(self, fmt: Format, tokenizer: Any) -> ToolSpeech | None:
-        """How the policy calls tools; None where there are none."""
+        """How the policy calls tools; None if there are none."""
         return None
 
     def make(self) -> Environment:
@@ -149,7 +149,7 @@ class EnvironmentOptions(Options):
         raise NotImplementedError
 
     def opened(self, problem: Problem, seed: int) -> Problem:
-        """The problem with what the environment says before the first turn."""
+        """The problem with the environment's messages before the first turn."""
         world = self.make()
         with Caller() as caller:
             try:
@@ -159,27 +159,27 @@ class EnvironmentOptions(Options):
         return self.introduced(problem, messages)
 
     def introduced(self, problem: Problem, messages: Sequence[Message]) -> Problem:
-        """The problem with what `reset` gave."""
+        """The problem with the messages of `reset`."""
         return replace(problem, messages=(*problem.messages, *messages)) if messages else problem
 
     def check(self) -> None:
-        """Refuse, before anything is loaded, what could never be played, such as a class that is not there."""
+        """Refuse what can never work, such as a class that does not exist, before anything is loaded."""
 
     def close(self) -> None:
-        """Give back what is held from step to step. Called when nothing more is played, whatever happened."""
+        """Release what is kept from step to step. Always called, when no more episodes are played."""
 
     def problems(self, split: str) -> Sequence[Problem] | None:
-        """The environment's own problems of a split, always the same ones in the same order; None where it has none.
+        """The environment's own problems of a split, always the same and in the same order; None if it has none.
 
         `lemma eval MODEL --environment NAME --split dev` plays these.
         """
         return None
 
     def summarise(self, attempts: Sequence[Attempt]) -> Mapping[str, Sequence[float]]:
-        """Measures of the environment's own, in addition to success and turns.
+        """The environment's own metrics, in addition to success and turns.
 
-        A measure is one number from 0 to 1 for each thing that counts once, such as a task or a scenario: the
-        evaluation gives their mean and its 95% interval. What is unknown is left out.
+        A metric is one number from 0 to 1 for each unit, such as a task or a scenario: the evaluation reports their
+        mean and its 95% interval. Unknown ones are left out.
         """
         return {}
 
@@ -190,7 +190,7 @@ class EnvironmentOptions(Options):
 
     @property
     def deadlines(self) -> Deadlines:
-        """Seconds that each call may take."""
+        """The time limit of each call in seconds."""
         return self.deadlines_of(None)
 
     @property
@@ -200,22 +200,22 @@ class EnvironmentOptions(Options):
 
     @property
     def world_key(self) -> str:
-        """Equal where worlds are the same, whatever is said about how episodes are played in them."""
+        """Equal for options whose worlds are the same, however episodes are played in them."""
         rest = self.model_dump_json(by_alias=True, exclude=OF_EPISODES)
         return f"{type(self).__module__}.{type(self).__qualname__} {rest}"
 
     @property
     def keeps_time(self) -> bool:
-        """Whether calls end by themselves at their deadlines, so that one that hangs does not cost its worker."""
+        """Whether calls end by themselves at their deadlines, so that a hanging call does not cost its worker."""
         return False
 
     @property
     def driver(self) -> str | None:
-        """The function that plays its episodes in place of `rollouts.play`, as `module:name`; None: it is stepped."""
+        """The function that plays its episodes instead of `rollouts.play`, as `module:name`; None: it is stepped."""
         return None
 
     def deadlines_of(self, world_class: type | None) -> Deadlines:
-        """The deadlines of a recipe, or else of a class, or else the common ones."""
+        """The recipe's deadlines, else the class's, else the default."""
         chosen = {}
         for call in ("reset", "step", "score"):
             name = f"{call}_seconds"
@@ -226,7 +226,7 @@ class EnvironmentOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds that the calls of an environment may take."""
+    """Time limits of an environment's calls in seconds."""
 
     reset: float
     step: float
@@ -236,9 +236,9 @@ class Deadlines:
 # Options that say how episodes are played, not what their worlds are.
 OF_EPISODES = {"turns", "episode_tokens", "episode_seconds", "episodes", "schedule", "limit_reward", "unknown_limit"}
 
-# Seconds that a call may take where nobody says anything.
+# Default time limit of a call.
 SECONDS = 60.0
 
 
-# Tokens of a chat template between two turns.
+# Upper estimate of a chat template's tokens between two turns.
 MARKS = 32

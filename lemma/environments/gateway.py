@@ -1,4 +1,4 @@
-"""The second door: an agent of somebody else's, which asks the model through an OpenAI client."""
+"""An external agent that calls the model through an OpenAI client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lemma.environments.agent_pool import AgentPool
 from lemma.environments.environment import EnvironmentOptions
 
 WITHOUT_EFFECT = ("reset_seconds", "step_seconds", "score_seconds", "limit_reward")
-# Agents that one worker runs at the same time: they wait for the model most of the time.
+# Agents that one worker runs at the same time: mostly they wait for the model.
 AGENTS = 64
 
 
@@ -67,7 +67,7 @@ class Gateway(EnvironmentOptions):
         return self.worker_calls or AGENTS
 
     def opened(self, problem: Problem, seed: int) -> Problem:
-        """The agent begins the conversation."""
+        """The agent starts the conversation."""
         return problem
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""One environment as its episode knows it, the call that is under way in it, and the process that it lives in."""
+"""One environment as its episode sees it, its running call, and the process it lives in."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lemma.environments.environment import Reply, Utterance
 from lemma.environments.room import Call
 from lemma.environments.worker_process import WorkerProcess
 
-# Seconds beyond its deadline for a call that ends itself there, and for an answer that nobody has read yet.
+# Seconds beyond the deadline for a call that ends itself there, and for an answer that has not been read yet.
 GRACE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A call that gave nothing. With `is_limit` the action is to blame; otherwise nobody knows what it was worth."""
+    """A call without a result. With `is_limit` the action is to blame; otherwise the outcome is unknown."""
 
     reason: str
     is_limit: bool = False
@@ -26,13 +26,14 @@ class Failure:
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """One environment as its episode knows it. `said` and `heard` are what a fresh world is checked by."""
+    """One environment as its episode sees it. `said` and `heard` are the turns and replies for replaying and checking a
+    fresh world."""
 
     number: int
     problem: Problem
     seed: int
     answer: Any = None
-    """What the last call gave: messages, a reply, an outcome, or a failure."""
+    """The result of the last call: messages, a reply, an outcome, or a failure."""
     seconds: float = 0.0
     """Time that its calls took."""
     said: list[Utterance] = field(default_factory=list)
@@ -48,7 +49,7 @@ class Held:
 
 @dataclass(slots=True)
 class Flight:
-    """A call that was sent, when, and until when its answer is waited for."""
+    """A call that was sent: when, and the deadline of its answer."""
 
     held: Held
     began: float
@@ -72,8 +73,8 @@ class WorldHome:
         return self.worker is None or self.worker.is_ready
 
     def late(self, now: float, was_away: bool) -> set[int]:
-        """Whose deadlines are over. An answer that may lie unread, because nobody looked, is waited for once more, and
-        so is one that is being said."""
+        """Numbers of the environments whose deadlines have passed. If an answer may be waiting unread, because the
+        workers were not polled, or is being received, its deadline is extended."""
         is_coming = self.worker is not None and self.worker.is_speaking
         if self.worker is not None:
             self.worker.is_speaking = False

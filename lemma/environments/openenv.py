@@ -1,4 +1,4 @@
-"""Environments of OpenEnv, by their wire: a server's WebSocket with reset, step and state, one session an episode."""
+"""OpenEnv environments, through their WebSocket protocol of reset, step and state; one session per episode."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from lemma.core.types import Message, Outcome, Problem
 from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance, WorldGone
 from lemma.environments.websocket import WebSocket
 
-# Seconds that a session which has just ended may still hold its place on the server.
+# Seconds for which a session that has just ended may still count on the server, and between attempts.
 PATIENCE, PAUSE = 5.0, 0.1
 FULL = "CAPACITY_REACHED"
-# Failures that say that the action was wrong, not the server.
+# Errors that mean that the action was invalid, not that the server failed.
 REFUSALS = ("VALIDATION_ERROR", "INVALID_JSON")
 AT_ONCE = 64
 
@@ -76,7 +76,7 @@ class OpenEnvSession(Environment):
             self._socket = None
 
     def _connected(self, data: dict[str, Any]) -> dict[str, Any]:
-        """A new session and what its reset gives; waits for a place that is about to become free."""
+        """Open a session and return the result of its reset; waits a little if the server is full."""
         now = time.monotonic()
         last, patient_until = now + self._options.deadlines.reset, now + PATIENCE
         while True:
@@ -183,7 +183,7 @@ class OpenEnv(EnvironmentOptions):
             )
         try:
             WebSocket(self.address, self.deadlines.reset).close()
-        except (OSError, ValueError) as error:  # an address may hold a port that is none
+        except (OSError, ValueError) as error:  # an address may have an invalid port
             raise UserError(
                 f"no OpenEnv server answers at {self.url}: {error}", fix="start it, or correct `url` of the environment"
             ) from None

@@ -1,4 +1,4 @@
-"""What environments say before the first turn, for all problems of a stage."""
+"""Opens all problems of a stage: adds what their environments say before the first turn."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from lemma.environments.held import Failure, Held
 from lemma.environments.worlds import Worlds
 
 LOOK_SECONDS = 1.0
-# Worlds that are open at the same time in each worker, at least.
+# Minimum number of worlds that are open at the same time per worker.
 AT_ONCE = 4
 
 
 def opened_all(options: EnvironmentOptions, problems: Sequence[Problem], seed: int) -> list[Problem]:
-    """The problems as their environment opens them. One that cannot even begin stops everything, in one sentence."""
+    """The problems as their environment opens them. A problem that cannot be started raises UserError."""
     if options.workers == 0 or type(options).opened is not EnvironmentOptions.opened:
         return [_opened_here(options, problem, seed) for problem in problems]
     worlds = Worlds.of(options)

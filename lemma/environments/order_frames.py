@@ -1,4 +1,4 @@
-"""Orders and answers as bytes: JSON with a length in front. Nothing that a model wrote is ever unpickled."""
+"""Orders and answers as bytes: length-prefixed JSON. Nothing that a model wrote is ever unpickled."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from lemma.environments.environment import Reply, Utterance
 from lemma.environments.room import Opening, WorldAnswer, WorldOrder
 
 LENGTH = 4
-# No frame is longer; what is on the wire then is something else.
+# Maximum length of a frame; anything longer is not one of ours.
 MOST = 2**28
 
 
 class NotAFrame(Exception):
-    """Bytes that nobody of ours wrote."""
+    """Bytes that are not one of our frames."""
 
 
 def pack(content: Any) -> bytes:
@@ -26,7 +26,7 @@ def pack(content: Any) -> bytes:
 
 
 def unpack(buffer: bytearray) -> Iterator[Any]:
-    """Every whole frame at the front of the buffer, which is removed from it."""
+    """Every complete frame at the start of the buffer, which is removed from it."""
     while len(buffer) >= LENGTH:
         length = int.from_bytes(buffer[:LENGTH], "big")
         if length > MOST:
@@ -110,5 +110,5 @@ def _problem(row: Mapping[str, Any]) -> Problem:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON does not know: arrays and numbers of numpy, else its text."""
+    """What JSON cannot encode: numpy arrays and numbers become lists and numbers, everything else a string."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -56,7 +56,7 @@ class OwnTools(ToolOptions):
 
 
 class _Desk(ToolWorld):
-    """Functions remember nothing of an episode, so that there is nothing to begin."""
+    """Functions have no state per episode, so there is nothing to reset."""
 
     def reset(self, problem: Problem, seed: int) -> Sequence[Message]:
         return ()

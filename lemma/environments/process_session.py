@@ -1,4 +1,4 @@
-"""Processes that were started in a session of their own end together, whatever groups they made in it."""
+"""Kills all processes of a session, whatever process groups they made in it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import signal
 from contextlib import suppress
 
-# A process may start another while they are being ended.
+# Several rounds, since a process may start another while they are killed.
 ROUNDS = 5
 
 
 def end_session(session: int) -> None:
-    """Kill every process of a session but this one."""
+    """Kill every process of a session except this one."""
     import psutil
 
     for _ in range(ROUNDS):

@@ -29,7 +29,7 @@ TOOLS = {"calculator": Tool.of(calculator), "python": Tool.of(python)}
 
 
 class MathTools(ToolWorld):
-    """A calculator, and a sandbox that starts with the first program and ends with the episode."""
+    """A calculator, and a sandbox that lives from the first program to the end of the episode."""
 
     def __init__(self, options: PythonTools):
         self._limits, self._keeps = options.limits, options.keep_variables
@@ -86,7 +86,7 @@ class PythonTools(ToolOptions):
 
     @property
     def deadlines(self) -> Deadlines:
-        """Long enough for a turn whose programs all run to their own deadline."""
+        """Long enough for a turn whose programs all run to their time limit."""
         deadlines = self.deadlines_of(None)
         longest = self.seconds * self.calls_per_turn + START_SECONDS
         return deadlines if self.step_seconds is not None else replace(deadlines, step=max(deadlines.step, longest))

@@ -1,4 +1,4 @@
-"""Problems of reasoning-gym, made by one of its generators and scored by that generator's own scorer."""
+"""reasoning-gym problems, made by one of its generators and scored by the generator's own scorer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SEEDS = {"train": 0, "dev": 1_000_003, "validation": 1_000_003, "test": 2_000_00
 FUNCTIONS = frozenset({"sin", "cos", "tan", "exp", "log", "ln", "sqrt", "Abs", "abs", "asin", "acos", "atan", "sinh"})
 LARGEST_POWER = 100
 ITEM = "reasoning_gym"
-# What a scorer gives to a right answer; some give a little less than 1 to one that is spelled otherwise.
+# Score of a right answer; some scorers give slightly less than 1 to a different spelling.
 RIGHT = 0.99
 
 
@@ -144,7 +144,7 @@ def generators() -> list[str]:
 
 
 def scored(generator: str, dataset: Any, answer: str | None, entry: dict[str, Any]) -> float:
-    """What the generator gives for an answer. Nothing, where there is none or where it would run as a program."""
+    """The generator's score of an answer; 0 without an answer, or if scoring could execute it as a program."""
     if answer is None or (generator in EXECUTES and not is_harmless(answer)):
         return 0.0
     with redirect_stdout(StringIO()):
@@ -152,7 +152,7 @@ def scored(generator: str, dataset: Any, answer: str | None, entry: dict[str, An
 
 
 def is_harmless(answer: str) -> bool:
-    """Whether an answer that will be run as Python is arithmetic, or a list, and soon done."""
+    """Whether an answer that will be run as Python is only arithmetic or lists, and cheap to compute."""
     try:
         tree = ast.parse(answer.strip().replace("^", "**"), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):

@@ -1,4 +1,4 @@
-"""Where environments live: in a worker process, or in the trainer's own. One order at a time for each environment."""
+"""The environments of one process, a worker's or the trainer's. One order at a time for each environment."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from lemma.core.types import Message, Outcome, Problem
 from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance, WorldGone
 
 Call = Literal["reset", "step", "score", "close"]
-# What became of an order: what the call gave; the replies of actions that were played again first; the world is lost;
-# the environment raised; it gave something of the wrong kind; it cannot be made.
+# The kinds of answers to an order: the result of the call; the replies of actions that were replayed first; the world
+# is lost; the environment raised; it returned the wrong type; it cannot be made.
 Kind = Literal["given", "replayed", "gone", "error", "wrong", "refused"]
-# Characters of a reply that are kept for each token that it may have, at either end.
+# Characters kept at either end of a reply, for each token that it may have.
 CHARACTERS = 64
 LONGEST_REASON = 500
-# Deadline of a call that closes a world.
+# Time limit for closing a world.
 CLOSE_SECONDS = 10.0
-# The same where a call was not over in time: the answer must be there before the worker is taken for lost.
+# The same after a call that timed out: the answer must arrive before the worker is taken for lost.
 LATE_CLOSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A fresh world, and what was said in the one whose place it takes."""
+    """A fresh world, and the turns to replay in it."""
 
     problem: Problem
     seed: int
@@ -38,7 +38,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class WorldOrder:
-    """One call of the environment with this number, in a fresh world where there is an `opening`."""
+    """One call of the environment with this number; with an `opening`, in a fresh world."""
 
     world: int
     call: Call
@@ -48,17 +48,17 @@ class WorldOrder:
 
 @dataclass(frozen=True, slots=True)
 class WorldAnswer:
-    """What became of an order. `value` is a sequence of messages or replies, a reply, an outcome, or a sentence."""
+    """The answer to an order. `value` is a sequence of messages or replies, a reply, an outcome, or a sentence."""
 
     world: int
     kind: Kind
     value: Any = None
     seconds: float = 0.0
-    """Time that the call took, without what was played again first."""
+    """Time that the call took, without the replay."""
 
 
 class WrongKind(Exception):
-    """An environment gave what it must not give; the sentence says what."""
+    """An environment returned the wrong type; the message says which."""
 
 
 class Room:
@@ -67,11 +67,11 @@ class Room:
     def __init__(self, options: EnvironmentOptions, is_worker: bool = False):
         self._options, self._caller, self._deadlines = options, Caller(), options.deadlines
         self._worlds: dict[int, Environment] = {}
-        # In a worker nobody but the environment raises; elsewhere Ctrl-C is the user's.
+        # In a worker only the environment raises; in the trainer a KeyboardInterrupt is the user's.
         self._caught: tuple[type[BaseException], ...] = (BaseException,) if is_worker else (Exception, SystemExit)
 
     def perform(self, order: WorldOrder, say: Callable[[WorldAnswer], None]) -> None:
-        """Carry an order out and say what became of it. A world that fails is closed and gone."""
+        """Execute an order and report the result. A world that fails is closed and removed."""
         began, is_late = time.monotonic(), False
 
         def replayed(replies: tuple[Reply, ...]) -> None:
@@ -123,7 +123,7 @@ class Room:
         return reply_of(given, world, CHARACTERS * self._options.reply_tokens)
 
     def _leave(self, number: int, seconds: float = CLOSE_SECONDS) -> None:
-        """Close a world, if it is there; trouble with that is nobody's any more."""
+        """Close a world, if it exists; errors are ignored."""
         world = self._worlds.pop(number, None)
         if world is not None:
             with suppress(*self._caught):
@@ -136,7 +136,7 @@ class Room:
 
 
 def messages_of(given: Any, world: Environment) -> tuple[Message, ...]:
-    """What `reset` gave, as messages."""
+    """The result of `reset`, as messages."""
     if given is None:
         return ()
     if not isinstance(given, Sequence) or not all(isinstance(one, Message) for one in given):
@@ -145,7 +145,7 @@ def messages_of(given: Any, world: Environment) -> tuple[Message, ...]:
 
 
 def reply_of(given: Any, world: Environment, half: int) -> Reply:
-    """What `step` gave, its text readable and not much longer than what can be read of it."""
+    """The result of `step`, with valid text that is not much longer than the policy can read."""
     if not isinstance(given, Reply):
         raise WrongKind(_wrong(world, given, "Reply"))
     if not isinstance(given.text, str):
@@ -158,7 +158,7 @@ def reply_of(given: Any, world: Environment, half: int) -> Reply:
 
 
 def outcome_of(given: Any, world: Environment) -> Outcome:
-    """What `score` gave. A reward that is no finite number is no reward."""
+    """The result of `score`. A reward that is not finite is an error."""
     if not isinstance(given, Outcome):
         raise WrongKind(_wrong(world, given, "Outcome"))
     success = None if given.success is None else bool(given.success)
@@ -182,7 +182,7 @@ def _ends(text: str, half: int) -> str:
 
 
 def readable(text: str) -> str:
-    """The text without halves of characters, which no tokenizer takes."""
+    """The text without lone surrogates, which no tokenizer accepts."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

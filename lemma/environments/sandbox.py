@@ -1,6 +1,6 @@
-"""Programs that a model wrote, run where they can do no harm: a process for each sandbox, started at its first one.
+"""Runs programs written by a model in isolation: one process per sandbox, started with its first program.
 
-`sandbox_child.py` is what runs inside and says how it is isolated.
+`sandbox_child.py` runs inside; it documents and reports the isolation.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from lemma.core.errors import UserError
 from lemma.environments.environment import WorldGone
 
 CHILD = Path(__file__).with_name("sandbox_child.py")
-# Python and its libraries: all that a program can read.
+# Python and its libraries: the only files that a program can read.
 LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64")
-# Programs that one process may run to their deadline before its processor time is used up.
+# CPU time limit of a process, as a number of programs that run to their time limit.
 PROGRAMS = 32
 START_SECONDS = 30.0
 FILES_MB = 32
@@ -33,7 +33,7 @@ GONE = "Its variables are gone."
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """What a program may use. `output` counts characters; `packages`: it may import what is installed with Lemma."""
+    """Limits of a program. `output` is in characters; with `packages` it may import what is installed with Lemma."""
 
     seconds: float = 5.0
     memory_mb: int = 512
@@ -43,7 +43,7 @@ class SandboxLimits:
 
 
 class Sandbox:
-    """Runs programs one after the other; each sees the variables of those before it."""
+    """Runs programs one at a time; each sees the variables of earlier ones."""
 
     def __init__(self, limits: SandboxLimits, seed: int = 0):
         self.limits, self._seed = limits, seed
@@ -51,7 +51,7 @@ class Sandbox:
         self._buffer = bytearray()
 
     def run(self, code: str) -> str:
-        """What the program prints, or why it was stopped, in words."""
+        """The program's output, or a sentence that says why it was stopped."""
         self._start()
         assert self._process is not None and self._process.stdin is not None
         deadline = time.monotonic() + self.limits.seconds
@@ -73,7 +73,7 @@ class Sandbox:
         return f"The program ended its interpreter, or used up what it may. {GONE}"
 
     def close(self) -> None:
-        """End the process, whatever it does. The next program starts a fresh one."""
+        """Kill the process. The next program starts a fresh one."""
         process, self._process = self._process, None
         self._buffer.clear()
         if process is None:
@@ -86,7 +86,7 @@ class Sandbox:
         process.wait()
 
     def check(self) -> None:
-        """Refuse a machine on which programs would not be kept away from files, network and other processes."""
+        """Refuse a machine that cannot isolate programs from files, network and other processes."""
         try:
             self._start()
         finally:
@@ -101,7 +101,7 @@ class Sandbox:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd="/",
-            # The same words are in the same order in every set: what a program prints depends on nothing else.
+            # A fixed hash seed, so that the order of sets, and with it the output, is reproducible.
             env={"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             start_new_session=True,
         )
@@ -122,7 +122,7 @@ class Sandbox:
             )
 
     def _send(self, data: bytes, deadline: float) -> bool:
-        """Whether the process took it all in time: what a program left behind may read no orders."""
+        """Whether the process read everything in time: code left running by a program may keep it from reading."""
         assert self._process is not None and self._process.stdin is not None
         file, rest = self._process.stdin.fileno(), memoryview(data)
         while rest:
@@ -134,7 +134,7 @@ class Sandbox:
         return True
 
     def _line(self, deadline: float) -> bytes | None:
-        """The next line; None where none comes in time, empty where the process has ended or writes without end."""
+        """The next line; None if none arrives in time, empty if the process has ended or writes too much."""
         assert self._process is not None and self._process.stdout is not None
         file = self._process.stdout.fileno()
         while b"\n" not in self._buffer:
@@ -143,7 +143,7 @@ class Sandbox:
                 return None
             data = os.read(file, 65536)
             self._buffer += data
-            # JSON writes a character with at most twelve.
+            # JSON needs at most twelve bytes per character.
             if not data or len(self._buffer) > 12 * self.limits.output + 65536:
                 return b""
         line, _, rest = bytes(self._buffer).partition(b"\n")
@@ -152,7 +152,7 @@ class Sandbox:
 
 
 def _is_ready(file: int, event: int, seconds: float) -> bool:
-    """Whether a file can be read or written, or has ended, within so many seconds."""
+    """Whether a file becomes readable or writable, or is closed, within `seconds`."""
     poll = select.poll()
     poll.register(file, event)
     return bool(poll.poll(math.ceil(seconds * 1000)))

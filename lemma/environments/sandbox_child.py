@@ -1,12 +1,11 @@
-"""What runs inside a sandbox: a Python that programs of a model are given to. Standard library only.
+"""What runs inside a sandbox: a Python that executes programs written by a model. Standard library only.
 
-    python -s -P -S -B sandbox_child.py SETTINGS     one JSON object a line from file 0, one a line to file 1
+    python -s -P -S -B sandbox_child.py SETTINGS     one JSON object per line on stdin, one per line on stdout
 
-A supervisor, which never runs the model's code, waits for two ends: of the process that does, and of the file that the
-orders come from, which means that the trainer is gone. What isolates: no network, no sight of other processes and a
-/tmp of its own (namespaces, where the machine allows them); no file but Python's own (Landlock); no new process, no
-signal, no socket, no change of who may use a file (seccomp); limits on memory, processor time, files and output. The
-first line says what holds.
+A supervisor, which never runs the model's code, waits for the end of the process that does, or of its input, which
+means that the trainer is gone. The isolation: no network, no view of other processes and a private /tmp (namespaces, if
+the machine allows them); no file but Python's own (Landlock); no new process, signal, socket or change of file
+permissions (seccomp); limits on memory, CPU time, files and output. The first line of output says which of them hold.
 """
 
 from __future__ import annotations
@@ -27,14 +26,15 @@ NEW_USER, NEW_PROCESSES, NEW_NET, NEW_MOUNTS, NEW_IPC = 0x10000000, 0x20000000, 
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1, 2, 4, 8, 1 << 14
-# What each version of Landlock can forbid: of files and folders; connections by TCP; signals to others.
+# What each version of Landlock can forbid for files and folders.
 FILES = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}
 MB = 1 << 20
 BIND = 4096
 
 
 def own_processes() -> bool:
-    """From here on, children see no process but their own; and may then give up more."""
+    """New user and process namespaces: from now on, children see only their own processes, and may enter further
+    namespaces."""
     uid, gid = os.getuid(), os.getgid()
     if not hasattr(LIBC, "unshare") or LIBC.unshare(NEW_USER | NEW_PROCESSES) != 0:
         return False
@@ -46,7 +46,7 @@ def own_processes() -> bool:
 
 
 def confine(settings: dict) -> dict[str, bool]:
-    """Give up everything that a program does not need. Says what could be given up."""
+    """Drop everything that a program does not need. Returns what could be isolated."""
     held = {"network": False, "files": False, "processes": False, "temporary": False}
     if hasattr(LIBC, "unshare") and LIBC.unshare(NEW_NET | NEW_MOUNTS | NEW_IPC) == 0:
         held["network"] = True
@@ -65,7 +65,7 @@ def confine(settings: dict) -> dict[str, bool]:
 
 
 def own_temporary_folder(megabytes: int, readable: list) -> bool:
-    """A /tmp that nobody else sees, which is gone with the process."""
+    """A private /tmp, which disappears with the process."""
     private, recursive = 1 << 18, 1 << 14
     if LIBC.mount(b"none", b"/", None, private | recursive, None) != 0:
         return False
@@ -97,7 +97,7 @@ def limits(settings: dict) -> dict[str, int]:
 
 
 def only_files_of(readable: list[str], writable: list[str]) -> bool:
-    """With Landlock: no file can be opened but below these folders."""
+    """With Landlock: only files below these folders can be opened."""
     version = LIBC.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
     if version < 1:
         return False
@@ -150,7 +150,7 @@ ALLOW, REFUSE, ABSENT, KILL = 0x7FFF0000, 0x00050000 | 1, 0x00050000 | 38, 0x800
 
 
 def no_processes() -> bool:
-    """With seccomp: threads and computing, but no process, no signal and no connection."""
+    """With seccomp: threads are allowed, but no new process, signal or connection."""
     machine = platform.machine()
     if machine not in FORBIDDEN:
         return False
@@ -159,12 +159,12 @@ def no_processes() -> bool:
         lines += [(AT_LEAST, 0, 1, 0x40000000), (RETURN, 0, 0, KILL)]
     for number in FORBIDDEN[machine]:
         lines += [(EQUALS, 0, 1, number), (RETURN, 0, 0, REFUSE)]
-    # What clone3 is asked for cannot be looked at: without it, threads are made by clone.
+    # The arguments of clone3 cannot be inspected: without it, threads are created with clone.
     lines += [(EQUALS, 0, 1, CLONE3), (RETURN, 0, 0, ABSENT)]
     # Limits of this process only, which is number 0.
     lines += [(EQUALS, 0, 4, LIMITS[machine]), (LOAD, 0, 0, 16), (EQUALS, 0, 1, 0), (RETURN, 0, 0, ALLOW)]
     lines += [(RETURN, 0, 0, REFUSE)]
-    # No file may send a signal to somebody else.
+    # No file may be set to signal another process.
     lines += [(EQUALS, 0, 6, FCNTL[machine]), (LOAD, 0, 0, 24), (EQUALS, 2, 0, SET_OWNER), (EQUALS, 1, 0, SET_SIGNAL)]
     lines += [(EQUALS, 0, 1, SET_OWNER_EX), (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
     lines += [(EQUALS, 0, 3, CLONE[machine]), (LOAD, 0, 0, 16), (SET_BITS, 1, 0, THREAD), (RETURN, 0, 0, REFUSE)]
@@ -176,7 +176,7 @@ def no_processes() -> bool:
 
 
 class Output:
-    """Keeps the beginning and the end of what is written, at most so many characters."""
+    """Keeps the beginning and the end of the output, up to a number of characters."""
 
     encoding, errors = "utf-8", "backslashreplace"
 
@@ -207,7 +207,7 @@ class Output:
 
 
 def run(code: str, names: dict, most: int) -> str:
-    """What a program prints; the value of a last line that is an expression is printed too, and so is an error."""
+    """The program's output; the value of a last expression is printed too, and so is an error."""
     import ast
     import traceback
 
@@ -233,7 +233,7 @@ def run(code: str, names: dict, most: int) -> str:
 
 
 def serve(settings: dict) -> None:
-    """Programs one after the other, which see each other's names."""
+    """Run programs one at a time, in one namespace."""
     orders, answers = os.fdopen(os.dup(0), "rb", closefd=True), os.dup(1)
     nothing = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1, 2):
@@ -257,7 +257,7 @@ def send(file: int, message: dict) -> None:
 
 
 def supervise(child: int) -> None:
-    """Until the child ends, or until nobody is left who could send it an order."""
+    """Wait until the child ends, or until the trainer has closed the input."""
     waiting = select.poll()
     waiting.register(0, 0)
     waiting.register(os.pidfd_open(child), select.POLLIN)

@@ -1,4 +1,4 @@
-"""No environment: a problem is answered at once."""
+"""No environment: one response per problem."""
 
 from __future__ import annotations
 

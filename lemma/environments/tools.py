@@ -1,4 +1,4 @@
-"""Tools between turns: functions that answer calls in words, whatever a call asks for."""
+"""Environments with tools: functions whose results are the reply to a turn's tool calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ToolOptions(EnvironmentOptions):
     """Maximum number of tool calls in one turn."""
 
     def tools(self) -> Sequence[Tool]:
-        """What can be called."""
+        """The tools that can be called."""
         raise NotImplementedError
 
     def speech(self, fmt: Format, tokenizer: Any) -> ToolSpeech:
@@ -40,7 +40,7 @@ class ToolOptions(EnvironmentOptions):
 
 
 class ToolWorld(Environment):
-    """Calls are answered by functions. A turn that calls nothing is the last."""
+    """Functions answer tool calls. A turn without a call is the last."""
 
     def __init__(self, functions: Mapping[str, Function], calls_per_turn: int):
         self.functions, self._most = functions, calls_per_turn
@@ -60,12 +60,12 @@ class ToolWorld(Environment):
 
 
 def replied(results: Sequence[str], done: bool = False) -> Reply:
-    """The results of calls, one for each."""
+    """A reply with the results of calls, one for each."""
     return Reply("\n".join(results), done, results=tuple(results))
 
 
 def answered(functions: Mapping[str, Function], call: Mapping[str, Any]) -> str:
-    """What the function says that a call asks for; a call that cannot be made and one that fails are told so."""
+    """The result of the function that a call names; an error message if it cannot be called or raises."""
     if "error" in call:
         return f"error: {call['error']}"
     try:
@@ -77,7 +77,7 @@ def answered(functions: Mapping[str, Function], call: Mapping[str, Any]) -> str:
 
 
 def understanding(speech: ToolSpeech | None, fmt: Format) -> Callable[[str, Finish], Utterance]:
-    """What an environment hears of a turn's text and end: with its answer, and with calls where there are tools."""
+    """A function that parses a turn's text for the environment: its answer, and its tool calls if there are tools."""
 
     def understand(text: str, finish: Finish) -> Utterance:
         answer = fmt.parse(text).answer

@@ -1,4 +1,4 @@
-"""An environment tried with scripted answers: does every call give what it should, and does an episode repeat?"""
+"""Tries out an environment with scripted answers: do all calls work, and is an episode reproducible?"""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from lemma.environments.worlds import Worlds
 
 PLAIN = ("I do not know.", "1", "```python\nprint(1)\n```")
 LOOK_SECONDS = 1.0
-# A call that takes longer is felt where hundreds of episodes wait for theirs.
+# A call that takes longer matters when hundreds of episodes wait for theirs.
 SLOW_SECONDS = 0.2
 
 
 @dataclass
 class Tried:
-    """One episode with scripted answers: what came back in the end, or the first failure, and how long calls took."""
+    """One episode with scripted answers: its outcome or first failure, and how long calls took."""
 
     said: list[str] = field(default_factory=list)
     heard: list[Reply] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class TrialFinding:
-    """What was found about one matter; `level` is ok, note or BAD."""
+    """One finding; `level` is ok, note or BAD."""
 
     level: str
     topic: str
@@ -38,7 +38,7 @@ class TrialFinding:
 
 
 def play_script(worlds: Worlds, problem: Problem, seed: int, answers: Sequence[str], turns: int) -> Tried:
-    """One episode; the last answer is said again until the environment or its limit of turns ends it."""
+    """Play one episode; the last answer is repeated until the environment or its turn limit ends it."""
     tried = Tried()
     held = worlds.open(problem, seed)
     given = _waited(worlds, held, tried, "reset")
@@ -71,7 +71,7 @@ def _waited(worlds: Worlds, held: Held, tried: Tried, call: str) -> Any:
 def try_out(
     options: EnvironmentOptions, problems: Sequence[Problem], seed: int, answers: Sequence[str] = ()
 ) -> list[TrialFinding]:
-    """Play each problem by the answers given, twice, and by saying nothing; what that shows."""
+    """Play each problem twice with the given answers and once with empty ones; returns the findings."""
     worlds = Worlds.of(options)
     try:
         spoken = [list(answers) or [*PLAIN, problem.gold or PLAIN[0]] for problem in problems]

@@ -34,7 +34,7 @@ class TrlEpisode(ToolWorld):
         super().__init__(functions, calls_per_turn)
 
     def reset(self, problem: Problem, seed: int) -> Sequence[Message]:
-        """What TRL appends to the last question, as a message; the options put it there."""
+        """The text that TRL appends to the last question, as a message; `TrlWorld.introduced` appends it."""
         said = _call(self._inner.reset, **_taken(self._inner.reset, columns_of(problem)))
         return [Message("user", str(said))] if said else []
 
@@ -50,7 +50,7 @@ def _call(method: Callable[..., Any], **arguments: Any) -> Any:
 class TrlWorld(ToolOptions):
     """A class written for TRL's `environment_factory`."""
 
-    # `class` is a word of Python's own: the recipe says it, the field cannot be called so.
+    # `class` is a Python keyword: recipes can say it, but the field needs another name.
     model_config = ConfigDict(serialize_by_alias=True)
 
     name: Literal["trl"] = "trl"
@@ -73,7 +73,7 @@ class TrlWorld(ToolOptions):
         return TrlEpisode(load_class(self.class_)(**self.options), self.calls_per_turn)
 
     def introduced(self, problem: Problem, messages: Sequence[Message]) -> Problem:
-        """The problem with what `reset` says at the end of its last question, as TRL puts it there."""
+        """The problem with the text of `reset` appended to its last question, as TRL does."""
         if messages and problem.messages:
             last = problem.messages[-1]
             told = replace(last, content=last.content + "".join(one.content for one in messages))
@@ -104,13 +104,13 @@ class TrlWorld(ToolOptions):
 
 
 def tool_methods(world_class: type) -> list[tuple[str, Function]]:
-    """The public methods of a class, by name; those of `object` and properties are none."""
+    """The public methods of a class, by name, without properties."""
     members = inspect.getmembers(world_class, predicate=inspect.isfunction)
     return [(name, method) for name, method in members if not name.startswith("_") and name not in NO_TOOLS]
 
 
 def columns_of(problem: Problem) -> dict[str, Any]:
-    """What TRL gives to `reset`: the columns of the row, the prompt among them."""
+    """What TRL passes to `reset`: the columns of the row, including the prompt."""
     row: Mapping[str, Any] = problem.extra.get(ROW) or {}
     known: dict[str, Any] = {"prompt": [message.as_dict() for message in problem.messages]}
     return known | ({} if problem.gold is None else {"answer": problem.gold}) | dict(row)

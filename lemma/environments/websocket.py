@@ -1,4 +1,4 @@
-"""A WebSocket client of the standard library: text messages, one after the other, with a deadline for each."""
+"""A WebSocket client with only the standard library: text messages, one at a time, each with a deadline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LARGEST = 64 << 20
 
 
 class WebSocket:
-    """One connection. `ConnectionError` where the other side is gone, `TimeoutError` where it is late."""
+    """One connection. Raises `ConnectionError` if the other side is gone, `TimeoutError` if it is late."""
 
     def __init__(self, url: str, seconds: float):
         """To ws://host:port/path, or wss:// with TLS."""
@@ -42,7 +42,7 @@ class WebSocket:
         return self.receive(seconds)
 
     def receive(self, seconds: float) -> str:
-        """The next message, its parts put together."""
+        """The next message, with its fragments joined."""
         self._deadline = time.monotonic() + seconds
         whole = b""
         while True:

@@ -1,7 +1,7 @@
-"""One worker process: environments that answer orders from standard input on standard output.
+"""One worker process: its environments take orders on standard input and answer on standard output.
 
-Run as `python -m lemma.environments.worker_main`. Two processes begin: the first only watches. It ends the second, with
-all that this has started, when the trainer is gone or asks for it, whatever the second is doing.
+Run as `python -m lemma.environments.worker_main`. Two processes start; the first only watches. When the trainer is gone
+or asks for it, it kills the second and everything that was started there.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from lemma.environments.order_frames import answer_to_wire, order_from_wire, pac
 from lemma.environments.room import Room, WorldAnswer, WorldOrder
 
 PR_SET_PDEATHSIG = 1
-# Seconds that worlds get to be closed once the trainer is gone, and between two looks at it.
+# Time limit for closing worlds once the trainer is gone, and seconds between checks for that.
 CLOSING_SECONDS = 5.0
 LOOK_SECONDS = 0.5
 
 
 class Watcher:
-    """Waits for the end of a worker, or for a reason to end it. Signals end its waiting as well."""
+    """Waits for the end of a worker, or for a reason to kill it. Signals wake it up."""
 
     def __init__(self) -> None:
         self.parent, self._is_asked = os.getppid(), False
@@ -49,10 +49,10 @@ class Watcher:
         self._is_asked = True
 
     def watch(self, child: int) -> int:
-        """Until the worker has ended, the trainer asks for the end, or the trainer is gone and worlds had their time
-        to be closed; the exit status of the worker. Nothing that it has started is left."""
+        """Wait until the worker has ended, the trainer asks for the end, or the trainer is gone and the time for
+        closing worlds is over. Kills everything that is left; returns the worker's exit status."""
         poll = select.poll()
-        poll.register(0, 0)  # tells of nothing but the other end's closing
+        poll.register(0, 0)  # reports only that the other end was closed
         poll.register(self._woken, select.POLLIN)
         closing = status = None
         while (status := reap(child)) is None and not self._is_asked:
@@ -75,7 +75,7 @@ class Watcher:
 
 
 def _begin_worker(watcher: int) -> None:
-    """In the worker: a group of its own, signals as usual, and death with the watcher."""
+    """In the worker: its own process group, default signals, and death with the watcher."""
     os.setpgid(0, 0)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -90,12 +90,13 @@ def _begin_worker(watcher: int) -> None:
 
 
 class Wire:
-    """Answers go out one at a time; orders come in by a thread, so that the end of the trainer is heard at once."""
+    """Answers are written one at a time; a thread reads orders, so that the end of the trainer is noticed
+    immediately."""
 
     def __init__(self) -> None:
         self._in, self._out = os.dup(0), os.dup(1)
         nowhere = os.open(os.devnull, os.O_RDWR)
-        for number in (0, 1):  # what an environment prints is no answer, and what it reads is no order
+        for number in (0, 1):  # environments must not write answers or read orders
             os.dup2(nowhere, number)
         os.close(nowhere)
         self._lock = threading.Lock()
@@ -121,7 +122,7 @@ class Wire:
 
 
 def make_options(row: dict[str, Any]) -> EnvironmentOptions:
-    """The options that the trainer has: their class by name, or else by its module."""
+    """The trainer's options: their class by its registered name, or else by its module."""
     module, name = row["class"]
     found = ENVIRONMENTS.find(row["options"]["name"]) if row["by_name"] else None
     kind = found or getattr(importlib.import_module(module), name)
@@ -148,7 +149,7 @@ def serve() -> None:
         else:
             threads.submit(perform, order)
     room.close()
-    os._exit(0)  # whatever threads are doing
+    os._exit(0)  # without waiting for threads
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The trainer's side of one worker process. Nothing here waits for the worker but its end."""
+"""The trainer's side of one worker process. Nothing here blocks, except waiting for its end."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from lemma.environments.order_frames import NotAFrame, answer_from_wire, order_t
 from lemma.environments.process_session import end_session
 from lemma.environments.room import WorldAnswer, WorldOrder
 
-# Bytes of what workers complain of that are kept, those that are read for a message, and characters that it shows.
+# Bytes of a worker's stderr that are kept, bytes read for an error message, and characters that the message shows.
 MOST_KEPT, LAST_BYTES, SHOWN = 2**20, 2**14, 300
 END_SECONDS = 5.0
 
 
 class WorkerLost(Exception):
-    """The worker died, or speaks nonsense."""
+    """The worker died, or wrote something that is not an answer."""
 
 
 class WorkerProcess:
-    """A process with environments. Orders go out and answers come in as the pipes allow."""
+    """A process with environments. Pipes are non-blocking, in both directions."""
 
     def __init__(self, options: EnvironmentOptions):
-        self._complaints = tempfile.TemporaryFile("a+b")
+        self._stderr = tempfile.TemporaryFile("a+b")
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "lemma.environments.worker_main"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._complaints,
+            stderr=self._stderr,
             start_new_session=True,
-            # The order of a set must not differ in the process that takes this one's place.
+            # The order of sets must be the same in a worker that replaces this one.
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
@@ -48,7 +48,7 @@ class WorkerProcess:
         os.set_blocking(self.sending, False)
         os.set_blocking(self.hearing, False)
         self.is_ready = self.is_speaking = False
-        """Whether it has begun; whether it has just said a part of an answer whose rest is missing."""
+        """Whether it is ready for orders; whether part of an answer has just arrived."""
         self._in, self.out = bytearray(), bytearray()
         self.out += pack(_introduction(options))
 
@@ -57,7 +57,7 @@ class WorkerProcess:
         self.write()
 
     def write(self) -> None:
-        """As much as the pipe takes now."""
+        """Write as much as the pipe accepts now."""
         try:
             while self.out:
                 del self.out[: os.write(self.sending, self.out)]
@@ -67,7 +67,7 @@ class WorkerProcess:
             raise WorkerLost(self.last_words()) from error
 
     def read(self) -> Iterator[WorldAnswer]:
-        """Answers that are there now."""
+        """The answers that have arrived."""
         is_over, before = False, len(self._in)
         try:
             while data := os.read(self.hearing, 2**20):
@@ -86,22 +86,22 @@ class WorkerProcess:
         self.is_speaking = bool(self._in) and len(self._in) != before
         if is_over:
             raise WorkerLost(self.last_words())
-        if os.fstat(self._complaints.fileno()).st_size > MOST_KEPT:
-            self._complaints.truncate(0)
+        if os.fstat(self._stderr.fileno()).st_size > MOST_KEPT:
+            self._stderr.truncate(0)
 
     def last_words(self) -> str:
-        """How it ended, with the last line of its complaints."""
+        """How it ended, with the last line of its stderr."""
         self._stop()
         code = self.process.returncode
         how = f"signal {256 - code}" if code is not None and code > 128 else f"exit code {code}"
-        self._complaints.seek(-min(LAST_BYTES, self._complaints.seek(0, os.SEEK_END)), os.SEEK_END)
-        lines = self._complaints.read().decode(errors="replace").strip().splitlines()
+        self._stderr.seek(-min(LAST_BYTES, self._stderr.seek(0, os.SEEK_END)), os.SEEK_END)
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
         return f"{how}: {lines[-1][:SHOWN]}" if lines else how
 
     def end(self) -> None:
-        """End it and all that it started, now."""
+        """Kill it and everything it started."""
         self._stop()
-        self._complaints.close()
+        self._stderr.close()
 
     def _stop(self) -> None:
         for pipe in (self.process.stdin, self.process.stdout):
@@ -115,11 +115,11 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        if self.process.returncode < 0:  # its watcher was killed and could not end the rest
+        if self.process.returncode < 0:  # its watcher was killed and could not kill the rest
             end_session(self.process.pid)
 
     def forget(self) -> None:
-        """In a forked child: let go of the pipes without touching the worker."""
+        """In a forked child: close the pipes without touching the worker."""
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 with suppress(OSError):
@@ -128,7 +128,7 @@ class WorkerProcess:
 
 
 def _introduction(options: EnvironmentOptions) -> dict[str, Any]:
-    """What a worker needs to make the same options."""
+    """What a worker needs to build the same options."""
     from lemma.environments import ENVIRONMENTS
 
     kind = type(options)

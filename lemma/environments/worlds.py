@@ -1,8 +1,8 @@
-"""The environments of all episodes, wherever they run, and what happens when one breaks.
+"""The environments of all episodes, in worker processes or here, and what happens when one breaks.
 
-A call that kills its worker or runs past its deadline costs the worker, not the episodes: each is played again in a
-fresh world, by what was said in it, when it is needed next. The call itself gets one more try, alone in its worker. If
-it breaks the world again, the action is wrong; a world that answers differently when it is played again is unknown.
+A call that kills its worker or runs past its deadline costs the worker, not the episodes: each is replayed in a fresh
+world, from the policy's turns, when it is needed next. The call itself gets one more try, alone in its worker. If it
+breaks the world again, the action counts as wrong; if a replay gives different replies, the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from lemma.environments.room import CLOSE_SECONDS, Call, Opening, Room, WorldAns
 from lemma.environments.worker_process import WorkerLost, WorkerProcess
 
 START_SECONDS = 120.0
-# Seconds without a look at the workers after which an answer may be lying there.
+# If the workers were not polled for this long, answers may be waiting unread.
 AWAY_SECONDS = 0.5
-# Seconds that worlds get to be closed in at the end.
+# Time limit for closing all worlds at the end.
 LAST_SECONDS = 3.0
-# Starts in a row that may fail before the run stops.
+# Failed starts in a row after which the run stops.
 STARTS = 3
 TRIES = 2
 
 
 class Worlds:
-    """Begin calls with `open`, `step` and `score`; `answers` says which have ended. One call at a time for each."""
+    """Start calls with `open`, `step` and `score`; `answers` returns those that have ended. One call at a time each."""
 
     def __init__(self, options: EnvironmentOptions):
         self._options, self._key, self._owner = options, options.world_key, os.getpid()
@@ -49,13 +49,13 @@ class Worlds:
         self._grace = GRACE_SECONDS if options.keeps_time else 0.0
         self._selector = selectors.DefaultSelector()
         self.lost = self.replayed = 0
-        """Workers that were lost, and worlds that were played again, since the start."""
+        """Lost workers and replayed worlds since the start."""
         _all.add(self)
 
-    # --- asking --------------------------------------------------------------------------------------------------
+    # --- calls ---------------------------------------------------------------------------------------------------
 
     def open(self, problem: Problem, seed: int) -> Held:
-        """A new environment; its first answer is what `reset` gives."""
+        """A new environment; its first answer is the result of `reset`."""
         self._count += 1
         held = Held(self._count, problem, seed)
         self._ask(held, "reset")
@@ -69,7 +69,7 @@ class Worlds:
         self._ask(held, "score")
 
     def leave(self, held: Held) -> None:
-        """The episode is over: close its world, as soon as a call that is under way has ended."""
+        """The episode is over: close its world, once a running call has ended."""
         if held.is_left:
             return
         held.is_left = True
@@ -77,7 +77,7 @@ class Worlds:
             self._ask(held, "close")
 
     def answers(self, wait: float = 0.0) -> list[Held]:
-        """Environments whose call has ended, after at most `wait` seconds where any is under way; each is told once."""
+        """Environments whose call has ended, each returned once; waits at most `wait` seconds for running calls."""
         until = time.monotonic() + wait
         while True:
             for home in list(self._homes):
@@ -103,7 +103,7 @@ class Worlds:
         self._send(home)
 
     def _choose(self) -> WorldHome:
-        """Where a world begins: with the worker that has least to do, or with a new one."""
+        """The least loaded worker, or a new one."""
         wanted = self._options.workers
         best = min(self._homes, key=lambda home: home.load, default=None)
         if best is None or (best.load and len(self._homes) < wanted):
@@ -120,7 +120,7 @@ class Worlds:
         return home
 
     def _send(self, home: WorldHome) -> None:
-        """Send what the worker can begin at once: then a deadline counts from here."""
+        """Send only what the worker can start immediately, so that deadlines count from now."""
         while home.queue and home.is_ready and len(home.flights) < self._at_once:
             held = home.queue[0]
             alone = held.is_alone or any(flight.held.is_alone for flight in home.flights.values())
@@ -172,10 +172,10 @@ class Worlds:
         elif not home.worker.out and is_watched:
             self._selector.unregister(home.worker.sending)
 
-    # --- hearing -------------------------------------------------------------------------------------------------
+    # --- receiving -----------------------------------------------------------------------------------------------
 
     def _listen(self, wait: float) -> bool:
-        """Take what is there, waiting for it at most so long; whether anything happened."""
+        """Process what has arrived, waiting at most `wait` seconds; whether anything happened."""
         now = time.monotonic()
         was_away = now - self._looked > AWAY_SECONDS
         limits = [flight.deadline for home in self._homes for flight in home.flights.values()]
@@ -236,7 +236,7 @@ class Worlds:
             self._finish(held, call, Failure(f"the environment failed: {answer.value}"))
 
     def _compare(self, home: WorldHome, flight: Flight, heard: tuple[Reply, ...]) -> None:
-        """The replies of a world that was played again; what follows them is the call itself, with its own deadline."""
+        """Check the replies of a replayed world; the call itself follows, with its own deadline."""
         held = flight.held
         call = held.call
         if list(heard) == held.heard and call is not None:
@@ -245,7 +245,7 @@ class Worlds:
             flight.began = time.monotonic()
             flight.deadline = flight.began + seconds + self._grace
             return
-        # The answer to the call itself is of another world: it is waited for and dropped.
+        # The answer to the call itself comes from a diverged world: wait for it and drop it.
         stray = replace(held, is_left=True)
         flight.held = home.holds[held.number] = stray
         flight.replays, flight.deadline = False, time.monotonic() + max(self._deadlines.step, self._deadlines.score)
@@ -263,7 +263,7 @@ class Worlds:
         else:
             self._done.append(held)
 
-    # --- trouble -------------------------------------------------------------------------------------------------
+    # --- failures ------------------------------------------------------------------------------------------------
 
     def _end_overdue(self, was_away: bool) -> bool:
         """Kill every worker with a call past its deadline, or that does not start."""
@@ -276,7 +276,7 @@ class Worlds:
         return was_any
 
     def _lose(self, home: WorldHome, why: str, late: set[int] | None = None) -> None:
-        """Let go of a worker. Where it died, any call that was under way may have done it; each is tried alone."""
+        """Drop a worker. If it died, any of its running calls may be the cause, so each is retried alone."""
         assert home.worker is not None
         self._homes.remove(home)
         for handle in (home.worker.hearing, home.worker.sending):
@@ -313,7 +313,7 @@ class Worlds:
                 self._enqueue(held)
 
     def _broke(self, held: Held, why: str, in_replay: bool) -> None:
-        """A call has cost its world: one more try in a fresh one, or the word that it was once too often."""
+        """A call broke its world: one more try in a fresh one, or a failure if it was the last try."""
         call = held.call
         if held.is_left:
             held.call = None
@@ -332,14 +332,14 @@ class Worlds:
             self._finish(held, call, Failure(f"`{call}` broke the environment twice: {why}"))
 
     def _forget(self, home: WorldHome, held: Held) -> None:
-        """The world is no longer there."""
+        """The world no longer exists."""
         home.holds.pop(held.number, None)
         held.home = None
 
     # --- ending --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close every world, as far as that takes no time, and end every worker."""
+        """Close every world within a time limit, and end every worker."""
         if os.getpid() != self._owner:
             return
         _shared.pop(self._key, None)
@@ -370,7 +370,7 @@ class Worlds:
 
     @classmethod
     def of(cls, options: EnvironmentOptions) -> Worlds:
-        """Those of these options in this process, so that nobody starts workers twice; whoever ends last closes."""
+        """The instance for these options in this process, shared so that workers are not started twice."""
         key = options.world_key
         if key not in _shared:
             _shared[key] = cls(options)

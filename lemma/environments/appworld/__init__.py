@@ -1,4 +1,4 @@
-"""AppWorld: the apps of a person, in which an agent does tasks by code. docs/appworld.md says how it runs."""
+"""AppWorld: tasks in a person's apps, which an agent does by writing code. docs/appworld.md says how it runs."""
 
 from __future__ import annotations
 

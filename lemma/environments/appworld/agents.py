@@ -69,7 +69,7 @@ NO_CODE = {
 
 
 def first_prompt(agent: Agent, task: AppTask) -> str:
-    """What the agent reads before its first turn."""
+    """The agent's first prompt."""
     return rebuilt_prompt(task, []) if agent == "rebuilt" else CONVERSATION.format(**_about(task))
 
 
@@ -105,7 +105,7 @@ def code_of(agent: Agent, text: str) -> str:
 
 
 def heard(output: str) -> str:
-    """What the code printed, as the next message of a conversation."""
+    """The output of the code, as the next message of a conversation."""
     return f"Output:\n```\n{output.rstrip()}\n```"
 
 

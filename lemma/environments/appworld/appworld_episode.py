@@ -1,4 +1,4 @@
-"""One episode in AppWorld: a world that runs the agent's code, and a judge that looks at what it left behind."""
+"""One episode in AppWorld: a world that runs the agent's code, and a judge that tests the final state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TASK = "appworld_task"
 JUDGE_SECONDS = 60.0
-# An action has so much time beyond the limit of its code: to save, to print, to be heard.
+# Time for an action beyond the limit of its code: to save, to print, to send.
 GRACE_SECONDS = 15.0
 
 
@@ -63,7 +63,7 @@ class AppWorldEpisode(Environment):
         return Reply(output, done, prompt=rebuilt_prompt(self._task, self._steps, self._options.history))
 
     def score(self) -> Outcome:
-        """Save what the world changed, end it, and have it judged where the gold is."""
+        """Save the world's changes, end it, and have them judged in a process that has the gold."""
         world = self._open_world()
         files = world.call({"call": "save"}, JUDGE_SECONDS).get("files")
         self.close()
@@ -72,7 +72,7 @@ class AppWorldEpisode(Environment):
         try:
             verdict = self._judged(files)
         except WorldGone as error:
-            # Where an untouched world can be judged, what the agent left behind is to blame.
+            # If an untouched world can be judged, the failure comes from what the agent left behind.
             self._judged({name: "" for name in files if name.endswith(".jsonl")})
             return Outcome(self._options.limit_reward, False, f"limit: what it changed cannot be judged ({error})")
         return outcome(tests_of(verdict), self._options.reward, self._options.pay_for_nothing)

@@ -80,7 +80,7 @@ class AppWorldOptions(EnvironmentOptions):
 
     @property
     def deadlines(self) -> Deadlines:
-        """The recipe's, or more than the runner takes itself: then a world that hangs costs no worker."""
+        """The recipe's, or longer than the runner's own limits, so that a hanging world does not cost a worker."""
         return Deadlines(
             reset=self.reset_seconds or START_SECONDS + 2 * OPEN_SECONDS,
             step=self.step_seconds or self.code_seconds + 2 * GRACE_SECONDS,
@@ -121,7 +121,7 @@ class AppWorldOptions(EnvironmentOptions):
         )
 
     def opened(self, problem: Problem, seed: int) -> Problem:
-        """The first prompt is the problem's own: no world is needed to write it. The runner starts meanwhile."""
+        """The problem already is the first prompt, so no world is needed. Starts the runner in the background."""
         self.check()
         begin(self.runner)
         return problem

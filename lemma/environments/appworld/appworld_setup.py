@@ -1,4 +1,4 @@
-"""Installs AppWorld into a virtual environment of its own: it wants older versions of packages that Lemma needs."""
+"""Installs AppWorld into its own virtual environment: it needs older versions of packages that Lemma uses."""
 
 from __future__ import annotations
 

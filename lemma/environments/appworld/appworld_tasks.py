@@ -1,4 +1,4 @@
-"""The tasks of AppWorld as they lie on disk: splits, instructions and difficulties. No gold is read here."""
+"""AppWorld's tasks on disk: splits, instructions and difficulties. No gold is read here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DATA = (
 
 @dataclass(frozen=True, slots=True)
 class AppTask:
-    """One task: what is asked, by whom, and when."""
+    """One task: the instruction, who gives it, and when."""
 
     id: str
     instruction: str

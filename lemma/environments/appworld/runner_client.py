@@ -1,4 +1,4 @@
-"""Lemma's side of the runner: starts it once for a trainer and its workers, and speaks with one world at a time."""
+"""Lemma's side of the runner: starts it once for a trainer and its workers; each connection is one world."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VARIABLE = "LEMMA_APPWORLD_"
 
 @dataclass(frozen=True)
 class RunnerSettings:
-    """Which AppWorld, where its data is, and what one world may use."""
+    """Which AppWorld, the path of its data, and the limits of a world."""
 
     python: str
     root: str
@@ -46,7 +46,7 @@ class RunnerSettings:
 
 
 class AppWorldRunner:
-    """A fork server. It ends when this process does, however that happens: it holds the other end of a pipe."""
+    """A fork server. It ends with this process, however that ends: it holds the other end of a pipe."""
 
     def __init__(self, settings: RunnerSettings):
         self.address = f"lemma-appworld-{os.getpid()}-{secrets.token_hex(6)}"
@@ -142,7 +142,7 @@ def stop_all() -> None:
 
 
 def connect(settings: RunnerSettings) -> socket.socket:
-    """A connection to the runner, the trainer's or one of this process."""
+    """A connection to the runner: the trainer's, or one of this process."""
     address, _, pid = os.environ.get(settings.variable, "").partition(" ")
     if settings not in _runners and pid:
         with contextlib.suppress(OSError):
@@ -172,7 +172,7 @@ def _connected(address: str, pid: int, patience: float) -> socket.socket:
 
 
 class RemoteWorld:
-    """One connection: the first message says what is wanted, each further one is a call."""
+    """One connection: the first message says what is wanted, each later one is a call."""
 
     def __init__(self, settings: RunnerSettings, wanted: dict[str, Any], seconds: float = OPEN_SECONDS):
         self._connection = connect(settings)
@@ -180,7 +180,7 @@ class RemoteWorld:
         self.first = self.call(wanted, seconds)
 
     def call(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The answer; `WorldGone` where none comes within so many seconds, and the world has ended."""
+        """The answer; raises `WorldGone` if none arrives within `seconds`, and the world has ended."""
         self._calls += 1
         try:
             self._connection.settimeout(seconds)
@@ -205,7 +205,7 @@ class RemoteWorld:
         return answer
 
     def close(self) -> None:
-        """Whatever the world is doing, it ends."""
+        """End the world, whatever it is doing."""
         self._connection.close()
 
 

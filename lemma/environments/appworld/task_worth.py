@@ -1,4 +1,4 @@
-"""What an episode was worth by AppWorld's tests, and the measures of an evaluation: goals of tasks and scenarios."""
+"""The reward of an episode by AppWorld's tests, and the metrics of an evaluation: task and scenario goal completion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMPLETION = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Tests:
-    """What a task's tests found. `free` are those that pass where nothing was done."""
+    """The results of a task's tests. `free` are those that pass if nothing is done."""
 
     passed: int
     total: int
@@ -74,7 +74,7 @@ def goal_completion(attempts: Sequence[Attempt]) -> dict[str, list[float]]:
 
 
 def tests_of(verdict: Mapping[str, Any]) -> Tests:
-    """The judge's word."""
+    """The test results in the judge's answer."""
     passed, total, free = (int(verdict[name]) for name in ("passed", "total", "free"))
     success, completed, gave_up = (bool(verdict[name]) for name in ("success", "completed", "gave_up"))
     return Tests(passed, total, free, success, completed, gave_up)

@@ -1,7 +1,7 @@
-"""A process of its own kind: it sees a few folders read-only and one to write in, no network, and no other process.
+"""Confines a process: a few folders read-only, one to write in, no network, and no other process.
 
-Namespaces give it a root of its own. Where a machine does not allow them, the kernel's Landlock rules keep it to the
-same folders.
+Namespaces give it its own root. If a machine does not allow them, the kernel's Landlock rules restrict it to the same
+folders.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Limits:
-    """What one world may use: memory beyond what it begins with, processor time, size of its files."""
+    """Limits of one world: memory beyond what it starts with, CPU time, size of its files."""
 
     memory_mb: int = 1024
     cpu_seconds: int = 600
@@ -84,7 +84,7 @@ def enter_namespaces() -> None:
 
 
 def enter_root(view: View) -> None:
-    """Make a root in memory with the folders of a view, and leave the machine's own behind."""
+    """Make a root in memory with the folders of a view, and unmount the machine's own."""
     check(libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None), "private mounts")
     sources = [(os.open(path, os.O_PATH), place) for path, place in view.read]
     root = b"/tmp"
@@ -111,7 +111,7 @@ def enter_root(view: View) -> None:
 
 
 def _bind(source: int, target: str) -> None:
-    """Show a file or folder at another place, with all that is mounted below it, read-only."""
+    """Bind-mount a file or folder read-only, with all that is mounted below it."""
     if os.path.isdir(f"/proc/self/fd/{source}"):
         os.makedirs(target, exist_ok=True)
     else:
@@ -125,7 +125,7 @@ def _bind(source: int, target: str) -> None:
 
 
 def drop_powers() -> None:
-    """Give up all capabilities of the user namespace, for this process and all that it could start."""
+    """Drop all capabilities of the user namespace, for this process and everything it could start."""
     for number in range(64):
         if libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0):
             break

@@ -1,4 +1,4 @@
-"""One world, or one judgement, in a process of its own that is confined before this file's functions run."""
+"""One world, or one judgement, in its own process, which is confined before this file's functions run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST_OUTPUT = 100_000
 
 
 def warm(root: str) -> None:
-    """Import all that a world and a judgement need, and fill what they look up every time, once for all children."""
+    """Import all that a world and a judgement need, and fill their caches, once for all children."""
     os.environ["APPWORLD_ROOT"] = root
     import pytest  # noqa: F401  (AppWorld's tests compare with it)
     from appworld import environment, evaluator  # noqa: F401
@@ -56,7 +56,7 @@ def play(connection: socket.socket, first: dict[str, Any]) -> None:
 
 
 def execute(world: Any, code: str) -> str:
-    """What the code printed, or how it failed. What AppWorld itself stumbles over is told in the same way."""
+    """The output of the code, or how it failed. Errors inside AppWorld are reported in the same way."""
     code = code.encode("utf-8", "replace").decode("utf-8")
     said = len(world.environment_io)
     try:
@@ -124,7 +124,7 @@ def judge(connection: socket.socket, first: dict[str, Any]) -> None:
 
 
 def final_status(folder: str) -> str | None:
-    """What the agent said of its task in the end, from the saved changes."""
+    """The status that the agent gave its task at the end, from the saved changes."""
     from appworld.apps import get_all_apps
     from appworld.collections.models import ModelCollection
 
