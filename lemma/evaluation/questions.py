@@ -17,7 +17,7 @@ from lemma.evaluation.eval_settings import EvalSettings
 from lemma.evaluation.in_environment import is_scored_by, own_benchmark, own_problems
 from lemma.evaluation.shots import STOP, Shots, ShotsAs, load_shots, prompt_with
 from lemma.formats import Format, make_format
-from lemma.formats.encode import encode_text
+from lemma.formats.encode import encode_texts
 from lemma.rollouts import Ask
 
 if TYPE_CHECKING:
@@ -135,14 +135,10 @@ def prepare(loaded: Loaded, policy: Policy, settings: EvalSettings) -> Asked:
         stop=fmt.stop + ((STOP,) if shots is not None and shots.kind == "text" else ()),
         stop_ids=tuple(sorted(ends_of(policy))),
     )
+    encoded = encode_texts(prompts, policy.tokenizer)
     asks = [
-        Ask(
-            ("eval", settings.seed, benchmark.name, place),
-            problem,
-            np.asarray(encode_text(text, policy.tokenizer), dtype=np.int32),
-            k,
-        )
-        for place, (problem, text) in enumerate(zip(loaded.problems, prompts, strict=True))
+        Ask(("eval", settings.seed, benchmark.name, place), problem, np.asarray(ids, dtype=np.int32), k)
+        for place, (problem, ids) in enumerate(zip(loaded.problems, encoded, strict=True))
     ]
     return Asked(loaded, fmt, k, sampling, prompts, asks, shots, environment)
 

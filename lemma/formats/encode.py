@@ -23,6 +23,16 @@ def encode_text(text: str, tokenizer: Any) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False)) if text else []
 
 
+def encode_texts(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
+    """`encode_text` for many texts, in one call on all cores if the tokenizer has no `encode` of its own."""
+    from transformers import PreTrainedTokenizerFast
+
+    is_usual = getattr(type(tokenizer), "encode", None) is PreTrainedTokenizerFast.encode
+    if is_usual and texts and all(texts):
+        return list(tokenizer(list(texts), add_special_tokens=False)["input_ids"])
+    return [encode_text(text, tokenizer) for text in texts]
+
+
 def encode_continuation(text: str, before: str, tokenizer: Any) -> list[int]:
     """The ids of a text that continues another one, such that the two id lists together are those of the whole text.
 
@@ -158,8 +168,8 @@ def _called(fmt: Format, demonstration: Demonstration, tokenizer: Any) -> str:
     after = fmt.written([*turns, last], tokenizer, tools=tools, is_open=False, about=about(problem))
     if not after.startswith(before):
         raise UserError(
-            f"the chat template writes the tool call of {about(problem)} otherwise than it lets a model write it",
-            fix="take a model whose template knows tools, or leave such rows out",
+            f"the chat template writes the tool call of {about(problem)} differently from how a model writes it",
+            fix="use a model whose template supports tools, or leave such rows out",
         )
     return after[len(before) :].rstrip()
 

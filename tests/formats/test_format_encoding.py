@@ -18,6 +18,8 @@ from lemma.formats.encode import (
     encode_demonstration,
     encode_document,
     encode_prompt,
+    encode_text,
+    encode_texts,
     pack_documents,
     tokenize_prompt_and_output,
 )
@@ -62,6 +64,24 @@ def test_a_demonstration_is_prompt_target_and_eos(name: str, kind: str, tokenize
     assert trajectory.ids_T[-1] == tokenizer.eos_token_id
     assert trajectory.chosen_T.tolist() == [False] * count + [True] * (len(trajectory) - count)
     assert (trajectory.origin, trajectory.finish, trajectory.problem_id) == ("teacher", "given", "row-7")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_texts_have_the_ids_of_each_one(kind: str, tokenizers: Tokenizers) -> None:
+    tokenizer = tokenizers[kind]
+    texts = [make_format(name).prompt(PROBLEM, tokenizer) for name in FORMATS]
+    for many in (texts, ["", *texts], []):
+        assert encode_texts(many, tokenizer) == [encode_text(one, tokenizer) for one in many]
+
+
+def test_many_texts_and_a_tokenizer_with_a_way_of_its_own() -> None:
+    class Own(PreTrainedTokenizerFast):
+        def encode(self, text: str, **options: object) -> list[int]:  # type: ignore[override]
+            return [7, *super().encode(text, **options)]  # type: ignore[arg-type]
+
+    own = Own(tokenizer_object=make_tokenizer().backend_tokenizer)
+    assert encode_texts(["a b"], own) == [own.encode("a b", add_special_tokens=False)]
+    assert encode_texts(["Hello, world"], WordTokenizer()) == [[9707, 11, 1879]]
 
 
 @pytest.mark.parametrize("kind", ["with_bos", "with_template"])
