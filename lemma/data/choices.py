@@ -101,6 +101,8 @@ def shown(problem: Problem, name: str) -> Problem:
 
     The order depends on the name and on the problem's id only.
     """
+    if not problem.choices:
+        return problem
     order = permutation(len(problem.choices), 0, "benchmark", name, "options", problem.id).tolist()
     return _written_out(problem, order)
 
