@@ -31,7 +31,7 @@ from lemma.evaluation.eval_folder import alone_in, claim
 from lemma.evaluation.eval_samples import BenchmarkJudge, Place, journals_in, open_worlds, sample
 from lemma.evaluation.eval_settings import OURS, EvalSettings
 from lemma.evaluation.in_environment import in_settings, is_scored_by, measures_of
-from lemma.evaluation.lenient import with_lenient
+from lemma.evaluation.lenient import add_lenient
 from lemma.evaluation.option_likelihood import WORDING, log_likelihoods, rows_of, wording
 from lemma.evaluation.questions import Asked, Wanted, load_all, prepare
 from lemma.evaluation.rescore import check_graders, grader_version, regrade
@@ -163,7 +163,7 @@ def _results(
         if not one.is_weighed:
             if settings.grader != OURS:
                 settled = regrade(settled, own, settings.grader, service)
-            settled = with_lenient(settled, own, service, begun)
+            add_lenient(settled, own, service, begun)
         graded[one.name] = settled
     return make_report(identity["model"], identity["benchmarks"], graded, _measures(asked, graded))
 

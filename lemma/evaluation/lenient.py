@@ -7,7 +7,6 @@ for one by itself, as `lemma grade` does. The difference between the two accurac
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from lemma.evaluation.results import ACCURACY, EvalRow, Report
@@ -17,23 +16,24 @@ FEW = 0.1
 """Below this share of completions that keep the format, people are told."""
 
 
-def with_lenient(
+def add_lenient(
     rows: Sequence[EvalRow],
     settings: Mapping[str, Any],
     service: GradingService,
     begun: Mapping[tuple[str, int, int], list[Any]] | None = None,
-) -> list[EvalRow]:
-    """The rows of one benchmark in order, each with its lenient verdict. Those that are `begun` already, by benchmark,
+) -> None:
+    """Give the rows of one benchmark, in order, their lenient verdicts. Those that are `begun` already, by benchmark,
     number of the problem and of the sample, are not asked for again."""
     if settings.get("scoring") in ACCURACY:
-        return list(rows)
+        return
     rules = Rules.model_validate(settings["rules"])
     asked: dict[int, list[Any]] = {}
     for place, row in enumerate(rows):
         if is_open(row):
             known = (begun or {}).get((row.benchmark, place // settings["k"], row.sample))
             asked[place] = ask(row, rules, service) if known is None else known
-    return [replace(row, lenient=_verdict(row, asked.get(place))) for place, row in enumerate(rows)]
+    for place, row in enumerate(rows):
+        row.lenient = _verdict(row, asked.get(place))
 
 
 def is_open(row: EvalRow) -> bool:

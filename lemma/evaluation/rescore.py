@@ -14,7 +14,7 @@ from typing import Any
 from lemma.core.errors import UserError, nearest
 from lemma.evaluation.eval_folder import alone_in, claim, write_settings
 from lemma.evaluation.eval_settings import OURS
-from lemma.evaluation.lenient import with_lenient
+from lemma.evaluation.lenient import add_lenient
 from lemma.evaluation.results import ACCURACY, EvalRow, Report, make_report, read_report, read_settings, write_report
 from lemma.formats import make_format
 from lemma.grading import GradingService, Rules
@@ -171,8 +171,7 @@ def _regrade_all(report: Report, graders: str, service: GradingService, told: To
             if told is not None:
                 told(start + count, total)
 
-        rows[name] = with_lenient(
-            regrade(own, report.settings[name], graders, service, tell), report.settings[name], service
-        )
+        rows[name] = regrade(own, report.settings[name], graders, service, tell)
+        add_lenient(rows[name], report.settings[name], service)
         done += len(own)
     return rows

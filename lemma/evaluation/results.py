@@ -62,6 +62,8 @@ class EvalRow:
     options: list[float] | None = None
     normalised: bool | None = None
     turns: list[dict[str, Any]] | None = None
+    line_start: bytes | None = field(default=None, init=False, repr=False, compare=False)
+    """`start_of_line`, if it was encoded in advance; `replace` drops it."""
 
     @property
     def mark(self) -> Mark:
@@ -83,7 +85,9 @@ class EvalRow:
         )
 
 
-COLUMNS = tuple(one.name for one in fields(EvalRow))
+COLUMNS = tuple(one.name for one in fields(EvalRow) if one.init)
+AT_START = COLUMNS[: COLUMNS.index("lenient")]
+"""Columns that are known as soon as a sample is graded."""
 SOMETIMES = ("options", "normalised", "turns")
 """Columns that a sample has only where it holds something there."""
 ACCURACY = {"likelihood": "acc", "environment": "success"}
@@ -156,8 +160,7 @@ def make_report(
 def write_report(folder: Path, report: Report) -> None:
     """All files but settings and timings; results.json comes last, and says that the evaluation is complete."""
     rows = [row for own in report.rows.values() for row in own]
-    lines = [json.dumps(_as_columns(row), ensure_ascii=False) + "\n" for row in rows]
-    write_whole(folder / "samples.jsonl", "".join(lines))
+    write_whole(folder / "samples.jsonl", b"".join(map(_line, rows)))
     write_whole(folder / "questions.csv", _questions_csv(rows))
     if report.measures:
         write_whole(folder / "measures.json", json.dumps(report.measures, indent=1, ensure_ascii=False) + "\n")
@@ -166,9 +169,15 @@ def write_report(folder: Path, report: Report) -> None:
     write_whole(folder / "results.json", json.dumps(as_json(report), indent=1, ensure_ascii=False) + "\n")
 
 
-def _as_columns(row: EvalRow) -> dict[str, Any]:
-    values = {name: getattr(row, name) for name in COLUMNS}
-    return {name: value for name, value in values.items() if value is not None or name not in SOMETIMES}
+def start_of_line(row: EvalRow) -> bytes:
+    """A row's line in samples.jsonl up to the lenient verdict, which comes last."""
+    return json.dumps({name: getattr(row, name) for name in AT_START}, ensure_ascii=False)[:-1].encode()
+
+
+def _line(row: EvalRow) -> bytes:
+    values = {name: getattr(row, name) for name in COLUMNS[len(AT_START) :]}
+    rest = {name: value for name, value in values.items() if value is not None or name not in SOMETIMES}
+    return b"%s, %s\n" % (row.line_start or start_of_line(row), json.dumps(rest, ensure_ascii=False)[1:].encode())
 
 
 def as_json(report: Report) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lemma.evaluation.during_training import flat_metrics
-from lemma.evaluation.results import EvalRow, Report, as_json, as_markdown, make_report, write_report
+from lemma.evaluation.results import EvalRow, Report, as_json, as_markdown, make_report, start_of_line, write_report
 
 
 def rows(benchmark: str, verdicts: list[list[str]]) -> list[EvalRow]:
@@ -62,6 +63,26 @@ def test_the_spreadsheet_has_every_number(report: Report, tmp_path: Path) -> Non
         for kind, groups in (("subject", own["subjects"]), ("level", own["levels"])):
             wanted |= {(name, f"{kind} {one}", f"avg@{own['k']}"): score["value"] for one, score in groups.items()}
     assert found == wanted and found["two", "", "unknown"] == 1
+
+
+def test_a_line_encoded_in_advance_is_the_same_line(report: Report, tmp_path: Path) -> None:
+    whole = [row for own in report.rows.values() for row in own]
+    whole[0].completion, whole[1].turns = 'so "π"\n', [{"said": "a", "heard": "b", "tokens": 1}]
+    write_report(tmp_path / "late", report)
+    for row in whole:
+        row.line_start = start_of_line(row)
+    write_report(tmp_path / "early", report)
+    early, late = ((tmp_path / name / "samples.jsonl").read_bytes() for name in ("early", "late"))
+    assert early == late and [EvalRow(**json.loads(line)) for line in early.splitlines()] == whole
+
+
+def test_a_row_with_another_verdict_has_another_line(report: Report, tmp_path: Path) -> None:
+    row = report.rows["one"][0]
+    row.line_start = start_of_line(row)
+    row.lenient = "right"  # may come after the start of the line
+    report.rows["one"][0] = replace(row, verdict="wrong")
+    write_report(tmp_path, report)
+    assert EvalRow(**json.loads((tmp_path / "samples.jsonl").read_text().splitlines()[0])) == report.rows["one"][0]
 
 
 @pytest.mark.parametrize("said", [None, "", " ", "$", "\\text{}"])
