@@ -1,5 +1,5 @@
-"""Python's garbage collector, kept off what stays anyway: torch and transformers leave 400,000 objects behind, and one
-pass over them takes a quarter of a second."""
+"""Keeps Python's garbage collector away from long-lived objects: torch and transformers create 400,000 of them, and one
+pass over these takes a quarter of a second."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def set_aside() -> Iterator[None]:
-    """Within `with`, the collector does not look at what there was before, except for garbage, which goes now: it may
-    hold the tensors of an earlier run."""
+    """Inside `with`, the collector skips all objects that existed before. Garbage is collected first, since it may hold
+    the tensors of an earlier run."""
     gc.collect()
     gc.freeze()
     try:

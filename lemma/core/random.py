@@ -1,7 +1,7 @@
-"""Named random streams: every random number is a function of the run's seed and of a name, never of history.
+"""Named random streams: every random number is a function of the run's seed and a name, never of history.
 
-A stream is keyed by what it is for, `stream(seed, "sft", "order", epoch)`, so nothing about random state has to be
-saved, and nothing depends on batching, scheduling or a restart.
+A stream is keyed by its purpose, `stream(seed, "sft", "order", epoch)`, so no random state has to be saved, and nothing
+depends on batching, scheduling or a restart.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ def key(seed: int, *name: str | int) -> int:
 
 
 def stream(seed: int, *name: str | int) -> np.random.Generator:
-    """The random stream of that name, at its beginning."""
+    """The random stream of that name, from its start."""
     return np.random.Generator(np.random.Philox(key=key(seed, *name)))
 
 
 def permutation(count: int, seed: int, *name: str | int) -> np.ndarray:
-    """A shuffled order of `count` things that belongs to that name."""
+    """A random permutation of 0 to `count` - 1, from the stream of that name."""
     return stream(seed, *name).permutation(count)

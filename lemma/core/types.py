@@ -1,6 +1,6 @@
-"""What travels through Lemma: problems and what people or models wrote about them, then trajectories of token ids.
+"""The data that is passed through Lemma: problems with responses of people or models, then trajectories of token ids.
 
-Text becomes ids once, when a trajectory is made; after that only ids travel.
+Text is tokenised once, when a trajectory is made; after that only ids are passed on.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 Origin = Literal["policy", "teacher"]
 Finish = Literal["stop", "length", "cancelled", "given"]
 
-# What an objective needs whole, and so what is never split over packs.
+# The unit that an objective needs as a whole, and so what is never split over packs.
 Scope = Literal["token", "sequence", "pair", "batch"]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`more` holds what chat templates use in addition to the text: `tool_calls`, or the `name` of a tool's result."""
+    """`more` holds what chat templates use in addition to the text: `tool_calls`, or the `name` of a tool result."""
 
     role: str
     content: str
@@ -40,7 +40,7 @@ def content_id(*parts: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One task. `golds` are spellings of the right answer, any of which counts; empty where none is known.
+    """One task. `golds` are spellings of the right answer, any of which counts; empty if none is known.
 
     `choices` are the options of a multiple-choice question, in the order shown; its gold is then a letter.
     `traces` are whole assistant texts by a teacher.
@@ -63,7 +63,7 @@ class Problem:
 
     @property
     def question(self) -> str:
-        """The last thing the user asks."""
+        """The last user message."""
         return next((m.content for m in reversed(self.messages) if m.role == "user"), "")
 
     @property
@@ -80,9 +80,9 @@ class Demonstration:
     """A problem with an answer to imitate.
 
     Either `response` is the assistant text, word for word, or `reasoning` and `answer` are given and the format
-    puts them together. A verbatim `prompt`, where a data set has one, replaces the format's. Of a conversation,
-    assistant messages from number `turns_from` of the problem on may be learnt as well; `more` is what the response
-    says in addition to its text, such as tool calls.
+    combines them. A verbatim `prompt`, if a data set has one, replaces the format's. In a conversation, the problem's
+    assistant messages from index `turns_from` on may be trained on as well; `more` is what the response has in
+    addition to its text, such as tool calls.
     """
 
     problem: Problem
@@ -96,7 +96,7 @@ class Demonstration:
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """Two responses to one problem, the first liked better."""
+    """Two responses to one problem, a preferred one and a rejected one."""
 
     problem: Problem
     chosen: str
@@ -114,7 +114,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an episode was worth. None is unknown, never 0: the episode then counts nowhere, and `reason` says why."""
+    """The score of an episode. None is unknown, not 0: such an episode counts nowhere, and `reason` says why."""
 
     reward: float | None
     success: bool | None = None
@@ -123,14 +123,13 @@ class Outcome:
 
 @dataclass(slots=True)
 class Trajectory:
-    """A sequence of token ids and the truth about how it came to be.
+    """A sequence of token ids and how it was made.
 
-    `chosen_T` marks the tokens to learn from: those the policy (or a teacher) chose, never the first one, which
-    nothing predicts. `token_fields` (one number per token) and `fields` (one per trajectory) carry what an
-    objective needs. Trajectories of the same `unit` are never split over micro-batches where the objective's
-    scope is `pair`. Those with the same number of an `episode` of their unit are one attempt, whose history was
-    rewritten on the way: they count once. None: an attempt by itself. `attempt` names what it was sampled for: the draw
-    and the number of the sample.
+    `chosen_T` is the loss mask: the tokens that the policy (or a teacher) chose, never the first one, which nothing
+    predicts. `token_fields` (one number per token) and `fields` (one per trajectory) hold what an objective needs. If
+    the objective's scope is `pair`, trajectories of the same `unit` are never split over micro-batches. Trajectories
+    of a unit with the same `episode` number are one attempt whose history was rewritten on the way: they count once.
+    None: an attempt by itself. `attempt` is the number of the draw and of the sample that it was sampled for.
     """
 
     ids_T: np.ndarray
@@ -161,14 +160,14 @@ class Trajectory:
 
 @dataclass(slots=True)
 class Group:
-    """The attempts at one problem, as trajectories; those of one episode stand side by side."""
+    """The attempts at one problem, as trajectories; those of one episode are adjacent."""
 
     problem: Problem
     trajectories: list[Trajectory]
 
     @property
     def episodes(self) -> list[list[Trajectory]]:
-        """The trajectories of each attempt: one, or several where its history was rewritten."""
+        """The trajectories of each attempt: one, or several if its history was rewritten."""
         episodes: list[list[Trajectory]] = []
         for one in self.trajectories:
             if episodes and one.episode is not None and one.episode == episodes[-1][0].episode:

@@ -1,1 +1,1 @@
-"""What `lemma doctor` tries: one small real action for each part that Lemma can use, and what repairs a broken one."""
+"""The checks of `lemma doctor`: one small real action for each component that Lemma can use, and how to fix it."""

@@ -1,4 +1,4 @@
-"""What this machine has, and whether it really works: the findings of `lemma doctor`."""
+"""What this machine has, and whether it actually works: the findings of `lemma doctor`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEAST_FREE_GIB = 5
 
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
-    """One row of the table. `repair` is a sentence where something is missing or broken."""
+    """One row of the table. If something is missing or broken, `repair` says what to do."""
 
     part: str
     state: State
@@ -35,7 +35,7 @@ class HealthFinding:
 
 @dataclass(frozen=True, slots=True)
 class CheckedPart:
-    """A part that is tried in a process of its own. `module` is what Python imports, `target` the probe."""
+    """A component that is tried in its own process. `module` is what Python imports, `target` the probe."""
 
     name: str
     module: str
@@ -77,7 +77,7 @@ PARTS: tuple[CheckedPart, ...] = (
 
 
 def run_probe(target: str, limit_s: float, env: Mapping[str, str] | None = None) -> tuple[State, str]:
-    """Try `module:function` in another process; whatever happens to that one, this one gets a sentence."""
+    """Run `module:function` in another process; whatever happens to it, the result is a sentence."""
     command = [sys.executable, "-m", "lemma.doctor.probes", target]
     quiet = {"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error", "WANDB_SILENT": "true"}
     try:
@@ -129,7 +129,7 @@ def check_memory() -> HealthFinding:
 
 
 def check_folder(runs: Path) -> HealthFinding:
-    """Whether a run could be written to `runs`: a file is written, synced and renamed where that folder would be."""
+    """Whether a run could be written to `runs`: writes, syncs and renames a file where that folder would be."""
     place = next(folder for folder in (runs.absolute(), *runs.absolute().parents) if folder.is_dir())
     try:
         with tempfile.TemporaryDirectory(dir=place, prefix=".lemma-doctor-") as folder:
@@ -155,7 +155,7 @@ def check_disk(runs: Path) -> HealthFinding:
 
 
 def check_hub() -> HealthFinding:
-    """Where models and data sets come from: the variables that decide it, and whether that place answers."""
+    """Where models and data sets come from: the environment variables that decide it, and whether the hub answers."""
     endpoint = os.environ.get("HF_ENDPOINT")
     detail = f"HF_ENDPOINT is {endpoint}" if endpoint else "the usual endpoint"
     switched_off = [name for name in SWITCHES if _on(name)]
@@ -176,7 +176,7 @@ def _on(variable: str) -> bool:
 
 
 def examine(runs: Path, *, deep: bool = False, parts: Sequence[CheckedPart] | None = None) -> list[HealthFinding]:
-    """Every finding, in the order of the table. The probes of `parts` (by default all) run side by side."""
+    """Every finding, in the order of the table. The probes of `parts` (default: all) run in parallel."""
     own: list[Callable[[], HealthFinding]] = [
         check_python,
         check_memory,

@@ -1,7 +1,7 @@
-"""One small real action per part that Lemma can use, each to be run in a process of its own.
+"""One small real action for each component that Lemma can use, each run in its own process.
 
 `python -m lemma.doctor.probes lemma.doctor.probes:wandb` tries one of them. A probe returns a sentence fragment
-about what it saw, or raises; what ends the process, even a segmentation fault, is the finding.
+about what it found, or raises; if the process crashes, even by a segmentation fault, that is the finding.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswer:
-    """What a probe saw."""
+    """The result of a probe."""
 
     detail: str
     state: State = "ok"
@@ -71,7 +71,7 @@ def cuda() -> ProbeAnswer:
 
 
 def varlen() -> ProbeAnswer:
-    """Lemma's attention over a pack of two sequences against the same two sequences one by one, on a GPU."""
+    """On a GPU: Lemma's attention over a pack of two sequences, compared with the same two computed one by one."""
     import torch
 
     if _device() == "cpu":
@@ -131,7 +131,7 @@ def tensorboard() -> ProbeAnswer:
 
 
 def gguf() -> ProbeAnswer:
-    """Four bits are made of numbers and numbers of them again."""
+    """Quantise numbers to four bits and back."""
     import numpy as np
     from gguf import GGMLQuantizationType, dequantize, quantize
 
@@ -210,7 +210,7 @@ def liger() -> ProbeAnswer:
 
 
 def flash() -> ProbeAnswer:
-    """Lemma tries it against torch's kernel by itself."""
+    """Lemma itself compares it with torch's kernel."""
     import torch
 
     from lemma.core.errors import LemmaWarning

@@ -19,7 +19,7 @@ def is_due(step: int) -> bool:
 
 
 def completion_rows(run_dir: Path, stage: str, step: int, most: int = ROWS) -> list[dict[str, Any]]:
-    """The first completions of a step's journal; none where the stage samples nothing or the journal is gone."""
+    """The first completions of a step's journal; none if the stage samples nothing or the journal is gone."""
     rows: list[dict[str, Any]] = []
     try:
         paths = step_journals(run_dir / "stages" / stage / "journal", step)

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes: progress bars on a terminal, plain lines everywhere else."""
+"""What a user sees during a run: progress bars on a terminal, plain lines everywhere else."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from lemma.reporting.text import Pace, describe, duration, ended, evaluated, hea
 
 STYLES = {"info": "", "warning": "yellow", "error": "bold red"}
 SECONDS_BETWEEN_LINES = 5.0
-# Nothing is silent for longer than this while something is under way.
+# Maximum seconds without a line while something is running.
 LONGEST_SILENCE = 15.0
 
 
 class Console:
-    """Shows a run on standard output, in the way that output can show it."""
+    """Shows a run on standard output, as bars or lines depending on what that is."""
 
     name = "the console"
     troubles: tuple[type[Exception], ...] = (OSError,)
@@ -36,7 +36,7 @@ class Console:
     def __call__(self, event: Event) -> None:
         match event:
             case Said(text) if self._last_end.endswith(f"; {text}"):
-                pass  # a run ends with where its model is, which its last stage has just told
+                pass  # a run ends with the path of its model, which its last stage has just shown
             case Said(text, level):
                 self._view.say(text if level == "info" else f"{level}: {text}", STYLES[level])
             case StageStarted(stage, step, total):
@@ -48,14 +48,14 @@ class Console:
             case Measured():
                 self._view.say(evaluated(event))
             case Progressed(what, done, total, note, share):
-                self._view.reach(what, done, total, self._beside(what, note), share)
+                self._view.reach(what, done, total, self._note(what, note), share)
             case StageEnded(stage):
                 self._view.end(stage)
                 self._last_end = ended(event, self._numbers)
                 self._view.say(self._last_end, "bold")
 
-    def _beside(self, what: str, note: str) -> str:
-        """What follows a progress bar: the note, and for a stage the numbers of its last step that it does not name."""
+    def _note(self, what: str, note: str) -> str:
+        """The text after a progress bar: the note, and for a stage the numbers of its last step not named in it."""
         if what != self._stage or self._numbers is None:
             return note
         return ", ".join(part for part in (note, headline(self._numbers, besides=note)) if part)
@@ -98,7 +98,7 @@ class _Bars:
         self._bars[what] = self._progress.add_task(what, total=total, completed=done, pace=pace, note=""), pace
 
     def reach(self, what: str, done: int, total: int, note: str, share: float | None = None) -> None:
-        """Move a bar, or make one; it goes when its work is done."""
+        """Update a bar, or make one; it is removed when its work is done."""
         if what not in self._bars:
             self.begin(what, done, total)
         task, pace = self._bars[what]
@@ -119,8 +119,8 @@ class _Bars:
 
 
 class _Lines:
-    """Plain lines without control codes: progress every few seconds, its end where it was worth a line, and a sign of
-    life where nothing else is said for long."""
+    """Plain lines without control codes: progress every few seconds, its end if it was shown before, and a sign of life
+    after a long silence."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -174,6 +174,6 @@ class _Lines:
                     self._shown.add(what)
                     since = duration(time.monotonic() - pace.began)
                     try:
-                        self.say(f"{what}: {pace.done:,}/{pace.total:,}, at work for {since}")
+                        self.say(f"{what}: {pace.done:,}/{pace.total:,}, running for {since}")
                     except (OSError, ValueError):
-                        return  # whoever read this has gone; the next event finds out
+                        return  # the reader is gone; the next event will report it

@@ -13,7 +13,7 @@ from lemma.reporting.text import describe
 
 
 class LogFile:
-    """An append-only text file, opened by the first event; each line is handed over before the next event is taken."""
+    """An append-only text file, opened by the first event and flushed after each line."""
 
     name = "run.log"
     troubles: tuple[type[Exception], ...] = (OSError,)

@@ -1,4 +1,4 @@
-"""MLflow, where `run.loggers` names it. MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME are honoured; without the first,
+"""MLflow, if `run.loggers` names it. MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME are honoured; without the first,
 everything goes into the run folder."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lemma.core.files import write_whole
 from lemma.reporting.completion_tables import completion_rows, is_due
 
 RUN_ID = "mlflow_run_id"
-# Characters that MLflow does not take in names.
+# Characters that MLflow does not accept in names.
 STRANGE = re.compile(r"[^\w\-. /:]")
 
 

@@ -1,4 +1,4 @@
-"""The sink of a run: hands each event to every logger, and loses a logger rather than the run."""
+"""The sink of a run: passes each event to every logger; a logger that fails is dropped, so that the run continues."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Logger(Protocol):
-    """Takes events until it is closed. `troubles` are the errors of its own that may not end a run."""
+    """Takes events until it is closed. `troubles` are its errors that must not end a run."""
 
     name: str
     troubles: tuple[type[Exception], ...]
@@ -57,7 +57,7 @@ class Loggers:
         self(Said(f"{logger.name} failed ({error}); the run goes on without it", "warning"))
 
     def close(self, failed: bool) -> None:
-        """Close the loggers, the last one first: the console stays to hear about trouble."""
+        """Close the loggers, the last one first, so that the console can still report errors."""
         with self._lock:
             while self._loggers:
                 logger = self._loggers[-1]
@@ -71,7 +71,7 @@ class Loggers:
 
 @dataclass(frozen=True)
 class Logged:
-    """What a logger may know about the run: its folder, its recipe, a Weights & Biases project, a way to speak."""
+    """What a logger may know about the run: its folder, its recipe, a Weights & Biases project, and a way to print."""
 
     run_dir: Path
     recipe: Mapping[str, Any]
@@ -94,9 +94,9 @@ LOGGERS: Registry[Callable[[Logged], Logger]] = Registry(
 
 
 class OwnLogger:
-    """A logger from outside of Lemma: a function of an event, or a class made with the run folder and the recipe.
+    """A custom logger: a function of an event, or a class made with the run folder and the recipe.
 
-    Whatever goes wrong in it, the run goes on.
+    Whatever goes wrong in it, the run continues.
     """
 
     troubles: tuple[type[Exception], ...] = (Exception,)
@@ -153,7 +153,7 @@ def make_sink(
 
 @contextmanager
 def rank_sink(run_dir: Path) -> Iterator[Sink]:
-    """Messages of every rank but the first go to a file of that rank."""
+    """Messages of every rank but the first go to a file per rank."""
     sink = Loggers([LogFile(run_dir / "logs" / f"rank-{rank()}.log")])
     with _open_until_the_end(sink):
         yield sink
@@ -161,7 +161,7 @@ def rank_sink(run_dir: Path) -> Iterator[Sink]:
 
 @contextmanager
 def _open_until_the_end(sink: Loggers) -> Iterator[None]:
-    """Python's warnings go to the sink within the block; it is closed afterwards and told whether the block failed."""
+    """Inside the block Python's warnings go to the sink; afterwards it is closed and told whether the block failed."""
     failed = True
     try:
         with warnings_said(lambda text: sink(Said(text, "warning"))):
@@ -172,7 +172,7 @@ def _open_until_the_end(sink: Loggers) -> Iterator[None]:
 
 
 def sink_of(recipe: Recipe, *, console: bool = True) -> AbstractContextManager[Sink]:
-    """The sink that a recipe asks for; of further ranks a file each."""
+    """The recipe's sink; for ranks other than the first, a log file each."""
     if rank() != 0:
         return rank_sink(Path(recipe.run.dir))
     run, values = recipe.run, recipe.model_dump(mode="json")

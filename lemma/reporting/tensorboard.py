@@ -24,7 +24,7 @@ class TensorBoard:
         self._writers: dict[str, SummaryWriter] = {}
 
     def _open(self, stage: str, step: int) -> SummaryWriter:
-        """Steps after `step` that an earlier process wrote are hidden by what this writer puts first."""
+        """Start with an event that hides the steps after `step` written by an earlier process."""
         from torch.utils.tensorboard import SummaryWriter
 
         _silence_writers()

@@ -1,4 +1,4 @@
-"""Events in words: numbers, durations, rates and one line per event, the same on the console and in `run.log`."""
+"""Events as text: numbers, durations, rates and one line per event, the same on the console and in `run.log`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lemma.core.events import Event, Measured, Progressed, Said, StageEnded, Sta
 HEADLINES = ("reward", "accuracy", "loss", "kl", "entropy", "grad_norm", "lr", "tokens_per_second", "mfu")
 """The numbers people look at first, in this order; a line about a step shows a few of them."""
 REACHED = ("reward", "reward/mean", "right", "accuracy", "loss")
-"""What the last step of a stage tells of where it got to."""
+"""The numbers of a stage's last step that are shown at its end."""
 EVALUATION = "evaluation/"
 LEARNT = "learnt_"
 ACCURACY = "answer_accuracy"
 MOST_BENCHMARKS = 4
-# How far the lenient accuracy must be above the strict one to be told.
+# How far the lenient accuracy must be above the strict one to be shown.
 WORTH_SAYING = 0.02
-# What is faster needs no rate: it is over before anybody has read it.
+# Anything faster is over before its rate could be read.
 FASTEST = 10_000
 
 
@@ -38,15 +38,15 @@ def numbers(values: Mapping[str, Any]) -> str:
 
 
 def headline(event: Measured, besides: str = "", most: int = 4) -> str:
-    """The few numbers of a step that matter most and that `besides` does not name already; its first ones where none
-    of those is known."""
+    """The few numbers of a step that matter most and are not named in `besides`; the first numbers if it has none of
+    them."""
     everything = {**event.values, **event.timings}
     chosen = [name for name in HEADLINES if name in everything] or list(event.values)
     return numbers({name: everything[name] for name in chosen[:most] if name not in besides.split()})
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: 8 s, 3 min 20 s, 2 h 5 min."""
+    """Seconds in readable form: 8 s, 3 min 20 s, 2 h 5 min."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"
@@ -56,10 +56,10 @@ def duration(seconds: float) -> str:
 
 
 class Pace:
-    """How fast something goes, over its last reports, and how long the rest will take.
+    """The recent rate of progress, and how long the rest will take.
 
-    Where the share of the work is told, that decides: units may differ in size. Its reports come often and are uneven,
-    so that they are looked at over a minute.
+    If reports include the share of work done, that is used, since units may differ in size. Such reports are frequent
+    and uneven, so they are averaged over a minute.
     """
 
     LEAST_SECONDS = 0.2
@@ -80,19 +80,19 @@ class Pace:
         self._marks.append((now, done, self.share))
 
     def _rate(self, column: int) -> float:
-        """Growth a second; 0 while nothing is known. The first unit, which warms up, is left out if it can be."""
+        """Progress per second; 0 while unknown. The first unit, which includes warm-up, is left out if possible."""
         first, last = self._marks[1 if len(self._marks) > 2 else 0], self._marks[-1]
         seconds, grown = last[0] - first[0], last[column] - first[column]
         return grown / seconds if seconds >= self.LEAST_SECONDS and grown > 0 else 0.0
 
     @property
     def per_second(self) -> float:
-        """Units a second."""
+        """Units per second."""
         return self._rate(1)
 
     @property
     def left(self) -> str:
-        """How long the rest will take, in words; nothing while that is not known."""
+        """How long the rest will take, as text; empty while unknown."""
         rate = self._rate(2) if self.share < 1 else 0.0
         return f"{duration((1 - self.share) / rate)} left" if rate else ""
 
@@ -108,7 +108,7 @@ class Pace:
 
 
 def fitting(parts: Iterable[str], room: int) -> str:
-    """As many of these as there is room for, in their order."""
+    """As many of these as fit, in order."""
     text = ""
     for part in parts:
         longer = f"{text}, {part}" if text else part
@@ -119,8 +119,8 @@ def fitting(parts: Iterable[str], room: int) -> str:
 
 
 def progress_line(what: str, pace: Pace, note: str, width: int) -> tuple[str, str, str]:
-    """A line about work under way that fits into `width` columns: what stands in front of the bar, the bar, and what
-    follows it. What is at work, how far it is and how long it will take always stand there; numbers go first."""
+    """A progress line that fits into `width` columns: the text before the bar, the bar, and the text after it. The
+    name, the progress and the remaining time are always shown; numbers are dropped first."""
     room = min(24, max(6, (width - 50) // 3))
     name = what if len(what) <= 18 else what[:17] + "…"
     full = round(room * min(max(pace.share, 0.0), 1.0))
@@ -132,7 +132,7 @@ def progress_line(what: str, pace: Pace, note: str, width: int) -> tuple[str, st
 
 
 def evaluated(event: Measured) -> str:
-    """An evaluation during a stage in one line: accuracies with their intervals, and what explains them."""
+    """An evaluation during a stage in one line: accuracies with their intervals, and numbers that explain them."""
     values = {name.removeprefix(EVALUATION): value for name, value in event.values.items()}
     benchmarks = [name.removesuffix(f"/{ACCURACY}") for name in values if name.endswith(f"/{ACCURACY}")]
     if not benchmarks:
@@ -155,7 +155,7 @@ def evaluated(event: Measured) -> str:
 
 
 def ended(event: StageEnded, last: Measured | None = None) -> str:
-    """What a stage reached: the numbers of its last step, its summary, its duration, and where the model is."""
+    """The result of a stage: the numbers of its last step, its summary, its duration, and the path of the model."""
     rest = dict(event.summary)
     seconds, model = rest.pop("seconds", None), rest.pop("model", None)
     reached: dict[str, Any] = {}
@@ -169,7 +169,7 @@ def ended(event: StageEnded, last: Measured | None = None) -> str:
 
 
 def _counted(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a stage tells how much it learnt from, that stands in front of how much its data have."""
+    """If a stage reports how much it trained on, that comes before the size of its data."""
     counts = {name: value for name, value in summary.items() if not name.startswith(LEARNT)}
     for name in counts:
         if LEARNT + name in summary:
@@ -178,7 +178,7 @@ def _counted(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe(event: Event) -> str:
-    """One line about an event, whole: every number that it carries."""
+    """One line about an event, with all its numbers."""
     match event:
         case Said(text):
             return text

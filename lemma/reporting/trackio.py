@@ -1,4 +1,4 @@
-"""Trackio, where `run.loggers` names it: numbers and completions in a folder of its own on this machine, which
+"""Trackio, if `run.loggers` names it: numbers and completions in Trackio's own folder on this machine, which
 `trackio show` opens. TRACKIO_PROJECT names the project."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Weights & Biases, where a recipe names a project. Honours WANDB_MODE=offline and the other variables of wandb."""
+"""Weights & Biases, if a recipe names a project. Honours WANDB_MODE=offline and the other variables of wandb."""
 
 from __future__ import annotations
 

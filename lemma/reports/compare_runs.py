@@ -11,7 +11,7 @@ from lemma.reports.page_data import differences
 from lemma.reports.run_reader import RunReader
 from lemma.reports.shown_evaluations import Comparisons, pairs_between
 
-# Numbers of a stage that are compared, where both runs have them.
+# Numbers of a stage that are compared, if both runs have them.
 COMPARED = (
     "reward/mean",
     "right",

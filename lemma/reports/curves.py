@@ -1,4 +1,4 @@
-"""The numbers of a run as columns, from metrics.jsonl, one look after the other."""
+"""The numbers of a run as columns, read incrementally from metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Curves:
 
 
 def _short(value: float) -> Number:
-    """Six digits are more than a screen shows; what is not finite has no place on an axis."""
+    """Rounded to six digits, more than a screen shows; None if it is not finite."""
     if isinstance(value, bool) or not math.isfinite(value):
         return None
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
 class Metrics:
-    """All curves of a run, by stage and axis. `generation` changes where earlier rows are void."""
+    """All curves of a run, by stage and axis. `generation` changes when earlier rows become void."""
 
     def __init__(self, path: Path):
         self._file = TailedFile(path)

@@ -1,4 +1,4 @@
-"""What the demonstration shows at its end: how right the models of its stages are, and what made the difference."""
+"""What the demo shows at its end: the accuracy of each stage's model, and what made the difference."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 HELD_OUT = 500
 SHOWN = 3
 WIDTH = 100
-# Stages in the order of the table. The last is the fair comparison: what the time of GRPO gives when it goes into SFT.
+# Stages in the order of the table. The last is the fair comparison: SFT for as long as GRPO takes.
 LABELS = {"sft": "SFT", "grpo": "SFT, then GRPO", "sft_longer": "SFT, then more SFT"}
 TEMPERATURES = {"greedy": 0.0, "temperature-1": 1.0}
 
 
 @dataclass(frozen=True)
 class DemoScore:
-    """The model of one stage: its two evaluations on the same problems, and how long the stage took to train it."""
+    """The model of one stage: its two evaluations on the same problems, and its training time."""
 
     stage: str
     greedy: Report

@@ -1,7 +1,7 @@
 """`lemma watch`: the same page, served on this machine only, from a run folder that is being written.
 
-Every address begins with a token that only whoever started the command knows. Nothing is written, neither to the run
-nor anywhere else; each request reads what came since the last one.
+Every path begins with a secret token that is shown only to the user who started the command. Nothing is written,
+neither to the run nor anywhere else; each request reads what is new since the last one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from lemma.reports.page_data import PageData
 from lemma.reports.run_reader import RunReader
 
 LOOPBACK = "127.0.0.1"
-# Questions of the page are short; anything longer is not from the page.
+# The page's own requests are short; anything longer is not from the page.
 LONGEST_QUESTION = 1_000_000
 
 
 class LivePage:
-    """What the server answers, without the server: the page, its data, the samples of a step."""
+    """The content that the server sends: the page, its data, the samples of a step."""
 
     def __init__(self, runs: Sequence[RunReader], words: Sequence[str]):
         self._runs = list(runs)
@@ -43,7 +43,7 @@ class LivePage:
             return self._data.since([one if isinstance(one, dict) else None for one in seen])
 
     def samples(self, question: dict[str, Any]) -> dict[str, Any]:
-        """KeyError where there are none of this name; only what the run folder holds has a name."""
+        """Raises KeyError for an unknown name; only samples in the run folder have names."""
         run = self._runs[int(question["run"])]
         with self._lock:
             place = next((one for one in run.chunks() if one.key == question["key"]), None)
@@ -81,7 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, data, "application/json; charset=utf-8")
 
     def _path(self) -> str | None:
-        """What is asked for, behind the token; None for those who do not know it, and for other sites."""
+        """The path after the token; None without the right token, and for requests of other sites."""
         host = self.headers.get("Host", "").rpartition(":")[0]
         token, _, rest = urlsplit(self.path).path.removeprefix("/").partition("/")
         known = hmac.compare_digest(token.encode(), self.server.token.encode())
@@ -124,11 +124,11 @@ class _Server(ThreadingHTTPServer):
             ) from error
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away in the middle of an answer is no trouble."""
+        """A browser that disconnects in the middle of an answer is not an error."""
 
 
 class Watch:
-    """A server in a thread of its own, from `start` to `close`."""
+    """A server in its own thread, from `start` to `close`."""
 
     def __init__(self, runs: Sequence[RunReader], words: Sequence[str], port: int = 0):
         self._server = _Server(LivePage(runs, words), port)

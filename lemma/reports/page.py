@@ -1,7 +1,7 @@
-"""The page itself: one HTML file that needs nothing else, neither a network nor a server.
+"""The page itself: one self-contained HTML file, which needs neither a network nor a server.
 
-Whatever comes from a run is in it as compressed JSON in base64, and the script sets it as text: nothing that a model
-wrote is ever read as HTML. The page's own policy allows this one script, this one style, and nothing from elsewhere.
+Everything from a run is embedded as compressed JSON in base64, and the script inserts it as text: nothing that a model
+wrote is ever parsed as HTML. The page's content security policy allows only its own script and style.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def make_page(title: str, data: str, chunks: Mapping[str, str], *, live: bool = 
 
 
 def _filled(template: str, parts: Mapping[str, str]) -> str:
-    """`{{name}}` by its part, in one pass: braces in a part stay as they are."""
+    """Replace each `{{name}}` by its part, in one pass: braces in a part stay as they are."""
     pieces = template.split("{{")
     out = [pieces[0]]
     for piece in pieces[1:]:

@@ -1,4 +1,4 @@
-"""Everything on a page but the samples, as one JSON object; a live page asks only for what came since."""
+"""Everything on a page except the samples, as one JSON object; a live page asks only for what is new."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from lemma.reports.shown_evaluations import Comparisons, evaluation_rows, pairs_
 from lemma.runs.card_contamination import read_record
 
 VERSION = 1
-# The newest warnings of a run that a page lists.
+# How many of the newest warnings of a run a page lists.
 REMARKS = 200
 
 
 class PageData:
-    """The data of a page about some runs. `words` are their recipes in words."""
+    """The data of a page about some runs. `words` are the plain-text summaries of their recipes."""
 
     def __init__(self, runs: Sequence[RunReader], words: Sequence[str]):
         self.runs, self._words = list(runs), list(words)
@@ -88,7 +88,7 @@ class PageData:
 
 
 def _contamination(run: RunReader) -> dict[str, Any] | None:
-    """What the last stage that is done found out about the data of all stages that led to it."""
+    """The contamination findings of the last finished stage, for the data of all stages up to it."""
     return next((found for name in reversed(run.stages) if (found := read_record(run.folder, name))), None)
 
 
@@ -118,7 +118,7 @@ def _without_empty_blocks(recipes: Sequence[Mapping[str, Any]]) -> list[dict[str
 
 
 def _absent(own: Mapping[str, Any], key: str) -> str:
-    """The largest block around this option that is missing altogether."""
+    """The largest block around this option that is missing entirely."""
     parts = key.split(".")
     for length in range(1, len(parts)):
         part = ".".join(parts[:length])

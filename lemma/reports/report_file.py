@@ -14,16 +14,16 @@ from lemma.reports.run_reader import ChunkPlace, RunReader
 from lemma.reports.shown_samples import problems_of
 
 MEGABYTE = 1_000_000
-# Characters of one text, and samples of one step, that a report holds; the live page has all of them.
+# Maximum characters of a text, and samples of a step, in a report; the live page has all of them.
 LONGEST = 20_000
 SAMPLES = 128
-# Steps of a stage whose journals are read at most: reading all of a long run would take minutes.
+# Maximum number of steps of a stage whose journals are read: reading all of a long run would take minutes.
 STEPS = 80
 
 
 @dataclass
 class Written:
-    """What a report holds, for the sentence at the end."""
+    """What a report contains, for the summary at the end."""
 
     path: Path
     size: int
@@ -32,7 +32,7 @@ class Written:
 
 
 def write_report(runs: Sequence[RunReader], words: Sequence[str], to: Path, megabytes: float) -> Written:
-    """Numbers of all steps, and the samples of as many steps as there is room for, spread evenly."""
+    """The numbers of all steps, and the samples of as many steps as fit, spread evenly."""
     data = PageData(runs, words).whole()
     room = int(megabytes * MEGABYTE) - len(make_page("", packed(data), {})) - 20_000
     if room < 0:
@@ -49,12 +49,12 @@ def write_report(runs: Sequence[RunReader], words: Sequence[str], to: Path, mega
 
 
 def _fill(run: RunReader, number: int, chunks: dict[str, str], room: int) -> dict[str, dict[str, object]]:
-    """Put samples into `chunks` until the room is full; what the page needs to know about each chunk."""
+    """Add samples to `chunks` until the size limit is reached; returns what the page needs to know about each chunk."""
     kept: dict[str, dict[str, object]] = {}
     for place in in_turn(run.chunks()):
         try:
             chunk = run.read(place, LONGEST, SAMPLES)
-        except (UserError, OSError, ValueError):  # removed meanwhile, or damaged: the others are shown
+        except (UserError, OSError, ValueError):  # removed in the meantime, or damaged: show the others
             continue
         if not chunk["samples"]:
             continue
@@ -83,7 +83,7 @@ def in_turn(places: Sequence[ChunkPlace]) -> Iterable[ChunkPlace]:
 
 
 def spread(count: int) -> list[int]:
-    """0 to count - 1 in an order whose beginnings are spread evenly: the ends, then halves, quarters, eighths."""
+    """0 to count - 1 in an order of which every prefix is spread evenly: the ends, then halves, quarters, eighths."""
     order: dict[int, None] = {}
     if count:
         order[count - 1] = order[0] = None

@@ -1,4 +1,4 @@
-"""`lemma runs clean`: what of old runs can go without losing a model or the way to go on."""
+"""`lemma runs clean`: which files of old runs can be deleted without losing a model or the ability to resume."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lemma.runs.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Spare:
-    """Files of one kind in one run that nothing needs any more."""
+    """Files of one kind in one run that are no longer needed."""
 
     run: Path
     kind: str
@@ -60,7 +60,7 @@ def _spare_of(run: RunReader) -> dict[str, list[Path]]:
 
 
 def remove(spare: Sequence[Spare]) -> int:
-    """Remove these; the bytes that were freed. A run that someone has started meanwhile is refused by its lock."""
+    """Remove these; returns the bytes freed. A run that has been started in the meantime is refused by its lock."""
     for one in spare:
         folder = RunFolder(one.run)
         try:

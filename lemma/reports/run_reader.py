@@ -1,4 +1,4 @@
-"""One run, as the pages and tables see it: everything is read through here, and only what is new is read again."""
+"""One run, as the pages and tables see it: everything is read through here, and only new data is read again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lemma.rollouts.token_notes import FOLDER, read_notes
 
 @dataclass(frozen=True)
 class EvaluationPlace:
-    """A finished evaluation in a run; `stage` and `step` where it was made during a stage."""
+    """A finished evaluation in a run; `stage` and `step` if it was made during a stage."""
 
     name: str
     folder: Path
@@ -88,7 +88,7 @@ class RunReader:
         return numbered + sorted(others, key=lambda one: (one.folder / "results.json").stat().st_mtime)
 
     def chunks(self) -> list[ChunkPlace]:
-        """Everything that was sampled, as places to read."""
+        """Everything that was sampled, as locations to read from."""
         places = [
             ChunkPlace(f"{stage}/{step}", stage, step, path)
             for stage in self.stages
@@ -132,7 +132,7 @@ def _read_recipe(folder: Path) -> dict[str, Any]:
 
 
 def open_runs(folders: list[Path]) -> list[RunReader]:
-    """Readers with names that differ: the folder's own, with its parents where two are called the same."""
+    """Readers with unique names: the folder's own, with its parents if two are the same."""
     names = [folder.resolve().name for folder in folders]
     return [
         RunReader(folder, name if names.count(name) == 1 else str(folder))

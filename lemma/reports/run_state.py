@@ -1,4 +1,4 @@
-"""Whether a run is at work, stopped in good order, finished or dead, and what its log says about it."""
+"""Whether a run is running, stopped cleanly, finished or dead, and what its log says about it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEP = re.compile(r"^step (\d+): ")
 
 @dataclass(frozen=True)
 class Remark:
-    """A warning or an error of the log; `step` where it names one."""
+    """A warning or an error in the log; `step` if it names one."""
 
     time: str
     level: str
@@ -31,7 +31,7 @@ class Remark:
 
 
 class Log:
-    """What run.log tells: warnings, how many steps each stage has, and how the last process ended."""
+    """The content of run.log: warnings, how many steps each stage has, and how the last process ended."""
 
     def __init__(self, path: Path):
         self._file = TailedFile(path)
@@ -62,7 +62,7 @@ class Log:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process is working in the folder. Nothing is written, and the lock is given back at once."""
+    """Whether a process is working in the folder. Nothing is written, and the lock is released immediately."""
     try:
         with open(folder / ".lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -74,7 +74,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def state_of(folder: Path, stages: list[str], ending: str) -> State:
-    """What the run is doing, by its lock, its finished stages and the end of its log."""
+    """The state of a run, by its lock, its finished stages and the end of its log."""
     if is_locked(folder):
         return "running"
     if stages and all((folder / "stages" / name / "done.json").is_file() for name in stages):

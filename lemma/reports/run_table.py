@@ -13,9 +13,10 @@ from lemma.reports.curves import Curves
 from lemma.reports.run_reader import RunReader
 from lemma.reports.run_state import State, is_run
 
-# How deep runs may lie below the folder that is asked about.
+# How many levels below the given folder to look for runs.
 DEPTH = 3
-# What a run is judged by, the first that it has: its name in metrics.jsonl, its name in words, whether more is better.
+# The main number of a run, the first of these that it has: its name in metrics.jsonl, its label, whether more is
+# better.
 JUDGED = (
     ("answer_accuracy", "accuracy", True),
     ("right", "right", True),
@@ -29,7 +30,7 @@ SHARES = {"accuracy", "right", "preferred"}
 
 @dataclass(frozen=True)
 class RunRow:
-    """`step` and `total` are those of the stage that was at work last; `age` is in seconds, since it was heard of."""
+    """`step` and `total` are those of the last active stage; `age` is in seconds since the last sign of life."""
 
     folder: Path
     state: State
@@ -77,7 +78,7 @@ def row_of(folder: Path) -> RunRow:
 
 
 def best_number(run: RunReader, stage: str) -> str:
-    """The best value of what the stage is judged by, in words; an evaluation counts more than what was sampled."""
+    """The best value of the stage's main number, as text; an evaluation takes precedence over training samples."""
     columns = [
         (name, curves.steps, column)
         for axis in ("eval", "train")
@@ -102,7 +103,7 @@ def _changed(path: Path) -> float:
 
 
 def size_of(path: Path) -> int:
-    """Bytes on disk of a file, or of everything in a folder; what goes meanwhile does not count."""
+    """Bytes on disk of a file, or of everything in a folder; files removed in the meantime do not count."""
     if not path.is_dir() or path.is_symlink():
         return _bytes(path)
     return sum(_bytes(Path(place) / name) for place, _, names in os.walk(path) for name in names)

@@ -12,12 +12,12 @@ from lemma.core.errors import UserError
 from lemma.evaluation.comparison import Change, Comparison, EvalResult, compare, read_evaluation
 from lemma.reports.run_reader import EvaluationPlace, RunReader
 
-# Problems that are listed on each side of a comparison.
+# Maximum number of problems listed on each side of a comparison.
 LISTED = 40
 
 
 def evaluation_rows(place: EvaluationPlace) -> list[dict[str, Any]]:
-    """One row for each benchmark of an evaluation, and for each measure of an environment, from its results.json."""
+    """One row for each benchmark of an evaluation, and for each metric of an environment, from its results.json."""
     try:
         results = json.loads((place.folder / "results.json").read_text(encoding="utf-8"))
         return [
@@ -26,7 +26,7 @@ def evaluation_rows(place: EvaluationPlace) -> list[dict[str, Any]]:
             for row in _rows(result)
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return []  # half written or damaged: there is nothing to show of it
+        return []  # half written or damaged: nothing to show
 
 
 def _rows(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -66,7 +66,7 @@ class Pair:
 
 
 def pairs_within(run: RunReader) -> list[Pair]:
-    """Of each stage the first evaluation against the last; of whole models, each against the first of its kind."""
+    """For each stage, the first evaluation and the last; for whole models, each with the first of its kind."""
     pairs: list[Pair] = []
     series: dict[str, list[EvaluationPlace]] = {}
     alone: dict[str, list[EvaluationPlace]] = {}
@@ -90,7 +90,7 @@ def pairs_between(first: RunReader, second: RunReader) -> list[Pair]:
 
 
 def _kind(folder: Path) -> str:
-    """What two evaluations must share to be compared: problems and how they were asked."""
+    """What two evaluations must share to be compared: the problems and how they were posed."""
     try:
         settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["benchmarks"]
         return json.dumps({name: (one["temperature"], one["n"], one["max_tokens"]) for name, one in settings.items()})
@@ -99,7 +99,7 @@ def _kind(folder: Path) -> str:
 
 
 class Comparisons:
-    """Comparisons as JSON, each made once: a live page asks for them again and again."""
+    """Comparisons as JSON, each computed once: a live page asks for them repeatedly."""
 
     def __init__(self) -> None:
         self._done: dict[tuple[str, str], list[dict[str, Any]]] = {}

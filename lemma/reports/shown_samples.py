@@ -72,7 +72,7 @@ def _place(sample: Episode) -> tuple[int, int]:
 
 
 def _group(sample: Episode) -> int:
-    """The number of the draw that a sample belongs to."""
+    """The number of the draw of a sample."""
     return int(sample.key[2]) if len(sample.key) > 2 else 0
 
 
@@ -145,8 +145,8 @@ def _cut(text: str, longest: int | None) -> str:
 
 
 def numbers_of(noted: Noted, first: int, last: int) -> dict[str, list[int | None] | int | None]:
-    """What was noted of some tokens, in thousandths: `pull` is the advantage, `engine` and `ratio` are logarithms. One
-    number stands for tokens that are all alike, and what is known of no token is left out."""
+    """Recorded numbers of some tokens, in thousandths: `pull` is the advantage, `engine` and `ratio` are logarithms. If
+    all tokens have the same value it is a single number; kinds without any value are left out."""
     columns = {"pull": noted.advantage, "engine": noted.engine, "ratio": noted.ratio}
     found: dict[str, list[int | None] | int | None] = {}
     for name, column in columns.items():
@@ -163,7 +163,7 @@ def numbers_of(noted: Noted, first: int, last: int) -> dict[str, list[int | None
 
 
 def noted_kinds(samples: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Which numbers of tokens any of these samples has."""
+    """Which kinds of token numbers these samples have."""
     parts = [part for sample in samples for part in sample["parts"]]
     return [name for name in ("pull", "ratio", "engine") if any(name in part for part in parts)]
 
@@ -237,7 +237,7 @@ def first_groups(chunk: dict[str, Any], most: int | None) -> dict[str, Any]:
 
 
 def _used(prompts: Sequence[str], samples: Iterable[dict[str, Any]]) -> list[str]:
-    """The prompts that these samples name; their numbers are changed to match."""
+    """The prompts that these samples refer to; their indices are updated to match."""
     places: dict[int, int] = {}
     for sample in samples:
         sample["prompt"] = places.setdefault(sample["prompt"], len(places))

@@ -1,19 +1,19 @@
-"""A file of lines that grows: each look reads only what is new."""
+"""A growing text file: each read returns only new lines."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-# Bytes in front of the place that was read to; where they are no longer the same, the file was written anew.
+# Bytes before the position read to; if they have changed, the file was rewritten.
 MARK = 256
 
 
 class TailedFile:
-    """`look` gives the whole lines that came since the last one.
+    """`look` returns the complete lines added since the last call.
 
-    A run that goes on from a checkpoint cuts its metrics and writes them again: then `look` begins at the start, and
-    `rewritten` counts up.
+    A run that resumes from a checkpoint truncates its metrics and writes them again: then `look` starts over, and
+    `rewritten` is incremented.
     """
 
     def __init__(self, path: Path):

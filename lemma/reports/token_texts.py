@@ -1,4 +1,4 @@
-"""Token ids as the pieces of text that they stand for, fast enough for hundreds of thousands of them."""
+"""The text of each token id, fast enough for hundreds of thousands of them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tokenizers import Tokenizer
 from lemma.core.errors import UserError
 from lemma.models.places import TINY, resolve
 
-# What a decoder writes for bytes that are no whole character.
+# What a decoder writes for bytes that are not a whole character.
 TORN = "\ufffd"
 # A character has at most four bytes, and a token at least one.
 MOST_TOGETHER = 4
 
 
 class TokenTexts:
-    """Pieces of text by id, each decoded once."""
+    """The text of each id, decoded once."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
@@ -34,7 +34,7 @@ class TokenTexts:
         return piece
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """One piece for each id. A character that several tokens make together belongs to the last of them."""
+        """The text of each id. A character made of several tokens belongs to the last of them."""
         known = self._pieces
         pieces = [known[token] if token in known else self.piece(token) for token in ids]
         place = 0 if TORN in "".join(pieces) else len(pieces)
@@ -57,7 +57,7 @@ class TokenTexts:
 
 
 def load_token_texts(run: Path, stages: Sequence[str], model_path: str) -> TokenTexts | None:
-    """The tokenizer of a run: that of a finished stage, or of its first model where that is on this machine."""
+    """The tokenizer of a run: that of a finished stage, or of its first model if that is on this machine."""
     folders = [place for name in stages for place in _finals(run / "stages" / name / "final")]
     if model_path != TINY:
         with suppress(UserError):
@@ -74,7 +74,7 @@ def load_token_texts(run: Path, stages: Sequence[str], model_path: str) -> Token
 
 
 def _folder_of(model: str) -> Path:
-    """A folder as it is; for a name of the hub, where its tokenizer was downloaded to."""
+    """The folder itself; for a hub name, the folder its tokenizer was downloaded to."""
     from huggingface_hub import try_to_load_from_cache
 
     if Path(model).exists() or model.count("/") > 1:

@@ -137,5 +137,5 @@ def test_a_pipe_is_never_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> Non
     stream = io.StringIO()
     console = Console(stream)
     console(StageStarted("grpo", 3, 9))
-    assert wait_for(lambda: "grpo: 3/9, at work for " in stream.getvalue())
+    assert wait_for(lambda: "grpo: 3/9, running for " in stream.getvalue())
     console.close(False)

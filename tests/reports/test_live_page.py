@@ -98,7 +98,7 @@ def test_completions_of_a_step_in_progress_are_read_again_and_newer_ones_offered
         offered = tab.locator("#detail .between option")
         assert "ratio to the old policy" not in offered.all_inner_texts(), "nothing was learnt from this step yet"
         notes.write_bytes(learnt)
-        for arrow, step in (("Step before", 2), ("Next step", 3)):
+        for arrow, step in (("Previous step", 2), ("Next step", 3)):
             tab.click(f"[aria-label='{arrow}']")
             tab.wait_for_selector(f"#detail h2:has-text('step {step}')")
         assert "ratio to the old policy" in offered.all_inner_texts()

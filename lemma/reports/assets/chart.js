@@ -3,7 +3,7 @@
 
 const MARGIN = { left: 52, right: 12, top: 10, bottom: 26 };
 const MOST_POINTS = 1500;
-// Of more curves than this, values are told where the pointer is, and not all the time.
+// With more curves than this, values are shown only at the pointer.
 const MOST_SAID = 4;
 const shared = { zoom: null, cursor: null, charts: new Set() };
 
@@ -234,7 +234,7 @@ const dot = (color) => { const node = el("i", { class: "dot" }); node.style.back
 const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)},${y.toFixed(1)}`).join("");
 const label = (x, y, text, anchor) => svg("text", { x, y, "text-anchor": anchor }, text);
 
-// An exponential mean that is not pulled towards 0 at its beginning; `weight` of the past, 0 to 1.
+// An exponential moving average with bias correction; `weight` of the past, 0 to 1.
 function smoothed(values, weight) {
   if (!weight) return values;
   let mean = 0, norm = 0;

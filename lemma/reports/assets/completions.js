@@ -10,7 +10,7 @@ function completions(root) {
   const run = store.data.runs[browse.run];
   const sources = [...new Set(run.chunks.map((chunk) => chunk.source))];
   if (!sources.length) {
-    root.append(el("section", { class: "card" }, el("h2", {}, "No completions yet"), el("p", {}, "Stages of reinforcement and evaluations sample completions; supervised stages do not.")));
+    root.append(el("section", { class: "card" }, el("h2", {}, "No completions yet"), el("p", {}, "Reinforcement stages and evaluations sample completions; supervised stages do not.")));
     return;
   }
   if (!sources.includes(browse.source)) { browse.source = sources[0]; browse.key = null; }
@@ -31,7 +31,7 @@ function filters(run, sources, own) {
   return el("form", { class: "controls", role: "search", onsubmit: (event) => { event.preventDefault(); searchAll(); } },
     store.data.runs.length > 1 ? select("Run", store.data.runs.map((r, i) => [i, r.name]), browse.run, (v) => { browse.run = Number(v); browse.key = null; browse.found = null; again(); }) : null,
     select("Where", sources.map((s) => [s, s]), browse.source, (v) => { browse.source = v; browse.key = null; browse.place = 0; browse.found = null; again(); }),
-    own.length > 1 ? el("div", { class: "steps" }, el("button", { type: "button", "aria-label": "Step before", disabled: at <= 0, onclick: () => move(-1) }, "‹"),
+    own.length > 1 ? el("div", { class: "steps" }, el("button", { type: "button", "aria-label": "Previous step", disabled: at <= 0, onclick: () => move(-1) }, "‹"),
       select("Step", own.map((chunk) => [chunk.key, String(chunk.step)]), browse.key, (v) => { browse.key = v; browse.place = 0; browse.found = null; again(); }),
       el("button", { type: "button", "aria-label": "Next step", disabled: at >= own.length - 1, onclick: () => move(1) }, "›")) : null,
     select("Verdict", [["", "any"], ["right", "right"], ["wrong", "wrong"], ["unknown", "unknown"], ["cut", "cut off"], ["format", "format broken"]], browse.verdict, (v) => { browse.verdict = v; browse.place = 0; browse.found = null; refresh(); }),
@@ -68,7 +68,7 @@ async function refresh() {
       if (turn !== browse.busy) return;
       const meta = store.data.runs[browse.run].chunks.find((c) => c.key === browse.key);
       browse.rows = rowsOf(chunk, meta);
-      browse.note = chunk.all ? `This report holds ${chunk.samples.length} of the step's ${number(chunk.all)} samples; lemma watch shows all.` : "";
+      browse.note = chunk.all ? `This report contains ${chunk.samples.length} of the step's ${number(chunk.all)} samples; lemma watch shows all.` : "";
     } else browse.rows = browse.found;
   } catch (error) {
     list?.replaceChildren(el("p", { class: "worse" }, `The samples cannot be read: ${error.message}`));
@@ -136,7 +136,7 @@ function drawDetail() {
   const detail = document.getElementById("detail");
   if (!detail) return;
   const row = browse.rows[browse.place];
-  if (!row) { detail.replaceChildren(el("p", { class: "muted" }, "No completion fits the filters.")); return; }
+  if (!row) { detail.replaceChildren(el("p", { class: "muted" }, "No completion matches the filters.")); return; }
   const { sample, chunk, meta } = row;
   const siblings = chunk.samples.filter((s) => s.group === sample.group);
   detail.replaceChildren(
@@ -190,7 +190,7 @@ function completionText(sample) {
   }));
 }
 
-// What an update noted of a token, in thousandths in the data: one number for all tokens, one for each, or nothing.
+// What an update recorded of a token, in thousandths in the data: one number for all tokens, one for each, or nothing.
 function noted(part, name, i) {
   const value = Array.isArray(part[name]) ? part[name][i] : part[name];
   return value === null || value === undefined ? null : value / 1000;
@@ -198,7 +198,7 @@ function noted(part, name, i) {
 
 const RATIOS = { ratio: "the old policy", engine: "the engine" };
 const FULL_RATIO = Math.log(1.5);
-// Most ratios are within a few percent of 1: by the root of their logarithm they can be told apart.
+// Most ratios are within a few percent of 1: the root of their logarithm makes them distinguishable.
 const rooted = (log) => (log === null ? null : Math.sign(log) * Math.sqrt(Math.abs(log) / FULL_RATIO));
 
 function tokens(part, sample) {
@@ -236,16 +236,16 @@ function legend(sample) {
 function legendWords(sample) {
   const known = (name) => sample.parts.some((part) => part[name] !== undefined);
   if (browse.color === "logprob") return "The stronger the colour, the less likely the token was when it was sampled.";
-  if (browse.color === "advantage") return known("pull") ? "Green: the update pulls the token up, since its advantage is positive; red: down." : "Green: the reward is above the mean of its group, red: below. All tokens of a sample share it.";
+  if (browse.color === "advantage") return known("pull") ? "Green: the advantage is positive, so the update makes the token more likely; red: less likely." : "Green: the reward is above the mean of its group, red: below. All tokens of a sample share it.";
   if (!known(browse.color)) return "No update was computed on this sample, so it has no ratio: its group's rewards do not differ, or its tokens are masked.";
   if (sample.parts.every((part) => [part[browse.color] ?? 0].flat().every((log) => !log))) {
-    return browse.color === "ratio" ? "All of its ratios are 1: the step learnt from this sample before it had changed anything." : "Engine and learner agree on every token: all ratios are 1.";
+    return browse.color === "ratio" ? "All of its ratios are 1: the sample was used in the step's first update, before the weights changed." : "Engine and learner agree on every token: all ratios are 1.";
   }
-  const when = browse.color === "ratio" ? "when the step last learnt from it than before the step" : "to the learner than to the engine that sampled it";
+  const when = browse.color === "ratio" ? "at its last update in the step than before the step" : "to the learner than to the engine that sampled it";
   return `Green: the token was more likely ${when}, red: less likely. Full colour is a ratio of 1.5 or 2/3, no colour is 1.`;
 }
 
-// One line a step: how many of the problem's samples were right, and what they answered.
+// One line per step: how many of the problem's samples were right, and what they answered.
 async function drawHistory(problem) {
   const holder = document.getElementById("history"), run = store.data.runs[browse.run], rows = [];
   holder.replaceChildren(el("p", { class: "muted", role: "status" }, "Reading …"));

@@ -2,17 +2,17 @@
 
 const curveState = { stage: null, smooth: Number(setting("smooth", 0)), log: false, filter: "", hidden: new Set() };
 
-// [title, [[name or pattern, title, options], ...]]; what no section names comes at the end.
+// [title, [[name or pattern, title, options], ...]]; numbers that no section names come at the end.
 const SECTIONS = [
   ["Reward and accuracy", [
     ["reward/mean", "Reward"], [/^rewards\/(.+)\/mean$/, "Reward: $1"], ["right", "Right answers", { percent: true }],
     [/^evaluation\/(.*)answer_accuracy$/, "Evaluation: $1accuracy", { percent: true, axis: "eval", interval: true }],
-    ["format", "Format kept", { percent: true }], [/^evaluation\/(.*)(pass@\d+|maj@\d+)$/, "Evaluation: $1$2", { percent: true, axis: "eval" }],
-    ["reward/std", "Spread of rewards"],
+    ["format", "Format followed", { percent: true }], [/^evaluation\/(.*)(pass@\d+|maj@\d+)$/, "Evaluation: $1$2", { percent: true, axis: "eval" }],
+    ["reward/std", "Standard deviation of rewards"],
   ]],
-  ["Preferences", [["margin", "Margin"], ["accuracy", "Preferred more often", { percent: true }], [/^rewards\/(chosen|rejected)$/, "Implicit reward: $1"]]],
+  ["Preferences", [["margin", "Margin"], ["accuracy", "Pairs ranked correctly", { percent: true }], [/^rewards\/(chosen|rejected)$/, "Implicit reward: $1"]]],
   ["Loss", [["loss", "Loss"], ["validation/loss", "Validation loss", { axis: "eval" }], ["grad_norm", "Gradient norm"], ["lr", "Learning rate"]]],
-  ["Length", [["length/mean", "Tokens a sample"], [/^length\/(right|wrong)$/, "Tokens of $1 samples"], ["truncated", "Cut off", { percent: true }], ["length/max", "Longest sample"]]],
+  ["Length", [["length/mean", "Tokens per sample"], [/^length\/(right|wrong)$/, "Tokens of $1 samples"], ["truncated", "Cut off", { percent: true }], ["length/max", "Longest sample"]]],
   ["Policy", [
     ["entropy/sampled", "Entropy of samples"], ["entropy", "Entropy"], ["kl", "KL to the reference"], ["kl/old", "KL to the policy that sampled"],
     [/^clip\/(.+)$/, "Clipped: $1", { percent: true }], ["ratio/max", "Largest ratio"], ["mismatch/mean", "Engine and learner differ, mean"],
@@ -20,7 +20,7 @@ const SECTIONS = [
   ]],
   ["Groups", [
     ["groups/live", "Live groups", { percent: true }], ["groups/dead", "Dead groups", { percent: true }],
-    ["groups/all_right", "Groups that are right throughout", { percent: true }], ["groups/none_right", "Groups without a right answer", { percent: true }],
+    ["groups/all_right", "Groups with only right answers", { percent: true }], ["groups/none_right", "Groups with no right answer", { percent: true }],
     ["groups/varied", "Groups whose rewards vary", { percent: true }], ["unscored", "Samples without a reward"],
   ]],
   ["Critic", [[/^critic\/(.+)$/, "Critic: $1"]]],
@@ -56,7 +56,7 @@ function curves(root) {
       oninput: (event) => { curveState.filter = event.target.value.toLowerCase(); redraw(); } })),
     el("button", { type: "button", id: "unzoom", disabled: shared.zoom === null, onclick: () => zoomTo(null) }, "Whole range"),
     runPicker(redraw)), charts);
-  root.append(el("p", { class: "note" }, "Drag across a chart to zoom, double-click to see the whole range. With the keyboard: tab to a chart, arrow keys read its values, + and - zoom."));
+  root.append(el("p", { class: "note" }, "Drag across a chart to zoom, double-click to reset. With the keyboard: tab to a chart, arrow keys read its values, + and - zoom."));
   redraw();
 }
 
@@ -110,7 +110,7 @@ function drawCurves(holder) {
     out.push(el("details", { open: Boolean(curveState.filter), ontoggle: () => drawVisible() },
       el("summary", {}, el("h2", {}, `${others.length} more numbers`)), el("div", { class: "grid" }, others)));
   }
-  holder.replaceChildren(...(out.length ? out : [el("p", {}, stage ? "No number has this name." : "Nothing was measured yet.")]));
+  holder.replaceChildren(...(out.length ? out : [el("p", {}, stage ? "No number has this name." : "Nothing measured yet.")]));
   observe(holder);
 }
 
@@ -125,7 +125,7 @@ function chartOf(name, title, how, stage) {
 
 const section = (title, charts) => el("section", {}, el("h2", {}, title), el("div", { class: "grid" }, charts.filter(Boolean)));
 
-// Charts are drawn when they come into sight.
+// Charts are drawn when they scroll into view.
 const seen = new IntersectionObserver((entries) => {
   for (const entry of entries) if (entry.isIntersecting && !entry.target.chart.root) entry.target.chart.draw();
 }, { rootMargin: "400px" });
@@ -143,8 +143,8 @@ addEventListener("beforeprint", () => drawVisible(true));
 // --- time ------------------------------------------------------------------------------------------------------
 
 const RATES = [
-  ["tokens_per_second", "Tokens learnt from a second"], ["generated_per_second", "Tokens sampled a second"],
-  ["mfu", "Share of the GPU's matrix rate (MFU)", { percent: true }], ["peak_memory_gib", "Peak of memory, GiB"],
+  ["tokens_per_second", "Tokens trained on per second"], ["generated_per_second", "Tokens sampled per second"],
+  ["mfu", "Model FLOPs utilisation (MFU)", { percent: true }], ["peak_memory_gib", "Peak memory, GiB"],
 ];
 
 function time(root) {
@@ -160,7 +160,7 @@ function timeBody(body) {
     const own = run.curves[`${stage}/train`];
     if (!own?.timings.seconds || curveState.hidden.has(i)) return;
     const parts = partsOf(own);
-    const chart = new Chart(parts.map((p) => ({ ...p, x: own.steps })), { title: "Seconds a row, by part", stacked: true, height: 240, note: "A row of metrics covers the steps since the one before it." });
+    const chart = new Chart(parts.map((p) => ({ ...p, x: own.steps })), { title: "Seconds per row, by part", stacked: true, height: 240, note: "A row of metrics covers the steps since the one before it." });
     body.append(el("section", { class: "card" }, el("h2", {}, run.name), chart.node,
       el("div", { class: "two" }, partTable(parts, own), heldTable(own))));
   });
@@ -168,7 +168,7 @@ function timeBody(body) {
   const line = planned && store.data.runs.length === 1 ? { value: planned, name: "plan of an update" } : undefined;
   const rates = RATES.map(([name, title, how = {}]) => chartOf(name, title, name === "peak_memory_gib" ? { line } : how, stage)).filter(Boolean);
   if (rates.length) body.append(section("Rates and memory", rates));
-  if (!body.childElementCount) body.append(el("p", {}, "No timings were measured yet."));
+  if (!body.childElementCount) body.append(el("p", {}, "No timings measured yet."));
 }
 
 function partsOf(own) {

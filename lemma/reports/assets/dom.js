@@ -20,7 +20,7 @@ function svg(tag, attributes = {}, ...children) {
   return node;
 }
 
-// A name that may be long, in one line; all of it under the pointer.
+// A name that may be long, on one line; the tooltip shows all of it.
 const clipped = (name) => el("span", { class: "clipped", title: name }, name);
 
 function number(value) {

@@ -7,14 +7,14 @@ function evaluations(root) {
   if (!rows.length) {
     contamination(root);
     root.prepend(el("section", { class: "card" }, el("h2", {}, "No evaluation yet"),
-      el("p", {}, "A stage evaluates where its recipe has ", el("code", {}, "eval.benchmarks"), "; ", el("code", {}, "lemma eval"), " measures a finished model.")));
+      el("p", {}, "A stage evaluates if its recipe has ", el("code", {}, "eval.benchmarks"), "; ", el("code", {}, "lemma eval"), " measures a finished model.")));
     return;
   }
   const charts = overSteps(rows);
   if (charts.length) root.append(el("section", {}, el("h2", {}, "Over steps"), el("div", { class: "grid" }, charts)));
   const played = rows.some((row) => row.turns);
   root.append(el("section", { class: "card tall" }, el("h2", {}, "Results"),
-    table(["evaluation", "benchmark", "metric", "right, with 95% interval", "problems", "format kept", "cut off", "tokens", ...(played ? ["turns"] : [])],
+    table(["evaluation", "benchmark", "metric", "right, with 95% interval", "problems", "format followed", "cut off", "tokens", ...(played ? ["turns"] : [])],
       rows.map((row) => [many ? el("span", { class: "named" }, dot(colorOf(row.i)), clipped(`${row.run.name}: ${row.evaluation}`)) : row.evaluation, row.benchmark, row.metric,
         intervalBar(row), `${number(row.n)}${row.k > 1 ? ` × ${row.k}` : ""}`, percent(row.format), percent(row.truncated), number(Math.round(row.tokens ?? 0)),
         ...(played ? [row.turns ? row.turns.toFixed(1) : ""] : [])]),
@@ -24,11 +24,11 @@ function evaluations(root) {
   observe(root);
 }
 
-// What finished stages found out about their data.
+// What finished stages found about their data.
 function contamination(root) {
   const { runs } = store.data, known = runs.filter((run) => run.contamination);
   if (!known.length) return;
-  root.append(el("section", { class: "card" }, el("h2", {}, "Do the training data repeat the benchmarks?"),
+  root.append(el("section", { class: "card" }, el("h2", {}, "Does the training data contain benchmark problems?"),
     known.map((run) => [runs.length > 1 ? el("h3", {}, run.name) : null,
       run.contamination.benchmarks.length ? el("p", {}, `Compared with ${run.contamination.benchmarks.join(", ")}.`) : null,
       el("dl", { class: "facts" }, Object.entries(run.contamination.stages).flatMap(([stage, found]) =>

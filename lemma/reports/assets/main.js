@@ -27,7 +27,7 @@ function frame() {
   const title = document.getElementById("title");
   title.textContent = title.title = runs.map((run) => run.name).join(", ");
   document.getElementById("state").replaceChildren(...(runs.length === 1 ? [badge(runs[0].state)] : []));
-  document.getElementById("foot").textContent = `Lemma ${store.data.lemma} · ${isLive ? "read" : "made"} ${store.data.made} · reads nothing from the network`;
+  document.getElementById("foot").textContent = `Lemma ${store.data.lemma} · ${isLive ? "read" : "made"} ${store.data.made} · loads nothing from the network`;
 }
 
 function tabs() {
@@ -65,11 +65,11 @@ function keys() {
     else if (event.key === "/") { event.preventDefault(); show("completions").then(() => document.getElementById("search")?.focus()); }
     else if (current === "completions" && (event.key === "j" || event.key === "k")) pick(browse.place + (event.key === "j" ? 1 : -1));
     else if (current === "completions" && event.key === "n") document.querySelector('[aria-label="Next step"]')?.click();
-    else if (current === "completions" && event.key === "p") document.querySelector('[aria-label="Step before"]')?.click();
+    else if (current === "completions" && event.key === "p") document.querySelector('[aria-label="Previous step"]')?.click();
   });
 }
 
-// A view that someone is typing in, or reading a completion in, is not drawn again under their hands.
+// A view in which the user is typing or reading a completion is not redrawn.
 async function follow() {
   const status = document.getElementById("connection");
   try {
@@ -94,7 +94,7 @@ async function start() {
   try {
     await store.load();
   } catch (error) {
-    document.getElementById("loading").textContent = `This page cannot be read: ${error.message}`;
+    document.getElementById("loading").textContent = `This page cannot be shown: ${error.message}`;
     return;
   }
   tabs(); keys(); frame();

@@ -1,17 +1,17 @@
-// The first view: what the run is, how far it came, its main numbers, what needs attention, the recipe in words.
+// The first view: what the run is, its progress, its main numbers, what needs attention, the recipe in words.
 
 const COLORS = ["var(--c0)", "var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)", "var(--c7)"];
 const colorOf = (i) => COLORS[i % COLORS.length];
 const STATES = {
-  running: "A process is working on it.", stopped: "Stopped after saving; the same command goes on.",
-  finished: "All of its stages are done.", dead: "Its process ended without finishing or saving; the same command goes on from the last checkpoint.",
-  new: "Nothing was measured yet.",
+  running: "A process is working on it.", stopped: "Stopped after saving; the same command resumes it.",
+  finished: "All of its stages are done.", dead: "Its process ended without finishing or saving; the same command resumes from the last checkpoint.",
+  new: "Nothing measured yet.",
 };
-// Numbers that a tile shows, in this order, as many as there is room for; `good` is the direction one hopes for.
+// Numbers that a tile shows, in this order, as many as there is room for; `good` is the desired direction.
 const TILES = [
   ["right", "Right answers", { percent: true, good: 1 }], ["reward/mean", "Reward", { good: 1 }],
   ["margin", "Margin", { good: 1 }], ["validation/loss", "Validation loss", { good: -1 }],
-  ["loss", "Loss", { good: -1, unless: "reward/mean" }], ["length/mean", "Tokens a sample", {}],
+  ["loss", "Loss", { good: -1, unless: "reward/mean" }], ["length/mean", "Tokens per sample", {}],
   ["entropy/sampled", "Entropy", {}], ["groups/live", "Live groups", { percent: true }],
   ["truncated", "Cut off", { percent: true, good: -1 }], ["grad_norm", "Gradient norm", {}],
 ];
@@ -30,7 +30,7 @@ function overview(root) {
   }
 }
 
-// Several runs at a glance: how far each came, and where its main numbers ended.
+// Several runs at a glance: their progress, and their last main numbers.
 function sideBySide(runs) {
   const ends = (run, name) => { const values = run.curves[`${lastStage(run)}/train`]?.values[name]?.filter((v) => v !== null); return values?.length ? mean(values.slice(-3)) : null; };
   const shown = TILES.filter(([name, , how]) => runs.some((run) => ends(run, name) !== null && !(how.unless && ends(run, how.unless) !== null))).slice(0, 5);
@@ -45,10 +45,10 @@ function sideBySide(runs) {
 function runCard(run, i) {
   const colored = store.data.runs.length > 1 ? dot(colorOf(i)) : null;
   return el("section", { class: "card", "aria-labelledby": `run-${i}` },
-    el("h2", { id: `run-${i}` }, ...(colored ? [el("span", {}, colored, run.name), badge(run.state)] : ["How far it came"])),
-    el("p", { class: "muted" }, `${STATES[run.state]} Started ${run.created.replace("T", " ")}; last heard of ${run.heard || "never"}.`),
+    el("h2", { id: `run-${i}` }, ...(colored ? [el("span", {}, colored, run.name), badge(run.state)] : ["Progress"])),
+    el("p", { class: "muted" }, `${STATES[run.state]} Started ${run.created.replace("T", " ")}; last sign of life: ${run.heard || "never"}.`),
     el("ol", { class: "stages" }, run.stages.map((stage) => stageRow(run, stage))),
-    lastStage(run) ? el("p", { class: "note" }, `Stage ${lastStage(run)}: the mean of its last three rows of metrics, from that of its first three.`) : null,
+    lastStage(run) ? el("p", { class: "note" }, `Stage ${lastStage(run)}: the mean of its last three rows of metrics, compared with its first three.`) : null,
     el("div", { class: "tiles" }, tiles(run, i)),
     attention(run),
     el("details", { open: store.data.runs.length === 1 }, el("summary", {}, el("h3", {}, "The recipe in words")), inWords(run.words)),
@@ -65,7 +65,7 @@ function stageRow(run, stage) {
   const bar = el("span", { class: "bar", "aria-hidden": "true" }, el("span"));
   bar.firstChild.style.width = `${100 * share}%`;
   return el("li", {}, el("b", {}, stage.name), el("span", { class: "muted" }, stage.kind), bar,
-    el("span", {}, step || stage.done ? `${number(step)}${total ? ` of ${number(total)}` : ""} steps` : "not begun"),
+    el("span", {}, step || stage.done ? `${number(step)}${total ? ` of ${number(total)}` : ""} steps` : "not started"),
     el("span", { class: "muted" }, seconds ? duration(seconds) : ""));
 }
 
@@ -108,7 +108,7 @@ function attention(run) {
     return el("li", { class: last.level }, el("span", { class: "muted" }, where.filter(Boolean).join(" · ")), " ", ...withCode(last.text));
   });
   return el("div", { class: "attention" }, el("h3", {}, "What needs attention"),
-    items.length ? el("ul", {}, items) : el("p", { class: "muted" }, "Nothing: no warning was given."));
+    items.length ? el("ul", {}, items) : el("p", { class: "muted" }, "Nothing: there are no warnings."));
 }
 
 const withCode = (text) => visible(text).split("`").map((piece, i) => (i % 2 ? el("code", {}, piece) : piece));

@@ -1,4 +1,4 @@
-// The data of the page: unpacking it, asking a live server for more, and the samples, read when they are looked at.
+// The data of the page: unpacking it, asking a live server for more, and the samples, loaded on demand.
 
 const isLive = document.documentElement.dataset.live === "yes";
 const DEEPEST = 16, LEVELS = 90, FIRST_LEVEL = 35;
@@ -23,7 +23,7 @@ const store = {
     return answer.json();
   },
 
-  // Rows that came since; returns whether anything on the page changes.
+  // Adds new rows; returns whether anything on the page changes.
   async update() {
     const seen = this.data.runs.map((run) => ({
       generation: run.generation,
@@ -47,7 +47,7 @@ const store = {
     ])) + data.comparisons.length;
   },
 
-  // Whether a step is still being sampled or learnt from.
+  // Whether a step is still being sampled or trained on.
   isGrowing(run, key) {
     const { state, chunks } = this.data.runs[run], own = chunks.find((chunk) => chunk.key === key);
     return state === "running" && own !== undefined && !chunks.some((chunk) => chunk.source === own.source && chunk.step > own.step);
