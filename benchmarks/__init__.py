@@ -1,1 +1,1 @@
-"""Speed and memory beside peers, in one run; the tables are committed."""
+"""Speed and memory compared with other systems in the same run; the tables are committed."""

@@ -1,8 +1,8 @@
-"""Episodes a second in AppWorld at 1, 4 and 16 worlds, with scripted agents.
+"""Episodes per second in AppWorld with 1, 4 and 16 worlds and scripted agents.
 
     python benchmarks/appworld.py ROOT [--venv VENV] [--episodes N]
 
-ROOT is a folder of AppWorld's, as `lemma env setup appworld` makes it. An episode is a world, four short programs and a
+ROOT is an AppWorld folder as made by `lemma env setup appworld`. An episode is a world, four short programs and a
 judgement. Prints the table and writes it to benchmarks/results/appworld.md.
 """
 
@@ -58,7 +58,7 @@ def play(options: AppWorldOptions, problem: Problem, times: Times) -> None:
 
 
 def memory_of_worlds() -> list[float]:
-    """Proportional memory of every process of our runner, in MB."""
+    """Proportional set size (PSS) of every process of our runner, in MB."""
     found = []
     for place in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
         try:
@@ -71,7 +71,7 @@ def memory_of_worlds() -> list[float]:
 
 
 def measure(options: AppWorldOptions, problems: Sequence[Problem], worlds: int, episodes: int) -> str:
-    """One row: so many episodes, at most so many worlds at a time."""
+    """One row: this many episodes, with at most this many worlds at a time."""
     times, memory = Times(), [0.0]
     with ThreadPoolExecutor(worlds) as threads:
         begin = perf_counter()

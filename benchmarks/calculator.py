@@ -3,8 +3,8 @@
     python -m benchmarks.calculator            benchmarks/calculator.yaml under its seed, a few minutes on one core
     python -m benchmarks.calculator --seed 2   another seed
 
-The demonstrations teach the spelling of a call and of an answer. Half of them call the calculator once for each step
-of the problem, half answer at once. Which of the two pays is left to reinforcement learning.
+The demonstrations teach the syntax of a call and of an answer. Half of them call the calculator once for each step of
+the problem, half answer directly. Which of the two pays off is left to reinforcement learning.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STEPS = 5
 
 
 def conversation(item: Demonstration, is_called: bool) -> list[dict[str, str]]:
-    """The problem worked out by calls, one for each step, or answered at once."""
+    """The problem solved with calls, one for each step, or answered directly."""
     turns = [{"role": "user", "content": item.problem.question}]
     total, steps = parse(item.problem.question)
     for sign, amount, after in steps if is_called else ():

@@ -1,12 +1,12 @@
-"""What a step does, in counts that no machine changes: a guard against code that grows slower unseen.
+"""What a step does, in counts that do not depend on the machine: a guard against unnoticed slowdowns.
 
     make bench-cpu              compare with benchmarks/results/counts.json
-    make bench-cpu UPDATE=1     write it anew
+    make bench-cpu UPDATE=1     write it again
 
-Counted are, with the tiny model on the CPU: operators that compute (views are left out), reads of a tensor's value by
-the host, which a GPU would have to be waited for, bytes that operators copy, calls of Lemma's own Python functions,
-files opened in the run folder, and syncs to the disk. Lengths are fixed, so that no count depends on what was sampled.
-Operators are compared only under the version of torch that they were counted with.
+Counted are, with the tiny model on the CPU: operators that compute (without views), reads of a tensor's value by the
+host, which would wait for a GPU, bytes that operators copy, calls of Lemma's own Python functions, files opened in the
+run folder, and disk syncs. Lengths are fixed, so that no count depends on the samples. Operators are compared only
+under the version of torch that they were counted with.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ COPIES = {
     "index_copy", "index_copy_", "gather", "select_backward", "slice_backward", "_unsafe_index",
 }  # fmt: skip
 INTO = {"index_put", "index_put_", "index_copy", "index_copy_"}
-# Operators whose result's size is known to the host only once it has read it.
+# Operators whose result has a size that the host has to read from the device.
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal"}
 
 Counts = dict[str, float]
 
 
 class Operators(TorchDispatchMode):
-    """Counts what the CPU is asked to compute within `with`."""
+    """Counts the operators that run on the CPU inside `with`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def tiny_policy() -> Any:
 
 
 def of_learner() -> Counts:
-    """An update of GRPO in one pack and in three: what each pack adds, and what an update costs however many."""
+    """A GRPO update with one pack and with three: the cost of each pack, and the fixed cost of an update."""
     from lemma.algorithms import ALGORITHMS
     from lemma.core.types import Trajectory
     from lemma.learning.learner import Learner
@@ -144,7 +144,7 @@ def of_learner() -> Counts:
 
 
 def of_engine() -> Counts:
-    """Eight samples of 33 tokens and of 65: what a token of eight rows adds, and what comes once."""
+    """Eight samples of 33 tokens and of 65: the cost of a decoding step of eight rows, and the fixed cost."""
     from lemma.engines.native.engine import NativeEngine
     from lemma.engines.protocol import generate
 
@@ -176,7 +176,7 @@ def of_engine() -> Counts:
 
 
 def of_handling() -> Counts:
-    """What is done with 64 completions besides sampling and learning: graded, written, grouped, measured, packed."""
+    """Handling of 64 completions apart from sampling and training: grading, writing, grouping, metrics, packing."""
     from benchmarks.scaling import GROUP, MadeBefore, Parts, packs_of, step_of, tasks_for
 
     fmt, tasks, answers, tokenizer = tasks_for(0, problems=9)
@@ -209,7 +209,7 @@ stages:
 
 
 def of_files() -> Counts:
-    """Two steps of RL and four: what each further step opens and syncs."""
+    """Two steps of RL and four: the files that each further step opens and syncs."""
     _files_of_a_run(1)  # what only the first run of a process does is not counted
     counted = {steps: _files_of_a_run(steps) for steps in (2, 4)}
     opened, synced = ((counted[4][kind] - counted[2][kind]) / 2 for kind in (0, 1))
@@ -277,7 +277,7 @@ def torch_version() -> str:
 
 
 def growths(found: Counts, stored: dict[str, Any]) -> list[str]:
-    """A sentence for each count that is above the stored one by more than is allowed."""
+    """A sentence for each count that exceeds the stored one by more than the tolerance."""
     sentences = []
     same_torch = stored["torch"] == torch_version()
     for name, count in found.items():

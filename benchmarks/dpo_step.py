@@ -1,6 +1,6 @@
-"""One step of DPO on a GPU, beside TRL's DPOTrainer on the same pairs: time, tokens/s, MFU and peak memory.
+"""One step of DPO on a GPU, compared with TRL's DPOTrainer on the same pairs: time, tokens/s, MFU and peak memory.
 
-    python -m benchmarks.dpo_step                 the whole table, each row in a process of its own
+    python -m benchmarks.dpo_step                 the whole table, each row in its own process
     python -m benchmarks.dpo_step --row '{...}'   one row, as JSON ("shape": "smoke" runs on a CPU)
 
 Work: Qwen2.5-1.5B shape, random weights, full fine-tuning with fp32 master weights (or LoRA r=16), 32 pairs a step with
@@ -210,7 +210,7 @@ def run_trl(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _base_parameters(module: Any) -> int:
-    """Weights of the model without adapters, which alone count as work on either side."""
+    """Parameters of the model without adapters: only these count as work, for both systems."""
     return sum(p.numel() for name, p in module.named_parameters() if "lora_" not in name)
 
 
@@ -236,7 +236,7 @@ def _summary(row: dict[str, Any], times: list[float], tokens: list[int], paramet
 
 
 def default_rows() -> list[dict[str, Any]]:
-    """Lemma with and without recomputation, TRL's batches until memory ends, its fp32 weights, and LoRA."""
+    """Lemma with and without recomputation, TRL's batches up to its memory limit, its fp32 weights, and LoRA."""
     base = {"shape": "1.5B", "recompute": False}
     again = {"shape": "1.5B", "recompute": True}
     peer = {"who": "trl", "attention": "sdpa", "weights": "bf16", "liger": True}

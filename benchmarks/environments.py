@@ -1,4 +1,4 @@
-"""Episodes of several turns: how many a second, how busy the engine is while tools work, what the cache saves.
+"""Multi-turn episodes: how many per second, how busy the engine is while tools run, and what the prefix cache saves.
 
     python -m benchmarks.environments                                  small, on a CPU
     python -m benchmarks.environments --shape 1.5B --episodes 256 --turns 8 --sampled 256 --observed 512 \\
@@ -98,7 +98,7 @@ def make_engine(args: argparse.Namespace, policy: Any, reuse: bool) -> Any:
 
 
 class Words:
-    """A tokenizer that nobody reads."""
+    """A tokenizer whose text is never used."""
 
     eos_token_id = -1
 
@@ -107,7 +107,7 @@ class Words:
 
 
 class Noise:
-    """Replies of so many tokens, which depend on what was said."""
+    """Replies with a fixed number of tokens, which depend on the policy's turn."""
 
     def __init__(self, tokens: int, vocabulary: int):
         self._tokens, self._vocabulary = tokens, vocabulary
@@ -120,7 +120,7 @@ class Noise:
 def run(
     args: argparse.Namespace, engine: Any, turn_seconds: float, schedule: str, turns: int | None = None
 ) -> dict[str, Any]:
-    """All episodes once; the cache is empty at the beginning."""
+    """Play all episodes once; the cache is empty at the start."""
     from lemma.engines.protocol import Sampling
     from lemma.environments import CustomWorld
     from lemma.formats import FORMATS

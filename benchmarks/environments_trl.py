@@ -96,7 +96,7 @@ def words(number: int, count: int) -> str:
 
 
 class SlowTool:
-    """TRL's kind of environment: its one tool takes time and says nothing."""
+    """A TRL environment whose only tool takes time and says nothing."""
 
     seconds = 0.0
     observed = 0

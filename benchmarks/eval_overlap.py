@@ -1,4 +1,4 @@
-"""Is grading hidden behind generation? Wall time of an evaluation beside the engine's own time in the same run.
+"""Does grading overlap with generation? Wall time of an evaluation compared with the engine's own time in the same run.
 
     python -m benchmarks.eval_overlap --rollouts FOLDER               on a GPU, with prefix sharing and without
     python -m benchmarks.eval_overlap --rollouts FOLDER --set paced   on a CPU, with an engine that only waits
@@ -58,7 +58,7 @@ def recorded(folder: Path, problems: int, samples: int) -> list[dict[str, Any]]:
 
 
 def make_tokenizer(size: int) -> Any:
-    """A tokenizer of the size of the vocabulary, so that decoding costs what it costs."""
+    """A tokenizer with the vocabulary's full size, so that decoding has a realistic cost."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -128,7 +128,8 @@ class Stopwatch:
 
 
 def speaking(rows: list[dict[str, Any]]) -> AbstractContextManager[Any]:
-    """Within `with`, completions are decoded as they are, and then say what a real model once said to that problem."""
+    """Inside `with`, completions are decoded, and then their text is replaced by a real model's answer to the
+    problem."""
     from lemma.evaluation.eval_samples import BenchmarkJudge
 
     said_last = BenchmarkJudge.said_last
@@ -214,7 +215,7 @@ def run_paced(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def evaluated(row: dict[str, Any], engine: Any, policy: Any) -> dict[str, Any]:
-    """The median evaluation of several, after one that does not count: it captures graphs and starts the graders."""
+    """The median of several evaluations, after a warm-up that captures graphs and starts the graders."""
     from lemma.evaluation.evaluator import EvalSettings, evaluate
 
     rows = recorded(Path(row["rollouts"]), row["problems"], row["samples"])

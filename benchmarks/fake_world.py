@@ -1,11 +1,11 @@
-"""Rank 0 of a world that is not there: memory and update time of one rank of 8 or 64, against the memory plan.
+"""Rank 0 with simulated other ranks: memory and update time of one rank of 8 or 64, compared with the memory plan.
 
     python -m benchmarks.fake_world                                    on an H200: 1.5B, 7B and 14B
     python -m benchmarks.fake_world --rows '[{"shape": "tiny", "ranks": 8, "shard": "optimiser"}]'   mechanics, on a CPU
 
-Kernels are real, the other ranks are not: what they would send is what this rank has, and nothing waits for a wire. So
-memory is that of a real rank, and seconds are those of its computation; communication is not in them. Weights are
-random. `planned` is what `lemma plan --ranks` says.
+Kernels are real, the other ranks are not: collectives return this rank's own data, without communication. So memory is
+that of a real rank, and seconds are those of its computation alone. Weights are random. `planned` is what
+`lemma plan --ranks` says.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GIB = 2**30
 
 
 def pretend(ranks: int) -> None:
-    """Collectives that give back what this rank gives; as large as real ones, and without a wire."""
+    """Collectives that return this rank's own data, with the sizes of real ones and without communication."""
     import torch
     import torch.distributed as dist
 
@@ -93,7 +93,7 @@ def run_rank(row: Row) -> Row:
 
 
 def rows() -> list[Row]:
-    """What fits one H200, by the plan."""
+    """Rows that fit one H200, by the plan."""
     kinds = [
         ("1.5B", "optimiser"),
         ("1.5B", "gradients"),

@@ -1,8 +1,8 @@
-"""Lemma's grader beside math-verify: the same labelled cases, one run, one core, caches off; then verdicts a second.
+"""Lemma's grader and math-verify: accuracy on the same labelled cases, then verdicts per second. One core, caches off.
 
     python benchmarks/grading.py [CASES.jsonl]
 
-Cases are rows {"prediction", "gold", "match", "kind"}; by default `shared/data/grader/dev.jsonl` beside the checkout.
+Cases are rows {"prediction", "gold", "match", "kind"}; by default `shared/data/grader/dev.jsonl` next to the checkout.
 Prints the tables and writes them to benchmarks/results/grading.md.
 """
 
@@ -58,7 +58,7 @@ def by_lemma(case: dict[str, Any]) -> bool:
 
 
 def by_math_verify(case: dict[str, Any]) -> bool:
-    """parse and verify, gold first; what has no delimiters is put into a box, as its documentation advises."""
+    """parse and verify, gold first; text without delimiters is put into a box, as its documentation advises."""
     from math_verify import parse, verify
 
     return bool(verify(parse(_boxed(case["gold"])), parse(_boxed(case["prediction"], case["kind"]))))
@@ -95,7 +95,7 @@ def pairs(shape: str, count: int) -> list[tuple[str, str]]:
 
 
 def rate(work: Callable[[list[tuple[str, str]]], Any], items: list[tuple[str, str]]) -> float:
-    """The best of three rounds: other work on the machine can only make it slower."""
+    """The best of three rounds: other load on the machine can only make it slower."""
     best = 0.0
     for _ in range(3):
         start = perf_counter()

@@ -1,4 +1,4 @@
-"""Steps of reinforcement learning, generation included, beside TRL's trainers on the same work: time, MFU, memory.
+"""Steps of reinforcement learning, generation included, compared with TRL's trainers: time, MFU and memory.
 
     python -m benchmarks.grpo_step                     the set `main`, a process for each row, and a table at the end
     python -m benchmarks.grpo_step --set long ppo      other sets of rows; --help lists them
@@ -52,7 +52,7 @@ PPO_PARTS = ("old_logprobs", "reference", "values", "policy_update", "critic_upd
 
 
 class Enough(Exception):
-    """All steps are measured: what a run saves at its end is not part of a step."""
+    """Raised after the last measured step: what a run saves at its end is not part of a step."""
 
 
 def run_lemma(row: Row) -> Row:
@@ -92,7 +92,7 @@ def run_lemma(row: Row) -> Row:
 
 
 def watched(watch: Watch) -> list[contextlib.AbstractContextManager[Any]]:
-    """Parts of a step that the stage's own clock does not tell apart."""
+    """Measure parts of a step that the stage's own clock does not separate."""
     from lemma.learning.learner import Learner
     from lemma.models.critic import Critic
     from lemma.stages.reinforcement import rl_loop
@@ -117,7 +117,7 @@ def lemma_result(row: Row, steps: list[tuple[Row, Row]], config: Any) -> Row:
     values, most = steps[-1][0], row["problems"] * row["samples"] * row["new"]
     updates, parameters = int(values["updates"]), parameters_of(config)
     sampled = values["trained_tokens"] / updates
-    # Random weights end an answer about once in as many tokens as their vocabulary has.
+    # With random weights, an answer ends about once per vocabulary-size tokens.
     assert 0.9 * most <= sampled <= most, sampled
     timings = [timing for _, timing in steps[1:] or steps]
     has_critic = row.get("algorithm") == "ppo"

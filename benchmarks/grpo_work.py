@@ -1,4 +1,4 @@
-"""The work of a step of reinforcement learning that is measured: model, words, prompts, recipe, floors, clocks."""
+"""The workload of the RL benchmarks: model, tokenizer, prompts, recipe, lower bounds, clocks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def parameters_of(config: Any) -> int:
 
 
 def write_model(row: Row, folder: Path) -> None:
-    """The folder of a model but for its weights, which `made_in_memory` gives."""
+    """A model folder without weights, which `made_in_memory` provides."""
     config = config_of(row)
     config.architectures = ["Qwen2ForCausalLM"]
     config.save_pretrained(folder)
@@ -113,7 +113,7 @@ def memory_limited(gib: float | None) -> Iterator[None]:
 
 
 def recipe(row: Row, folder: Path, vocabulary: int) -> Row:
-    """The recipe of a row: what it does not say is Lemma's default."""
+    """The recipe of a row: values that it does not set are Lemma's defaults."""
     (folder / "reward.py").write_text(REWARD)
     rows = [json.dumps({"question": text, "answer": "1"}) for text in questions(row, vocabulary)]
     (folder / "problems.jsonl").write_text("\n".join(rows) + "\n")
@@ -172,7 +172,7 @@ class Watch:
         self.spent: dict[str, float] = {}
 
     def over(self, name: str | Callable[..., str], owner: Any, function: str) -> AbstractContextManager[Any]:
-        """Within `with`, the time of this function counts as `name`, which may depend on its arguments."""
+        """Inside `with`, the time of this function is counted as `name`, which may depend on its arguments."""
         call = getattr(owner, function)
 
         def timed(*arguments: Any, **named: Any) -> Any:

@@ -26,7 +26,7 @@ PROBLEMS, GROUP, LONGEST = 64, 8, 256
 
 
 class Trial(NamedTuple):
-    """One training run: the method, what it is called in the table, and its seed."""
+    """One training run: the method, its name in the table, and its seed."""
 
     method: str
     seed: int
@@ -98,7 +98,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def evaluate(args: argparse.Namespace) -> None:
-    """One process after the other model: starting costs more than evaluating."""
+    """All models in one process: starting one costs more than evaluating."""
     from lemma.cli import main as lemma
 
     for trial in TRIALS:

@@ -1,4 +1,4 @@
-"""LUFFY beside its baselines on problems that the starting policy hardly ever solves, over several seeds.
+"""LUFFY compared with its baselines on problems that the starting policy hardly ever solves, over several seeds.
 
     python -m benchmarks.luffy_order --jobs 12                                  all rows, then the table
     python -m benchmarks.luffy_order --row '{"system": "luffy", "seed": 1}'     one row, in this process, on one thread
@@ -52,7 +52,7 @@ STUDENT_OF_THREE = 4.3027
 
 @dataclass(frozen=True)
 class Settings:
-    """What the rows have in common."""
+    """Settings that the rows share."""
 
     operations: int = 16
     largest: int = 99
@@ -81,7 +81,7 @@ class Settings:
 
     @property
     def trace_tokens(self) -> int:
-        """Most tokens of a response: a worked step takes six, and the tags and the end a few."""
+        """Maximum tokens of a response: a worked step takes six, the tags and the end a few."""
         return 6 * self.operations + 12
 
 
@@ -284,7 +284,7 @@ def rewards_on_the_way(folder: Path) -> list[float]:
 
 
 def run_all(rows: Sequence[Row], runs: Path, jobs: int, limit: float, out: Path) -> None:
-    """The starts first, then the systems, so many processes at a time; each result is written as it comes."""
+    """The starts first, then the systems, `jobs` processes at a time; each result is written when it is ready."""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text("")
     starts = {start_folder(settings_of(row), row["seed"], runs): row | {"system": START} for row in rows}

@@ -1,9 +1,9 @@
-"""Hashes of the metrics of small runs, to show that a change of the code leaves every number as it was.
+"""Hashes of the metrics of small runs, to show that a code change leaves every number as it was.
 
     python -m benchmarks.metric_hashes > after.txt
 
 Run it in a work tree of the commit before the change and in one of the commit after it, on the same machine, and
-compare the two files. What depends on time is left out.
+compare the two files. Numbers that depend on time are left out.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def run_trl_ppo(row: Row) -> Row:
     watch = Watch()
 
     class Timer(TrainerCallback):
-        """PPOTrainer tells when a step ends and not when it begins."""
+        """PPOTrainer reports the end of a step but not its start."""
 
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
             self.begin = now(on_gpu)

@@ -1,4 +1,4 @@
-"""Two ranks on two cores beside one rank on one core: seconds of a step of SFT and of GRPO, and the gain.
+"""Two ranks on two cores compared with one rank on one core: seconds per step of SFT and GRPO, and the speed-up.
 
     python -m benchmarks.ranks
 
@@ -50,7 +50,7 @@ def recipe(kind: str, folder: Path, steps: int) -> str:
 
 
 def measure(kind: str, ranks: int, steps: int) -> dict[str, Any]:
-    """A run of its own: seconds of each step after the first, and the losses."""
+    """One run in its own process: seconds of each step after the first, and the losses."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path = folder / "recipe.yaml"

@@ -1,6 +1,6 @@
-"""A benchmark as rows: each is a JSON object that says what to run, and runs in a process of its own.
+"""A benchmark as rows: each is a JSON object that says what to run, and runs in its own process.
 
-What a row found is told together with `made`: the date, the commit, the command, the device and the versions.
+The result of a row is stored with `made`: the date, the commit, the command, the device and the versions.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def run_rows(
 
 
 def as_typed(module: str, arguments: Sequence[str]) -> str:
-    """The command, without where it writes."""
+    """The command line, without the output path."""
     files = {place for i, word in enumerate(arguments) if word in ("--out", "--table") for place in (i, i + 1)}
     return shlex.join(["python", "-m", module, *(word for i, word in enumerate(arguments) if i not in files)])
 
@@ -132,7 +132,7 @@ def made_by(results: Sequence[Row]) -> str:
 
 
 def trouble(result: Row) -> str:
-    """Why a row has no result, for a cell of a table."""
+    """Why a row has no result, for a table cell."""
     return str(result["error"]).rpartition(" | ")[2]
 
 

@@ -1,4 +1,4 @@
-"""Time and memory for each sampled token, from a thousand to two million sampled tokens in a step.
+"""Time and memory per sampled token, from a thousand to two million sampled tokens in a step.
 
     python -m benchmarks.scaling --out benchmarks/results/scaling.jsonl
 
@@ -8,8 +8,8 @@ handles them is what training uses: driver, judge and grader, journal, groups, a
 the packs, packs, compression, reading the journal again, and the samples of the report. The rows `engine` also sample
 and learn, with the tiny model.
 
-Times are CPU time of this process, in microseconds a sampled token. Memory is what the peak rose by, in bytes a token;
-below about 16k tokens that is mostly what any step needs.
+Times are CPU time of this process, in microseconds per sampled token. Memory is the rise of the peak, in bytes per
+token; below about 16k tokens that is mostly what any step needs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GROUP, BUDGET, MAX_TOKENS = 8, 4096, 120
 
 
 class MadeBefore(Script):
-    """An engine that hands out completions that are ready: all samples of a request at once."""
+    """An engine that returns prepared completions: all samples of a request at once."""
 
     name = "made before"
 
@@ -126,7 +126,7 @@ def _begin() -> tuple[int, Parts]:
 
 
 def handled(row: Row) -> Row:
-    """A step on completions that were made beforehand."""
+    """A step on prepared completions."""
     import torch
 
     torch.set_num_threads(1)
@@ -143,7 +143,7 @@ def handled(row: Row) -> Row:
 
 
 def sampled(row: Row) -> Row:
-    """A step that samples with the native engine and learns from what it sampled."""
+    """A step that samples with the native engine and trains on the samples."""
     import torch
 
     from lemma.algorithms import ALGORITHMS
@@ -241,7 +241,7 @@ def _result(row: Row, parts: Parts, sampled: int, memory: int) -> Row:
 
 
 def table(results: list[Row]) -> str:
-    """A table for each kind of row: a line a size, a column a part."""
+    """A table for each kind of row: a line per size, a column per part."""
     lines: list[str] = []
     for who in RUNNERS:
         rows = [row for row in results if row["who"] == who and "error" not in row]

@@ -1,6 +1,6 @@
-"""One supervised optimisation step on a GPU, beside TRL's SFTTrainer on the same work: time, MFU and peak memory.
+"""One supervised step on a GPU, compared with TRL's SFTTrainer on the same work: time, MFU and peak memory.
 
-    python -m benchmarks.sft_step                 the whole table, each row in a process of its own
+    python -m benchmarks.sft_step                 the whole table, each row in its own process
     python -m benchmarks.sft_step --row '{...}'   one row, as JSON
 
 Work: Qwen2.5-1.5B shape, random weights, full fine-tuning with fp32 master weights; packs of 16k tokens made of

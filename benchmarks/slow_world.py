@@ -1,4 +1,4 @@
-"""An environment whose tools take time and do nothing, for benchmarks/environments.py."""
+"""An environment whose tools only take time, for benchmarks/environments.py."""
 
 from __future__ import annotations
 
