@@ -177,12 +177,14 @@ def _memory(recipe: Recipe, stage: StageOptions, amount: Amount | None) -> str:
     if isinstance(stage, ReinforcementOptions):
         has_reference = stage.algorithm.needs_reference and model.lora is None
         beside = {"critic": stage.algorithm.needs_critic, "reference": has_reference}
-    budget = stage.batch.planned_budget
+    budget, learners = stage.batch.planned_budget, recipe.cluster.learners
+    slots = recipe.cluster.slots_for(learners)
     if on_cpu and stage.batch.token_budget is None:
-        memory = host_memory() / max(recipe.cluster.slots or 1, recipe.cluster.ranks or 1)
+        memory = host_memory() / max(slots, learners)
         budget = host_budget(shape, model, precision, memory, eight_bit_moments=eight_bit, **beside)
     tokens = (amount and amount.pack(budget, sequences_of(stage))) or budget
-    plan = plan_training(shape, model, precision, tokens, eight_bit_moments=eight_bit, on_cpu=on_cpu).beside(**beside)
+    layout: dict[str, Any] = {"slots": -(-slots // learners), "on_cpu": on_cpu}
+    plan = plan_training(shape, model, precision, tokens, eight_bit_moments=eight_bit, **layout).beside(**beside)
     is_open = model.precision is None and recipe.run.device == "auto" and model.path != "tiny"
     told = "; in bf16, as on a GPU" if is_open else ""
     if budget < stage.batch.planned_budget and tokens == budget:

@@ -217,7 +217,15 @@ def _plan(
     model, eight_bit = recipe.model, stage.optim.name == "adamw_8bit"
     precision = model.precision or "bf16"
     plan = plan_training(
-        shape, model, precision, pack, eight_bit_moments=eight_bit, ranks=ranks, shard=shard, recomputed=recomputed
+        shape,
+        model,
+        precision,
+        pack,
+        eight_bit_moments=eight_bit,
+        ranks=ranks,
+        slots=-(-recipe.cluster.slots_for(ranks) // ranks),
+        shard=shard,
+        recomputed=recomputed,
     )
     if isinstance(stage, ReinforcementOptions):
         algorithm = stage.algorithm

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from lemma.config import Options
+from lemma.core.ranks import slots_for
 
 
 class ClusterOptions(Options):
@@ -34,6 +35,15 @@ class ClusterOptions(Options):
     config: str | None = Field(None, min_length=1)
     """A DeepSpeed, Accelerate or FSDP configuration file. Its settings apply wherever the recipe says nothing; `lemma
     plan` names those that have no counterpart."""
+
+    @property
+    def learners(self) -> int:
+        """The ranks that learn, as far as the recipe tells."""
+        return max(1, (self.ranks or 1) - self.speakers)
+
+    def slots_for(self, learners: int) -> int:
+        """How many slots a run begins with where so many ranks learn."""
+        return self.slots or slots_for(learners, self.speakers)
 
     @model_validator(mode="after")
     def _somebody_learns(self) -> ClusterOptions:

@@ -115,9 +115,18 @@ def speakers() -> SpeakerLink | None:
 
 
 def usual_slots() -> int:
-    """As many slots as ranks; with more speakers than those, the next multiple that gives each of them something."""
-    spoken = 0 if _world.link is None else len(_world.link.ranks)
-    return _world.size * max(1, -(-spoken // _world.size))
+    """As many slots as a run begins with where its recipe leaves that open."""
+    return slots_for(_world.size, 0 if _world.link is None else len(_world.link.ranks))
+
+
+def slots_for(learners: int, speakers: int) -> int:
+    """As many slots as learners; with more speakers than those, the next multiple that gives each of them something."""
+    return learners * max(1, -(-speakers // learners))
+
+
+def slots_of_one() -> int:
+    """The most slots that a rank has."""
+    return -(-_world.slots // _world.size)
 
 
 def ask_to_stop() -> None:

@@ -102,7 +102,8 @@ class Shape:
 @dataclass(frozen=True)
 class MemoryPlan:
     """Bytes of one rank, by what they are for. `gathered`: what is whole for a while, blocks of weights that are split
-    or gradients before they go to their owners. `cache_per_token` is what an engine needs for each token it holds."""
+    or gradients before they go to their owners. `sums`: gradients of slots that wait for those of the next ones.
+    `cache_per_token` is what an engine needs for each token it holds."""
 
     weights: float
     optimiser: float
@@ -113,12 +114,14 @@ class MemoryPlan:
     critic: float = 0.0
     reference: float = 0.0
     gathered: float = 0.0
+    sums: float = 0.0
     libraries: float = 0.0
 
     @property
     def total(self) -> float:
-        own = self.weights + self.optimiser + self.activations + self.head + self.reserve + self.gathered
-        return own + self.critic + self.reference + self.libraries
+        computing = self.activations + self.head + self.gathered + self.sums
+        beside = self.critic + self.reference + self.libraries
+        return self.weights + self.optimiser + self.reserve + computing + beside
 
     def beside(self, *, critic: bool, reference: bool) -> MemoryPlan:
         """The same with a critic, which is trained as the policy is, and a second, frozen copy as the reference."""
@@ -143,14 +146,15 @@ def plan_training(
     *,
     eight_bit_moments: bool = False,
     ranks: int = 1,
+    slots: int = 1,
     shard: str = "none",
     recomputed: int | None = None,
     on_cpu: bool = False,
 ) -> MemoryPlan:
     """Peak memory of an optimisation step on packs of `token_budget` tokens, `trained` of which are targets, on one of
-    so many ranks, which split the state as `shard` says. `recomputed` counts blocks whose activations are not kept;
-    without it, `model.checkpointing` decides. On a CPU it is the memory of the whole process, and plain torch keeps
-    more for the backward pass than fused kernels do."""
+    so many ranks, which split the state as `shard` says and have at most `slots` slots each. `recomputed` counts blocks
+    whose activations are not kept; without it, `model.checkpointing` decides. On a CPU it is the memory of the whole
+    process, and plain torch keeps more for the backward pass than fused kernels do."""
     if recomputed is None:
         recomputed = shape.layers if model.checkpointing else 0
     width = BYTES[precision]
@@ -178,6 +182,7 @@ def plan_training(
         libraries=HOST_LIBRARIES if on_cpu else 0.0,
         cache_per_token=2.0 * shape.layers * shape.kv_width * width,
         gathered=gathered,
+        sums=0.0 if ranks > 1 and shard == "weights" else _sums(trainable, width, slots, shard, activations + head),
     )
 
 
@@ -195,6 +200,14 @@ def _sent(trainable: int, width: int, ranks: int, shard: str, computing: float) 
     if shard == "none":
         return max(0.0, 4.0 * trainable - computing)
     return at_home + (max(0.0, width * trainable - computing) if shard == "gradients" else 0.0)
+
+
+def _sums(trainable: int, width: int, slots: int, shard: str, computing: float) -> float:
+    """Gradients in float32 that wait on the stack of the tree over the slots while the next slot is computed; and where
+    buffers add up low-precision gradients, the copy at the end of a slot, when activations are gone."""
+    kept = 4.0 * trainable * (slots - 1).bit_length()
+    is_copied = slots > 1 and width == 2 and shard in ("none", "optimiser")
+    return kept + (max(0.0, 4.0 * trainable - computing) if is_copied else 0.0)
 
 
 def _state(base: float, trainable: float, width: int, moments: float, ranks: int, shard: str) -> tuple[float, float]:

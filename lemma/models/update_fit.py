@@ -38,6 +38,7 @@ def fit_update(
     critic: bool = False,
     reference: bool = False,
     ranks: int = 1,
+    slots: int = 1,
     shard: str = "none",
 ) -> UpdateFit:
     """What fits into `memory` bytes by the plan; the smallest where nothing does. What the options say stays."""
@@ -46,7 +47,7 @@ def fit_update(
     def fits(budget: int, recomputed: int, room: float = room) -> bool:
         plan = plan_training(
             shape, model, precision, budget,
-            eight_bit_moments=eight_bit_moments, ranks=ranks, shard=shard, recomputed=recomputed,
+            eight_bit_moments=eight_bit_moments, ranks=ranks, slots=slots, shard=shard, recomputed=recomputed,
         )  # fmt: skip
         return plan.beside(critic=critic, reference=reference).total <= room
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from lemma.cluster.cluster_options import ClusterOptions
 from lemma.learning.learning_options import USUAL_BUDGET
 from lemma.models.memory import GIB, Shape, plan_training
 from lemma.models.model_options import ModelOptions
@@ -36,17 +37,19 @@ def planned_gib(run: Path, recipe: Mapping[str, Any], stage: str) -> float | Non
 
 
 def _layout(run: Path, recipe: Mapping[str, Any], stage: str) -> dict[str, Any]:
-    """Ranks, what they split, tokens at a time and recomputed blocks, as the stage recorded them at its start; before
-    that, as far as the recipe tells."""
+    """Ranks, the slots of one, what they split, tokens at a time and recomputed blocks, as the stage recorded them at
+    its start; before that, as far as the recipe tells."""
     path = run / "stages" / stage / LAYOUT
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
-        return {name: str(found[name]) if name == "shard" else int(found[name]) for name in RECORDED}
-    cluster = recipe.get("cluster") or {}
-    shard, ranks = cluster.get("shard", "auto"), (cluster.get("ranks") or 1) - cluster.get("speakers", 0)
+        layout = {name: str(found[name]) if name == "shard" else int(found[name]) for name in RECORDED}
+        return layout | {"slots": -(-int(found.get("slots", 1)) // int(found["ranks"]))}
+    cluster = ClusterOptions(**(recipe.get("cluster") or {}))
+    shard = cluster.shard
     if shard == "auto":
         shard = "none" if recipe["run"]["device"] == "cpu" else "optimiser"
-    return {"ranks": max(1, ranks), "shard": shard, "token_budget": None}
+    ranks = cluster.learners
+    return {"ranks": ranks, "slots": -(-cluster.slots_for(ranks) // ranks), "shard": shard, "token_budget": None}
 
 
 def _shape(run: Path, stage: str, path: str) -> Shape:

@@ -1,29 +1,30 @@
-"""What is split over the ranks where the recipe leaves that open: as little as fits, by the memory plan."""
+"""What to shard across the ranks if the recipe leaves it open: as little as fits, according to the memory plan."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from lemma.cluster.cluster_options import ClusterOptions
-from lemma.core.ranks import world_size
+from lemma.core.ranks import slots_of_one, world_size
 from lemma.learning.optimiser import Split
 from lemma.models.load_model import pick_precision
 from lemma.models.memory import Shape, plan_training
 from lemma.models.model_options import ModelOptions, Precision
 from lemma.models.places import TINY, resolve
 
-# Share of a GPU's memory that an update may fill, and the smallest packs that are worth computing.
+# Share of a GPU's memory that an update may fill, and the smallest pack size worth computing.
 MEMORY_SHARE, FEWEST_TOKENS = 0.85, 2048
 
 
 def what_to_split(
     cluster: ClusterOptions, model: ModelOptions, device: torch.device, start: Path | None, *, can_split: bool = False
 ) -> Split:
-    """What the learners of a stage deal out, of a model that starts from the folder `start` or as the recipe says.
-    `can_split`: the weights too, where the recipe leaves that open."""
+    """What the learners of a stage shard, for a model loaded from the folder `start` or as the recipe says.
+    `can_split`: whether the weights may be sharded too, if the recipe leaves it open."""
     if cluster.shard == "weights":
         return "weights" if world_size() > 1 else "none"
     if cluster.shard != "auto":
@@ -34,17 +35,25 @@ def what_to_split(
     if shape is None:
         return "optimiser"
     memory = torch.cuda.get_device_properties(device).total_memory
-    return least_split(shape, model, pick_precision(model.precision, device), memory, world_size(), can_split)
+    precision = pick_precision(model.precision, device)
+    return least_split(shape, model, precision, memory, world_size(), can_split, slots_of_one())
 
 
 def least_split(
-    shape: Shape, model: ModelOptions, precision: Precision, memory: float, ranks: int, can_split: bool = False
+    shape: Shape,
+    model: ModelOptions,
+    precision: Precision,
+    memory: float,
+    ranks: int,
+    can_split: bool = False,
+    slots: int = 1,
 ) -> Split:
-    """The optimiser's state, which costs nothing to split; gradients too where that does not fit; then the weights,
-    where that is possible."""
+    """The optimiser state, which costs nothing to shard; gradients too if that does not fit; then the weights, if
+    possible. A rank has at most `slots` slots."""
 
     def fits(shard: Split) -> bool:
-        plan = plan_training(shape, model, precision, FEWEST_TOKENS, ranks=ranks, shard=shard, recomputed=shape.layers)
+        layout: dict[str, Any] = {"ranks": ranks, "slots": slots, "shard": shard, "recomputed": shape.layers}
+        plan = plan_training(shape, model, precision, FEWEST_TOKENS, **layout)
         return plan.total <= MEMORY_SHARE * memory
 
     if fits("optimiser"):

@@ -1,4 +1,4 @@
-"""What every stage needs besides its loop: resuming, measuring, saving, stopping in good order, and its final model."""
+"""What every stage needs besides its loop: resuming, logging metrics, saving, stopping cleanly, and its final model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lemma.core.errors import UserError
 from lemma.core.events import Axis, Event, Measured, Progressed, Said, Sink, StageEnded, StageStarted
 from lemma.core.faults import fault_point
 from lemma.core.files import write_whole
-from lemma.core.ranks import from_leader, is_leader, note_place, world_size
+from lemma.core.ranks import from_leader, is_leader, note_place, slots, world_size
 from lemma.core.roll_call import check_alike
 from lemma.learning.checkpoint import Checkpoint, CheckpointStore
 from lemma.learning.divergence import Diverged, check_speaks, check_written
@@ -34,12 +34,12 @@ from lemma.runs.run_folder import LAYOUT, RunFolder
 from lemma.runs.run_options import StageOptions
 from lemma.runs.stopping import StopNow, Stopped, StopSignal
 
-# Between the name of a kept part and the name of its tensor in a checkpoint; the learner's own have no part.
+# Separates the name of a kept part from that of its tensor in a checkpoint; the learner's own tensors have no part.
 PART = "//"
 
 
 class Kept(Protocol):
-    """What a stage saves besides its learner: a controller, a critic, a place in the data. Tensors may be empty."""
+    """What a stage saves besides its learner: a controller, a critic, a position in the data. Tensors may be empty."""
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]: ...
     def load(self, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any]) -> None: ...
@@ -47,7 +47,7 @@ class Kept(Protocol):
 
 @dataclass
 class Clock:
-    """Where the time went since the last reading, by name, and how many tokens were learnt from and sampled in it."""
+    """Time spent since the last reading, by name, and how many tokens were trained on and sampled in it."""
 
     spent: dict[str, float] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
@@ -62,12 +62,12 @@ class Clock:
         self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - begin
 
     def move(self, source: str, target: str, seconds: float) -> None:
-        """Count this much of one part's time as another's."""
+        """Move this much time from one part to another."""
         self.spent[source] = self.spent.get(source, 0.0) - seconds
         self.spent[target] = self.spent.get(target, 0.0) + seconds
 
     def read(self) -> dict[str, float]:
-        """Seconds of each part and of the whole since the last reading; starts again at zero."""
+        """Seconds of each part and in total since the last reading; resets to zero."""
         now = time.perf_counter()
         result = {"seconds": now - self.started, **{f"{name}_seconds": value for name, value in self.spent.items()}}
         self.spent, self.started, self.tokens, self.sampled = {}, now, 0, 0
@@ -93,11 +93,11 @@ class Stage:
         recipe: Mapping[str, Any],
         shard: Split = "none",
     ):
-        # What the learners of this stage deal out over the ranks.
+        # What the learners of this stage shard across the ranks.
         self.shard = shard
         self.name, self.options, self.model, self.folder = name, options, model, folder
         self.seed, self.device, self.start_from = seed, device, start_from
-        # The names of the stages before this one, in the order of the recipe.
+        # Names of the earlier stages, in the order of the recipe.
         self.earlier = earlier
         self.clock = Clock()
         self._sink, self._stop, self._recipe = sink, stop, recipe
@@ -105,17 +105,17 @@ class Stage:
         self.store = CheckpointStore(checkpoints, options.checkpoint.keep, self.warn, folder.recipes)
         self.best_score = math.inf
         self._data = ""
-        # Marks of what it is made with besides the data, and how many rows of metrics it has written.
+        # Fingerprints of what it depends on besides the data, and how many metrics rows it has written.
         self._ingredients: dict[str, str] = {}
         self._rows = 0
         self._kept: dict[str, Kept] = {}
-        # Waits for what a checkpoint's step must have on disk, if that is written in the background.
+        # Waits for files that a checkpoint's step must have on disk, if they are written in the background.
         self.before_saving: Callable[[], None] = lambda: None
-        # The step after which rows of metrics are void; None once they are forgotten.
+        # The step after which metrics rows are void; None once they are dropped.
         self._forget_after: int | None = None
         # A checkpoint was due while updates were skipped.
         self._is_owed = False
-        # Evaluations that a stop broke off, and rows that stand after theirs.
+        # Evaluations that a stop interrupted, and rows to be written after theirs.
         self._unmeasured: list[str] = []
         self._is_behind = False
         self._rows_after: list[dict[str, Any]] = []
@@ -138,8 +138,8 @@ class Stage:
     def measure(
         self, step: int, axis: Axis, values: Mapping[str, float], timings: Mapping[str, float], held_by: str = ""
     ) -> None:
-        """Write a row of metrics and tell everybody. Timings stand apart: only they, and the name of what held the step
-        back, differ between repetitions."""
+        """Write a metrics row and emit it as an event. Timings are kept apart: only they, and the name of the
+        bottleneck, differ between repetitions."""
         self._begin()
         apart = {**timings, "held_by": held_by} if held_by else dict(timings)
         row = {"stage": self.name, "step": step, "axis": axis, **values, "timings": apart}
@@ -158,7 +158,7 @@ class Stage:
 
     @contextmanager
     def precomputing(self) -> Iterator[None]:
-        """Within `with`, before the first step, a stop ends the run at once."""
+        """Context before the first step in which a stop ends the run at once."""
         try:
             with self._stop.at_once():
                 yield
@@ -166,7 +166,7 @@ class Stage:
             raise Stopped from None
 
     def evaluate(self, name: str, step: int, run: Callable[[], Mapping[str, float]]) -> Mapping[str, float] | None:
-        """The numbers of an evaluation, written as a row; None where a stop broke it off.
+        """The metrics of an evaluation, written as a row; None if a stop interrupted it.
 
         The stage is then saved without them, and the next start evaluates before it trains.
         """
@@ -182,17 +182,18 @@ class Stage:
         return values
 
     def owes(self, name: str) -> bool:
-        """Whether this evaluation of the last step was broken off; asking settles it."""
+        """Whether this evaluation of the last step was interrupted; asking clears it."""
         owed = name in self._unmeasured
         if owed:
             self._unmeasured.remove(name)
         return owed
 
     def catch_up(self, learner: Learner, step: int, total: int) -> None:
-        """After the evaluations that were owed: write the rows that stand after theirs, and what they found out."""
+        """After the interrupted evaluations have been redone: write the rows that come after theirs, and save if that
+        is now due."""
         if not self._is_behind:
             return
-        if self._unmeasured:  # broken off again
+        if self._unmeasured:  # interrupted again
             self.save(learner, step)
             self.store.wait()
             raise Stopped
@@ -205,13 +206,13 @@ class Stage:
     # --- going on ----------------------------------------------------------------------------------------------
 
     def keep(self, name: str, part: Kept) -> None:
-        """Save this part in every checkpoint, and load it when the stage goes on."""
+        """Save this part in every checkpoint, and load it when the stage resumes."""
         self._kept[name] = part
 
     def resume(self, learner: Learner, total: int, data: str) -> int:
-        """Load the newest checkpoint, if any, and forget what was written after it. The step to go on from.
+        """Load the newest checkpoint, if any, and drop what was written after it. Returns the step to resume from.
 
-        `data` is a digest of what the stage learns from; a run that goes on must find the same.
+        `data` is a digest of the training data; a resumed run must find the same.
         """
         self._data = data
         checkpoint = self.store.newest()
@@ -235,14 +236,14 @@ class Stage:
         return step
 
     def _record_layout(self, learner: Learner) -> None:
-        """What memory depends on and no recipe tells."""
+        """Record what memory use depends on besides the recipe."""
         recomputed = learner.policy.recomputed if isinstance(learner.policy, Policy) else 0
-        layout = {"ranks": world_size(), "shard": self.shard, "token_budget": learner.token_budget}
+        layout = {"ranks": world_size(), "slots": slots(), "shard": self.shard, "token_budget": learner.token_budget}
         path = self.folder.stage(self.name) / LAYOUT
         from_leader(lambda: write_whole(path, json.dumps(layout | {"recomputed": recomputed})), "the stage's folder")
 
     def _check_same(self, checkpoint: Checkpoint) -> None:
-        """Refuse to go on with something else than the stage began with; say where rows of metrics are gone."""
+        """Refuse to resume with inputs other than those the stage began with; warn if metrics rows are missing."""
         if checkpoint.state["data"] != self._data:
             raise UserError(
                 f"the data of stage {self.name} are not those it was trained on until step {checkpoint.step}",
@@ -266,21 +267,21 @@ class Stage:
             )
 
     def _begin(self) -> None:
-        """Now that there is something to show, forget what was written after the checkpoint, and an earlier run that a
-        fresh start set aside: a start that fails before has changed nothing."""
+        """Once there is something to show, drop what was written after the checkpoint, and an earlier run that a fresh
+        start set aside: a start that fails before this has changed nothing."""
         if self._forget_after is not None and is_leader():
-            self.folder.stage_began()  # first: until then an earlier run, with all of its rows, may be put back
+            self.folder.stage_began()  # comes first: until then an earlier run, with all of its rows, may be put back
             self.folder.forget_after(self.name, self._forget_after)
         self._forget_after = None
 
     def is_due(self, every: int, step: int, total: int) -> bool:
-        """Every so many steps, and always at the last one."""
+        """Every `every` steps, and always at the last one."""
         return step == total or (every > 0 and step % every == 0)
 
     def save_if_due(self, learner: Learner, step: int, total: int, is_best: bool = False) -> None:
-        """Save on schedule, at the end and when the score is the best so far; stop where that was asked for.
+        """Save on schedule, at the end and when the score is the best so far; stop if requested.
 
-        While updates are skipped the weights may be spoilt: the schedule waits, and no earlier checkpoint is removed.
+        While updates are skipped the weights may be corrupt: the schedule waits, and no earlier checkpoint is removed.
         """
         self._begin()
         self.store.check()
@@ -305,14 +306,14 @@ class Stage:
         kept: dict[str, Any] = {}
         for name, part in self._kept.items():
             own, kept[name] = part.state()
-            if is_leader() or isinstance(part, Learner):  # all ranks have the same of everything else
+            if is_leader() or isinstance(part, Learner):  # everything else is the same on all ranks
                 tensors |= {f"{name}{PART}{key}": tensor for key, tensor in own.items()}
         same = {"data": self._data, "ingredients": self._ingredients, "rows": self._rows}
         same |= {"unmeasured": self._unmeasured, "rows_after": self._rows_after}
         self.store.save(step, tensors, {"learner": state, "kept": kept, **same}, prune=prune)
 
     def note_score(self, step: int, score: float) -> bool:
-        """Remember a validation score (lower is better); whether it is the best so far."""
+        """Remember a validation score (lower is better); returns whether it is the best so far."""
         if not score < self.best_score:
             return False
         self.best_score = score
@@ -344,7 +345,7 @@ class Stage:
         self.folder.finish_stage(self.name, partial, {"step": step, **summary})
 
     def _reached(self) -> dict[str, Any]:
-        """What people want to know of a stage that ended: its best score, its duration here, and where the model is."""
+        """Summary of a finished stage: its best score, its duration in this process, and where the model is."""
         facts: dict[str, Any] = {"seconds": time.perf_counter() - self._went_on}
         if math.isfinite(self.best_score):
             asked = self.options.eval
@@ -352,7 +353,7 @@ class Stage:
         return {**facts, "model": str(self.folder.final_model(self.name))}
 
     def explain(self, error: Diverged) -> UserError:
-        """What to do about a divergence, and what is left of the stage."""
+        """An error that says what to do about a divergence, and what is left of the stage."""
         self.store.settle()
         last = max(self.store.steps(), default=None)
         left = "there is no checkpoint" if last is None else f"the last checkpoint before that is of step {last}"

@@ -1,11 +1,11 @@
-"""An update fitted into the device's memory, by the plan."""
+"""Fits an update into the device's memory, using the memory plan."""
 
 from __future__ import annotations
 
 import torch
 
 from lemma.core.host_memory import host_memory
-from lemma.core.ranks import gather_over_ranks, slots, speakers, world_size
+from lemma.core.ranks import gather_over_ranks, slots, slots_of_one, speakers, world_size
 from lemma.learning.learning_options import BudgetOptions, OptimOptions
 from lemma.models.fitting import host_budget
 from lemma.models.load_model import pick_precision
@@ -25,9 +25,9 @@ def fit_budget(
     critic: bool = False,
     reference: bool = False,
 ) -> int:
-    """How many tokens are computed at a time; ranks agree on the least of what they find room for.
+    """How many tokens to compute at a time; ranks agree on the minimum of what each has room for.
 
-    Where memory asks for it, blocks of the policy are recomputed from here on.
+    If memory requires it, this turns on gradient checkpointing for blocks of the policy.
     """
     model, device = stage.model, policy.device
     shape = _shape(policy) if device.type in ("cuda", "cpu") else None
@@ -38,7 +38,7 @@ def fit_budget(
     if device.type == "cpu":
         if batch.token_budget is not None:
             return batch.token_budget
-        # By slots, so that any number of ranks computes the same packs.
+        # Per slot, so that any number of ranks computes the same packs.
         memory = host_memory() / max(slots(), world_size())
         wanted = {"eight_bit_moments": eight_bit, "critic": critic, "reference": reference}
         found = min(gather_over_ranks(host_budget(shape, model, precision, memory, **wanted)))
@@ -56,6 +56,7 @@ def fit_budget(
         critic=critic,
         reference=reference,
         ranks=world_size(),
+        slots=slots_of_one(),
         shard=stage.shard,
     )
     policy.recompute(fit.recomputed)
@@ -66,7 +67,7 @@ def fit_budget(
 
 
 def _shape(policy: Policy) -> Shape | None:
-    """The shape of a decoder of the usual kind; None where nothing is known about its needs."""
+    """The shape of a standard decoder; None if its memory needs are unknown."""
     try:
         shape = Shape.of_config(policy.causal.config.to_dict())
         return shape if shape.parameters else None

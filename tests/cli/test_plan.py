@@ -7,18 +7,27 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 from lemma.cli import main
+from lemma.cli.plan import describe
 from lemma.cli.plan_data import Amount, length_in_words
+from lemma.config.load import load_values
+from lemma.core.ranks import RankWorld, SpeakerLink, joined, use_slots, usual_slots
+from lemma.learning.learning_options import BudgetOptions, OptimOptions
 from lemma.models.load_model import load_for_inference
+from lemma.recipe import Recipe
+from lemma.stages.fitted import fit_budget
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.supervised_options import SupervisedOptions
 from tests.hub import Hub, serve
+from tests.models.small import tiny_policy
 
 CONFIG = {
     "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
@@ -76,6 +85,37 @@ def test_a_plan_for_a_cpu_has_the_packs_that_the_run_will_have(
     told = "; 2,048 tokens at a time by the memory of this machine"
     assert main(words) == 0 and told in capsys.readouterr().out
     assert main([*words, "--set", "stages.sft.batch.token_budget=4096"]) == 0 and told not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("ranks", "speakers", "slots", "learners"),
+    [
+        *((None, 0, None, 1), (4, 0, None, 4), (2, 0, 8, 2), (4, 0, 2, 4)),
+        *((None, 2, None, 1), (3, 2, None, 1), (4, 2, None, 2), (8, 5, None, 3), (3, 2, 6, 1)),
+    ],
+)
+def test_a_plan_divides_the_memory_of_a_cpu_as_the_run_does(
+    ranks: int | None, speakers: int, slots: int | None, learners: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares: dict[str, float] = {}
+
+    def budget_of(who: str) -> Callable[..., int]:
+        return lambda shape, model, precision, memory, **_: shares.setdefault(who, memory) and 2048
+
+    for module in ("lemma.core.host_memory", "lemma.stages.fitted"):
+        monkeypatch.setattr(f"{module}.host_memory", lambda: 2**30)
+    monkeypatch.setattr("lemma.models.fitting.host_budget", budget_of("plan"))
+    monkeypatch.setattr("lemma.stages.fitted.host_budget", budget_of("run"))
+    cluster = {"ranks": ranks, "speakers": speakers, "slots": slots}
+    recipe = load_values(Recipe, {"run": {"device": "cpu"}, "cluster": cluster, "stages": {"grpo": {"steps": 1}}}, [])
+    describe(recipe)
+    link = SpeakerLink(range(learners, learners + speakers), []) if speakers else None
+    with joined(RankWorld(size=learners, link=link)):
+        monkeypatch.setattr("lemma.stages.fitted.gather_over_ranks", lambda value: [value])
+        use_slots(recipe.cluster.slots or usual_slots())
+        stage: Any = SimpleNamespace(model=recipe.model, say=lambda text: None)
+        fit_budget(stage, tiny_policy(), BudgetOptions(), OptimOptions())
+    assert shares["plan"] == shares["run"]
 
 
 def test_what_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from lemma.learning import parameter_pieces as pieces
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
-from lemma.learning.optimiser import Optimiser
+from lemma.learning.optimiser import Optimiser, Split
 from lemma.models.load_model import build_policy
 from lemma.models.memory import Shape, plan_training
 from lemma.models.model_options import ModelOptions, Precision, TinyOptions
@@ -55,9 +55,9 @@ class Held(TorchDispatchMode):
         self.now -= size
 
 
-def held(precision: Precision) -> dict[str, float]:
-    """Bytes a parameter in the second step: when all packs are computed, and the most while weights are updated. The
-    buckets that travel are small, as they are next to a large model."""
+def held(precision: Precision, shard: Split = "none") -> dict[str, float]:
+    """Bytes a parameter in the second step: the most while packs are computed, when all of them are, and the most while
+    weights are updated. The buckets that travel are small, as they are next to a large model."""
     policy = build_policy(MODEL, CPU, 0)
     policy.module.to(KINDS[precision])
     count = sum(parameter.numel() for parameter in policy.parameters().values())
@@ -65,15 +65,16 @@ def held(precision: Precision) -> dict[str, float]:
     update = Optimiser.step
 
     def watched(optimiser: Optimiser, rate: float) -> tuple[float, bool]:
+        seen["computing"] = memory.peak / count
         seen["computed"], memory.peak = memory.now / count, memory.now
         found = update(optimiser, rate)
-        seen["updated"] = memory.peak / count
+        seen["updated"], memory.peak = memory.peak / count, memory.now
         return found
 
     with mock.patch.object(pieces, "BUCKET", count // 256), Held() as memory:
         for parameter in policy.parameters().values():
             parameter.detach()  # counted from here on
-        learner = Learner(policy, OptimOptions(), token_budget=TOKENS, total_steps=2, shard="none")
+        learner = Learner(policy, OptimOptions(), token_budget=TOKENS, total_steps=2, shard=shard)
         with mock.patch.object(Optimiser, "step", watched):
             for _ in range(2):
                 learner.step(trajectories((7,) * 8), NegativeLogLikelihood())
@@ -92,3 +93,14 @@ def test_a_rank_that_splits_nothing_holds_all_sums_twice(crew: Crew, precision: 
         for found in crew.run(ranks, held, precision):
             assert found["computed"] == pytest.approx(state, rel=0.02)
             assert travelling - 0.1 < found["updated"] - found["computed"] < travelling + 0.8, "and a piece on its way"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_rank_with_several_slots_holds_sums_of_those_it_has_computed(crew: Crew, precision: Precision) -> None:
+    """As many as the stack of the tree is high, and the copy of a slot that has just ended."""
+    shape = Shape.of_tiny(MODEL.tiny)
+    for ranks, slots, shard in ((1, 2, "none"), (1, 3, "none"), (1, 4, "none"), (1, 8, "none"), (2, 8, "optimiser")):
+        plan = plan_training(shape, MODEL, precision, TOKENS, ranks=ranks, slots=slots // ranks, shard=shard)
+        planned = plan.weights + plan.optimiser + plan.activations + plan.head + plan.sums
+        most = max(found["computing"] for found in crew.run(ranks, held, precision, shard, slots=slots))
+        assert most == pytest.approx(planned / shape.parameters, abs=1.0), "a sum takes 4 bytes"

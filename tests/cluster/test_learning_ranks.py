@@ -257,6 +257,7 @@ def test_what_is_split_follows_the_memory_plan() -> None:
     assert least_split(of_7b, ModelOptions(), "bf16", 80 * gib, 8) == "optimiser"
     assert least_split(of_7b, ModelOptions(), "bf16", 60 * gib, 8) == "gradients"
     assert least_split(of_14b, ModelOptions(), "bf16", 80 * gib, 8) == "gradients"
+    assert least_split(of_7b, ModelOptions(), "bf16", 80 * gib, 8, slots=2) == "gradients", "sums of a slot wait"
 
 
 SHAPE_KEYS = (

@@ -55,6 +55,11 @@ def test_an_engine_a_critic_and_a_reference_leave_less() -> None:
     assert fit_update(MIDDLE, MODEL, "bf16", 80 * GIB, critic=True) != alone
 
 
+def test_sums_of_slots_leave_less() -> None:
+    fit = fit_update(MIDDLE, MODEL, "bf16", 60 * GIB, slots=4)
+    assert planned(fit, slots=4) <= ALONE * 60 * GIB < planned(fit_update(MIDDLE, MODEL, "bf16", 60 * GIB), slots=4)
+
+
 def test_a_cpu_takes_smaller_packs_and_recomputes_nothing() -> None:
     shape, adapters = Shape(30, 576, 576, 192, 1536, 49152, True), MODEL.model_copy(update={"lora": LoraOptions()})
     budgets = {gib: host_budget(shape, adapters, "fp32", gib * GIB) for gib in (2, 8, 12, 20, 32, 128)}

@@ -33,6 +33,8 @@ def test_by_the_recipe_before_a_stage_has_started(tmp_path: Path) -> None:
     found = planned_gib(tmp_path, recipe_of(ranks=4, shard="gradients"), "sft")
     assert found == planned(ranks=4, shard="gradients") != planned()
     assert planned_gib(tmp_path, recipe_of(ranks=4, speakers=1), "sft") == planned(ranks=3)
+    assert planned_gib(tmp_path, recipe_of(ranks=4, speakers=3), "sft") == planned(slots=3)
+    assert planned_gib(tmp_path, recipe_of(slots=4), "sft") == planned(slots=4)
     on_gpus = recipe_of("auto", ranks=4)
     assert planned_gib(tmp_path, on_gpus, "sft") == planned(device="auto", ranks=4, shard="optimiser")
 
@@ -43,13 +45,15 @@ def test_by_what_the_stage_recorded(tmp_path: Path) -> None:
     layout = {"ranks": 2, "shard": "optimiser", "recomputed": 1}
     (folder / "layout.json").write_text(json.dumps({**layout, "token_budget": 512}))
     assert planned_gib(tmp_path, recipe_of(), "sft") == planned(512, **layout)
+    (folder / "layout.json").write_text(json.dumps({**layout, "token_budget": 512, "slots": 6}))
+    assert planned_gib(tmp_path, recipe_of(), "sft") == planned(512, **layout, slots=3), "of one rank"
     for broken in ("{}", "not JSON", '{"ranks": null}'):
         (folder / "layout.json").write_text(broken)
         assert planned_gib(tmp_path, recipe_of(), "sft") is None
 
 
-@pytest.mark.parametrize("name", ["ranks", "shard", "recomputed"])
+@pytest.mark.parametrize("name", ["ranks", "slots", "shard", "recomputed"])
 def test_each_of_them_counts(name: str) -> None:
-    layout = {"ranks": 2, "shard": "optimiser", "recomputed": 0}
-    other = {"ranks": 4, "shard": "gradients", "recomputed": 2}
+    layout = {"ranks": 2, "slots": 1, "shard": "optimiser", "recomputed": 0}
+    other = {"ranks": 4, "slots": 2, "shard": "gradients", "recomputed": 2}
     assert planned(**layout) != planned(**layout | {name: other[name]})

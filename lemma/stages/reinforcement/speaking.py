@@ -1,4 +1,5 @@
-"""What a reinforcement stage samples with: the engine and its room, the world of episodes, the roller, the sampling."""
+"""What a reinforcement stage samples with: the engine and its cache, the environments, the roller, the sampling
+settings."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from lemma.core.errors import UserError
-from lemma.core.ranks import SpeakerLink, slots, speakers, world_size
+from lemma.core.ranks import SpeakerLink, slots, slots_of_one, speakers, world_size
 from lemma.engines import make_engine
 from lemma.engines.engine_options import EngineOptions, NativeOptions
 from lemma.engines.native.engine import BLOCK, bytes_per_token
@@ -32,7 +33,7 @@ MEMORY_SHARE = 0.92
 def make_rollout_engine(
     stage: Stage, options: ReinforcementOptions, policy: Policy, longest: int, evaluated: int, budget: int
 ) -> Engine:
-    """The engine, its cache as large as the step's samples need; less where that much is not free.
+    """The engine, with a cache as large as the step's samples need, or smaller if that much is not free.
 
     `longest` and `evaluated` are the longest prompts with their answers, of the step and of the benchmarks;
     `budget` is how many tokens an update computes at a time.
@@ -65,7 +66,7 @@ def make_rollout_engine(
 def _spoken(
     stage: Stage, policy: Policy, link: SpeakerLink, options: NativeOptions, cache: int | None, flies: bool
 ) -> SpokenEngine:
-    """The engine of the ranks that only speak; the time that they take is logged as `speak_seconds`."""
+    """The engine of the generation-only ranks; the time they take is logged as `speak_seconds`."""
     load = Load(
         stage.model,
         stage.start_from,
@@ -85,12 +86,12 @@ def _spoken(
 
 
 def cache_tokens(stage: Stage, options: ReinforcementOptions, policy: Policy, needed: int, budget: int) -> int:
-    """Tokens that the cache holds: all that are needed, or what the plan of the update leaves of the GPU's memory."""
+    """Tokens that the cache holds: as many as needed, or as many as the update's memory plan leaves room for."""
     if policy.device.type != "cuda":
         return needed
     try:
         shape = Shape.of_config(policy.causal.config.to_dict())
-    except KeyError:  # nothing is known about the update's needs: leave it half of what is free
+    except KeyError:  # the update's memory needs are unknown: leave it half of what is free
         free, _ = torch.cuda.mem_get_info(policy.device)
         return max(BLOCK, min(needed, int(free / 2 // bytes_per_token(policy))))
     precision = pick_precision(stage.model.precision, policy.device)
@@ -102,6 +103,7 @@ def cache_tokens(stage: Stage, options: ReinforcementOptions, policy: Policy, ne
         budget,
         eight_bit_moments=eight_bit,
         ranks=world_size(),
+        slots=slots_of_one(),
         shard=stage.shard,
         recomputed=policy.recomputed,
     )
@@ -114,7 +116,7 @@ def cache_tokens(stage: Stage, options: ReinforcementOptions, policy: Policy, ne
 def make_world(
     options: ReinforcementOptions, fmt: Format, policy: Policy, sampling: Sampling, seed: int
 ) -> World | None:
-    """Where episodes of several turns are played; None where a problem is answered at once."""
+    """The environments that multi-turn episodes are played in; None if a problem gets a single response."""
     world = open_world(options.environment, fmt, policy, sampling.stop_ids, seed)
     return replace(world, schedule="free") if world is not None and options.rollout.lag == "flying" else world
 
@@ -150,7 +152,7 @@ def make_roller(
 
 
 def sampling_of(options: ReinforcementOptions, fmt: Format, max_tokens: int, policy: Policy) -> Sampling:
-    """How completions are drawn; they end at every token that ends a turn of this model."""
+    """The sampling settings; a completion ends at any of the model's end-of-turn tokens."""
     rollout = options.rollout
     return Sampling(
         max_tokens=max_tokens,
