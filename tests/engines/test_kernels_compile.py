@@ -61,6 +61,8 @@ def test_kernels_of_the_learner_compile(adds: bool) -> None:
         (kernels._softmax_grad, {"HAS_ENTROPY": adds, "CAPPED": adds, "BLOCK": 1024}),
         (joint_kernels._joint_gate_backward, {"BLOCK": 1024}),
         (joint_kernels._rotate_parts, {"JOINS": adds, **heads}),
+        (sharing_kernels._sum_readers, {"WIDTH": 1536, "ROWS": 2, "COLUMNS": 1024}),
+        (sharing_kernels._sum_readers, {"WIDTH": 512, "ROWS": 4, "COLUMNS": 512}),
         (sharing_kernels._sum_readers, {"WIDTH": 192, "ROWS": 8, "COLUMNS": 256}),
         (sharing_kernels._sum_readers, {"WIDTH": 64, "ROWS": 8, "COLUMNS": 64}),
     ):
