@@ -1,5 +1,4 @@
-"""Expert iteration, or rejection-sampling fine-tuning: sample, keep the right answers, imitate them (Anthony et al.,
-2017).
+"""Expert iteration, or rejection-sampling fine-tuning: sample, keep what is right, imitate it (Anthony et al., 2017).
 
     loss = - mean over the tokens of right samples of log p
 

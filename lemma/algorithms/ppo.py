@@ -1,11 +1,11 @@
 """PPO (Schulman et al., 2017) for language models: a critic predicts the return at every token.
 
-    reward of a token = score of the sample, or pay of the turn, on its last one, less kl x KL to the reference on each
+    reward of a token = score of the sample, or of the turn, on its last one, minus kl x KL to the reference on each
     A = generalised advantage estimate (gamma, lam) against the critic's values, whitened over the batch
     loss = - mean over all tokens of min(r A, clip(r) A)
 
-Unlike the textbook: the critic is a separate model with its own optimiser; the value after the last token is 0, even if
-a sample was cut off; and time runs over chosen tokens only, through all trajectories of an episode.
+Unlike the textbook: the critic is a separate model with its own optimiser, the value after the last token is 0 even if
+a sample was cut off, and time runs over chosen tokens only, through all trajectories of an episode.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from lemma.algorithms.parts.ppo_options import (
     CriticOptions,
     PpoCompat,
     RewardKlOptions,
-    follow_kl,
     kl_of_tokens,
     targets,
+    track_kl,
 )
 from lemma.algorithms.parts.refusals import refuse_moved
 from lemma.algorithms.parts.signals import write_episodes
@@ -66,15 +66,14 @@ class Ppo(CriticOptions, RewardKlOptions, ClipOptions, PolicyGradient):
         return True
 
     def assign(self, groups: Sequence[Group], memory: Memory) -> None:
-        """`advantage` and `return` of every token, from `value`, and, for a KL in the reward, from `old` and
-        `reference`."""
+        """`advantage` and `return` of every token, from `value` and, for a KL in the reward, `old` and `reference`."""
         episodes = [episode for group in groups for episode in group.episodes]
         kl_BT = kl_of_tokens(episodes, self.kl_estimator) if self.kl_in_reward else None
         goals = targets(episodes, kl_BT, memory.numbers.get("kl_weight", self.kl), self, self.compat)
         write_episodes("advantage", episodes, goals.advantages)
         write_episodes("return", episodes, goals.returns)
         if kl_BT is not None:
-            follow_kl(episodes, kl_BT, memory, self.kl, self.adaptive_kl)
+            track_kl(episodes, kl_BT, memory, self.kl, self.adaptive_kl)
 
     def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
         loss = self.policy_loss(self.clipped(), max_tokens, memory)

@@ -38,7 +38,7 @@ class Rloo(ClipOptions, RatioOptions, PolicyGradient):
     @model_validator(mode="after")
     def _one_kl(self) -> Self:
         if self.kl and self.reward_kl:
-            raise ValueError("kl and reward_kl are two ways to the same end; keep one of them")
+            raise ValueError("kl and reward_kl do the same thing; keep one of them")
         if self.reward_clip is not None and self.reward_clip[0] >= self.reward_clip[1]:
             raise ValueError("reward_clip is a lower and an upper end; write for example [-1, 1]")
         return self

@@ -37,7 +37,7 @@ class BoundedLines(io.BufferedIOBase):
             raise UserError(
                 f"a line of this file is longer than {LONGEST_LINE >> 20} MiB",
                 file=self._path,
-                fix="write one row a line; if it is compressed, look at what is in it",
+                fix="write one row per line; if it is compressed, check its content",
             )
         return data
 
@@ -52,7 +52,7 @@ class BoundedLines(io.BufferedIOBase):
                 raise UserError(
                     f"this file is one list of more than {LONGEST_LIST >> 20} MiB, which is read as a whole",
                     file=self._path,
-                    fix="write one object a line, as .jsonl",
+                    fix="write one object per line, as .jsonl",
                 )
         return b"".join(parts)
 

@@ -156,9 +156,9 @@ class DataOptions(SourceOptions):
     def _mix_or_source(self) -> DataOptions:
         fields = SourceOptions.model_fields
         usual = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
-        beside = [name for name in fields if getattr(self, name) != usual[name]] if self.mix else []
-        if beside:
-            raise ValueError(f"{beside[0]} has no effect next to mix: write it inside each source of the mix")
+        unused = [name for name in fields if getattr(self, name) != usual[name]] if self.mix else []
+        if unused:
+            raise ValueError(f"{unused[0]} has no effect next to mix: write it inside each source of the mix")
         return self
 
     @model_validator(mode="after")

@@ -50,7 +50,7 @@ def download(
     missing = [one.rfilename for one in wanted if not _is_whole(folder / one.rfilename, one.size)]
     if missing:
         raise UserError(
-            f"the download of '{repository}' ended without {missing[0]}", fix="give the same command again to go on"
+            f"the download of '{repository}' ended without {missing[0]}", fix="give the same command again to resume"
         )
     shutil.rmtree(folder / PARTS, ignore_errors=True)
     write_whole(folder / ORIGIN, json.dumps({"repository": repository, "kind": kind, "revision": info.sha}) + "\n")
@@ -163,5 +163,5 @@ def _sentence(kind: Kind, name: str, revision: str | None, error: Exception) -> 
         )
     return UserError(
         f"{hub} cannot be reached for the {kind} '{name}'",
-        fix="check the network and HF_ENDPOINT, then give the same command again: it goes on where it stopped",
+        fix="check the network and HF_ENDPOINT, then give the same command again: it resumes where it stopped",
     )

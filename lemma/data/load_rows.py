@@ -124,17 +124,17 @@ def _converted(
     converted = [one for one in map(convert, items) if one is not None]
     lost = len(items) - len(converted)
     if lost and not (some_may_lack and converted):
-        _blame(source, convert, wanted)
+        _raise_missing(source, convert, wanted)
     if lost:
         message = f"{lost} of {len(items)} rows of '{source.source}' lack {wanted} and were left out"
         warnings.warn(message, LemmaWarning, stacklevel=4)
     return converted
 
 
-def _blame(source: SourceOptions, convert: Callable[[Item], T | None], wanted: str) -> NoReturn:
+def _raise_missing(source: SourceOptions, convert: Callable[[Item], T | None], wanted: str) -> NoReturn:
     """Raise an error that names the first row without what is wanted."""
     if source.source == ARITHMETIC:
-        raise UserError(f"the built-in arithmetic does not hold {wanted}", fix="name another source")
+        raise UserError(f"the built-in arithmetic does not provide {wanted}", fix="name another source")
     for row, item in _read(source):
         if convert(item) is None:
             fix = f"choose other data, leave such rows out, or {_where_it_is(wanted)}"
@@ -257,8 +257,8 @@ def read_source(
         if not is_marked and looks_templated(item):
             is_marked = True
             say(
-                f"prompts of '{source.source}' already hold the marks of a chat template, and the format adds its own; "
-                "write `verbatim: true` next to the source to use them word for word"
+                f"prompts of '{source.source}' already contain the special tokens of a chat template, and the format "
+                "adds its own; write `verbatim: true` next to the source to use them word for word"
             )
         yield row, _named(word_for_word(item, row) if source.verbatim else item, row)
 

@@ -163,7 +163,7 @@ def luffy_rows(items: Sequence[Item], system: str, target: Callable[[Demonstrati
             raise UserError(f"problem {problem.id} has no answer", fix="LUFFY's files need one in every row")
         said = problem.messages if problem.system else (Message("system", system), *problem.messages)
         written = target(item) if isinstance(item, Demonstration) else None
-        probs.append(problem.extra.get("trace_probs") if written and _is_as_said(item, written) else None)
+        probs.append(problem.extra.get("trace_probs") if written and _is_unchanged(item, written) else None)
         rows.append(
             {
                 "data_source": problem.source,
@@ -179,7 +179,7 @@ def luffy_rows(items: Sequence[Item], system: str, target: Callable[[Demonstrati
     return rows
 
 
-def _is_as_said(item: Item, written: str) -> bool:
+def _is_unchanged(item: Item, written: str) -> bool:
     """Whether a target is the teacher's own text, apart from a `<think>` that may belong to the prompt."""
     said = item.response if isinstance(item, Demonstration) else None
     return said is not None and said.removeprefix(THINK) == written.removeprefix(THINK)

@@ -51,7 +51,7 @@ def read_file(path: Path) -> Iterator[Row]:
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UserError("this gzip file is damaged", file=path, fix="write or download it again") from error
     except PermissionError as error:
-        raise UserError("this file may not be read", file=path, fix="change its permissions") from error
+        raise UserError("there is no permission to read this file", file=path, fix="change its permissions") from error
 
 
 def _text_rows(path: Path, kind: str, text: io.TextIOWrapper) -> Iterator[Row]:

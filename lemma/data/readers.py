@@ -334,7 +334,7 @@ def choose(name: str, row: Row) -> Reader:
     for reader in READERS.values():
         if reader.fits(row.values):
             return reader
-    raise row.error("these columns do not tell what is asked and what is answered", fix=advice(row.values))
+    raise row.error("these columns do not say which is the question and which the answer", fix=advice(row.values))
 
 
 def read_each(

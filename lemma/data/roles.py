@@ -186,8 +186,8 @@ class _Planner:
         unit = UNIT.match(text, number.end)
         caps = []
         if unit is not None:
-            cap, beside = CAPS.get(unit[1], CAPS.get(unit[1].removesuffix("s"), (None, "")))
-            caps += [cap] if cap is not None and beside in self.both else []
+            cap, mentioned = CAPS.get(unit[1], CAPS.get(unit[1].removesuffix("s"), (None, "")))
+            caps += [cap] if cap is not None and mentioned in self.both else []
         if text[number.end : number.end + 1] == "%" or text[number.end :].startswith(" percent"):
             caps.append(100)
         for cap in caps:

@@ -150,7 +150,7 @@ def _domain(symbol: Symbol) -> tuple[np.ndarray, Fraction]:
         needed = np.array([decimals_of(unit * int(step)) for step in steps])
         steps = steps[needed == places]
     if symbol.article:
-        steps = steps[np.array([_sounds_open(unit * int(step)) == _sounds_open(value) for step in steps], dtype=bool)]
+        steps = steps[np.array([_takes_an(unit * int(step)) == _takes_an(value) for step in steps], dtype=bool)]
     digits = 10 ** len(str(value // 1))
     whole = steps * unit.numerator // unit.denominator
     alike = steps[(whole < digits) & ((whole >= digits // 10) | (digits == 10))]
@@ -173,7 +173,7 @@ def _unit(symbol: Symbol, places: int) -> Fraction:
     return Fraction(step)
 
 
-def _sounds_open(value: Exact) -> bool:
+def _takes_an(value: Exact) -> bool:
     """Whether a number takes `an` instead of `a`."""
     text = str(int(value))
     return text[0] == "8" or (text[:2] in ("11", "18") and len(text) % 3 == 2)

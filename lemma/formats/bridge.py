@@ -97,14 +97,14 @@ class Bridge:
         """Whether the template shows the content of messages of this role."""
         if role not in self._shown:
             try:
-                self._shown[role] = self._behind_mark(role, [HEARD]) is not None
+                self._shown[role] = self._after_placeholder(role, [HEARD]) is not None
             except UserError:
                 self._shown[role] = False
         return self._shown[role]
 
     def _frame(self, role: str, count: int) -> Frame:
         marks = [HEARD.format(number) for number in range(count)]
-        behind = self._behind_mark(role, marks)
+        behind = self._after_placeholder(role, marks)
         if behind is None:
             pieces = ["\n"] * (count + 1)
         else:
@@ -113,11 +113,11 @@ class Bridge:
                 piece, _, behind = behind.partition(mark)
                 pieces.append(piece)
             pieces.append(behind)
-        quoted = json.dumps(QUOTED)[1:-1] in (self._behind_mark(role, [QUOTED]) or "")
+        quoted = json.dumps(QUOTED)[1:-1] in (self._after_placeholder(role, [QUOTED]) or "")
         encoded = [encode_continuation(piece, "\n", self.tokenizer) for piece in pieces]
         return Frame(tuple(map(tuple, encoded)), quoted)
 
-    def _behind_mark(self, role: str, contents: Sequence[str]) -> str | None:
+    def _after_placeholder(self, role: str, contents: Sequence[str]) -> str | None:
         """What the template writes between a turn and the next; None if it leaves out one of the contents.
 
         Tried with tools and without: templates for tools need some, all others do without.

@@ -85,5 +85,5 @@ def _check_tools(text: str, turns: Sequence[Mapping[str, Any]], tools: Sequence[
         if any(isinstance(name, str) and name not in text for name in names):
             raise UserError(
                 f"the tokenizer's chat template leaves out the {what} of {about}",
-                fix="take a model whose chat template knows tools, or write them into the messages as text",
+                fix="use a model whose chat template supports tools, or write them into the messages as text",
             )

@@ -126,7 +126,7 @@ class Format(Options):
         if tools or any(turn.get("tool_calls") or turn["role"] == "tool" for turn in turns):
             raise UserError(
                 f"format {self.name} cannot show the tools of {about}",
-                fix="write `format: chat` with a model whose chat template knows tools",
+                fix="write `format: chat` with a model whose chat template supports tools",
             )
         template = self.template_for(tokenizer)
         assert template is not None, "a format without a template renders its own prompts"

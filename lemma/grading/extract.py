@@ -196,10 +196,10 @@ def _box(text: str) -> Extraction | None:
     if extraction is None or extraction.answer is None:
         return extraction
     place = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    return Extraction(None, "box") if negated(text, place) else _if_it_stands(extraction, text, place)
+    return Extraction(None, "box") if negated(text, place) else _unless_retracted(extraction, text, place)
 
 
-def _if_it_stands(extraction: Extraction, text: str, place: int) -> Extraction:
+def _unless_retracted(extraction: Extraction, text: str, place: int) -> Extraction:
     """What was found at a position, or what replaces it later in the text."""
     later = second_thought(text, place)
     if later is None:
@@ -271,7 +271,7 @@ def _phrase(text: str, again: bool = True) -> Extraction | None:
             if formula is not None and "\n" in formula[0]:
                 return Extraction(_inside(formula), "phrase")
             extraction = Extraction(_from_sentence(match[1]), "phrase")
-            return _if_it_stands(extraction, tail, match.start(1)) if again else extraction
+            return _unless_retracted(extraction, tail, match.start(1)) if again else extraction
     return None
 
 

@@ -104,7 +104,7 @@ class Worker:
             return None
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def spent_its_time(self) -> bool:
+    def hit_cpu_limit(self) -> bool:
         """Whether the process, which is gone, was killed by the CPU limit of its last task; reaps the process."""
         used = self._cpu_time()
         self.kill()

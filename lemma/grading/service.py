@@ -235,7 +235,7 @@ class GradingService:
 
     def _lose(self, place: int, worker: Worker) -> bool:
         """Drop a worker that died or is stuck; returns whether its task had used up its CPU time."""
-        own = worker.spent_its_time()
+        own = worker.hit_cpu_limit()
         self._drop(place)
         self.counts["lost"] += not own
         return own

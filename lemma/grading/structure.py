@@ -77,7 +77,7 @@ def shape(tokens: Tokens, depth: int = 0) -> Node:
     """The shape of a token sequence; total: anything without a shape is a leaf."""
     if depth > MAX_NESTING:
         raise LimitExceeded("nesting")
-    tokens = _without_dressing(tokens)
+    tokens = _stripped(tokens)
     parts = _split(tokens)
     if len(parts) > 1:
         return _bare_list(parts, _join_word(tokens), depth)
@@ -94,7 +94,7 @@ def _is_word(token: Token, names: frozenset[str] | tuple[str, ...]) -> bool:
     return token.kind in ("word", "text") and token.value.lower().strip(" ,.") in names
 
 
-def _without_dressing(tokens: Tokens) -> Tokens:
+def _stripped(tokens: Tokens) -> Tokens:
     """The tokens without leading hedges, a surrounding pair of plain braces, and final punctuation."""
     while tokens and (tokens[-1].kind in (".", ",", ";") or _is_word(tokens[-1], _JOINING)):
         tokens = tokens[:-1]

@@ -31,7 +31,7 @@ from lemma.core.types import Scope
 from lemma.objectives.kl import KlKind, kl_estimate
 from lemma.objectives.normalise import Normalise, token_weights
 from lemma.objectives.objective import Loss, Ratio, Terms
-from lemma.objectives.policy_mismatch import LARGEST_LOG_RATIO, MismatchWeight, mismatch, spoken
+from lemma.objectives.policy_mismatch import LARGEST_LOG_RATIO, MismatchWeight, engine_logprobs, mismatch
 from lemma.objectives.policy_surrogates import Clip, GammaWeight, Surrogate
 
 Level = Literal["token", "turn", "sequence", "trajectory"]
@@ -128,7 +128,7 @@ class PolicyLoss:
             entropy_N = terms.entropy_N.detach()
             keep_N = entropy_N >= quantile(entropy_N, 1.0 - self.top_entropy)
         if self.off_policy_limit is not None:
-            fallen_N = (spoken(terms, old_N) - terms.logprobs_N).detach()
+            fallen_N = (engine_logprobs(terms, old_N) - terms.logprobs_N).detach()
             fallen_B = terms.per_sequence(fallen_N) / terms.lengths_B()
             near_N = (terms.tokens["advantage"] >= 0) | (fallen_B <= self.off_policy_limit)[terms.sequence_N]
             keep_N = near_N if keep_N is None else keep_N & near_N

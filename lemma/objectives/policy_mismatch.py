@@ -38,7 +38,7 @@ class MismatchWeight:
         return weight_N.clamp(floor, self.cap)
 
 
-def spoken(terms: Terms, old_N: torch.Tensor) -> torch.Tensor:
+def engine_logprobs(terms: Terms, old_N: torch.Tensor) -> torch.Tensor:
     """The engine's log-probability of each token over the whole vocabulary, like the learner's: if it sampled from a
     part of it, the log of the mass it kept is added back. Without an engine, the old policy's."""
     if "behaviour" not in terms.tokens:
@@ -48,5 +48,5 @@ def spoken(terms: Terms, old_N: torch.Tensor) -> torch.Tensor:
 
 def mismatch(terms: Terms, old_N: torch.Tensor) -> torch.Tensor:
     """Absolute difference of the engine's and the learner's log-probability of each sampled token."""
-    gap_N = (old_N - spoken(terms, old_N)).detach().abs()
+    gap_N = (old_N - engine_logprobs(terms, old_N)).detach().abs()
     return gap_N * (1.0 - terms.tokens["off"]) if "off" in terms.tokens else gap_N

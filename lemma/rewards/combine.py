@@ -155,7 +155,7 @@ def _check_sizes(reward: Reward, name: str, column: Sequence[float | None], item
             file, line = reward.place or (None, None)
             raise UserError(
                 f"reward '{name}' is {value:g}{times} on the completion {_shown(item.completion)!r}, "
-                f"and beyond {LARGEST:g} nothing can be learnt",
+                f"and beyond {LARGEST:g} no training is possible",
                 file=file,
                 line=line,
                 fix="make it smaller",

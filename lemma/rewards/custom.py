@@ -73,7 +73,7 @@ class Custom(FunctionReward):
         file, line = self.place
         if is_for_trl(function):
             raise UserError(
-                f"reward '{self.label}' takes prompts or completions, as functions for TRL do",
+                f"reward '{self.label}' takes prompts or completions, like functions written for TRL",
                 file=file,
                 line=line,
                 fix=f"write `trl: {self.function}` in the list of rewards, or let it take one RewardInput",

@@ -21,11 +21,11 @@ class SoftOverlong(Reward):
 
     @field_validator("margin")
     @classmethod
-    def _spares_the_short(cls, margin: int | None, given: ValidationInfo) -> int | None:
+    def _margin_fits(cls, margin: int | None, given: ValidationInfo) -> int | None:
         longest = given.data.get("max_tokens")
         if margin is not None and longest is not None and margin > longest:
             raise ValueError(
-                f"a margin of {margin} tokens punishes even an empty response, because max_tokens is {longest}; "
+                f"a margin of {margin} tokens penalises even an empty response, because max_tokens is {longest}; "
                 f"write a margin of at most {longest}, or leave it out"
             )
         return margin

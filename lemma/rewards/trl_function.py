@@ -35,7 +35,7 @@ class TrlFunction(FunctionReward):
         if TRL_ARGUMENTS.isdisjoint(wanted) and not any(one.kind is one.VAR_KEYWORD for one in wanted.values()):
             file, line = self.place
             raise UserError(
-                f"reward '{self.label}' takes neither prompts nor completions, which functions for TRL do",
+                f"reward '{self.label}' takes neither prompts nor completions, as functions for TRL must",
                 file=file,
                 line=line,
                 fix=f"write `{self.function}` without `trl:` where it takes one RewardInput",

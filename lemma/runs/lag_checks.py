@@ -23,6 +23,6 @@ def check_flying(stages: Mapping[str, StageOptions]) -> None:
         if not updates_in_flight:
             who = f"responses of the engine {engine.name}"
             raise UserError(
-                f"stages.{name}.rollout.lag: flying: {who} do not go on after an update",
+                f"stages.{name}.rollout.lag: flying: {who} cannot continue after an update",
                 fix="write `engine: native`, vLLM with `mode: server`, or `lag: 1`",
             )

@@ -44,7 +44,7 @@ def lengthen(folder: RunFolder, recipe: Lengthened, extend: bool, say: Callable[
     for name, (key, was, now) in changed.items():
         _check(folder, recipe.stages, name, key, was, now, extend)
     for name, (key, was, now) in changed.items():
-        say(f"{name}: goes on to {now:g} {key}; it was to end after {was:g}{_about_schedule(recipe.stages[name])}")
+        say(f"{name}: continues to {now:g} {key}; it was to end after {was:g}{_about_schedule(recipe.stages[name])}")
         # This comes first: without the done mark, the stage resumes from its last checkpoint under either recipe.
         (folder.stage(name) / "done.json").unlink(missing_ok=True)
     facts |= {"digest": recipe.digest(), "earlier": [facts["digest"], *facts.get("earlier", [])]}
@@ -90,10 +90,10 @@ def _check(
     place = f"stages.{name}.{key} was {was:g}, is {now:g}"
     if now < was:
         raise UserError(f"{place}: a stage cannot be made shorter", fix=f"write {was:g}, or start anew with --fresh")
-    heirs = [other for other in stages if stage_before(stages, other) == name and folder.has_work(other)]
-    if heirs:
+    dependents = [other for other in stages if stage_before(stages, other) == name and folder.has_work(other)]
+    if dependents:
         raise UserError(
-            f"{place}, but stage {heirs[0]} went on from the model that {name} ended with",
+            f"{place}, but stage {dependents[0]} went on from the model that {name} ended with",
             fix=f"write {was:g}, or give this run another run.dir",
         )
     if _about_schedule(stages[name]) and not extend:

@@ -82,7 +82,7 @@ def push(folder: Path, name: str, *, public: bool = False) -> str:
         made = api.create_repo(name, private=not public, exist_ok=True)
         api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="Exported by Lemma")
     except HFValidationError as error:
-        raise UserError(f"'{name}' is no name of the hub", fix="write it as user/model") from error
+        raise UserError(f"'{name}' is not a hub name", fix="write it as user/model") from error
     except (LocalTokenNotFoundError, HfHubHTTPError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(

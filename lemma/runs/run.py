@@ -104,7 +104,7 @@ def _begun(
     recipe: RecipeLike, folder: RunFolder, anew: Sequence[str], fresh: bool, extend: bool, sink: Sink
 ) -> dict[str, Any]:
     """What the first rank does before any training: check what is there, and record what the run is."""
-    _check_heirs(recipe.stages, anew, folder)
+    _check_dependents(recipe.stages, anew, folder)
     if not fresh:
         lengthen(folder, recipe, extend, lambda text: sink(Said(text)))
     threads, slots = recipe.run.threads or torch.get_num_threads(), recipe.cluster.slots or usual_slots()
@@ -148,7 +148,7 @@ def stages_to_skip(recipe: RecipeLike, skip: Sequence[str], only: Sequence[str])
     return {name for name in recipe.stages if name in skip or (only and name not in only)}
 
 
-def _check_heirs(stages: Mapping[str, StageOptions], anew: Sequence[str], folder: RunFolder) -> None:
+def _check_dependents(stages: Mapping[str, StageOptions], anew: Sequence[str], folder: RunFolder) -> None:
     """Refuse to restart a stage while keeping one that started from it: the origin of its model would be gone."""
     lost = set(anew)
     for name in stages:
@@ -203,7 +203,7 @@ def _run_stages(
                 raise stage.explain(error) from error
             finally:
                 stage.store.settle()
-            _hand_memory_back(device)
+            _release_memory(device)
             if wanted[number + 1 :] and stop.is_agreed():
                 sink(Said(f"{name}: done; stopped before the next stage; the same command goes on from here"))
                 return 0
@@ -230,7 +230,7 @@ def _determinism(run: RunOptions, device: torch.device, sink: Sink) -> None:
         sink(Said("not bit-exact: on a GPU write `run.deterministic: true` for runs that repeat to the last bit"))
 
 
-def _hand_memory_back(device: torch.device) -> None:
+def _release_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

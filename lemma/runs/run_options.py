@@ -46,7 +46,7 @@ class RunOptions(Options):
     def _is_a_path(cls, path: str) -> str:
         """`~` is the home folder, as in a shell."""
         if "\0" in path:
-            raise ValueError("a path cannot hold a character of value 0")
+            raise ValueError("a path cannot contain a null character")
         if any(len(part.encode()) > LONGEST_NAME for part in Path(path).parts):
             raise ValueError(f"a folder's name has at most {LONGEST_NAME} bytes")
         return str(Path(path).expanduser()) if path.startswith("~") else path

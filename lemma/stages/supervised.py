@@ -268,7 +268,7 @@ def _encoded(
     if parted:
         stage.say(
             f"{parted} of {len(items)} conversations give a sequence for each turn: "
-            "the chat template writes finished turns otherwise than it lets the model write them"
+            "the chat template renders finished turns differently from how the model writes them"
         )
     return [trajectory for one in encoded for trajectory in one]
 

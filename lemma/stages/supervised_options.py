@@ -93,7 +93,9 @@ class SupervisedOptions(StageOptions):
             if self.packing == "stream" or data.streaming:
                 raise ValueError("episodes of a journal stay whole and in memory; remove `packing` and `streaming`")
         if journals:
-            refuse_unused(self, ("turns", "train_on"), "on the episodes of a journal, in which what was said is learnt")
+            refuse_unused(
+                self, ("turns", "train_on"), "on the episodes of a journal, which are trained on the sampled tokens"
+            )
         elif self.journal != ImitatedOptions():
             raise ValueError("the options of journal have no effect without `source: journal`; remove them")
         return self

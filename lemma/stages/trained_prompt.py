@@ -36,7 +36,7 @@ def as_trained(stage: Stage, fmt: Format, tokenizer: Any, systems: Systems) -> F
             trained, system = fmt.model_copy(update={"system": said}), said
             if count < systems.total():
                 stage.say(
-                    f"the rows bring {len(systems)} different system messages or none; evaluations use the one of "
+                    f"the rows have {len(systems)} different system messages or none; evaluations use the one of "
                     f"{count} of {systems.total()} rows"
                 )
     trained.install(tokenizer)

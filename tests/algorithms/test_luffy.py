@@ -284,7 +284,7 @@ def test_a_learned_entropy_weight_goes_on_from_what_is_remembered() -> None:
         ({"prefix": {"strategy": "linear", "steps": 5}}, "shared: true"),
         ({"prefix": {"strategy": "fixed", "shared": True}}, "shared: false"),
         ({"prefix": {"samples": -1}}, "every advantage is 0; write `prefix: {samples: 1}`, or a prefix.min below 1"),
-        ({"prefix": {"samples": 8}}, "the same whole trace"),
+        ({"prefix": {"samples": 8}}, "all the whole trace"),
         ({"prefix": {"min": 0, "max": 0}}, "write `samples: 0`, or a max above 0"),
         ({"prefix": {"traced": 0}}, "write `samples: 0`, or a traced above 0"),
         ({"prefix": {"samples": 0, "min": 0.5, "traced": 0.5}}, "min and traced have no effect with `samples: 0`"),

@@ -132,7 +132,7 @@ def test_wrong_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        ("run.dir=a\0b", "a path cannot hold a character of value 0"),
+        ("run.dir=a\0b", "a path cannot contain a null character"),
         ("run.dir=" + "a" * 201, "a folder's name has at most 200 bytes"),
         ("stages={" + "s" * 65 + ": {kind: supervised, steps: 1}}", "the name of a stage has at most 64 letters"),
     ],

@@ -58,7 +58,7 @@ RECIPES: dict[str, tuple[str, str]] = {
     "TRL's epsilon": (
         GOOD + "  next: {kind: rl, algorithm: {name: grpo, epsilon: 0.2}}\n",
         "recipe.yaml:11: stages.next.algorithm.epsilon: 0.2 is too much to add to a standard deviation; the range of "
-        "the ratio, which others call epsilon, is `clip: 0.2` here",
+        "the ratio, which others call epsilon, is written `clip: 0.2` here",
     ),
     # unknown keys
     "unknown at the top": (swap("model:", "modle:"), "recipe.yaml:2: unknown key 'modle'; did you mean 'model'?"),

@@ -50,14 +50,14 @@ def test_one_line_of_gigabytes(name: str, start: bytes, tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(start) + member * 60)
     assert path.stat().st_size < 40 * MIB
     said = read_in_little_memory(path)
-    assert said.startswith(f"{path}: a line of this file is longer than 64 MiB; write one row a line")
+    assert said.startswith(f"{path}: a line of this file is longer than 64 MiB; write one row per line")
 
 
 def test_a_list_of_gigabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_lines, "LONGEST_LIST", 1000)
     path = tmp_path / "a.json"
     path.write_text("[\n" + '{"question": "1", "answer": "1"},\n' * 1000 + '{"question": "1"}]')
-    with pytest.raises(UserError, match=r"this file is one list of more than .* write one object a line, as \.jsonl"):
+    with pytest.raises(UserError, match=r"this file is one list of more than .* write one object per line, as \.jsonl"):
         list(read_file(path))
 
 

@@ -148,7 +148,7 @@ def test_a_row_without_an_answer_is_named(tmp_path):
         load_demonstrations(DataOptions(source=path), seed=0)
     with pytest.raises(UserError, match=r"a.jsonl:1: this row lacks a chosen and a rejected response"):
         load_preferences(DataOptions(source=path), seed=0)
-    with pytest.raises(UserError, match="the built-in arithmetic does not hold a labelled response"):
+    with pytest.raises(UserError, match="the built-in arithmetic does not provide a labelled response"):
         load_judged(DataOptions(count=5), seed=0)
 
 

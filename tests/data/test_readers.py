@@ -411,7 +411,7 @@ def test_rows_without_lines_have_numbers():
 
 def test_unknown_columns_and_unknown_readers():
     with pytest.raises(
-        UserError, match=r"rows.jsonl:1: these columns do not tell .* \(columns: foo, bar\); write which is which"
+        UserError, match=r"rows.jsonl:1: these columns do not say .* \(columns: foo, bar\); write which is which"
     ):
         one({"foo": 1, "bar": 2})
     with pytest.raises(UserError, match="there is no reader 'gsm8'; did you mean 'gsm8k'"):

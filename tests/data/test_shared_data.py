@@ -47,7 +47,7 @@ def test_every_file_loads_by_itself(name, cache):
 def test_the_grader_cases_are_not_problems():
     path = shared("data", "grader", "dev.jsonl")
     assert len(rows_of(SourceOptions(source=str(path)))) == files()["grader/dev.jsonl"]
-    with pytest.raises(UserError, match=r"dev.jsonl:1: these columns do not tell what is asked"):
+    with pytest.raises(UserError, match=r"dev.jsonl:1: these columns do not say which is the question"):
         load_items(SourceOptions(source=str(path)))
 
 

@@ -238,7 +238,7 @@ def test_a_function_for_trl_is_known_by_what_it_takes(tmp_path: Path) -> None:
     reward = make_reward({"name": f"{path}:mine", "weight": 0.5})
     assert (reward.name, reward.label, reward.weight) == ("trl", "mine", 0.5)
     assert combine([reward], [item("four")])[0].parts == {"mine": 4.0}
-    with pytest.raises(UserError, match=r"as functions for TRL do; write `trl: .*mine.py:mine`"):
+    with pytest.raises(UserError, match=r"like functions written for TRL; write `trl: .*mine.py:mine`"):
         make_reward({"name": "custom", "function": f"{path}:mine"}).check()
 
 

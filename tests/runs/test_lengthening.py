@@ -26,7 +26,7 @@ def test_more_steps_give_what_a_longer_run_gives(tmp_path: Path) -> None:
     assert straight.train(straight.recipe({**QUICK, "steps": 5})) == 0
     assert world.train(world.recipe({**QUICK, "steps": 3})) == 0
     assert world.train(world.recipe({**QUICK, "steps": 5})) == 0
-    assert "sft: goes on to 5 steps; it was to end after 3" in world.said()
+    assert "sft: continues to 5 steps; it was to end after 3" in world.said()
     assert world.numbers() == straight.numbers() and world.weights() == straight.weights()
     assert world.train(world.recipe({**QUICK, "steps": 5})) == 0 and "sft: done already" in world.said()
     with pytest.raises(UserError, match=r"stages\.sft\.steps was 5, is 4: a stage cannot be made shorter; write 5"):
@@ -66,7 +66,7 @@ def test_a_schedule_that_depends_on_the_length_asks_for_a_word(
         world.train(world.recipe({**change, "steps": 5}))
     assert (world.run / "run.json").read_bytes() == before and world.final().exists()
     assert world.train(world.recipe({**change, "steps": 5}), extend=True) == 0
-    assert f"sft: goes on to 5 steps; it was to end after 3{sentence}" in world.said()
+    assert f"sft: continues to 5 steps; it was to end after 3{sentence}" in world.said()
     assert steps(world) == [1, 2, 3, 4, 5]
 
 

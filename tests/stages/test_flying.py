@@ -134,11 +134,11 @@ def test_a_journal_notes_which_problems_it_is_about(tmp_path: Path) -> None:
 def test_what_cannot_fly_is_refused(tmp_path: Path) -> None:
     world = toy.Toy(tmp_path)
     with pytest.raises(
-        UserError, match=r"responses of the engine transformers do not go on after an update; write `engine: native`"
+        UserError, match=r"responses of the engine transformers cannot continue after an update; write `engine: native`"
     ):
         world.train(stage(tmp_path, rollout={"engine": "transformers"}), **LONG)
     exact = {"name": "higher_lower", "turns": 2, "schedule": "exact"}
-    with pytest.raises(UserError, match=r"have no exact schedule; remove environment\.schedule"):
+    with pytest.raises(UserError, match=r"has no exact schedule; remove environment\.schedule"):
         world.recipe(stage(tmp_path, environment=exact))
     with pytest.raises(UserError, match="lag"):
         world.recipe(stage(tmp_path, rollout={"lag": "falling"}))

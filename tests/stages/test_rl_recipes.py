@@ -89,7 +89,7 @@ STAGES: dict[str, tuple[str, str]] = {
     ),
     "nothing but traces": (
         "algorithm: {name: luffy, prefix: {samples: -1}}",
-        "stages.rl.algorithm: samples that are all the same whole trace have the same reward, and every advantage "
+        "stages.rl.algorithm: samples that are all the whole trace have the same reward, and every advantage "
         "is 0; write `prefix: {samples: 1}`, or a prefix.min below 1",
     ),
     "imitation without a weight": (

@@ -64,9 +64,9 @@ class GainOptions(ClipOptions):
             if self.gain != name:
                 refuse_unused(self, (name,), f"with `gain: {self.gain}`", f"write `gain: {name}`")
         if self.gain == "vespo" and self.ratio in ("sequence", "turn"):
-            raise ValueError("vespo weighs by the product of a sample's ratios; write `ratio: trajectory`")
+            raise ValueError("vespo weights by the product of a sample's ratios; write `ratio: trajectory`")
         if self.gain == "vespo" and self.mismatch_cap is not None:
-            raise ValueError("vespo weighs whole samples already; remove mismatch_cap")
+            raise ValueError("vespo already weights whole samples; remove mismatch_cap")
         return self
 
     @property

@@ -33,8 +33,8 @@ LARGEST_EPSILON = 0.05
 def _is_small(epsilon: float) -> float:
     if epsilon > LARGEST_EPSILON:
         raise ValueError(
-            f"{epsilon:g} is too much to add to a standard deviation; the range of the ratio, which others call "
-            f"epsilon, is `clip: {epsilon:g}` here"
+            f"{epsilon:g} is too much to add to a standard deviation; the clip range of the ratio, which others call "
+            f"epsilon, is written `clip: {epsilon:g}` here"
         )
     return epsilon
 
@@ -103,7 +103,7 @@ def check_compared(name: str, group_size: int) -> None:
 def check_kl_in_loss(kl: float, estimator: str) -> None:
     if kl and estimator == "k1":
         raise ValueError(
-            "the gradient of k1 in a loss is 0 on average, so that the KL would cost nothing; write `kl_estimator: k3`"
+            "the gradient of k1 in a loss is 0 on average, so the KL would have no effect; write `kl_estimator: k3`"
         )
 
 

@@ -200,17 +200,17 @@ class LuffyOptions(Algorithm):
             raise ValueError(f"prefix.samples {taught} is above group_size {self.group_size}; write -1 for all samples")
         if taught == self.group_size and self.prefix.least == 1 and not self._learns_without_advantages:
             raise ValueError(
-                "samples that are all the same whole trace have the same reward, and every advantage is 0; "
+                "samples that are all the whole trace have the same reward, and every advantage is 0; "
                 "write `prefix: {samples: 1}`, or a prefix.min below 1"
             )
         if self.statistics == "on_policy" and taught == self.group_size and self.prefix.least > 0:
-            raise ValueError("there is no sample of the policy's own to make a baseline of; write `statistics: group`")
+            raise ValueError("no sample of the policy's own is left to form a baseline; write `statistics: group`")
         if self.sft_weight is not None and not taught:
             raise ValueError("sft_weight needs a teacher's samples; write `prefix: {samples: 1}`")
         if self.compat.prefix_reward is not None and (self.prefix.samples != -1 or self.sft_weight is not None):
             raise ValueError(
-                "compat.prefix_reward is for groups that a teacher begins throughout; write `prefix: {samples: -1}` "
-                "and no sft_weight"
+                "compat.prefix_reward needs groups in which every sample begins with the trace; "
+                "write `prefix: {samples: -1}` and no sft_weight"
             )
         return self
 

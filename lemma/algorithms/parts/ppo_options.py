@@ -157,7 +157,7 @@ def targets(
     )
 
 
-def follow_kl(
+def track_kl(
     episodes: Sequence[Attempt],
     kl_BT: np.ndarray,
     memory: Memory,

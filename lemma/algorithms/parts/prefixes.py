@@ -54,10 +54,10 @@ class PrefixOptions(Options):
         elif self.min > self.max:
             raise ValueError(f"min {self.min} is above max {self.max}; lower min")
         if changes and self.steps is None:
-            raise ValueError(f"{self.strategy} needs to know over how many steps it changes; add `steps: 500`")
+            raise ValueError(f"{self.strategy} needs the number of steps over which it changes; add `steps: 500`")
         if self.steps is not None and not changes:
             raise ValueError(
-                f"steps says nothing to strategy {self.strategy}; remove it, or write `strategy: linear_max`"
+                f"steps has no effect with `strategy: {self.strategy}`; remove it, or write `strategy: linear_max`"
             )
         if self.strategy not in ("linear_max", "reverse_linear"):
             where = f"with `strategy: {self.strategy}`"

@@ -69,10 +69,10 @@ def paid_at(episodes: Sequence[Attempt], *, centred: bool) -> list[np.ndarray]:
         for turn in np.unique(turns).tolist():
             by_turn.setdefault(turn, []).append(float(row[turns == turn].sum()))
     means = {turn: sum(pays) / len(pays) for turn, pays in by_turn.items()}
-    return [_less_means(row, turns, means) for row, turns in zip(rows, numbers, strict=True)]
+    return [_minus_means(row, turns, means) for row, turns in zip(rows, numbers, strict=True)]
 
 
-def _less_means(row: np.ndarray, turns: np.ndarray, means: Mapping[float, float]) -> np.ndarray:
+def _minus_means(row: np.ndarray, turns: np.ndarray, means: Mapping[float, float]) -> np.ndarray:
     less = row.copy()
     for turn in np.unique(turns).tolist():
         less[np.flatnonzero(turns == turn)[-1]] -= means[turn]

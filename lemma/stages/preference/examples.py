@@ -172,7 +172,7 @@ def _from_journal(stage: Stage, options: PreferenceOptions, data: DataOptions, p
     else:
         pairs = journal_pairs(stage.folder.path, options.journal, stage.earlier, stage.warn)
     kept = [pair for pair in pairs if not np.array_equal(pair.responses[0], pair.responses[1])]
-    _tell_equal(len(pairs), len(kept), stage, None)
+    _report_identical(len(pairs), len(kept), stage, None)
     return take(kept, data, stage.seed, JOURNAL)
 
 
@@ -185,11 +185,11 @@ def _from_rows(
     else:
         rows = load_judged(data, stage.seed)
     kept = [row for row in rows if len(row) == 1 or row[0].response.strip() != row[1].response.strip()]
-    _tell_equal(len(rows), len(kept), stage, lambda: row_of(data, rows[0][0].problem))
+    _report_identical(len(rows), len(kept), stage, lambda: row_of(data, rows[0][0].problem))
     return [of_row(fmt, tokenizer, data, row) for row in kept]
 
 
-def _tell_equal(count: int, kept: int, stage: Stage, first: Callable[[], Row | None] | None) -> None:
+def _report_identical(count: int, kept: int, stage: Stage, first: Callable[[], Row | None] | None) -> None:
     """Report how many pairs of identical responses were left out; refuse if no others remain."""
     if not kept:
         problem, row = "the two responses of every pair are the same", None if first is None else first()

@@ -62,7 +62,7 @@ class Ahead:
     def use(self, roller: Roller, policy: Policy, engine: Engine) -> None:
         """Sample with these. If the engine needs nothing of the learner's, it samples while the learner works."""
         self._policy = policy
-        self.sample_by(roller.step, is_beside=works_beside(engine))
+        self.sample_by(roller.step, is_beside=samples_alongside(engine))
 
     def sample_by(self, sample: Callable[[int], Rollouts], *, is_beside: bool) -> None:
         self._sample, self._is_beside = sample, is_beside and self._lag > 0
@@ -72,7 +72,7 @@ class Ahead:
         counts where it is waited for."""
         self.wait()
         self._graded = 0.0
-        with blaming(self._policy):
+        with blame_divergence(self._policy):
             self._steps(max(self._drawn, default=step - 1) + 1, step)
         first, last = max(self._drawn) + 1, min(step + self._lag, self._total)
         del self._drawn[step]
@@ -80,7 +80,7 @@ class Ahead:
             self._thread = self._thread or _SamplingThread()
             self._task = self._thread.begin(lambda: self._steps(first, last, is_beside=True))
         else:
-            with blaming(self._policy):
+            with blame_divergence(self._policy):
                 self._steps(first, last)
         rollouts = self._ready.pop(step)
         rollouts.grade_seconds = self._graded
@@ -95,7 +95,7 @@ class Ahead:
         """Wait until nothing is being sampled: the engine may then take new weights, or other work."""
         task, self._task = self._task, None
         if task is not None:
-            with blaming(self._policy):
+            with blame_divergence(self._policy):
                 task.result()
 
     def land(self) -> None:
@@ -171,8 +171,8 @@ class Flying:
     def use(self, roller: Roller, policy: Policy, engine: Engine) -> None:
         if not engine.updates_in_flight:
             raise UserError(
-                f"`rollout.lag: flying` needs responses that go on after an update, which the engine {engine.name} "
-                "does not promise here",
+                f"`rollout.lag: flying` needs responses that continue after an update, which the engine {engine.name} "
+                "does not support here",
                 fix="write `engine: native`, vLLM with `mode: server`, or `lag: 1`",
             )
         self._roller, self._policy = roller, policy
@@ -182,7 +182,7 @@ class Flying:
         if not self._has_begun:
             self._roller.go_on_after(step - 1)
         self._has_begun = True
-        with blaming(self._policy):
+        with blame_divergence(self._policy):
             return self._roller.step(step, min(step + self._limit, self._total))
 
     def wait(self) -> None:
@@ -207,7 +207,7 @@ class Flying:
 
 
 @contextmanager
-def blaming(policy: Policy | None) -> Iterator[None]:
+def blame_divergence(policy: Policy | None) -> Iterator[None]:
     """Context in which a failing engine is not blamed if the policy has diverged. Only the learner's thread checks the
     policy, since it may be in the middle of a pass."""
     try:
@@ -218,7 +218,7 @@ def blaming(policy: Policy | None) -> Iterator[None]:
         raise
 
 
-def works_beside(engine: Engine) -> bool:
+def samples_alongside(engine: Engine) -> bool:
     """Whether an engine samples while the learner works: it has its own devices and, with several ranks, the sampling
     threads can communicate while the learners do."""
     return engine.has_own_devices and may_go_aside()

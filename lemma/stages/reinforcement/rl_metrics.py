@@ -27,7 +27,7 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
     values = distributions([Scored(sample.reward, sample.rewards) for sample in own])
     values |= _samples(own)
     values |= {
-        "entropy/sampled": _surprise(own),
+        "entropy/sampled": _surprisal(own),
         "samples": float(len(rollouts.episodes)),
         "generated_tokens": float(sum(episode.tokens for episode in rollouts.episodes)),
         "unscored": float(rollouts.unscored),
@@ -62,7 +62,7 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
     return values
 
 
-def _surprise(samples: Sequence[Episode]) -> float:
+def _surprisal(samples: Sequence[Episode]) -> float:
     """The mean negative log-probability of all sampled tokens, summed sequentially."""
     parts = [sample.logprobs[sample.given :] for sample in samples]
     whole = 0.0 - np.concatenate([np.zeros(0), *parts])

@@ -188,11 +188,11 @@ class ReinforcementOptions(StageOptions):
     @model_validator(mode="after")
     def _may_fly(self) -> ReinforcementOptions:
         if self.rollout.lag == "flying" and self.environment.driver is not None:
-            raise ValueError("an agent does not wait for an update, so its responses cannot fly; write `lag: 1`")
-        if self.rollout.lag == "flying" and self.environment.schedule == "exact":
             raise ValueError(
-                "responses that fly have no exact schedule; remove environment.schedule, or write `lag: 1`"
+                "an agent does not wait for an update, so its responses cannot continue across one; write `lag: 1`"
             )
+        if self.rollout.lag == "flying" and self.environment.schedule == "exact":
+            raise ValueError("`lag: flying` has no exact schedule; remove environment.schedule, or write `lag: 1`")
         return self
 
     @model_validator(mode="after")
