@@ -110,7 +110,7 @@ def sampling() -> None:
         positions = torch.tensor([0, 1, 31999, 5, 5, 5])
         inverse = torch.tensor([1.0, 1.0, 1 / 0.7, 2.0, 0.5, 1.0])
         noisy = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0])
-        wanted, wanted_logprobs, _ = draw(logits, keys, positions, inverse, noisy, fused=False, means=means)
+        wanted, wanted_logprobs, _ = draw(logits, keys, positions, inverse, noisy, fused=False, logit_map=means)
         tokens, logprobs, kept = drawing.sample(logits, keys, positions, inverse, noisy, *means)
         assert not kept.any()
         assert tokens.tolist() == wanted.tolist(), (columns, dtype, means)
@@ -280,7 +280,7 @@ def moved() -> None:
     old, filler = cache.keys, torch.zeros(cache.shape)
     cache.release()
     assert not addresses_2.any()
-    cache.take()
+    cache.allocate()
     assert cache.keys.data_ptr() != address and len({x.data_ptr() for x in (old, filler, cache.keys)}) == 3
     query, key, value = (torch.randn(1, heads, dim) for _ in range(3))
     table, lengths = torch.tensor([[2]], dtype=torch.int32), torch.tensor([9])
