@@ -9,9 +9,7 @@ modes; transformers itself does so in its eager attention only.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -25,7 +23,7 @@ from lemma.core.errors import UserError
 from lemma.models.capped_attention import Visible, capped
 from lemma.models.flash_attention import flash_kernel
 from lemma.models.packing import Segments
-from lemma.models.sharing import Sharing
+from lemma.models.varlen_attention import AttentionSpec, has_varlen, varlen
 
 NAME = "lemma"
 # An engine's attention over its cache: layer, query, key, value (T, H, D), cos and sin (T, D) where query and key are
@@ -69,128 +67,47 @@ def attend(
             kwargs["sliding_window"] = sliding_window
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     # `squeeze` and not an index: the gradient of an index is a copy into zeros.
-    query_HTD, key_HTD, value_HTD = (x.squeeze(0) for x in (query, key, value))
-    sharing, keys = segments.sharing, segments.keys
+    query_THD, key_THD, value_THD = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
+    spec = AttentionSpec(segments, segments.keys or segments, scale, sliding_window)
     may_flash = getattr(module, "lemma_flash", True)
-    if sharing is not None and keys is not None:
-        shared = (segments, sharing, keys, scale, sliding_window, softcap, may_flash)
-        out_THD = _attend_shared(query_HTD, key_HTD, value_HTD, *shared)
-    elif has_varlen(query, value, softcap):
-        out_THD = _by_kernel(query_HTD, key_HTD, value_HTD, segments, segments, scale, sliding_window, may_flash)
-    else:
-        out_THD = _bucketed(query_HTD, key_HTD, value_HTD, segments, scale, sliding_window, softcap)
-    return out_THD[None], None
-
-
-def _attend_shared(
-    query_HTD: torch.Tensor,
-    key_HTD: torch.Tensor,
-    value_HTD: torch.Tensor,
-    segments: Segments,
-    sharing: Sharing,
-    keys: Segments,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    may_flash: bool,
-) -> torch.Tensor:
-    """Attention where sequences share prompts: keys and values are written out for each, queries are not."""
-    key_HKD, value_HKD = (sharing.spread(x.transpose(0, 1)).transpose(0, 1) for x in (key_HTD, value_HTD))
-    if has_varlen(query_HTD, value_HTD, softcap):
-        return _by_kernel(query_HTD, key_HKD, value_HKD, segments, keys, scale, window, may_flash)
-    query_HKD = sharing.spread(query_HTD.transpose(0, 1)).transpose(0, 1)
-    return sharing.gather(_bucketed(query_HKD, key_HKD, value_HKD, keys, scale, window, softcap))
-
-
-def has_varlen(query: torch.Tensor, value: torch.Tensor, softcap: float | None) -> bool:
-    """Whether torch's variable-length kernel computes it: on a GPU of 2020 or later in half precision, heads of a usual
-    size, no cap."""
-    is_half = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and _has_flash(query.device)
-    size = query.shape[-1]
-    return is_half and softcap is None and size == value.shape[-1] and size <= 256 and size % 8 == 0
-
-
-@cache
-def _has_flash(device: torch.device) -> bool:
-    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
+    if segments.sharing is not None:
+        # Where sequences share prompts, keys and values are written out for each; queries are not.
+        key_THD, value_THD = segments.sharing.spread(key_THD), segments.sharing.spread(value_THD)
+    if has_varlen(query, value, softcap):
+        return _by_kernel(query_THD, key_THD, value_THD, spec, may_flash)[None], None
+    if segments.sharing is None:
+        return _bucketed(query_THD, key_THD, value_THD, spec, softcap)[None], None
+    whole = _bucketed(segments.sharing.spread(query_THD), key_THD, value_THD, spec, softcap)
+    return segments.sharing.gather(whole)[None], None
 
 
 def _by_kernel(
-    query_HTD: torch.Tensor,
-    key_HTD: torch.Tensor,
-    value_HTD: torch.Tensor,
-    segments: Segments,
-    keys: Segments,
-    scale: float,
-    window: int | None,
-    may_flash: bool,
+    query_THD: torch.Tensor, key_THD: torch.Tensor, value_THD: torch.Tensor, spec: AttentionSpec, may_flash: bool
 ) -> torch.Tensor:
-    """The fastest kernel that is there for a pack. A compiled block has torch's."""
-    query_THD, key_THD, value_THD = (x.transpose(0, 1) for x in (query_HTD, key_HTD, value_HTD))
-    flash = flash_kernel(query_THD, key_THD, window) if may_flash and not torch.compiler.is_compiling() else None
-    if flash is not None:
-        return flash(query_THD, key_THD, value_THD, segments, keys, scale, window)
-    return varlen(query_HTD, key_HTD, value_HTD, segments, scale, window, keys)
-
-
-def varlen(
-    query_HTD: torch.Tensor,
-    key_HTD: torch.Tensor,
-    value_HTD: torch.Tensor,
-    segments: Segments,
-    scale: float,
-    window: int | None,
-    key_segments: Segments | None = None,
-) -> torch.Tensor:
-    """torch's variable-length kernel; the window counts tokens to the left, the token itself not included.
-
-    Where a sequence has more keys than queries (`key_segments`), the queries are its last tokens.
-    """
-    from torch.nn.attention.varlen import varlen_attn
-
-    keys = key_segments or segments
-    return varlen_attn(
-        query_HTD.transpose(0, 1),
-        key_HTD.transpose(0, 1),
-        value_HTD.transpose(0, 1),
-        segments.borders_B1,
-        keys.borders_B1,
-        segments.longest,
-        keys.longest,
-        scale=scale,
-        window_size=(-1 if window is None else window - 1, 0),
-        **_gqa_argument(query_HTD.shape[0] != key_HTD.shape[0]),
-    )
-
-
-@cache
-def _varlen_wants_gqa() -> bool:
-    from torch.nn.attention.varlen import varlen_attn
-
-    return "enable_gqa" in inspect.signature(varlen_attn).parameters
-
-
-def _gqa_argument(grouped: bool) -> dict[str, bool]:
-    return {"enable_gqa": grouped} if _varlen_wants_gqa() else {}
+    """The fastest kernel that is there for a pack. Compiled blocks always use torch's kernel."""
+    if may_flash and not torch.compiler.is_compiling():
+        flash = flash_kernel(query_THD, key_THD, spec.window)
+        if flash is not None:
+            return flash(query_THD, key_THD, value_THD, spec)
+    return varlen(query_THD, key_THD, value_THD, spec)
 
 
 @_disable_dynamo  # the blocks differ from pack to pack: compiled, each pack would be a graph of its own
 def _bucketed(
-    query_HTD: torch.Tensor,
-    key_HTD: torch.Tensor,
-    value_HTD: torch.Tensor,
-    segments: Segments,
-    scale: float,
-    window: int | None,
+    query_THD: torch.Tensor,
+    key_THD: torch.Tensor,
+    value_THD: torch.Tensor,
+    spec: AttentionSpec,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """Exact attention on any device: sequences of similar length as padded blocks."""
-    heads, tokens, _ = query_HTD.shape
-    out_THD = torch.empty(tokens, heads, value_HTD.shape[-1], dtype=query_HTD.dtype, device=query_HTD.device)
-    groups = heads // key_HTD.shape[0]
+    """Exact attention on any device: sequences of similar length as padded blocks. Every sequence has as many queries
+    as keys."""
+    tokens, heads, _ = query_THD.shape
+    out_THD = torch.empty(tokens, heads, value_THD.shape[-1], dtype=query_THD.dtype, device=query_THD.device)
+    groups, scale, window = heads // key_THD.shape[1], spec.scale, spec.window
     pieces, places = [], []
-    for bucket in segments.buckets:
-        query, key, value = (_padded(x, bucket.rows_BL) for x in (query_HTD, key_HTD, value_HTD))
+    for bucket in spec.keys.buckets:
+        query, key, value = (_padded(x, bucket.rows_BL) for x in (query_THD, key_THD, value_THD))
         count = query.shape[2]
         if softcap is None:
             if groups > 1:
@@ -205,12 +122,12 @@ def _bucketed(
     return out_THD.index_copy(0, torch.cat(places), torch.cat(pieces))
 
 
-def _padded(x_HTD: torch.Tensor, rows_BL: torch.Tensor) -> torch.Tensor:
+def _padded(x_THD: torch.Tensor, rows_BL: torch.Tensor) -> torch.Tensor:
     """The tokens of a padded block, (B, H, L, D). A CPU copies whole rows many times as fast as it indexes them."""
-    if x_HTD.device.type != "cpu":
-        return x_HTD[:, rows_BL].transpose(0, 1)
-    heads, _, size = x_HTD.shape
-    return x_HTD.transpose(0, 1).index_select(0, rows_BL.flatten()).view(*rows_BL.shape, heads, size).transpose(1, 2)
+    if x_THD.device.type != "cpu":
+        return x_THD.transpose(0, 1)[:, rows_BL].transpose(0, 1)
+    _, heads, size = x_THD.shape
+    return x_THD.index_select(0, rows_BL.flatten()).view(*rows_BL.shape, heads, size).transpose(1, 2)
 
 
 def rows_seen(keys: int, queries: int, window: int | None, device: torch.device) -> Visible:

@@ -18,20 +18,20 @@ import torch
 from lemma.core.errors import LemmaWarning
 from lemma.core.ranks import gather_over_ranks
 from lemma.models.packing import Segments
+from lemma.models.varlen_attention import AttentionSpec, varlen
 
-# Generations of GPUs that it is used on, and sizes of heads: what it was written for. On an H200 it is wrong about some
-# others, as of 80, which its trial finds.
+# Compute capabilities and head dims it supports. On an H200 it gives wrong results for others, such as 80.
 GENERATIONS, SIZES = (9, 10), (64, 128)
 # How far it may be from torch's kernel, which rounds in another order: about ten times what was seen in bf16.
 LIMIT = 0.03
 TRIED_QUERIES, TRIED_KEYS = (130, 5, 64), (130, 25, 64)
-# Query, key and value (T, H, D), their segments, scale and window; gives (T, H, D).
+# Query, key and value (T, H, D) and an `AttentionSpec`; gives (T, H, D).
 PackAttention = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionKind:
-    """All that another kernel is compiled for."""
+    """Key under which a kernel is compiled and validated."""
 
     device: torch.device
     dtype: torch.dtype
@@ -86,7 +86,7 @@ def _tried_kernel(kind: AttentionKind) -> PackAttention | None:
     # In a thread of its own: whoever recomputes activations counts what is kept for the backward pass in this one. Such
     # a thread begins on the first GPU, and kernels that are not torch's are launched where their thread is.
     with ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(kind.device,)) as other:
-        trouble = other.submit(_trouble, function, kind).result()
+        trouble = other.submit(_mismatch, function, kind).result()
     if trouble is not None:
         _has_failed(f"FlashAttention 4 is installed but not used: it {trouble}")
         return None
@@ -118,55 +118,42 @@ def _has_failed(how: str) -> None:
 
 
 def _attend(
-    function: Any,
-    query_THD: torch.Tensor,
-    key_THD: torch.Tensor,
-    value_THD: torch.Tensor,
-    segments: Segments,
-    keys: Segments,
-    scale: float,
-    window: int | None,
+    function: Any, query_THD: torch.Tensor, key_THD: torch.Tensor, value_THD: torch.Tensor, spec: AttentionSpec
 ) -> torch.Tensor:
     found = function(
         query_THD,
         key_THD,
         value_THD,
-        cu_seqlens_q=segments.borders_B1,
-        cu_seqlens_k=keys.borders_B1,
-        max_seqlen_q=segments.longest,
-        max_seqlen_k=keys.longest,
-        softmax_scale=scale,
-        causal=window is None,
-        window_size=(None, None) if window is None else (window - 1, 0),
+        cu_seqlens_q=spec.queries.borders_B1,
+        cu_seqlens_k=spec.keys.borders_B1,
+        max_seqlen_q=spec.queries.longest,
+        max_seqlen_k=spec.keys.longest,
+        softmax_scale=spec.scale,
+        causal=spec.window is None,
+        window_size=(None, None) if spec.window is None else (spec.window - 1, 0),
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
     return found[0] if isinstance(found, tuple) else found
 
 
-def _trouble(function: Any, kind: AttentionKind) -> str | None:
+def _mismatch(function: Any, kind: AttentionKind) -> str | None:
     """What is wrong with it, as the end of a sentence: its result or a gradient, or what its compiler says."""
-    from lemma.models.attention import varlen
-
-    segments, keys = Segments(TRIED_QUERIES, kind.device), Segments(TRIED_KEYS, kind.device)
-    window = 20 if kind.has_window else None
+    queries, keys = Segments(TRIED_QUERIES, kind.device), Segments(TRIED_KEYS, kind.device)
+    spec = AttentionSpec(queries, keys, kind.size**-0.5, 20 if kind.has_window else None)
     shapes = [(sum(TRIED_QUERIES), kind.heads), *[(sum(TRIED_KEYS), kind.kv_heads)] * 2]
-    query, key, value = (_waves((*shape, kind.size), kind, phase) for phase, shape in enumerate(shapes))
-    pull = _waves(query.shape, kind, 3).detach()
+    inputs = [_pseudo_random((*shape, kind.size), kind, phase).requires_grad_() for phase, shape in enumerate(shapes)]
+    grad_out = _pseudo_random(inputs[0].shape, kind, 3)
+    flash: PackAttention = partial(_attend, function)
 
-    def found(attend: PackAttention) -> Sequence[torch.Tensor]:
-        out_THD = attend(query, key, value, segments, keys, kind.size**-0.5, window)
-        return out_THD, *torch.autograd.grad(out_THD, (query, key, value), pull)
+    def found(attend: PackAttention) -> list[torch.Tensor]:
+        out_THD = attend(*inputs, spec)
+        return [out_THD, *torch.autograd.grad(out_THD, inputs, grad_out)]
 
-    def by_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.Tensor:
-        segments, keys, scale, window = others
-        return varlen(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), segments, scale, window, keys)
-
-    wanted = found(by_torch)
+    wanted = found(varlen)
     try:
-        flash: PackAttention = partial(_attend, function)
         results = found(flash)
         # Another kernel is compiled where no input requires a gradient.
-        alone = flash(*(x.detach() for x in (query, key, value)), segments, keys, kind.size**-0.5, window)
+        alone = flash(*(x.detach() for x in inputs), spec)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001 (whatever a compiler of another version says)
@@ -182,8 +169,8 @@ def _largest_gap(results: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]
     return float(torch.stack([(x.float() - y.float()).norm() / y.float().norm() for x, y in pairs]).max())
 
 
-def _waves(shape: Sequence[int], kind: AttentionKind, phase: int) -> torch.Tensor:
+def _pseudo_random(shape: Sequence[int], kind: AttentionKind, phase: int) -> torch.Tensor:
     """Numbers that look random: nothing is drawn here, so that no draw of the run moves."""
     count = torch.Size(shape).numel()
     ramp = torch.arange(count, device=kind.device, dtype=torch.float64) * 12.9898 + phase
-    return (torch.sin(ramp * ramp) * 1.5).view(*shape).to(kind.dtype).requires_grad_()
+    return (torch.sin(ramp * ramp) * 1.5).view(*shape).to(kind.dtype)

@@ -66,7 +66,7 @@ def shared_size(trajectories: Sequence[Trajectory], members: Sequence[int], cost
 
 
 def family_size(trajectories: Sequence[Trajectory], family: Sequence[int], cost: float = 0.0) -> int:
-    """The same for sequences that begin with the same prompt."""
+    """`shared_size` of one family."""
     whole = sum(len(trajectories[i]) for i in family)
     if len(family) == 1:
         return whole
@@ -119,8 +119,7 @@ def rows_of(trajectories: Sequence[Trajectory], related: Sequence[Sequence[int]]
 class Sharing:
     """Which row of the pack each token of its written-out sequences is, and the way back for gradients.
 
-    `readers_K` are those tokens in the order of their rows, those of one row in the order of the pack; the ones that
-    read a row begin at its number of `starts_T1`.
+    CSR layout: the readers of row t are `readers_K[starts_T1[t]:starts_T1[t+1]]`, in pack order.
     """
 
     rows_K: torch.Tensor
@@ -174,7 +173,7 @@ def sum_over_readers(grad_KHD: torch.Tensor, readers_K: torch.Tensor, starts_T1:
 
 
 def plain_sum_over_readers(grad_KHD: torch.Tensor, readers_K: torch.Tensor, starts_T1: torch.Tensor) -> torch.Tensor:
-    """The same in plain torch: rows that have as many readers are added up together."""
+    """The same in plain torch: rows with the same number of readers are summed together."""
     counts_T = starts_T1.diff()
     result = grad_KHD.new_empty((len(counts_T), *grad_KHD.shape[1:]))
     wide = grad_KHD.dtype if grad_KHD.dtype == torch.float64 else torch.float32

@@ -9,8 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-# Numbers that a program adds up at a time, the most rows of them, and the most in one row. Triton 3.6 does not compile
-# tiles of 32 rows and 64 columns.
+# Elements per program, maximum rows, maximum columns. Triton 3.6 does not compile tiles of 32 rows and 64 columns.
 TILE, ROWS, COLUMNS = 2048, 8, 1024
 
 

@@ -15,12 +15,13 @@ from lemma.engines.native.engine import NativeEngine
 from lemma.engines.protocol import Request, Sampling, generate
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
-from lemma.models.attention import _bucketed, varlen
+from lemma.models.attention import _bucketed
 from lemma.models.blocks import gated, rms_norm
 from lemma.models.load_model import build_policy
 from lemma.models.logprobs import token_logprobs
 from lemma.models.model_options import ModelOptions, TinyOptions
 from lemma.models.packing import Segments, TokenBatch
+from lemma.models.varlen_attention import AttentionSpec, varlen
 from lemma.objectives import NegativeLogLikelihood
 from tests.models.small import relative
 
@@ -70,14 +71,15 @@ def test_variable_length_attention_equals_the_exact_fallback(window: int | None,
     torch.manual_seed(0)
     lengths = (1, 200, 77, 513, 64, 31)
     query, key, value = (
-        torch.randn(h, sum(lengths), 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        torch.randn(sum(lengths), h, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         for h in (heads[0], heads[1], heads[1])
     )
     segments = Segments(lengths, query.device)
+    spec = AttentionSpec(segments, segments, 128**-0.5, window)
     pull = torch.randn(sum(lengths), heads[0], 128, device="cuda", dtype=torch.bfloat16)
     results = []
     for function in (_bucketed, varlen):
-        out = function(query, key, value, segments, 128**-0.5, window)
+        out = function(query, key, value, spec)
         results.append([out, *torch.autograd.grad(out, (query, key, value), pull)])
     for exact, mine in zip(*results, strict=True):
         assert relative(mine, exact) < 1e-2

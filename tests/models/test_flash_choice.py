@@ -27,7 +27,7 @@ def test_the_trial_is_made_on_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "set_device", lambda wanted: setattr(current, "device", wanted))
     monkeypatch.setattr(flash_attention, "supports", lambda device: True)
     monkeypatch.setattr(flash_attention, "_installed", lambda: print)
-    monkeypatch.setattr(flash_attention, "_trouble", lambda function, kind: seen.append(current.device))
+    monkeypatch.setattr(flash_attention, "_mismatch", lambda function, kind: seen.append(current.device))
     kind = AttentionKind(device, torch.bfloat16, heads=4, kv_heads=2, size=64, has_window=False, deterministic=False)
     assert flash_attention._tried_kernel.__wrapped__(kind) is not None
     assert seen == [device] and not hasattr(current, "device"), "this thread stays where it is"
@@ -83,14 +83,8 @@ def test_a_deterministic_kernel_is_tried_for_itself(monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def with_varlen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packs on the CPU go where those on a GPU go; the exact fallback stands in for torch's kernel."""
-    plain = attention._bucketed
-
-    def by_torch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: object) -> torch.Tensor:
-        segments, scale, window, _ = rest
-        return plain(query, key, value, segments, scale, window)
-
     monkeypatch.setattr(attention, "has_varlen", lambda *_: True)
-    monkeypatch.setattr(attention, "varlen", by_torch)
+    monkeypatch.setattr(attention, "varlen", attention._bucketed)
 
 
 @pytest.mark.usefixtures("with_varlen")
@@ -116,7 +110,7 @@ def test_scores_come_from_the_kernel_of_the_update(
     """Compiled blocks have torch's kernel, and so does all where the other one has failed."""
     used: list[int] = []
 
-    def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: object) -> torch.Tensor:
+    def kernel(query: torch.Tensor, *others: object) -> torch.Tensor:
         used.append(len(query))
         return query
 

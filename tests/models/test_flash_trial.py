@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from lemma.models import attention, flash_attention
+from lemma.models import flash_attention
 from lemma.models.attention import window_mask
 from lemma.models.flash_attention import AttentionKind
-from lemma.models.packing import Segments
+from lemma.models.varlen_attention import AttentionSpec
 
 Kernel = Callable[..., torch.Tensor]
 
@@ -56,26 +56,17 @@ def spoilt(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **kwargs
 def trial(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str | None]:
     """What the trial says of a stand-in."""
 
-    def by_torch(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        segments: Segments,
-        scale: float,
-        window: int | None,
-        keys: Segments,
-    ) -> torch.Tensor:
-        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-        borders = {"cu_seqlens_q": segments.borders_B1, "cu_seqlens_k": keys.borders_B1}
-        return dense(q, k, v, window=window, softmax_scale=scale, **borders)
+    def by_torch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+        borders = {"cu_seqlens_q": spec.queries.borders_B1, "cu_seqlens_k": spec.keys.borders_B1}
+        return dense(query, key, value, window=spec.window, softmax_scale=spec.scale, **borders)
 
     def tried(function: Kernel, has_window: bool = False) -> str | None:
         kind = AttentionKind(
             torch.device("cpu"), torch.float32, heads=4, kv_heads=2, size=64, has_window=has_window, deterministic=False
         )
-        return flash_attention._trouble(function, kind)
+        return flash_attention._mismatch(function, kind)
 
-    monkeypatch.setattr(attention, "varlen", by_torch)
+    monkeypatch.setattr(flash_attention, "varlen", by_torch)
     return tried
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lemma.core.types import Trajectory
 from lemma.models.attention import _bucketed
 from lemma.models.packing import BUCKET_RATIO, Segments, TokenBatch, first_fit, plan_packs
+from lemma.models.varlen_attention import AttentionSpec
 from tests.models.small import CPU, trajectories
 
 
@@ -83,7 +84,9 @@ def test_bucketed_attention_never_crosses_a_border(window: int | None, heads: tu
     total = sum(lengths)
     query = torch.randn(heads[0], total, width, dtype=torch.float64, requires_grad=True)
     key, value = (torch.randn(heads[1], total, width, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    mine = _bucketed(query, key, value, Segments(lengths, CPU), 0.3, window)
+    segments = Segments(lengths, CPU)
+    inputs_THD = (x.transpose(0, 1) for x in (query, key, value))
+    mine = _bucketed(*inputs_THD, AttentionSpec(segments, segments, 0.3, window))
 
     owner = torch.repeat_interleave(torch.tensor(lengths))
     distance = torch.arange(total)[:, None] - torch.arange(total)[None, :]

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from lemma.models.attention import has_varlen, rows_seen, varlen, window_mask
+from lemma.models.attention import rows_seen, window_mask
 from lemma.models.blocks import rotate
 from lemma.models.capped_attention import capped
 from lemma.models.packing import Segments, to_device
+from lemma.models.varlen_attention import AttentionSpec, has_varlen, varlen
 
 ARRIVALS = 1024
 # Maximum bytes of blocks that are copied at once, through a temporary tensor.
@@ -113,8 +114,7 @@ class PrefillContext:
         if self.sources is not None:
             key_THD, value_THD = keys[self.sources], values[self.sources]
         if has_varlen(query_THD, value_THD, softcap):
-            query, key, value = (x.transpose(0, 1) for x in (query_THD, key_THD, value_THD))
-            return varlen(query, key, value, self.new, scale, window, self.all)
+            return varlen(query_THD, key_THD, value_THD, AttentionSpec(self.new, self.all, scale, window))
         return self._each(query_THD, key_THD, value_THD, scale, window, softcap)
 
     def _each(
