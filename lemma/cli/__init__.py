@@ -18,7 +18,7 @@ from lemma.core.errors import UserError, nearest, warnings_said
 COMMANDS: dict[str, str] = {
     "init": "write a recipe to begin with, from four questions",
     "recipes": "list the recipes that come with Lemma, and copy one",
-    "train": "run the stages of a recipe; the same command goes on where it stopped",
+    "train": "run the stages of a recipe; the same command resumes where it stopped",
     "plan": "what a recipe would do; nothing is loaded or written",
     "data": "look at data as the model will see it, and prepare files",
     "download": "fetch a model or a dataset from the hub",
@@ -29,7 +29,7 @@ COMMANDS: dict[str, str] = {
     "debug": "look into what a model generates under a recipe, and what to change",
     "env": "play and try the environment of a recipe",
     "report": "write a run, or several, as one page to look at",
-    "watch": "look at a run in a browser while it goes on",
+    "watch": "watch a run live in a browser",
     "runs": "a table of runs, and giving back the disk space of old ones",
     "compare": "is one evaluation better than another, on the same problems; or one run",
     "grade": "verdicts on a file of answers",

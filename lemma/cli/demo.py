@@ -16,13 +16,13 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "demo",
         help="train the built-in tiny model and show what it learnt",
         description="Train a model of half a million parameters from nothing on built-in word problems, on the CPU: "
-        "SFT, then GRPO, and more SFT for comparison. Stop it and start it again: it goes on where it was, to the same "
+        "SFT, then GRPO, and more SFT for comparison. Stop it and start it again: it resumes where it was, to the same "
         "numbers.",
     )
     parser.add_argument(
         "--set", metavar="A.B=C", action="append", default=[], dest="overrides", help="change a value of the recipe"
     )
-    parser.add_argument("--fresh", action="store_true", help="start anew")
+    parser.add_argument("--fresh", action="store_true", help="start over")
     parser.set_defaults(run=run)
 
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     recipe = load_recipe(RECIPE, args.overrides)
     run_dir, seed, grpo = Path(recipe.run.dir), recipe.run.seed, recipe.stages["grpo"]
     assert isinstance(grpo, ReinforcementOptions)
-    print(f"The recipe is {RECIPE.name}, the run folder {run_dir}. Ctrl-C stops; the same command goes on.\n")
+    print(f"The recipe is {RECIPE.name}, the run folder {run_dir}. Ctrl-C stops; the same command resumes.\n")
     begin = time.perf_counter()
     with sink_of(recipe) as sink:
         code = train(recipe, fresh=args.fresh, sink=sink)

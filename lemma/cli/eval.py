@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     engine: EngineName = args.engine or "native"
     if args.ray and not is_a_rank():
         return on_ray(args, engine)
-    hint = "; the same command goes on from there"
+    hint = "; the same command resumes from there"
     return on_ranks(args, lambda: _evaluate(args, settings, wanted, engine), engine=engine, hint=hint)
 
 

@@ -33,7 +33,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument(
         "--only", metavar="STAGE", action="append", default=[], help="leave all other stages out; may be repeated"
     )
-    parser.add_argument("--fresh", action="store_true", help="throw away what the run folder holds and start anew")
+    parser.add_argument("--fresh", action="store_true", help="throw away what the run folder holds and start over")
     parser.add_argument(
         "--extend",
         action="store_true",
@@ -42,7 +42,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="check the recipe, write it out in full and show the plan; load nothing"
     )
-    parser.add_argument("--watch", action="store_true", help="serve a page that shows the run while it goes on")
+    parser.add_argument("--watch", action="store_true", help="serve a page that shows the run live")
     parser.add_argument(
         "--ranks",
         metavar="N",

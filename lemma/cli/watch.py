@@ -23,7 +23,7 @@ LINGER = 60.0
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    parser = subparsers.add_parser("watch", help="look at a run while it goes on", description=DESCRIPTION)
+    parser = subparsers.add_parser("watch", help="watch a run live", description=DESCRIPTION)
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="the folder of a run")
     parser.add_argument("--port", metavar="N", type=int, default=0, help="port to answer on (default: any free one)")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")

@@ -139,7 +139,7 @@ def hand_over(part: Any) -> str:
     if not is_place(place):
         last = name.rpartition(".")[2]
         raise UserError(
-            f"{name or repr(part)} is not at the top of a Python file, where a run that goes on would find it again",
+            f"{name or repr(part)} is not at the top of a Python file, where a resumed run would find it again",
             fix=f"write it into a file, and name it `my_parts.py:{last if last.isidentifier() else 'NAME'}`",
         )
     _HANDED[place] = part

@@ -55,7 +55,7 @@ class SavedSlices:
             if there is not None:
                 raise UserError(
                     f"the checkpoint is of another model: {name} is {tuple(parameter.shape)} here and {there} there",
-                    fix="start anew with --fresh, or give the run another folder",
+                    fix="start over with --fresh, or give the run another folder",
                 )
 
     def _difference(self, name: str, parameter: torch.Tensor) -> str | None:

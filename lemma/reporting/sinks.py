@@ -54,7 +54,7 @@ class Loggers:
 
     def _drop(self, logger: Logger, error: Exception) -> None:
         self._loggers.remove(logger)
-        self(Said(f"{logger.name} failed ({error}); the run goes on without it", "warning"))
+        self(Said(f"{logger.name} failed ({error}); the run continues without it", "warning"))
 
     def close(self, failed: bool) -> None:
         """Close the loggers, the last one first, so that the console can still report errors."""

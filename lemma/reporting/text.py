@@ -184,13 +184,13 @@ def describe(event: Event) -> str:
             return text
         case StageStarted(stage, step, total, resumed):
             return (
-                f"{stage}: goes on after step {step} of {total}"
+                f"{stage}: resumes after step {step} of {total}"
                 if resumed
                 else f"{stage}: {total} step{'' if total == 1 else 's'}"
             )
         case Measured(stage, step, axis, values, timings, held_by):
             text = f"{stage}: {axis} step {step}: {numbers({**values, **timings})}"
-            return f"{text}, held back by {held_by}" if held_by else text
+            return f"{text}, bottleneck {held_by}" if held_by else text
         case Progressed(what, done, total, note):
             return f"{what}: {done} of {total}" + (f", {note}" if note else "")
         case StageEnded():

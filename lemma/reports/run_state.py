@@ -14,7 +14,7 @@ from lemma.reports.tailed import TailedFile
 State = Literal["running", "stopped", "finished", "dead", "new"]
 
 LINE = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (\w+) +(.*)$")
-STARTED = re.compile(r"^(\S+): (?:goes on after step \d+ of (\d+)|(\d+) steps)$")
+STARTED = re.compile(r"^(\S+): (?:(?:resumes|goes on) after step \d+ of (\d+)|(\d+) steps)$")
 STOPPED = ("stopped after saving", "stopped before the next stage")
 STEP = re.compile(r"^step (\d+): ")
 

@@ -89,7 +89,7 @@ def _check(
         return
     place = f"stages.{name}.{key} was {was:g}, is {now:g}"
     if now < was:
-        raise UserError(f"{place}: a stage cannot be made shorter", fix=f"write {was:g}, or start anew with --fresh")
+        raise UserError(f"{place}: a stage cannot be made shorter", fix=f"write {was:g}, or start over with --fresh")
     dependents = [other for other in stages if stage_before(stages, other) == name and folder.has_work(other)]
     if dependents:
         raise UserError(

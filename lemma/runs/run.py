@@ -115,7 +115,7 @@ def _take_slots(cluster: ClusterOptions, stages: Mapping[str, StageOptions], rec
     if cluster.slots not in (None, recorded):
         raise UserError(
             f"cluster.slots is {cluster.slots}, and this run began with {recorded}",
-            fix=f"write `slots: {recorded}`, or start anew with --fresh",
+            fix=f"write `slots: {recorded}`, or start over with --fresh",
         )
     use_slots(recorded)
     link = speakers()
@@ -155,8 +155,8 @@ def _check_dependents(stages: Mapping[str, StageOptions], anew: Sequence[str], f
         before = stage_before(stages, name)
         if before in lost and name not in lost and folder.has_work(name):
             raise UserError(
-                f"stage {name} went on from {before}, which --fresh would start anew",
-                fix=f"start {name} anew as well: --only {before} --only {name}",
+                f"stage {name} continued from {before}, which --fresh would start over",
+                fix=f"start {name} over as well: --only {before} --only {name}",
             )
 
 
@@ -197,7 +197,7 @@ def _run_stages(
             try:
                 options.run(stage, recipe.format)
             except Stopped:
-                sink(Said(f"{name}: stopped after saving; the same command goes on from here"))
+                sink(Said(f"{name}: stopped after saving; the same command resumes from here"))
                 return 0
             except Diverged as error:
                 raise stage.explain(error) from error
@@ -205,7 +205,7 @@ def _run_stages(
                 stage.store.settle()
             _release_memory(device)
             if wanted[number + 1 :] and stop.is_agreed():
-                sink(Said(f"{name}: done; stopped before the next stage; the same command goes on from here"))
+                sink(Said(f"{name}: done; stopped before the next stage; the same command resumes from here"))
                 return 0
     if wanted:
         sink(Said(f"the model is in {folder.final_model(wanted[-1])}"))

@@ -93,7 +93,7 @@ class RunFolder:
         if facts is not None and facts["digest"] != digest:
             raise UserError(
                 f"{self.path} holds a run of another recipe{self._difference(recipe_yaml)}",
-                fix="change run.dir, restore the recipe, or start anew with --fresh"
+                fix="change run.dir, restore the recipe, or start over with --fresh"
                 + (" and all of its stages" if fresh else ""),
             )
         if facts is None:
@@ -133,7 +133,7 @@ class RunFolder:
         except ValueError:
             facts = None
         if not isinstance(facts, dict) or not {"digest", "threads"} <= facts.keys():
-            raise UserError(f"{path} is broken", fix="start anew with --fresh, or change run.dir")
+            raise UserError(f"{path} is broken", fix="start over with --fresh, or change run.dir")
         return facts
 
     def has_work(self, name: str) -> bool:
@@ -275,7 +275,7 @@ class RunFolder:
         if damage is not None:
             raise UserError(
                 f"the model of stage {name} in {place} is damaged: {damage}",
-                fix=f"remove {done} and train again: the stage writes its model anew from its last checkpoint",
+                fix=f"remove {done} and train again: the stage writes its model again from its last checkpoint",
             )
         return place
 

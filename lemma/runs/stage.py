@@ -247,13 +247,13 @@ class Stage:
         if checkpoint.state["data"] != self._data:
             raise UserError(
                 f"the data of stage {self.name} are not those it was trained on until step {checkpoint.step}",
-                fix="restore them, or start anew with --fresh",
+                fix="restore them, or start over with --fresh",
             )
         for what, mark in checkpoint.state.get("ingredients", {}).items():
             if self._ingredients.get(what) != mark:
                 raise UserError(
                     f"{what} is not what stage {self.name} was trained with until step {checkpoint.step}",
-                    fix="restore its files, or start anew with --fresh",
+                    fix="restore its files, or start over with --fresh",
                 )
         self._rows = checkpoint.state.get("rows", 0)
         self._unmeasured = list(checkpoint.state.get("unmeasured", []))
@@ -361,7 +361,7 @@ class Stage:
         return UserError(
             f"stage {self.name} diverged: {error.problem}; {left}",
             fix=f"lower stages.{self.name}.optim.lr (it is {self.options.optim.lr:g}){critic}, or warm up longer, "
-            "and start anew with --fresh",
+            "and start over with --fresh",
         )
 
 

@@ -153,7 +153,7 @@ def test_a_rank_that_dies_ends_the_others_and_nothing_is_sampled_twice(
     died = (out / "journal.slot-001.jsonl").stat().st_mtime
     assert time.time() - died < 30 and left_of(ranks) == []
     assert capfd.readouterr().err == (
-        "lemma: error: rank 1 was killed by SIGKILL; the same command goes on from there\n"
+        "lemma: error: rank 1 was killed by SIGKILL; the same command resumes from there\n"
     )
     journals = {path.name: path.read_text().count("\n") for path in out.glob("journal*")}
     assert 3 <= journals["journal.slot-001.jsonl"] < 7 * 3, "those that were settled together are written together"

@@ -59,7 +59,7 @@ def test_a_class_of_a_file_hears_everything(tmp_path: Path, code: str) -> None:
 def test_a_function_that_fails_is_dropped_and_the_others_go_on(tmp_path: Path, code: str) -> None:
     run(tmp_path, f"{code}:broken", f"{code}:ToFile")
     log = (tmp_path / "run.log").read_text()
-    assert log.count("broken failed ('nothing'); the run goes on without it") == 1 and "the end" in log
+    assert log.count("broken failed ('nothing'); the run continues without it") == 1 and "the end" in log
     assert (tmp_path / "mine.json").is_file()
 
 

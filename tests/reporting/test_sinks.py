@@ -327,7 +327,7 @@ def test_a_logger_that_fails_says_so_once_and_is_dropped() -> None:
         sink(row(step, 0.5))
     warnings = [event.text for event in keeps.events if isinstance(event, Said)]
     assert breaks.calls == 1 and len(warnings) == 1
-    assert "the breaker failed ([Errno 28] No space left on device); the run goes on without it" in warnings[0]
+    assert "the breaker failed ([Errno 28] No space left on device); the run continues without it" in warnings[0]
     assert [event.step for event in keeps.events if isinstance(event, Measured)] == [1, 2, 3]
 
 
@@ -381,4 +381,4 @@ def test_tensorboard_without_room_says_so_once_and_prints_no_traceback(tmp_path:
     ran = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, timeout=120)
     said = ran.stdout + ran.stderr
     assert ran.returncode == 0 and "it goes on" in said and "Traceback" not in said
-    assert said.count("TensorBoard failed ([Errno 27] File too large); the run goes on without it") == 1
+    assert said.count("TensorBoard failed ([Errno 27] File too large); the run continues without it") == 1

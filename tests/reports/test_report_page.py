@@ -148,7 +148,7 @@ def test_time_is_split_and_what_held_steps_back_is_named(small: Path, tmp_path: 
     tab = page.open(write(tmp_path, small) + "#time")
     text = tab.locator("main").inner_text()
     assert "generate" in text and "60.0%" in text, "1.2 of 2 seconds"
-    assert "held back by" in text.lower()
+    assert "bottleneck" in text.lower()
     memory = tab.locator(".chart[data-name='peak_memory_gib']")
     memory.scroll_into_view_if_needed()
     assert "plan of an update" in (memory.locator("svg").text_content() or ""), "memory against the plan"

@@ -92,7 +92,7 @@ def test_the_state_of_a_run(tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert state() == "running"
     log = LogFile(run / "run.log")
-    log(Said("grpo: stopped after saving; the same command goes on from here"))
+    log(Said("grpo: stopped after saving; the same command resumes from here"))
     assert state() == "stopped"
     log(StageStarted("grpo", 2, 9, resumed=True))
     assert state() == "dead", "it went on, and died"

@@ -69,7 +69,7 @@ def test_damage_is_found_and_repaired_as_the_sentence_says(world: World, whole: 
     done = world.run / "stages" / "first" / "done.json"
     assert str(caught.value) == (
         f"the model of stage first in {world.final('first')} is damaged: {why}; "
-        f"remove {done} and train again: the stage writes its model anew from its last checkpoint"
+        f"remove {done} and train again: the stage writes its model again from its last checkpoint"
     )
     assert not (world.run / "stages" / "second").exists()
     done.unlink()

@@ -94,7 +94,7 @@ def test_another_recipe_in_the_same_folder(world: World) -> None:
         world.train(other)
     assert str(caught.value) == (
         f"{world.run} holds a run of another recipe (stages.sft.optim.lr was 0.002, is 0.0001); change run.dir, "
-        "restore the recipe, or start anew with --fresh"
+        "restore the recipe, or start over with --fresh"
     )
     assert world.weights() == before
     (world.run / "notes.txt").write_text("mine")
@@ -197,7 +197,7 @@ def test_data_that_changed_are_noticed(world: World, monkeypatch: pytest.MonkeyP
 def test_a_folder_whose_record_is_broken(world: World, record: str) -> None:
     world.run.mkdir()
     (world.run / "run.json").write_text(record)
-    with pytest.raises(UserError, match=r"run\.json is broken; start anew with --fresh"):
+    with pytest.raises(UserError, match=r"run\.json is broken; start over with --fresh"):
         world.train(world.recipe())
     assert world.train(world.recipe({"steps": 1}), fresh=True) == 0
 
@@ -318,7 +318,7 @@ def test_the_checkpoint_of_another_model(world: World) -> None:
     recipe = world.recipe(path=str(model))
     stop_after(5, recipe)
     put(24)
-    with pytest.raises(UserError, match=r"the checkpoint is of another model: .* start anew with --fresh"):
+    with pytest.raises(UserError, match=r"the checkpoint is of another model: .* start over with --fresh"):
         world.train(recipe)
 
 
@@ -348,7 +348,7 @@ def test_signals_finish_the_step_save_and_say_how_to_go_on(finished: World, tmp_
     for world, process in processes:
         output, _ = process.communicate(timeout=500)
         assert process.returncode == 0, output
-        assert "sft: stopped after saving; the same command goes on from here" in " ".join(output.split())
+        assert "sft: stopped after saving; the same command resumes from here" in " ".join(output.split())
         assert world.rows()[-1]["step"] == 3 and not world.final().exists()
         assert (world.run / "stages" / "sft" / "checkpoints" / "step-00000003").is_dir()
         assert world.train(world.recipe()) == 0
@@ -362,7 +362,7 @@ def test_a_signal_between_saving_and_stopping(world: World, monkeypatch: pytest.
     monkeypatch.setattr(faults, "_visits", type(faults._visits)())
     monkeypatch.setenv("LEMMA_FAULT", "stage.step_end:1:SIGTERM")
     assert world.train(world.recipe({"validation": {}})) == 0
-    assert world.said() == ["sft: stopped after saving; the same command goes on from here"]
+    assert world.said() == ["sft: stopped after saving; the same command resumes from here"]
     store = world.run / "stages" / "sft" / "checkpoints"
     assert [path.name for path in store.iterdir()] == ["step-00000002"]
 
@@ -377,7 +377,7 @@ def test_a_stop_asked_for_in_the_last_step_is_honoured_before_the_next_stage(wor
             os.kill(os.getpid(), signal.SIGTERM)
 
     assert train(recipe, sink=sink) == 0
-    assert world.said() == ["first: done; stopped before the next stage; the same command goes on from here"]
+    assert world.said() == ["first: done; stopped before the next stage; the same command resumes from here"]
     assert world.final("first").is_dir() and not (world.run / "stages" / "second").exists()
     assert signal.getsignal(signal.SIGTERM) is before
     assert world.train(recipe) == 0

@@ -155,7 +155,7 @@ def test_stages_set_aside_by_a_dead_process_still_count(world: World, ends: Ends
     ends.begin(world)
     assert killed(world, recipe, "--fresh", fault="folder.before_identity:1")
     assert not world.final("second").exists()
-    with pytest.raises(UserError, match="second went on from first, which --fresh would start anew"):
+    with pytest.raises(UserError, match="second continued from first, which --fresh would start over"):
         world.train(recipe, only=["first"], fresh=True)
     assert outcome(world) == ends.earlier
 

@@ -56,7 +56,7 @@ def test_a_stop_in_a_validation_is_quick_and_loses_nothing(
         asked = interrupted(patch, "evaluate", call)
         assert stopped.train(stopped.recipe(SFT)) == 0
     assert time.monotonic() - asked[0] < 10
-    assert stopped.said()[-1] == "sft: stopped after saving; the same command goes on from here"
+    assert stopped.said()[-1] == "sft: stopped after saving; the same command resumes from here"
     assert stopped.rows()[-1]["step"] < [2, 4, 5][call - 1] and not stopped.final().exists()
     assert stopped.train(stopped.recipe(SFT)) == 0
     assert comparable(stopped) == comparable(straight) and stopped.weights() == straight.weights()

@@ -272,10 +272,10 @@ def test_every_step_writes_what_held_it_back(tmp_path: Path) -> None:
     assert [row["timings"].pop("held_by") for row in rows] == ["truncation"] * 3
     assert all(isinstance(value, int | float) for row in rows for value in row["timings"].values())
     told = [event for event in world.events if isinstance(event, Measured)]
-    assert len(told) == 3 and all(describe(event).endswith(", held back by truncation") for event in told)
+    assert len(told) == 3 and all(describe(event).endswith(", bottleneck truncation") for event in told)
     assert all(isinstance(value, int | float) for event in told for value in {**event.values, **event.timings}.values())
     notes = [event.note for event in world.events if isinstance(event, Progressed) and event.what == "toy"]
-    assert len(notes) == 3 and all(note.endswith("held back by truncation") for note in notes)
+    assert len(notes) == 3 and all(note.endswith("bottleneck truncation") for note in notes)
 
 
 def test_steps_between_two_rows_are_looked_at_too(tmp_path: Path) -> None:

@@ -189,5 +189,5 @@ function heldTable(own) {
   for (const name of own.held_by) if (name) counts.set(name, (counts.get(name) ?? 0) + 1);
   if (!counts.size) return null;
   const total = [...counts.values()].reduce((a, b) => a + b, 0);
-  return table(["held back by", "rows", "share"], [...counts].sort((a, b) => b[1] - a[1]).map(([name, n]) => [name, number(n), percent(n / total)]), "What held steps back");
+  return table(["bottleneck", "rows", "share"], [...counts].sort((a, b) => b[1] - a[1]).map(([name, n]) => [name, number(n), percent(n / total)]), "Bottlenecks of the steps");
 }

@@ -128,7 +128,7 @@ def tell(stage: Stage, options: ReinforcementOptions, parts: RlParts, step: int,
     held_by = parts.diagnosis.look(step, values, stage.clock.spent)
     if stage.is_due(options.log_every, step, parts.total):
         measure(stage, step, values, parts.policy, held_by)
-    stage.progress(step, parts.total, f"{note_of(values)}, held back by {held_by}")
+    stage.progress(step, parts.total, f"{note_of(values)}, bottleneck {held_by}")
 
 
 def tidy_files(journals: Path, step: int, keep: int | None, needed_after: int) -> None:
