@@ -6,7 +6,7 @@ import argparse
 import time
 from pathlib import Path
 
-from lemma.cli.parser import Parser
+from lemma.cli.parser import Parser, program
 
 RECIPE = Path(__file__).with_name("demo.yaml")
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     write_whole(run_dir / "results.md", page)
     print(f"\n{page}")
     print(f"This took {time.perf_counter() - begin:.0f} s. The page above is {run_dir / 'results.md'}.")
-    print(f'Ask the model yourself:\n  lemma generate {run_dir} "{demo_summary.question(scores)}"')
+    print(f'Ask the model yourself:\n  {program()} generate {run_dir} "{demo_summary.question(scores)}"')
     to = run_dir / "report.html"
     write_report(open_runs([run_dir]), [describe(recipe)], to, megabytes=10)
     print(f"See what it did, in any browser:\n  {to}")

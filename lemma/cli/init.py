@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lemma.cli.parser import Parser
+from lemma.cli.parser import Parser, program
 from lemma.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
     args.to.parent.mkdir(parents=True, exist_ok=True)
     args.to.write_text(text, encoding="utf-8")
     load_recipe(args.to)
-    print(f"wrote {args.to}; `lemma plan {args.to}` shows what it would do, `lemma train {args.to}` does it")
+    lemma = program()
+    print(f"wrote {args.to}; `{lemma} plan {args.to}` shows what it would do, `{lemma} train {args.to}` does it")
     return 0
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import shutil
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from lemma.core.errors import UserError, nearest
@@ -73,6 +77,17 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine", choices=["native", "vllm", "transformers"], default="native", help="what generates (native)"
     )
+
+
+def program() -> str:
+    """What to type for `lemma` here: as this process was started, where `lemma` alone would not find this program."""
+    script = Path(sys.argv[0])
+    if script.parts[-2:] == ("lemma", "__main__.py"):
+        return f"{shlex.quote(sys.orig_argv[0])} -m lemma"
+    found = shutil.which("lemma")
+    if script.name != "lemma" or not script.is_file() or (found is not None and script.samefile(found)):
+        return "lemma"
+    return shlex.quote(sys.argv[0])
 
 
 def named(text: str) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from textwrap import wrap
 
-from lemma.cli.parser import Parser
+from lemma.cli.parser import Parser, program
 from lemma.core.errors import UserError, nearest
 
 TWIN = "small/"
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"{to} exists already", fix="write --to and another name")
     to.parent.mkdir(parents=True, exist_ok=True)
     to.write_text(paths[name].read_text(encoding="utf-8"), encoding="utf-8")
-    print(f"wrote {to}; `lemma plan {to}` shows what it does")
+    print(f"wrote {to}; `{program()} plan {to}` shows what it does")
     return 0
 
 

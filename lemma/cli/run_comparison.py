@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from textwrap import shorten
 
+from lemma.cli.parser import program
 from lemma.core.errors import UserError
 
 # Characters of an option's value that are printed.
@@ -55,7 +56,7 @@ def print_comparison(first: Path, second: Path, to: Path | None) -> int:
               f"B gains {row['gained']:,} and loses {row['lost']:,}")  # fmt: skip
     for doubt in comparison.doubts:
         print(f"lemma: warning: {doubt}", file=sys.stderr)
-    print(f"\n`lemma report {first} {second}` shows the curves over each other.")
+    print(f"\n`{program()} report {first} {second}` shows the curves over each other.")
     if to is not None:
         content = {"a": str(first), "b": str(second), **asdict(comparison)}
         write_whole(to, json.dumps(content, indent=2, ensure_ascii=False) + "\n")

@@ -77,3 +77,23 @@ def test_the_text_under_a_field_is_found_where_it_was_declared_last() -> None:
     assert meaning_of(Base, "first") == meaning_of(Derived, "first") == "What the first one means."
     assert meaning_of(Base, "second") == ""
     assert (meaning_of(Base, "third"), meaning_of(Derived, "third")) == ("The third.", "Another third.")
+
+
+def test_a_printed_command_can_be_pasted(tmp_path: Path) -> None:
+    """Without `lemma` on PATH it is written as it was started."""
+    script = tmp_path / "bin/lemma"
+    script.parent.mkdir()
+    script.write_text(f"#!{sys.executable}\nimport sys\nfrom lemma.cli import main\nsys.exit(main())\n")
+    script.chmod(0o755)
+    ways = (
+        (["bin/lemma"], "/usr/bin:/bin", "bin/lemma"),
+        (["lemma"], f"{script.parent}:/usr/bin:/bin", "lemma"),
+        ([sys.executable, "-m", "lemma"], "/usr/bin:/bin", f"{sys.executable} -m lemma"),
+    )
+    for number, (start, path, shown) in enumerate(ways):
+        words = [*start, "recipes", "demo", "--to", f"{number}.yaml"]
+        environment = {"PATH": path, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            ["/usr/bin/env", *words], check=True, capture_output=True, text=True, cwd=tmp_path, env=environment
+        )
+        assert done.stdout == f"wrote {number}.yaml; `{shown} plan {number}.yaml` shows what it does\n"
