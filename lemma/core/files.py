@@ -79,8 +79,7 @@ class JsonLines:
 
     def _write(self, lines: Sequence[str]) -> bytes:
         self._is_synced = False
-        # One by one: a single character beyond ASCII would make the encoding of all of them slow.
-        data = b"".join(f"{line}\n".encode() for line in lines)
+        data = "".join(f"{line}\n" for line in lines).encode()
         middle = (data.rfind(b"\n", 0, -1) + 1 + len(data)) // 2
         self._handle.write(data[:middle])
         self._handle.flush()
