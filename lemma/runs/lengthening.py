@@ -93,7 +93,7 @@ def _check(
     dependents = [other for other in stages if stage_before(stages, other) == name and folder.has_work(other)]
     if dependents:
         raise UserError(
-            f"{place}, but stage {dependents[0]} went on from the model that {name} ended with",
+            f"{place}, but stage {dependents[0]} continued from the model that {name} ended with",
             fix=f"write {was:g}, or give this run another run.dir",
         )
     if _about_schedule(stages[name]) and not extend:

@@ -41,7 +41,7 @@ def test_more_epochs_and_new_last_stages(tmp_path: Path) -> None:
     assert world.train(world.recipe(stages=two)) == 0
     assert steps(world, "a") == [1, 2, 3, 4] and steps(world, "b") == [1]
     with pytest.raises(
-        UserError, match=r"stages\.a\.epochs was 2, is 3, but stage b went on from the model that a ended"
+        UserError, match=r"stages\.a\.epochs was 2, is 3, but stage b continued from the model that a ended"
     ):
         world.train(world.recipe(stages={**two, "a": {**one, "epochs": 3.0}}))
 

@@ -136,7 +136,7 @@ def test_a_fresh_start_below_a_stage_that_went_on_is_refused(world: World, secon
         return
     assert world.train(recipe) == 0
     before = world.weights("first"), world.weights("second"), world.numbers()
-    with pytest.raises(UserError, match=r"second went on from first, .*: --only first --only second"):
+    with pytest.raises(UserError, match=r"second continued from first, .*: --only first --only second"):
         world.train(recipe, only=["first"], fresh=True)
     assert (world.weights("first"), world.weights("second"), world.numbers()) == before
 
