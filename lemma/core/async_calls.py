@@ -9,11 +9,16 @@ from __future__ import annotations
 import inspect
 import os
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     import asyncio
+    from concurrent.futures import Future
+
+
+Ended: TypeAlias = "Generator[tuple[int, Future[Any]], None, None]"
 
 
 class Caller:
@@ -47,6 +52,24 @@ class Caller:
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
         future.cancel()
         raise TimeoutError(f"the call took longer than {seconds:g} s")
+
+    def as_they_end(self, given: Sequence[Awaitable[Any]], seconds: float | None) -> Ended:
+        """Await all of them at once: the place and the outcome of each as it ends. `TimeoutError` if none ends for
+        `seconds`. Those that have not ended when the iteration stops are cancelled."""
+        import asyncio
+
+        loop, ended = self._running(), SimpleQueue[tuple[int, "Future[Any]"]]()
+        futures = [asyncio.run_coroutine_threadsafe(_awaited(one), loop) for one in given]
+        try:
+            for place, future in enumerate(futures):
+                future.add_done_callback(lambda done, place=place: ended.put((place, done)))  # type: ignore[misc]
+            for _ in futures:
+                yield ended.get(timeout=seconds)
+        except Empty:
+            raise TimeoutError(f"no call ended within {seconds:g} s") from None
+        finally:
+            for future in futures:
+                future.cancel()
 
     def _running(self) -> asyncio.AbstractEventLoop:
         import asyncio
@@ -83,6 +106,11 @@ _of_process = Caller()
 def result_of(given: Any) -> Any:
     """`given` itself, or the result of awaiting it on the one event loop of this process."""
     return _of_process.result(given)
+
+
+def as_they_end(given: Sequence[Awaitable[Any]], seconds: float | None) -> Ended:
+    """`Caller.as_they_end` on the one event loop of this process."""
+    return _of_process.as_they_end(given, seconds)
 
 
 def _forget() -> None:

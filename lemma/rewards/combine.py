@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import extract_tb
 from typing import TypeVar
 
+from lemma.core.async_calls import as_they_end
 from lemma.core.deadlines import Overdue, Stopwatch
 from lemma.core.errors import UserError
 from lemma.rewards.reward import Reward, RewardInput, WrongReturn
@@ -19,6 +20,7 @@ Found = TypeVar("Found")
 SHOWN = 2_000
 # The square of a reward, needed for standard deviations, must be finite in single precision.
 LARGEST = 1e18
+TEXT_OF_INPUT = "a reward function gets a RewardInput: read the text from its `completion`"
 
 
 class RewardFailed(UserError):
@@ -33,11 +35,12 @@ class RewardFailed(UserError):
         what = (
             str(error) if isinstance(error, WrongReturn) else f"failed with {type(error).__name__}: {_said_by(error)}"
         )
+        mistaken = isinstance(error, TypeError | AttributeError) and RewardInput.__name__ in what
         super().__init__(
             f"reward '{name}' {what} on the completion {_shown(completion)!r}",
             file=file,
             line=line,
-            fix=error.fix if isinstance(error, WrongReturn) else None,
+            fix=error.fix if isinstance(error, WrongReturn) else TEXT_OF_INPUT if mistaken else None,
         )
 
 
@@ -102,6 +105,8 @@ def labels(rewards: Sequence[Reward]) -> list[str]:
 def _column(reward: Reward, name: str, items: Sequence[RewardInput]) -> list[float | None]:
     """One reward's values for all completions; a reward that takes them in one call gets the time limit of all of them
     together."""
+    if reward.is_async:
+        return _awaited_column(reward, name, items)
     limit, at_once = reward.seconds_each, type(reward).score_all is not Reward.score_all
     watch = None if limit is None else Stopwatch(limit * max(1, len(items)) if at_once else limit)
     with watch or nullcontext():
@@ -111,6 +116,24 @@ def _column(reward: Reward, name: str, items: Sequence[RewardInput]) -> list[flo
             return _timed(watch, reward.score_all, items)
         except Overdue as error:
             raise _late(reward, name, items) from error
+
+
+def _awaited_column(reward: Reward, name: str, items: Sequence[RewardInput]) -> list[float | None]:
+    """The values of a reward that is `async`, for all completions at the same time. The first failure ends the rest."""
+    column: dict[int, float | None] = {}
+    try:
+        with closing(as_they_end([reward.score_async(item) for item in items], reward.seconds_each)) as ended:
+            for place, future in ended:
+                try:
+                    column[place] = future.result()
+                except UserError:
+                    raise
+                except (Exception, SystemExit, GeneratorExit) as error:
+                    raise RewardFailed(reward, name, items[place].completion, error) from error
+    except TimeoutError as error:
+        waiting = next(item for place, item in enumerate(items) if place not in column)
+        raise _late(reward, name, [waiting]) from error
+    return [column[place] for place in range(len(items))]
 
 
 def _value(reward: Reward, name: str, item: RewardInput, watch: Stopwatch | None) -> float | None:

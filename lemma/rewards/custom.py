@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from lemma.config.registry import is_place, load_place
+from lemma.core.async_calls import result_of
 from lemma.core.errors import UserError
 from lemma.rewards.reward import Reward, RewardInput, WrongReturn
 
@@ -28,7 +29,8 @@ class FunctionReward(Reward):
     """Keyword arguments for the function."""
     seconds: float = Field(300.0, gt=0)
     """Time limit per completion, on average if a function takes several at once. A function that takes longer stops the
-    run, with an error that names it."""
+    run, with an error that names it. An `async` function scores completions concurrently: it is stopped when none of
+    them finishes for this long."""
 
     @property
     def label(self) -> str:
@@ -58,7 +60,29 @@ class FunctionReward(Reward):
         load_function(self.function)
 
 
-class Custom(FunctionReward):
+class EachFunction(FunctionReward):
+    """A function that takes one completion at a time. An `async` one scores those of a batch at the same time."""
+
+    def call(self, item: RewardInput) -> Any:
+        """What the function returns, which is awaitable where the function is `async`."""
+        raise AssertionError("a subclass calls the function")
+
+    def value(self, found: Any) -> float | None:
+        """The reward in what the function returned."""
+        return number_of(found)
+
+    def score(self, item: RewardInput) -> float | None:
+        return self.value(result_of(self.call(item)))
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(load_function(self.function))
+
+    async def score_async(self, item: RewardInput) -> float | None:
+        return self.value(await self.call(item))
+
+
+class Custom(EachFunction):
     """A function of your own: it gets a RewardInput and the options, and returns a number or None."""
 
     name: Literal["custom"] = "custom"
@@ -88,8 +112,8 @@ class Custom(FunctionReward):
                 fix="let it take the input, and each of the reward's `options` by name",
             ) from error
 
-    def score(self, item: RewardInput) -> float | None:
-        return number_of(load_function(self.function)(item, **self.options))
+    def call(self, item: RewardInput) -> Any:
+        return load_function(self.function)(item, **self.options)
 
 
 def is_for_trl(function: Any) -> bool:

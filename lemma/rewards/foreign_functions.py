@@ -9,7 +9,7 @@ from typing import Any, Literal
 from lemma.core.async_calls import result_of
 from lemma.core.errors import UserError
 from lemma.rewards.combine import RewardFailed
-from lemma.rewards.custom import FunctionReward, load_function, number_of, parameters_of
+from lemma.rewards.custom import EachFunction, FunctionReward, load_function, number_of, parameters_of
 from lemma.rewards.reward import RewardInput, WrongReturn
 from lemma.rewards.trl_function import listed
 
@@ -17,7 +17,7 @@ VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 OPENRLHF = ("queries", "prompts", "labels")
 
 
-class VerlFunction(FunctionReward):
+class VerlFunction(EachFunction):
     """veRL's `compute_score(data_source, solution_str, ground_truth, extra_info)`, which returns a number, or a mapping
     with `score`."""
 
@@ -27,12 +27,14 @@ class VerlFunction(FunctionReward):
     def check(self) -> None:
         _check_call(self, VERL)
 
-    def score(self, item: RewardInput) -> float | None:
+    def call(self, item: RewardInput) -> Any:
         problem = item.problem
         values = (problem.source, item.completion, problem.gold, problem.extra.get("extra_info"))
         function = load_function(self.function)
-        found = function(**_taken(function, dict(zip(VERL, values, strict=True))), **self.options)
-        return number_of(_inside(result_of(found), "score"))
+        return function(**_taken(function, dict(zip(VERL, values, strict=True))), **self.options)
+
+    def value(self, found: Any) -> float | None:
+        return number_of(_inside(found, "score"))
 
 
 class OpenRlhfFunction(FunctionReward):

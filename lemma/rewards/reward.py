@@ -148,6 +148,15 @@ class Reward(Options):
         """The reward of one completion, before its weight; None where it does not apply."""
         raise AssertionError("a reward defines score or score_all")
 
+    @property
+    def is_async(self) -> bool:
+        """Whether it is scored with `score_async`, all completions of a batch at the same time."""
+        return False
+
+    async def score_async(self, item: RewardInput) -> float | None:
+        """As `score`, of a reward that is `async`."""
+        raise AssertionError("a reward that is async defines score_async")
+
     def score_all(self, items: Sequence[RewardInput]) -> list[float | None]:
         """The rewards of a batch."""
         return [self.score(item) for item in items]

@@ -141,6 +141,66 @@ def test_async_functions_that_fail_are_named(async_file: str) -> None:
     assert scores({"trl": f"{async_file}:for_trl"}) == [1.0, 2.0]
 
 
+EACH = """
+import asyncio
+
+TOGETHER = asyncio.Event()
+SEEN = []
+
+async def meet(text):
+    SEEN.append(text)
+    if len(SEEN) == 2:
+        TOGETHER.set()
+    await TOGETHER.wait()  # for ever, unless both are scored at the same time
+    return float(len(text))
+
+async def own(item):
+    return await meet(item.completion)
+
+async def theirs(solution_str, ground_truth):
+    return {"score": await meet(solution_str)}
+
+async def fails(item):
+    if item.completion == "55":
+        raise ValueError("no such judge")
+    await asyncio.sleep(600)
+
+async def words(item):
+    return "good"
+
+async def hangs(item):
+    await asyncio.sleep(0 if item.completion == "4" else 600)
+    return 1.0
+
+def later(item):
+    return asyncio.sleep(0, 0.25)
+"""
+
+
+@pytest.fixture
+def each_file(tmp_path: Path) -> str:
+    (tmp_path / "each.py").write_text(EACH)
+    return str(tmp_path / "each.py")
+
+
+@pytest.mark.parametrize("name", ["own", "theirs"])
+def test_async_functions_of_one_completion_run_concurrently(each_file: str, name: str) -> None:
+    assert scores({"name": f"{each_file}:{name}", "seconds": 20}) == [1.0, 2.0]
+
+
+def test_a_plain_function_that_returns_an_awaitable(each_file: str) -> None:
+    assert scores(f"{each_file}:later") == [0.25, 0.25]
+
+
+def test_async_functions_name_the_completion_at_fault(each_file: str) -> None:
+    with pytest.raises(RewardFailed, match=r"each.py:\d+: reward 'fails' failed with ValueError: no such .*'55'"):
+        scores(f"{each_file}:fails")
+    with pytest.raises(RewardFailed, match=r"reward 'words' returned 'good', which is not a finite number"):
+        scores(f"{each_file}:words")
+    with pytest.raises(UserError, match=r"'hangs' took longer than 0.2 s on the completion '55'; make it end"):
+        scores({"name": f"{each_file}:hangs", "seconds": 0.2})
+
+
 @pytest.mark.parametrize("name", ["trl", "verl", "openrlhf"])
 def test_functions_that_do_not_say_what_they_take(file: str, name: str) -> None:
     with pytest.raises(UserError, match=r"'largest' (takes neither|cannot be called)"):

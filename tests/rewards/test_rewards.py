@@ -177,6 +177,13 @@ def test_your_own_reward(tmp_path: Path) -> None:
     assert row.parts == {"short": 1.0}
 
 
+@pytest.mark.parametrize("body", ["len(given)", "given.strip()", "'a' in given"])
+def test_a_function_that_takes_its_input_for_text_is_told(tmp_path: Path, body: str) -> None:
+    path = _write(tmp_path, f"def texts(given):\n    return {body}\n")
+    with pytest.raises(RewardFailed, match=r"gets a RewardInput: read the text from its `completion`$"):
+        combine([make_reward(f"{path}:texts")], [item("brief")])
+
+
 def test_a_crash_stops_with_the_name_and_the_completion(tmp_path: Path) -> None:
     path = _write(tmp_path, "def broken(item):\n    return 1 / (len(item.completion) - 4)\n")
     with pytest.raises(RewardFailed) as caught:
