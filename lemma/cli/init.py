@@ -150,7 +150,7 @@ def _as_yaml(text: str) -> str:
 
 def _fit(answers: Answers) -> tuple[Fit, str]:
     """How the model is trained, and the sentence that says why."""
-    from lemma.cli.plan import shape_of
+    from lemma.cli.plan_memory import shape_of
     from lemma.core.host_memory import host_memory
     from lemma.models.fitting import Fit, fit_memory, guess_shape, in_gib
     from lemma.models.memory import GIB

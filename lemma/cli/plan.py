@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lemma.cli.parser import Parser, add_recipe, named
 from lemma.cli.plan_data import at_a_time, every, in_words, length_in_words, many
+from lemma.cli.plan_memory import config_file, has_driver, memory_in_words, memory_warnings, read_config
 from lemma.cli.plan_ranks import add_arguments, rank_lines
 from lemma.core.errors import UserError
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from lemma.cli.plan_data import Amount
     from lemma.data.data_options import DataOptions, SourceOptions
     from lemma.environments import EnvironmentOptions
-    from lemma.models.memory import Shape
     from lemma.models.model_options import ModelOptions
     from lemma.recipe import Recipe
     from lemma.runs.run_options import StageOptions
@@ -72,6 +72,7 @@ def print_plan(recipe: Recipe, names: Sequence[str], *, skip: Sequence[str] = ()
 
     sentences = [*foreign_sentences(recipe), *unused_template(recipe), *missing(recipe, names)]
     amounts = {name: amount_of(recipe, recipe.stages[name], sentences.append) for name in names}
+    sentences += memory_warnings(recipe, names, amounts, has_gpu=has_driver())
     print(describe(recipe, skip=skip, only=only, amounts=amounts))
     _print_missing(recipe, names)
     for sentence in sentences:
@@ -117,7 +118,7 @@ def describe(
             lines.append(_row("starts from", f"the end of {before}" if before else "the model"))
             amount = (amounts or {}).get(name)
             lines += _stage(stage, amount)
-            lines.append(_row("memory", _memory(recipe, stage, amount)))
+            lines.append(_row("memory", memory_in_words(recipe, stage, amount)))
     return "\n".join(lines)
 
 
@@ -149,8 +150,8 @@ def _configured(model: ModelOptions) -> list[str]:
     if model.path == "tiny":
         return []
     try:
-        file = _config_file(model)
-        config = {} if file is None else {**_config(file), **model.override}
+        file = config_file(model)
+        config = {} if file is None else {**read_config(file), **model.override}
         text = config.get("text_config") or config
         parts = [str(config["model_type"])] if "model_type" in config else []
         parts.append(in_words(Shape.of_config(config).parameters, "parameters"))
@@ -158,83 +159,6 @@ def _configured(model: ModelOptions) -> list[str]:
         return [", ".join(parts)]
     except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
-
-
-def _memory(recipe: Recipe, stage: StageOptions, amount: Amount | None) -> str:
-    """The peak of an optimisation step, where the model's shape can be known without fetching anything."""
-    from lemma.cli.plan_data import sequences_of
-    from lemma.core.host_memory import host_memory
-    from lemma.models.fitting import host_budget
-    from lemma.models.memory import plan_speaker, plan_training
-    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
-
-    model, shape = recipe.model, shape_of(recipe.model)
-    if isinstance(shape, str):
-        return shape
-    on_cpu, eight_bit = recipe.run.device == "cpu", stage.optim.name == "adamw_8bit"
-    precision = model.precision or ("fp32" if on_cpu or model.path == "tiny" else "bf16")
-    beside = {"critic": False, "reference": False}
-    if isinstance(stage, ReinforcementOptions):
-        has_reference = stage.algorithm.needs_reference and model.lora is None
-        beside = {"critic": stage.algorithm.needs_critic, "reference": has_reference}
-    budget, learners = stage.batch.planned_budget, recipe.cluster.learners
-    slots = recipe.cluster.slots_for(learners)
-    if on_cpu and stage.batch.token_budget is None:
-        memory = host_memory() / max(slots, learners)
-        budget = host_budget(shape, model, precision, memory, eight_bit_moments=eight_bit, **beside)
-    tokens = (amount and amount.pack(budget, sequences_of(stage))) or budget
-    layout: dict[str, Any] = {"slots": -(-slots // learners), "on_cpu": on_cpu}
-    plan = plan_training(shape, model, precision, tokens, eight_bit_moments=eight_bit, **layout).beside(**beside)
-    is_open = model.precision is None and recipe.run.device == "auto" and model.path != "tiny"
-    told = "; in bf16, as on a GPU" if is_open else ""
-    if budget < stage.batch.planned_budget and tokens == budget:
-        told += f"; {tokens:,} tokens at a time by the memory of this machine"
-    elif amount is not None and amount.lengths:
-        whose = "the longest sequence" if max(amount.lengths) >= min(tokens, budget) else "a step's data"
-        told += f"; {tokens:,} tokens at a time by {whose if tokens != budget else 'the budget'}"
-    if not isinstance(stage, ReinforcementOptions):
-        return f"{plan}{told}"
-    speaker = f"of each speaker {plan_speaker(shape, model, precision)}; " if recipe.cluster.speakers else ""
-    return f"{plan}{told}; {speaker}and the engine's cache, {plan.cache_per_token / 1024:.0f} KiB a token"
-
-
-def shape_of(model: ModelOptions) -> Shape | str:
-    """The shape of a model, or why it is not known without fetching anything."""
-    from lemma.models.memory import Shape
-
-    if model.path == "tiny":
-        return Shape.of_tiny(model.tiny)
-    file = None
-    try:
-        file = _config_file(model)
-        if file is None:
-            return "unknown until the model is there"
-        return Shape.of_config({**_config(file), **model.override})
-    except UserError as error:
-        return f"unknown: {error.problem}"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return f"unknown: {file} does not tell the shape of the model"
-
-
-def _config_file(model: ModelOptions) -> Path | None:
-    """The file of a model on this machine that tells its shape: its own, or what the hub's client has kept."""
-    from lemma.cli.plan_hub import kept_config
-    from lemma.models.gguf_file import find_gguf
-
-    file = Path(model.path).expanduser() / "config.json"
-    if file.is_file():
-        return file
-    return find_gguf(model.path) or kept_config(model)
-
-
-def _config(file: Path) -> dict[str, Any]:
-    import json
-
-    from lemma.models.gguf_file import read_header
-
-    if file.name == "config.json":
-        return dict(json.loads(file.read_text(encoding="utf-8")))
-    return read_header(file).config()
 
 
 def _stage(stage: StageOptions, amount: Amount | None) -> list[str]:

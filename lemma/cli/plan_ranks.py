@@ -47,8 +47,8 @@ def rank_lines(recipe: Recipe, args: argparse.Namespace) -> list[str]:
 
 
 def describe_ranks(recipe: Recipe, ranks: int, gpu_name: str, length: int | None = None) -> Iterator[str]:
-    from lemma.cli.plan import shape_of
     from lemma.cli.plan_data import amount_of
+    from lemma.cli.plan_memory import shape_of
     from lemma.models import step_time as rates
     from lemma.models.fitting import guess_shape
     from lemma.models.gpus import GPUS_A_MACHINE, NETWORK_RATE, find_gpu

@@ -146,8 +146,6 @@ def _launch(recipe: Recipe, args: argparse.Namespace, count: int) -> int:
 
 def _train(recipe: Recipe, args: argparse.Namespace) -> int:
     """Run the stages in this process, alone or as one of the ranks that its environment names."""
-    from lemma.cli.plan_prompts import unused_template
-    from lemma.cluster.foreign_configs import foreign_sentences
     from lemma.cluster.rank_program import as_rank
     from lemma.cluster.speaker import speak
     from lemma.core.events import Said
@@ -160,13 +158,26 @@ def _train(recipe: Recipe, args: argparse.Namespace) -> int:
             if world.is_speaker:
                 speak(world, sink)
                 return 0
-            for sentence in [*foreign_sentences(recipe), *unused_template(recipe)] if is_leader() else ():
+            for sentence in _doubts(recipe, args) if is_leader() else ():
                 sink(Said(sentence, "warning"))
             return train(recipe, skip=args.skip, only=args.only, fresh=args.fresh, extend=args.extend, sink=sink)
 
     settings = recipe.shared_settings()
     settings |= {f"--{name}": getattr(args, name) for name in ("skip", "only", "fresh", "extend")}
     return as_rank(work, recipe.cluster, recipe.run.device, settings, Path(recipe.run.dir))
+
+
+def _doubts(recipe: Recipe, args: argparse.Namespace) -> list[str]:
+    """What is said before a run begins."""
+    import torch
+
+    from lemma.cli.plan_memory import memory_warnings
+    from lemma.cli.plan_prompts import unused_template
+    from lemma.cluster.foreign_configs import foreign_sentences
+
+    names = _wanted_stages(recipe, args.skip, args.only)
+    sentences = [*foreign_sentences(recipe), *unused_template(recipe)]
+    return [*sentences, *memory_warnings(recipe, names, has_gpu=torch.cuda.is_available())]
 
 
 def _check_stages(recipe: Recipe, skip: list[str], only: list[str]) -> None:

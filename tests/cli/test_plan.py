@@ -18,11 +18,12 @@ import yaml
 from lemma.cli import main
 from lemma.cli.plan import describe
 from lemma.cli.plan_data import Amount, length_in_words
+from lemma.cli.plan_memory import memory_warnings
 from lemma.config.load import load_values
 from lemma.core.ranks import RankWorld, SpeakerLink, joined, use_slots, usual_slots
 from lemma.learning.learning_options import BudgetOptions, OptimOptions
 from lemma.models.load_model import load_for_inference
-from lemma.recipe import Recipe
+from lemma.recipe import Recipe, load_recipe
 from lemma.stages.fitted import fit_budget
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.supervised_options import SupervisedOptions
@@ -85,6 +86,45 @@ def test_a_plan_for_a_cpu_has_the_packs_that_the_run_will_have(
     told = "; 2,048 tokens at a time by the memory of this machine"
     assert main(words) == 0 and told in capsys.readouterr().out
     assert main([*words, "--set", "stages.sft.batch.token_budget=4096"]) == 0 and told not in capsys.readouterr().out
+
+
+def test_more_than_the_machine_has_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the plan, by a dry run and at the start of a run, on a CPU that is named or is all there is."""
+    monkeypatch.setattr("lemma.core.host_memory.host_memory", lambda: 2**30)
+    monkeypatch.setattr("lemma.cli.plan_memory.DRIVERS", ())
+    recipe = write(tmp_path, "tiny", batch={"sequences": 4, "token_budget": 1_000_000}, steps=1)
+    said = (
+        r"stage sft needs up to \d+\.\d GiB and this machine has 1\.0; lower stages\.sft\.batch\.token_budget to 2048\n"
+    )
+    for command in (["plan", recipe], ["train", recipe, "--dry-run"]):
+        assert main([*command, "--set", "run.device=cpu"]) == 0
+        assert re.search(f"\nwarning: {said}", capsys.readouterr().out)
+        assert main(command) == 0
+        assert re.search(f"\nwarning: without a GPU, {said}", capsys.readouterr().out)
+        assert main([*command, "--set", "stages.sft.batch.token_budget=2048"]) == 0
+        assert "warning" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("length", "is_said"), [(8, False), (4000, True)])
+def test_a_run_begins_with_what_its_data_need(
+    length: int,
+    is_said: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A budget that the data never fill is no fault."""
+    for part in load_for_inference("tiny", "cpu"):
+        part.save_pretrained(tmp_path / "model")
+    recipe = load_recipe(write(tmp_path, str(tmp_path / "model"), batch={"sequences": 4, "token_budget": 10**6}))
+    rows = [{"question": "1 + 1 ?", "answer": f"{'1 + ' * length}1\n#### 2"} for _ in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr("lemma.core.host_memory.host_memory", lambda: 2**30)
+    found = memory_warnings(recipe, ["sft"], has_gpu=False)
+    assert ["stage sft needs " in one and "up to" not in one for one in found] == [True] * is_said
+    assert not memory_warnings(recipe, ["sft"], has_gpu=True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,177 @@
+"""The memory that a stage's optimisation steps take by the plan, without loading a model, and where it is too much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lemma.core.errors import UserError
+
+if TYPE_CHECKING:
+    from lemma.cli.plan_data import Amount
+    from lemma.models.memory import MemoryPlan, Shape
+    from lemma.models.model_options import ModelOptions, Precision
+    from lemma.recipe import Recipe
+    from lemma.runs.run_options import StageOptions
+
+# What the drivers of NVIDIA and AMD, and Windows for its Linux, leave on a machine with a GPU.
+DRIVERS = ("/proc/driver/nvidia/version", "/dev/kfd", "/dev/dxg")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The peak of a step on one rank, the tokens at a time that it is for, and their limit. `host_budget` is the limit
+    that a CPU with this machine's memory would have where the recipe names none."""
+
+    memory: MemoryPlan
+    tokens: int
+    budget: int
+    host_budget: int
+    precision: Precision
+
+
+def has_driver() -> bool:
+    """Whether there seems to be a GPU; does not ask torch, which takes seconds to import."""
+    return any(Path(place).exists() for place in DRIVERS)
+
+
+def plan_stage(
+    recipe: Recipe, stage: StageOptions, shape: Shape, amount: Amount | None, *, on_cpu: bool, budget: int | None
+) -> Planned:
+    """The plan of a stage; with `budget` in place of the recipe's where that is given."""
+    from lemma.cli.plan_data import sequences_of
+    from lemma.core.host_memory import host_memory
+    from lemma.models.fitting import host_budget
+    from lemma.models.memory import plan_training
+    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+
+    model, eight_bit = recipe.model, stage.optim.name == "adamw_8bit"
+    precision: Precision = model.precision or ("fp32" if on_cpu or model.path == "tiny" else "bf16")
+    beside = {"critic": False, "reference": False}
+    if isinstance(stage, ReinforcementOptions):
+        has_reference = stage.algorithm.needs_reference and model.lora is None
+        beside = {"critic": stage.algorithm.needs_critic, "reference": has_reference}
+    learners = recipe.cluster.learners
+    slots = recipe.cluster.slots_for(learners)
+    most = stage.batch.planned_budget
+    if on_cpu:
+        memory = host_memory() / max(slots, learners)
+        most = host_budget(shape, model, precision, memory, eight_bit_moments=eight_bit, **beside)
+    limit = budget or stage.batch.token_budget or most
+    tokens = (amount and amount.pack(limit, sequences_of(stage))) or limit
+    layout: dict[str, Any] = {"slots": -(-slots // learners), "on_cpu": on_cpu}
+    plan = plan_training(shape, model, precision, tokens, eight_bit_moments=eight_bit, **layout).beside(**beside)
+    return Planned(plan, tokens, limit, most, precision)
+
+
+def memory_in_words(recipe: Recipe, stage: StageOptions, amount: Amount | None) -> str:
+    """The peak of an optimisation step, where the model's shape can be known without fetching anything."""
+    from lemma.models.memory import plan_speaker
+    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+
+    model, shape = recipe.model, shape_of(recipe.model)
+    if isinstance(shape, str):
+        return shape
+    planned = plan_stage(recipe, stage, shape, amount, on_cpu=recipe.run.device == "cpu", budget=None)
+    plan, tokens, budget = planned.memory, planned.tokens, planned.budget
+    is_open = model.precision is None and recipe.run.device == "auto" and model.path != "tiny"
+    told = "; in bf16, as on a GPU" if is_open else ""
+    if budget < stage.batch.planned_budget and tokens == budget:
+        told += f"; {tokens:,} tokens at a time by the memory of this machine"
+    elif amount is not None and amount.lengths:
+        whose = "the longest sequence" if max(amount.lengths) >= min(tokens, budget) else "a step's data"
+        told += f"; {tokens:,} tokens at a time by {whose if tokens != budget else 'the budget'}"
+    if not isinstance(stage, ReinforcementOptions):
+        return f"{plan}{told}"
+    speaker = f"of each speaker {plan_speaker(shape, model, planned.precision)}; " if recipe.cluster.speakers else ""
+    return f"{plan}{told}; {speaker}and the engine's cache, {plan.cache_per_token / 1024:.0f} KiB a token"
+
+
+def memory_warnings(
+    recipe: Recipe,
+    names: Sequence[str],
+    amounts: Mapping[str, Amount | None] | None = None,
+    *,
+    has_gpu: bool,
+) -> list[str]:
+    """A sentence for each of these stages that needs more than the memory of this machine, where it runs on the CPU.
+
+    Where the recipe leaves the device open, a machine without a GPU may only be the one that plans: a budget has to be
+    named. Without `amounts`, the data are measured where a pack of the whole budget would be too large.
+    """
+    from lemma.cli.plan_data import amount_of
+
+    shape, device = shape_of(recipe.model), recipe.run.device
+    if isinstance(shape, str) or device == "cuda" or (device == "auto" and has_gpu):
+        return []
+    sentences = []
+    for name in names:
+        stage = recipe.stages[name]
+        if device == "auto" and stage.batch.token_budget is None:
+            continue
+        amount = amounts.get(name) if amounts is not None else None
+        sentence = _too_large(recipe, name, shape, amount)
+        if sentence and amounts is None:
+            sentence = _too_large(recipe, name, shape, amount_of(recipe, stage))
+        sentences += [sentence] if sentence else []
+    return sentences
+
+
+def _too_large(recipe: Recipe, name: str, shape: Shape, amount: Amount | None) -> str | None:
+    from lemma.core.host_memory import host_memory
+    from lemma.models.memory import GIB
+
+    stage, learners, memory = recipe.stages[name], recipe.cluster.learners, host_memory()
+    planned = plan_stage(recipe, stage, shape, amount, on_cpu=True, budget=None)
+    needed = learners * planned.memory.total
+    if needed <= memory:
+        return None
+    less = planned.host_budget
+    lower = plan_stage(recipe, stage, shape, amount, on_cpu=True, budget=less)
+    fix = "take a smaller model or shorter sequences" if recipe.model.lora else "take a smaller model, or `model.lora`"
+    if lower.tokens < planned.tokens and learners * lower.memory.total <= memory:
+        fix = f"lower stages.{name}.batch.token_budget to {less}"
+    where = "without a GPU, " if recipe.run.device == "auto" else ""
+    needs = "needs" if amount is not None and amount.lengths else "needs up to"
+    return f"{where}stage {name} {needs} {needed / GIB:.1f} GiB and this machine has {memory / GIB:.1f}; {fix}"
+
+
+def shape_of(model: ModelOptions) -> Shape | str:
+    """The shape of a model, or why it is not known without fetching anything."""
+    from lemma.models.memory import Shape
+
+    if model.path == "tiny":
+        return Shape.of_tiny(model.tiny)
+    file = None
+    try:
+        file = config_file(model)
+        if file is None:
+            return "unknown until the model is there"
+        return Shape.of_config({**read_config(file), **model.override})
+    except UserError as error:
+        return f"unknown: {error.problem}"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"unknown: {file} does not tell the shape of the model"
+
+
+def config_file(model: ModelOptions) -> Path | None:
+    """The file of a model on this machine that tells its shape: its own, or what the hub's client has kept."""
+    from lemma.cli.plan_hub import kept_config
+    from lemma.models.gguf_file import find_gguf
+
+    file = Path(model.path).expanduser() / "config.json"
+    if file.is_file():
+        return file
+    return find_gguf(model.path) or kept_config(model)
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    import json
+
+    from lemma.models.gguf_file import read_header
+
+    if file.name == "config.json":
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    return read_header(file).config()
