@@ -220,7 +220,9 @@ def _format(groups: Sequence[Sequence[Episode]], n: Mapping[str, float], s: Situ
     seen = "; ".join(f"{FAULTS[name]} ({count / len(samples):.0%})" for name, count in faults.most_common(3))
     text = f"the format {s.fmt.name} is kept by {n['format']:.0%} and gives an answer in {n['answered']:.0%}"
     text += f": {seen}" if seen else ""
-    if n["format"] == 0:
+    if n["format"] < 0.5 and _is_cut_off(n):
+        yield Finding("format", f"{text}; nearly all completions are cut off, so this says little", "note")
+    elif n["format"] == 0:
         advice = "put a supervised stage (`kind: supervised`) in front, so that the model learns the format first"
         yield Finding("format", text, "problem", f"{advice}, or set `format` to one that it knows")
     elif n["format"] < 0.5:
@@ -230,21 +232,36 @@ def _format(groups: Sequence[Sequence[Episode]], n: Mapping[str, float], s: Situ
         yield Finding("format", text)
 
 
+def _is_cut_off(n: Mapping[str, float]) -> bool:
+    """Whether hardly any completion ends by itself."""
+    return n["truncated"] > 0.9
+
+
+def _longer(n: Mapping[str, float], s: Situation) -> str:
+    """What to do about completions that are cut off."""
+    limit = s.sampling.max_tokens
+    is_full = s.context is not None and s.context - int(n["longest_prompt"]) <= limit
+    never_ends = n["format"] == 0 and _is_cut_off(n)
+    if is_full and never_ends:
+        return "teach the model to end its answers: put a supervised stage in front"
+    if is_full:
+        return f"the context of {s.context} tokens is full: take shorter prompts or a model with a longer context"
+    otherwise = (
+        "; if they still do not end, put a supervised stage in front that teaches the model to"
+        if never_ends
+        else f", or add the reward soft_overlong to {s.prefix}.rewards"
+    )
+    return f"raise {s.prefix}.rollout.max_tokens (now {limit}){otherwise}"
+
+
 def _length(n: Mapping[str, float], s: Situation) -> Iterable[Finding]:
     limit = s.sampling.max_tokens
     text = f"{n['tokens']:.0f} tokens on average, {n['longest']:.0f} at most, of {limit} allowed; "
     text += f"{n['truncated']:.0%} are cut off"
     key = f"{s.prefix}.rollout.max_tokens"
-    room = None if s.context is None else s.context - int(n["longest_prompt"])
     if n["truncated"] > 0.1:
         level: Level = "problem" if n["truncated"] > 0.5 else "note"
-        if n["format"] == 0 and n["truncated"] > 0.9:
-            advice = "teach the model to end its answers: put a supervised stage in front"
-        elif room is not None and room <= limit:
-            advice = f"the context of {s.context} tokens is full: take shorter prompts or a model with a longer context"
-        else:
-            advice = f"raise {key} (now {limit}), or add the reward soft_overlong to {s.prefix}.rewards"
-        yield Finding("length", text, level, advice)
+        yield Finding("length", text, level, _longer(n, s))
     elif n["longest"] * 4 < limit:
         yield Finding("length", text, "note", f"{key} could be {2 * int(n['longest'])} (now {limit}): less memory")
     else:
@@ -295,6 +312,8 @@ def _dead_advice(groups: Sequence[Sequence[Episode]], n: Mapping[str, float], s:
         return f"most answers cannot be graded: check that {s.prefix}.data has gold answers"
     if n["right"] > 0.9:
         return f"take harder problems in {s.prefix}.data: the model solves nearly all of these"
+    if n["right"] < 0.1 and _is_cut_off(n):
+        return _longer(n, s)
     if n["format"] == 0:
         return "no completion keeps the format, so none is rewarded: put a supervised stage in front"
     if n["right"] < 0.1:

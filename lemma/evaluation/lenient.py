@@ -14,6 +14,8 @@ from lemma.grading import GradingService, Rules
 
 FEW = 0.1
 """Below this share of completions that keep the format, people are told."""
+MOST = 0.5
+"""Above this share of completions that are cut off, they are told that instead."""
 
 
 def add_lenient(
@@ -59,6 +61,13 @@ def hints(report: Report) -> list[str]:
     for name, summary in report.summaries.items():
         kept, lenient = summary.scores["format"].value, summary.scores.get("lenient")
         if kept >= FEW or lenient is None or report.settings[name].get("scoring") in ACCURACY:
+            continue
+        cut = summary.scores["truncated"].value
+        if cut > MOST:
+            sentences.append(
+                f"{name}: {cut:.0%} of the completions are cut off after {report.settings[name]['max_tokens']} tokens, "
+                "so the accuracy says little about what the model knows; raise --max-tokens"
+            )
             continue
         sentences.append(
             f"{name}: {kept:.0%} of the completions keep the format {report.settings[name]['format']['name']}, so the "

@@ -128,6 +128,16 @@ def test_completions_that_are_cut_off(limit: int, words: str) -> None:
     assert level == "note" and "50% are cut off" in text and words in advice
 
 
+def test_completions_that_are_nearly_all_cut_off_say_nothing_about_the_format() -> None:
+    group = [sample(f"{n} + 1 ; 2 = 3 ; 4 + {n}", n, finish="length") for n in range(4)]
+    diagnosis = diagnose([group], situation(20))
+    level, text, advice = topic(diagnosis, "format")
+    assert level == "note" and "nearly all completions are cut off" in text and not advice
+    assert diagnosis.advice[0].startswith("raise stages.grpo.rollout.max_tokens (now 20); if they still do not end")
+    assert topic(diagnosis, "rewards")[2] == topic(diagnosis, "length")[2] == diagnosis.advice[0]
+    assert "teach the model to end" in topic(diagnose([group], situation(600)), "length")[2], "the context is full"
+
+
 def test_a_model_that_goes_on_after_its_answer() -> None:
     group = [sample(f"{answer(str(n), n)} #### {n}", n, reward=float(n % 2)) for n in range(4)]
     level, _, advice = topic(diagnose([group], situation()), "ends")

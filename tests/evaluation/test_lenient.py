@@ -68,6 +68,12 @@ def test_a_hint_where_the_format_is_hardly_ever_kept(policy: Policy, tmp_path: P
     assert "0% of the completions keep the format r1_zero" in sentence and "75.0%" in sentence
 
 
+def test_a_hint_where_completions_are_cut_off(policy: Policy, tmp_path: Path) -> None:
+    report = measured(policy, ["1 + 1 = " * 20] * 3 + ["8 8 9"], tmp_path)
+    (sentence,) = hints(report)
+    assert "75% of the completions are cut off after 40 tokens" in sentence and sentence.endswith("raise --max-tokens")
+
+
 def test_grading_again_finds_the_same(policy: Policy, tmp_path: Path) -> None:
     report = measured(policy, SAID, tmp_path)
     with GradingService() as service:
