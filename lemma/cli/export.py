@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(
             f"{run_dir} is not the folder of a run", fix="give the folder that `run.dir` of the recipe names"
         )
-    from lemma.models.gguf_writing import write_gguf
+    from lemma.models.gguf_writing import gguf_package, write_gguf
     from lemma.recipe import load_recipe
     from lemma.runs.exporting import export_model
     from lemma.runs.publishing_model import finish_export, push
@@ -64,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     if args.rank is not None and (args.onto is None or args.rank < 1):
         raise UserError("--rank is the rank of an adapter, at least 1", fix="write `--onto base --rank 16`")
     folder, name = _target(args)
+    if args.gguf:
+        gguf_package()
     recipe = load_recipe(run_dir / "recipe.yaml")
     contamination = _contamination(recipe, args)
     done = export_model(

@@ -29,7 +29,7 @@ NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 
 def write_gguf(folder: Path) -> Path:
     """Write FOLDER/NAME.gguf; its path. Refused in one sentence where GGUF has no place for the model."""
-    gguf = _package()
+    gguf = gguf_package()
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     kind = str(config.get("model_type"))
     if kind not in ARCHITECTURES:
@@ -54,7 +54,8 @@ def write_gguf(folder: Path) -> Path:
     return file
 
 
-def _package() -> Any:
+def gguf_package() -> Any:
+    """The package, or the sentence that says how to install it."""
     try:
         import gguf
     except ImportError as error:

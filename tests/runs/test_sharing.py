@@ -299,6 +299,14 @@ def test_a_gguf_file_has_the_logits_of_its_model(name: str, dtype: str, tmp_path
     assert load_tokenizer(file)(text)["input_ids"] == tokenizer(text)["input_ids"]
 
 
+def test_without_the_gguf_package_nothing_is_written(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert main(["export", str(world.run), "--gguf", "--to", str(tmp_path / "x")]) == 2
+    assert "--gguf needs the gguf package" in capsys.readouterr().err and not (tmp_path / "x").exists()
+
+
 def test_what_gguf_has_no_place_for_is_refused(
     world: World, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
