@@ -52,8 +52,8 @@ MEANT |= dict.fromkeys(("math", "correct", "correctness", "exact_match"), "accur
 MANY = 20
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """A phrase that offers the valid name closest to a wrong one, or lists them all."""
+def nearest(name: str, valid: Iterable[str], prefix: str = "") -> str:
+    """A phrase that offers the valid name closest to a wrong one, or lists them all, each after `prefix`."""
     names = sorted(valid)
     if MEANT.get(name) in names:
         return f"write '{MEANT[name]}'"
@@ -61,8 +61,8 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     close = get_close_matches(name, names, n=5, cutoff=cutoff)
     close.sort(key=lambda one: sorted(one) != sorted(name))  # letters that changed places come first
     if close:
-        return f"did you mean '{close[0]}'?"
-    return "write one of: " + ", ".join(names) if names else "check the spelling"
+        return f"did you mean '{prefix}{close[0]}'?"
+    return "write one of: " + ", ".join(prefix + one for one in names) if names else "check the spelling"
 
 
 def nearest_file(name: str, names: Iterable[str]) -> str | None:

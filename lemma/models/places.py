@@ -19,7 +19,7 @@ def resolve(path: str) -> str:
     """What to load from: a run folder stands for the model of the last stage that is finished, a folder for the GGUF
     file in it, anything else for itself."""
     folder = Path(path).expanduser()
-    if (folder / "recipe.yaml").is_file() and ((folder / "stages").is_dir() or (folder / "run.json").is_file()):
+    if _is_run(folder):
         done = [p for p in (folder / "stages").glob("*/final") if _model_in(p)]
         if not done:
             raise UserError(
@@ -36,9 +36,15 @@ def resolve(path: str) -> str:
     if folder.is_dir():
         raise UserError(f"the folder {path} holds no model", fix="give a folder with a config.json or a .gguf file")
     if looks_like_path(path) or path.endswith(".gguf"):
-        siblings = [p.name for p in folder.parent.glob("*")] if folder.parent.is_dir() else []
-        raise UserError(f"there is no model folder {path}", fix=nearest(folder.name, siblings))
+        siblings = [p.name for p in folder.parent.glob("*") if _is_run(p) or _model_in(p) or any(p.glob("*.gguf"))]
+        written = path.rstrip("/")
+        fix = nearest(folder.name, siblings, prefix=written[: len(written) - len(folder.name)])
+        raise UserError(f"there is no model folder {path}", fix=fix)
     return path
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "recipe.yaml").is_file() and ((folder / "stages").is_dir() or (folder / "run.json").is_file())
 
 
 @lru_cache(maxsize=8)

@@ -28,9 +28,16 @@ def test_what_is_meant_as_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_mistyped_run_folder_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "gsm8k").mkdir(parents=True)
-    with pytest.raises(UserError, match="there is no model folder runs/gsm8; did you mean 'gsm8k'"):
+    (tmp_path / "runs" / "gsm8k" / "stages").mkdir(parents=True)
+    (tmp_path / "runs" / "gsm8k" / "recipe.yaml").touch()
+    (tmp_path / "runs" / "gsm").mkdir()  # neither a run nor a model
+    (tmp_path / "runs" / "gsm8.log").touch()
+    with pytest.raises(UserError, match="there is no model folder runs/gsm8; did you mean 'runs/gsm8k'"):
         resolve("runs/gsm8")
+    with pytest.raises(UserError, match="there is no model folder ./runs/gsm7/; did you mean './runs/gsm8k'"):
+        resolve("./runs/gsm7/")
+    with pytest.raises(UserError, match="there is no model folder ./absent; check the spelling"):
+        resolve("./absent")
     with pytest.raises(UserError, match="the file or folder 'runs/rows' does not exist"):
         files_of(SourceOptions(source="runs/rows"))
 
