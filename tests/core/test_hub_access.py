@@ -34,9 +34,9 @@ def test_a_mistyped_run_folder_is_named_at_once(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "runs" / "gsm8.log").touch()
     with pytest.raises(UserError, match="there is no model folder runs/gsm8; did you mean 'runs/gsm8k'"):
         resolve("runs/gsm8")
-    with pytest.raises(UserError, match="there is no model folder ./runs/gsm7/; did you mean './runs/gsm8k'"):
+    with pytest.raises(UserError, match=r"there is no model folder ./runs/gsm7/; did you mean './runs/gsm8k'"):
         resolve("./runs/gsm7/")
-    with pytest.raises(UserError, match="there is no model folder ./absent; check the spelling"):
+    with pytest.raises(UserError, match=r"there is no model folder ./absent; check the spelling"):
         resolve("./absent")
     with pytest.raises(UserError, match="the file or folder 'runs/rows' does not exist"):
         files_of(SourceOptions(source="runs/rows"))
