@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from lemma.config.document import Document, KeyPath, Place
-from lemma.config.foreign_names import KINDS, SYNONYMS
+from lemma.config.foreign_names import CONVERSIONS, KINDS, REASONS, SYNONYMS
 from lemma.config.options import Options
 from lemma.config.shape import (
     Choice,
@@ -77,6 +77,15 @@ def show(value: Any) -> str:
 
 def unknown(name: str, path: KeyPath, options: type[Options], root: type[Options]) -> str:
     """What to write instead of a key that the `options` at `path` do not have."""
+    if name in REASONS:
+        return REASONS[name]
+    instead = _instead(name, path, options, root)
+    ours = re.search(r"(\w+)'\??$", instead)
+    conversion = CONVERSIONS.get((name, ours[1])) if ours else None
+    return f"{instead} ({conversion})" if conversion else instead
+
+
+def _instead(name: str, path: KeyPath, options: type[Options], root: type[Options]) -> str:
     fields = list(keys_of(options))
     meanings = [tuple(meant.split(".")) for meant in SYNONYMS.get(name, (name,))]
     known = [meant[-1] for meant in [*meanings, ("path" if name == "name" else name,)] if meant[-1] in fields]

@@ -11,7 +11,6 @@ _OF = {
     "clip_high": "epsilon_high clip_ratio_high eps_clip_high",
     "dir": "output_dir save_path default_local_dir",
     "dropout": "lora_dropout",
-    "engine": "use_vllm",
     "epochs": "num_epochs num_train_epochs total_epochs max_epochs",
     "checkpoint.every": "save_steps save_freq",
     "validation.every": "eval_steps test_freq",
@@ -41,7 +40,6 @@ _OF = {
     "steps": "max_steps total_training_steps",
     "system": "system_prompt",
     "targets": "target_modules lora_target_modules",
-    "token_budget": "accumulation gradient_accumulation_steps micro_batch_size micro_train_batch_size",
     "truncated": "mask_truncated_completions",
     "validation": "eval_dataset val_files",
     "wandb": "use_wandb",
@@ -55,6 +53,22 @@ SYNONYMS |= dict.fromkeys(
     ("batch_size", "per_device_train_batch_size", "train_batch_size", "rollout_batch_size"),
     ("batch.sequences", "batch.problems", "batch.examples"),
 )
+
+_PASSES = "remove it: not needed, since a step takes as many passes as it needs, and `batch.token_budget` bounds memory"
+# Theirs for which no option of ours takes the same value, and what to do instead.
+REASONS = dict.fromkeys(
+    (
+        "accumulation",
+        "gradient_accumulation_steps",
+        "micro_batch_size",
+        "micro_train_batch_size",
+        "ppo_micro_batch_size_per_gpu",
+    ),
+    _PASSES,
+)
+REASONS["use_vllm"] = "write `rollout: {engine: vllm}` in the stage to generate with vLLM"
+# Theirs, ours, and how the value changes between them.
+CONVERSIONS = {("per_device_train_batch_size", "problems"): "problems = completions / group_size"}
 
 # A stage is of one of three kinds, and most people think of it by its algorithm.
 KINDS = dict.fromkeys(

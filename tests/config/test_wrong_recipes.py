@@ -55,10 +55,34 @@ RECIPES: dict[str, tuple[str, str]] = {
         GOOD + "  next: {kind: preference, batch_size: 4}\n",
         "recipe.yaml:11: unknown key 'stages.next.batch_size'; write it as 'stages.next.batch.examples'",
     ),
+    "TRL's batch, in completions": (
+        GOOD + "  next: {kind: rl, per_device_train_batch_size: 32}\n",
+        "recipe.yaml:11: unknown key 'stages.next.per_device_train_batch_size'; "
+        "write it as 'stages.next.batch.problems' (problems = completions / group_size)",
+    ),
+    "TRL's batch, in the batch of a stage": (
+        GOOD + "  next: {kind: rl, batch: {per_device_train_batch_size: 32}}\n",
+        "recipe.yaml:11: unknown key 'stages.next.batch.per_device_train_batch_size'; "
+        "did you mean 'problems'? (problems = completions / group_size)",
+    ),
+    "TRL's batch of demonstrations": (
+        swap("steps: 10", "per_device_train_batch_size: 32"),
+        "recipe.yaml:8: unknown key 'stages.sft.per_device_train_batch_size'; write it as 'stages.sft.batch.sequences'",
+    ),
+    "accumulation of gradients": (
+        GOOD + "  next: {kind: rl, gradient_accumulation_steps: 4}\n",
+        "recipe.yaml:11: unknown key 'stages.next.gradient_accumulation_steps'; remove it: not needed, since a step "
+        "takes as many passes as it needs, and `batch.token_budget` bounds memory",
+    ),
+    "TRL's switch for vLLM": (
+        GOOD + "  next: {kind: rl, use_vllm: true}\n",
+        "recipe.yaml:11: unknown key 'stages.next.use_vllm'; "
+        "write `rollout: {engine: vllm}` in the stage to generate with vLLM",
+    ),
     "TRL's epsilon": (
         GOOD + "  next: {kind: rl, algorithm: {name: grpo, epsilon: 0.2}}\n",
-        "recipe.yaml:11: stages.next.algorithm.epsilon: 0.2 is too much to add to a standard deviation; the range of "
-        "the ratio, which others call epsilon, is written `clip: 0.2` here",
+        "recipe.yaml:11: stages.next.algorithm.epsilon: 0.2 is too much to add to a standard deviation; the clip "
+        "range of the ratio, which others call epsilon, is written `clip: 0.2` here",
     ),
     # unknown keys
     "unknown at the top": (swap("model:", "modle:"), "recipe.yaml:2: unknown key 'modle'; did you mean 'model'?"),
