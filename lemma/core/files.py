@@ -6,7 +6,9 @@ import gzip
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,6 +39,17 @@ def write_whole(path: Path, data: bytes | str) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def use_umask(folder: Path, pattern: str = "*.safetensors") -> None:
+    """Give files of this folder the mode of any new file: safetensors lets nobody but the owner read its own."""
+    probe = folder / f".mode.{secrets.token_hex(4)}"
+    probe.touch()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    for path in folder.glob(pattern):
+        with suppress(OSError):  # some network file systems have no modes
+            path.chmod(mode)
 
 
 class JsonLines:

@@ -12,6 +12,7 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lemma.core.errors import UserError
+from lemma.core.files import use_umask
 from lemma.models import probe as probing
 from lemma.models.families import LogitMap, logit_map, unknown_layers
 from lemma.models.gathering import GatheredModel
@@ -177,14 +178,14 @@ class Policy(GatheredModel):
         """The model in the Hugging Face format: in `folder`, or for LoRA in `folder/adapter` and `folder/merged`."""
         if not self.is_adapter:
             self.causal.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
+            self._save_tokenizer(folder)
             return
         self.save_adapter(folder / "adapter")
         self.save_merged(folder / "merged")
 
     def save_adapter(self, folder: Path) -> None:
         self.peft.save_pretrained(folder, save_embedding_layers=False)  # otherwise peft asks the hub about them
-        self.tokenizer.save_pretrained(folder)
+        self._save_tokenizer(folder)
 
     @torch.no_grad()
     def save_merged(self, folder: Path) -> None:
@@ -207,4 +208,9 @@ class Policy(GatheredModel):
                 delta = layer.get_delta_weight("default").to(weight.device)
                 state[f"{name}.weight"] = (weight.float() + delta.float()).to(weight.dtype)
         base.save_pretrained(folder, state_dict=state)
+        self._save_tokenizer(folder)
+
+    def _save_tokenizer(self, folder: Path) -> None:
+        """The tokenizer next to the weights, and the weights readable for whoever may read it."""
         self.tokenizer.save_pretrained(folder)
+        use_umask(folder)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lemma.core.errors import UserError
+from lemma.core.files import use_umask
 
 WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
@@ -58,6 +59,7 @@ def join_adapters(folders: Sequence[Path], target: Path, rank: int | None) -> Jo
     settings = json.loads((target / SETTINGS).read_text())
     settings |= {"r": rank, "lora_alpha": rank, "rank_pattern": {}, "alpha_pattern": {}}
     save_file(tensors, str(target / WEIGHTS), metadata={"format": "pt"})
+    use_umask(target, WEIGHTS)
     (target / SETTINGS).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
     return Joined(rank, math.sqrt(lost / total) if total else 0.0)
 

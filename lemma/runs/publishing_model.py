@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from lemma.core.errors import UserError
-from lemma.core.files import write_whole
+from lemma.core.files import use_umask, write_whole
 from lemma.runs.model_card import write_cards
 from lemma.runs.run import RecipeLike
 
@@ -42,6 +42,7 @@ def convert(folder: Path, precision: str) -> None:
             raise UserError(f"weights of this model are too large for {precision}", fix="write --dtype bf16 or fp32")
         partial = path.with_name(f".{path.name}.partial")
         save_file(tensors, partial, metadata)
+        use_umask(folder, partial.name)
         os.replace(partial, path)
     config = folder / "config.json"
     if config.is_file():

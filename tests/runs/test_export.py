@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -153,6 +154,22 @@ def test_a_smaller_rank_loses_what_is_printed(two: Path, tmp_path: Path, capsys:
         lost += float((update - small[name]).pow(2).sum())
         total += float(update.pow(2).sum())
     assert 0.01 < printed < 1 and printed == pytest.approx((lost / total) ** 0.5, rel=0.02)
+
+
+def test_others_may_read_what_the_umask_lets_them(two: Path, full: Path, tmp_path: Path) -> None:
+    ways = {"adapter": ["--adapter"], "merged": [], "one": ["--onto", "base"], "half": ["--dtype", "bf16"]}
+    before = os.umask(0o022)
+    try:
+        for name, options in ways.items():
+            assert main(["export", str(two / "run"), *options, "--to", str(tmp_path / name)]) == 0
+        assert main(["export", str(full), "--to", str(tmp_path / "full")]) == 0
+        os.umask(0o027)
+        assert main(["export", str(full), "--to", str(tmp_path / "closed")]) == 0
+    finally:
+        os.umask(before)
+    modes = {path.parent.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("*/*.safetensors")}
+    assert modes == dict.fromkeys([*ways, "full"], 0o644) | {"closed": 0o640}
+    assert not list(tmp_path.glob("*/.mode*"))
 
 
 def updates(adapter: Path) -> dict[str, torch.Tensor]:
