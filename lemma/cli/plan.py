@@ -117,7 +117,7 @@ def describe(
             before = stage_before(recipe.stages, name)
             lines.append(_row("starts from", f"the end of {before}" if before else "the model"))
             amount = (amounts or {}).get(name)
-            lines += _stage(stage, amount)
+            lines += _stage(stage, amount, recipe.run.device)
             lines.append(_row("memory", memory_in_words(recipe, stage, amount)))
     return "\n".join(lines)
 
@@ -161,7 +161,7 @@ def _configured(model: ModelOptions) -> list[str]:
         return []
 
 
-def _stage(stage: StageOptions, amount: Amount | None) -> list[str]:
+def _stage(stage: StageOptions, amount: Amount | None, device: str) -> list[str]:
     from lemma.stages.preference.preference_options import PreferenceOptions
     from lemma.stages.reinforcement.rl_options import ReinforcementOptions
     from lemma.stages.supervised_options import SupervisedOptions
@@ -179,7 +179,7 @@ def _stage(stage: StageOptions, amount: Amount | None) -> list[str]:
     warmup = warmup if optim.warmup else "no warm-up"
     return [
         *lines,
-        _row("batch", f"{batch}{at_a_time(stage.batch.token_budget)}"),
+        _row("batch", f"{batch}{at_a_time(stage.batch.token_budget, device)}"),
         _row("optimiser", f"{optim.name}, lr {optim.lr:g} {optim.schedule}, {warmup}"),
         _row("checkpoints", every(stage.checkpoint.every) + f", the newest {stage.checkpoint.keep} kept"),
         *_evaluation(stage),

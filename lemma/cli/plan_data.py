@@ -170,12 +170,16 @@ def length_in_words(stage: Any, amount: Amount | None) -> str:
     return f"{said}, {many(float(f'{passes:.3g}'), 'epoch')} {of_rows}"
 
 
-def at_a_time(budget: int | None) -> str:
+def at_a_time(budget: int | None, device: str) -> str:
+    """The limit of a pack; where the recipe leaves it to the device's memory, the row on memory says what that gives."""
     from lemma.learning.learning_options import USUAL_BUDGET
 
-    if budget is None:
-        return f"at most {USUAL_BUDGET:,} tokens at a time, on a GPU as many as fit"
-    return f"at most {budget:,} tokens at a time"
+    if budget is not None:
+        return f"at most {budget:,} tokens at a time"
+    if device == "cuda":
+        return "as many tokens at a time as fit"
+    rest = "fewer if memory is short" if device == "cpu" else "on a GPU as many as fit"
+    return f"at most {USUAL_BUDGET:,} tokens at a time, {rest}"
 
 
 def many(count: float, what: str) -> str:

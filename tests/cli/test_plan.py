@@ -84,7 +84,11 @@ def test_a_plan_for_a_cpu_has_the_packs_that_the_run_will_have(
     monkeypatch.setattr("lemma.core.host_memory.host_memory", lambda: 2**30)
     words = ["plan", write(tmp_path, "tiny"), "--set", "run.device=cpu"]
     told = "; 2,048 tokens at a time by the memory of this machine"
-    assert main(words) == 0 and told in capsys.readouterr().out
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert told in out and "at most 16,384 tokens at a time, fewer if memory is short\n" in out
+    assert main([*words[:-1], "run.device=cuda"]) == 0
+    assert "4 sequences a step, as many tokens at a time as fit\n" in capsys.readouterr().out
     assert main([*words, "--set", "stages.sft.batch.token_budget=4096"]) == 0 and told not in capsys.readouterr().out
 
 
