@@ -171,7 +171,7 @@ def length_in_words(stage: Any, amount: Amount | None) -> str:
 
 
 def at_a_time(budget: int | None, device: str) -> str:
-    """The limit of a pack; where the recipe leaves it to the device's memory, the row on memory says what that gives."""
+    """The limit of a pack. Where memory sets it, the row on memory says what that gives."""
     from lemma.learning.learning_options import USUAL_BUDGET
 
     if budget is not None:
