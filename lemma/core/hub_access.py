@@ -18,6 +18,7 @@ USUAL_ENDPOINT = "https://huggingface.co"
 OURS = ("runs", "evaluations", "checkpoints", "models", "model", "data")
 """Folders that people keep models and data in; nobody on the hub is called so and publishes any."""
 SWITCHES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+_is_out_of_reach = False
 
 
 def looks_like_path(name: str) -> bool:
@@ -35,15 +36,28 @@ def looks_like_path(name: str) -> bool:
 
 
 def is_offline() -> bool:
-    """Whether somebody switched the hub off."""
-    return any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") for name in SWITCHES)
+    """Whether the hub is switched off, by the user or by `notice_offline`."""
+    return _switch() is not None
+
+
+def why_offline() -> str:
+    """Why the hub is not asked, for a sentence about what is missing: variables are named that the user has set."""
+    return "the hub cannot be reached" if _is_out_of_reach else f"the hub is switched off ({_switch()})"
+
+
+def _switch() -> str | None:
+    """The variable that switches the hub off, with its value."""
+    given = ((name, os.environ.get(name, "")) for name in SWITCHES)
+    return next((f"{name}={value}" for name, value in given if value.upper() in ("1", "ON", "YES", "TRUE")), None)
 
 
 def notice_offline() -> None:
     """To be called before the hub is asked: where it cannot be reached, switch it off, so that every file is looked for
     on this machine only and nothing waits for a network that is not there."""
+    global _is_out_of_reach
     if is_offline() or hub_answers(os.environ.get("HF_ENDPOINT") or USUAL_ENDPOINT):
         return
+    _is_out_of_reach = True
     os.environ["HF_HUB_OFFLINE"] = "1"
     for module, name in (("huggingface_hub.constants", "HF_HUB_OFFLINE"), ("datasets.config", "HF_HUB_OFFLINE")):
         if module in sys.modules:

@@ -10,7 +10,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 from lemma.core.errors import UserError
-from lemma.core.hub_access import is_offline
+from lemma.core.hub_access import is_offline, why_offline
 from lemma.models.attention import NAME
 
 LONGEST_REASON = 200
@@ -56,11 +56,7 @@ def _cannot_load(what: str, path: str, error: Exception, fix: str) -> UserError:
             fix="take a family that docs/engines.md lists",
         )
     if isinstance(error, OSError) and not Path(path).exists():
-        where = (
-            "and the hub is switched off or out of reach (HF_HUB_OFFLINE=1)"
-            if is_offline()
-            else "nor can it be had from the hub"
-        )
+        where = f"and {why_offline()}" if is_offline() else "nor can it be had from the hub"
         return UserError(f"there is no folder {path}, {where}", fix=_other_model(Path(path)))
     return UserError(f"the {what} of {path} cannot be loaded: {reason_of(error)}", fix=fix)
 

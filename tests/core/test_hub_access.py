@@ -14,6 +14,7 @@ from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.hub_access import hub_answers, looks_like_path, notice_offline
 from lemma.data.data_options import SourceOptions
 from lemma.data.sources import files_of
+from lemma.models.load_model import load_policy
 from lemma.models.places import resolve
 
 
@@ -50,6 +51,7 @@ def online(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("huggingface_hub.constants", "datasets.config"):
         pytest.importorskip(module)
         monkeypatch.setattr(f"{module}.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub_access, "_is_out_of_reach", False)
     hub_answers.cache_clear()
 
 
@@ -62,6 +64,15 @@ def test_a_hub_out_of_reach_is_noticed_once_and_switched_off(online: None, monke
         notice_offline()
     assert huggingface_hub.constants.HF_HUB_OFFLINE and datasets.config.HF_HUB_OFFLINE and hub_access.is_offline()
     notice_offline()  # a second warning would be an error
+    with pytest.raises(UserError, match="there is no folder owner/absent, and the hub cannot be reached;"):
+        load_policy("owner/absent", "cpu")
+
+
+def test_the_variable_that_switches_the_hub_off_is_named(online: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSFORMERS_OFFLINE", "yes")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # as read when it was imported
+    with pytest.raises(UserError, match=r"and the hub is switched off \(TRANSFORMERS_OFFLINE=yes\);"):
+        load_policy("owner/absent", "cpu")
 
 
 def test_a_hub_that_answers_is_not_asked_again(online: None, monkeypatch: pytest.MonkeyPatch) -> None:
