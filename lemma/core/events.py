@@ -57,9 +57,12 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class StageEnded:
+    """`seconds` of the summary are those of this session; `resumed` says that there was an earlier one."""
+
     stage: str
     step: int
     summary: Mapping[str, Any] = field(default_factory=dict)
+    resumed: bool = False
 
 
 Event = Said | StageStarted | Measured | Progressed | StageEnded

@@ -162,7 +162,7 @@ def ended(event: StageEnded, last: Measured | None = None) -> str:
     if last is not None and last.stage == event.stage:
         reached = {name.removesuffix("/mean"): last.values[name] for name in REACHED if name in last.values}
         reached |= {"right": f"{reached['right']:.0%}"} if "right" in reached else {}
-    took = "" if seconds is None else f" after {duration(seconds)}"
+    took = "" if seconds is None else f" after {duration(seconds)}{' in this session' if event.resumed else ''}"
     told = numbers({**reached, **{name: value for name, value in _counted(rest).items() if name != "steps"}})
     where = "" if model is None else f"; the model is in {model}"
     return f"{event.stage}: ended at step {event.step}{took}" + (f": {told}" if told else "") + where

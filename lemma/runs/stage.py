@@ -120,6 +120,7 @@ class Stage:
         self._is_behind = False
         self._rows_after: list[dict[str, Any]] = []
         self._went_on = time.perf_counter()
+        self._is_resumed = False
 
     # --- telling -----------------------------------------------------------------------------------------------
 
@@ -230,7 +231,8 @@ class Stage:
         self._record_layout(learner)
         step = 0 if checkpoint is None else checkpoint.step
         self._forget_after = -1 if checkpoint is None else step
-        self.emit(StageStarted(self.name, step, total, resumed=checkpoint is not None, recipe=self._recipe))
+        self._is_resumed = checkpoint is not None
+        self.emit(StageStarted(self.name, step, total, resumed=self._is_resumed, recipe=self._recipe))
         self.clock = Clock()
         self._went_on = time.perf_counter()
         return step
@@ -327,7 +329,7 @@ class Stage:
         check_speaks(policy)
         written = whole_policy(policy) if policy.is_split else policy
         from_leader(lambda: self._write_model(written or policy, step, summary), "the final model")
-        self.emit(StageEnded(self.name, step, {**summary, **self._reached()}))
+        self.emit(StageEnded(self.name, step, {**summary, **self._reached()}, self._is_resumed))
 
     def _write_model(self, policy: Policy, step: int, summary: Mapping[str, Any]) -> None:
         partial = self.folder.stage(self.name) / ".final.partial"

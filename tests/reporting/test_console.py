@@ -108,6 +108,11 @@ def test_a_stage_ends_with_what_it_reached() -> None:
     )
 
 
+def test_the_time_of_a_resumed_stage_is_that_of_its_last_session() -> None:
+    end = StageEnded("sft", 3, {"seconds": 67.0}, resumed=True)
+    assert shown([end]) == ["sft: ended at step 3 after 1 min 7 s in this session"]
+
+
 def test_where_the_model_is_is_told_once() -> None:
     end, told = StageEnded("sft", 2, {"model": "runs/a/final"}), Said("the model is in runs/a/final")
     assert shown([end, told]) == ["sft: ended at step 2; the model is in runs/a/final"]

@@ -17,7 +17,7 @@ import transformers
 
 from lemma.core import faults
 from lemma.core.errors import UserError
-from lemma.core.events import Event, Progressed, Said, Sink, StageStarted
+from lemma.core.events import Event, Progressed, Said, Sink, StageEnded, StageStarted
 from lemma.models.load_model import build_policy
 from lemma.models.model_options import ModelOptions, TinyOptions
 from lemma.recipe import Recipe
@@ -262,6 +262,8 @@ def test_a_run_that_fell_over_ends_as_if_it_had_not(finished: World, world: Worl
     assert world.numbers() == finished.numbers() and world.weights() == finished.weights()
     started = next(event for event in world.events if isinstance(event, StageStarted))
     assert (started.step, started.resumed) == (4, True)
+    (ended,) = [event for event in world.events if isinstance(event, StageEnded)]
+    assert ended.resumed
 
 
 def test_a_broken_checkpoint_costs_only_time(finished: World, world: World) -> None:
