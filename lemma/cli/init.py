@@ -81,10 +81,11 @@ def ask(args: argparse.Namespace) -> Answers:
 
 
 def _question(words: str, default: str, choices: dict[str, str] | None = None) -> str:
-    """Ask at a terminal until the answer is one; elsewhere say which option would have answered."""
+    """Ask at a terminal until the answer is one; elsewhere say which options would have answered."""
     option = f"--{words.split()[0].lower()}"
     if not sys.stdin.isatty():
-        raise UserError(f"{option} is missing", fix=f"write {option}, such as `{option} {default}`")
+        fix = "this is not a terminal, so nothing is asked: give --task, --model, --data and --gpu"
+        raise UserError(f"{option} is missing", fix=fix)
     for name, meaning in (choices or {}).items():
         print(f"  {name:<12} {meaning}")
     while True:

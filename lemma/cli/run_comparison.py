@@ -22,10 +22,9 @@ def are_runs(first: Path, second: Path) -> bool:
     which = [is_run(first), is_run(second)]
     if any(which) and not all(which):
         run, other = (first, second) if which[0] else (second, first)
-        raise UserError(
-            f"{run} is a run and {other} is none",
-            fix=f"compare two runs, or two evaluations: those of the run are in {run / 'evaluations'}",
-        )
+        kept = run / "evaluations"
+        where = f"those of the run are in {kept}" if kept.is_dir() else f"make one with `{program()} eval {run}`"
+        raise UserError(f"{run} is a run and {other} is none", fix=f"compare two runs, or two evaluations: {where}")
     return all(which)
 
 

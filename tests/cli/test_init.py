@@ -59,7 +59,11 @@ def test_questions_are_asked_at_a_terminal(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"model": "x/y", "data": "d", "gpu": "1"}, "--task is missing"),
+        ({"model": "x/y", "data": "d", "gpu": "1"}, "--task is missing; this is not a terminal"),
+        (
+            {"task": "rl"},
+            "--model is missing; this is not a terminal, so nothing is asked: give --task, --model, --data",
+        ),
         ({"task": "rl", "model": "x/y", "data": "d", "gpu": "-3"}, "--gpu is -3"),
         ({"task": "rl", "model": "tiny", "data": "gsm8k"}, "built-in"),
         ({"task": "rll", "model": "tiny"}, "did you mean 'rl'"),

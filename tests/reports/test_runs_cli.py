@@ -137,4 +137,7 @@ def test_a_run_is_not_compared_with_an_evaluation(tmp_path: Path, capsys: pytest
     run = small_run(tmp_path / "a", steps=1)
     evaluate(run / "evaluations" / "x", [True])
     assert main(["compare", str(run), str(run / "evaluations" / "x")]) == 2
-    assert "two runs, or two evaluations" in capsys.readouterr().err
+    assert f"two runs, or two evaluations: those of the run are in {run}/evaluations" in capsys.readouterr().err
+    other = small_run(tmp_path / "b", steps=1)
+    assert main(["compare", str(other), str(run / "evaluations" / "x")]) == 2
+    assert f"two evaluations: make one with `lemma eval {other}`" in capsys.readouterr().err
