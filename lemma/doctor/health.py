@@ -51,10 +51,10 @@ def _part(name: str, module: str, probe: str, repair: str, **more: bool | float)
 
 
 def _extra(extra: str, use: str) -> str:
-    return f"{use}: `pip install 'lemma-reasoning[{extra}]'`"
+    return f"{use}: `.venv/bin/pip install -e '.[{extra}]'`"
 
 
-REINSTALL = "install Lemma again: `pip install --force-reinstall lemma-reasoning`"
+REINSTALL = "install Lemma again: `.venv/bin/pip install --force-reinstall -c constraints.txt -e .`"
 PARTS: tuple[CheckedPart, ...] = (
     _part("torch", "torch", "torch", REINSTALL, core=True),
     _part("transformers", "transformers", "transformers", REINSTALL, core=True),

@@ -138,7 +138,7 @@ def generators() -> list[str]:
         from reasoning_gym.factory import DATASETS
     except ImportError:
         raise UserError(
-            "environment reasoning_gym needs the package reasoning-gym", fix="pip install 'lemma-reasoning[gym]'"
+            "environment reasoning_gym needs the package reasoning-gym", fix=".venv/bin/pip install -e '.[gym]'"
         ) from None
     return sorted(DATASETS)
 

@@ -340,6 +340,6 @@ def _make_adamw(values: Mapping[ParameterPiece, torch.Tensor], options: OptimOpt
     try:
         import bitsandbytes
     except ImportError as error:
-        fix = "install it with `pip install 'lemma-reasoning[quant]'`, or write `name: adamw`"
+        fix = "install it with `.venv/bin/pip install -e '.[quant]'`, or write `name: adamw`"
         raise UserError("optim.name: adamw_8bit needs bitsandbytes", fix=fix) from error
     return bitsandbytes.optim.AdamW8bit(filled, **settings)

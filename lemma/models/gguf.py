@@ -89,7 +89,7 @@ def _need_package(file: Path) -> None:
     try:
         import gguf  # noqa: F401
     except ImportError as error:
-        raise UserError(f"{file} needs the gguf package", fix="install it with `pip install 'lemma-reasoning[gguf]'`"
+        raise UserError(f"{file} needs the gguf package", fix="install it with `.venv/bin/pip install -e '.[gguf]'`"
                         ) from error  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def gguf_package() -> Any:
         import gguf
     except ImportError as error:
         raise UserError(
-            "--gguf needs the gguf package", fix="install it with `pip install 'lemma-reasoning[gguf]'`"
+            "--gguf needs the gguf package", fix="install it with `.venv/bin/pip install -e '.[gguf]'`"
         ) from error
     return gguf
 

@@ -278,7 +278,7 @@ def _four_bit(compute: torch.dtype, device: torch.device) -> dict[str, Any]:
     try:
         import bitsandbytes  # noqa: F401
     except ImportError as error:
-        fix = "install it with `pip install 'lemma-reasoning[quant]'`"
+        fix = "install it with `.venv/bin/pip install -e '.[quant]'`"
         raise UserError("model.quantize needs bitsandbytes", fix=fix) from error
     settings = BitsAndBytesConfig(
         load_in_4bit=True,

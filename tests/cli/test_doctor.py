@@ -82,7 +82,7 @@ def test_an_installed_but_broken_optional_part_does_not_break_the_core(
     monkeypatch.syspath_prepend(tmp_path)
     finding = try_part(BY_NAME["ray"], {"PYTHONPATH": str(tmp_path)})
     assert (finding.state, finding.detail) == ("broken", "ImportError: built for another Python")
-    assert "lemma-reasoning[ray]" in finding.repair
+    assert ".venv/bin/pip install -e '.[ray]'" in finding.repair
     assert core_works([finding])
 
 

@@ -259,4 +259,4 @@ def test_words_that_nobody_can_cut(pre: str | None, says: str, tmp_path: Path, m
 
 def test_the_package_is_missing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
-    assert "needs the gguf package" in refusal(file) and "lemma-reasoning[gguf]" in refusal(file)
+    assert "needs the gguf package" in refusal(file) and ".venv/bin/pip install -e '.[gguf]'" in refusal(file)
