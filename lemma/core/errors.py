@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 
@@ -27,6 +29,17 @@ class UserError(Exception):
 
 class LemmaWarning(UserWarning):
     """Something worth a look that does not stop a run."""
+
+
+def warn(message: str) -> None:
+    """A LemmaWarning at the line of the user's program that called Lemma: lines of Lemma say nothing to its author."""
+    frame: FrameType | None = sys._getframe()
+    depth = level = 1
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] == "lemma":
+            level = depth + 1
+        frame, depth = frame.f_back, depth + 1
+    warnings.warn(message, LemmaWarning, stacklevel=level)
 
 
 @contextmanager

@@ -6,12 +6,11 @@ import os
 import socket
 import sys
 import threading
-import warnings
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from lemma.core.errors import LemmaWarning
+from lemma.core.errors import warn
 
 SECONDS_TO_WAIT = 4.0
 USUAL_ENDPOINT = "https://huggingface.co"
@@ -62,7 +61,7 @@ def notice_offline() -> None:
     for module, name in (("huggingface_hub.constants", "HF_HUB_OFFLINE"), ("datasets.config", "HF_HUB_OFFLINE")):
         if module in sys.modules:
             setattr(sys.modules[module], name, True)
-    warnings.warn("the hub cannot be reached: only what is on this machine is used", LemmaWarning, stacklevel=2)
+    warn("the hub cannot be reached: only what is on this machine is used")
 
 
 @cache

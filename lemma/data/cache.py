@@ -11,7 +11,6 @@ import hashlib
 import inspect
 import json
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from functools import lru_cache
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lemma.core import types
-from lemma.core.errors import LemmaWarning
+from lemma.core.errors import warn
 from lemma.core.files import write_whole
 from lemma.core.types import Demonstration, Judged, Message, Preference, Problem, content_id
 from lemma.data import (
@@ -101,7 +100,7 @@ def _store(path: Path, key: dict[str, Any], body: bytes) -> None:
     try:
         write_whole(path, head.encode() + body)
     except OSError as error:
-        warnings.warn(f"prepared data could not be kept in {path.parent}: {error.strerror}", LemmaWarning, stacklevel=3)
+        warn(f"prepared data could not be kept in {path.parent}: {error.strerror}")
 
 
 def _load(path: Path) -> bytes | None:

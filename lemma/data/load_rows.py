@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -11,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from lemma.core.errors import LemmaWarning, UserError
+from lemma.core.errors import UserError, warn
 from lemma.core.random import permutation
 from lemma.core.types import Demonstration, Judged, Preference, Problem
 from lemma.data import arithmetic
@@ -127,7 +126,7 @@ def _converted(
         _raise_missing(source, convert, wanted)
     if lost:
         message = f"{lost} of {len(items)} rows of '{source.source}' lack {wanted} and were left out"
-        warnings.warn(message, LemmaWarning, stacklevel=4)
+        warn(message)
     return converted
 
 
@@ -172,7 +171,7 @@ def first_items(source: SourceOptions, count: int, seed: int = 0) -> list[Item]:
     first = islice((item for _, item in read_source(source, notes.append)), count)
     items = varied(list(first), source, seed, notes.append)[:count]
     for note in notes:
-        warnings.warn(note, LemmaWarning, stacklevel=2)
+        warn(note)
     return items
 
 
@@ -191,7 +190,7 @@ def load_items(
 
     items, notes = build() if key is None else cached(cache_folder(cache), key, build)
     for note in [*_of_no_split(source), *notes]:
-        warnings.warn(note, LemmaWarning, stacklevel=2)
+        warn(note)
     return items
 
 

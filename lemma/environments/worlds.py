@@ -16,7 +16,7 @@ import weakref
 from dataclasses import replace
 from typing import Any
 
-from lemma.core.errors import LemmaWarning, UserError
+from lemma.core.errors import LemmaWarning, UserError, warn
 from lemma.core.types import Problem
 from lemma.environments.environment import EnvironmentOptions, Reply, Utterance
 from lemma.environments.held import GRACE_SECONDS, Failure, Flight, Held, WorldHome
@@ -295,7 +295,7 @@ class Worlds:
                 raise UserError(f"workers of environment {name} do not start ({why})", fix="`workers: 0` shows more")
         elif any(flight.held.call != "close" for flight in flights) or len(home.holds) > len(flights):
             text = f"a worker of environment {self._options.name} was lost ({why}) and is replaced"
-            warnings.warn(LemmaWarning(f"{text}; {len(home.holds)} episodes are played again"), stacklevel=2)
+            warn(f"{text}; {len(home.holds)} episodes are played again")
         for flight in flights:
             held = flight.held
             held.seconds += time.monotonic() - flight.began

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from lemma.core.errors import LemmaWarning, UserError
+from lemma.core.errors import UserError, warn
 from lemma.core.types import Demonstration, Problem, Trajectory
 from lemma.formats.format import Format, about
 
@@ -126,11 +125,9 @@ def check_beginning(ids: Sequence[int], tokenizer: Any) -> None:
     """Warn about a prompt that begins with BOS twice; formats do not write that, but data and chat templates may."""
     begin = getattr(tokenizer, "bos_token_id", None)
     if begin is not None and list(ids[:2]) == [begin, begin]:
-        warnings.warn(
+        warn(
             f"prompts begin with {tokenizer.bos_token} twice, which the model has never seen; remove one from the "
-            "data's own prompts, or from the tokenizer's chat template",
-            LemmaWarning,
-            stacklevel=3,
+            "data's own prompts, or from the tokenizer's chat template"
         )
 
 

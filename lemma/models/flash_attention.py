@@ -6,7 +6,6 @@ tried against torch's, forward and backward; where it fails or differs, a warnin
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lemma.core.errors import LemmaWarning
+from lemma.core.errors import warn
 from lemma.core.ranks import gather_over_ranks
 from lemma.models.packing import Segments
 from lemma.models.varlen_attention import AttentionSpec, varlen
@@ -114,7 +113,7 @@ def _installed() -> Any:
 
 def _has_failed(how: str) -> None:
     _state.has_failed = True
-    warnings.warn(f"{how}; torch's kernel takes its place", LemmaWarning, stacklevel=3)
+    warn(f"{how}; torch's kernel takes its place")
 
 
 def _attend(

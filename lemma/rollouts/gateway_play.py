@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import secrets
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lemma.core.errors import LemmaWarning, UserError
+from lemma.core.errors import UserError, warn
 from lemma.core.faults import fault_point
 from lemma.core.random import key as random_key
 from lemma.core.types import Outcome
@@ -126,8 +125,10 @@ class _Stage:
             server.close()
         if self._host.overruled:
             names = ", ".join(sorted(self._host.overruled))
-            warnings.warn(LemmaWarning(f"the agent chooses {names}, which the recipe decides: {names} of calls have no "
-                                       "effect; set them under rollout"), stacklevel=2)  # fmt: skip
+            warn(
+                f"the agent chooses {names}, which the recipe decides: {names} of calls have no "
+                "effect; set them under rollout"
+            )
 
     def settle(self, least: int) -> None:
         """Score what was played, in batches that depend on the order alone, where there are so many at least."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -13,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from lemma.algorithms import Algorithm
-from lemma.core.errors import LemmaWarning, UserError
+from lemma.core.errors import UserError, warn
 from lemma.core.faults import fault_point
 from lemma.core.ranks import own_slots, slots, together
 from lemma.core.types import Group, Trajectory
@@ -189,7 +188,7 @@ class Roller:
         foreign = any(episode.key[:2] != (self.name, step) for episode in journal.episodes.values())
         if journal.damaged or (journal.is_complete and foreign):
             what = "holds samples of another step" if foreign else "is not what was written"
-            warnings.warn(LemmaWarning(f"{journal.path} {what}; step {step} is sampled again"), stacklevel=2)
+            warn(f"{journal.path} {what}; step {step} is sampled again")
         keeps_part = (self._flight is not None or self._is_free) and not journal.is_ended
         if foreign or not (journal.is_complete or keeps_part):
             journal.clear()

@@ -68,6 +68,15 @@ def test_a_hub_out_of_reach_is_noticed_once_and_switched_off(online: None, monke
         load_policy("owner/absent", "cpu")
 
 
+def test_a_warning_shows_the_line_of_the_program_that_called_lemma(
+    online: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.warns(LemmaWarning, match="the hub cannot be reached") as caught, pytest.raises(UserError):
+        load_policy("owner/absent", "cpu")
+    assert caught[0].filename == __file__
+
+
 def test_the_variable_that_switches_the_hub_off_is_named(online: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANSFORMERS_OFFLINE", "yes")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # as read when it was imported

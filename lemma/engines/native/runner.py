@@ -7,7 +7,6 @@ Shapes: B rows, M blocks of the longest row, K steps of a burst.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lemma.core.errors import LemmaWarning
+from lemma.core.errors import warn
 from lemma.engines.native.batched_copy import copy_together
 from lemma.engines.native.cached_attention import Cache, DecodeContext, PrefillContext
 from lemma.engines.native.noise import halves
@@ -340,7 +339,7 @@ class Runner:
             first = (str(error).strip().splitlines() or [""])[0]
             kind = type(self.policy.causal).__name__
             message = f"{kind} cannot be decoded through CUDA graphs ({first}); the engine does without, and is slower"
-            warnings.warn(message, LemmaWarning, stacklevel=2)
+            warn(message)
             self.use_graphs = False
             self.drop_graphs()
             self._restore(batch, before)

@@ -6,7 +6,6 @@ Shapes: B rows, V vocabulary.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from typing import Literal, NamedTuple
@@ -14,7 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from lemma.core.errors import LemmaWarning
+from lemma.core.errors import warn
 from lemma.engines.native.noise import gumbel, row_seeds
 from lemma.engines.native.sequences import Sequence
 from lemma.engines.protocol import Sampling
@@ -197,7 +196,7 @@ def kernels_cut(device: torch.device, dtype: torch.dtype, logit_map: LogitMap = 
         trouble = f"cannot be compiled ({first})"
     if trouble is not None:
         message = f"top-k, top-p, min-p and min_tokens are slow here: their kernel {trouble}"
-        warnings.warn(message, LemmaWarning, stacklevel=2)
+        warn(message)
     return trouble is None
 
 

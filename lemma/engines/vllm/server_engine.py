@@ -7,12 +7,11 @@ import os
 import queue
 import secrets
 import time
-import warnings
 from contextlib import suppress
 from typing import Any
 
 from lemma.core import ranks
-from lemma.core.errors import LemmaWarning
+from lemma.core.errors import warn
 from lemma.engines.protocol import EngineError
 from lemma.engines.vllm import jobs
 from lemma.engines.vllm.jobs import Job, JobAnswer
@@ -215,7 +214,7 @@ class VllmServerEngine(VllmBase):
         if not any(other.has_hope for other in self.pool.members):
             self._jobs.clear()
             raise EngineError(said)
-        warnings.warn(f"{said}; the others go on without it", LemmaWarning, stacklevel=2)
+        warn(f"{said}; the others go on without it")
 
     def _look_after(self) -> None:
         """Find servers that died or hang, and take back those that work again; then send all waiting jobs, if a server

@@ -13,12 +13,11 @@ import subprocess
 import tempfile
 import threading
 import time
-import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from lemma.core.errors import LemmaWarning, UserError
+from lemma.core.errors import UserError, warn
 from lemma.environments.appworld.runner import frames
 from lemma.environments.environment import WorldGone
 
@@ -238,10 +237,7 @@ def _tell(ready: dict[str, str], runner: AppWorldRunner) -> None:
             fix="allow user namespaces, or write `sandbox: none` for the environment where nothing there is private",
         )
     if ready["missing"]:
-        warnings.warn(
-            LemmaWarning(
-                "user namespaces are not allowed here: worlds of AppWorld are kept from files by Landlock and from the "
-                f"network by a filter of system calls ({ready['missing']})"
-            ),
-            stacklevel=2,
+        warn(
+            "user namespaces are not allowed here: worlds of AppWorld are kept from files by Landlock and from the "
+            f"network by a filter of system calls ({ready['missing']})"
         )

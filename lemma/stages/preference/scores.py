@@ -8,7 +8,6 @@ cached under a hash of everything they depend on; or at every step, with the ada
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from lemma.core.errors import LemmaWarning
+from lemma.core.errors import warn
 from lemma.core.faults import fault_point
 from lemma.core.files import write_whole
 from lemma.core.ranks import from_leader, is_leader
@@ -138,7 +137,7 @@ def _store(path: Path, flat: np.ndarray) -> None:
         write_whole(path, whole)
     except OSError as error:
         message = f"the reference's log-probabilities could not be kept in {path.parent}: {error.strerror}"
-        warnings.warn(message, LemmaWarning, stacklevel=3)
+        warn(message)
 
 
 def _load(path: Path, size: int) -> np.ndarray | None:
