@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from traceback import extract_tb
 from typing import TypeVar
@@ -111,9 +112,10 @@ def _column(reward: Reward, name: str, items: Sequence[RewardInput]) -> list[flo
     watch = None if limit is None else Stopwatch(limit * max(1, len(items)) if at_once else limit)
     with watch or nullcontext():
         if not at_once:
-            return [_value(reward, name, item, watch) for item in items]
+            score = reward.score if watch is None else partial(_timed, watch, reward.score)
+            return [_value(reward, name, item, score) for item in items]
         try:
-            return _timed(watch, reward.score_all, items)
+            return reward.score_all(items) if watch is None else _timed(watch, reward.score_all, items)
         except Overdue as error:
             raise _late(reward, name, items) from error
 
@@ -136,9 +138,9 @@ def _awaited_column(reward: Reward, name: str, items: Sequence[RewardInput]) -> 
     return [column[place] for place in range(len(items))]
 
 
-def _value(reward: Reward, name: str, item: RewardInput, watch: Stopwatch | None) -> float | None:
+def _value(reward: Reward, name: str, item: RewardInput, score: Callable[[RewardInput], float | None]) -> float | None:
     try:
-        return _timed(watch, reward.score, item)
+        return score(item)
     except Overdue as error:
         raise _late(reward, name, [item]) from error
     except UserError:
@@ -147,10 +149,8 @@ def _value(reward: Reward, name: str, item: RewardInput, watch: Stopwatch | None
         raise RewardFailed(reward, name, item.completion, error) from error
 
 
-def _timed(watch: Stopwatch | None, work: Callable[[Given], Found], given: Given) -> Found:
+def _timed(watch: Stopwatch, work: Callable[[Given], Found], given: Given) -> Found:
     """The result of `work`; Overdue if the watch runs out first."""
-    if watch is None:
-        return work(given)
     watch.begin()
     try:
         return work(given)

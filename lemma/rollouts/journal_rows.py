@@ -86,6 +86,10 @@ def _number(value: float) -> str:
     return repr(value) if math.isfinite(value) else _others(value)
 
 
+def _tuple(values: tuple[Any, ...]) -> str:
+    return f"[{', '.join([_KINDS.get(type(value), _others)(value) for value in values])}]" if values else "[]"
+
+
 _others = json.JSONEncoder(ensure_ascii=False).encode
 _KINDS: dict[type, Callable[[Any], str]] = {
     str: encode_basestring,
@@ -93,5 +97,5 @@ _KINDS: dict[type, Callable[[Any], str]] = {
     int: repr,
     float: _number,
     type(None): {None: "null"}.__getitem__,
-    tuple: lambda values: f"[{', '.join(_json(values))}]",
+    tuple: _tuple,
 }
