@@ -24,6 +24,7 @@ from tests.reports.made_runs import (
     write_byte_tokenizer,
     write_journal,
 )
+from tests.reports.test_runs_cli import evaluate
 
 VIEWS = ("overview", "curves", "time", "evaluations", "completions")
 PHONE = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 1, "has_touch": True}
@@ -142,6 +143,25 @@ def test_the_overview_tells_state_warnings_and_recipe(small: Path, tmp_path: Pat
     assert "6 of 6 steps" in text and "grpo" in text
     assert "90% of the completions are cut off" in text and "step 2" in text
     assert "built-in arithmetic" in text
+
+
+def test_the_overview_has_the_latest_evaluation_of_each_stage(small: Path, tmp_path: Path, page: Page) -> None:
+    run = Path(shutil.copytree(small, tmp_path / "run"))
+    evaluate(run / "evaluations" / "grpo" / "step-000000", [False] * 4)
+    evaluate(run / "evaluations" / "grpo" / "step-000006", [False] * 1 + [True] * 3)
+    rows = page.open(write(tmp_path, run)).locator("[aria-label='Latest evaluations'] tbody tr")
+    assert rows.count() == 1 and "grpo, step 6" in rows.inner_text() and "75.0%" in rows.inner_text()
+
+
+def test_completions_open_on_a_group_that_teaches_something(tmp_path: Path, page: Page) -> None:
+    recipe(tmp_path / "run", steps=1)
+    measure(tmp_path / "run", [1], total=1)
+    dead = [sample(1, g, n, "1 + 1 = 2", verdict="right", reward=1.0) for g in range(30) for n in range(4)]
+    write_journal(tmp_path / "run", 1, [*dead, *(sample(1, 30, n, "1 + 1 = 2") for n in range(4))])
+    tab = page.open(write(tmp_path, tmp_path / "run") + "#completions")
+    tab.wait_for_selector("#detail h2")
+    assert "group 30, sample 0" in tab.locator("#detail h2").inner_text()
+    assert tab.locator("#list").evaluate("list => list.scrollTop") > 0, "its row is in sight"
 
 
 def test_time_is_split_and_what_held_steps_back_is_named(small: Path, tmp_path: Path, page: Page) -> None:

@@ -2,7 +2,7 @@
 
 const MOST_ROWS = 200, MOST_SPANS = 6000, MOST_FOUND = 500;
 const browse = {
-  run: 0, source: null, key: null, place: 0, verdict: "", low: "", high: "", problem: "", search: "", everywhere: false,
+  run: 0, source: null, key: null, place: null, verdict: "", low: "", high: "", problem: "", search: "", everywhere: false,
   color: setting("color", "logprob"), rows: [], shown: MOST_ROWS, busy: 0, found: null,
 };
 
@@ -74,9 +74,22 @@ async function refresh() {
     list?.replaceChildren(el("p", { class: "worse" }, `The samples cannot be read: ${error.message}`));
     return;
   }
-  browse.shown = MOST_ROWS;
-  browse.place = Math.min(browse.place, Math.max(0, browse.rows.length - 1));
+  const isFirst = browse.place === null;
+  browse.place = Math.min(browse.place ?? firstMixed(browse.rows), Math.max(0, browse.rows.length - 1));
+  browse.shown = Math.max(MOST_ROWS, browse.place + 1);
   drawList(); drawDetail();
+  const current = isFirst && list?.querySelector("[aria-current]");
+  if (current) list.scrollTop = current.getBoundingClientRect().top - list.getBoundingClientRect().top - list.clientHeight / 2;
+}
+
+// A group to begin with: its samples were not all graded alike, so there are advantages to see.
+function firstMixed(rows) {
+  const first = new Map();
+  for (const { sample } of rows) {
+    if (!first.has(sample.group)) first.set(sample.group, sample.verdict);
+    else if (first.get(sample.group) !== sample.verdict) return rows.findIndex((row) => row.sample.group === sample.group);
+  }
+  return 0;
 }
 
 const rowsOf = (chunk, meta) => chunk.samples.filter((s) => matches(s, chunk.prompts[s.prompt])).map((sample) => ({ sample, chunk, meta }));

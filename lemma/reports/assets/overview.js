@@ -50,6 +50,7 @@ function runCard(run, i) {
     el("ol", { class: "stages" }, run.stages.map((stage) => stageRow(run, stage))),
     lastStage(run) ? el("p", { class: "note" }, `Stage ${lastStage(run)}: the mean of its last three rows of metrics, compared with its first three.`) : null,
     el("div", { class: "tiles" }, tiles(run, i)),
+    latestScores(run),
     attention(run),
     el("details", { open: store.data.runs.length === 1 }, el("summary", {}, el("h3", {}, "The recipe in words")), inWords(run.words)),
     el("details", {}, el("summary", {}, el("h3", {}, "The whole recipe")), el("pre", { class: "code", tabindex: "0" }, run.recipe)),
@@ -83,6 +84,15 @@ function tiles(run, index) {
       el("strong", {}, show(last)),
       el("span", { class: `change ${way}` }, values.length > 3 ? `from ${show(first)}` : ""), sparkline(values, colorOf(index)));
   });
+}
+
+// The newest evaluation of each stage, or of a finished model, on each benchmark.
+function latestScores(run) {
+  const newest = new Map(run.evaluations.map((row) => [[row.stage || row.evaluation, row.benchmark, row.metric].join("\n"), row]));
+  if (!newest.size) return null;
+  return el("div", { class: "tall" }, el("h3", {}, "Latest evaluations"),
+    table(["evaluation", "benchmark", "metric", "right, with 95% interval"],
+      [...newest.values()].map((row) => [row.evaluation, row.benchmark, row.metric, intervalBar(row)]), "Latest evaluations", true));
 }
 
 const mean = (values) => values.reduce((sum, v) => sum + v, 0) / (values.length || 1);
