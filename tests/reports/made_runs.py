@@ -17,6 +17,7 @@ from lemma.algorithms.parts.signals import write_tokens
 from lemma.core.events import Measured, Said, StageStarted
 from lemma.core.files import JsonLines
 from lemma.core.types import Group, Message, Problem
+from lemma.evaluation.results import EvalRow, make_report, write_report
 from lemma.models.tiny import tiny_tokenizer
 from lemma.recipe import load_recipe
 from lemma.reporting.logfile import LogFile
@@ -178,3 +179,22 @@ def long_run(folder: Path, steps: int, samples: int, tokens: int) -> Path:
         for step in range(2, steps + 1):
             os.link(first, first.with_name(f"step-{step:06d}{first.suffix}"))
     return folder
+
+
+def evaluate(folder: Path, right: list[bool]) -> None:
+    """A finished evaluation of one sample a problem, as `lemma eval` writes it."""
+    settings = {
+        "metric": "avg", "ties": "average", "n": len(right), "k": 1, "temperature": 0.0, "top_p": 1.0, "max_tokens": 9,
+        "format": {"name": "boxed"}, "format_hash": "x", "grader": "lemma", "engine": "native", "seed": 0,
+    }  # fmt: skip
+    said = {"prompt": "", "completion": "", "extracted": "1", "gold": ["1"], "reason": "", "format_ok": True}
+    said |= {"faults": [], "finish": "stop", "tokens": 3, "reasoning": None}
+    rows = [
+        EvalRow("held-out", f"p{i}", 0, f"question {i}", verdict="right" if ok else "wrong", **said)
+        for i, ok in enumerate(right)
+    ]
+    folder.mkdir(parents=True)
+    (folder / "settings.json").write_text(
+        json.dumps({"version": 1, "model": {"name": "m"}, "benchmarks": {"held-out": settings}})
+    )
+    write_report(folder, make_report({"name": "m"}, {"held-out": settings}, {"held-out": rows}))

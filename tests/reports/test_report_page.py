@@ -14,6 +14,7 @@ from lemma.cli import main
 from lemma.runs.card_contamination import write_record
 from tests.reports.conftest import Page
 from tests.reports.made_runs import (
+    evaluate,
     log_ratio,
     long_run,
     measure,
@@ -24,7 +25,6 @@ from tests.reports.made_runs import (
     write_byte_tokenizer,
     write_journal,
 )
-from tests.reports.test_runs_cli import evaluate
 
 VIEWS = ("overview", "curves", "time", "evaluations", "completions")
 PHONE = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 1, "has_touch": True}

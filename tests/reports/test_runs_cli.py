@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from lemma.cli import main
-from lemma.evaluation.results import EvalRow, make_report, write_report
 from lemma.learning.checkpoint import CheckpointStore
 from lemma.reports.run_table import in_bytes, in_days, size_of
-from tests.reports.made_runs import recipe, small_run
+from tests.reports.made_runs import evaluate, recipe, small_run
 from tests.stages.sft_world import World
 
 
@@ -95,25 +94,6 @@ def test_sizes_and_ages_in_words() -> None:
         "7 B", "12 kB", "1.2 MB", "456 MB", "7890 GB",
     ]  # fmt: skip
     assert [in_days(age) for age in (5, 130, 7300, 200_000)] == ["5 s", "2 min", "2 h", "2 d"]
-
-
-def evaluate(folder: Path, right: list[bool]) -> None:
-    """A finished evaluation of one sample a problem, as `lemma eval` writes it."""
-    settings = {
-        "metric": "avg", "ties": "average", "n": len(right), "k": 1, "temperature": 0.0, "top_p": 1.0, "max_tokens": 9,
-        "format": {"name": "boxed"}, "format_hash": "x", "grader": "lemma", "engine": "native", "seed": 0,
-    }  # fmt: skip
-    said = {"prompt": "", "completion": "", "extracted": "1", "gold": ["1"], "reason": "", "format_ok": True}
-    said |= {"faults": [], "finish": "stop", "tokens": 3, "reasoning": None}
-    rows = [
-        EvalRow("held-out", f"p{i}", 0, f"question {i}", verdict="right" if ok else "wrong", **said)
-        for i, ok in enumerate(right)
-    ]
-    folder.mkdir(parents=True)
-    (folder / "settings.json").write_text(
-        json.dumps({"version": 1, "model": {"name": "m"}, "benchmarks": {"held-out": settings}})
-    )
-    write_report(folder, make_report({"name": "m"}, {"held-out": settings}, {"held-out": rows}))
 
 
 def test_two_runs_are_compared_by_options_curves_and_paired_test(
