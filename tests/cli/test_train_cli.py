@@ -65,7 +65,7 @@ stages:
         (["--ranks", "0"], "--ranks 0 is not a number of processes"),
         (["--ranks", "2", "--speakers", "2"], "--ranks 2 leaves nobody to learn next to 2 speakers"),
         (["--ranks", "2", "--set", "cluster.shard=weights"], "cluster.shard: weights leaves no whole weights"),
-        ([*FLYING, "--set", "stages.rl.rollout.engine=transformers"], "of the engine transformers do not go on"),
+        ([*FLYING, "--set", "stages.rl.rollout.engine=transformers"], "of the engine transformers cannot continue"),
     ],
 )
 def test_a_dry_run_refuses_what_cannot_run(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
