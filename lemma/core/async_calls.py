@@ -26,6 +26,7 @@ class Caller:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def call(self, function: Callable[..., Any], *arguments: Any, seconds: float | None = None) -> Any:
@@ -39,6 +40,9 @@ class Caller:
         import asyncio
 
         loop = self._running()
+        if threading.current_thread() is self._thread:
+            given.close()
+            raise RuntimeError("this is called on the event loop, which cannot wait for itself: await it there")
         future = asyncio.run_coroutine_threadsafe(_awaited(given), loop)
         try:
             return future.result(seconds)
@@ -77,7 +81,8 @@ class Caller:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="async calls", daemon=True).start()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="async calls", daemon=True)
+                self._thread.start()
             return self._loop
 
     def close(self) -> None:

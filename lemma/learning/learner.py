@@ -72,6 +72,7 @@ class Learner:
         seed: int = 0,
         temperature: float = 1.0,
         compile_blocks: bool = False,
+        may_flash: bool = True,
         share_prompts: bool | None = None,
         shard: Split = "none",
         say: Callable[[str], None] = lambda text: None,
@@ -79,7 +80,7 @@ class Learner:
         self.policy = policy
         self.optim = optim
         self.token_budget = min(gather_over_ranks(token_budget, "the token budget"))
-        agree_on_flash(not compile_blocks, say)
+        agree_on_flash(may_flash and not compile_blocks, say)
         self.total_steps = total_steps
         self.temperature = temperature
         self.is_compiled = compile_blocks
@@ -87,8 +88,7 @@ class Learner:
         self.optimiser = make_optimiser(policy, optim, shard)
         # Ranks that make a pass together cannot leave it one by one.
         self._retried = () if policy.is_split else (torch.OutOfMemoryError,)
-        self._seed = seed
-        self._say = say
+        self._seed, self._say = seed, say
         self._has_dropout = bool(dropouts(policy.module))
         wants_sharing = policy.device.type == "cuda" if share_prompts is None else share_prompts
         may_share = wants_sharing and not self._has_dropout and can_share(policy.module)

@@ -68,11 +68,12 @@ def is_flash_allowed() -> bool:
 
 def flash_kernel(query_THD: torch.Tensor, key_THD: torch.Tensor, window: int | None) -> PackAttention | None:
     """The kernel for such queries and keys; None where torch's is to be used."""
+    if not _state.is_allowed:
+        return None
     (_, heads, size), kv_heads = query_THD.shape, key_THD.shape[1]
     deterministic = torch.are_deterministic_algorithms_enabled()
     about = (query_THD.device, query_THD.dtype, heads, kv_heads, size, window is not None, deterministic)
-    kernel = _tried_kernel(AttentionKind(*about))
-    return kernel if _state.is_allowed else None
+    return _tried_kernel(AttentionKind(*about))
 
 
 @cache

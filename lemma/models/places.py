@@ -36,11 +36,15 @@ def resolve(path: str) -> str:
     if folder.is_dir():
         raise UserError(f"the folder {path} holds no model", fix="give a folder with a config.json or a .gguf file")
     if looks_like_path(path) or path.endswith(".gguf"):
-        siblings = [p.name for p in folder.parent.glob("*") if _is_run(p) or _model_in(p) or any(p.glob("*.gguf"))]
+        siblings = [p.name for p in folder.parent.glob("*") if _is_run(p) or _model_in(p) or _has_gguf(p)]
         written = path.rstrip("/")
         fix = nearest(folder.name, siblings, prefix=written[: len(written) - len(folder.name)])
         raise UserError(f"there is no model folder {path}", fix=fix)
     return path
+
+
+def _has_gguf(path: Path) -> bool:
+    return path.suffix == ".gguf" or any(path.glob("*.gguf"))
 
 
 def _is_run(folder: Path) -> bool:

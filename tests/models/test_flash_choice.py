@@ -120,3 +120,11 @@ def test_scores_come_from_the_kernel_of_the_update(
     learner = Learner(policy, OptimOptions(), token_budget=64, total_steps=1, compile_blocks=compiled)
     learner.score(trajectories((9, 14)))
     assert bool(used) == (not compiled and not failed)
+
+
+def test_a_second_learner_may_keep_to_the_choice_of_the_first(state: FlashState) -> None:
+    """A critic is not compiled, and its policy may be."""
+    policy, critic = tiny_policy(), tiny_policy()
+    Learner(policy, OptimOptions(), token_budget=64, total_steps=1, compile_blocks=True)
+    Learner(critic, OptimOptions(), token_budget=64, total_steps=1, may_flash=False)
+    assert not flash_attention.is_flash_allowed()

@@ -212,6 +212,7 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     assert "b.gguf is not a GGUF file" in refusal(tmp_path / "b.gguf")
     assert "c.txt is a file, not a model" in refusal(tmp_path / "c.txt")
     assert "there is no model folder" in refusal(tmp_path / "d.gguf")
+    assert "aa.gguf; did you mean" in refusal(tmp_path / "aa.gguf") and "a.gguf'" in refusal(tmp_path / "aa.gguf")
 
 
 def test_a_file_that_was_cut_or_damaged(file: Path, tmp_path: Path) -> None:

@@ -98,6 +98,10 @@ async def for_verl(solution_str, ground_truth):
 async def for_openrlhf(queries, prompts, labels):
     return await asyncio.gather(*[one(query[len(prompt):]) for query, prompt in zip(queries, prompts)])
 
+async def nested(completions, **columns):
+    from lemma.core.async_calls import result_of
+    return [result_of(one(text)) for text in completions]
+
 async def hangs(completions, **columns):
     await asyncio.sleep(600)
 
@@ -134,6 +138,8 @@ def test_async_functions_that_fail_are_named(async_file: str) -> None:
         scores({"trl": f"{async_file}:gives_up"})
     with pytest.raises(RewardFailed, match=r"'cancelled' failed with CancelledError"):
         scores({"trl": f"{async_file}:cancelled"})
+    with pytest.raises(RewardFailed, match=r"'nested' failed with RuntimeError: .* cannot wait for itself: await it"):
+        scores({"trl": f"{async_file}:nested"})
     began = time.monotonic()
     with pytest.raises(UserError, match=r"'hangs' took longer than 0.1 s on each of 2"):
         scores({"name": "trl", "function": f"{async_file}:hangs", "seconds": 0.1})

@@ -153,6 +153,7 @@ def make_critic(stage: Stage, options: ReinforcementOptions, total: int, budget:
         token_budget=budget,
         total_steps=total * options.algorithm.updates,
         seed=stage.seed,
+        may_flash=not stage.model.compile,  # one choice for the process, which the policy's learner has made
         share_prompts=stage.model.share_prompts,
         shard=stage.shard,
         say=stage.warn,
