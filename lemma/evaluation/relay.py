@@ -2,7 +2,7 @@
 
 The engine spends its time waiting for the device, which leaves the interpreter to the other thread. An engine that
 says when it waits (`while_waiting`) has the interpreter to itself otherwise, so that the device never waits for the
-reader. Only one thread uses the engine at a time: the reader hands in all requests before the caller starts to generate.
+reader. Only one thread uses the engine at a time: all requests are submitted before the caller starts to generate.
 """
 
 from __future__ import annotations
