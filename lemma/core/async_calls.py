@@ -41,7 +41,8 @@ class Caller:
 
         loop = self._running()
         if threading.current_thread() is self._thread:
-            given.close()
+            if inspect.iscoroutine(given):
+                given.close()  # otherwise Python complains that it was never awaited
             raise RuntimeError("this is called on the event loop, which cannot wait for itself: await it there")
         future = asyncio.run_coroutine_threadsafe(_awaited(given), loop)
         try:
