@@ -60,7 +60,7 @@ def refusal(path: object, **options: Any) -> str:
 
 def test_a_folder_that_is_not_there(copied: Path) -> None:
     wrong = copied.with_name("copid")
-    assert refusal(wrong) == f"there is no model folder {wrong}; did you mean 'copied'?"
+    assert refusal(wrong) == f"there is no model folder {wrong}; did you mean '{copied}'?"
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
