@@ -1,7 +1,8 @@
 """Calls of other people's functions, plain or `async`, from any thread.
 
 Everything `async` runs on one event loop in a background thread. A client or a semaphore that a user's module keeps
-belongs to the loop on which it was first used, so there must not be a new loop for each call.
+belongs to the loop on which it was first used, so there must not be a new loop for each call. It computes on the GPU of
+whoever calls.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import threading
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from lemma.core.thread_gpu import gpu_of_thread, use_gpu
 
 if TYPE_CHECKING:
     import asyncio
@@ -44,7 +47,7 @@ class Caller:
             if inspect.iscoroutine(given):
                 given.close()  # otherwise Python complains that it was never awaited
             raise RuntimeError("this is called on the event loop, which cannot wait for itself: await it there")
-        future = asyncio.run_coroutine_threadsafe(_awaited(given), loop)
+        future = asyncio.run_coroutine_threadsafe(_awaited(given, gpu_of_thread()), loop)
         try:
             return future.result(seconds)
         except TimeoutError:
@@ -63,8 +66,8 @@ class Caller:
         `seconds`. Those that have not ended when the iteration stops are cancelled."""
         import asyncio
 
-        loop, ended = self._running(), SimpleQueue[tuple[int, "Future[Any]"]]()
-        futures = [asyncio.run_coroutine_threadsafe(_awaited(one), loop) for one in given]
+        loop, ended, gpu = self._running(), SimpleQueue[tuple[int, "Future[Any]"]](), gpu_of_thread()
+        futures = [asyncio.run_coroutine_threadsafe(_awaited(one, gpu), loop) for one in given]
         try:
             for place, future in enumerate(futures):
                 future.add_done_callback(lambda done, place=place: ended.put((place, done)))  # type: ignore[misc]
@@ -98,9 +101,11 @@ class Caller:
         self.close()
 
 
-async def _awaited(given: Any) -> Any:
-    """What was awaited. Nothing that it raises ends the loop, on which others wait as well."""
+async def _awaited(given: Any, gpu: int | None) -> Any:
+    """What was awaited, with `gpu` as the current one. Nothing that it raises ends the loop, on which others wait as
+    well."""
     try:
+        use_gpu(gpu)
         return await given
     except (SystemExit, KeyboardInterrupt) as error:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error

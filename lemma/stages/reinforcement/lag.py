@@ -19,6 +19,7 @@ from typing import Any, Literal
 from lemma.algorithms import Algorithm
 from lemma.core.errors import UserError
 from lemma.core.ranks import aside, may_go_aside
+from lemma.core.thread_gpu import gpu_of_thread, use_gpu
 from lemma.engines.protocol import Engine, EngineError
 from lemma.learning.divergence import check_speaks
 from lemma.models.policy import Policy
@@ -128,11 +129,12 @@ class Ahead:
 
 
 class _SamplingThread:
-    """One thread for all steps: workers of graders and environments do not outlive the thread that starts them."""
+    """One thread for all steps: workers of graders and environments do not outlive the thread that starts them. Rewards
+    run in it, on the GPU of the thread that made it."""
 
     def __init__(self) -> None:
         self._tasks: SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="sampling ahead", daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(gpu_of_thread(),), name="sampling ahead", daemon=True)
         self._thread.start()
 
     def begin(self, work: Callable[[], None]) -> Future[None]:
@@ -145,7 +147,8 @@ class _SamplingThread:
         self._tasks.put(None)
         self._thread.join(timeout=END_SECONDS)
 
-    def _work(self) -> None:
+    def _work(self, gpu: int | None) -> None:
+        use_gpu(gpu)
         while (task := self._tasks.get()) is not None:
             work, future = task
             try:
