@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from traceback import extract_tb
-from typing import TypeVar
+from typing import TypeVar, cast
 
-from lemma.core.async_calls import as_they_end
+from lemma.core.async_calls import as_they_end, result_of
 from lemma.core.deadlines import Overdue, Stopwatch
 from lemma.core.errors import UserError
 from lemma.rewards.reward import Reward, RewardInput, WrongReturn
@@ -112,10 +112,10 @@ def _column(reward: Reward, name: str, items: Sequence[RewardInput]) -> list[flo
     watch = None if limit is None else Stopwatch(limit * max(1, len(items)) if at_once else limit)
     with watch or nullcontext():
         if not at_once:
-            score = reward.score if watch is None else partial(_timed, watch, reward.score)
+            score = partial(_timed, watch, reward.score)
             return [_value(reward, name, item, score) for item in items]
         try:
-            return reward.score_all(items) if watch is None else _timed(watch, reward.score_all, items)
+            return _timed(watch, reward.score_all, items)
         except Overdue as error:
             raise _late(reward, name, items) from error
 
@@ -149,13 +149,15 @@ def _value(reward: Reward, name: str, item: RewardInput, score: Callable[[Reward
         raise RewardFailed(reward, name, item.completion, error) from error
 
 
-def _timed(watch: Stopwatch, work: Callable[[Given], Found], given: Given) -> Found:
-    """The result of `work`; Overdue if the watch runs out first."""
-    watch.begin()
+def _timed(watch: Stopwatch | None, work: Callable[[Given], Found], given: Given) -> Found:
+    """The result of `work`, awaited where it is to be; Overdue if the watch runs out first."""
+    if watch is not None:
+        watch.begin()
     try:
-        return work(given)
+        return cast("Found", result_of(work(given)))
     finally:
-        watch.end()
+        if watch is not None:
+            watch.end()
 
 
 def _late(reward: Reward, name: str, items: Sequence[RewardInput]) -> UserError:

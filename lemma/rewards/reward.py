@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lemma.config import Options
 from lemma.core.types import Finish, Outcome, Problem
@@ -150,12 +151,14 @@ class Reward(Options):
 
     @property
     def is_async(self) -> bool:
-        """Whether it is scored with `score_async`, all completions of a batch at the same time."""
-        return False
+        """Whether it is scored with `score_async`, all completions of a batch at the same time: where a class from
+        outside defines `score` as `async`."""
+        return inspect.iscoroutinefunction(self.score) and type(self).score_all is Reward.score_all
 
     async def score_async(self, item: RewardInput) -> float | None:
         """As `score`, of a reward that is `async`."""
-        raise AssertionError("a reward that is async defines score_async")
+        found: Any = self.score(item)
+        return await found
 
     def score_all(self, items: Sequence[RewardInput]) -> list[float | None]:
         """The rewards of a batch."""

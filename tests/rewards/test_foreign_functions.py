@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,70 @@ def each_file(tmp_path: Path) -> str:
 @pytest.mark.parametrize("name", ["own", "theirs"])
 def test_async_functions_of_one_completion_run_concurrently(each_file: str, name: str) -> None:
     assert scores({"name": f"{each_file}:{name}", "seconds": 20}) == [1.0, 2.0]
+
+
+CLASSES = """
+from lemma.rewards import Reward
+from each import asyncio, fails, hangs, meet
+
+class Own(Reward):
+    times: float = 1.0
+
+    async def score(self, item):
+        return self.times * await meet(item.completion)
+
+class Batch(Reward):
+    async def score_all(self, items):
+        return await asyncio.gather(*[meet(item.completion) for item in items])
+
+class Wrapped(Reward):
+    def score(self, item):
+        return asyncio.sleep(0, 0.25)
+
+class Fails(Reward):
+    async def score(self, item):
+        return await fails(item)
+
+class Hangs(Reward):
+    @property
+    def seconds_each(self):
+        return 0.2
+
+    async def score(self, item):
+        return await hangs(item)
+
+class Late(Reward):
+    @property
+    def seconds_each(self):
+        return 0.1
+
+    async def score_all(self, items):
+        await asyncio.sleep(600)
+"""
+
+
+@pytest.fixture
+def class_file(each_file: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    path = Path(each_file).with_name("classes.py")
+    path.write_text(CLASSES)
+    monkeypatch.syspath_prepend(str(path.parent))
+    monkeypatch.delitem(sys.modules, "each", raising=False)
+    return str(path)
+
+
+def test_async_classes_are_awaited(class_file: str) -> None:
+    assert scores({"name": f"{class_file}:Own", "times": 2.0}) == [2.0, 4.0], "and concurrently"
+    assert scores(f"{class_file}:Batch") == [1.0, 2.0]
+    assert scores(f"{class_file}:Wrapped") == [0.25, 0.25]
+
+
+def test_async_classes_that_fail_are_named(class_file: str) -> None:
+    with pytest.raises(RewardFailed, match=r"each.py:\d+: reward 'Fails' failed with ValueError: no such .*'55'"):
+        scores(f"{class_file}:Fails")
+    with pytest.raises(UserError, match=r"'Hangs' took longer than 0.2 s on the completion '55'"):
+        scores(f"{class_file}:Hangs")
+    with pytest.raises(UserError, match=r"'Late' took longer than 0.1 s on each of 2 completions"):
+        scores(f"{class_file}:Late")
 
 
 def test_a_plain_function_that_returns_an_awaitable(each_file: str) -> None:
