@@ -23,7 +23,7 @@ from lemma.core.types import Scope, Trajectory
 from lemma.learning.divergence import SKIPS_IN_A_ROW, Diverged
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.optimiser import Split, learning_rate
-from lemma.learning.pack_dealing import by_all_ranks, deal_packs
+from lemma.learning.pack_dealing import by_all_ranks, deal_packs, first_pass
 from lemma.learning.split_optimiser import make_optimiser
 from lemma.learning.token_scores import TokenScores
 from lemma.learning.whole_batch import Sums, evaluate_batch, pull
@@ -80,12 +80,12 @@ class Learner:
         self.policy = policy
         self.optim = optim
         self.token_budget = min(gather_over_ranks(token_budget, "the token budget"))
-        agree_on_flash(may_flash and not compile_blocks, say)
         self.total_steps = total_steps
         self.temperature = temperature
         self.is_compiled = compile_blocks
         self.step_count = self.skipped = 0
         self.optimiser = make_optimiser(policy, optim, shard)
+        agree_on_flash(may_flash and not compile_blocks, say, lambda: first_pass(policy))
         # Ranks that make a pass together cannot leave it one by one.
         self._retried = () if policy.is_split else (torch.OutOfMemoryError,)
         self._seed, self._say = seed, say

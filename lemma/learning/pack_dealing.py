@@ -59,6 +59,14 @@ def by_all_ranks(
     return gather_over_ranks(mine, place)
 
 
+def first_pass(policy: Policy | Critic) -> None:
+    """Where weights are split, try every kernel on this device: a probe has seen the model in host memory only."""
+    if policy.is_split:
+        policy.module.eval()
+        with in_step("the first pass"):
+            _pass_empty(policy, learns=False)
+
+
 def _passes_of_ranks(packs: Sequence[Sequence[int]], trajectories: Sequence[Trajectory]) -> list[int]:
     """How many packs of each rank go through the model: those with something to predict."""
     counts = [

@@ -52,9 +52,13 @@ class FlashState:
 _state = FlashState()
 
 
-def agree_on_flash(wanted: bool, say: Callable[[str], None]) -> None:
-    """Have all ranks use it, or none: where it is `wanted`, and none of them has found it broken or wrong. Compiled
-    blocks always use torch's kernel, and scores are computed by the kernel of the update."""
+def agree_on_flash(wanted: bool, say: Callable[[str], None], first_use: Callable[[], None]) -> None:
+    """Have all ranks use it, or none: where it is `wanted`, and none of them has found it broken or wrong. The first
+    use for each kind of attention tells, so they agree after `first_use`. Compiled blocks always use torch's kernel,
+    and scores are computed by the kernel of the update."""
+    _state.is_allowed = wanted
+    if wanted:
+        first_use()
     is_sound = not any(gather_over_ranks(_state.has_failed, "the kernel of attention"))
     _state.is_allowed = wanted and is_sound
     if not is_sound:

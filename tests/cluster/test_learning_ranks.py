@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -16,7 +18,7 @@ from lemma.learning import parameter_pieces as pieces
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.optimiser import Optimiser
-from lemma.models import flash_attention
+from lemma.models import attention, flash_attention
 from lemma.models.memory import Shape
 from lemma.models.model_options import ModelOptions
 from lemma.models.policy import Policy
@@ -94,6 +96,46 @@ def uses_flash(failing: int | None) -> bool:
 def test_all_ranks_use_the_same_kernel_of_attention(crew: Crew) -> None:
     assert crew.run(2, uses_flash, None, slots=2) == [True, True]
     assert crew.run(2, uses_flash, 1, slots=2) == [False, False]
+
+
+def first_uses_flash(failing: int | None, shard: str) -> tuple[int, bool, int]:
+    """As above, where it is found wrong when it is first used on this rank: how often it was used before the ranks
+    agreed, whether it may be used after that, and how often it is in a step."""
+    state, used = flash_attention.FlashState(is_allowed=False), []
+
+    def kernel(*parts: Any) -> torch.Tensor:
+        used.append(parts)
+        return attention._bucketed(*parts)
+
+    @cache
+    def tried(kind: object) -> Any:
+        if ranks.rank() != failing:
+            return kernel
+        flash_attention._has_failed("it is wrong here")
+        return None
+
+    with (
+        mock.patch.object(flash_attention, "_state", state),
+        mock.patch.object(flash_attention, "_tried_kernel", tried),
+        mock.patch.object(attention, "has_varlen", lambda *_: True),
+        mock.patch.object(attention, "varlen", attention._bucketed),
+        warnings.catch_warnings(action="ignore"),
+    ):
+        learner = learner_of(policy_in("float32"), shard)
+        before = len(used)
+        learner.step(trajectories((7, 31, 5, 12, 2, 40)), NegativeLogLikelihood())
+        return before, flash_attention.is_flash_allowed(), len(used) - before
+
+
+def test_ranks_that_split_the_weights_agree_after_the_first_use(crew: Crew) -> None:
+    """Their model was probed in host memory, where there is no such kernel."""
+    found = crew.run(2, first_uses_flash, None, "weights", slots=2)
+    assert all(before > 0 and is_allowed and later > 0 for before, is_allowed, later in found)
+    found = crew.run(2, first_uses_flash, 1, "weights", slots=2)
+    assert [one[1:] for one in found] == [(False, 0)] * 2
+    assert [before for before, _, _ in crew.run(2, first_uses_flash, None, "none", slots=2)] == [0, 0], (
+        "no pass is added"
+    )
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
