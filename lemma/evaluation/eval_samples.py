@@ -167,9 +167,8 @@ class BenchmarkJudge(Judge):
 
     def read_ahead(self, completions: Sequence[Completion]) -> None:
         """Texts of completions that are episodes by themselves, before they are heard one by one."""
-        texts = texts_of([(one.ids, one.finish) for one in completions], self.tokenizer, self.ends)
-        if texts is not None:
-            self._texts.update(zip((one.order for one in completions), texts, strict=True))
+        texts = texts_of([(one.ids, one.finish) for one in completions], self.detokenizer, self.ends)
+        self._texts.update(zip((one.order for one in completions), texts, strict=True))
 
     def said_last(self, episode: Episode) -> str:
         text = self._texts.pop(episode.order, None)

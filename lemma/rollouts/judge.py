@@ -11,6 +11,7 @@ import numpy as np
 
 from lemma.core.types import Outcome, Problem
 from lemma.formats import Format
+from lemma.formats.detokenizer import Detokenizer
 from lemma.grading import DEFAULT, GradingService, Rules
 from lemma.rewards import Reward, RewardInput, combine
 from lemma.rollouts.episode import Episode, Turn
@@ -44,6 +45,7 @@ class Judge:
     ):
         self.fmt, self.rewards, self.tokenizer = fmt, list(rewards), tokenizer
         self.service, self.rules, self.ends = service, rules, frozenset(ends)
+        self.detokenizer = Detokenizer(tokenizer)
         self.needs_verdict = grade or any(reward.needs_verdict for reward in rewards)
         self.seconds = 0.0
         """Time that reading, waiting for verdicts and scoring took so far."""
@@ -59,10 +61,9 @@ class Judge:
         """The texts of what was said last, of many at once; `begin` reads what has none."""
         began = time.perf_counter()
         last = [episode.turns[-1] for episode in episodes]
-        texts = texts_of([(turn.ids, turn.finish) for turn in last], self.tokenizer, self.ends)
-        if texts is not None:
-            for turn, text in zip(last, texts, strict=True):
-                turn.text = text
+        texts = texts_of([(turn.ids, turn.finish) for turn in last], self.detokenizer, self.ends)
+        for turn, text in zip(last, texts, strict=True):
+            turn.text = text
         self.seconds += time.perf_counter() - began
 
     def reads(self, problem: Problem, episode: Episode) -> tuple[Format, Rules]:
@@ -71,7 +72,7 @@ class Judge:
 
     def text(self, turn: Turn) -> str:
         """What was said in a turn, without the token that ended it."""
-        return text_of(turn.ids, turn.finish, self.tokenizer, self.ends)
+        return text_of(turn.ids, turn.finish, self.detokenizer, self.ends)
 
     def said_last(self, episode: Episode) -> str:
         """The text of an episode's last turn."""
@@ -115,25 +116,16 @@ class Judge:
         return [one.episode for one in pending]
 
 
-def text_of(ids: np.ndarray, finish: str, tokenizer: Any, ends: Collection[int] = ()) -> str:
+def text_of(ids: np.ndarray, finish: str, detokenizer: Detokenizer, ends: Collection[int] = ()) -> str:
     """The text of a response; the end token that ended it, the tokenizer's or one of `ends`, is not part of it."""
-    said = _without_end(ids, finish, tokenizer, ends)
-    return tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return detokenizer.text(_without_end(ids, finish, detokenizer.tokenizer, ends))
 
 
 def texts_of(
-    responses: Sequence[tuple[np.ndarray, str]], tokenizer: Any, ends: Collection[int] = ()
-) -> list[str] | None:
-    """`text_of` for many ids and finishes, on all cores; None where this tokenizer decodes in a way of its own."""
-    from transformers import PreTrainedTokenizerFast
-
-    kind = type(tokenizer)
-    if not isinstance(tokenizer, PreTrainedTokenizerFast) or any(
-        getattr(kind, name) is not getattr(PreTrainedTokenizerFast, name) for name in ("decode", "_decode")
-    ):
-        return None
-    said = [_without_end(ids, finish, tokenizer, ends).tolist() for ids, finish in responses]
-    return list(tokenizer.backend_tokenizer.decode_batch(said, skip_special_tokens=False))
+    responses: Sequence[tuple[np.ndarray, str]], detokenizer: Detokenizer, ends: Collection[int] = ()
+) -> list[str]:
+    """`text_of` for many ids and finishes."""
+    return detokenizer.texts([_without_end(ids, finish, detokenizer.tokenizer, ends) for ids, finish in responses])
 
 
 def _without_end(ids: np.ndarray, finish: str, tokenizer: Any, ends: Collection[int]) -> np.ndarray:

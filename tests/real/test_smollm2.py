@@ -19,6 +19,7 @@ from lemma.engines.protocol import Completion, Request, Sampling, generate
 from lemma.engines.stop_strings import ends_of
 from lemma.formats import make_format
 from lemma.formats.boxed import INSTRUCTION
+from lemma.formats.detokenizer import Detokenizer
 from lemma.formats.encode import encode_demonstration, encode_prompt
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
@@ -118,7 +119,7 @@ def test_an_answer_ends_at_the_end_of_its_turn_and_nothing_follows(engine: Nativ
     for one, said in zip(found, SMALL_TALK.values(), strict=True):
         assert one.finish == "stop"
         assert [place for place, token in enumerate(one.ids) if token in ends] == [len(one.ids) - 1]
-        assert text_of(one.ids, one.finish, tokenizer, ends) == said
+        assert text_of(one.ids, one.finish, Detokenizer(tokenizer), ends) == said
 
 
 OWN_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"

@@ -17,6 +17,7 @@ from lemma.data.load_rows import load_problems
 from lemma.engines.native.engine import NativeEngine
 from lemma.engines.protocol import Completion, Sampling
 from lemma.formats import make_format
+from lemma.formats.detokenizer import Detokenizer
 from lemma.formats.encode import encode_prompt
 from lemma.grading import Rules, Verdict
 from lemma.models.load_model import build_policy
@@ -253,10 +254,7 @@ def test_many_texts_are_those_of_each(policy: Policy) -> None:
     responses += [
         (np.array([7, 8, end]), finish) for end in (tokenizer.eos_token_id, 9) for finish in ("stop", "length")
     ]
-    assert texts_of(responses, tokenizer, {9}) == [text_of(*one, tokenizer, {9}) for one in responses]
-
-    class Own(type(tokenizer)):  # type: ignore[misc]
-        def decode(self, *given: object, **named: object) -> str:
-            return "own"
-
-    assert texts_of(responses, Own(tokenizer_object=tokenizer.backend_tokenizer)) is None
+    detokenizer = Detokenizer(tokenizer)
+    texts = texts_of(responses, detokenizer, {9})
+    assert texts == [text_of(*one, detokenizer, {9}) for one in responses]
+    assert texts[-4:] == [tokenizer.decode([7, 8, *end]) for end in ([], [tokenizer.eos_token_id], [], [9])]

@@ -15,6 +15,7 @@ import pytest
 
 from lemma.algorithms import ALGORITHMS
 from lemma.core.types import Message, Problem
+from lemma.formats.detokenizer import Detokenizer
 from lemma.models.model_options import TinyOptions
 from lemma.models.tiny import tiny_config, tiny_tokenizer
 from lemma.rewards import RewardInput
@@ -49,8 +50,9 @@ def test_no_policy_that_does_not_read_the_question_is_above_chance() -> None:
     end, words = tokenizer.eos_token_id, range(tiny_config(TinyOptions(), tokenizer).vocab_size)
     short = [(end,), *((word, end) for word in words)]
     cut = [ids for ids in product(words, repeat=toy.MAX_TOKENS) if end not in ids]
-    responses = {text_of(np.array(ids), "stop", tokenizer) for ids in short}
-    responses |= {text_of(np.array(ids), "length", tokenizer) for ids in cut}
+    detokenizer = Detokenizer(tokenizer)
+    responses = {text_of(np.array(ids), "stop", detokenizer) for ids in short}
+    responses |= {text_of(np.array(ids), "length", detokenizer) for ids in cut}
     problems = [Problem((Message("user", asked),), (gold,)) for asked, gold in toy.QUESTIONS.items()]
 
     def earned(text: str) -> float:
