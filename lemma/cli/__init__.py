@@ -39,8 +39,8 @@ COMMANDS: dict[str, str] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and give its exit code: 0 well, 2 a mistake of the user, 130 interrupted. Without arguments this
-    is a program of its own, whose arguments are the process's."""
+    """Run one command and give its exit code: 0 well, 1 a plan that cannot be carried out, 2 a mistake of the user, 130
+    interrupted. Without arguments this is a program of its own, whose arguments are the process's."""
     return run_and_exit(lambda: _main(None)) if argv is None else _main(argv)
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lemma.cli.local_gpus import gpu_memories, has_driver
 from lemma.cli.parser import Parser, add_recipe, named
 from lemma.cli.plan_data import at_a_time, every, in_words, length_in_words, many
-from lemma.cli.plan_memory import config_file, has_driver, memory_in_words, memory_warnings, read_config
-from lemma.cli.plan_ranks import add_arguments, rank_lines
+from lemma.cli.plan_memory import config_file, memory_in_words, memory_warnings, read_config
+from lemma.cli.plan_ranks import NOTHING_FITS, add_arguments, rank_lines
 from lemma.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Show what a recipe would do. Nothing is written and no model is loaded; of a hub model the configuration is fetched.
 Where a stage's data and the benchmarks it evaluates on are small files on this machine, rows that repeat a benchmark
-problem are counted."""
+problem are counted. The exit code is 1 if something that the run needs is missing, or does not fit into memory."""
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -48,12 +50,30 @@ def run(args: argparse.Namespace) -> int:
     recipe = load_recipe(args.recipe, args.overrides)
     against = _known(args.against) if args.against else None
     tables = rank_lines(recipe, args)  # before anything is printed: a wrong name of a GPU ends it here
-    print_plan(recipe, list(recipe.stages))
+    lacks = print_plan(recipe, list(recipe.stages), is_for_here=not tables)
     print("".join(f"{line}\n" for line in tables), end="")
-    try_prompt(recipe)
+    lacks.is_too_large |= any(NOTHING_FITS in line for line in tables)
+    lacks.is_missing |= not try_prompt(recipe)
     for line in plan_lines(recipe, against, args.data_dir, is_asked=args.check_data or against is not None):
         print(line)
-    return 0
+    print(f"\n{lacks}\n" if lacks else "", end="")
+    return 1 if lacks else 0
+
+
+@dataclass
+class Lacks:
+    """Why a run could not be made as planned."""
+
+    is_missing: bool = False
+    is_too_large: bool = False
+
+    def __bool__(self) -> bool:
+        return self.is_missing or self.is_too_large
+
+    def __str__(self) -> str:
+        missing = ["something that it needs is missing or wrong"] * self.is_missing
+        large = ["a stage does not fit into memory"] * self.is_too_large
+        return f"The run cannot be made as planned: {', and '.join(missing + large)} (see above)."
 
 
 def _known(words: str) -> list[str]:
@@ -63,31 +83,44 @@ def _known(words: str) -> list[str]:
     return [name for name in named(words) if find_benchmark(name)]
 
 
-def print_plan(recipe: Recipe, names: Sequence[str], *, skip: Sequence[str] = (), only: Sequence[str] = ()) -> None:
-    """The plan, and what these stages lack. The hub is asked where the model or the data are there and not here."""
+def print_plan(
+    recipe: Recipe,
+    names: Sequence[str],
+    *,
+    skip: Sequence[str] = (),
+    only: Sequence[str] = (),
+    is_for_here: bool = True,
+) -> Lacks:
+    """The plan, and what these stages lack. The hub is asked where the model or the data are there and not here. Unless
+    it `is_for_here`, nothing is compared with this machine's GPUs."""
     from lemma.cli.plan_data import amount_of
     from lemma.cli.plan_hub import missing
     from lemma.cli.plan_prompts import unused_template
     from lemma.cluster.foreign_configs import foreign_sentences
 
-    sentences = [*foreign_sentences(recipe), *unused_template(recipe), *missing(recipe, names)]
-    amounts = {name: amount_of(recipe, recipe.stages[name], sentences.append) for name in names}
-    sentences += memory_warnings(recipe, names, amounts, has_gpu=has_driver())
+    doubts, lacking = [*foreign_sentences(recipe), *unused_template(recipe)], list(missing(recipe, names))
+    amounts = {name: amount_of(recipe, recipe.stages[name], lacking.append) for name in names}
+    has_gpu = has_driver()
+    gpus = gpu_memories() if is_for_here and recipe.run.device != "cpu" else []
+    large = memory_warnings(recipe, names, amounts, has_gpu=has_gpu, gpus=gpus)
     print(describe(recipe, skip=skip, only=only, amounts=amounts))
-    _print_missing(recipe, names)
-    for sentence in sentences:
+    refused = list(_refused(recipe, names))
+    for sentence in (*refused, *doubts, *lacking, *large):
         print(f"\nwarning: {sentence}")
+    # Without a GPU, a machine may only be the one that plans.
+    is_known = recipe.run.device != "auto" or has_gpu
+    return Lacks(bool(refused or lacking), is_known and bool(large))
 
 
-def _print_missing(recipe: Recipe, names: Iterable[str]) -> None:
-    """Say which files of these stages are not there, as the run would refuse them."""
+def _refused(recipe: Recipe, names: Iterable[str]) -> Iterator[str]:
+    """Which files of these stages are not there, as the run would refuse them."""
     from lemma.runs.inputs import check_inputs
 
     for name in names:
         try:
             check_inputs(recipe.stages, [name])
         except UserError as error:
-            print(f"\nwarning: {error}")
+            yield str(error)
 
 
 def describe(

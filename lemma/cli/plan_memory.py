@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from lemma.recipe import Recipe
     from lemma.runs.run_options import StageOptions
 
-# What the drivers of NVIDIA and AMD, and Windows for its Linux, leave on a machine with a GPU.
-DRIVERS = ("/proc/driver/nvidia/version", "/dev/kfd", "/dev/dxg")
-
 
 @dataclass(frozen=True)
 class Planned:
@@ -32,11 +29,6 @@ class Planned:
     precision: Precision
 
 
-def has_driver() -> bool:
-    """Whether there seems to be a GPU; does not ask torch, which takes seconds to import."""
-    return any(Path(place).exists() for place in DRIVERS)
-
-
 def plan_stage(
     recipe: Recipe, stage: StageOptions, shape: Shape, amount: Amount | None, *, on_cpu: bool, budget: int | None
 ) -> Planned:
@@ -45,14 +37,10 @@ def plan_stage(
     from lemma.core.host_memory import host_memory
     from lemma.models.fitting import host_budget
     from lemma.models.memory import plan_training
-    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
     model, eight_bit = recipe.model, stage.optim.name == "adamw_8bit"
     precision: Precision = model.precision or ("fp32" if on_cpu or model.path == "tiny" else "bf16")
-    beside = {"critic": False, "reference": False}
-    if isinstance(stage, ReinforcementOptions):
-        has_reference = stage.algorithm.needs_reference and model.lora is None
-        beside = {"critic": stage.algorithm.needs_critic, "reference": has_reference}
+    beside = _models_beside(recipe, stage)
     learners = recipe.cluster.learners
     slots = recipe.cluster.slots_for(learners)
     most = stage.batch.planned_budget
@@ -95,8 +83,10 @@ def memory_warnings(
     amounts: Mapping[str, Amount | None] | None = None,
     *,
     has_gpu: bool,
+    gpus: Sequence[float] = (),
 ) -> list[str]:
-    """A sentence for each of these stages that needs more than the memory of this machine, where it runs on the CPU.
+    """A sentence for each of these stages that needs more than the memory of this machine, where it runs on the CPU, or
+    than its `gpus` have, in bytes.
 
     Where the recipe leaves the device open, a machine without a GPU may only be the one that plans: a budget has to be
     named. Without `amounts`, the data are measured where a pack of the whole budget would be too large.
@@ -104,8 +94,11 @@ def memory_warnings(
     from lemma.cli.plan_data import amount_of
 
     shape, device = shape_of(recipe.model), recipe.run.device
-    if isinstance(shape, str) or device == "cuda" or (device == "auto" and has_gpu):
+    if isinstance(shape, str):
         return []
+    if device == "cuda" or (device == "auto" and has_gpu):
+        found = [_too_large_for(gpus, recipe, name, shape, (amounts or {}).get(name)) for name in names] if gpus else []
+        return [sentence for sentence in found if sentence]
     sentences = []
     for name in names:
         stage = recipe.stages[name]
@@ -136,6 +129,63 @@ def _too_large(recipe: Recipe, name: str, shape: Shape, amount: Amount | None) -
     where = "without a GPU, " if recipe.run.device == "auto" else ""
     needs = "needs" if amount is not None and amount.lengths else "needs up to"
     return f"{where}stage {name} {needs} {needed / GIB:.1f} GiB and this machine has {memory / GIB:.1f}; {fix}"
+
+
+def _too_large_for(gpus: Sequence[float], recipe: Recipe, name: str, shape: Shape, amount: Amount | None) -> str | None:
+    """As above, for the least that a run can make of it: all blocks are recomputed where the recipe leaves that open,
+    as much is sharded as it allows, and without a budget of the recipe's own packs are the smallest."""
+    from lemma.cli.plan_data import sequences_of
+    from lemma.models.memory import GIB
+    from lemma.models.update_fit import BUDGETS, LEAST, SMALLER
+
+    stage, cluster = recipe.stages[name], recipe.cluster
+    learners = max(1, (cluster.ranks or len(gpus)) - cluster.speakers)
+    memory, named = min(gpus[: cluster.ranks or None]), stage.batch.token_budget
+
+    def needed(budget: int) -> float:
+        tokens = (amount and amount.pack(budget, sequences_of(stage))) or budget
+        return _least_on_gpu(recipe, stage, shape, tokens, learners)
+
+    most = needed(named or LEAST)
+    if most <= memory:
+        return None
+    fix = "take a smaller model or shorter sequences" if recipe.model.lora else "take a smaller model, or `model.lora`"
+    lower = [budget for budget in (*BUDGETS, *SMALLER) if budget < (named or 0) and needed(budget) <= memory]
+    if lower:
+        fix = f"lower stages.{name}.batch.token_budget to {max(lower)}"
+    needs = "needs at least" if named is None else "needs" if amount and amount.lengths else "needs up to"
+    return f"stage {name} {needs} {most / GIB:.1f} GiB of a GPU and here it has {memory / GIB:.1f}; {fix}"
+
+
+def _least_on_gpu(recipe: Recipe, stage: StageOptions, shape: Shape, tokens: int, learners: int) -> float:
+    """Bytes of an update of so many tokens at a time on one of these ranks."""
+    from lemma.models.memory import SHARDS, plan_training
+
+    model, cluster = recipe.model, recipe.cluster
+    shards = ("none",) if learners == 1 else SHARDS if cluster.shard == "auto" else (cluster.shard,)
+    plans = [
+        plan_training(
+            shape, model, model.precision or ("fp32" if model.path == "tiny" else "bf16"), tokens,
+            eight_bit_moments=stage.optim.name == "adamw_8bit", ranks=learners, shard=shard,
+            slots=-(-cluster.slots_for(learners) // learners),
+            recomputed=shape.layers if model.checkpointing is None else None,
+        )
+        for shard in shards
+    ]  # fmt: skip
+    return min(plan.beside(**_models_beside(recipe, stage)).total for plan in plans)
+
+
+def _models_beside(recipe: Recipe, stage: StageOptions) -> dict[str, bool]:
+    """Which models a stage holds beside its policy."""
+    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+
+    if not isinstance(stage, ReinforcementOptions):
+        return {"critic": False, "reference": False}
+    algorithm = stage.algorithm
+    return {
+        "critic": algorithm.needs_critic,
+        "reference": algorithm.needs_reference and recipe.model.lora is None,
+    }
 
 
 def shape_of(model: ModelOptions) -> Shape | str:

@@ -70,17 +70,17 @@ def _has_template(folder: Path) -> bool:
         return False
 
 
-def try_prompt(recipe: Recipe) -> None:
-    """Encode one prompt where the tokenizer is on this machine; what is odd about it is then said."""
+def try_prompt(recipe: Recipe) -> bool:
+    """Encode one prompt where the tokenizer is on this machine, and say what is odd about it. False if it fails."""
     from lemma.models.gguf_file import find_gguf
 
     path = recipe.model.tokenizer or recipe.model.path
     if path == "tiny":
-        return
+        return True
     try:
         folder, files = Path(path).expanduser(), ("config.json", "tokenizer_config.json")
         if not any((folder / file).is_file() for file in files) and find_gguf(path) is None:
-            return
+            return True
         from lemma.core.types import Message, Problem
         from lemma.formats.encode import encode_prompt
         from lemma.models.load_model import load_tokenizer
@@ -88,3 +88,5 @@ def try_prompt(recipe: Recipe) -> None:
         encode_prompt(recipe.format, Problem((Message("user", "?"),)), load_tokenizer(path))
     except UserError as error:
         print(f"\nwarning: {error}")
+        return False
+    return True

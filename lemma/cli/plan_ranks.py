@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 DEFAULT_GPU = "h100-80"
 # Of a GPU's memory; the rest is left to libraries and communication.
 USABLE = 0.95
+NOTHING_FITS = "Nothing fits"
 
 
 def add_arguments(parser: Parser) -> None:
@@ -162,7 +163,7 @@ def _stage_table(
         yield "  * where activations are recomputed"
     first = next((row.shard for row in rows if row.fits), None)
     if first is None:
-        yield "  Nothing fits: take more ranks, larger GPUs, `model.checkpointing: true`, or a smaller token_budget."
+        yield f"  {NOTHING_FITS}: take more ranks, larger GPUs, `model.checkpointing: true`, or a smaller token_budget."
     elif first == "weights":
         elsewhere = "; samples then come from vLLM servers or speakers" if is_rl else ""
         yield f"  Only `shard: weights` fits{elsewhere}."

@@ -80,7 +80,7 @@ def test_a_plan_says_what_the_rows_lack(tmp_path: Path, capsys: pytest.CaptureFi
     recipe["stages"] = {"dpo": {"kind": "preference", "algorithm": "dpo", "checkpoint": {"every": 1}}}
     recipe["stages"]["dpo"]["data"] = {"source": str(tmp_path / "rows.jsonl")}
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
-    assert main(["plan", str(tmp_path / "recipe.yaml")]) == 0
+    assert main(["plan", str(tmp_path / "recipe.yaml")]) == 1
     out = capsys.readouterr().out
     assert f"warning: {tmp_path}/rows.jsonl:1: this row lacks a chosen and a rejected response" in out
     assert "checkpoints  after each step and at the end" in out
@@ -112,7 +112,7 @@ def test_weights_without_a_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert said in capsys.readouterr().err
     recipe = {"model": {"path": str(tmp_path / "model")}, "stages": {"sft": {"data": {"source": "arithmetic"}}}}
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
-    assert main(["plan", str(tmp_path / "recipe.yaml")]) == 0
+    assert main(["plan", str(tmp_path / "recipe.yaml")]) == 1
     assert f"warning: {said}" in capsys.readouterr().out
 
 

@@ -36,6 +36,8 @@ CONFIG = {
     "tie_word_embeddings": True,
 }  # fmt: skip
 
+CANNOT = "The run cannot be made as planned"
+
 
 def write(folder: Path, model: str, **stage: Any) -> str:
     rows = [{"question": f"{n} + 1 ?", "answer": f"{n} + 1 = {n + 1}\n#### {n + 1}"} for n in range(10)]
@@ -97,15 +99,17 @@ def test_more_than_the_machine_has_is_said(
 ) -> None:
     """By the plan, by a dry run and at the start of a run, on a CPU that is named or is all there is."""
     monkeypatch.setattr("lemma.core.host_memory.host_memory", lambda: 2**30)
-    monkeypatch.setattr("lemma.cli.plan_memory.DRIVERS", ())
+    monkeypatch.setattr("lemma.cli.local_gpus.DRIVERS", ())
     recipe = write(tmp_path, "tiny", batch={"sequences": 4, "token_budget": 1_000_000}, steps=1)
     said = (
         r"stage sft needs up to \d+\.\d GiB and this machine has 1\.0; lower stages\.sft\.batch\.token_budget to 2048\n"
     )
     for command in (["plan", recipe], ["train", recipe, "--dry-run"]):
-        assert main([*command, "--set", "run.device=cpu"]) == 0
-        assert re.search(f"\nwarning: {said}", capsys.readouterr().out)
-        assert main(command) == 0
+        assert main([*command, "--set", "run.device=cpu"]) == (command[0] == "plan")
+        out = capsys.readouterr().out
+        assert re.search(f"\nwarning: {said}", out)
+        assert out.endswith(f"\n{CANNOT}: a stage does not fit into memory (see above).\n") == (command[0] == "plan")
+        assert main(command) == 0, "another machine may have a GPU"
         assert re.search(f"\nwarning: without a GPU, {said}", capsys.readouterr().out)
         assert main([*command, "--set", "stages.sft.batch.token_budget=2048"]) == 0
         assert "warning" not in capsys.readouterr().out
@@ -164,12 +168,70 @@ def test_a_plan_divides_the_memory_of_a_cpu_as_the_run_does(
 
 def test_what_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = write(tmp_path, "nobody/nothing", eval={"benchmarks": ["gsm8k"]})
-    assert main(["plan", recipe]) == 0
+    assert main(["plan", recipe]) == 1
     out = capsys.readouterr().out
+    assert out.endswith(f"\n{CANNOT}: something that it needs is missing or wrong (see above).\n")
     assert "warning: the model nobody/nothing is not on this machine" in out
     assert "warning: stage sft: benchmark gsm8k: the dataset openai/gsm8k is not on this machine" in out
-    assert main(["plan", recipe, "--set", f"model.path={tmp_path}/typo"]) == 0
+    assert main(["plan", recipe, "--set", f"model.path={tmp_path}/typo"]) == 1
     assert f"warning: there is no model folder {tmp_path}/typo" in capsys.readouterr().out
+    assert main(["train", recipe, "--dry-run"]) == 0
+    assert CANNOT not in capsys.readouterr().out
+
+
+TOOL = """#!/bin/sh
+case "$*" in
+  *--id=0*) echo 1024 ;;
+  *--id=1*) echo 65536 ;;
+  *--id=*) exit 6 ;;
+  *) echo 1024; echo 65536 ;;
+esac
+"""
+
+
+@pytest.fixture
+def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver, and NVIDIA's tool: of two GPUs the first has 1 GiB and the second 64 GiB."""
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(TOOL)
+    tool.chmod(0o755)
+    monkeypatch.setattr("lemma.cli.local_gpus.DRIVERS", (str(tool),))
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_a_budget_is_compared_with_the_memory_of_the_gpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = write(tmp_path, "tiny", batch={"sequences": 4, "token_budget": 1_000_000}, steps=1)
+    said = (
+        "\nwarning: stage sft needs up to 14.4 GiB of a GPU and here it has 1.0; lower stages.sft.batch.token_budget "
+        f"to 65536\n\n{CANNOT}: a stage does not fit into memory (see above).\n"
+    )
+    for device in ("auto", "cuda"):
+        assert main(["plan", recipe, "--set", f"run.device={device}"]) == 1
+        assert capsys.readouterr().out.endswith(said)
+    assert main(["plan", recipe, "--set", "stages.sft.batch.token_budget=65536"]) == 0
+    assert main(["plan", recipe, "--gpu", "h100-80"]) == 0, "the plan is for another machine"
+    for shown, code in (("1", 0), ("0", 1), ("0,1", 1), ("", 0), ("-1", 0)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+        assert main(["plan", recipe]) == code, shown
+
+
+@pytest.mark.usefixtures("gpus")
+def test_a_model_that_no_gpu_here_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for part in load_for_inference("tiny", "cpu"):
+        part.save_pretrained(tmp_path / "model")
+    recipe = write(tmp_path, str(tmp_path / "model"), batch={"sequences": 4, "token_budget": 1_000_000})
+    assert main(["plan", recipe]) == 0, "a budget that the data never fill is no fault"
+    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
+    assert main(["plan", recipe, "--set", "stages.sft.batch.token_budget=null"]) == 1
+    needs = (
+        r"stage sft needs at least \d\.\d GiB of a GPU and here it has 1\.0; take a smaller model, or `model.lora`\n"
+    )
+    assert re.search(needs, capsys.readouterr().out)
 
 
 def test_a_hub_model_is_told_by_its_configuration(tmp_path: Path) -> None:
@@ -181,7 +243,7 @@ def test_a_hub_model_is_told_by_its_configuration(tmp_path: Path) -> None:
         env |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
         command = [sys.executable, "-m", "lemma", "plan", recipe]
         done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
     assert "someone/small; qwen2, 494 million parameters, context 32,768" in done.stdout
     assert re.search(r"memory +\d+\.\d GiB: weights", done.stdout)
     assert f"benchmark absent: there is no dataset 'someone/absent' on {hub.url}" in done.stdout

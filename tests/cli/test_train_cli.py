@@ -76,7 +76,7 @@ def test_a_dry_run_refuses_what_cannot_run(options: list[str], said: str, capsys
 
 
 def test_a_plan_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "recipe.yaml", "--set", "model.path=org/model", "--set", "model.lora={r: 4}"]) == 0
+    assert main(["plan", "recipe.yaml", "--set", "model.path=org/model", "--set", "model.lora={r: 4}"]) == 1
     assert [path.name for path in Path().iterdir()] == ["recipe.yaml"]
     out = capsys.readouterr().out.splitlines()
     assert "  model        org/model; LoRA r 4, alpha 32; bf16 on a GPU, fp32 on a CPU" in out
@@ -87,7 +87,7 @@ def test_a_plan_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_plan_of_a_model_of_unknown_shape(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("model").mkdir()
     Path("model/config.json").write_text(config)
-    assert main(["plan", "recipe.yaml", "--set", "model.path=model"]) == 0
+    assert main(["plan", "recipe.yaml", "--set", "model.path=model"]) == 1
     assert "memory       unknown: model/config.json does not tell the shape of the model" in capsys.readouterr().out
 
 
@@ -97,11 +97,11 @@ def test_a_plan_of_a_gguf_file(capsys: pytest.CaptureFixture[str]) -> None:
     file = write_gguf(Path("small.gguf"), model)
     told = []
     for path in ("folder", str(file)):
-        assert main(["plan", "recipe.yaml", "--set", f"model.path={path}"]) == 0
+        assert main(["plan", "recipe.yaml", "--set", f"model.path={path}"]) == 1, "the data are not there"
         told.append([line for line in capsys.readouterr().out.splitlines() if line.startswith("  memory")])
     assert told[0] == told[1] and "weights" in told[0][0]
     file.write_bytes(file.read_bytes()[:100])
-    assert main(["plan", "recipe.yaml", "--set", f"model.path={file}"]) == 0
+    assert main(["plan", "recipe.yaml", "--set", f"model.path={file}"]) == 1
     assert "memory       unknown: the file small.gguf is damaged or was cut short" in capsys.readouterr().out
 
 

@@ -294,7 +294,7 @@ def test_a_recipe_stands_and_the_file_fills_what_it_leaves_open(
     assert load_recipe(tmp_path / "resolved.yaml") == recipe
     other = load_recipe(tmp_path / "recipe.yaml", ["cluster.config=null", "stages.sft.optim.clip=0.5"])
     assert other.cluster.ranks is None and other.stages["grpo"].optim.clip == 1.0
-    assert main(["plan", str(tmp_path / "recipe.yaml")]) == 0
+    assert main(["plan", str(tmp_path / "recipe.yaml")]) == 1, "neither the model nor the data are there"
     out = capsys.readouterr().out
     assert "the recipe says model.precision: fp32, which stands against bf16" in out
     assert "the recipe says stages.sft.optim.lr: 0.001, which stands against 3e-05" in out

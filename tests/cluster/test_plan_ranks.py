@@ -114,7 +114,7 @@ stages:
 
 def test_the_tables_of_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE)
-    assert main(["plan", str(tmp_path / "recipe.yaml"), "--ranks", "8", "--gpu", "h100-80", "--length", "512"]) == 0
+    assert main(["plan", str(tmp_path / "recipe.yaml"), "--ranks", "8", "--gpu", "h100-80", "--length", "512"]) == 1
     out = capsys.readouterr().out
     sft, grpo = out[out.index("8 x h100-80") :].split("\nstage ")[1:]
     assert "a step of 16,384 tokens (computed)" in sft and "a step of 131,072 tokens (computed)" in grpo
@@ -124,9 +124,13 @@ def test_the_tables_of_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "The first that fits: `shard: optimiser`" in grpo and "servers" in grpo and "servers" not in sft
     assert re.search(r"none +127\.7 ", sft) and re.search(r"weights +14\.2 ", sft)
     assert "Times are computed, not measured" in out and "guessed from its name" in out
-    assert main(["plan", str(tmp_path / "recipe.yaml"), "--ranks", "8", "--gpu", "a100-40", "--length", "64"]) == 0
+    assert main(["plan", str(tmp_path / "recipe.yaml"), "--ranks", "8", "--gpu", "a100-40", "--length", "64"]) == 1
     out = capsys.readouterr().out
     assert "Only `shard: weights` fits." in out and "fits; samples then come from vLLM servers or speakers." in out
-    assert main(["plan", str(tmp_path / "recipe.yaml"), "--ranks", "2", "--gpu", "l4"]) == 0
-    assert "Nothing fits" in capsys.readouterr().out
+    assert main(["plan", str(tmp_path / "recipe.yaml"), "--ranks", "2", "--gpu", "l4"]) == 1
+    out = capsys.readouterr().out
+    assert "Nothing fits" in out
+    assert out.endswith(
+        "something that it needs is missing or wrong, and a stage does not fit into memory (see above).\n"
+    )
     assert main(["plan", str(tmp_path / "recipe.yaml"), "--ranks", "0"]) == 2

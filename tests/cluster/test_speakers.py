@@ -276,7 +276,7 @@ def test_the_plan_tells_the_memory_of_a_speaker(tmp_path: Path, capsys: pytest.C
     recipe = {"model": {"path": "qwen2.5-7b"}, "cluster": {"speakers": 2}}
     stage = {"steps": 1, "data": {"arithmetic": {"count": 9}}, "rollout": {"max_tokens": 512}}
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe | {"stages": {"grpo": stage}}))
-    assert main(["plan", str(tmp_path / "recipe.yaml"), "--ranks", "8", "--gpu", "h100-80"]) == 0
+    assert main(["plan", str(tmp_path / "recipe.yaml"), "--ranks", "8", "--gpu", "h100-80"]) == 1
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("6 ranks learn, 2 only speak"))
     assert "weights 14.2 GiB" in line and "optimiser" not in line
     tokens = int(line.split("room for ")[1].split(" ")[0].replace(",", ""))

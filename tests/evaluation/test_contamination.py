@@ -177,18 +177,18 @@ def test_the_plan_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(PLANNED.format(source=source))
     more = ["--data-dir", str(tmp_path)]
-    assert main(["plan", str(recipe), "--against", "aime24,aime25", *more]) == 0
+    assert main(["plan", str(recipe), "--against", "aime24,aime25", *more]) == 1, "the rows have no solutions"
     said = capsys.readouterr().out
     assert "WARNING: sft: 1 of 5 rows repeat problems" in said and "aime24: 1 of its 1 problems" in said
-    assert main(["plan", str(recipe), "--against", "aime25", *more]) == 0
+    assert main(["plan", str(recipe), "--against", "aime25", *more]) == 1
     assert "sft: no row repeats a problem of aime25" in capsys.readouterr().out
-    assert main(["plan", str(recipe)]) == 0
+    assert main(["plan", str(recipe)]) == 1
     assert "repeat" not in capsys.readouterr().out
     evaluated = f"    eval: {{benchmarks: [aime24], data_dir: {tmp_path}}}\n"
     recipe.write_text(PLANNED.format(source=source) + evaluated)
     for command in (["plan", str(recipe)], ["data", "check", str(recipe)]):
-        assert main(command) == 0
+        assert main(command) == (command[0] == "plan")
         assert "aime24: 1 of its 1 problems (100.0%) found in the data" in capsys.readouterr().out
     recipe.write_text(PLANNED.format(source=tmp_path / "later.jsonl") + evaluated)
-    assert main(["plan", str(recipe)]) == 0
+    assert main(["plan", str(recipe)]) == 1
     assert "sft: data not compared with aime24; --check-data does it" in capsys.readouterr().out

@@ -58,7 +58,7 @@ def test_what_a_later_stage_lacks_is_told_before_an_earlier_one_is_trained(
         train(wrong, sink=silent)
     assert not (tmp_path / "run").exists()
     (tmp_path / "recipe.yaml").write_text(wrong.to_yaml())
-    assert main(["plan", "recipe.yaml"]) == 0
+    assert main(["plan", "recipe.yaml"]) == 1
     assert train(wrong, skip=["late"], sink=silent) == 0
 
 
