@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lemma.cli.parser import Parser, program
 from lemma.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from lemma.models.fitting import Fit
+    from lemma.recipe import Recipe
 
 DESCRIPTION = """\
 Write a recipe to begin with. It asks for the task, the model, the data and the GPU's memory; options answer in
@@ -48,10 +50,28 @@ def run(args: argparse.Namespace) -> int:
     text = render(answers, args.to)
     args.to.parent.mkdir(parents=True, exist_ok=True)
     args.to.write_text(text, encoding="utf-8")
-    load_recipe(args.to)
+    recipe = load_recipe(args.to)
     lemma = program()
     print(f"wrote {args.to}; `{lemma} plan {args.to}` shows what it would do, `{lemma} train {args.to}` does it")
+    for sentence in _not_here(recipe):
+        print(f"warning: {sentence}")
     return 0
+
+
+def _not_here(recipe: Recipe) -> Iterator[str]:
+    """What is written as a path and does not exist. Names of the hub are not asked for."""
+    from lemma.data.sources import check_files
+    from lemma.models.places import TINY, resolve
+
+    stage: Any = next(iter(recipe.stages.values()))  # all have the same data
+    checks: list[Callable[[], object]] = [lambda: check_files(stage.data)]
+    if recipe.model.path != TINY:
+        checks.insert(0, lambda: resolve(recipe.model.path))
+    for check in checks:
+        try:
+            check()
+        except UserError as error:
+            yield str(error)
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,28 @@ def test_wrong_answers_are_one_sentence(
     assert sentence in capsys.readouterr().err and not (tmp_path / "r.yaml").exists()
 
 
+@pytest.mark.parametrize("task", ["preference", "sft-rl"])
+def test_a_path_that_does_not_exist_is_told(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("{}")
+    told = {
+        ("models/smol", "rwos.jsonl"): [
+            "warning: there is no model folder models/smol; check the spelling",
+            f"warning: the file or folder 'rwos.jsonl' does not exist; in {tmp_path}: did you mean 'rows.jsonl'?",
+        ],
+        ("./smol.gguf", "rows.jsonl"): ["warning: there is no model folder ./smol.gguf; check the spelling"],
+        ("org/model-1B", "org/rows"): [],
+        ("org/model-1B", "gsm8k"): [],
+        ("org/model-1B", "./rows.jsonl"): [],
+    }
+    for number, ((model, data), warnings) in enumerate(told.items()):
+        assert init(tmp_path / f"{number}.yaml", task=task, model=model, data=data, gpu="24") == 0
+        wrote, *rest = capsys.readouterr().out.splitlines()
+        assert wrote.startswith("wrote ") and rest == warnings
+
+
 def test_an_existing_file_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     to = tmp_path / "recipe.yaml"
     to.write_text("mine")
