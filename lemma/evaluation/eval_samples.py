@@ -130,7 +130,8 @@ class _Share:
             else:
                 read_beside(self._engine, lambda relay: self._read(relay, asks, journal), self._judge.read_ahead)
         finally:
-            journal.close()
+            # The results take its place within seconds. What a power cut takes from it is sampled again, to the same.
+            journal.close(sync=False)
 
     def request(self, ask: Ask) -> Request:
         return ask.request(self._sampling(ask))

@@ -9,7 +9,6 @@ On several ranks each of them generates, plays and grades a share. The first one
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from lemma.core.events import Progressed, Sink, silent
 from lemma.core.faults import fault_point
-from lemma.core.files import write_whole
 from lemma.core.ranks import from_leader, is_leader, world_size
 from lemma.core.roll_call import check_alike, roll_call
 from lemma.core.types import Message, Problem, content_id
@@ -139,9 +137,8 @@ def _evaluate(
         def results() -> Report:
             report = _results(rows, asked, settings, identity, used, begun)
             fault_point("evaluation.before_results")
-            write_report(folder, report)
             tokens = sum(row.tokens for own in report.rows.values() for row in own)
-            _write_timings(folder, sampled - began, time.perf_counter() - began, tokens)
+            write_report(folder, report, _timings(sampled - began, time.perf_counter() - began, tokens))
             fault_point("evaluation.before_cleanup")
             return report
 
@@ -272,12 +269,11 @@ def _workers() -> int:
     return max(1, min(4, cores // 4 // world_size()))
 
 
-def _write_timings(folder: Path, sampling: float, whole: float, tokens: int) -> None:
-    timings = {
+def _timings(sampling: float, whole: float, tokens: int) -> dict[str, Any]:
+    return {
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S"),
         "seconds": whole,
         "sampling_and_grading_seconds": sampling,
         "tokens": tokens,
         "tokens_per_second": tokens / sampling if sampling else 0.0,
     }
-    write_whole(folder / "timings.json", json.dumps(timings, indent=1) + "\n")

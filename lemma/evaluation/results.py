@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError
-from lemma.core.files import read_json_lines, write_whole
+from lemma.core.files import WholeFiles, read_json_lines
 from lemma.evaluation.metrics import Mark, Score, Summary, Ties, mean_over_benchmarks, summarise
 from lemma.grading.normal_form import normalise, squeezed
 
@@ -157,16 +157,19 @@ def make_report(
 # --- writing ---------------------------------------------------------------------------------------------------
 
 
-def write_report(folder: Path, report: Report) -> None:
-    """All files but settings and timings; results.json comes last, and says that the evaluation is complete."""
+def write_report(folder: Path, report: Report, timings: Mapping[str, Any] | None = None) -> None:
+    """All files but the settings; results.json comes last, and says that the evaluation is complete."""
     rows = [row for own in report.rows.values() for row in own]
-    write_whole(folder / "samples.jsonl", b"".join(map(_line, rows)))
-    write_whole(folder / "questions.csv", _questions_csv(rows))
-    if report.measures:
-        write_whole(folder / "measures.json", json.dumps(report.measures, indent=1, ensure_ascii=False) + "\n")
-    write_whole(folder / "results.csv", _results_csv(report))
-    write_whole(folder / "results.md", as_markdown(report))
-    write_whole(folder / "results.json", json.dumps(as_json(report), indent=1, ensure_ascii=False) + "\n")
+    with WholeFiles(folder) as files:
+        files.write("samples.jsonl", b"".join(map(_line, rows)))
+        files.write("questions.csv", _questions_csv(rows))
+        if report.measures:
+            files.write("measures.json", json.dumps(report.measures, indent=1, ensure_ascii=False) + "\n")
+        files.write("results.csv", _results_csv(report))
+        files.write("results.md", as_markdown(report))
+        if timings is not None:
+            files.write("timings.json", json.dumps(timings, indent=1) + "\n")
+        files.write("results.json", json.dumps(as_json(report), indent=1, ensure_ascii=False) + "\n")
 
 
 def start_of_line(row: EvalRow) -> bytes:

@@ -99,9 +99,9 @@ class Journal:
         if self._lines is not None:
             self._lines.sync()
 
-    def close(self) -> None:
+    def close(self, *, sync: bool = True) -> None:
         if self._lines is not None:
-            self._lines.close()
+            self._lines.close(sync=sync)
 
 
 def _is_as_written(path: Path, end: Mapping[str, Any]) -> bool:

@@ -13,6 +13,7 @@ import pytest
 
 from lemma.evaluation.during_training import flat_metrics
 from lemma.evaluation.results import EvalRow, Report, as_json, as_markdown, make_report, start_of_line, write_report
+from tests.core.disk_calls import disk_calls
 
 
 def rows(benchmark: str, verdicts: list[list[str]]) -> list[EvalRow]:
@@ -63,6 +64,16 @@ def test_the_spreadsheet_has_every_number(report: Report, tmp_path: Path) -> Non
         for kind, groups in (("subject", own["subjects"]), ("level", own["levels"])):
             wanted |= {(name, f"{kind} {one}", f"avg@{own['k']}"): score["value"] for one, score in groups.items()}
     assert found == wanted and found["two", "", "unknown"] == 1
+
+
+def test_results_json_says_that_all_other_files_are_on_the_disk(report: Report, tmp_path: Path) -> None:
+    with disk_calls(tmp_path) as calls:
+        write_report(tmp_path, report, {"seconds": 1.0})
+    others = ["samples.jsonl", "questions.csv", "results.csv", "results.md", "timings.json"]
+    synced, named = calls[:6], calls[6:]
+    assert sorted(synced) == sorted(f"sync {name}" for name in [*others, "results.json"])
+    assert named == [*(f"name {name}" for name in others), "sync folder", "name results.json", "sync folder"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, "results.json"])
 
 
 def test_a_line_encoded_in_advance_is_the_same_line(report: Report, tmp_path: Path) -> None:

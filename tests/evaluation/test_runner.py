@@ -31,6 +31,7 @@ from lemma.evaluation.evaluator import EvalSettings, evaluate
 from lemma.evaluation.rescore import rescore
 from lemma.evaluation.results import VERSION, read_report
 from lemma.grading import GradingService, grade
+from tests.core.disk_calls import disk_calls
 from tests.evaluation.conftest import ENTRY
 from tests.rollouts.scripted import Scripted
 
@@ -134,6 +135,16 @@ def test_killed_five_times_and_never_killed_give_the_same_files(
     assert main(command(trained, entry, out)) == 0
     for name in FILES:
         assert (out / name).read_bytes() == (evaluated / name).read_bytes(), name
+
+
+def test_nothing_is_synced_that_the_results_replace(trained: Path, entry: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with disk_calls(out) as calls:
+        assert main([*command(trained, entry, out), "--limit", "3"]) == 0
+    assert calls[:3] == ["sync settings.json", "name settings.json", "sync folder"]
+    assert "sync journal.jsonl" not in calls
+    assert calls[-2:] == ["name results.json", "sync folder"] and not (out / "journal.jsonl").exists()
+    assert sum(call.startswith("sync ") for call in calls[3:]) == len(FILES) - 1 + len(["timings", "folder", "folder"])
 
 
 def test_a_kill_at_any_instant_loses_nothing_that_was_graded(trained: Path, entry: str, tmp_path: Path) -> None:
