@@ -54,7 +54,8 @@ def _main(argv: Sequence[str] | None) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        _complain(str(error))
+        for sentence in str(error).splitlines():
+            _complain(sentence)
         if "RANK" in os.environ:
             with suppress(KeyboardInterrupt):  # the sentence is said, and others may be waited for
                 from lemma.cluster.joining import report_early_exit

@@ -1,4 +1,4 @@
-"""From pydantic's errors to one sentence: where, what is wrong, what to write instead."""
+"""From pydantic's errors to one sentence each: where, what is wrong, what to write instead."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from lemma.config.shape import (
     split,
     words,
 )
-from lemma.core.errors import UserError, nearest
+from lemma.core.errors import SeveralErrors, UserError, nearest
 
+# Mistakes of one recipe that are told.
+MOST = 20
 # The one option that people mean who write `model: NAME` or `validation: 0.1` in the place of a mapping.
 MAIN_TEXT = {"model": "path", "data": "source"}
 MAIN_NUMBER = {"validation": "share", "optim": "lr", "lora": "r"}
@@ -36,7 +38,7 @@ MAIN_NUMBER = {"validation": "share", "optim": "lr", "lora": "r"}
 def explain(
     error: ValidationError, root: type[Options], document: Document, before: ValidationError | None = None
 ) -> UserError:
-    """The first mistake, by line, as a sentence that repairs it; it says how many more there are.
+    """Every mistake, by line, as a sentence that repairs it; of very many, the first ones and how many more there are.
 
     `before` is what was wrong before `--set`: those mistakes are the file's.
     """
@@ -49,11 +51,14 @@ def explain(
         ((_place(document, path, errors[path], old), *_sentence(path, errors[path], root, document)) for path in paths),
         key=lambda sentence: sentence[0].sort_key(),
     )
-    place, problem, fix = sentences[0]
-    more = len(sentences) - 1
+    told = [
+        UserError(problem, file=place.file, line=place.line, fix=fix or None)
+        for place, problem, fix in sentences[:MOST]
+    ]
+    more = len(sentences) - len(told)
     if more:
-        problem = f"{problem} (and {more} more mistake{'s' if more > 1 else ''})"
-    return UserError(problem, file=place.file, line=place.line, fix=fix or None)
+        told.append(UserError(f"and {more} more mistake{'s' if more > 1 else ''}", file=sentences[MOST][0].file))
+    return SeveralErrors(told) if len(told) > 1 else told[0]
 
 
 def dotted(path: KeyPath) -> str:

@@ -1,4 +1,4 @@
-"""From a file and `--set` overrides to validated options, or to one sentence about what is wrong."""
+"""From a file and `--set` overrides to validated options, or to a sentence about everything that is wrong."""
 
 from __future__ import annotations
 

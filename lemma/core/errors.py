@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,6 +25,17 @@ class UserError(Exception):
         place = "" if file is None else f"{file}:{line}: " if line is not None else f"{file}: "
         hint = "" if fix is None else f"; {fix}"
         super().__init__(" ".join(f"{place}{problem}{hint}".split()))
+
+
+class SeveralErrors(UserError):
+    """Several of them that were found at the same time, a line each; `problem`, `file`, `line` and `fix` are those of
+    the first."""
+
+    def __init__(self, errors: Sequence[UserError]):
+        first = errors[0]
+        super().__init__(first.problem, file=first.file, line=first.line, fix=first.fix)
+        self.errors = tuple(errors)
+        self.args = ("\n".join(map(str, errors)),)
 
 
 class LemmaWarning(UserWarning):

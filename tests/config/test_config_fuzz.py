@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lemma.config.document import write
+from lemma.config.explain import MOST
 from lemma.core.errors import UserError
 from lemma.recipe import load_recipe
 
@@ -39,10 +40,12 @@ def judged(path: Path, overrides: list[str]) -> str | None:
     try:
         load_recipe(path, overrides)
     except UserError as error:
-        sentence = str(error)
-        assert "\n" not in sentence and len(sentence) > 10
-        assert "Input should" not in sentence and "literal[" not in sentence, "pydantic's own words"
-        return sentence
+        sentences = str(error).split("\n")
+        assert len(set(sentences)) == len(sentences) <= MOST + 1
+        for sentence in sentences:
+            assert len(sentence) > 10
+            assert "Input should" not in sentence and "literal[" not in sentence, "pydantic's own words"
+        return str(error)
     return None
 
 

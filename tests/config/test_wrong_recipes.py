@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from lemma import formats
@@ -10,7 +12,8 @@ from lemma.algorithms.preference import PREFERENCE_ALGORITHMS
 from lemma.cli import main
 from lemma.config.explain import spots
 from lemma.config.foreign_names import KINDS, SYNONYMS
-from lemma.recipe import Recipe
+from lemma.core.errors import UserError
+from lemma.recipe import Recipe, load_recipe
 from tests.config.refusals import GOOD, complaint_about, swap
 
 pytestmark = pytest.mark.usefixtures("recipe_folder")
@@ -118,10 +121,6 @@ RECIPES: dict[str, tuple[str, str]] = {
     "unknown format option": (
         swap("format: r1_zero", "format: {name: r1_zero, preambel: false}"),
         "recipe.yaml:5: unknown key 'format.preambel'; did you mean 'preamble'?",
-    ),
-    "several": (
-        swap("seed: 1", "sead: 1, dirr: x").replace("lr:", "lrr:"),
-        "recipe.yaml:1: unknown key 'run.sead' (and 2 more mistakes); did you mean 'seed'?",
     ),
     # wrong values
     "text for a whole number": (
@@ -286,6 +285,29 @@ def test_names_of_other_programs_mean_options_that_there_are() -> None:
             assert ours in Recipe.model_fields or any(spots(Recipe, ending)), (theirs, ours)
     assert set(KINDS) == {*ALGORITHMS, *PREFERENCE_ALGORITHMS}
     assert all(KINDS[name] == ("rl" if name in ALGORITHMS else "preference") for name in KINDS)
+
+
+def test_all_mistakes_are_told_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = swap("seed: 1", "sead: 1, dirr: x").replace("lr: 5e-6", "lr: fast").replace("steps: 10", "steps: 0")
+    Path("recipe.yaml").write_text(recipe + "  next: {kind: grpo}\n", encoding="utf-8")
+    assert main(["train", "recipe.yaml", "--dry-run"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "lemma: error: recipe.yaml:1: unknown key 'run.sead'; did you mean 'seed'?",
+        "lemma: error: recipe.yaml:1: unknown key 'run.dirr'; did you mean 'dir'?",
+        "lemma: error: recipe.yaml:8: 'stages.sft.steps' cannot be 0; write a whole number of at least 1 or null",
+        "lemma: error: recipe.yaml:9: 'stages.sft.optim.lr' cannot be 'fast'; write a number of at least 0",
+        "lemma: error: recipe.yaml:11: 'stages.next.kind' cannot be 'grpo'; write `kind: rl` and `algorithm: grpo`",
+    ]
+
+
+def test_of_very_many_mistakes_the_first_are_told() -> None:
+    stages = "".join(f"  s{number}: {{kind: supervised, stepps: 1}}\n" for number in range(25))
+    Path("recipe.yaml").write_text(GOOD + stages, encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        load_recipe("recipe.yaml")
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 21 and lines[-1] == "recipe.yaml: and 5 more mistakes"
+    assert str(caught.value.line) == "11" and caught.value.problem == "unknown key 'stages.s0.stepps'"
 
 
 def test_the_recipe_that_the_wrong_ones_are_made_of_is_good() -> None:
