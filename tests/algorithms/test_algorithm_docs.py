@@ -23,6 +23,17 @@ PAGES = [*(DOCS / "algorithms").glob("*.md"), DOCS / "reinforcement.md", DOCS / 
 HOW_TO = DOCS / "how-to" / "add-an-algorithm.md"
 
 
+def test_the_defaults_that_beginners_read() -> None:
+    """Each setting of the first table of "Where to begin", with its default."""
+    section = (DOCS / "reinforcement.md").read_text(encoding="utf-8").split("## Where to begin\n")[1].split("\n## ")[0]
+    table = section.split("\n\n")[1]
+    stage = ReinforcementOptions(steps=1).model_dump()
+    rows = re.findall(r"^\| `(\w+)\.(\w+)` \| (\S+|what the context leaves) \|", table, re.MULTILINE)
+    assert len(rows) == 5
+    for part, name, default in rows:
+        assert stage[part][name] == (None if " " in default else float(default)), f"{part}.{name}"
+
+
 def page_of(name: str) -> Path:
     """The page that the index links from the row of this algorithm."""
     found = re.search(rf"^\| \[`{name}`\]\(([^)]+)\)", INDEX.read_text(encoding="utf-8"), re.MULTILINE)
