@@ -124,9 +124,11 @@ class MemoryPlan:
         return self.weights + self.optimiser + self.reserve + computing + beside
 
     def beside(self, *, critic: bool, reference: bool) -> MemoryPlan:
-        """The same with a critic, which is trained as the policy is, and a second, frozen copy as the reference."""
-        own = self.total - self.libraries
-        return replace(self, critic=own if critic else 0.0, reference=self.weights if reference else 0.0)
+        """The same with a critic, which is trained as the policy is, and a second, frozen copy as the reference.
+
+        The critic is updated after the policy: what one has computed with is free when the other begins."""
+        state = (1 + ALLOCATOR_SHARE) * (self.weights + self.optimiser)
+        return replace(self, critic=state if critic else 0.0, reference=self.weights if reference else 0.0)
 
     def __str__(self) -> str:
         parts = {name: value for name, value in asdict(self).items() if name != "cache_per_token" and value}
