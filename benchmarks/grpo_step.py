@@ -234,7 +234,7 @@ SETS: dict[str, list[Row]] = {
     ],
     "ppo": [
         {"who": "lemma", "algorithm": "ppo", "problems": 64, "samples": 1},
-        {"who": "trl_ppo", "algorithm": "ppo", "problems": 64, "samples": 1, "batch": 8, "limit": 240},
+        {"who": "trl_ppo", "algorithm": "ppo", "problems": 64, "samples": 1, "batch": 8, "steps": 2, "limit": 240},
         {"who": "lemma", "algorithm": "ppo", "limit": 240},
     ],
     "recomputed": [{"who": "lemma", "budget": 16640, "recompute": True, "share": False}],

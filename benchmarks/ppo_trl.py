@@ -70,6 +70,7 @@ def run_trl_ppo(row: Row) -> Row:
             times.append(now(on_gpu) - self.begin)
             self.begin += times[-1]
             generating.append(watch.spent.pop("generate"))
+            print(f"step {len(times)}: {times[-1]:.1f} s, of it {generating[-1]:.1f} s generating", flush=True)
 
     def model() -> Any:
         dtype = torch.bfloat16 if on_gpu else torch.float32

@@ -22,7 +22,7 @@ from typing import Any
 
 Row = dict[str, Any]
 PEERS = {
-    "flash_attn": "flash-attn-4",
+    "flash_attn.cute": "flash-attn-4",
     "trl": "trl",
     "peft": "peft",
     "liger_kernel": "liger-kernel",
