@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import rows
 from benchmarks.grpo_step import OPTIONS, PARTS, PPO_PARTS, SETS, run_lemma, table
 from benchmarks.grpo_work import config_of, floors, memory_limited, parameters_of
 from benchmarks.rows import as_typed, made_by, spread, versions
@@ -88,6 +89,15 @@ def test_a_table_says_who_made_it_but_not_where_it_was_written() -> None:
 
 
 def test_a_module_of_another_package_costs_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FlashAttention 2 and 4 are both imported as flash_attn."""
-    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
+    """A FlashAttention 4 that was not installed by pip has no version."""
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", ModuleType("flash_attn.cute"))
     assert {"torch", "transformers"} <= versions().keys() and "flash-attn-4" not in versions()
+
+
+def test_a_package_counts_where_it_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails to import leaves its parent behind: flash_attn alone says nothing."""
+    monkeypatch.setattr(rows.importlib.metadata, "version", lambda name: "4.0")
+    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
+    assert "flash-attn-4" not in versions()
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", ModuleType("flash_attn.cute"))
+    assert versions()["flash-attn-4"] == "4.0"
