@@ -9,10 +9,16 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def set_aside() -> Iterator[None]:
-    """Inside `with`, the collector skips all objects that existed before. Garbage is collected first, since it may hold
-    the tensors of an earlier run."""
-    gc.collect()
+def set_aside(*, collect: bool = True) -> Iterator[None]:
+    """Inside `with`, the collector skips all objects that existed before. Within another one it goes on as it is.
+
+    With `collect`, garbage is collected first, since it may hold the tensors of an earlier run.
+    """
+    if collect:
+        gc.collect()
+    if gc.get_freeze_count():
+        yield
+        return
     gc.freeze()
     try:
         yield

@@ -24,7 +24,7 @@ from lemma.evaluation.eval_settings import EvalSettings
 from lemma.evaluation.questions import Asked
 from lemma.evaluation.rank_progress import told_together
 from lemma.evaluation.relay import read_beside
-from lemma.evaluation.results import EvalRow, start_of_line
+from lemma.evaluation.results import EvalRow, lines_of
 from lemma.formats import Format
 from lemma.grading import GradingService, Rules
 from lemma.rewards import Reward
@@ -143,7 +143,7 @@ class _Share:
         for episode in episodes:
             name, place = str(episode.key[2]), int(episode.key[3])
             row = self.rows[name, place, episode.sample] = _row(self._by_name[name], place, episode)
-            row.line_start = start_of_line(row)  # now, while the engine generates, rather than at the end
+            row.lines = lines_of(row)  # now, while the engine generates, rather than at the end
             self._meter.graded(episode.key, episode.sample, len(episode.ids), episode.right)
 
     def _sampling(self, ask: Ask) -> Sampling:

@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lemma.core.collector import set_aside
 from lemma.core.events import Progressed, Sink, silent
 from lemma.core.faults import fault_point
 from lemma.core.ranks import from_leader, is_leader, world_size
@@ -56,6 +57,7 @@ __all__ = ["EvalSettings", "evaluate", "load_all"]
 EXAMPLE = Problem((Message("user", "What is 6 times 7?"),))
 
 
+@set_aside(collect=False)  # a pass over all that torch and transformers made would keep the engine waiting
 def evaluate(
     engine: Engine,
     policy: Policy,

@@ -17,8 +17,9 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,8 @@ class EvalRow:
     options: list[float] | None = None
     normalised: bool | None = None
     turns: list[dict[str, Any]] | None = None
-    line_start: bytes | None = field(default=None, init=False, repr=False, compare=False)
-    """`start_of_line`, if it was encoded in advance; `replace` drops it."""
+    lines: tuple[bytes, bytes] | None = field(default=None, init=False, repr=False, compare=False)
+    """`lines_of`, if they were written in advance; `replace` drops them."""
 
     @property
     def mark(self) -> Mark:
@@ -160,9 +161,11 @@ def make_report(
 def write_report(folder: Path, report: Report, timings: Mapping[str, Any] | None = None) -> None:
     """All files but the settings; results.json comes last, and says that the evaluation is complete."""
     rows = [row for own in report.rows.values() for row in own]
+    lines = [row.lines or lines_of(row) for row in rows]
     with WholeFiles(folder) as files:
-        files.write("samples.jsonl", b"".join(map(_line, rows)))
-        files.write("questions.csv", _questions_csv(rows))
+        samples = (start + _end_of_line(row) for row, (start, _) in zip(rows, lines, strict=True))
+        files.write("samples.jsonl", b"".join(samples))
+        files.write("questions.csv", b"".join([_csv_line(QUESTION_COLUMNS), *(line for _, line in lines)]))
         if report.measures:
             files.write("measures.json", json.dumps(report.measures, indent=1, ensure_ascii=False) + "\n")
         files.write("results.csv", _results_csv(report))
@@ -172,15 +175,29 @@ def write_report(folder: Path, report: Report, timings: Mapping[str, Any] | None
         files.write("results.json", json.dumps(as_json(report), indent=1, ensure_ascii=False) + "\n")
 
 
-def start_of_line(row: EvalRow) -> bytes:
-    """A row's line in samples.jsonl up to the lenient verdict, which comes last."""
-    return json.dumps({name: getattr(row, name) for name in AT_START}, ensure_ascii=False)[:-1].encode()
+QUESTION_COLUMNS = ("benchmark", "problem", "sample", "question", "target", "prediction", "is_correct", "reason")
 
 
-def _line(row: EvalRow) -> bytes:
-    values = {name: getattr(row, name) for name in COLUMNS[len(AT_START) :]}
-    rest = {name: value for name, value in values.items() if value is not None or name not in SOMETIMES}
-    return b"%s, %s\n" % (row.line_start or start_of_line(row), json.dumps(rest, ensure_ascii=False)[1:].encode())
+def lines_of(row: EvalRow) -> tuple[bytes, bytes]:
+    """A row's line in samples.jsonl up to the lenient verdict, which comes last; and its line in questions.csv."""
+    start = json.dumps({name: getattr(row, name) for name in AT_START}, ensure_ascii=False)[:-1].encode()
+    gold, is_right = " | ".join(row.gold), row.verdict == "right"
+    asked = (row.benchmark, row.problem, row.sample, row.question)
+    return start, _csv_line((*asked, gold, row.extracted, is_right, row.reason))
+
+
+def _end_of_line(row: EvalRow) -> bytes:
+    sometimes = {name: value for name in SOMETIMES if (value := getattr(row, name)) is not None}
+    return _with_lenient(row.lenient, sometimes) if sometimes else _lenient_alone(row.lenient)
+
+
+def _with_lenient(lenient: str | None, sometimes: Mapping[str, Any]) -> bytes:
+    return f", {json.dumps({'lenient': lenient, **sometimes}, ensure_ascii=False)[1:]}\n".encode()
+
+
+@cache
+def _lenient_alone(lenient: str | None) -> bytes:
+    return _with_lenient(lenient, {})
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -226,22 +243,10 @@ def _results_csv(report: Report) -> str:
     return _csv(lines)
 
 
-def _questions_csv(rows: Iterable[EvalRow]) -> str:
-    return _csv(
-        [
-            {
-                "benchmark": row.benchmark,
-                "problem": row.problem,
-                "sample": row.sample,
-                "question": row.question,
-                "target": " | ".join(row.gold),
-                "prediction": row.extracted,
-                "is_correct": row.verdict == "right",
-                "reason": row.reason,
-            }
-            for row in rows
-        ]
-    )
+def _csv_line(values: Sequence[Any]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerow(values)
+    return text.getvalue().encode()
 
 
 def _csv(lines: Sequence[Mapping[str, Any]]) -> str:

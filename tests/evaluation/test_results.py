@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lemma.evaluation.during_training import flat_metrics
-from lemma.evaluation.results import EvalRow, Report, as_json, as_markdown, make_report, start_of_line, write_report
+from lemma.evaluation.results import EvalRow, Report, as_json, as_markdown, lines_of, make_report, write_report
 from tests.core.disk_calls import disk_calls
 
 
@@ -81,19 +81,44 @@ def test_a_line_encoded_in_advance_is_the_same_line(report: Report, tmp_path: Pa
     whole[0].completion, whole[1].turns = 'so "π"\n', [{"said": "a", "heard": "b", "tokens": 1}]
     write_report(tmp_path / "late", report)
     for row in whole:
-        row.line_start = start_of_line(row)
+        row.lines = lines_of(row)
     write_report(tmp_path / "early", report)
-    early, late = ((tmp_path / name / "samples.jsonl").read_bytes() for name in ("early", "late"))
-    assert early == late and [EvalRow(**json.loads(line)) for line in early.splitlines()] == whole
+    for name in ("samples.jsonl", "questions.csv"):
+        assert (tmp_path / "early" / name).read_bytes() == (tmp_path / "late" / name).read_bytes()
+    early = (tmp_path / "early" / "samples.jsonl").read_bytes()
+    assert [EvalRow(**json.loads(line)) for line in early.splitlines()] == whole
 
 
 def test_a_row_with_another_verdict_has_another_line(report: Report, tmp_path: Path) -> None:
     row = report.rows["one"][0]
-    row.line_start = start_of_line(row)
+    row.lines = lines_of(row)
     row.lenient = "right"  # may come after the start of the line
     report.rows["one"][0] = replace(row, verdict="wrong")
     write_report(tmp_path, report)
     assert EvalRow(**json.loads((tmp_path / "samples.jsonl").read_text().splitlines()[0])) == report.rows["one"][0]
+    assert next(csv.DictReader(io.StringIO((tmp_path / "questions.csv").read_text())))["is_correct"] == "False"
+
+
+def test_both_files_of_samples_are_what_json_and_csv_write(report: Report, tmp_path: Path) -> None:
+    whole = [row for own in report.rows.values() for row in own]
+    whole[0].extracted, whole[0].question, whole[0].gold = None, 'a "b",\nc', ["1", "2"]
+    whole[1].lenient, whole[1].normalised, whole[2].options = "wrong", False, [-1.0, -2.5]
+    write_report(tmp_path, report)
+    values = [{one.name: getattr(row, one.name) for one in fields(row) if one.init} for row in whole]
+    for own in values:
+        for name in ("options", "normalised", "turns"):
+            if own[name] is None:
+                del own[name]
+    lines = [json.dumps(own, ensure_ascii=False) + "\n" for own in values]
+    assert (tmp_path / "samples.jsonl").read_text() == "".join(lines)
+    text = io.StringIO(newline="")
+    names = ["benchmark", "problem", "sample", "question", "target", "prediction", "is_correct", "reason"]
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    for row in whole:
+        asked = [row.benchmark, row.problem, row.sample, row.question, " | ".join(row.gold)]
+        writer.writerow([*asked, row.extracted, row.verdict == "right", row.reason])
+    assert (tmp_path / "questions.csv").read_bytes() == text.getvalue().encode()
 
 
 @pytest.mark.parametrize("said", [None, "", " ", "$", "\\text{}"])

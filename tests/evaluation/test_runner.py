@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import fcntl
+import gc
 import json
 import multiprocessing
 import os
@@ -272,6 +273,18 @@ def test_two_processes_never_write_to_one_evaluation(trained: Path, tmp_path: Pa
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="another process is working in"):
             evaluate(engine, policy, [ENTRY], settings, tmp_path / "out")
+
+
+def test_the_collector_passes_over_all_that_was_there_before(trained: Path, tmp_path: Path) -> None:
+    policy, engine = open_engine(str(trained), "cpu")
+    frozen: set[bool] = set()
+    gc.unfreeze()  # which the whole session is otherwise
+    try:
+        settings = EvalSettings(limit=2, max_tokens=24, format=FORMAT)
+        evaluate(engine, policy, [ENTRY], settings, tmp_path, sink=lambda _: frozen.add(gc.get_freeze_count() > 0))
+        assert frozen == {True} and not gc.get_freeze_count()
+    finally:
+        gc.freeze()
 
 
 def test_prompts_that_do_not_fit_still_count(trained: Path, tmp_path: Path) -> None:
