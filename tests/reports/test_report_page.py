@@ -149,8 +149,11 @@ def test_the_overview_has_the_latest_evaluation_of_each_stage(small: Path, tmp_p
     run = Path(shutil.copytree(small, tmp_path / "run"))
     evaluate(run / "evaluations" / "grpo" / "step-000000", [False] * 4)
     evaluate(run / "evaluations" / "grpo" / "step-000006", [False] * 1 + [True] * 3)
-    rows = page.open(write(tmp_path, run)).locator("[aria-label='Latest evaluations'] tbody tr")
+    tab = page.open(write(tmp_path, run))
+    rows = tab.locator("[aria-label='Latest evaluations'] tbody tr")
     assert rows.count() == 1 and "grpo, step 6" in rows.inner_text() and "75.0%" in rows.inner_text()
+    above, below = rows.bounding_box(), tab.locator(".attention").bounding_box()
+    assert above and below and below["y"] - above["y"] - above["height"] >= 12, "the next heading stands apart"
 
 
 def test_completions_open_on_a_group_that_teaches_something(tmp_path: Path, page: Page) -> None:
