@@ -16,7 +16,7 @@ from lemma.core.errors import UserError
 
 if TYPE_CHECKING:
     from lemma.evaluation.comparison import Change, Comparison, EvalResult
-    from lemma.evaluation.results import EvalRow
+    from lemma.evaluation.eval_row import EvalRow
 
     Score = Callable[[EvalRow], float]
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError, nearest
+from lemma.evaluation.eval_row import EvalRow
 from lemma.evaluation.paired import LEVEL, Paired, holm, paired_mean, paired_test
-from lemma.evaluation.results import EvalRow, read_report
+from lemma.evaluation.results import read_report
 
 METRICS: dict[str, Callable[[EvalRow], float]] = {
     "accuracy": lambda row: float(row.verdict == "right"),

@@ -20,11 +20,11 @@ from lemma.core.ranks import from_leader, gather_to_leader, is_leader, own_slots
 from lemma.core.types import Outcome, Problem
 from lemma.engines.protocol import Completion, Engine, Request, Sampling
 from lemma.evaluation.eval_progress import Meter
+from lemma.evaluation.eval_row import EvalRow, lines_of
 from lemma.evaluation.eval_settings import EvalSettings
 from lemma.evaluation.questions import Asked
 from lemma.evaluation.rank_progress import told_together
 from lemma.evaluation.relay import read_beside
-from lemma.evaluation.results import EvalRow, lines_of
 from lemma.formats import Format
 from lemma.grading import GradingService, Rules
 from lemma.rewards import Reward

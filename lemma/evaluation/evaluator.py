@@ -27,6 +27,7 @@ from lemma.core.types import Message, Problem, content_id
 from lemma.core.version import lemma_version
 from lemma.engines.protocol import Engine
 from lemma.evaluation.eval_folder import alone_in, claim
+from lemma.evaluation.eval_row import EvalRow
 from lemma.evaluation.eval_samples import BenchmarkJudge, Place, journals_in, open_worlds, sample
 from lemma.evaluation.eval_settings import OURS, EvalSettings
 from lemma.evaluation.in_environment import in_settings, is_scored_by, measures_of
@@ -34,15 +35,7 @@ from lemma.evaluation.lenient import add_lenient
 from lemma.evaluation.option_likelihood import WORDING, log_likelihoods, rows_of, wording
 from lemma.evaluation.questions import Asked, Wanted, load_all, prepare
 from lemma.evaluation.rescore import check_graders, grader_version, regrade
-from lemma.evaluation.results import (
-    VERSION,
-    EvalRow,
-    Report,
-    is_complete,
-    make_report,
-    read_report,
-    write_report,
-)
+from lemma.evaluation.results import VERSION, Report, is_complete, make_report, read_report, write_report
 from lemma.grading import GradingService
 from lemma.rewards import Reward
 from lemma.rewards.correctness import Accuracy

@@ -10,8 +10,8 @@ from lemma.core.errors import UserError
 from lemma.core.types import Problem, content_id
 from lemma.environments import Attempt, EnvironmentOptions
 from lemma.evaluation.benchmarks import OF_ENVIRONMENT, Benchmark
+from lemma.evaluation.eval_row import EvalRow
 from lemma.evaluation.eval_settings import EvalSettings
-from lemma.evaluation.results import EvalRow
 
 
 def own_benchmark(settings: EvalSettings) -> Benchmark:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lemma.evaluation.results import ACCURACY, EvalRow, Report
+from lemma.evaluation.eval_row import EvalRow
+from lemma.evaluation.results import ACCURACY, Report
 from lemma.grading import GradingService, Rules
 
 FEW = 0.1

@@ -18,7 +18,7 @@ from lemma.core.ranks import rank, together, world_size
 from lemma.core.types import Problem, Trajectory
 from lemma.data.choices import LETTERS
 from lemma.evaluation.benchmarks import Loaded
-from lemma.evaluation.results import EvalRow
+from lemma.evaluation.eval_row import EvalRow
 from lemma.evaluation.shots import Shots
 from lemma.formats.encode import encode_text
 from lemma.formats.format import adds_bos

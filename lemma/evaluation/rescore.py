@@ -13,9 +13,10 @@ from typing import Any
 
 from lemma.core.errors import UserError, nearest
 from lemma.evaluation.eval_folder import alone_in, claim, write_settings
+from lemma.evaluation.eval_row import EvalRow
 from lemma.evaluation.eval_settings import OURS
 from lemma.evaluation.lenient import add_lenient
-from lemma.evaluation.results import ACCURACY, EvalRow, Report, make_report, read_report, read_settings, write_report
+from lemma.evaluation.results import ACCURACY, Report, make_report, read_report, read_settings, write_report
 from lemma.formats import make_format
 from lemma.grading import GradingService, Rules
 

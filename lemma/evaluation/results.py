@@ -18,79 +18,19 @@ import io
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cache
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError
 from lemma.core.files import WholeFiles, read_json_lines
-from lemma.evaluation.metrics import Mark, Score, Summary, Ties, mean_over_benchmarks, summarise
-from lemma.grading.normal_form import normalise, squeezed
+from lemma.evaluation.eval_row import QUESTION_COLUMNS, EvalRow, csv_line, end_of_line, lines_of
+from lemma.evaluation.metrics import Score, Summary, Ties, mean_over_benchmarks, summarise
 
 VERSION = 1
-LONGEST_VOTE = 500
 
 
-@dataclass(slots=True)
-class EvalRow:
-    """One sample in words. `tolerance` is the problem's own, where it has one; `lenient` is the verdict with the answer
-    found anywhere. `options` are the log-likelihoods of a multiple-choice question's options, where those decide, and
-    `normalised` says whether the likeliest one a character is right. `turns` are those of an episode: what was `said`,
-    what was `heard` in reply, and the `tokens` of the turn; `completion` is then what was said last."""
-
-    benchmark: str
-    problem: str
-    sample: int
-    question: str
-    prompt: str
-    completion: str
-    extracted: str | None
-    gold: list[str]
-    verdict: str
-    reason: str
-    format_ok: bool
-    faults: list[str]
-    finish: str
-    tokens: int
-    reasoning: str | None
-    reward: float | None = None
-    subject: str | None = None
-    level: str | None = None
-    tolerance: float | None = None
-    lenient: str | None = None
-    options: list[float] | None = None
-    normalised: bool | None = None
-    turns: list[dict[str, Any]] | None = None
-    lines: tuple[bytes, bytes] | None = field(default=None, init=False, repr=False, compare=False)
-    """`lines_of`, if they were written in advance; `replace` drops them."""
-
-    @property
-    def mark(self) -> Mark:
-        right = self.verdict == "right"
-        vote = self.extracted and squeezed(normalise(self.extracted[:LONGEST_VOTE]))
-        return Mark(
-            right=right,
-            known=self.verdict != "unknown",
-            # Right answers are one answer, however they are written.
-            vote="right" if right else f"not {vote}" if vote else None,
-            formatted=self.format_ok,
-            truncated=self.finish == "length",
-            reasoning=None if self.reasoning is None else len(self.reasoning),
-            tokens=self.tokens,
-            reward=self.reward,
-            lenient=None if self.lenient is None else self.lenient == "right",
-            normalised=self.normalised,
-            turns=None if self.turns is None else len(self.turns),
-        )
-
-
-COLUMNS = tuple(one.name for one in fields(EvalRow) if one.init)
-AT_START = COLUMNS[: COLUMNS.index("lenient")]
-"""Columns that are known as soon as a sample is graded."""
-SOMETIMES = ("options", "normalised", "turns")
-"""Columns that a sample has only where it holds something there."""
 ACCURACY = {"likelihood": "acc", "environment": "success"}
 """What the mean over samples is called where no grader gave the verdicts."""
 
@@ -163,9 +103,9 @@ def write_report(folder: Path, report: Report, timings: Mapping[str, Any] | None
     rows = [row for own in report.rows.values() for row in own]
     lines = [row.lines or lines_of(row) for row in rows]
     with WholeFiles(folder) as files:
-        samples = (start + _end_of_line(row) for row, (start, _) in zip(rows, lines, strict=True))
+        samples = (start + end_of_line(row) for row, (start, _) in zip(rows, lines, strict=True))
         files.write("samples.jsonl", b"".join(samples))
-        files.write("questions.csv", b"".join([_csv_line(QUESTION_COLUMNS), *(line for _, line in lines)]))
+        files.write("questions.csv", b"".join([csv_line(QUESTION_COLUMNS), *(line for _, line in lines)]))
         if report.measures:
             files.write("measures.json", json.dumps(report.measures, indent=1, ensure_ascii=False) + "\n")
         files.write("results.csv", _results_csv(report))
@@ -173,31 +113,6 @@ def write_report(folder: Path, report: Report, timings: Mapping[str, Any] | None
         if timings is not None:
             files.write("timings.json", json.dumps(timings, indent=1) + "\n")
         files.write("results.json", json.dumps(as_json(report), indent=1, ensure_ascii=False) + "\n")
-
-
-QUESTION_COLUMNS = ("benchmark", "problem", "sample", "question", "target", "prediction", "is_correct", "reason")
-
-
-def lines_of(row: EvalRow) -> tuple[bytes, bytes]:
-    """A row's line in samples.jsonl up to the lenient verdict, which comes last; and its line in questions.csv."""
-    start = json.dumps({name: getattr(row, name) for name in AT_START}, ensure_ascii=False)[:-1].encode()
-    gold, is_right = " | ".join(row.gold), row.verdict == "right"
-    asked = (row.benchmark, row.problem, row.sample, row.question)
-    return start, _csv_line((*asked, gold, row.extracted, is_right, row.reason))
-
-
-def _end_of_line(row: EvalRow) -> bytes:
-    sometimes = {name: value for name in SOMETIMES if (value := getattr(row, name)) is not None}
-    return _with_lenient(row.lenient, sometimes) if sometimes else _lenient_alone(row.lenient)
-
-
-def _with_lenient(lenient: str | None, sometimes: Mapping[str, Any]) -> bytes:
-    return f", {json.dumps({'lenient': lenient, **sometimes}, ensure_ascii=False)[1:]}\n".encode()
-
-
-@cache
-def _lenient_alone(lenient: str | None) -> bytes:
-    return _with_lenient(lenient, {})
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -241,12 +156,6 @@ def _results_csv(report: Report) -> str:
         lines.append({"benchmark": name, "metric": "unknown", "value": summary.unknown, "n": summary.n, **own})
     lines.append({"benchmark": "mean", "metric": "headline", **report.mean.as_dict()})
     return _csv(lines)
-
-
-def _csv_line(values: Sequence[Any]) -> bytes:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerow(values)
-    return text.getvalue().encode()
 
 
 def _csv(lines: Sequence[Mapping[str, Any]]) -> str:

@@ -12,9 +12,10 @@ from lemma.core.events import Said, Sink
 from lemma.core.files import read_json_lines
 from lemma.data.data_options import ArithmeticOptions
 from lemma.evaluation.benchmarks import Benchmark
+from lemma.evaluation.eval_row import EvalRow
 from lemma.evaluation.metrics import Score, Summary
 from lemma.evaluation.paired import paired_test
-from lemma.evaluation.results import EvalRow, Report
+from lemma.evaluation.results import Report
 from lemma.formats import Format
 from lemma.reporting.text import duration
 

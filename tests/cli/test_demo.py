@@ -15,7 +15,8 @@ import pytest
 
 from lemma.cli import main
 from lemma.core import faults
-from lemma.evaluation.results import EvalRow, Report, make_report, read_report
+from lemma.evaluation.eval_row import EvalRow
+from lemma.evaluation.results import Report, make_report, read_report
 from lemma.reports import demo_summary as demo
 from lemma.reports.demo_summary import DemoScore, Styles, explanation, is_stepwise, samples, table
 from tests.runs.test_kill import PRELOAD

@@ -14,6 +14,7 @@ from lemma.cli import main
 from lemma.core.errors import UserError
 from lemma.core.random import stream
 from lemma.evaluation.comparison import EvalResult, compare, read_evaluation
+from lemma.evaluation.eval_row import EvalRow
 from lemma.evaluation.paired import (
     holm,
     interval,
@@ -23,7 +24,7 @@ from lemma.evaluation.paired import (
     sign_flip_exact,
     t_quantile,
 )
-from lemma.evaluation.results import VERSION, EvalRow, make_report, write_report
+from lemma.evaluation.results import VERSION, make_report, write_report
 
 
 def enumerated(d: np.ndarray) -> float:

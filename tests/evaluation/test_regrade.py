@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from lemma.core.errors import UserError
+from lemma.evaluation.eval_row import EvalRow
 from lemma.evaluation.questions import _fitted
 from lemma.evaluation.rescore import regrade, rescore
-from lemma.evaluation.results import VERSION, EvalRow, make_report, read_report, write_report
+from lemma.evaluation.results import VERSION, make_report, read_report, write_report
 from lemma.formats import FORMATS, make_format
 from lemma.grading import GradingService
 from lemma.grading.compat import COMPAT

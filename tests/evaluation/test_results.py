@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from lemma.evaluation.during_training import flat_metrics
-from lemma.evaluation.results import EvalRow, Report, as_json, as_markdown, lines_of, make_report, write_report
+from lemma.evaluation.eval_row import EvalRow, lines_of
+from lemma.evaluation.results import Report, as_json, as_markdown, make_report, write_report
 from tests.core.disk_calls import disk_calls
 
 

@@ -17,7 +17,8 @@ from lemma.algorithms.parts.signals import write_tokens
 from lemma.core.events import Measured, Said, StageStarted
 from lemma.core.files import JsonLines
 from lemma.core.types import Group, Message, Problem
-from lemma.evaluation.results import EvalRow, make_report, write_report
+from lemma.evaluation.eval_row import EvalRow
+from lemma.evaluation.results import make_report, write_report
 from lemma.models.tiny import tiny_tokenizer
 from lemma.recipe import load_recipe
 from lemma.reporting.logfile import LogFile
