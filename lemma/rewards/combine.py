@@ -112,10 +112,10 @@ def _column(reward: Reward, name: str, items: Sequence[RewardInput]) -> list[flo
     watch = None if limit is None else Stopwatch(limit * max(1, len(items)) if at_once else limit)
     with watch or nullcontext():
         if not at_once:
-            score = partial(_timed, watch, reward.score)
+            score = reward.score if watch is None else partial(_timed, watch, reward.score)
             return [_value(reward, name, item, score) for item in items]
         try:
-            return _timed(watch, reward.score_all, items)
+            return result_of(reward.score_all(items)) if watch is None else _timed(watch, reward.score_all, items)
         except Overdue as error:
             raise _late(reward, name, items) from error
 
@@ -140,7 +140,8 @@ def _awaited_column(reward: Reward, name: str, items: Sequence[RewardInput]) -> 
 
 def _value(reward: Reward, name: str, item: RewardInput, score: Callable[[RewardInput], float | None]) -> float | None:
     try:
-        return score(item)
+        value = score(item)
+        return value if value is None or type(value) is float else result_of(value)
     except Overdue as error:
         raise _late(reward, name, [item]) from error
     except UserError:
@@ -149,15 +150,13 @@ def _value(reward: Reward, name: str, item: RewardInput, score: Callable[[Reward
         raise RewardFailed(reward, name, item.completion, error) from error
 
 
-def _timed(watch: Stopwatch | None, work: Callable[[Given], Found], given: Given) -> Found:
+def _timed(watch: Stopwatch, work: Callable[[Given], Found], given: Given) -> Found:
     """The result of `work`, awaited where it is to be; Overdue if the watch runs out first."""
-    if watch is not None:
-        watch.begin()
+    watch.begin()
     try:
         return cast("Found", result_of(work(given)))
     finally:
-        if watch is not None:
-            watch.end()
+        watch.end()
 
 
 def _late(reward: Reward, name: str, items: Sequence[RewardInput]) -> UserError:
