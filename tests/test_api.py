@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import subprocess
 import sys
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -195,3 +198,27 @@ def test_wrong_settings_of_an_evaluation_are_told_first() -> None:
         lemma.evaluate("nowhere/nothing", "gsm8")
     with pytest.raises(lemma.UserError, match="is not the folder of a run"):
         lemma.load_run("nowhere")
+
+
+def test_models_of_earlier_evaluations_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may measure one model after the other; each of them may fill most of a GPU."""
+    from lemma.models.policy import Policy
+
+    made: list[weakref.ref[Policy]] = []
+    alive: list[int] = []
+    init = Policy.__init__
+
+    def note(self: Policy, *given: Any, **named: Any) -> None:
+        init(self, *given, **named)
+        made.append(weakref.ref(self))
+        alive.append(sum(one() is not None for one in made))
+
+    monkeypatch.setattr(Policy, "__init__", note)
+    gc.collect()
+    gc.disable()  # when it would come by itself is a matter of chance
+    try:
+        for number in range(3):
+            lemma.evaluate("tiny", "arithmetic", device="cpu", limit=2, max_tokens=2, out=tmp_path / str(number))
+    finally:
+        gc.enable()
+    assert alive == [1, 1, 1]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakSet
 
 from lemma.config.registry import check_not_imported
 from lemma.core.errors import UserError
@@ -139,18 +141,27 @@ def _check_played(settings: EvalSettings, spelt: Callable[[str], str]) -> None:
             raise UserError(f"{spelt(name)} has no effect in an environment", fix=f"leave {spelt(name)} out")
 
 
+_opened: WeakSet[Policy] = WeakSet()
+"""Models of earlier calls that are still in memory: they are in cycles, and evaluations keep the collector off them."""
+
+
 def open_model(model: str, device: Device, engine: EngineName, seed: int, sink: Sink) -> tuple[Policy, Engine]:
-    """A model with the engine that is to generate."""
+    """A model with the engine that is to generate. Those of earlier calls that nobody holds give their memory back."""
     from lemma.engines import make_engine, open_engine
     from lemma.engines.engine_options import ENGINES
     from lemma.models.load_model import load_policy
 
     if engine not in ENGINES:
         raise UserError(f"there is no engine '{engine}'", fix=f"write one of: {', '.join(sorted(ENGINES))}")
+    if _opened:
+        gc.collect()
     if engine == "native":
-        return open_engine(model, device, seed, sink)
-    policy = load_policy(model, device, plain=engine == "transformers")
-    return policy, make_engine(ENGINES[engine](), policy, seed, sink)
+        policy, speaker = open_engine(model, device, seed, sink)
+    else:
+        policy = load_policy(model, device, plain=engine == "transformers")
+        speaker = make_engine(ENGINES[engine](), policy, seed, sink)
+    _opened.add(policy)
+    return policy, speaker
 
 
 def default_folder(model: str, benchmarks: Sequence[str], settings: EvalSettings, *more: str) -> Path:
