@@ -155,6 +155,7 @@ def open_model(model: str, device: Device, engine: EngineName, seed: int, sink: 
         raise UserError(f"there is no engine '{engine}'", fix=f"write one of: {', '.join(sorted(ENGINES))}")
     if _opened:
         gc.collect()
+    speaker: Engine
     if engine == "native":
         policy, speaker = open_engine(model, device, seed, sink)
     else:
