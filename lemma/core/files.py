@@ -79,11 +79,12 @@ class WholeFiles:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._threads.shutdown()
         try:
+            self._threads.shutdown()
             if kind is None:
                 self._give_names()
         finally:
+            self._threads.shutdown(cancel_futures=True)  # an interrupt may have ended the wait for them
             for temporary, _, _ in self._written:
                 temporary.unlink(missing_ok=True)
 

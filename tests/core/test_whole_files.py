@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -79,4 +81,23 @@ def test_what_was_begun_is_gone_after_an_exception(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), WholeFiles(tmp_path) as files:
         files.write("a", "a")
         files.write("b", str(1 // 0))
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupt_while_files_are_synced_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync, written, pressed = os.fsync, threading.Event(), threading.Lock()
+
+    def fsync(handle: int) -> None:
+        written.wait()
+        time.sleep(0.2)  # the main thread waits for this one now
+        if pressed.acquire(blocking=False):
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(KeyboardInterrupt), WholeFiles(tmp_path) as files:
+        for name in "abcdefghijkl":  # more than are written at once
+            files.write(name, name)
+        written.set()
     assert not list(tmp_path.iterdir())
