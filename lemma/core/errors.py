@@ -37,6 +37,9 @@ class SeveralErrors(UserError):
         self.errors = tuple(errors)
         self.args = ("\n".join(map(str, errors)),)
 
+    def __reduce__(self) -> tuple[type[SeveralErrors], tuple[tuple[UserError, ...]]]:
+        return type(self), (self.errors,)  # processes send them to each other
+
 
 class LemmaWarning(UserWarning):
     """Something worth a look that does not stop a run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -308,6 +309,8 @@ def test_of_very_many_mistakes_the_first_are_told() -> None:
     lines = str(caught.value).splitlines()
     assert len(lines) == 21 and lines[-1] == "recipe.yaml: and 5 more mistakes"
     assert str(caught.value.line) == "11" and caught.value.problem == "unknown key 'stages.s0.stepps'"
+    sent = pickle.loads(pickle.dumps(caught.value))
+    assert str(sent) == str(caught.value) and sent.line == 11, "another process hears of all of them too"
 
 
 def test_the_recipe_that_the_wrong_ones_are_made_of_is_good() -> None:
