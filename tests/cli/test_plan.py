@@ -183,6 +183,7 @@ TOOL = """#!/bin/sh
 case "$*" in
   *--id=0*) echo 1024 ;;
   *--id=1*) echo 65536 ;;
+  *--id=GPU-small*) echo 1024 ;;
   *--id=*) exit 6 ;;
   *) echo 1024; echo 65536 ;;
 esac
@@ -199,6 +200,7 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lemma.cli.local_gpus.DRIVERS", (str(tool),))
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
 
 
 @pytest.mark.usefixtures("gpus")
@@ -215,9 +217,16 @@ def test_a_budget_is_compared_with_the_memory_of_the_gpus(
         assert capsys.readouterr().out.endswith(said)
     assert main(["plan", recipe, "--set", "stages.sft.batch.token_budget=65536"]) == 0
     assert main(["plan", recipe, "--gpu", "h100-80"]) == 0, "the plan is for another machine"
-    for shown, code in (("1", 0), ("0", 1), ("0,1", 1), ("", 0), ("-1", 0)):
+    assert main(["plan", recipe, "--set", "cluster.ranks=1"]) == 0, "CUDA may count from the larger one"
+    by_bus, by_speed = "PCI_BUS_ID", "FASTEST_FIRST"
+    for shown, order, code in (
+        *(("1", by_bus, 0), ("0", by_bus, 1), ("0,1", by_bus, 1), ("", by_bus, 0), ("-1", by_bus, 0)),
+        *(("1", by_speed, 0), ("0", by_speed, 0), ("0,1", by_speed, 1), ("", by_speed, 0), ("-1", by_speed, 0)),
+        *(("GPU-small", by_speed, 1), ("GPU-none", by_speed, 0)),
+    ):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-        assert main(["plan", recipe]) == code, shown
+        monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
+        assert main(["plan", recipe]) == code, (shown, order)
 
 
 @pytest.mark.usefixtures("gpus")
