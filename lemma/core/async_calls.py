@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from lemma.core.deadlines import Overdue
 from lemma.core.thread_gpu import gpu_of_thread, use_gpu
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ class Caller:
         """What the function returns. An `async` one that takes longer than `seconds` is cancelled: `TimeoutError`."""
         return self.result(function(*arguments), seconds)
 
-    def result(self, given: Any, seconds: float | None = None) -> Any:
-        """`given` itself, or the result of awaiting it."""
+    def result(self, given: Any, seconds: float | None = None, late: type[BaseException] = TimeoutError) -> Any:
+        """`given` itself, or the result of awaiting it; `late` after `seconds`."""
         if not inspect.isawaitable(given):
             return given
         import asyncio
@@ -59,7 +60,7 @@ class Caller:
         # A loop that is held up cannot cancel anything, and no call on it is to blame: whoever watches ends all.
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
         future.cancel()
-        raise TimeoutError(f"the call took longer than {seconds:g} s")
+        raise late(f"the call took longer than {seconds:g} s")
 
     def as_they_end(self, given: Sequence[Awaitable[Any]], seconds: float | None) -> Ended:
         """Await all of them at once: the place and the outcome of each as it ends. `TimeoutError` if none ends for
@@ -114,9 +115,10 @@ async def _awaited(given: Any, gpu: int | None) -> Any:
 _of_process = Caller()
 
 
-def result_of(given: Any) -> Any:
-    """`given` itself, or the result of awaiting it on the one event loop of this process."""
-    return _of_process.result(given)
+def result_of(given: Any, seconds: float | None = None) -> Any:
+    """`given` itself, or the result of awaiting it on the one event loop of this process. `Overdue` after `seconds`, in
+    any thread; a stopwatch ends what the main one does."""
+    return _of_process.result(given, seconds, Overdue)
 
 
 def as_they_end(given: Sequence[Awaitable[Any]], seconds: float | None) -> Ended:

@@ -154,7 +154,7 @@ def _timed(watch: Stopwatch, work: Callable[[Given], Found], given: Given) -> Fo
     """The result of `work`, awaited where it is to be; Overdue if the watch runs out first."""
     watch.begin()
     try:
-        return cast("Found", result_of(work(given)))
+        return cast("Found", result_of(work(given), watch.seconds))
     finally:
         watch.end()
 

@@ -72,7 +72,7 @@ class EachFunction(FunctionReward):
         return number_of(found)
 
     def score(self, item: RewardInput) -> float | None:
-        return self.value(result_of(self.call(item)))
+        return self.value(result_of(self.call(item), self.seconds))
 
     @property
     def is_async(self) -> bool:

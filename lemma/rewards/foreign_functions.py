@@ -56,7 +56,8 @@ class OpenRlhfFunction(FunctionReward):
         function = load_function(self.function)
         try:
             found = function(**_taken(function, dict(zip(OPENRLHF, values, strict=True))), **self.options)
-            return [number_of(value) for value in listed(_inside(result_of(found), "rewards"), len(items))]
+            ended = result_of(found, self.seconds * len(items))
+            return [number_of(value) for value in listed(_inside(ended, "rewards"), len(items))]
         except UserError:
             raise
         except (Exception, SystemExit, GeneratorExit) as error:

@@ -46,7 +46,8 @@ class TrlFunction(FunctionReward):
             return []
         function, given = load_function(self.function), self._arguments(items)
         try:
-            return [number_of(value) for value in listed(result_of(function(**given)), len(items))]
+            found = result_of(function(**given), self.seconds * len(items))
+            return [number_of(value) for value in listed(found, len(items))]
         except UserError:
             raise
         except (Exception, SystemExit, GeneratorExit) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,15 @@ async def hangs(item):
 
 def later(item):
     return asyncio.sleep(0, 0.25)
+
+def late(item):
+    return asyncio.sleep(5)
+
+async def late_for_trl(completions, **columns):
+    await asyncio.sleep(5)
+
+async def late_for_openrlhf(queries, prompts, labels):
+    await asyncio.sleep(5)
 """
 
 
@@ -232,6 +242,12 @@ class Late(Reward):
 
     async def score_all(self, items):
         await asyncio.sleep(600)
+
+class WrappedLate(Late):
+    score_all = Reward.score_all
+
+    def score(self, item):
+        return asyncio.sleep(5)
 """
 
 
@@ -257,6 +273,20 @@ def test_async_classes_that_fail_are_named(class_file: str) -> None:
         scores(f"{class_file}:Hangs")
     with pytest.raises(UserError, match=r"'Late' took longer than 0.1 s on each of 2 completions"):
         scores(f"{class_file}:Late")
+
+
+def test_what_is_awaited_has_a_limit_in_other_threads_too(class_file: str, each_file: str) -> None:
+    """Steps may be sampled ahead of the learner in a thread, which no signal interrupts."""
+    with ThreadPoolExecutor(1) as thread:
+        for reward in (
+            f"{class_file}:WrappedLate",
+            f"{class_file}:Late",
+            {"name": f"{each_file}:late", "seconds": 0.1},
+            {"name": "trl", "function": f"{each_file}:late_for_trl", "seconds": 0.1},
+            {"name": "openrlhf", "function": f"{each_file}:late_for_openrlhf", "seconds": 0.1},
+        ):
+            with pytest.raises(UserError, match=r"took longer than 0.1 s on"):
+                thread.submit(scores, reward).result()
 
 
 def test_a_plain_function_that_returns_an_awaitable(each_file: str) -> None:
