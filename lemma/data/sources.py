@@ -110,9 +110,13 @@ def _neighbour(path: Path) -> str:
     while not folder.is_dir():
         path, folder = folder, folder.parent
     names = [entry.name for entry in folder.iterdir() if entry.is_dir() or suffix_of(entry)]
+    shown = folder.resolve() if folder == Path() else folder
     close = nearest_file(path.name, names)
-    few = f"write one of: {', '.join(sorted(names))}" if 0 < len(names) <= MANY else "check the name"
-    return f"in {folder.resolve() if folder == Path() else folder}: " + (f"did you mean '{close}'?" if close else few)
+    if close:
+        return f"in {shown}: did you mean '{close}'?"
+    if 0 < len(names) <= MANY:
+        return f"in {shown}: write one of: {', '.join(sorted(names))}"
+    return f"it was looked for in {shown}"
 
 
 def _check_split(path: Path, split: str) -> None:

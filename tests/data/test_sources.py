@@ -208,6 +208,9 @@ def test_a_missing_file_offers_its_neighbour(tmp_path):
         rows(tmp_path / "trian.jsonl")
     with pytest.raises(UserError, match=r"does not exist; in .*: write one of: train.jsonl"):
         rows(tmp_path / "no" / "such" / "folder")
+    (tmp_path / "train.jsonl").unlink()
+    with pytest.raises(UserError, match=f"gone.jsonl' does not exist; it was looked for in {tmp_path}$"):
+        rows(tmp_path / "gone.jsonl")
 
 
 def test_an_empty_folder(tmp_path):
