@@ -22,7 +22,7 @@ SERIAL = -m serial $(shell grep -rl --include='test_*.py' 'mark\.serial' tests)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style durations test-cpus test-kill test-long test-machines test-demo-seeds bench-cpu docs screens screenshots clean
+.PHONY: help demo test check style durations test-cpus test-kill test-data test-long test-machines test-demo-seeds bench-cpu docs screens screenshots clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -59,6 +59,9 @@ test-cpus: $(VENV)/.dev  ## Run the numerically sensitive tests as other CPUs wo
 
 test-long: $(VENV)/.dev  ## Run a thousand steps of RL: memory, files, threads and time per step stay as they are
 	LEMMA_STRICT_SKIPS=1 $(BIN)/python -m pytest -m long --timeout 3600 -rP
+
+test-data: $(VENV)/.dev  ## Run the tests on real benchmark rows in the folder that LEMMA_TEST_DATA names (../shared)
+	LEMMA_STRICT_SKIPS=1 $(PYTEST) $(SPREAD) -m realdata
 
 test-machines: $(VENV)/.dev  ## Run training and evaluation on two machines made of namespaces (Linux, as root)
 	$(PYTEST) -m machines --timeout 600

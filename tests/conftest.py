@@ -38,7 +38,7 @@ DURATIONS = Path(__file__).with_name("durations.txt")
 
 
 # Marks of tests that run only where `-m` names them.
-ONLY_WHEN_NAMED = ("kill", "seeds", "long", "machines")
+ONLY_WHEN_NAMED = ("kill", "seeds", "long", "machines", "realdata")
 
 
 def pytest_configure(config: pytest.Config) -> None:

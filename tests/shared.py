@@ -1,17 +1,15 @@
-"""The folder `shared` beside the checkout: data that is not part of the project."""
+"""Real benchmark rows, traces and rollouts outside the repository, for the tests that `make test-data` runs."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-import pytest
-
-SHARED = Path(__file__).resolve().parents[2] / "shared"
+SHARED = Path(os.environ.get("LEMMA_TEST_DATA") or Path(__file__).resolve().parents[2] / "shared").resolve()
 
 
 def shared(*parts: str) -> Path:
-    """A file or folder of the shared data; the test that asks for it skips where there is none."""
+    """A file or folder of them; only tests marked `realdata` ask for it."""
     path = SHARED.joinpath(*parts)
-    if not path.exists():
-        pytest.skip(f"shared data absent: {'/'.join(parts)}")
+    assert path.exists(), f"{path} is not there; LEMMA_TEST_DATA names the folder"
     return path

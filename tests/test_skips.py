@@ -29,8 +29,8 @@ WORKERS = ["-p", "xdist.plugin", "-n2", "--dist=loadfile", "--no-loadscope-reord
 
 
 def run_pytest(folder: Path, source: str, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
-    for name in ("conftest.py", "allowed_skips.txt"):
-        shutil.copy(HERE / name, folder)
+    shutil.copy(HERE / "conftest.py", folder)
+    (folder / "allowed_skips.txt").write_text("# why\n*test_tiny.py* : no such part*\n")
     (folder / "test_tiny.py").write_text(source)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n kill: few\n seeds: few\n slow: long\n crowded: x\n")
     clean = {k: v for k, v in os.environ.items() if k not in ("CI", "LEMMA_STRICT_SKIPS")}
@@ -53,7 +53,7 @@ def test_continuous_integration_is_strict(tmp_path: Path) -> None:
 
 
 def test_listed_skips_and_lenient_runs_pass(tmp_path: Path) -> None:
-    listed = SKIPS.format(reason="shared data absent: x")
+    listed = SKIPS.format(reason="no such part: x")
     alone = run_pytest(tmp_path, listed, LEMMA_STRICT_SKIPS="1")
     among_workers = run_pytest(tmp_path, listed, *WORKERS, LEMMA_STRICT_SKIPS="1")
     lenient = run_pytest(tmp_path, SKIPS.format(reason="not today"))

@@ -118,6 +118,7 @@ def test_only_correct_responses_are_kept(run, tmp_path):
     assert "3 of the 4 responses are right, but none keeps the format xml" in other
 
 
+@pytest.mark.realdata
 def test_the_published_traces_keep_most_of_their_rows(run):
     source = shared("data", "traces", "math_r1zero_sft.jsonl.gz")
     code, out, _ = run("data", "prepare", "correct", source, "--to", "correct.parquet", "--set", "count=300")
@@ -175,6 +176,7 @@ def test_a_teachers_probabilities_stay_with_its_words_and_go_with_other_words(ru
     assert second["target_ds_qwen_7b_probs"] is None and second["target"] != changed["target"]
 
 
+@pytest.mark.realdata
 def test_luffy_files_from_any_traces(run):
     source = shared("data", "traces", "long_traces.jsonl.gz")
     assert run("data", "prepare", "luffy", source, "--to", "data", "--hold-out", "0.25")[0] == 0

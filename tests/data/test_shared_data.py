@@ -14,6 +14,8 @@ from lemma.data.readers import READERS, problem_of
 from lemma.data.sources import rows_of
 from tests.shared import SHARED, shared
 
+pytestmark = pytest.mark.realdata
+
 
 def files() -> dict[str, int]:
     """File and row count, from the table in the README."""

@@ -77,6 +77,7 @@ def service() -> Iterator[GradingService]:
         yield service
 
 
+@pytest.mark.realdata
 @pytest.mark.parametrize("name", FILES)
 def test_a_benchmark_loads_in_full_and_every_gold_is_gradable(name: str, service: GradingService) -> None:
     benchmark = BENCHMARKS[name]

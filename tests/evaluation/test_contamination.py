@@ -105,6 +105,7 @@ FILES = {
 }
 
 
+@pytest.mark.realdata
 def test_finds_every_marked_row_of_dapo() -> None:
     """All rows whose evaluation set is here, word for word. docs/results/contamination.md judges what else it finds."""
     rows = load("dapo_math_17k.jsonl.gz")

@@ -6,8 +6,12 @@ import gzip
 import json
 from collections.abc import Iterator
 
+import pytest
+
 from lemma.grading import GradingService
 from tests.shared import shared
+
+pytestmark = pytest.mark.realdata
 
 
 def rescored(name: str, column: str) -> Iterator[tuple[str, int, bool, bool]]:

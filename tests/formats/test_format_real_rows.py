@@ -12,6 +12,8 @@ from lemma.core.types import Demonstration, Message, Problem
 from lemma.formats import FORMATS, make_format
 from tests.shared import shared
 
+pytestmark = pytest.mark.realdata
+
 
 def rows(*path: str) -> list[dict[str, Any]]:
     with gzip.open(shared("data", *path), "rt", encoding="utf-8") as handle:

@@ -14,6 +14,8 @@ import pytest
 from lemma.grading import GradingService, grade
 from tests.shared import shared
 
+pytestmark = pytest.mark.realdata
+
 
 def rows(path: Path) -> Iterator[dict[str, Any]]:
     opener = gzip.open if path.suffix == ".gz" else open

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,9 @@ from lemma.evaluation.results import make_report
 from lemma.evaluation.shots import load_shots
 from lemma.models.load_model import load_policy
 from lemma.models.policy import Policy
-from tests.shared import shared
+from tests.real.questions import CHOICES
 
-QUESTIONS = 8
+LoadArc = Callable[..., Loaded]
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +27,19 @@ def policy(smollm2: Path) -> Policy:
     return load_policy(str(smollm2), "cpu", "fp32")
 
 
-def arc(**more: object) -> Loaded:
-    benchmark = BENCHMARKS["arc_challenge"].model_copy(update={"scoring": "likelihood", **more})
-    return load_benchmark(benchmark, limit=QUESTIONS, data_dir=shared("data"))
+@pytest.fixture
+def arc(tmp_path: Path) -> LoadArc:
+    rows = [
+        {"id": question, "question": question, "choices": {"text": texts, "label": list("ABCD")}, "answerKey": right}
+        for question, texts, right in CHOICES
+    ]
+    (tmp_path / "arc_challenge.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def load(**more: object) -> Loaded:
+        benchmark = BENCHMARKS["arc_challenge"].model_copy(update={"scoring": "likelihood", **more})
+        return load_benchmark(benchmark, data_dir=tmp_path)
+
+    return load
 
 
 def plainly(smollm2: Path, policy: Policy, questions: list[Weighed]) -> list[list[float]]:
@@ -49,7 +60,7 @@ def plainly(smollm2: Path, policy: Policy, questions: list[Weighed]) -> list[lis
 
 
 @pytest.mark.parametrize("weighs", ["option", "letter"])
-def test_sums_are_those_of_plain_transformers(smollm2: Path, policy: Policy, weighs: str) -> None:
+def test_sums_are_those_of_plain_transformers(smollm2: Path, policy: Policy, arc: LoadArc, weighs: str) -> None:
     loaded = arc(weighs=weighs)
     questions = [wording(loaded, problem) for problem in loaded.problems]
     ours, theirs = log_likelihoods(policy, questions), plainly(smollm2, policy, questions)
@@ -80,7 +91,7 @@ def test_what_is_weighed_after_examples(tmp_path: Path) -> None:
         assert asked.continuations == ((" no", " yes 0") if weighs == "option" else (" A", " B"))
 
 
-def test_accuracy_and_its_normalised_sister_stand_in_the_table() -> None:
+def test_accuracy_and_its_normalised_sister_stand_in_the_table(arc: LoadArc) -> None:
     loaded = arc()
     questions = [wording(loaded, problem) for problem in loaded.problems]
     # The shortest option is the likeliest, the longest the likeliest a character.

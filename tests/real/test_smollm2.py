@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,9 +24,8 @@ from lemma.learning.learning_options import OptimOptions
 from lemma.models.load_model import load_policy
 from lemma.models.policy import Policy
 from lemma.rollouts.judge import text_of
-from tests.shared import shared
+from tests.real.questions import WORD_PROBLEMS
 
-LONGEST_QUESTION = 160
 NEW_TOKENS = 12
 SMALL_TALK = {
     "What is the capital of France?": "The capital of France is Paris.",
@@ -45,14 +42,6 @@ def policy(smollm2: Path) -> Policy:
 @pytest.fixture(scope="module")
 def engine(policy: Policy) -> NativeEngine:
     return NativeEngine(policy, 0, cache_tokens=4096, max_sequences=32)
-
-
-@pytest.fixture(scope="module")
-def questions() -> list[str]:
-    """Twenty short ones of GSM8K's test set."""
-    with gzip.open(shared("data", "gsm8k", "test.jsonl.gz"), "rt", encoding="utf-8") as file:
-        asked = [json.loads(line)["problem"] for line in file]
-    return [question for question in asked if len(question) <= LONGEST_QUESTION][:20]
 
 
 def problem(question: str, *before: Message) -> Problem:
@@ -84,9 +73,9 @@ def side_by_side(prompts: Sequence[np.ndarray], pad: int) -> tuple[torch.Tensor,
 
 
 @pytest.mark.slow
-def test_greedy_tokens_are_those_of_transformers(engine: NativeEngine, smollm2: Path, questions: list[str]) -> None:
+def test_greedy_tokens_are_those_of_transformers(engine: NativeEngine, smollm2: Path) -> None:
     """The closest call of these tokens is 0.016 between the two best logits: no rounding in float32 decides it."""
-    prompts = prompts_of(engine.policy, questions)
+    prompts = prompts_of(engine.policy, WORD_PROBLEMS)
     mine = [one.ids.tolist() for one in answers(engine, prompts, max_tokens=NEW_TOKENS, temperature=0.0)]
     plain = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
     ids_BT, mask_BT = side_by_side(prompts, engine.policy.tokenizer.pad_token_id)
@@ -96,8 +85,8 @@ def test_greedy_tokens_are_those_of_transformers(engine: NativeEngine, smollm2: 
 
 
 @pytest.mark.slow
-def test_engine_and_learner_agree_about_sampled_tokens(engine: NativeEngine, questions: list[str]) -> None:
-    prompts = prompts_of(engine.policy, questions[:5])
+def test_engine_and_learner_agree_about_sampled_tokens(engine: NativeEngine) -> None:
+    prompts = prompts_of(engine.policy, WORD_PROBLEMS[:5])
     sampled = answers(engine, prompts, 3, max_tokens=24, temperature=1.0)
     trajectories = []
     for place, one in enumerate(sampled):
