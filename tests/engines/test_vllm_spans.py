@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lemma.engines.protocol import Request, Sampling
-from lemma.engines.vllm.jobs import Job, JobAnswer, finish
-from lemma.engines.vllm.publishing import job_name
+from lemma.engines.vllm.jobs import Job, JobAnswer, finish, job_name
 
 
 def job() -> Job:

@@ -76,7 +76,7 @@ class VllmEngine(VllmBase):
             **jobs.arguments(job, self.seed, tokenizer.eos_token_id, self.context),
             detokenize=bool(job.request.sampling.stop),
             output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={jobs.ARGUMENT: jobs.cuts_of(job, tokenizer.eos_token_id)} if jobs.needs_cuts(job) else None,
+            extra_args={jobs.ARGUMENT: jobs.extra_of(job, tokenizer.eos_token_id)},
         )
         self._add(job.name, job.request.prompt.tolist(), params)
 

@@ -15,7 +15,8 @@ from lemma.engines.protocol import Completion, EngineError, Request
 from lemma.engines.sampling import end_ids
 from lemma.engines.stop_strings import StopWatcher
 
-ARGUMENT = "lemma"  # the extra argument of a request that carries its cuts
+ARGUMENT = "lemma"  # the extra argument of a request that carries its name and its cuts
+NAME_PARTS = 3  # of a job's name: the engine's prefix, the number of the request, the number of the sample
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +29,7 @@ class Job:
     sample: int
     versions: list[tuple[int, int]]
     submitted: float
+    is_sampled: bool = False  # vLLM has all its tokens, and the answer is on its way
 
     @property
     def label(self) -> str:
@@ -59,9 +61,16 @@ def needs_cuts(job: Job) -> bool:
     return cuts or sampling.min_tokens > 0 or sampling.repetition_penalty != 1.0
 
 
-def cuts_of(job: Job, eos: int) -> str:
-    """The cuts of a request, for `lemma.engines.vllm.vllm_worker.parse`."""
+def job_name(request: str) -> str:
+    """A job's name from the request id that vLLM made of it: `cmpl-NAME-0`, possibly with a suffix."""
+    return "-".join(request.removeprefix("cmpl-").split("-")[:NAME_PARTS])
+
+
+def extra_of(job: Job, eos: int) -> str:
+    """The name of a job and its cuts, if it has any, for `lemma.engines.vllm.vllm_worker.parse`."""
     sampling = job.request.sampling
+    if not needs_cuts(job):
+        return json.dumps({"name": job.name})
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "min_tokens")
     values = {name: getattr(sampling, name) for name in names}
     return json.dumps({"name": job.name, "sampling": values, "ends": list(end_ids(sampling, eos))})

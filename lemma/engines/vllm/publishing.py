@@ -15,7 +15,6 @@ from lemma.engines.vllm.weights import write_adapter, write_model, write_weights
 from lemma.models.policy import Policy
 
 ADAPTER = "policy"  # the name of the policy's adapter in vLLM
-NAME_PARTS = 3  # of a job's name: the engine's prefix, the number of the request, the number of the sample
 
 
 @dataclass(frozen=True)
@@ -46,17 +45,17 @@ class Publisher:
         if self.policy.is_adapter:
             self._load_adapter(client)
 
-    def load(self, client: ServerClient, is_new: bool = False) -> dict[str, int]:
+    def load(self, client: ServerClient, is_new: bool = False) -> dict[str, int | None]:
         """The server loads the weights in the folder and drops its cache. With an adapter, only a new server that did
-        not start from the folder needs the base weights. Returns how many tokens each running request has from the old
-        weights; requests that had not started, or were finished, are left out."""
+        not start from the folder needs the base weights. Returns how many tokens each running job has from the old
+        weights, and None for those that were finished; jobs that had not begun are left out."""
         is_here, model = isinstance(client, Server), self.folder / "model"
         wants_base = not self.policy.is_adapter or (is_new and not is_here)
         path, folder = str(model), f"{self.prefix}model"
         if wants_base and not is_here:
             path = client.send(sorted(model.glob("model*.safetensors")), folder)
         with _paused(client):
-            counts: dict[str, int] = client.rpc("lemma_counts")
+            counts: dict[str, int | None] = client.rpc("lemma_counts")
             if wants_base:
                 client.rpc("lemma_load", path)
             if self.policy.is_adapter:
@@ -66,7 +65,7 @@ class Publisher:
             client.forget(folder)
         if not answer["success"]:
             raise EngineError("vLLM did not forget the cache of the old weights")
-        return {job_name(request): count for request, count in counts.items()}
+        return counts
 
     def _load_adapter(self, client: ServerClient) -> None:
         folder = self.folder / "adapter"
@@ -74,11 +73,6 @@ class Publisher:
         if not isinstance(client, Server):
             path = client.send(sorted(file for file in folder.iterdir() if file.is_file()), f"{self.prefix}adapter")
         client.call("/v1/load_lora_adapter", {"lora_name": ADAPTER, "lora_path": path, "load_inplace": True})
-
-
-def job_name(request: str) -> str:
-    """A job's name from the request id that vLLM made of it: `cmpl-NAME-0`, possibly with a suffix."""
-    return "-".join(request.removeprefix("cmpl-").split("-")[:NAME_PARTS])
 
 
 @contextmanager

@@ -111,7 +111,7 @@ class VllmServerEngine(VllmBase):
         self.pool.close()
 
     def _ask(self, job: Job) -> None:
-        job.versions = [(0, self.version)]  # a job that is sent again starts over
+        job.versions, job.is_sampled = [(0, self.version)], False  # a job that is sent again starts over
         sampling = job.request.sampling
         tokens = len(job.request.prompt) + min(sampling.max_tokens, self.context - len(job.request.prompt))
         client = self.pool.give(job.name, tokens)
@@ -120,8 +120,7 @@ class VllmServerEngine(VllmBase):
             return
         eos = self.policy.tokenizer.eos_token_id
         body = jobs.arguments(job, self.seed, eos, self.context)
-        if jobs.needs_cuts(job):
-            body["vllm_xargs"] = {jobs.ARGUMENT: jobs.cuts_of(job, eos)}
+        body["vllm_xargs"] = {jobs.ARGUMENT: jobs.extra_of(job, eos)}
         body["request_id"] = job.name
         client.ask(job.name, self._body(job.request.prompt.tolist()) | body)
 
@@ -285,16 +284,17 @@ class VllmServerEngine(VllmBase):
     def _hand_over(self) -> None:
         self.publisher.write_news()
         counts = ranks.from_leader(self._publish, "publishing weights to the vLLM servers")
-        answered = {reply.name for reply in list(self.pool.replies.queue)}
         for name, job in self._jobs.items():
-            if name in counts or name not in answered:  # it was running or queued
-                job.start_span(counts.get(name, 0), self.version)
+            count = counts.get(name, 0)
+            job.is_sampled = job.is_sampled or count is None
+            if count is not None and not job.is_sampled:
+                job.start_span(count, self.version)
 
-    def _publish(self, is_first: bool = False) -> dict[str, int]:
+    def _publish(self, is_first: bool = False) -> dict[str, int | None]:
         """All servers that are up load the weights in the folder; those that are starting load them when they are up.
-        Returns how many tokens each job has from the old weights."""
+        Returns how many tokens each job that has begun has from the old weights, or None if it was finished."""
         self._published += 1
-        counts: dict[str, int] = {}
+        counts: dict[str, int | None] = {}
 
         def load(client: ServerClient) -> None:
             if is_first:

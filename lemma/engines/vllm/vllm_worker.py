@@ -23,10 +23,12 @@ from vllm.v1.sample.logits_processor import (
 
 from lemma.engines.protocol import Sampling
 from lemma.engines.sampling import cut, penalise
-from lemma.engines.vllm.jobs import ARGUMENT
+from lemma.engines.vllm.jobs import ARGUMENT, job_name
 
-# Log of the kept mass by request and position, until it is fetched. Entries of cancelled requests are evicted later.
+# Log of the kept mass by job and position, until it is fetched; of cancelled jobs it is evicted later.
 KEPT: dict[str, dict[int, torch.Tensor]] = {}
+# The jobs that have begun since the last change of the weights, those before it that still run included.
+BEGUN: dict[str, None] = {}
 REMEMBERED = 100_000
 
 
@@ -43,10 +45,18 @@ class _Row:
         return self.ends if len(self.output) < self.sampling.min_tokens else ()
 
 
-def parse(text: str) -> tuple[str, Sampling, tuple[int, ...]]:
-    """What `lemma.engines.vllm.jobs.cuts_of` wrote."""
+def parse(text: str) -> tuple[str, tuple[Sampling, tuple[int, ...]] | None]:
+    """What `lemma.engines.vllm.jobs.extra_of` wrote: a job's name, and its cuts if it has any."""
     values = json.loads(text)
-    return values["name"], Sampling(max_tokens=1, **values["sampling"]), tuple(values["ends"])
+    if "sampling" not in values:
+        return values["name"], None
+    return values["name"], (Sampling(max_tokens=1, **values["sampling"]), tuple(values["ends"]))
+
+
+def _forget(entries: dict[str, Any]) -> None:
+    """Drop the oldest beyond what is remembered."""
+    while len(entries) > REMEMBERED:
+        del entries[next(iter(entries))]
 
 
 class CutLogits(LogitsProcessor):
@@ -69,8 +79,13 @@ class CutLogits(LogitsProcessor):
         for index, params, prompt, output in batch_update.added:
             self._rows.pop(index, None)
             text = (params.extra_args or {}).get(ARGUMENT)
-            if text is not None:
-                self._rows[index] = _Row(*parse(text), prompt or [], output)
+            if text is None:
+                continue
+            name, cuts = parse(text)
+            BEGUN[name] = None
+            if cuts is not None:
+                self._rows[index] = _Row(name, *cuts, prompt or [], output)
+        _forget(BEGUN)
         for one, other, direction in batch_update.moved:
             row, replaced = self._rows.pop(one, None), self._rows.pop(other, None)
             if row is not None:
@@ -92,8 +107,7 @@ class CutLogits(LogitsProcessor):
             for i, index in enumerate(members):
                 row = self._rows[index]
                 KEPT.setdefault(row.name, {})[len(row.output)] = kept[i]
-        while len(KEPT) > REMEMBERED:
-            del KEPT[next(iter(KEPT))]
+        _forget(KEPT)
         return logits
 
     def _penalised(self, logits_V: torch.Tensor, row: _Row) -> torch.Tensor:
@@ -123,9 +137,13 @@ class Extension:
         kept = KEPT.pop(name, {})
         return [float(kept[position]) for position in range(int(count))]
 
-    def lemma_counts(self) -> dict[str, int]:
-        """The number of tokens of each running request."""
-        return {name: len(request.output_token_ids) for name, request in self.model_runner.requests.items()}
+    def lemma_counts(self) -> dict[str, int | None]:
+        """The number of tokens of each running job, and None for each that was finished since the last call."""
+        running = {job_name(name): len(one.output_token_ids) for name, one in self.model_runner.requests.items()}
+        finished = BEGUN.keys() - running.keys()
+        for name in finished:
+            del BEGUN[name]
+        return running | dict.fromkeys(finished)
 
     def lemma_load(self, folder: str) -> list[str]:
         """Load weights from a folder's safetensors files, one file at a time."""
