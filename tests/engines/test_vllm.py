@@ -189,6 +189,7 @@ def test_the_engine_in_process(in_process: subprocess.Popen[str]) -> None:
     assert in_process.returncode == 0, output[-6000:]
 
 
-def test_what_cannot_start_says_why(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"the vLLM server does not start: .*Error.*encodings"):
+def test_what_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(EngineError, match=r"the vLLM server does not start: .*Error.*encodings.*its log is .*vllm-"):
         Server({}, {"PYTHONHOME": str(tmp_path)}, tmp_path / "log", 60.0).wait_until_ready()

@@ -9,10 +9,16 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from lemma.engines.protocol import EngineError
+from lemma.engines.vllm.process_group import kill_group
 from lemma.engines.vllm.serve import HEADER, KEY_VARIABLE, Guard
+from lemma.engines.vllm.server import cause_in
 from lemma.engines.vllm.vllm_folder import PREFIX, VllmFolder
+from lemma.engines.vllm.weights import check_policy
+from tests.engines.small_policies import small_policy
 
 HOLD = """
 import sys, time
@@ -91,3 +97,43 @@ def test_nobody_is_heard_without_the_key(kind: str, refusal: Any, monkeypatch: p
 def test_the_server_itself_may_start_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "secret")
     assert asked("lifespan", []) == (True, [])
+
+
+LEAVES = """
+import subprocess, sys, time
+from multiprocessing import shared_memory
+segment = shared_memory.SharedMemory(create=True, size=1000)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(segment.name, child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_group_leaves_neither_processes_nor_shared_memory() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", LEAVES], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    name, child = process.stdout.readline().split()
+    assert Path("/dev/shm", name).exists()
+    kill_group(process.pid)
+    process.wait(timeout=10)
+    assert not Path("/dev/shm", name).exists()
+    assert not psutil.pid_exists(int(child)) or psutil.Process(int(child)).status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_cause_is_found_among_errors_that_point_to_it() -> None:
+    log = """
+    (EngineCore pid=7) ERROR 11-18 [core.py:9] EngineCore failed to start.
+    (EngineCore pid=7) ValueError: Head size 12 is not supported by CPU_ATTN
+    (APIServer pid=5) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+    """
+    assert cause_in(log) == "(EngineCore pid=7) ValueError: Head size 12 is not supported by CPU_ATTN"
+    assert cause_in("one\ntwo\n\n") == "two" and cause_in("") == "nothing"
+
+
+def test_heads_that_vllm_cannot_run_on_a_cpu_are_refused_before_it_starts() -> None:
+    policy = small_policy()
+    policy.causal.config.head_dim = 12
+    with pytest.raises(EngineError, match="cannot run attention heads of size 12 on a CPU"):
+        check_policy(policy)

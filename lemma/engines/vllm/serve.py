@@ -12,13 +12,14 @@ import re
 import runpy
 import secrets
 import shutil
-import signal
 import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
+
+from lemma.engines.vllm.process_group import kill_group
 
 KEY_VARIABLE = "LEMMA_VLLM_KEY"
 PARENT_VARIABLE = "LEMMA_VLLM_PARENT"
@@ -86,7 +87,7 @@ async def _answer(send: Send, status: int, values: dict[str, str]) -> None:
 def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
-    os.killpg(0, signal.SIGKILL)
+    kill_group(os.getpgrp())
 
 
 def main() -> None:

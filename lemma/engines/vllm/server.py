@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import secrets
-import signal
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import weakref
 from collections.abc import Mapping
@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from lemma.engines.protocol import EngineError
+from lemma.engines.vllm.process_group import kill_group
 from lemma.engines.vllm.serve import KEY_VARIABLE, PARENT_VARIABLE
 from lemma.engines.vllm.server_client import ServerClient, ServerReply
 from lemma.engines.vllm.settings import as_options, server_environment
 
 POLL_SECONDS = 0.1
+# What an error says that is not the cause itself.
+POINTERS = ("see root cause above", "see stack trace", "initialization failed", "engine core proc")
 
 
 class Server(ServerClient):
@@ -69,9 +72,7 @@ class Server(ServerClient):
 
     def last_words(self) -> str:
         """The line of the log that best explains why it ended."""
-        lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
-        telling = [line for line in lines if "Error" in line or "error:" in line]
-        return (telling or lines or ["nothing"])[-1].strip()[-300:]
+        return cause_in(self._log.read_text(errors="replace") if self._log.exists() else "")
 
     def close(self) -> None:
         """Kill the server and everything it started."""
@@ -83,7 +84,9 @@ class Server(ServerClient):
         if self.is_well():
             return True
         if not self.is_alive():
-            raise EngineError(f"the vLLM server does not start: {self.last_words()}")
+            # The log lies among files that go away with the engine.
+            log = shutil.copy(self._log, Path(tempfile.gettempdir()) / f"vllm-{self.pid}.log")
+            raise EngineError(f"the vLLM server does not start: {self.last_words()}", fix=f"its log is {log}")
         if time.monotonic() > self._end:
             raise EngineError(
                 f"the vLLM server was not ready after {self._seconds:g} seconds", fix="raise start_seconds"
@@ -99,6 +102,15 @@ class Server(ServerClient):
             raise
 
 
+def cause_in(log: str) -> str:
+    """The line that says why vLLM ended. The process that fails says it, and those that wait for it follow with errors
+    that only point there."""
+    lines = [line for line in map(str.strip, log.splitlines()) if line]
+    errors = [line for line in lines if "Error" in line or "error:" in line]
+    causes = [line for line in errors if not any(words in line.lower() for words in POINTERS)]
+    return (causes or errors or lines or ["nothing"])[-1][-300:]
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -107,6 +119,5 @@ def _free_port() -> int:
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill a process and all that it started: it has no state worth saving."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    kill_group(process.pid)
     process.wait(timeout=30.0)
