@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -170,14 +172,19 @@ class VllmEngine(VllmBase):
 def _as_it_was(folder: Path) -> Iterator[None]:
     """vLLM seeds every global generator and replaces torch.set_num_threads: restore them.
 
-    Its temporary files, which it never removes, go to `folder`.
+    Its temporary files, which it never removes, go to `folder`; its warnings go nowhere.
     """
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     threads, setter = torch.get_num_threads(), torch.set_num_threads
     temporary, tempfile.tempdir = tempfile.tempdir, str(folder)
+    disabled = logging.root.manager.disable
+    logging.disable(max(disabled, logging.WARNING))
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
+        logging.disable(disabled)
         tempfile.tempdir = temporary
         random.setstate(states[0])
         np.random.set_state(states[1])
