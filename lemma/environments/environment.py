@@ -37,6 +37,10 @@ class Utterance:
     answer: str | None = None
 
 
+# How a reply begins that says why an action could not be carried out.
+ERROR = "error: "
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """What the policy reads next. `done` ends the episode; `reward` is for this turn, in addition to `score`.

@@ -12,23 +12,25 @@ from pydantic import Field
 from lemma.core.errors import UserError
 from lemma.core.random import key
 from lemma.core.types import Message, Outcome, Problem
-from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance, WorldGone
+from lemma.environments.environment import ERROR, Environment, EnvironmentOptions, Reply, Utterance, WorldGone
 from lemma.environments.websocket import WebSocket
 
 # Seconds for which a session that has just ended may still count on the server, and between attempts.
 PATIENCE, PAUSE = 5.0, 0.1
 FULL = "CAPACITY_REACHED"
-# Errors that mean that the action was invalid, not that the server failed.
-REFUSALS = ("VALIDATION_ERROR", "INVALID_JSON")
+# Errors of an action, after which the session goes on: the policy reads them.
+OF_THE_ACTION = ("VALIDATION_ERROR", "INVALID_JSON", "EXECUTION_ERROR")
 AT_ONCE = 64
 
 
 class ServerRefuses(Exception):
-    """An error frame: its code and its message."""
+    """An error frame: its code, its message, and what is wrong with each field."""
 
-    def __init__(self, code: str, message: str):
-        super().__init__(message)
-        self.code = code
+    def __init__(self, data: dict[str, Any]):
+        fields = [one for one in data.get("errors") or () if isinstance(one, dict)]
+        wrong = [f"{'.'.join(map(str, one.get('loc', ())))}: {one.get('msg')}" for one in fields]
+        super().__init__("; ".join([str(data.get("message")), *wrong]))
+        self.code = str(data.get("code"))
 
 
 class OpenEnvSession(Environment):
@@ -53,12 +55,12 @@ class OpenEnvSession(Environment):
 
     def step(self, said: Utterance) -> Reply:
         text = said.text if self._options.says == "text" else said.answer or ""
-        action = {**self._options.action_data, self._options.action: text}
+        action = with_field(self._options.action_data, self._options.action, text)
         try:
             reply = self._asked("step", action, self._options.deadlines.step)
         except ServerRefuses as error:
-            if error.code in REFUSALS:
-                return Reply(f"error: {error}")
+            if error.code in OF_THE_ACTION:
+                return Reply(f"{ERROR}{error}")
             raise WorldGone(f"the OpenEnv server failed: {error.code}: {error}") from None
         if reply.get("reward") is not None:
             self._rewards.append(float(reply["reward"]))
@@ -90,7 +92,8 @@ class OpenEnvSession(Environment):
                 if time.monotonic() > patient_until:
                     raise UserError(
                         f"the OpenEnv server at {self._options.url} takes no further session: {error}",
-                        fix="start it with a larger max_concurrent_envs, or write `episodes` as many as it takes",
+                        fix="start it with a larger max_concurrent_envs, or write `episodes` as many as it takes; the "
+                        "attempts at one problem (`group_size`) are made at the same time",
                     ) from None
             time.sleep(PAUSE)
 
@@ -104,8 +107,16 @@ class OpenEnvSession(Environment):
         if not isinstance(content, dict):
             raise WorldGone("the OpenEnv server answered with something else than a frame")
         if given == "error":
-            raise ServerRefuses(str(content.get("code")), str(content.get("message")))
+            raise ServerRefuses(content)
         return content
+
+
+def with_field(data: dict[str, Any], path: str, value: str) -> dict[str, Any]:
+    """The data with this field set; a dot leads into a nested field."""
+    name, _, rest = path.partition(".")
+    below = data.get(name)
+    inner = with_field(below if isinstance(below, dict) else {}, rest, value) if rest else value
+    return {**data, name: inner}
 
 
 def _left(until: float) -> float:
@@ -123,7 +134,7 @@ class OpenEnv(EnvironmentOptions):
     url: str = ""
     """Address of its server, such as http://127.0.0.1:8000 or ws://host:port/ws."""
     action: str = "message"
-    """Field of the action that takes the policy's text."""
+    """Field of the action that takes the policy's text; `arguments.message` is the field `message` in `arguments`."""
     says: Literal["text", "answer"] = "text"
     """What goes there: the whole text, or the answer that the format finds in it."""
     action_data: dict[str, Any] = Field(default_factory=dict)
@@ -132,13 +143,15 @@ class OpenEnv(EnvironmentOptions):
     """Fields of the reset call, in addition to a `seed` made from the run and the problem, and to the problem's own
     `reset`."""
     observation: str = ""
-    """Field of an observation that the policy reads. Default: its only text field, or all of it as JSON."""
+    """Field of an observation that the policy reads, nested ones with dots (`result.data`). Default: its only text
+    field, or all of it as JSON."""
     reward: Literal["last", "sum"] = "last"
     """Reward of an episode: the last one that the server gave, or the sum of all."""
     success_reward: float = 1.0
     """An episode with at least this reward counts as a success."""
-    problems_per_split: int = Field(1000, ge=1)
-    """Number of episodes, each with its own seed, if the server owns the tasks: `data: {source: environment}`."""
+    problems_per_split: int = Field(100, ge=1)
+    """Number of tasks, each with its own seed, if the server owns them: `data: {source: environment}`. Each is opened
+    once before training begins."""
     workers: int = Field(1, ge=0)
     """Processes that talk to the server."""
 
@@ -162,8 +175,10 @@ class OpenEnv(EnvironmentOptions):
         if not isinstance(observation, dict):
             return "" if observation is None else str(observation)
         if self.observation:
-            text = observation.get(self.observation)
-            return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
+            value: Any = observation
+            for name in self.observation.split("."):
+                value = value.get(name) if isinstance(value, dict) else None
+            return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         known = {name: value for name, value in observation.items() if name != "metadata" and value is not None}
         texts = [value for value in known.values() if isinstance(value, str)]
         return texts[0] if len(texts) == 1 else json.dumps(known, ensure_ascii=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lemma.core.types import Outcome, Problem
-from lemma.environments.environment import EnvironmentOptions, Reply, Utterance
+from lemma.environments.environment import ERROR, EnvironmentOptions, Reply, Utterance
 from lemma.environments.held import Failure, Held
 from lemma.environments.worlds import Worlds
 
@@ -96,8 +96,11 @@ def _calls(options: EnvironmentOptions, tried: Sequence[Tried]) -> list[TrialFin
         limit = getattr(options.deadlines, call)
         failures = [one.failure for one in tried if one.failure.startswith(f"{call}:")]
         text = f"at most {slowest:.3g} s; the deadline is {limit:g} s"
+        replies = [reply.text for one in tried for reply in one.heard] if call == "step" else []
         if failures:
             findings.append(TrialFinding("BAD", call, f"{len(failures)} of {len(tried)} episodes fail: {failures[0]}"))
+        elif replies and all(text.startswith(ERROR) for text in replies):
+            findings.append(TrialFinding("BAD", call, f"every action is refused: {replies[0].removeprefix(ERROR)}"))
         elif slowest > limit / 2:
             findings.append(TrialFinding("note", call, f"{text}, raise {call}_seconds"))
         elif slowest > SLOW_SECONDS and options.workers and options.calls_at_once == 1:

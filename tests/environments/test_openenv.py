@@ -16,6 +16,8 @@ import pytest
 from lemma.core.errors import UserError
 from lemma.core.types import Problem
 from lemma.environments import OpenEnv, Utterance, WorldGone
+from lemma.environments.openenv import with_field
+from lemma.environments.trial import try_out
 from lemma.environments.websocket import WebSocket
 from lemma.recipe import Recipe
 from lemma.rollouts import read_episodes
@@ -46,6 +48,8 @@ class Game(Environment):
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def reset(self, seed=None, episode_id=None, low=1, **kwargs):
+        if isinstance(low, str):
+            raise ValueError(low)
         self.secret, self.turns = low + (seed or 0) % 3, 0
         return Told(said="how many ?", done=False, reward=None)
 
@@ -139,16 +143,31 @@ def test_an_episode_by_wire(url: str) -> None:
     again.close()
 
 
-def test_failures_of_the_server_lose_the_world_and_refusals_are_told(url: str) -> None:
+def test_what_is_wrong_with_an_action_is_told_and_the_episode_goes_on(url: str) -> None:
     world = OpenEnv(url=url).make()
     world.reset(Problem((), id="p"), 0)
-    with pytest.raises(WorldGone, match="EXECUTION_ERROR: broken on purpose"):
-        world.step(Utterance("break"))
+    assert world.step(Utterance("break")).text == "error: broken on purpose"
+    assert not world.step(Utterance("long")).done
     world.close()
-    wrong = OpenEnv(url=url, action="guess").make()
-    wrong.reset(Problem((), id="p"), 0)
-    assert wrong.step(Utterance("1")).text.startswith("error: ")
-    wrong.close()
+    wrong = OpenEnv(url=url, action="guess", turns=2)
+    world = wrong.make()
+    world.reset(Problem((), id="p"), 0)
+    assert "message: Field required" in world.step(Utterance("1")).text
+    world.close()
+    with pytest.raises(WorldGone, match="bad seed"):
+        OpenEnv(url=url, reset_data={"low": "bad seed"}).make().reset(Problem((), id="p"), 0)
+    found = {(one.topic, one.level): one.text for one in try_out(wrong, wrong.problems("train")[:1], 0)}
+    assert found["step", "BAD"].startswith("every action is refused: ")
+
+
+def test_fields_of_actions_and_observations_may_be_nested() -> None:
+    data = {"type": "call_tool", "arguments": {"loud": True}}
+    wanted = {"type": "call_tool", "arguments": {"loud": True, "message": "hi"}}
+    assert with_field(data, "arguments.message", "hi") == wanted and data["arguments"] == {"loud": True}
+    assert with_field({}, "a.b.c", "x") == {"a": {"b": {"c": "x"}}} and with_field({"a": 1}, "a", "x") == {"a": "x"}
+    options = OpenEnv(url="http://h", observation="result.data")
+    assert options.shown({"result": {"data": "seen"}, "done": False}) == "seen"
+    assert options.shown({"result": {"data": [1]}}) == "[1]" and options.shown({"other": 1}) == "null"
 
 
 def test_a_full_server_is_one_sentence(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
