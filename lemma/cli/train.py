@@ -206,6 +206,7 @@ def _dry_run(recipe: Recipe, skip: list[str], only: list[str]) -> int:
         raise UserError(
             f"cannot write the resolved recipe: {error.strerror}", file=path, fix="name another folder as `run.dir`"
         ) from None
-    print_plan(recipe, _wanted_stages(recipe, skip, only), skip=skip, only=only)
+    lacks = print_plan(recipe, _wanted_stages(recipe, skip, only), skip=skip, only=only)
     print(f"\nThe resolved recipe is in {path}. Nothing was loaded.")
-    return 0
+    print(f"\n{lacks}\n" if lacks else "", end="")
+    return 1 if lacks else 0

@@ -99,7 +99,7 @@ def _connected(address: str) -> Iterator[None]:
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise UserError(
                 f"there is no Ray cluster at '{address}': {str(error).splitlines()[0]}",
-                fix="start one with `ray start --head`, or give its address: --ray HOST:6379",
+                fix="start one with `ray start --head`, or name it: RAY_ADDRESS=HOST:6379",
             ) from None
     try:
         yield

@@ -158,10 +158,13 @@ def _user_path(details: ErrorDetails, root: type[Options], data: Any) -> KeyPath
 
 
 def _place(document: Document, path: KeyPath, details: ErrorDetails, old: set[Any]) -> Place:
-    """Where to point: for things that do not fit together, at the `--set` that brought the last of them in."""
+    """Where to point: for things that do not fit together, at the `--set` that brought the last of them in, of those
+    that the message names if it names any."""
     if details["type"] == "value_error" and (details["loc"], details["msg"]) not in old:
-        places = [document.places[below] for below in document.below(path)]
-        latest = max(places, key=lambda place: place.order, default=None)
+        words = set(re.findall(r"\w+", details["msg"]))
+        places = {below: document.places[below] for below in document.below(path)}
+        named = {below: place for below, place in places.items() if place.order and words & set(map(str, below[-1:]))}
+        latest = max((named or places).values(), key=lambda place: place.order, default=None)
         if latest is not None and latest.order:
             return latest
     if details["type"] == "union_tag_invalid":

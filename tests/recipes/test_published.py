@@ -103,7 +103,7 @@ def test_planning_and_a_dry_run_need_no_network(
     monkeypatch.setattr(socket.socket, "connect", refuse)
     path = str(FOLDER / f"{name}.yaml")
     assert main(["plan", path]) == 1, "neither the model nor the data can be had"
-    assert main(["train", path, "--dry-run", "--set", f"run.dir={tmp_path}/run"]) == 0
+    assert main(["train", path, "--dry-run", "--set", f"run.dir={tmp_path}/run"]) == 1
     assert f"stage {len(STAGES[name])}: {list(STAGES[name])[-1]} (rl)" in capsys.readouterr().out
 
 

@@ -12,7 +12,7 @@ from lemma.config import Options
 from lemma.config.shape import Choice
 from lemma.data.data_options import JOURNAL, DataOptions, ValidationOptions, journal_place
 from lemma.learning.learning_options import BudgetOptions
-from lemma.runs.run_options import StageOptions
+from lemma.runs.run_options import BOTH_LENGTHS, StageOptions
 from lemma.stages.supervised_options import OF_ROWS
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class PreferenceOptions(StageOptions):
     @model_validator(mode="after")
     def _consistent(self) -> PreferenceOptions:
         if self.epochs is not None and self.steps is not None:
-            raise ValueError("give epochs or steps, not both")
+            raise ValueError(BOTH_LENGTHS)
         if self.data.streaming:
             raise ValueError("`data.streaming` is for supervised stages: pairs stay in memory; remove it")
         if self.algorithm.needs_baseline and self.batch.examples < 2:

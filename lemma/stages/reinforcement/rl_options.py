@@ -19,7 +19,7 @@ from lemma.environments.choosing import EnvironmentChoice
 from lemma.learning.learning_options import BudgetOptions, check_rate
 from lemma.rewards import REWARDS, Reward, as_options
 from lemma.rewards.combine import labels
-from lemma.runs.run_options import StageOptions
+from lemma.runs.run_options import BOTH_LENGTHS, StageOptions
 
 if TYPE_CHECKING:
     from lemma.formats import Format
@@ -139,7 +139,7 @@ class ReinforcementOptions(StageOptions):
     @model_validator(mode="after")
     def _one_length(self) -> ReinforcementOptions:
         if self.epochs is not None and self.steps is not None:
-            raise ValueError("give epochs or steps, not both")
+            raise ValueError(BOTH_LENGTHS)
         check_rate("algorithm.value_lr", self.algorithm.critic_lr or 0.0)
         if self.data.streaming:
             raise ValueError("`data.streaming` is for supervised stages: problems stay in memory; remove it")
