@@ -6,6 +6,8 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from lemma.models.policy import Policy
     from lemma.recipe import Recipe
     from lemma.rollouts import Episode
+    from lemma.runs.run_options import StageOptions
     from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
 DESCRIPTION = """\
@@ -62,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
     name, options = _stage(recipe, args.stage)
     settings = recipe.shared_settings()
-    return on_ranks(args, lambda: _debug(args, recipe.format, name, options), is_shared=False, settings=settings)
+    work = partial(_debug, args, recipe.format, name, options, taught_in(recipe.stages, name))
+    return on_ranks(args, work, is_shared=False, settings=settings)
 
 
 def _recipe(args: argparse.Namespace) -> Recipe:
@@ -89,7 +93,17 @@ def _stage(recipe: Recipe, wanted: str | None) -> tuple[str, ReinforcementOption
     return "rl", ReinforcementOptions() if data is None else ReinforcementOptions(data=data)
 
 
-def _debug(args: argparse.Namespace, fmt: Format, name: str, options: ReinforcementOptions) -> int:
+def taught_in(stages: Mapping[str, StageOptions], name: str) -> str | None:
+    """The supervised stage that a stage builds on, if there is one."""
+    from lemma.runs.run_options import stage_before
+
+    before = stage_before(stages, name) if name in stages else None
+    while before is not None and stages[before].kind != "supervised":
+        before = stage_before(stages, before)
+    return before
+
+
+def _debug(args: argparse.Namespace, fmt: Format, name: str, options: ReinforcementOptions, taught: str | None) -> int:
     from lemma.core.ranks import is_leader, leader_first
     from lemma.data.choices import as_asked
     from lemma.engines import open_engine
@@ -115,7 +129,7 @@ def _debug(args: argparse.Namespace, fmt: Format, name: str, options: Reinforcem
     if not is_leader():
         return 0
     algorithm = options.algorithm
-    situation = Situation(fmt, sampling, policy.tokenizer, f"stages.{name}", policy.context, algorithm.compares)
+    situation = Situation(fmt, sampling, policy.tokenizer, f"stages.{name}", policy.context, algorithm.compares, taught)
     diagnosis = diagnose(groups, situation)
     _print(diagnosis, groups, sampling, args.show)
     if args.json is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ Level = Literal["fine", "note", "problem"]
 SHINGLE = 4
 PAIRS = 28
 """Maximum number of pairs of a group that are compared."""
+SETTING = re.compile(r"\b(?:raise|lower) (stages\.[\w.]+)")
 REWARD = "reward/"
 """In front of the name of a single reward, among the numbers."""
 
@@ -47,6 +49,15 @@ class Situation:
     context: int | None = None
     compares: bool = True
     """Whether the algorithm compares the samples of a problem: a group with one reward for all then teaches nothing."""
+    taught_in: str | None = None
+    """The supervised stage before this one, if there is any."""
+
+    @property
+    def teach(self) -> str:
+        """How the model learns what only examples show."""
+        if self.taught_in is not None:
+            return f"train stage {self.taught_in} longer, on examples that show it"
+        return "put a supervised stage (`kind: supervised`) in front"
 
 
 @dataclass(slots=True)
@@ -56,10 +67,17 @@ class Checkup:
 
     @property
     def advice(self) -> list[str]:
-        """What to change, the most urgent first."""
+        """What to change, the most urgent first; each setting once."""
         order = {"problem": 0, "note": 1, "fine": 2}
         ranked = sorted(self.findings, key=lambda finding: order[finding.level])
-        return list(dict.fromkeys(finding.advice for finding in ranked if finding.advice))
+        advice: list[str] = []
+        told: set[str] = set()
+        for sentence in dict.fromkeys(finding.advice for finding in ranked if finding.advice):
+            settings = set(SETTING.findall(sentence))
+            if not settings or settings - told:
+                advice.append(sentence)
+            told |= settings
+        return advice
 
 
 def sample_groups(
@@ -223,10 +241,10 @@ def _format(groups: Sequence[Sequence[Episode]], n: Mapping[str, float], s: Situ
     if n["format"] < 0.5 and _is_cut_off(n):
         yield Finding("format", f"{text}; nearly all completions are cut off, so this says little", "note")
     elif n["format"] == 0:
-        advice = "put a supervised stage (`kind: supervised`) in front, so that the model learns the format first"
-        yield Finding("format", text, "problem", f"{advice}, or set `format` to one that it knows")
+        advice = f"{s.teach}, so that the model learns the format first, or set `format` to one that it knows"
+        yield Finding("format", text, "problem", advice)
     elif n["format"] < 0.5:
-        advice = f"add a reward for the format to {s.prefix}.rewards, or a short supervised stage in front"
+        advice = f"add a reward for the format to {s.prefix}.rewards, or {s.teach}"
         yield Finding("format", text, "note", advice)
     else:
         yield Finding("format", text)
@@ -243,11 +261,11 @@ def _longer(n: Mapping[str, float], s: Situation) -> str:
     is_full = s.context is not None and s.context - int(n["longest_prompt"]) <= limit
     never_ends = n["format"] == 0 and _is_cut_off(n)
     if is_full and never_ends:
-        return "teach the model to end its answers: put a supervised stage in front"
+        return f"teach the model to end its answers: {s.teach}"
     if is_full:
         return f"the context of {s.context} tokens is full: take shorter prompts or a model with a longer context"
     otherwise = (
-        "; if they still do not end, put a supervised stage in front that teaches the model to"
+        f"; if they still do not end, {s.teach}"
         if never_ends
         else f", or add the reward soft_overlong to {s.prefix}.rewards"
     )
@@ -307,7 +325,7 @@ def _rewards(groups: Sequence[Sequence[Episode]], n: Mapping[str, float], s: Sit
 
 def _dead_advice(groups: Sequence[Sequence[Episode]], n: Mapping[str, float], s: Situation) -> str:
     bigger = f"raise {s.prefix}.algorithm.group_size (now {len(groups[0])})" if "dead" in n else ""
-    hotter = "" if _is_random(n, s) else f"raise {s.prefix}.rollout.temperature"
+    hotter = "" if _is_random(n, s) or _is_alike(n) else f"raise {s.prefix}.rollout.temperature"
     if n["unknown"] > 0.5:
         return f"most answers cannot be graded: check that {s.prefix}.data has gold answers"
     if n["right"] > 0.9:
@@ -315,7 +333,7 @@ def _dead_advice(groups: Sequence[Sequence[Episode]], n: Mapping[str, float], s:
     if n["right"] < 0.1 and _is_cut_off(n):
         return _longer(n, s)
     if n["format"] == 0:
-        return "no completion keeps the format, so none is rewarded: put a supervised stage in front"
+        return f"no completion keeps the format, so none is rewarded: {s.teach}"
     if n["right"] < 0.1:
         easier = f"take easier problems in {s.prefix}.data"
         return f"{' or '.join(filter(None, (easier, bigger)))}: nearly all answers are wrong"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from lemma.cli import main
+from lemma.cli.debug import taught_in
 from lemma.engines.protocol import Sampling
 from lemma.evaluation.diagnose import Checkup, Situation, diagnose, similarity
 from lemma.formats.r1_zero import R1Zero
@@ -116,6 +118,22 @@ def test_a_format_that_is_never_met_wants_a_supervised_stage() -> None:
     assert level == "problem" and "kept by 0%" in text and "the reasoning never ends" in text
     assert "supervised stage" in advice
     assert "supervised stage" in topic(diagnosis, "rewards")[2]
+    taught = diagnose([group], situation(taught_in="sft"))
+    for name in ("format", "rewards"):
+        assert "train stage sft longer" in topic(taught, name)[2]
+    assert not any("in front" in sentence for sentence in taught.advice)
+
+
+def test_the_stage_that_teaches_is_found_through_others() -> None:
+    kinds = {"sft": "supervised", "dpo": "preference", "rl": "rl"}
+    stages = {name: SimpleNamespace(kind=kind, start_from=None) for name, kind in kinds.items()}
+    assert [taught_in(stages, name) for name in (*stages, "other")] == [None, "sft", "sft", None]  # type: ignore[arg-type]
+
+
+def test_each_setting_is_advised_once() -> None:
+    group = [sample(answer("3 + 4 = 7", 7), n, reward=0.5, logprob=-0.001) for n in range(4)]
+    advice = diagnose([group], situation()).advice
+    assert sum("raise stages.grpo.rollout.temperature" in sentence for sentence in advice) == 1
 
 
 @pytest.mark.parametrize(
