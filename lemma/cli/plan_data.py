@@ -23,8 +23,8 @@ MEASURED = 256
 
 @dataclass(frozen=True)
 class Amount:
-    """Rows that a stage learns from, and lengths in tokens of some of its sequences; none where the tokenizer is not on
-    this machine."""
+    """Rows that a stage learns from, before `data.prompt_length` leaves any out, and lengths in tokens of some of its
+    sequences; none where the tokenizer is not on this machine."""
 
     rows: int
     lengths: tuple[int, ...] = ()
@@ -163,7 +163,8 @@ def length_in_words(stage: Any, amount: Amount | None) -> str:
     rows, batch = amount.rows, stage.batch
     a_step = batch.problems if is_rl else getattr(batch, "sequences", None) or batch.examples
     a_pass = rows / a_step if is_rl else math.ceil(rows / a_step)
-    of_rows = f"of {many(rows, 'problem' if is_rl else 'row')}"
+    most = "at most " * (stage.data.prompt_length != type(stage.data.prompt_length)())
+    of_rows = f"of {most}{many(rows, 'problem' if is_rl else 'row')}"
     if stage.steps is None:
         return f"{said} {of_rows}, {many(max(1, round(epochs * a_pass)), 'step')}"
     passes = stage.steps / a_pass

@@ -59,6 +59,8 @@ def test_epochs_in_steps_and_steps_in_epochs() -> None:
     assert length_in_words(SupervisedOptions(steps=6, batch={"sequences": 4}), ten) == "6 steps, 2 epochs of 10 rows"
     rl = ReinforcementOptions(epochs=3, batch={"problems": 4})
     assert length_in_words(rl, ten) == "3 epochs of 10 problems, 8 steps" and length_in_words(rl, None) == "3 epochs"
+    filtered = SupervisedOptions(steps=6, batch={"sequences": 4}, data={"prompt_length": {"max_tokens": 9}})
+    assert length_in_words(filtered, ten) == "6 steps, 2 epochs of at most 10 rows"
 
 
 def test_tokens_at_a_time_by_the_data() -> None:
