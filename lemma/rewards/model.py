@@ -34,6 +34,12 @@ class RewardModel(Reward):
         """Refuse a path without such a model, by its files alone; for a hub model the configuration is fetched."""
         folder = Path(self.path).expanduser()
         config = _read_config(self.path, folder / "config.json" if folder.exists() else _from_hub(self.path))
+        generator = next(
+            (str(name) for name in config.get("architectures") or () if str(name).endswith(GENERATORS)), None
+        )
+        if generator:
+            what = f"'{self.path}' is a language model ({generator}), which writes text, and no reward model"
+            raise UserError(what, fix=FIX)
         labels = config.get("id2label")
         # A configuration that does not say has two, as in transformers.
         outputs = len(labels) if labels and isinstance(labels, dict) else config.get("num_labels", 2)
@@ -56,13 +62,13 @@ class RewardModel(Reward):
         return sorted({file for name in names for file in folder.glob(name)}) if folder.is_dir() else []
 
     def score_all(self, items: Sequence[RewardInput]) -> list[float | None]:
-        model, tokenizer = _load(self.path, self.device)
+        model, tokenizer, padding = _load(self.path, self.device)
         texts = [_text(tokenizer, item) for item in items]
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
         scores: list[float | None] = [None] * len(texts)
         for start in range(0, len(order), self.batch):
             places = order[start : start + self.batch]
-            values = _scores(model, tokenizer, [texts[place] for place in places], self.max_tokens)
+            values = _scores(model, tokenizer, padding, [texts[place] for place in places], self.max_tokens)
             for place, value in zip(places, values, strict=True):
                 if not math.isfinite(value):
                     raise _not_finite(self.path, value, items[place].completion)
@@ -72,6 +78,7 @@ class RewardModel(Reward):
 
 SHOWN = 200
 FIX = "give the path of a sequence-classification model with its tokenizer"
+GENERATORS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 PARTS = {"weights": ("*.safetensors", "*.bin"), "tokenizer": ("tokenizer*", "vocab*", "*.model")}
 """The files that a model's folder needs in addition to its configuration: any one of each kind."""
@@ -125,7 +132,8 @@ def _check_whole(path: str, file: Path) -> None:
 
 
 @lru_cache(maxsize=2)
-def _load(path: str, device: str) -> tuple[Any, Any]:
+def _load(path: str, device: str) -> tuple[Any, Any, int | None]:
+    """Model and tokenizer, and the token that the model takes for padding."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -150,16 +158,11 @@ def _load(path: str, device: str) -> tuple[Any, Any]:
     check_weights(path, info, FIX)
     check_vocabulary(path, model, tokenizer)
     tokenizer.truncation_side = "left"
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
-    if tokenizer.pad_token is None:
-        raise UserError(
-            f"the tokenizer of the reward model '{path}' has no pad token, nor an end or unknown token in its place",
-            fix="set pad_token in its tokenizer_config.json",
-        )
-    model.config.pad_token_id = tokenizer.pad_token_id
+    padding = model.config.get_text_config().pad_token_id
+    if padding is not None and not 0 <= padding < model.get_input_embeddings().weight.shape[0]:
+        padding = None
     chosen = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    return model.to(chosen).eval(), tokenizer
+    return model.to(chosen).eval(), tokenizer, padding
 
 
 def _text(tokenizer: Any, item: RewardInput) -> str:
@@ -172,12 +175,26 @@ def _text(tokenizer: Any, item: RewardInput) -> str:
     return item.problem.question + "\n" + item.completion
 
 
-def _scores(model: Any, tokenizer: Any, texts: list[str], max_tokens: int) -> list[float]:
+def _scores(model: Any, tokenizer: Any, padding: int | None, texts: list[str], max_tokens: int) -> list[float]:
+    """What the model gives each text by itself, on the ids that transformers gives it."""
     import torch
 
-    batch = tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=max_tokens)
+    # A chat template writes the beginning-of-text token itself.
+    has_beginning = bool(tokenizer.chat_template)
+    encoded = tokenizer(texts, truncation=True, max_length=max_tokens, add_special_tokens=not has_beginning)
+    if padding is None:
+        # The score is read at the last token that is not padding, so any token serves that ends no text.
+        last = {ids[-1] for ids in encoded["input_ids"] if ids}
+        padding = next(token for token in range(len(last) + 1) if token not in last)
+        model.config.get_text_config().pad_token_id = padding
+    longest = max(map(len, encoded["input_ids"]))
+    fill = {"input_ids": padding}
+    batch = {
+        key: torch.tensor([[*row, *[fill.get(key, 0)] * (longest - len(row))] for row in rows], device=model.device)
+        for key, rows in encoded.items()
+    }
     with torch.inference_mode():
-        logits_B1 = model(**{key: value.to(model.device) for key, value in batch.items()}).logits
+        logits_B1 = model(**batch).logits
     if logits_B1.shape != (len(texts), 1):
         raise UserError(
             f"the reward model gives scores of shape {tuple(logits_B1.shape)} for {len(texts)} completions", fix=FIX

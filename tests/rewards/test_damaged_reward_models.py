@@ -57,10 +57,6 @@ def pickled(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Attack()))
 
 
-def no_padding(folder: Path) -> None:
-    change_json(folder / "tokenizer_config.json", pad_token=None, eos_token=None, unk_token=None)
-
-
 def small_vocabulary(folder: Path) -> None:
     change_json(folder / "config.json", vocab_size=10)
     change_weights(folder, lambda t: t.update({"model.embed_tokens.weight": torch.ones(10, 16)}))
@@ -73,7 +69,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "shape": (head(torch.ones(3, 16)), r"score.weight has shape \(3, 16\), not \(1, 16\)"),
     "truncated": (truncate, "are damaged: model.safetensors is not whole"),
     "pickle": (pickled, "its .bin file is damaged, or holds something else than tensors"),
-    "no padding": (no_padding, "has no pad token"),
+    "generates": (
+        lambda folder: change_json(folder / "config.json", architectures=["Qwen3ForCausalLM"]),
+        "is a language model \\(Qwen3ForCausalLM\\), which writes text, and no reward model; give the path of a",
+    ),
     "vocabulary": (small_vocabulary, "has 157 tokens, and the model knows 10"),
     "no such kind": (lambda folder: change_json(folder / "config.json", model_type="nothing"), "cannot be loaded"),
     "no heads": (lambda folder: change_json(folder / "config.json", num_attention_heads=0), "cannot be loaded"),
