@@ -194,7 +194,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _size(data: bytes, digest_name: str) -> dict[str, object]:
     """Size and digests, with those of the large file storage where the file is large."""
-    found: dict[str, object] = {"size": len(data), "blobId": hashlib.sha1(data).hexdigest()}
+    blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    found: dict[str, object] = {"size": len(data), "blobId": blob}
     if len(data) >= LARGE:
         digest = hashlib.sha256(data).hexdigest()
         found["lfs"] = {digest_name: digest, "size": len(data), "pointerSize": 134}

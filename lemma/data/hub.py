@@ -10,19 +10,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal, cast
 
 from lemma.core.errors import UserError
 from lemma.core.files import write_whole
+from lemma.data.hub_files import OURS, HubFile, Part, listing, not_a_hub
 from lemma.data.sources import ALIASES, HubName
 
 Kind = Literal["model", "dataset"]
 LARGE = 8 << 20
-"""Files of at least this many bytes are fetched in parts."""
+"""Files of at least this many bytes show a bar while they are fetched."""
 SHOWN = 20
 """How many file names a message lists."""
-PARTS = Path(".cache") / "lemma"
-ORIGIN = Path(".cache") / "lemma-origin.json"
+PARTS = Path(OURS) / "lemma"
+ORIGIN = Path(OURS) / "lemma-origin.json"
 """The file next to a downloaded repository that holds its name and commit."""
 FOLDERS: dict[Kind, str] = {"model": "model", "dataset": "data"}
 
@@ -36,24 +37,29 @@ def download(
     kind: Kind, name: str, to: Path | None = None, revision: str | None = None, only: str | None = None
 ) -> Path:
     """Fetch a repository at one commit, or those of its files that match a pattern; files already there are not fetched
-    again."""
-    from huggingface_hub import HfApi, snapshot_download
+    again.
+
+    What the hub says is not trusted: names stay below the folder, and a file gets its name when its content has the
+    size and the digest that were announced.
+    """
+    from huggingface_hub import HfApi
 
     folder = to or default_folder(kind, name)
     repository = ALIASES.get(name, HubName(name)).path if kind == "dataset" else name
+    # Without asking first, an unreachable hub would look like a finished download if the folder exists.
     with hub_errors(kind, repository, revision):
-        # Without asking first, an unreachable hub would look like a finished download if the folder exists.
         info = HfApi().repo_info(repository, repo_type=kind, revision=revision, files_metadata=True)
-        wanted = _wanted(info, repository, only)
-        _fetch_large(kind, repository, info.sha, wanted, folder)
-        snapshot_download(repository, repo_type=kind, revision=info.sha, local_dir=folder, allow_patterns=only)
-    missing = [one.rfilename for one in wanted if not _is_whole(folder / one.rfilename, one.size)]
-    if missing:
-        raise UserError(
-            f"the download of '{repository}' ended without {missing[0]}", fix="give the same command again to resume"
-        )
+        commit, files = listing(info, repository)
+    verified = _verified_before(folder)
+    for one in _wanted(files, repository, only):
+        path = folder / one.name
+        if verified.get(one.name, []) != _stamp(path, one) and not one.is_content_of(path):
+            with hub_errors(kind, repository, revision):
+                _fetch(kind, repository, commit, one, folder)
+        verified[one.name] = _stamp(path, one)
     shutil.rmtree(folder / PARTS, ignore_errors=True)
-    write_whole(folder / ORIGIN, json.dumps({"repository": repository, "kind": kind, "revision": info.sha}) + "\n")
+    origin = {"repository": repository, "kind": kind, "revision": commit, "verified": verified}
+    write_whole(folder / ORIGIN, json.dumps(origin) + "\n")
     return folder
 
 
@@ -76,54 +82,80 @@ def hub_errors(kind: Kind, name: str, revision: str | None = None) -> Iterator[N
     import httpx
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    refused = (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError)
     try:
         yield
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, httpx.TransportError, ConnectionError) as error:
+    except (*refused, httpx.HTTPError, httpx.InvalidURL, ConnectionError) as error:
         raise _sentence(kind, name, revision, error) from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, EOFError) as error:
+        # What the client raises where an answer is not of the hub's form.
+        raise not_a_hub(f"the {kind} '{name}'") from error
 
 
-def _wanted(info: Any, repository: str, only: str | None) -> list[Any]:
+def _wanted(files: Sequence[HubFile], repository: str, only: str | None) -> list[HubFile]:
     """The files of a repository that are fetched."""
-    files = list(info.siblings or [])
-    wanted = [one for one in files if only is None or fnmatchcase(one.rfilename, only)]
+    wanted = [one for one in files if only is None or fnmatchcase(one.name, only)]
     if files and not wanted:
-        names = sorted(one.rfilename for one in files)
+        names = sorted(one.name for one in files)
         more = ", ..." if len(names) > SHOWN else ""
         raise UserError(f"no file of '{repository}' is called '{only}'", fix=f"it has {', '.join(names[:SHOWN])}{more}")
     return wanted
 
 
-def _fetch_large(kind: Kind, repository: str, commit: str, files: Sequence[Any], folder: Path) -> None:
-    """Fetch large files in parts that a later run can resume from; the client itself would start each file over.
+def _verified_before(folder: Path) -> dict[str, Any]:
+    """The stamps of files whose content was compared with its digest by an earlier download."""
+    try:
+        found = json.loads((folder / ORIGIN).read_text(encoding="utf-8"))["verified"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
-    The content is not verified here: the client compares the digest of every large file that it finds in the folder.
-    """
+
+def _stamp(path: Path, file: HubFile) -> list[Any] | None:
+    """Digest, size and time of a file that is there: as long as they are the same, so is its content."""
+    if not path.is_file():
+        return None
+    found = path.stat()
+    return [file.digest, found.st_size, found.st_mtime_ns]
+
+
+def _fetch(kind: Kind, repository: str, commit: str, file: HubFile, folder: Path) -> None:
+    """Fetch a file in a part that a later run can resume from, and give it its name where its content is right."""
     from huggingface_hub import constants, hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
+    from tqdm.auto import tqdm
 
-    for one in files:
-        path = folder / one.rfilename
-        if one.lfs is None or path.exists() or not LARGE <= one.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
-            continue
-        part = folder / PARTS / one.lfs.sha256
-        part.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "ab") as handle:
-            url = hf_hub_url(repository, one.rfilename, repo_type=kind, revision=commit)
-            http_get(
-                url,
-                handle,
-                resume_size=handle.tell(),
-                headers=build_hf_headers(),
-                expected_size=one.size,
-                displayed_filename=path.name,
-            )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(part, path)
+    class NoBar(tqdm):
+        def __init__(self, *args: Any, **options: Any):
+            super().__init__(*args, **options | {"disable": True})
 
-
-def _is_whole(path: Path, size: int | None) -> bool:
-    return path.is_file() and size in (None, path.stat().st_size)
+    if file.size > constants.MAX_HTTP_DOWNLOAD_SIZE:
+        raise UserError(f"'{file.name}' is larger than the hub gives in one answer", fix="fetch it with `hf download`")
+    part = folder / PARTS / file.digest
+    part.parent.mkdir(parents=True, exist_ok=True)
+    with Part(part, file) as handle:
+        is_resumed = handle.tell() > 0
+        http_get(
+            hf_hub_url(repository, file.name, repo_type=kind, revision=commit),
+            cast("BinaryIO", handle),
+            resume_size=handle.tell(),
+            headers=build_hf_headers() | {"Accept-Encoding": "identity"},
+            expected_size=file.size,
+            displayed_filename=file.name.rpartition("/")[2],
+            tqdm_class=None if file.size >= LARGE else NoBar,
+        )
+    if not file.is_content_of(part):
+        part.unlink()
+        if is_resumed:
+            return _fetch(kind, repository, commit, file, folder)
+        raise UserError(
+            f"the content of '{file.name}' that {constants.ENDPOINT} sent is not what it announced",
+            fix="give the same command again, or use another mirror",
+        )
+    path = folder / file.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.replace(part, path)
 
 
 def _sentence(kind: Kind, name: str, revision: str | None, error: Exception) -> UserError:

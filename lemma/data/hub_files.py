@@ -1,0 +1,107 @@
+"""What a hub says of the files of a repository, checked once, where it enters: it may be anybody's server."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Any
+
+from lemma.core.errors import UserError
+
+CHUNK = 1 << 20
+OURS = ".cache"
+"""The folder of a download in which this program keeps its own files."""
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """One file of a repository. Its digest is a SHA-256 of the content, or git's SHA-1 of a small file."""
+
+    name: str
+    size: int
+    digest: str
+
+    def is_content_of(self, path: Path) -> bool:
+        if not path.is_file() or path.stat().st_size != self.size:
+            return False
+        is_git = len(self.digest) == 40
+        digest = hashlib.sha1(b"blob %d\0" % self.size) if is_git else hashlib.sha256()
+        with open(path, "rb") as handle:
+            while chunk := handle.read(CHUNK):
+                digest.update(chunk)
+        return digest.hexdigest() == self.digest
+
+
+def listing(info: Any, repository: str) -> tuple[str, list[HubFile]]:
+    """The commit and the files of a repository, as the client read them; what could lead out of its folder, or could
+    not be compared with what arrives, is refused."""
+    if not re.fullmatch(r"[0-9a-f]{40,64}", str(info.sha)):
+        raise not_a_hub(f"the commit of '{repository}'")
+    return str(info.sha), [_file(one, repository) for one in info.siblings or []]
+
+
+def _file(one: Any, repository: str) -> HubFile:
+    name, digest = one.rfilename, one.lfs.sha256 if one.lfs is not None else one.blob_id
+    if not is_name_below(name):
+        raise UserError(f"'{repository}' has a file whose name leads out of its folder, {name!r}: nothing was written")
+    form = r"[0-9a-f]{64}" if one.lfs is not None else r"[0-9a-f]{40}"
+    if type(one.size) is not int or one.size < 0 or not re.fullmatch(form, str(digest)):
+        raise not_a_hub(f"the size or the digest of {name!r} in '{repository}'")
+    return HubFile(name, one.size, digest)
+
+
+def is_name_below(name: Any) -> bool:
+    """Whether a name of a file stays below the folder it is joined to, on any system."""
+    if not isinstance(name, str) or not name or not name.isprintable() or "\\" in name or ":" in name.split("/")[0]:
+        return False
+    parts = name.split("/")
+    return all(part not in ("", ".", "..") for part in parts) and PurePosixPath(name).parts[0] != OURS
+
+
+def not_a_hub(what: str) -> UserError:
+    from huggingface_hub import constants
+
+    return UserError(
+        f"{constants.ENDPOINT} does not answer as a hub does about {what}",
+        fix="check HF_ENDPOINT, or whether a proxy answers in its place",
+    )
+
+
+class Part:
+    """The file that a download is written to, open at its end. It never becomes longer than what was announced: a part
+    that is longer already is started anew, and a server that sends more is stopped."""
+
+    def __init__(self, path: Path, file: HubFile):
+        self._file, self._handle = file, open(path, "ab")
+        if self.tell() > file.size:
+            self._handle.truncate(0)
+            self._handle.seek(0, os.SEEK_END)
+
+    def tell(self) -> int:
+        return self._handle.tell()
+
+    def seek(self, place: int) -> int:
+        return self._handle.seek(place)
+
+    def truncate(self) -> int:
+        return self._handle.truncate()
+
+    def write(self, data: bytes) -> int:
+        if self._handle.tell() + len(data) > self._file.size:
+            raise UserError(
+                f"the server sends more of '{self._file.name}' than the {self._file.size:,} bytes that it announced",
+                fix="give the same command again, or use another mirror",
+            )
+        return self._handle.write(data)
+
+    def __enter__(self) -> Part:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._handle.close()

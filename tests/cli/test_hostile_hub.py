@@ -1,0 +1,209 @@
+"""`lemma download` from a server that means harm: nothing is written outside the folder, no content passes that was not
+announced, the login stays with the hub, and every answer gets one sentence."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lemma.core.errors import UserError
+from lemma.data.hub import download
+from lemma.data.hub_files import is_name_below
+from tests.cli.test_download import lemma
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+CONTENT = b"w" * (9 << 20)
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+Answer = tuple[int, dict[str, str], bytes | Iterator[bytes]]
+
+
+@contextmanager
+def server(answer: Callable[[BaseHTTPRequestHandler], Answer]) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *args: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            status, headers, body = answer(self)
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            try:
+                for piece in [body] if isinstance(body, bytes) else body:
+                    self.wfile.write(piece)
+            except OSError:
+                self.close_connection = True
+
+        do_HEAD = do_POST = do_GET
+
+    running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    running.daemon_threads = True
+    threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{running.server_address[1]}"
+    finally:
+        running.shutdown()
+        running.server_close()
+
+
+def described(*siblings: dict[str, Any], sha: Any = COMMIT) -> bytes:
+    return json.dumps({"id": "a/b", "modelId": "a/b", "sha": sha, "siblings": list(siblings), "tags": []}).encode()
+
+
+def large(name: str = "model.safetensors", sha256: Any = SHA256, size: Any = 9 << 20) -> dict[str, Any]:
+    return {"rfilename": name, "size": size, "blobId": COMMIT, "lfs": {"sha256": sha256, "size": 9, "pointerSize": 1}}
+
+
+def small(name: str, data: bytes) -> dict[str, Any]:
+    return {"rfilename": name, "size": len(data), "blobId": hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()}
+
+
+@pytest.fixture
+def fetch(tmp_path, monkeypatch) -> Iterator[Callable[..., str]]:
+    """Download from a hub of these answers into `here/to`; the sentence that came of it."""
+    from huggingface_hub import constants
+
+    (tmp_path / "here").mkdir()
+    (tmp_path / "victim").write_text("as it was")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+    def run(listing: bytes, file: Callable[[BaseHTTPRequestHandler], Answer] | None = None) -> str:
+        def answer(request: BaseHTTPRequestHandler) -> Answer:
+            if "/resolve/" in request.path:
+                return file(request) if file else (200, {"Content-Length": str(len(CONTENT))}, CONTENT)
+            return 200, {"Content-Type": "application/json"}, listing
+
+        with server(answer) as url:
+            monkeypatch.setattr(constants, "ENDPOINT", url)
+            monkeypatch.setattr(
+                constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
+            )
+            monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", url)
+            with pytest.raises(UserError) as caught:
+                download("model", "a/b", Path("to"))
+        assert (tmp_path / "victim").read_text() == "as it was"
+        assert {path.name for path in tmp_path.iterdir()} == {"here", "victim"}
+        assert {path.name for path in (tmp_path / "here").iterdir()} <= {"to"}
+        return str(caught.value)
+
+    yield run
+
+
+def outside(tmp: Path) -> list[str]:
+    return [
+        "../../victim",
+        "../new",
+        f"{tmp}/victim",
+        "/etc/x",
+        "a/../../../new",
+        "a//b",
+        "",
+        "..\\new",
+        "C:x",
+        "a\x1b[2Jb",
+    ]
+
+
+def test_names_that_lead_out_of_the_folder(fetch, tmp_path):
+    for name in [*outside(tmp_path), ".cache/lemma-origin.json"]:
+        assert "leads out of its folder" in fetch(described(large(name)))
+        assert "leads out of its folder" in fetch(described(small(name, b"x")))
+
+
+def test_names_that_stay_below():
+    assert all(map(is_name_below, ["config.json", ".gitattributes", "a/b c/d..e", "数据/x.parquet"]))
+
+
+@pytest.mark.parametrize("digest", ["../../../victim", "/etc/passwd", "", None, 7, "A" * 64, "a" * 63])
+def test_digests_that_are_none(fetch, digest, tmp_path):
+    assert "does not answer as a hub does" in fetch(described(large(sha256=digest)))
+
+
+@pytest.mark.parametrize("sha", ["../../../..", "/tmp", None, "main", 5, ["x"]])
+def test_commits_that_are_none(fetch, sha):
+    assert "does not answer as a hub does" in fetch(described(large(), sha=sha))
+
+
+@pytest.mark.parametrize("size", [None, -1, "9", 1e30, True])
+def test_sizes_that_are_none(fetch, size):
+    assert "does not answer as a hub does" in fetch(described(large(size=size)))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"<html>log in</html>", b"null", b"[]", b'"x"', b"[" * 100_000, b"\xff\xfe", b'{"id": "a/b"}'),
+        *(b'{"id": 1, "siblings": [3]}', b'{"id": "a/b", "siblings": 7}'),
+        b'{"siblings": [{"rfilename": "x", "lfs": {}}]}',
+    ],
+)
+def test_descriptions_that_are_none(fetch, body):
+    assert "does not answer as a hub does" in fetch(body)
+
+
+def test_content_of_another_digest_is_thrown_away(fetch):
+    for file in (large(sha256="0" * 64), small("config.json", CONTENT) | {"blobId": "0" * 40}):
+        assert "is not what it announced" in fetch(described(file))
+        assert not any(path.is_file() for path in Path("to").rglob("*"))
+
+
+def test_a_part_stays_within_what_was_announced(fetch):
+    def endless(request: BaseHTTPRequestHandler) -> Answer:
+        return 200, {}, (CONTENT for _ in range(400))
+
+    assert "sends more of 'model.safetensors' than the 9,437,184 bytes" in fetch(described(large()), endless)
+    assert sum(path.stat().st_size for path in Path("to").rglob("*") if path.is_file()) <= len(CONTENT)
+
+
+def test_a_part_that_is_too_long_is_started_anew(fetch):
+    part = Path("to/.cache/lemma") / SHA256
+    part.parent.mkdir(parents=True)
+    part.write_bytes(CONTENT + b"more")
+    spans = []
+
+    def file(request: BaseHTTPRequestHandler) -> Answer:
+        spans.append(request.headers.get("Range"))
+        return 403, {}, b"{}"
+
+    assert "answered 403" in fetch(described(large()), file) and spans == [None]
+
+
+def test_a_circle_of_redirections(fetch):
+    told = fetch(described(large()), lambda request: (302, {"Location": request.path, "Content-Length": "0"}, b""))
+    assert "cannot be reached" in told or "does not answer" in told
+
+
+def test_a_login_stays_with_the_hub(fetch, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    seen: list[tuple[str, str | None]] = []
+
+    def elsewhere(request: BaseHTTPRequestHandler) -> Answer:
+        seen.append(("elsewhere", request.headers.get("Authorization")))
+        return 404, {"Content-Length": "0"}, b""
+
+    with server(elsewhere) as other:
+
+        def file(request: BaseHTTPRequestHandler) -> Answer:
+            seen.append(("hub", request.headers.get("Authorization")))
+            return 302, {"Location": f"{other}/x", "Content-Length": "0", "Link": f'<{other}/y>; rel="next"'}, b""
+
+        fetch(described(large()), file)
+    assert seen[0] == ("hub", "Bearer hf_secret") and seen[1] == ("elsewhere", None)
+    assert all(token is None for where, token in seen if where == "elsewhere")
+
+
+def test_the_command_says_one_sentence(tmp_path):
+    with server(lambda request: (200, {"Content-Type": "text/html"}, b"<html>log in</html>")) as url:
+        done = lemma(tmp_path, url, "download", "model", "a/b")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "does not answer as a hub does" in done.stderr
