@@ -51,6 +51,7 @@ WITHOUT_EFFECT = [
     ("run", "tensorboard"),
     ("run", "wandb"),
     ("run", "loggers"),
+    ("model", "lora", "merged"),
     ("stages", "*", "checkpoint", "keep"),
     ("stages", "*", "journal", "keep"),
     ("stages", "*", "journal", "notes"),

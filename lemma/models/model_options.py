@@ -22,6 +22,9 @@ class LoraOptions(Options):
     """Dropout on the adapter's input. Reinforcement learning requires 0."""
     targets: list[str] | Literal["all-linear"] = "all-linear"
     """Names of the layers that get an adapter, or all-linear: every linear layer except the head."""
+    merged: bool = False
+    """Also write the model with the adapter merged in, as `final/merged`. It is written anyway where a later stage
+    starts from it or where the model is the built-in one, and by `lemma export RUN` at any time."""
 
 
 class TinyOptions(Options):

@@ -174,14 +174,16 @@ class Policy(GatheredModel):
                 fix="take a family that docs/engines.md lists",
             )
 
-    def save(self, folder: Path) -> None:
-        """The model in the Hugging Face format: in `folder`, or for LoRA in `folder/adapter` and `folder/merged`."""
+    def save(self, folder: Path, *, merged: bool = True) -> None:
+        """The model in the Hugging Face format: in `folder`, or for LoRA in `folder/adapter` and, if it is to be merged
+        as well, in `folder/merged`."""
         if not self.is_adapter:
             self.causal.save_pretrained(folder)
             self._save_tokenizer(folder)
             return
         self.save_adapter(folder / "adapter")
-        self.save_merged(folder / "merged")
+        if merged:
+            self.save_merged(folder / "merged")
 
     def save_adapter(self, folder: Path) -> None:
         self.peft.save_pretrained(folder, save_embedding_layers=False)  # otherwise peft asks the hub about them

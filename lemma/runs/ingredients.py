@@ -10,7 +10,7 @@ from typing import Any
 from lemma.config.registry import outside_files
 from lemma.learning.manifest import fingerprint
 from lemma.models.model_options import ModelOptions
-from lemma.models.places import TINY, resolve
+from lemma.models.places import TINY, base_of_adapter, resolve
 from lemma.runs.run_options import StageOptions
 
 BASE = "the base model"
@@ -44,13 +44,16 @@ def code_marks(*values: Any) -> dict[str, str]:
 
 
 def _weights(place: str) -> list[Path]:
-    """The files that determine a model's output; none for a hub model that was never fetched."""
+    """The files that determine a model's output, those of an adapter's base included; none for a hub model that was
+    never fetched."""
     folder = Path(place)
+    base = base_of_adapter(place)
     if folder.is_file():
         return [folder]
     if not folder.is_dir():
         folder = _in_the_cache(place) or folder
-    return sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
+    own = sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
+    return own if base is None else [*own, *_weights(resolve(base))]
 
 
 def _in_the_cache(name: str) -> Path | None:
@@ -63,7 +66,7 @@ def _in_the_cache(name: str) -> Path | None:
 def mark_of(files: list[Path]) -> str:
     """A fingerprint of the content of some files. In the hub's cache, a file's name already identifies its content."""
     whole = hashlib.sha256()
-    for path in sorted(files):
+    for path in sorted(files, key=lambda file: file.name):
         said: Any = path.resolve().name if path.is_symlink() and path.resolve().parent.name == "blobs" else None
         whole.update(f"{path.name}\0{said or fingerprint(path)['sha256']}\0".encode())
     return whole.hexdigest()

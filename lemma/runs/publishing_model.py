@@ -16,6 +16,7 @@ from lemma.core.errors import UserError
 from lemma.core.files import use_umask, write_whole
 from lemma.runs.model_card import write_cards
 from lemma.runs.run import RecipeLike
+from lemma.runs.run_folder import LAYOUT
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -26,8 +27,12 @@ def precision_of(folder: Path) -> str | None:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    wanted = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
-    return next((name for name, dtype in DTYPES.items() if str(dtype) == f"torch.{wanted}"), None)
+    return _named(str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch."))
+
+
+def _named(dtype: str | None) -> str | None:
+    """How recipes call torch's name of a precision."""
+    return next((name for name, one in DTYPES.items() if str(one) == f"torch.{dtype}"), None)
 
 
 def convert(folder: Path, precision: str) -> None:
@@ -68,9 +73,13 @@ def finish_export(
 
 
 def _trained_in(run: Path, stage: str) -> str | None:
-    """The precision of the stage's finished model, which is that of its device."""
-    final = run / "stages" / stage / "final"
-    return precision_of(final / "merged") or precision_of(final)
+    """The precision that the stage computed in, which is that of its device."""
+    folder = run / "stages" / stage
+    try:
+        wanted = json.loads((folder / LAYOUT).read_text(encoding="utf-8")).get("precision")
+    except (OSError, ValueError):
+        wanted = None
+    return _named(wanted) or precision_of(folder / "final" / "merged") or precision_of(folder / "final")
 
 
 def push(folder: Path, name: str, *, public: bool = False) -> str:

@@ -192,6 +192,7 @@ def _run_stages(
                 start_from=start,
                 earlier=list(recipe.stages)[: list(recipe.stages).index(name)],
                 recipe=recipe.model_dump(mode="json"),
+                is_continued=any(stage_before(recipe.stages, other) == name for other in recipe.stages),
                 shard=what_to_split(recipe.cluster, recipe.model, device, start, can_split=can_split),
             )
             try:

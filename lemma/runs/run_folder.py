@@ -252,11 +252,11 @@ class RunFolder:
         return (self.stage(name) / "done.json").is_file() and self.final_model(name) is not None
 
     def final_model(self, name: str) -> Path | None:
-        """The finished model of a stage; the merged one if it was trained as an adapter."""
+        """The finished model of a stage; of one that was trained as an adapter, the merged one if it was written."""
         final = self.stage(name) / "final"
-        for place in (final / "merged", final):
-            if (place / "config.json").is_file():
-                return place
+        for place, settings in (("merged", "config.json"), (".", "config.json"), ("adapter", "adapter_config.json")):
+            if (final / place / settings).is_file():
+                return final / place
         return None
 
     def checked_model(self, name: str) -> Path | None:

@@ -27,6 +27,7 @@ from lemma.learning.learner import Learner
 from lemma.learning.optimiser import Split
 from lemma.learning.weight_split import whole_policy
 from lemma.models.model_options import ModelOptions
+from lemma.models.places import TINY
 from lemma.models.policy import Policy
 from lemma.runs.ingredients import BASE, ingredients
 from lemma.runs.model_card import write_cards
@@ -92,11 +93,14 @@ class Stage:
         earlier: Sequence[str],
         recipe: Mapping[str, Any],
         shard: Split = "none",
+        is_continued: bool = False,
     ):
         # What the learners of this stage shard across the ranks.
         self.shard = shard
         self.name, self.options, self.model, self.folder = name, options, model, folder
         self.seed, self.device, self.start_from = seed, device, start_from
+        # Whether a later stage of the recipe starts from this one's model.
+        self.is_continued = is_continued
         # Names of the earlier stages, in the order of the recipe.
         self.earlier = earlier
         self.clock = Clock()
@@ -238,9 +242,10 @@ class Stage:
         return step
 
     def _record_layout(self, learner: Learner) -> None:
-        """Record what memory use depends on besides the recipe."""
+        """Record what memory use and precision depend on besides the recipe."""
         recomputed = learner.policy.recomputed if isinstance(learner.policy, Policy) else 0
-        layout = {"ranks": world_size(), "slots": slots(), "shard": self.shard, "token_budget": learner.token_budget}
+        layout: dict[str, Any] = {"ranks": world_size(), "slots": slots(), "shard": self.shard}
+        layout |= {"token_budget": learner.token_budget, "precision": str(learner.policy.dtype).removeprefix("torch.")}
         path = self.folder.stage(self.name) / LAYOUT
         from_leader(lambda: write_whole(path, json.dumps(layout | {"recomputed": recomputed})), "the stage's folder")
 
@@ -335,7 +340,7 @@ class Stage:
         partial = self.folder.stage(self.name) / ".final.partial"
         shutil.rmtree(partial, ignore_errors=True)
         try:
-            policy.save(partial)
+            policy.save(partial, merged=self._merges())
             check_written(partial)
             write_cards(partial, self._recipe, self.name, self.folder.path)
         except (OSError, SafetensorError) as error:
@@ -345,6 +350,11 @@ class Stage:
             ) from error
         fault_point("stage.before_final_rename")
         self.folder.finish_stage(self.name, partial, {"step": step, **summary})
+
+    def _merges(self) -> bool:
+        """Whether the final model of an adapter is also written with the adapter merged in."""
+        lora = self.model.lora
+        return lora is not None and (lora.merged or self.is_continued or self.model.path == TINY)
 
     def _reached(self) -> dict[str, Any]:
         """Summary of a finished stage: its best score, its duration in this process, and where the model is."""

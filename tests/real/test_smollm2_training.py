@@ -60,7 +60,7 @@ def write_recipe(folder: Path, model: Path, name: str, rows: list[Row], stage: R
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     content = {
         "run": {"dir": str(folder / "run"), "seed": seed, "device": "cpu", "tensorboard": False},
-        "model": {"path": str(model), "lora": {"r": 8}},
+        "model": {"path": str(model), "lora": {"r": 8, "merged": True}},
         "format": FORMAT,
         "stages": {name: {"data": {"source": str(folder / "rows.jsonl")}, **stage}},
     }

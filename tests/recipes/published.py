@@ -287,16 +287,16 @@ QWEN_7B = {
     "format.name": "think_boxed",
 }
 MATH_MODEL = {"model.path": "Qwen/Qwen2.5-Math-1.5B", "model.lora": None, "format.name": "r1_zero"}
-LORA = {"r": 16, "alpha": 64.0, "dropout": 0.0, "targets": SEVEN}
+LORA = {"model.lora.r": 16, "model.lora.alpha": 64.0, "model.lora.dropout": 0.0, "model.lora.targets": SEVEN}
 MODELS: dict[str, dict[str, Any]] = {
     "gsm8k_xml_grpo_qwen": {
         "model.path": "Qwen/Qwen2.5-1.5B-Instruct",
-        "model.lora": LORA,
+        **LORA,
         "format.name": "xml",
     },
     "gsm8k_xml_grpo_llama": {
         "model.path": "meta-llama/Llama-3.2-1B-Instruct",
-        "model.lora": LORA,
+        **LORA,
         "format.name": "xml",
     },
     **{name: MATH_MODEL for name in STAGES if name.startswith("math")},
@@ -304,7 +304,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "openmath_sft_dapo_grpo": {
         "model.path": "Qwen/Qwen3-4B-Base",
         "model.override": {"max_position_embeddings": 2048},
-        "model.lora": {"r": 32, "alpha": 64.0, "dropout": 0.0, "targets": SEVEN},
+        **LORA,
+        "model.lora.r": 32,
         "format.name": "working_out",
         "run.seed": 3407,
     },

@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lemma.cli import main
 from lemma.learning.checkpoint import CheckpointStore
+from lemma.models.load_model import build_policy
+from lemma.models.model_options import ModelOptions
 
 RECIPE = """
 run: {{dir: {dir}, threads: 1, device: cpu, tensorboard: false}}
@@ -47,7 +49,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def lora(full: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = full / "stages" / "sft" / "final"
-    return run(tmp_path_factory.mktemp("export") / "lora", str(base), ", lora: {r: 4, alpha: 16}")
+    return run(tmp_path_factory.mktemp("export") / "lora", str(base), ", lora: {r: 4, alpha: 16, merged: true}")
 
 
 def logits(folder: Path) -> torch.Tensor:
@@ -89,6 +91,28 @@ def test_an_adapter_exports_alone_and_merged(lora: Path, tmp_path: Path) -> None
     assert torch.equal(logits(tmp_path / "merged"), logits(lora / "stages" / "sft" / "final" / "merged"))
 
 
+def test_only_the_adapter_is_written_unless_the_merged_model_is_asked_for(
+    lora: Path, full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = str(full / "stages" / "sft" / "final")
+    alone = run(tmp_path / "alone", base, ", lora: {r: 4, alpha: 16}")
+    final = alone / "stages" / "sft" / "final"
+    assert [path.name for path in final.iterdir() if path.is_dir()] == ["adapter"]
+    assert f"the model is in {final / 'adapter'}" in capsys.readouterr().out
+    assert main(["export", str(alone)]) == 0
+    assert torch.equal(logits(alone / "export" / "sft-6-merged"), logits(lora / "stages" / "sft" / "final" / "merged"))
+    assert main(["train", str(tmp_path / "alone" / "recipe.yaml"), "--set", "model.lora.merged=true"]) == 0
+
+
+def test_what_starts_from_an_adapter_starts_from_the_merged_weights(lora: Path) -> None:
+    final, device = lora / "stages" / "sft" / "final", torch.device("cpu")
+    one, other = (
+        build_policy(ModelOptions(path="unused"), device, 0, final / kind).causal.state_dict()
+        for kind in ("adapter", "merged")
+    )
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
 TWO = (
     RECIPE
     + """
@@ -113,7 +137,7 @@ def two(full: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (base / ".cache").mkdir()
     (base / ".cache" / "lemma-origin.json").write_text('{"repository": "owner/base"}')
     recipe = folder / "recipe.yaml"
-    recipe.write_text(TWO.format(dir=folder / "run", model=base, lora=", lora: {r: 4, alpha: 16}"))
+    recipe.write_text(TWO.format(dir=folder / "run", model=base, lora=", lora: {r: 4, alpha: 16, merged: true}"))
     assert main(["train", str(recipe)]) == 0
     return folder
 

@@ -295,7 +295,7 @@ def test_a_full_disk_ends_the_run_with_a_sentence(
 def test_no_room_for_the_final_model(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = world.recipe({"steps": 2, "validation": {}})
 
-    def full(*_: object) -> None:
+    def full(*_: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
