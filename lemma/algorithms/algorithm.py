@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from lemma.algorithms.parts.loss_options import Epochs, GroupSize, Level
-from lemma.algorithms.parts.signals import rewards_of, write_advantages
+from lemma.algorithms.parts.signals import learns, rewards_of, write_advantages
 from lemma.config import Options
 from lemma.core.types import Group
 
@@ -71,8 +71,8 @@ class Algorithm(Options):
         write_advantages(groups, self.advantages([rewards_of(group) for group in groups]))
 
     def is_live(self, group: Group) -> bool:
-        """Whether the rewards of this group give any of its trajectories an advantage."""
-        return bool(np.any(self.advantages([rewards_of(group)])[0] != 0))
+        """Whether the rewards of this group give any of its trained tokens an advantage."""
+        return learns(group, self.advantages([rewards_of(group)])[0])
 
     def observe(self, metrics: Mapping[str, float], memory: Memory) -> None:
         """Look at the metrics of a step; this is where controllers update their state."""

@@ -160,10 +160,14 @@ class Trajectory:
 
 @dataclass(slots=True)
 class Group:
-    """The attempts at one problem, as trajectories; those of one episode are adjacent."""
+    """The attempts at one problem, as trajectories; those of one episode are adjacent.
+
+    `trace_turns` are the lengths of the turns of a teacher's trace, where it takes several.
+    """
 
     problem: Problem
     trajectories: list[Trajectory]
+    trace_turns: tuple[int, ...] = ()
 
     @property
     def episodes(self) -> list[list[Trajectory]]:

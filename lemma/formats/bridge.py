@@ -27,11 +27,11 @@ QUOTED = 'a\n"b"'
 
 @dataclass(frozen=True)
 class Frame:
-    """The ids around some replies: one piece more than there are replies. `quoted`: the template writes replies as JSON
-    text."""
+    """The ids around some replies: one piece more than there are replies. `quoted`: which of them the template writes
+    as JSON text."""
 
     pieces: tuple[tuple[int, ...], ...]
-    quoted: bool = False
+    quoted: tuple[bool, ...]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Bridge:
     ends: frozenset[int]
     longest: int
     speech: ToolSpeech | None = None
-    _frames: dict[tuple[str, int], Frame] = field(default_factory=dict, repr=False)
+    _frames: dict[tuple[str, ...], Frame] = field(default_factory=dict, repr=False)
     _shown: dict[str, bool] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -52,7 +52,7 @@ class Bridge:
     ) -> Bridge:
         """From the chat template; if the format has no turns, around a plain line of text."""
         bridge = cls(fmt, tokenizer, frozenset(ends) | {tokenizer.eos_token_id}, longest, speech)
-        bridge.frame("user", 1)
+        bridge.frame("user")
         return bridge
 
     def answer(self, said: np.ndarray, text: str, results: Sequence[str] = ()) -> tuple[np.ndarray, bool]:
@@ -61,19 +61,21 @@ class Bridge:
             return self.ids(said, results, "tool")
         return self.ids(said, text)
 
-    def ids(self, said: np.ndarray, reply: str | Sequence[str], role: str = "user") -> tuple[np.ndarray, bool]:
+    def ids(
+        self, said: np.ndarray, reply: str | Sequence[str], role: str | Sequence[str] = "user"
+    ) -> tuple[np.ndarray, bool]:
         """The ids that follow what was said, and whether a reply was truncated.
 
-        Several replies are several messages of this role. The end-of-turn token is part of the bridge only if the
-        policy did not sample it.
+        Several replies are several messages, of this role or each of its own. The end-of-turn token is part of the
+        bridge only if the policy did not sample it.
         """
         replies = [reply] if isinstance(reply, str) else list(reply)
-        frame = self.frame(role, len(replies))
+        frame = self.frame(*([role] * len(replies) if isinstance(role, str) else role))
         front, *rest = frame.pieces
         ids = list(self.behind(said, front))
         cut = False
-        for text, after in zip(replies, rest, strict=True):
-            middle = self.plain(json.dumps(text, ensure_ascii=False)[1:-1] if frame.quoted else text)
+        for text, after, quoted in zip(replies, rest, frame.quoted, strict=True):
+            middle = self.plain(json.dumps(text, ensure_ascii=False)[1:-1] if quoted else text)
             most = max(self.longest // len(replies), 1)
             if len(middle) > most:
                 cut, half = True, most // 2
@@ -87,49 +89,52 @@ class Bridge:
         ids = [*encode_text(before, self.tokenizer), *self.plain(text)]
         return np.asarray([*ids, *encode_continuation(after, "\n", self.tokenizer)], dtype=np.int32)
 
-    def frame(self, role: str, count: int) -> Frame:
-        """What the template writes around this many messages of a role; cached."""
-        if (role, count) not in self._frames:
-            self._frames[role, count] = self._frame(role, count)
-        return self._frames[role, count]
+    def frame(self, *roles: str) -> Frame:
+        """What the template writes around messages of these roles; cached."""
+        if roles not in self._frames:
+            self._frames[roles] = self._frame(roles)
+        return self._frames[roles]
 
     def shows(self, role: str) -> bool:
         """Whether the template shows the content of messages of this role."""
         if role not in self._shown:
             try:
-                self._shown[role] = self._after_placeholder(role, [HEARD]) is not None
+                self._shown[role] = self._after_placeholder([role], [HEARD]) is not None
             except UserError:
                 self._shown[role] = False
         return self._shown[role]
 
-    def _frame(self, role: str, count: int) -> Frame:
-        marks = [HEARD.format(number) for number in range(count)]
-        behind = self._after_placeholder(role, marks)
+    def _frame(self, roles: Sequence[str]) -> Frame:
+        marks = [HEARD.format(number) for number in range(len(roles))]
+        behind = self._after_placeholder(roles, marks)
         if behind is None:
-            pieces = ["\n"] * (count + 1)
+            pieces = ["\n"] * (len(roles) + 1)
         else:
             pieces = []
             for mark in marks:
                 piece, _, behind = behind.partition(mark)
                 pieces.append(piece)
             pieces.append(behind)
-        quoted = json.dumps(QUOTED)[1:-1] in (self._after_placeholder(role, [QUOTED]) or "")
+        mark = json.dumps(QUOTED)[1:-1]
+        quoted = {role: mark in (self._after_placeholder([role], [QUOTED]) or "") for role in set(roles)}
         encoded = [encode_continuation(piece, "\n", self.tokenizer) for piece in pieces]
-        return Frame(tuple(map(tuple, encoded)), quoted)
+        return Frame(tuple(map(tuple, encoded)), tuple(quoted[role] for role in roles))
 
-    def _after_placeholder(self, role: str, contents: Sequence[str]) -> str | None:
+    def _after_placeholder(self, roles: Sequence[str], contents: Sequence[str]) -> str | None:
         """What the template writes between a turn and the next; None if it leaves out one of the contents.
 
         Tried with tools and without: templates for tools need some, all others do without.
         """
-        more = CALL if role == "tool" else {}
         turns = [
             {"role": "user", "content": "?"},
             {"role": "assistant", "content": SAID},
-            *({"role": role, "content": content, **more} for content in contents),
+            *(
+                {"role": role, "content": content, **(CALL if role == "tool" else {})}
+                for role, content in zip(roles, contents, strict=True)
+            ),
         ]
         tools = [tool.as_dict() for tool in self.speech.tools] if self.speech is not None else []
-        ways: list[Any] = [None] if not tools else [None, tools] if role == "user" else [tools, None]
+        ways: list[Any] = [None] if not tools else [tools, None] if "tool" in roles else [None, tools]
         refusals: list[UserError] = []
         for way in ways:
             try:

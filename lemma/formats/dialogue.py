@@ -142,7 +142,7 @@ class Dialogue:
     def _quoted(self, content: str, role: str) -> str:
         """The content as the template writes it: some write tool results as JSON."""
         try:
-            is_quoted = role == "tool" and self._bridge.frame(role, 1).quoted
+            is_quoted = role == "tool" and self._bridge.frame(role).quoted[0]
         except UserError:
             is_quoted = False
         return json.dumps(content, ensure_ascii=False)[1:-1] if is_quoted else content

@@ -66,7 +66,7 @@ def encode_played(fmt: Format, item: Demonstration, tokenizer: Any) -> Trajector
     for number, said in enumerate(said_ids(fmt, item, tokenizer)):
         if number:
             heard = _heard(turns[number - 1], turns[number])
-            between, _ = bridge.ids(ids[-1], [one.content for one in heard], heard[0].role)
+            between, _ = bridge.ids(ids[-1], [one.content for one in heard], [one.role for one in heard])
             ids.append(between.astype(np.int64))
             chosen.append(np.zeros(len(ids[-1]), dtype=bool))
         ids.append(said)

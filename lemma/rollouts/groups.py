@@ -277,9 +277,15 @@ class Roller:
         assert self.world is not None, "turns are played in a world"
         self.land()  # those who fly live in it too
         pairs = [(one, tasks[_draw(one)]) for one in teachers]
-        asks = [Ask(one.key, task.problem, task.prompt, first=one.sample) for one, task in pairs]
+        asks = [
+            Ask(one.key, task.problem, task.prompt, first=one.sample, name=(*one.key, one.sample))
+            for one, task in pairs
+        ]
         most = self.sampling.max_tokens
-        turns = {one.key: [ids[:most].astype(np.int32) for ids in task.turns] for one, task in pairs}
+        turns = {
+            ask.request_key: [ids[:most].astype(np.int32) for ids in task.turns]
+            for ask, (_, task) in zip(asks, pairs, strict=True)
+        }
         episodes = replayed(asks, turns, self.sampling, self.judge, self.world)
         journal.append(*episodes)
         return episodes
@@ -318,7 +324,8 @@ class Roller:
         scored = [episode for episode in episodes if episode.reward is not None]
         rollouts.unscored += len(episodes) - len(scored)
         cuts = self.sampling.cuts_support or self.sampling.min_tokens > 0
-        return Group(task.problem, [one for episode in scored for one in self._trajectories(episode, cuts)])
+        trajectories = [one for episode in scored for one in self._trajectories(episode, cuts)]
+        return Group(task.problem, trajectories, tuple(map(len, task.turns)))
 
     def _trajectories(self, episode: Episode, cuts: bool) -> list[Trajectory]:
         trajectories = episode.trajectories(

@@ -56,11 +56,13 @@ def replayed(
 ) -> list[Episode]:
     """An episode for each ask, all of it a teacher's; it ends where the teacher's turns or the world's patience do."""
     episodes: list[Episode] = []
-    for count in sorted({len(turns[ask.key]) for ask in asks}):
-        part = [ask for ask in asks if len(turns[ask.key]) == count]
+    for count in sorted({len(turns[ask.request_key]) for ask in asks}):
+        part = [ask for ask in asks if len(turns[ask.request_key]) == count]
         limit = min(count, world.options.turns)
         there = replace(world, options=world.options.model_copy(update={"turns": limit}))
-        episodes += play(Script({ask.key: turns[ask.key] for ask in part}), part, sampling, judge, world=there)
+        episodes += play(
+            Script({ask.request_key: turns[ask.request_key] for ask in part}), part, sampling, judge, world=there
+        )
     for episode in episodes:
         for turn in episode.turns:
             turn.given = len(turn.ids)

@@ -174,6 +174,18 @@ def test_a_teachers_own_probabilities() -> None:
         options.assign([mixed_group(trace_probs=[0.5])], Memory())
 
 
+def test_a_teachers_probabilities_are_those_of_its_turns() -> None:
+    """Three turns of two, two and one tokens. The first lost its end to a limit, so the second has the third and fourth
+    probability; the last, behind a rewritten history, the fifth."""
+    begun = trajectory(1.0, given=3, turn=[0, 1, 1])
+    last = trajectory(1.0, 1, given=1, turn=[2])
+    begun.episode = last.episode = 0
+    mixed = group(begun, last, trajectory(0.0), trace_probs=[0.1, 0.2, 0.3, 0.4, 0.5])
+    mixed.trace_turns = (2, 2, 1)
+    luffy(off_policy={"behaviour": "given"}).assign([mixed], Memory())
+    assert [response(one, "target_prob") for one in (begun, last)] == [[0.1, 0.3, 0.4], [0.5]]
+
+
 # --- the objective ---------------------------------------------------------------------------------------------------
 
 

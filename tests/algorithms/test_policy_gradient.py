@@ -70,6 +70,20 @@ def test_advantages(name: str, options: dict[str, Any], mixed: list[float], same
     assert [algorithm.is_live(g) for g in groups] == [True, name == "reinforce"]
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("reinforce", {}), ("loop", {"positive_only": True}), ("grpo", {"each_reward": {"total": 1.0}})],
+)
+def test_an_advantage_of_masked_samples_alone_keeps_no_group_alive(name: str, options: dict[str, Any]) -> None:
+    one = group([{"total": 1.0}, {"total": 0.0}, {"total": 0.0}])
+    algorithm = make(name, **options)
+    assert algorithm.is_live(one)
+    masked = one.trajectories if name == "grpo" else one.trajectories[:1]
+    for trajectory in masked:
+        trajectory.chosen_T = np.zeros_like(trajectory.chosen_T)
+    assert not algorithm.is_live(one)
+
+
 def test_one_deviation_for_the_batch() -> None:
     found = make("grpo", scale="batch", epsilon=0.0).advantages([np.array([1.0, 0.0]), np.array([3.0, 3.0])])
     deviation = np.std([1, 0, 3, 3], ddof=1)

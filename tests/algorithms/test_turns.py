@@ -17,6 +17,7 @@ from lemma.algorithms.reinforce import Reinforce, ReinforceBaseline
 from lemma.core.types import Group, Message, Problem, Trajectory
 from lemma.objectives import Terms, Totals
 from lemma.objectives.objective import count_said
+from lemma.stages.reinforcement.rl_loop import has_advantage
 
 Numbers = Sequence[float]
 
@@ -89,6 +90,26 @@ def test_without_pay_every_token_has_the_advantage_of_its_episode() -> None:
         trajectory.token_fields["paid"][:] = 0.0
     ReinforceBaseline.model_validate({"scale": "none"}).assign([one], Memory())
     assert found(one, "advantage") == [[0.5, 0.5, 0.5], [-0.5, -0.5]]
+
+
+@pytest.mark.parametrize("name", ["reinforce", "reinforce_baseline"])
+@pytest.mark.parametrize(
+    ("total", "first_turns", "is_live"),
+    [
+        (0.0, [0.5, 0.0], {"reinforce": True, "reinforce_baseline": True}),
+        (0.0, [0.5, 0.5], {"reinforce": True, "reinforce_baseline": False}),
+        (0.3, [0.1, 0.1, 0.1], {"reinforce": True, "reinforce_baseline": False}),
+        (0.0, [0.0, 0.0], {"reinforce": False, "reinforce_baseline": False}),
+    ],
+)
+def test_a_group_of_equal_totals_is_live_where_its_turns_are_paid_differently(
+    name: str, total: float, first_turns: Numbers, is_live: dict[str, bool]
+) -> None:
+    one = group(*(piece(total, 2, paid=[paid, -paid], turn=[0, 1]) for paid in first_turns))
+    algorithm = ALGORITHMS[name].model_validate({"name": name})
+    assert algorithm.is_live(one) == is_live[name]
+    algorithm.assign([one], Memory())
+    assert has_advantage(one) == is_live[name], "what the loop computes, and what it counts as live"
 
 
 # --- the ratio of a turn ---------------------------------------------------------------------------------------------

@@ -89,8 +89,8 @@ def check_conversation(tokenizer: Any, role: str, tools: list[Tool]) -> None:
         live = [int(token) for token in ids if int(token) in alive]
         assert live == [int(token) for token in around if int(token) in alive]
         assert len(around) == len(quiet) if ended else len(around) > len(quiet)
-        assert ended or end in around[: len(around) - len(quiet)] or end not in bridge.frame(role, 1).pieces[0]
-        shown = reply if not bridge.frame(role, 1).quoted else reply.replace('"', '\\"').replace("\n", "\\n")
+        assert ended or end in around[: len(around) - len(quiet)] or end not in bridge.frame(role).pieces[0]
+        shown = reply if not bridge.frame(role).quoted[0] else reply.replace('"', '\\"').replace("\n", "\\n")
         assert shown in tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
 

@@ -21,6 +21,7 @@ from lemma.models.tiny import tiny_tokenizer
 from lemma.rewards import make_reward
 from lemma.rollouts import Ask, Judge, World
 from lemma.rollouts.replay import replayed
+from tests.formats.tokenizers_made_here import THEIR_TEMPLATE, make_tokenizer
 from tests.stages.game_world import (
     WORDS,
     bisection,
@@ -31,6 +32,26 @@ from tests.stages.game_world import (
     run_games,
     write_rows,
 )
+
+REWRITING = """
+from lemma.environments import Environment, Outcome, Reply
+
+class Rewriting(Environment):
+    turns = 0
+
+    def step(self, said):
+        self.turns += 1
+        self.last = said.text
+        anew = "again" if self.problem.golds[0] == "1" else None
+        return Reply("higher", prompt=anew, done=self.turns == 2)
+
+    def reset(self, problem, seed):
+        self.problem = problem
+        return []
+
+    def score(self):
+        return Outcome(float(len(self.last) % 3), True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +88,28 @@ def test_a_teachers_tokens_are_learnt_and_told_apart(taught: Path) -> None:
         assert row["off_policy/samples"] == 4.0 and row["off_policy/right"] == 1.0
         assert row["off_policy/prefix_share"] == 1.0 and 0 < row["off/share"] < 0.5
         assert row["updates"] == 1.0 and row["mismatch/max"] < 1e-5
+
+
+@pytest.mark.parametrize("samples", [2, -1])
+def test_several_samples_or_all_are_a_teachers(samples: int, tmp_path: Path) -> None:
+    rows = [{"messages": bisection(1, 7, secret, 3), "answer": str(secret)} for secret in range(1, 8)]
+    data = {"source": str(write_rows(tmp_path / "games.jsonl", rows))}
+    luffy = {"name": "luffy", "group_size": 4, "prefix": {"samples": samples}, "sft_weight": 1.0}
+    run = run_games(tmp_path, rl=game_stage(algorithm=luffy, data=data))
+    teachers = [one for one in episodes_of(run, "rl") if one.origin == "teacher"]
+    assert len(teachers) == 4 * (samples if samples > 0 else 4) and all(one.reward == 1.0 for one in teachers)
+    (row,) = measured(run, "rl")
+    assert row["off_policy/samples"] == len(teachers) and ("reward/mean" in row) == (samples > 0)
+
+
+def test_where_some_episodes_rewrite_their_history_a_batch_can_be_used_again(tmp_path: Path) -> None:
+    (tmp_path / "world.py").write_text(REWRITING)
+    world = {"name": "custom", "class": f"{tmp_path / 'world.py'}:Rewriting", "turns": 2}
+    grpo = {"name": "grpo", "group_size": 4, "epochs": 3, "mini_batches": 2}
+    run = run_games(tmp_path, rl=game_stage(environment=world, algorithm=grpo, batch={"problems": 8}))
+    rewritten = {not one.turns[1].extends for one in episodes_of(run, "rl")}
+    (row,) = measured(run, "rl")
+    assert rewritten == {True, False} and row["updates"] == 6.0
 
 
 def test_a_part_of_an_episode_is_refused(tmp_path: Path) -> None:
@@ -117,6 +160,15 @@ def test_played_turns_are_one_sequence_where_the_template_writes_them_otherwise(
         encode_played(fmt, single, tokenizer).ids_T.tolist()
         == encode_demonstration(fmt, single, tokenizer).ids_T.tolist()
     )
+
+
+def test_what_is_heard_between_two_played_turns_keeps_its_roles() -> None:
+    tokenizer, fmt = make_tokenizer(template=THEIR_TEMPLATE), make_format("own")
+    said = [("user", "a"), ("assistant", "b"), ("tool", "c"), ("user", "d"), ("assistant", "e"), ("user", "f")]
+    item = Demonstration(Problem(tuple(Message(*one) for one in said)), response="g", turns_from=0)
+    text = tokenizer.decode(encode_played(fmt, item, tokenizer).ids_T, skip_special_tokens=False)
+    assert "[tool] c\n[user] d\n[assistant] " in text and "[user] f\n[assistant] " in text, text
+    assert text.count("[tool]") == 1
 
 
 def test_built_in_games_show_the_format_and_no_way_to_win() -> None:

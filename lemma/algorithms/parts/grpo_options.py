@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from lemma.algorithms.parts.loss_options import Level, MismatchCap
 from lemma.algorithms.parts.policy_gradient import ClipOptions
 from lemma.algorithms.parts.refusals import refuse_unused
-from lemma.algorithms.parts.signals import compared, numbered, split_like, write_advantages
+from lemma.algorithms.parts.signals import compared, learns, numbered, split_like, write_advantages
 from lemma.config import Options
 from lemma.core.types import Group
 
@@ -111,10 +111,10 @@ def assign_each(groups: Sequence[Group], weights: Mapping[str, float], epsilon: 
 
 
 def any_differs(group: Group, weights: Mapping[str, float], epsilon: float) -> bool:
-    """Whether any reward with a weight differs between the samples of this group."""
+    """Whether any reward with a weight gives a trained sample of this group an advantage."""
     columns = zip(_table(group, weights).T, weights.values(), strict=True)
     return any(
-        np.any(compared([column], "mean", scale="group", epsilon=epsilon)[0] != 0)
+        learns(group, compared([column], "mean", scale="group", epsilon=epsilon)[0])
         for column, weight in columns
         if weight
     )

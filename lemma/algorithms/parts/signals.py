@@ -20,6 +20,12 @@ def rewards_of(group: Group) -> np.ndarray:
     return np.array([episode[0].rewards["total"] for episode in group.episodes], dtype=np.float64)
 
 
+def learns(group: Group, advantages: np.ndarray) -> bool:
+    """Whether any of these advantages, one per episode, is that of an episode with trained tokens."""
+    pairs = zip(group.episodes, advantages != 0, strict=True)
+    return any(differs and any(one.trained_tokens for one in episode) for episode, differs in pairs)
+
+
 def compared(
     rewards: Sequence[np.ndarray],
     baseline: Baseline,

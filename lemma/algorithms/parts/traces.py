@@ -41,7 +41,7 @@ def by_origin(
 def target_probs(group: Group, trajectory: Trajectory) -> np.ndarray:
     """The teacher's own probability of each of its tokens; 1 elsewhere, and for the end-of-sequence token added to a
     trace."""
-    places = np.flatnonzero(off_policy(trajectory))
+    places, told = _told(group, trajectory)
     given: Any = group.problem.extra.get("trace_probs")
     if len(places) and given is None:
         raise UserError(
@@ -49,11 +49,21 @@ def target_probs(group: Group, trajectory: Trajectory) -> np.ndarray:
             fix="write `off_policy: {behaviour: one}`",
         )
     probs = np.ones(len(trajectory))
-    known = np.asarray(given if len(places) else [], dtype=np.float64)[: len(places)]
-    if len(places) - len(known) > 1:
+    known = np.asarray(given if len(places) else [], dtype=np.float64)
+    if len(places) and told[-1] > len(known):
         raise UserError(
-            f"problem {group.problem.id} has {len(known)} trace_probs for {len(places)} tokens of its trace",
+            f"problem {group.problem.id} has {len(known)} trace_probs for {told[-1] + 1} tokens of its trace",
             fix="give one for each token of this tokenizer, or write `off_policy: {behaviour: one}`",
         )
-    probs[places[: len(known)]] = known
+    is_known = told < len(known)
+    probs[places[is_known]] = known[told[is_known]]
     return probs
+
+
+def _told(group: Group, trajectory: Trajectory) -> tuple[np.ndarray, np.ndarray]:
+    """Where a teacher's tokens stand in a trajectory, and in the trace: turns may have lost their ends, and earlier
+    ones may stand in other trajectories."""
+    places = np.flatnonzero(off_policy(trajectory))
+    turns = trajectory.token_fields.get("turn", np.zeros(len(trajectory)))[places].astype(np.int64)
+    begins = np.cumsum([0, *group.trace_turns])
+    return places, begins[turns] + np.arange(len(places)) - np.searchsorted(turns, turns)

@@ -68,7 +68,8 @@ def paid_at(episodes: Sequence[Attempt], *, centred: bool) -> list[np.ndarray]:
     for row, turns in zip(rows, numbers, strict=True):
         for turn in np.unique(turns).tolist():
             by_turn.setdefault(turn, []).append(float(row[turns == turn].sum()))
-    means = {turn: sum(pays) / len(pays) for turn, pays in by_turn.items()}
+    # The mean of equal numbers may differ from them by rounding.
+    means = {turn: pays[0] if len(set(pays)) == 1 else sum(pays) / len(pays) for turn, pays in by_turn.items()}
     return [_minus_means(row, turns, means) for row, turns in zip(rows, numbers, strict=True)]
 
 

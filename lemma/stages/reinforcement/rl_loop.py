@@ -179,11 +179,11 @@ def update(
     """All updates on this batch. Groups that are skipped still count in the totals."""
     reports: list[StepReport] = []
     computed = {id(group) for group in worth}
+    count_said([t for group in worth for t in group.trajectories if t.trained_tokens])
     for epoch in range(algorithm.epochs):
         for groups in mini_batches(stage, step, epoch, algorithm.mini_batches, batch):
             trajectories = [t for group in groups if id(group) in computed for t in group.trajectories]
             trajectories = [t for t in trajectories if t.trained_tokens]
-            count_said(trajectories)
             if not trajectories:
                 learner.pass_over(1)
                 if critic is not None:

@@ -44,7 +44,7 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
         values["turns/mean"] = _mean([len(episode.turns) for episode in own])
         values["turns/replies_cut"] = float(sum(turn.cut for episode in own for turn in episode.turns))
         values["turns/limit"] = float(sum(episode.reason.startswith("limit") for episode in own))
-        values["turns/max"] = float(max(len(episode.turns) for episode in own))
+        values["turns/max"] = float(max((len(episode.turns) for episode in own), default=0))
     values |= _calls(own)
     learnt = [t for group in batch for t in group.trajectories]
     if any(t.trained_tokens for t in learnt):
