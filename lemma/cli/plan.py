@@ -104,7 +104,7 @@ def print_plan(
     gpus = gpu_memories() if is_for_here and recipe.run.device != "cpu" else []
     large = memory_warnings(recipe, names, amounts, has_gpu=has_gpu, gpus=gpus)
     print(describe(recipe, skip=skip, only=only, amounts=amounts))
-    refused = list(_refused(recipe, names))
+    refused = [*_refused(recipe, names), *_wrong_targets(recipe.model)]
     for sentence in (*refused, *doubts, *lacking, *large):
         print(f"\nwarning: {sentence}")
     # Without a GPU, a machine may only be the one that plans.
@@ -121,6 +121,25 @@ def _refused(recipe: Recipe, names: Iterable[str]) -> Iterator[str]:
             check_inputs(recipe.stages, [name])
         except UserError as error:
             yield str(error)
+
+
+def _wrong_targets(model: ModelOptions) -> Iterator[str]:
+    """What is wrong with the layers that adapters are for, where the model's configuration is on this machine."""
+    if model.lora is None or model.lora.targets == "all-linear":
+        return
+    try:
+        file = None if model.path == "tiny" else config_file(model)
+        if file is None and model.path != "tiny":
+            return
+        from lemma.models.lora_targets import check_targets, skeleton
+
+        module = skeleton(model, file)
+    except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return  # a configuration that cannot be read is told with the model
+    try:
+        check_targets(module, model.lora.targets)
+    except UserError as error:
+        yield str(error)
 
 
 def describe(

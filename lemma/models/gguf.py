@@ -60,7 +60,7 @@ def load_weights(file: Path, dtype: torch.dtype) -> tuple[Any, dict[str, torch.T
     """The configuration and the dense weights of a GGUF file, by the names that transformers gives them."""
     _need_package(file)
     header = read_header(file)
-    config = _config(header)
+    config = config_of(header)
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -93,7 +93,7 @@ def _need_package(file: Path) -> None:
                         ) from error  # fmt: skip
 
 
-def _config(header: Header) -> Any:
+def config_of(header: Header) -> Any:
     """What transformers makes of the metadata, and what it leaves out."""
     from transformers import AutoConfig
     from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING

@@ -24,6 +24,7 @@ from lemma.models.loading_checks import (
     loading,
     repair,
 )
+from lemma.models.lora_targets import check_targets
 from lemma.models.model_options import LoraOptions, ModelOptions, Precision
 from lemma.models.places import TINY, base_of_adapter, lasting, resolve
 from lemma.models.policy import Policy
@@ -300,12 +301,8 @@ def _with_lora(causal: Any, options: LoraOptions, source: str, seed: int) -> Any
         task_type="CAUSAL_LM",
         base_model_name_or_path=source,
     )
-    linear = [name for name, m in causal.named_modules() if isinstance(m, torch.nn.Linear) and "lm_head" not in name]
-    for target in [] if options.targets == "all-linear" else options.targets:
-        if not any(name == target or name.endswith(f".{target}") for name in linear):
-            known = {name.rpartition(".")[2] for name in linear}
-            raise UserError(f"model.lora.targets names '{target}', which is not a linear layer of this model that can "
-                            "be adapted", fix=nearest(target, known))  # fmt: skip
+    if options.targets != "all-linear":
+        check_targets(causal, options.targets)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*base_model_name_or_path.*")
         torch.manual_seed(key(seed, "lora"))

@@ -231,6 +231,21 @@ def test_a_budget_is_compared_with_the_memory_of_the_gpus(
         assert main(["plan", recipe]) == code, (shown, order)
 
 
+@pytest.mark.parametrize("path", ["tiny", "model"])
+def test_an_adapter_for_a_layer_that_the_model_does_not_have(
+    path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if path == "model":
+        path = str(tmp_path / path)
+        for part in load_for_inference("tiny", "cpu"):
+            part.save_pretrained(path)
+    recipe = write(tmp_path, path)
+    assert main(["plan", recipe, "--set", "model.lora.targets=[q_proj, v_porj]"]) == 1
+    refused = r"warning: model.lora.targets names 'v_porj', which is not a linear layer .*did you mean 'v_proj'\?"
+    assert re.search(refused, capsys.readouterr().out)
+    assert main(["plan", recipe, "--set", "model.lora.targets=[q_proj, v_proj]"]) == 0
+
+
 @pytest.mark.usefixtures("gpus")
 def test_a_model_that_no_gpu_here_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for part in load_for_inference("tiny", "cpu"):

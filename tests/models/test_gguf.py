@@ -142,7 +142,7 @@ def config_of(architecture: str, layers: int = 4, **about: Any) -> Any:
         {"general.architecture": architecture, "tokenizer.ggml.tokens": ["a"] * 9, **metadata},
         {"blk.0.attn_q.weight": ((64, 64), 0, 0)},
     )
-    return gguf._config(header)
+    return gguf.config_of(header)
 
 
 def test_scaled_rotations_of_gemma_3_are_those_of_full_attention() -> None:
