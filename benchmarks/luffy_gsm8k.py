@@ -103,7 +103,7 @@ def evaluate(args: argparse.Namespace) -> None:
 
     for trial in TRIALS:
         lemma(["eval", str(args.out / trial.name), "--benchmarks", "gsm8k", "--data-dir", str(args.data),
-               "--max-tokens", "320", "--out", str(args.out / "evaluations" / trial.name)])  # fmt: skip
+               "--max-tokens", "320", "--to", str(args.out / "evaluations" / trial.name)])  # fmt: skip
 
 
 def table(args: argparse.Namespace) -> None:

@@ -50,11 +50,11 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     add_option("--preset", metavar="NAME", help="settings of a published evaluation; what is written here goes first")
     add_option("--device", choices=["auto", "cpu", "cuda"], help="where to compute")
     add_option("--engine", choices=["native", "vllm", "transformers"], help="what generates (default: native)")
-    add_option("--out", metavar="DIR", help="folder of the results (default: evaluations/MODEL-SETTINGS)")
+    add_option("--to", dest="out", metavar="DIR", help="folder of the results (default: evaluations/MODEL-SETTINGS)")
     add_ranks(parser, "problems", "as many as there are GPUs, 1 on a CPU")
     add_option("--ray", action="store_true", default=None, help="place the ranks on a Ray cluster, as lemma train does")
     add_option("--rescore", metavar="FOLDER",
-               help="grade the samples of an evaluation again, without a model: takes --grader and --out")  # fmt: skip
+               help="grade the samples of an evaluation again, without a model: takes --grader and --to")  # fmt: skip
     parser.set_defaults(run=run)
     parser.appendix = _names
 
@@ -152,7 +152,7 @@ def _check_rescore(args: argparse.Namespace) -> None:
             option = _option(name)
             raise UserError(
                 f"--rescore grades saved samples as they are, and {option} would change nothing",
-                fix=f"leave {option} out; only --grader and --out go with --rescore",
+                fix=f"leave {option} out; only --grader and --to go with --rescore",
             )
 
 

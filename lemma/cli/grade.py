@@ -7,9 +7,11 @@ import gzip
 import json
 import os
 import sys
+import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -19,7 +21,7 @@ from lemma.cli.parser import Parser
 from lemma.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from lemma.grading import Rules, Verdict
+    from lemma.grading import GradingService, Rules, Verdict
 
 DESCRIPTION = """\
 Grade answers: JSON lines {"prediction": ..., "gold": ...} in, the same rows with verdict, reason, extracted and
@@ -30,7 +32,12 @@ The exit code is 0 even when answers are wrong, and 2 where the input cannot be 
 def add(subparsers: Any) -> None:
     parser: Parser = subparsers.add_parser("grade", help="verdicts on a file of answers", description=DESCRIPTION)
     parser.add_argument("file", metavar="FILE", help="JSON lines, .jsonl or .jsonl.gz; - reads standard input")
-    parser.add_argument("--output", metavar="OUT", help="file for the graded rows; without it they are printed")
+    parser.add_argument(
+        "--to", dest="output", metavar="FILE", help="file for the graded rows; without it they are printed"
+    )
+    parser.add_argument(
+        "--grader", metavar="NAME", default="lemma", help="lemma, or graders of other systems joined by commas (lemma)"
+    )
     parser.add_argument("--prediction", metavar="NAME", default="prediction", help="column of the answers")
     parser.add_argument("--gold", metavar="NAME", default="gold", help="column of the gold answers")
     parser.add_argument("--workers", metavar="N", type=int, default=1, help="worker processes for sympy (1)")
@@ -41,19 +48,27 @@ def add(subparsers: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from lemma.evaluation.eval_settings import OURS
+    from lemma.evaluation.rescore import check_graders
     from lemma.grading import Rules
 
     if options.workers < 1:
         raise UserError(f"--workers is {options.workers}", fix="write 1 or more")
     if options.relative < 0 or options.absolute < 0:
         raise UserError("a tolerance is negative", fix="write 0 or more")
+    graders = check_graders(options.grader)
+    if OURS not in graders and (options.relative or options.absolute or options.whole):
+        raise UserError(
+            f"--relative, --absolute and --whole are for Lemma's own grader, and {options.grader} has rules of its own",
+            fix="leave them out",
+        )
     rows = read_rows(options.file)
     pairs = [pair(row, line, options) for line, row in rows]
     rules = Rules(relative=options.relative, absolute=options.absolute, thinking="whole" if options.whole else "after")
     bar = options.output is not None or not sys.stdout.isatty()
     verdicts: list[Verdict] = []
     with output(options.output) as write:
-        for (_, row), verdict in zip(rows, grade_all(pairs, rules, options.workers, bar), strict=True):
+        for (_, row), verdict in zip(rows, grade_all(pairs, rules, options.workers, bar, graders), strict=True):
             write({**row, **as_fields(verdict)})
             verdicts.append(verdict)
     summarise(verdicts)
@@ -76,9 +91,7 @@ def output(name: str | None) -> Iterator[Callable[[dict[str, Any]], None]]:
         if plain:
             os.replace(partial, path)
     except OSError as error:
-        raise UserError(
-            f"cannot write '{name}': {error.strerror or error}", fix="name another file by --output"
-        ) from None
+        raise UserError(f"cannot write '{name}': {error.strerror or error}", fix="name another file by --to") from None
 
 
 def _write_all(handle: FileIO, data: bytes) -> None:
@@ -182,7 +195,11 @@ def _text(value: Any) -> str:
 
 
 def grade_all(
-    pairs: Sequence[tuple[str, tuple[str, ...]]], rules: Rules, workers: int, bar: bool = True
+    pairs: Sequence[tuple[str, tuple[str, ...]]],
+    rules: Rules,
+    workers: int,
+    bar: bool = True,
+    graders: Sequence[str] = ("lemma",),
 ) -> Iterator[Verdict]:
     """Verdicts in the order of the rows, as they come, with a bar on standard error."""
     from rich.console import Console
@@ -190,18 +207,45 @@ def grade_all(
 
     from lemma.grading import GradingService
 
-    order = {"right": 0, "wrong": 1, "unknown": 2}
-    flat = ((prediction, gold) for prediction, golds in pairs for gold in golds or ("",))
     columns = (TextColumn("grading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     shown = Progress(*columns, console=Console(stderr=True), redirect_stdout=False, disable=not bar)
     with GradingService(workers) as service, shown as progress:
         task = progress.add_task("grading", total=len(pairs))
-        answers = service.stream(flat, rules)
-        for _, golds in pairs:
-            several = [next(answers) for _ in golds or ("",)]
-            best = min(several, key=lambda verdict: order[verdict.kind])
+        is_ours = list(graders) == ["lemma"]
+        for verdict in _ours(pairs, rules, service) if is_ours else _by(graders, pairs, rules, service):
             progress.advance(task)
-            yield best._replace(seconds=sum(verdict.seconds for verdict in several))
+            yield verdict
+
+
+def _ours(pairs: Sequence[tuple[str, tuple[str, ...]]], rules: Rules, service: GradingService) -> Iterator[Verdict]:
+    order = {"right": 0, "wrong": 1, "unknown": 2}
+    answers = service.stream(((prediction, gold) for prediction, golds in pairs for gold in golds or ("",)), rules)
+    for _, golds in pairs:
+        several = [next(answers) for _ in golds or ("",)]
+        best = min(several, key=lambda verdict: order[verdict.kind])
+        yield best._replace(seconds=sum(verdict.seconds for verdict in several))
+
+
+def _by(
+    graders: Sequence[str], pairs: Sequence[tuple[str, tuple[str, ...]]], rules: Rules, service: GradingService
+) -> Iterator[Verdict]:
+    """As `lemma eval --grader`: right where any of the graders says so."""
+    from lemma.evaluation.rescore import best, by_other
+    from lemma.grading import Verdict
+
+    def judge(pair: tuple[str, tuple[str, ...]]) -> Verdict:
+        begun, own, told = time.perf_counter(), None, []
+        for name in graders:
+            if name == "lemma":
+                own = next(_ours([pair], rules, service))
+                told.append((own.kind, own.reason))
+            else:
+                told.append(by_other(name, *pair, service))
+        kind, reason = best(told)
+        return Verdict(kind, reason, own.extracted if own else None, time.perf_counter() - begun)
+
+    with ThreadPoolExecutor(2 * service.workers) as threads:
+        yield from threads.map(judge, pairs)
 
 
 def as_fields(verdict: Verdict) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 from lemma.core.errors import UserError, nearest
 
 HELP = ("-h", "--help")
+# Where a command writes to, and what others call that: accepted, and shown nowhere.
+TO, OTHERS = "--to", ("--out", "--output")
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,6 +25,11 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any):
         super().__init__(**{"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter, **settings})
+
+    def _add_action(self, action: argparse.Action) -> argparse.Action:
+        if TO in action.option_strings:
+            self._option_string_actions |= dict.fromkeys(OTHERS, action)
+        return super()._add_action(action)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message, fix=f"`{self.prog} --help` shows how")
@@ -52,7 +59,9 @@ class Parser(argparse.ArgumentParser):
 
     def _closest(self, name: str) -> str:
         """What to write instead of an option that there is not; dashes make no two options alike."""
-        options = {option.lstrip("-"): option for option in self._option_string_actions if option not in HELP}
+        options = {
+            option.lstrip("-"): option for option in self._option_string_actions if option not in (*HELP, *OTHERS)
+        }
         phrase = nearest(name.lstrip("-"), options)
         meant = next((option for bare, option in options.items() if phrase == f"did you mean '{bare}'?"), None)
         return f"did you mean '{meant}'?" if meant else f"write one of: {', '.join(sorted(options.values()))}"

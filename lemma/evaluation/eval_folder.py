@@ -24,7 +24,7 @@ def claim(folder: Path, identity: dict[str, Any], *, any_grader: bool = False) -
     if there is None:
         # A process that was killed while it wrote the settings leaves a hidden file.
         if folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
-            raise UserError(f"{folder} holds something other than an evaluation", fix="write --out and another folder")
+            raise UserError(f"{folder} holds something other than an evaluation", fix="write --to and another folder")
         write_settings(folder, identity)
         return
     was, now = leaves(there), leaves(json.loads(json.dumps(identity)))
@@ -34,7 +34,7 @@ def claim(folder: Path, identity: dict[str, Any], *, any_grader: bool = False) -
         if was.get(key) != now.get(key):
             raise UserError(
                 f"{folder} holds another evaluation ({key} was {was.get(key)}, is {now.get(key)})",
-                fix="write --out and another folder, or remove that one",
+                fix="write --to and another folder, or remove that one",
             )
 
 
@@ -50,6 +50,6 @@ def alone_in(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise UserError(
-                f"another process is working in {folder}", fix="wait for it, or write --out and another folder"
+                f"another process is working in {folder}", fix="wait for it, or write --to and another folder"
             ) from error
         yield

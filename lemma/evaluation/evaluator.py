@@ -62,7 +62,7 @@ def evaluate(
     rewards: Sequence[Reward] = (),
     service: GradingService | None = None,
     sink: Sink = silent,
-    option: str = "--out",
+    option: str = "--to",
 ) -> Report:
     """Measure the policy on these benchmarks and write everything into the folder, or go on with what is there.
     `option` is where the user names the folder.

@@ -71,14 +71,16 @@ def regrade(
             return ("wrong", "no_answer") if row.gold else ("unknown", "no_gold")
         own = rules if row.tolerance is None else rules.model_copy(update={"absolute": row.tolerance})
         verdicts = [service.grade(answer, gold, own) for gold in row.gold]
-        return _best((verdict.kind, verdict.reason) for verdict in verdicts)
+        return best((verdict.kind, verdict.reason) for verdict in verdicts)
 
     def judge(place: int) -> tuple[str, str]:
         row = rows[place]
         if unfinished[place]:
             return "wrong", "no_answer"
-        verdicts = [ours(row, parsed[place].answer) if name == OURS else _compat(name, row, service) for name in names]
-        return _best(verdicts)
+        return best(
+            ours(row, parsed[place].answer) if name == OURS else by_other(name, row.completion, row.gold, service)
+            for name in names
+        )
 
     regraded = []
     with ThreadPoolExecutor(max_workers=max(2, 2 * service.workers)) as pool:
@@ -98,18 +100,18 @@ def regrade(
     return regraded
 
 
-def _best(verdicts: Iterable[tuple[str, str]]) -> tuple[str, str]:
+def best(verdicts: Iterable[tuple[str, str]]) -> tuple[str, str]:
     return min(verdicts, key=lambda verdict: ("right", "wrong", "unknown").index(verdict[0]))
 
 
-def _compat(name: str, row: EvalRow, service: GradingService) -> tuple[str, str]:
+def by_other(name: str, completion: str, golds: Sequence[str], service: GradingService) -> tuple[str, str]:
     """The verdict of another system's grader on the whole completion, word for word as that system would ask it.
 
     Of several gold answers, any counts: each is asked alone, because some graders take only one.
     """
-    if not row.gold:
+    if not golds:
         return "unknown", "no_gold"
-    return _best(_compat_one(name, row.completion, gold, service) for gold in row.gold)
+    return best(_compat_one(name, completion, gold, service) for gold in golds)
 
 
 def _compat_one(name: str, completion: str, gold: str, service: GradingService) -> tuple[str, str]:
@@ -147,7 +149,7 @@ def rescore(
         )
     target = out or folder / f"rescored-{graders.replace(',', '+')}"
     if target.resolve() == folder.resolve():
-        raise UserError("the rescored results would replace the evaluation", fix="write --out and another folder")
+        raise UserError("the rescored results would replace the evaluation", fix="write --to and another folder")
     changed = copy.deepcopy(settings)
     for own in changed["benchmarks"].values():
         own["grader"] = f"{graders} {grader_version()}"

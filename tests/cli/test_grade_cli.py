@@ -29,7 +29,7 @@ def write(path: Path, rows: list[Any]) -> Path:
 
 def test_rows_come_back_with_verdicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.jsonl"
-    assert main(["grade", str(write(tmp_path / "in.jsonl", ROWS)), "--output", str(out)]) == 0
+    assert main(["grade", str(write(tmp_path / "in.jsonl", ROWS)), "--to", str(out)]) == 0
     graded = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert [row["verdict"] for row in graded] == VERDICTS
     for row, original in zip(graded, ROWS, strict=True):
@@ -74,7 +74,7 @@ def test_bad_input_is_exit_code_2_and_one_sentence(
 ) -> None:
     path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     path.write_text(content, encoding="utf-8")
-    assert main(["grade", str(path), "--output", str(out), *arguments]) == 2
+    assert main(["grade", str(path), "--to", str(out), *arguments]) == 2
     error = capsys.readouterr().err
     assert sentence in error and len(error.strip().splitlines()) == 1
     assert not out.exists()
@@ -127,7 +127,7 @@ LINES = [
 def test_any_text_that_a_file_can_hold_is_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, out = tmp_path / "in.jsonl", tmp_path / "new" / "out.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(LINES).encode())
-    assert main(["grade", str(path), "--output", str(out)]) == 0
+    assert main(["grade", str(path), "--to", str(out)]) == 0
     written = out.read_text("utf-8").split("\n")[:-1]
     assert len(written) == len(LINES) and all("verdict" in json.loads(line) for line in written)
     printed = io.BytesIO()
@@ -152,7 +152,7 @@ def test_results_are_written_as_they_come(tmp_path: Path, monkeypatch: pytest.Mo
     out = tmp_path / "out.jsonl"
     out.write_text("earlier results\n", encoding="utf-8")
     rows = [{"prediction": str(n), "gold": "3"} for n in range(5)] + [{"prediction": "stop", "gold": "3"}]
-    assert main(["grade", str(write(tmp_path / "in.jsonl", rows)), "--output", str(out)]) != 0
+    assert main(["grade", str(write(tmp_path / "in.jsonl", rows)), "--to", str(out)]) != 0
     assert out.read_text(encoding="utf-8") == "earlier results\n"
     kept = [json.loads(line)["verdict"] for line in (tmp_path / "out.jsonl.partial").read_text("utf-8").splitlines()]
     assert kept == ["wrong", "wrong", "wrong", "right", "wrong"]
@@ -161,7 +161,40 @@ def test_results_are_written_as_they_come(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "in.jsonl", ROWS[:2])
     for bad in (tmp_path, path / "out.jsonl", tmp_path / ("x" * 300)):
-        assert main(["grade", str(path), "--output", str(bad)]) == 2
+        assert main(["grade", str(path), "--to", str(bad)]) == 2
         assert "cannot write" in capsys.readouterr().err
-    assert main(["grade", str(path), "--output", "/dev/null"]) == 0
+    assert main(["grade", str(path), "--to", "/dev/null"]) == 0
     assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize("option", ["--to", "--out", "--output"])
+def test_where_to_write_has_one_name_and_is_understood_under_others(option: str, tmp_path: Path, capsys: Any) -> None:
+    path, out = write(tmp_path / "in.jsonl", ROWS[:2]), tmp_path / "out.jsonl"
+    assert main(["grade", str(path), option, str(out)]) == 0 and out.is_file()
+    main(["grade", "--help"])
+    shown = capsys.readouterr().out
+    assert "--to FILE" in shown and "--out" not in shown
+    assert main(["grade", str(path), "--outt", "x"]) == 2
+    assert "--output" not in capsys.readouterr().err
+
+
+def test_graders_of_other_systems(tmp_path: Path, capsys: Any) -> None:
+    rows = [
+        {"prediction": "so \\boxed{1/2}", "gold": "0.5"},
+        {"prediction": "#### 7", "gold": ["8", "7"]},
+        {"prediction": "#### 7", "gold": []},
+    ]
+    path, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    told = {}
+    for grader in ("lemma", "boxed_fast", "verifier_gsm8k", "verifier_gsm8k,lemma"):
+        assert main(["grade", str(path), "--to", str(out), "--grader", grader]) == 0
+        told[grader] = [(row["verdict"], row["reason"]) for row in map(json.loads, out.read_text().splitlines())]
+    assert [kind for kind, _ in told["lemma"]] == ["right", "right", "unknown"]
+    assert [kind for kind, _ in told["boxed_fast"]] == ["right", "wrong", "unknown"]
+    assert told["verifier_gsm8k"][:2] == [("wrong", "verifier_gsm8k"), ("right", "verifier_gsm8k")]
+    assert [kind for kind, _ in told["verifier_gsm8k,lemma"]] == ["right", "right", "unknown"]
+    capsys.readouterr()
+    assert main(["grade", str(path), "--grader", "boxed_fats"]) == 2
+    assert "did you mean 'boxed_fast'?" in capsys.readouterr().err
+    assert main(["grade", str(path), "--grader", "boxed_fast", "--absolute", "0.1"]) == 2
+    assert "are for Lemma's own grader" in capsys.readouterr().err

@@ -54,7 +54,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def sums(data: Path, out: Path, *more: str) -> list[str]:
     settings = ["--samples", "3", "--temperature", "1", "--max-tokens", "8", "--format", "r1_zero", "--seed", "2"]
-    return ["eval", "tiny", "--benchmarks", str(data / "sums.yaml"), "--out", str(out), *settings, *PLACES, *more]
+    return ["eval", "tiny", "--benchmarks", str(data / "sums.yaml"), "--to", str(out), *settings, *PLACES, *more]
 
 
 def said(arguments: list[str]) -> tuple[int, str]:
@@ -96,7 +96,7 @@ def test_what_is_played_and_what_is_weighed(crew: Crew, data: Path, tmp_path: Pa
     source = data / ("options.jsonl" if kind == "likelihood" else "sums.yaml")
     for ranks in (1, 2):
         out = str(tmp_path / str(ranks))
-        on(crew, ranks, ["eval", "tiny", "--benchmarks", str(source), "--out", out, *words, *PLACES])
+        on(crew, ranks, ["eval", "tiny", "--benchmarks", str(source), "--to", out, *words, *PLACES])
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
     row = json.loads((tmp_path / "1/samples.jsonl").read_text().splitlines()[0])
     assert len(row["turns"]) == 5 if kind == "environment" else len(row["options"]) == 2

@@ -252,7 +252,7 @@ def test_an_evaluation_on_two_machines(pair: Pair, tmp_path: Path) -> None:
     sums = {"name": "sums", "source": "arithmetic", "arithmetic": arithmetic, "rules": {"symbolic": False}}
     (tmp_path / "sums.yaml").write_text(yaml.safe_dump(sums))
     for name, hosts in (("one", [pair.machines[0]] * 2), ("two", pair.machines)):
-        command = ["eval", "tiny", "--benchmarks", str(tmp_path / "sums.yaml"), "--out", str(tmp_path / name)]
+        command = ["eval", "tiny", "--benchmarks", str(tmp_path / "sums.yaml"), "--to", str(tmp_path / name)]
         command += [
             "--samples",
             "3",
@@ -319,7 +319,7 @@ def test_commands_that_only_generate_compare_what_machines_read(pair: Pair, tmp_
         (tmp_path / "text").write_text(text)
         machine.do("cp", str(tmp_path / "text"), str(folder / name))
     words = {
-        "eval": ["--benchmarks", str(folder / name), "--out", str(tmp_path / "out"), "--max-tokens", "4"],
+        "eval": ["--benchmarks", str(folder / name), "--to", str(tmp_path / "out"), "--max-tokens", "4"],
         "debug": ["--recipe", str(folder / name), "--groups", "2"],
         "generate": ["--file", str(folder / name), "--max-tokens", "4"],
     }[command]

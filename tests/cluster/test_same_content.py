@@ -28,7 +28,7 @@ stages:
 REWARD = "def same(completion):\n    return {}\n"
 PLACES = ["--device", "cpu"]
 COMMANDS = {
-    "eval": ["--benchmarks", "problems.jsonl", "--out", "../out", "--max-tokens", "2", "--format", "r1_zero", *PLACES],
+    "eval": ["--benchmarks", "problems.jsonl", "--to", "../out", "--max-tokens", "2", "--format", "r1_zero", *PLACES],
     "debug": ["--recipe", "recipe.yaml", "--groups", "2", "--group-size", "1", *PLACES],
     "generate": ["--file", "questions.txt", "--max-tokens", "2", *PLACES],
 }

@@ -319,7 +319,7 @@ def evaluate(place: Place, folder: Path) -> None:
     """The model of a run on the split `dev`, from the command line."""
     (folder / "world.yaml").write_text(json.dumps(place.given(turns=2)))
     given = ["--environment", str(folder / "world.yaml"), "--split", "dev", "--max-tokens", "1", "--temperature", "1"]
-    assert main(["eval", str(folder), *given, "--device", "cpu", "--out", str(folder / "out")]) == 0
+    assert main(["eval", str(folder), *given, "--device", "cpu", "--to", str(folder / "out")]) == 0
     rows = [json.loads(line) for line in (folder / "out" / "samples.jsonl").read_text().splitlines()]
     right = {row["problem"]: row["verdict"] == "right" for row in rows}
     measures = read_report(folder / "out").measures["appworld"]

@@ -70,7 +70,7 @@ def stairs(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def played(stairs: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("played") / "out"
-    assert main(["eval", "tiny", "--environment", stairs, "--out", str(out), *QUICK]) == 0
+    assert main(["eval", "tiny", "--environment", stairs, "--to", str(out), *QUICK]) == 0
     return out
 
 
@@ -116,7 +116,7 @@ def test_a_finished_evaluation_is_read_and_no_grader_judges_it(
     stairs: str, played: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (played / "samples.jsonl").stat().st_mtime_ns
-    assert main(["eval", "tiny", "--environment", stairs, "--out", str(played), *QUICK]) == 0
+    assert main(["eval", "tiny", "--environment", stairs, "--to", str(played), *QUICK]) == 0
     assert (played / "samples.jsonl").stat().st_mtime_ns == before
     assert main(["eval", "--rescore", str(played)]) == 2
     assert "are those of an environment" in capsys.readouterr().err

@@ -58,7 +58,7 @@ def entry(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def command(trained: Path, entry: str, out: Path) -> list[str]:
     return ["eval", str(trained), "--benchmarks", entry, "--samples", "4", "--temperature", "1", "--max-tokens", "24",
-            "--seed", "7", "--device", "cpu", "--out", str(out)]  # fmt: skip
+            "--seed", "7", "--device", "cpu", "--to", str(out)]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_a_kill_at_any_instant_loses_nothing_that_was_graded(trained: Path, entr
 
 
 def test_rescoring_needs_no_model(evaluated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", "--rescore", str(evaluated), "--out", str(tmp_path / "ours")]) == 0
+    assert main(["eval", "--rescore", str(evaluated), "--to", str(tmp_path / "ours")]) == 0
     assert "sums: 0 of 240 verdicts are different now" in capsys.readouterr().err
     for name in ("results.json", "samples.jsonl", "results.md"):
         assert (tmp_path / "ours" / name).read_bytes() == (evaluated / name).read_bytes()
