@@ -15,13 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lemma.cli.parser import Parser
 from lemma.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from lemma.grading import GradingService, Rules, Verdict
+    from lemma.grading.verdict import Kind
 
 DESCRIPTION = """\
 Grade answers: JSON lines {"prediction": ..., "gold": ...} in, the same rows with verdict, reason, extracted and
@@ -234,7 +235,8 @@ def _by(
     from lemma.grading import Verdict
 
     def judge(pair: tuple[str, tuple[str, ...]]) -> Verdict:
-        begun, own, told = time.perf_counter(), None, []
+        begun, own = time.perf_counter(), None
+        told: list[tuple[str, str]] = []
         for name in graders:
             if name == "lemma":
                 own = next(_ours([pair], rules, service))
@@ -242,7 +244,7 @@ def _by(
             else:
                 told.append(by_other(name, *pair, service))
         kind, reason = best(told)
-        return Verdict(kind, reason, own.extracted if own else None, time.perf_counter() - begun)
+        return Verdict(cast("Kind", kind), reason, own.extracted if own else None, time.perf_counter() - begun)
 
     with ThreadPoolExecutor(2 * service.workers) as threads:
         yield from threads.map(judge, pairs)

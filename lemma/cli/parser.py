@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any):
         super().__init__(**{"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter, **settings})
 
-    def _add_action(self, action: argparse.Action) -> argparse.Action:
+    def _add_action(self, action: Any) -> Any:
         if TO in action.option_strings:
             self._option_string_actions |= dict.fromkeys(OTHERS, action)
         return super()._add_action(action)
