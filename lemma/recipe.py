@@ -25,7 +25,7 @@ from lemma.engines.engine_options import NativeOptions
 from lemma.formats import FORMATS, Format
 from lemma.formats.r1_zero import R1Zero
 from lemma.models.model_options import ModelOptions
-from lemma.runs.run_options import RunOptions, StageOptions
+from lemma.runs.run_options import STAGE_NAME, RunOptions, StageOptions
 from lemma.stages.preference.preference_options import PreferenceOptions
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.supervised_options import SupervisedOptions
@@ -37,7 +37,7 @@ STAGES: dict[str, type[StageOptions]] = {
 }
 
 LONGEST_STAGE = 64
-StageName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$")]
+StageName = Annotated[str, StringConstraints(pattern=f"^{STAGE_NAME}$")]
 # A stage that is called like an algorithm is one of that kind with that algorithm.
 _IMPLIED: dict[str, dict[str, Any]] = {"sft": {"kind": "supervised"}}
 _IMPLIED |= {name: {"kind": "rl", "algorithm": {"name": name}} for name in ALGORITHMS}

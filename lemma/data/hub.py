@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Literal, cast
 
 from lemma.core.errors import UserError
 from lemma.core.files import write_whole
-from lemma.data.hub_files import OURS, HubFile, Part, listing, not_a_hub
+from lemma.data.hub_files import OURS, HubFile, PartFile, listing, not_a_hub
 from lemma.data.sources import ALIASES, HubName
 
 Kind = Literal["model", "dataset"]
@@ -134,7 +134,7 @@ def _fetch(kind: Kind, repository: str, commit: str, file: HubFile, folder: Path
         raise UserError(f"'{file.name}' is larger than the hub gives in one answer", fix="fetch it with `hf download`")
     part = folder / PARTS / file.digest
     part.parent.mkdir(parents=True, exist_ok=True)
-    with Part(part, file) as handle:
+    with PartFile(part, file) as handle:
         is_resumed = handle.tell() > 0
         http_get(
             hf_hub_url(repository, file.name, repo_type=kind, revision=commit),

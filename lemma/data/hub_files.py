@@ -71,7 +71,7 @@ def not_a_hub(what: str) -> UserError:
     )
 
 
-class Part:
+class PartFile:
     """The file that a download is written to, open at its end. It never becomes longer than what was announced: a part
     that is longer already is started anew, and a server that sends more is stopped."""
 
@@ -98,7 +98,7 @@ class Part:
             )
         return self._handle.write(data)
 
-    def __enter__(self) -> Part:
+    def __enter__(self) -> PartFile:
         return self
 
     def __exit__(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lemma.core.errors import UserError, warn
 from lemma.learning.checkpoint import CheckpointStore
 from lemma.reports.run_reader import RunReader
 from lemma.reports.run_state import is_locked
@@ -13,7 +14,7 @@ from lemma.reports.run_table import find_runs, size_of
 from lemma.reports.shown_samples import journal_steps
 from lemma.rollouts.journal_files import step_journals
 from lemma.rollouts.token_notes import FOLDER, notes_path
-from lemma.runs.run_folder import RunFolder
+from lemma.runs.run_folder import RunFolder, refuse_links
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,13 @@ def find_spare(folder: Path) -> list[Spare]:
     for run in find_runs(folder):
         if is_locked(run):
             continue
-        for kind, paths in _spare_of(RunReader(run)).items():
+        try:
+            refuse_links(run)
+            found = _spare_of(RunReader(run))
+        except (UserError, OSError) as error:
+            warn(f"{run} is left as it is: {error}")
+            continue
+        for kind, paths in found.items():
             size = sum(map(size_of, paths))
             if paths:
                 spare.append(Spare(run, kind, tuple(paths), size))

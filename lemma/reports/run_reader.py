@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from lemma.reports.shown_samples import first_groups, journal_steps, read_chunk,
 from lemma.reports.token_texts import TokenTexts, load_token_texts
 from lemma.rollouts.journal_files import step_journals
 from lemma.rollouts.token_notes import FOLDER, read_notes
+from lemma.runs.run_options import STAGE_NAME
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,12 @@ class RunReader:
         self.folder, self.name = folder, name or folder.resolve().name
         self.recipe = _read_recipe(folder)
         stages = self.recipe.get("stages")
-        self.stages: dict[str, dict[str, Any]] = stages if isinstance(stages, dict) else {}
+        # Names are joined to paths; what a recipe would refuse as the name of a stage is none here either.
+        self.stages: dict[str, dict[str, Any]] = {
+            name: options
+            for name, options in (stages.items() if isinstance(stages, dict) else ())
+            if re.fullmatch(STAGE_NAME, str(name)) and isinstance(options, dict)
+        }
         self.metrics = Metrics(folder / "metrics.jsonl")
         self.log = Log(folder / "run.log")
         self._tokens: TokenTexts | None = None

@@ -11,7 +11,7 @@ from typing import Literal
 from lemma.core.errors import UserError
 from lemma.reports.tailed import TailedFile
 
-State = Literal["running", "stopped", "finished", "dead", "new"]
+State = Literal["running", "stopped", "finished", "dead", "new", "unreadable"]
 
 LINE = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (\w+) +(.*)$")
 STARTED = re.compile(r"^(\S+): (?:(?:resumes|goes on) after step \d+ of (\d+)|(\d+) steps)$")

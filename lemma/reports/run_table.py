@@ -47,16 +47,31 @@ def find_runs(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
     if is_run(folder):
         yield folder
     elif depth:
-        for inner in sorted(folder.iterdir()):
+        for inner in _inside(folder):
             if inner.is_dir() and not inner.is_symlink() and not inner.name.startswith("."):
                 yield from find_runs(inner, depth - 1)
+
+
+def _inside(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
 
 def list_runs(folder: Path) -> list[RunRow]:
     """The newest first."""
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}", fix="name the folder that your runs are in")
-    return sorted((row_of(run) for run in find_runs(folder)), key=lambda row: row.age)
+    return sorted((_row_or_reason(run) for run in find_runs(folder)), key=lambda row: row.age)
+
+
+def _row_or_reason(folder: Path) -> RunRow:
+    """Its row; of a run that cannot be read, one that says why: the others are shown all the same."""
+    try:
+        return row_of(folder)
+    except (UserError, OSError) as error:
+        return RunRow(folder, "unreadable", "", 0, None, str(error), max(0.0, time.time() - _changed(folder)), 0)
 
 
 def row_of(folder: Path) -> RunRow:

@@ -17,6 +17,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import shutil
 import time
 from collections.abc import Collection, Mapping
@@ -31,6 +32,7 @@ from lemma.core.files import JsonLines, sync_folder, write_whole
 from lemma.core.leaves import in_yaml, leaves
 from lemma.core.version import installed_version
 from lemma.learning.manifest import find_damage, fingerprints
+from lemma.runs.run_options import STAGE_NAME
 
 OWN_FILES = ("recipe.yaml", "run.json", "run.log", "metrics.jsonl", "results.md", "report.html", "wandb_run_id")
 OWN_FOLDERS = ("stages", "tensorboard", "wandb", "journal", "evaluations", "logs")
@@ -56,6 +58,7 @@ class RunFolder:
         # Digests of the recipe, newest first: a lengthened run has several.
         self.recipes: list[str] = []
         if not only_read:
+            refuse_links(path)
             self._take_lock()
             self._remove_doomed()
             self.put_back()
@@ -64,7 +67,7 @@ class RunFolder:
         path = self.path
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(path / ".lock", "w")
+            self._lock = open(path / ".lock", "a")
         except OSError as error:
             raise UserError(
                 f"the run folder {path} cannot be written ({error.strerror})", fix="set run.dir to a folder of yours"
@@ -162,17 +165,32 @@ class RunFolder:
         if not (self._aside / NAMES).is_file():  # nothing was moved yet
             self._doom(self._aside)
             return
-        aside = json.loads((self._aside / NAMES).read_text())
-        new = [*OWN_FILES, *OWN_FOLDERS] if aside["whole"] else []
-        for name in [*new, *aside["names"]]:
+        is_whole, names = self._names_aside()
+        new = [*OWN_FILES, *OWN_FOLDERS] if is_whole else []
+        for name in [*new, *names]:
             kept, target = self._aside / name, self.path / name
-            if kept.exists() or name not in aside["names"]:
+            if kept.exists() or name not in names:
                 self._doom(target)
             if kept.exists():
                 target.parent.mkdir(exist_ok=True)
                 os.replace(kept, target)
                 fault_point("folder.put_back")
         self._doom(self._aside)
+
+    def _names_aside(self) -> tuple[bool, list[str]]:
+        """Whether a whole run was set aside, and which of its names; the folder may be from anybody."""
+        path = self._aside / NAMES
+        try:
+            aside = json.loads(path.read_text(encoding="utf-8"))
+            is_whole, names = bool(aside["whole"]), list(aside["names"])
+            if all(name in (*OWN_FILES, *OWN_FOLDERS) or re.fullmatch(f"stages/{STAGE_NAME}", name) for name in names):
+                return is_whole, names
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        raise UserError(
+            f"{path} is damaged: it does not say what a fresh start set aside",
+            fix=f"move what you need out of {self._aside}, then remove that folder",
+        )
 
     def stage_began(self) -> None:
         """A stage has really begun: remove what was set aside."""
@@ -284,6 +302,22 @@ class RunFolder:
             self.metrics.close()
         if self._lock is not None:
             self._lock.close()
+
+
+def refuse_links(run: Path) -> None:
+    """Refuse a run folder in which a link leads outside, or a file that is written to is none: a folder from somebody
+    else must not have anything written, moved or removed elsewhere. The run folder itself may be a link."""
+    home = os.path.realpath(run)
+    for place, folders, names in os.walk(run):
+        for path in (os.path.join(place, name) for name in (*folders, *names)):
+            if os.path.islink(path) and not (os.path.realpath(path) + os.sep).startswith(home + os.sep):
+                raise UserError(
+                    f"{path} is a link that leads out of the run folder",
+                    fix="put what it leads to in its place, or make the whole run folder a link",
+                )
+    for name in (".lock", *OWN_FILES):
+        if (run / name).exists() and not (run / name).is_file():
+            raise UserError(f"{run / name} is not a file", fix="remove it, or give this run another run.dir")
 
 
 def _place(line: bytes) -> tuple[str, int] | None:

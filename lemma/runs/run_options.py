@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Longest name of a file or folder on common file systems, with room for suffixes.
 LONGEST_NAME = 200
+STAGE_NAME = r"[A-Za-z0-9_-]+"
+"""The form of the name of a stage, which is that of its folder too."""
 
 
 class RunOptions(Options):

@@ -1,0 +1,113 @@
+"""A run folder from somebody else: whatever it holds, nothing outside it is written, moved or removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lemma.core.errors import LemmaWarning, UserError
+from lemma.reports.run_cleaning import find_spare, remove
+from lemma.reports.run_table import list_runs
+from lemma.runs.run_folder import RunFolder
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    folder = tmp_path / "victim"
+    (folder / "step-000002").mkdir(parents=True)
+    (folder / "file").write_text("as it was")
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "runs" / "foreign")
+
+
+def make_run(folder: Path, stage: str = "sft") -> Path:
+    (folder / "stages").mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(f"stages: {{{json.dumps(stage)}: {{}}}}\n")
+    (folder / "run.json").write_text('{"digest": "d", "threads": 1}')
+    return folder
+
+
+def untouched(victim: Path) -> bool:
+    return (victim / "file").read_text() == "as it was" and (victim / "step-000002").is_dir()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("name", ["VICTIM", "../../victim", "stages/../../../victim", "stages/..", "", 7, "stages/a\n"])
+def test_names_of_what_was_set_aside_that_lead_outside(run: Path, victim: Path, name: Any, whole: bool) -> None:
+    (run / ".earlier").mkdir()
+    name = str(victim) if name == "VICTIM" else name
+    (run / ".earlier" / "names.json").write_text(json.dumps({"whole": whole, "names": [name]}))
+    with pytest.raises(UserError, match=r"names.json is damaged"):
+        RunFolder(run)
+    assert untouched(victim)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"whole": true}', '{"whole": true, "names": 3}', "\x00"])
+def test_damaged_names_are_a_sentence(run: Path, text: str) -> None:
+    (run / ".earlier").mkdir()
+    (run / ".earlier" / "names.json").write_text(text)
+    with pytest.raises(UserError, match=r"names.json is damaged"):
+        RunFolder(run)
+
+
+@pytest.mark.parametrize(
+    "link", [".lock", "metrics.jsonl", "run.log", "run.json", ".earlier", "stages/sft/checkpoints", "tensorboard"]
+)
+def test_links_that_lead_outside(run: Path, victim: Path, link: str) -> None:
+    (run / link).parent.mkdir(exist_ok=True, parents=True)
+    (run / link).unlink(missing_ok=True)
+    is_folder = "." not in link.lstrip(".")
+    (run / link).symlink_to(victim if is_folder else victim / "file")
+    with pytest.raises(UserError, match="is a link that leads out of the run folder"):
+        RunFolder(run)
+    assert untouched(victim)
+
+
+def test_links_that_stay_inside_and_a_run_folder_that_is_a_link(run: Path, tmp_path: Path) -> None:
+    (run / "wandb" / "run-1").mkdir(parents=True)
+    (run / "wandb" / "latest-run").symlink_to("run-1")
+    (tmp_path / "elsewhere").symlink_to(run)
+    RunFolder(tmp_path / "elsewhere").close()
+
+
+def test_a_file_that_is_none(run: Path) -> None:
+    os.mkfifo(run / "metrics.jsonl")
+    with pytest.raises(UserError, match=r"metrics\.jsonl is not a file"):
+        RunFolder(run)
+
+
+def test_clean_takes_nothing_from_outside(tmp_path: Path, victim: Path) -> None:
+    """Neither by the name of a stage nor by a link; a run of one's own is cleaned all the same."""
+    runs = tmp_path / "runs"
+    make_run(runs / "named", "../../../victim")
+    linked = make_run(runs / "linked")
+    (linked / "stages" / "sft").mkdir()
+    (linked / "stages" / "sft" / "checkpoints").symlink_to(victim)
+    own = make_run(runs / "own")
+    for step in (2, 4):
+        (own / "stages" / "sft" / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
+    (victim / "checkpoints").symlink_to(victim)
+    with pytest.warns(LemmaWarning, match="linked is left as it is"):
+        spare = find_spare(runs)
+    assert [one.run.name for one in spare] == ["own"]
+    remove(spare)
+    assert untouched(victim) and [path.name for path in (own / "stages/sft/checkpoints").iterdir()] == ["step-000004"]
+
+
+def test_runs_that_cannot_be_read_do_not_hide_the_others(tmp_path: Path) -> None:
+    make_run(tmp_path / "good")
+    (make_run(tmp_path / "bad") / "recipe.yaml").write_bytes(b"\xff{")
+    rows = {row.folder.name: row for row in list_runs(tmp_path)}
+    assert rows["bad"].state == "unreadable" and "cannot be read" in rows["bad"].best and rows["good"].state == "new"
+    done = subprocess.run([sys.executable, "-m", "lemma", "runs", str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0 and "unreadable" in done.stdout and "good" in done.stdout
