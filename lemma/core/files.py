@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from lemma.core.faults import fault_point
 
-# Files that `WholeFiles` writes and syncs side by side.
+# Files that are written, hashed or synced side by side.
 AT_ONCE = 8
 
 
@@ -27,6 +27,12 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def sync_file(path: Path) -> None:
+    """Have what was written to this file on the disk."""
+    with open(path, "rb") as handle:
+        os.fsync(handle.fileno())
 
 
 def write_whole(path: Path, data: bytes | str) -> None:

@@ -1,11 +1,12 @@
 """Checkpoints that are whole or do not exist.
 
-A save takes a snapshot to host memory and returns; a background thread writes it to a hidden folder, syncs, hashes and
-renames it. A folder `step-N` is therefore complete, unless the disk itself lies: that is what the hashes are for. The
-newest valid one is used; a broken one is reported and passed over. Safetensors and JSON, no pickle.
+A save takes a snapshot to host memory and returns; in the background it is written to a hidden folder, hashed, synced
+and renamed, many bytes in several files at once. A folder `step-N` is therefore complete, unless the disk itself lies:
+that is what the hashes are for. The newest valid one is used; a broken one is reported and passed over. Safetensors and
+JSON, no pickle.
 
-Several ranks write a file each, in the background too. When all of them say that theirs is on disk, which they are
-asked after every step, the first rank writes the manifest and renames the folder. Any number of ranks reads it.
+Several ranks write files of their own, in the background too. When all of them say that theirs are on disk, which they
+are asked after every step, the first rank writes the manifest and renames the folder. Any number of ranks reads it.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from lemma.core.errors import UserError
 from lemma.core.faults import fault_point
-from lemma.core.files import sync_folder, write_whole
+from lemma.core.files import sync_file, sync_folder, write_whole
 from lemma.core.ranks import from_leader, is_leader, rank, together, world_size
 from lemma.learning.manifest import find_damage, fingerprint
+from lemma.learning.tensor_files import to_host, write_tensors
 
-# 1: one file of whole tensors. 2: a file of each rank, or tensors in pieces, named by where they begin.
+# 1: one file of whole tensors. 2: several files, or tensors in pieces, which are named by where they begin.
 FORMATS = (1, 2)
-TENSORS, STATE, MANIFEST, BEST = "tensors.safetensors", "state.json", "manifest.json", "best.json"
+STATE, MANIFEST, BEST = "state.json", "manifest.json", "best.json"
 TENSOR_FILE = re.compile(r"tensors(-\d+)?\.safetensors")
 
 
@@ -70,9 +72,9 @@ class CheckpointStore:
         self._best: dict[str, Any] | None = None
         self._writer: threading.Thread | None = None
         self._failure: Exception | None = None
-        # What all ranks write together, and the name and mark of this rank's file once it is on disk.
+        # What all ranks write together, and the marks of this rank's files once they are on disk.
         self._pending: _Pending | None = None
-        self._written: tuple[str, dict[str, Any]] | None = None
+        self._written: dict[str, dict[str, Any]] | None = None
 
     # --- writing -----------------------------------------------------------------------------------------------
 
@@ -81,7 +83,7 @@ class CheckpointStore:
     ) -> None:
         """Take a snapshot now and write it in the background; waits for an earlier write to end first."""
         self.wait()
-        snapshot = {name: _to_host(tensor) for name, tensor in tensors.items()}
+        snapshot = to_host(tensors)
         own = {"step": step, "best": self._best} | ({"recipe": self._recipes[0]} if self._recipes else {})
         text = json.dumps({**own, **state}, indent=1, sort_keys=True)
         pending = _Pending(step, self.folder / f".partial-{step:08d}", text, self._best, prune)
@@ -120,7 +122,7 @@ class CheckpointStore:
             self._raise_failure()
             return
 
-        def own_part() -> tuple[str, dict[str, Any]] | None:
+        def own_part() -> dict[str, dict[str, Any]] | None:
             self._raise_failure()
             return self._written
 
@@ -128,7 +130,8 @@ class CheckpointStore:
             parts = together(own_part, "a checkpoint")
             if None not in parts:
                 self._pending = None
-                from_leader(lambda: self._complete(pending, dict(part for part in parts if part)), "a checkpoint")
+                files = {name: mark for part in parts for name, mark in (part or {}).items()}
+                from_leader(lambda: self._complete(pending, files), "a checkpoint")
         except UserError:
             self._pending = None
             if is_leader():
@@ -153,21 +156,16 @@ class CheckpointStore:
         try:
             self._clear_partials()
             pending.partial.mkdir(parents=True)
-            save_file(snapshot, pending.partial / TENSORS)
-            fault_point("checkpoint.mid_write")
-            self._finish(pending, {TENSORS: fingerprint(pending.partial / TENSORS)}, is_whole=not _has_pieces(snapshot))
+            files = write_tensors(pending.partial, snapshot)
+            self._finish(pending, files, is_whole=len(files) == 1 and not _has_pieces(snapshot))
         except Exception as error:  # noqa: BLE001 (raised again by `check`, in the thread that trains)
             shutil.rmtree(pending.partial, ignore_errors=True)
             self._failure = error
 
     def _write_part_guarded(self, pending: _Pending, snapshot: dict[str, torch.Tensor]) -> None:
-        """Write this rank's file; the others may be at work meanwhile, and nothing of theirs is touched."""
-        name = f"tensors-{rank()}.safetensors"
+        """Write this rank's files; the others may be at work meanwhile, and nothing of theirs is touched."""
         try:
-            save_file(snapshot, pending.partial / name)
-            fault_point("checkpoint.mid_write")
-            _sync_file(pending.partial / name)
-            self._written = name, fingerprint(pending.partial / name)
+            self._written = write_tensors(pending.partial, snapshot)
         except Exception as error:  # noqa: BLE001 (raised again by `check`, in the thread that trains)
             self._failure = error
 
@@ -187,9 +185,8 @@ class CheckpointStore:
         facts = {"format": 1 if is_whole else 2, "step": step, "files": files}
         (partial / MANIFEST).write_text(json.dumps(facts, indent=1))
         fault_point("checkpoint.before_sync")
-        for name in (TENSORS, STATE, MANIFEST):
-            if (partial / name).exists():
-                _sync_file(partial / name)
+        for name in (STATE, MANIFEST):
+            sync_file(partial / name)
         sync_folder(partial)
         fault_point("checkpoint.before_rename")
         self._remove(step)
@@ -328,13 +325,3 @@ class CheckpointStore:
 
 def _has_pieces(tensors: Mapping[str, torch.Tensor]) -> bool:
     return any("@" in name for name in tensors)
-
-
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy in host memory that later updates do not touch."""
-    return tensor.detach().to("cpu", copy=True).contiguous()
-
-
-def _sync_file(path: Path) -> None:
-    with open(path, "rb") as handle:
-        os.fsync(handle.fileno())

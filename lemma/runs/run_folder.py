@@ -31,7 +31,7 @@ from lemma.core.faults import fault_point
 from lemma.core.files import JsonLines, sync_folder, write_whole
 from lemma.core.leaves import in_yaml, leaves
 from lemma.core.version import installed_version
-from lemma.learning.manifest import find_damage, fingerprints
+from lemma.learning.manifest import find_damage
 from lemma.runs.run_options import STAGE_NAME
 
 OWN_FILES = ("recipe.yaml", "run.json", "run.log", "metrics.jsonl", "results.md", "report.html", "wandb_run_id")
@@ -252,14 +252,13 @@ class RunFolder:
             write_whole(self.metrics.path, b"".join(line for line, gone in zip(lines, void, strict=True) if not gone))
             self.metrics = JsonLines(self.metrics.path)
 
-    def finish_stage(self, name: str, partial: Path, summary: Mapping[str, Any]) -> None:
-        """Make a finished model visible under its final name, then mark the stage as done."""
-        for path in partial.rglob("*"):
-            if path.is_file():
-                with open(path, "rb") as handle:
-                    os.fsync(handle.fileno())
+    def finish_stage(
+        self, name: str, partial: Path, files: Mapping[str, Mapping[str, Any]], summary: Mapping[str, Any]
+    ) -> None:
+        """Make a finished model of these files, which are on the disk, visible under its final name, then mark the
+        stage as done."""
         done, final = self.stage(name) / "done.json", self.stage(name) / "final"
-        content = json.dumps({**summary, "files": fingerprints(partial)}, indent=1)
+        content = json.dumps({**summary, "files": files}, indent=1)
         done.unlink(missing_ok=True)
         if final.exists():
             shutil.rmtree(final)

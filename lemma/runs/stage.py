@@ -24,6 +24,7 @@ from lemma.core.roll_call import check_alike
 from lemma.learning.checkpoint import Checkpoint, CheckpointStore
 from lemma.learning.divergence import Diverged, check_speaks, check_written
 from lemma.learning.learner import Learner
+from lemma.learning.manifest import sync_and_mark
 from lemma.learning.optimiser import Split
 from lemma.learning.weight_split import whole_policy
 from lemma.models.model_options import ModelOptions
@@ -328,28 +329,39 @@ class Stage:
         return True
 
     def finish(self, policy: Policy, step: int, summary: Mapping[str, Any]) -> None:
-        """Write the final model, whole, and mark the stage as done."""
+        """Write the final model, whole, while the last checkpoint is written, and mark the stage as done."""
         self._begin()
+        partial = self.folder.stage(self.name) / ".final.partial"
+        try:
+            check_speaks(policy)
+            written = whole_policy(policy) if policy.is_split else policy
+            files = from_leader(lambda: self._write_model(written or policy, partial), "the final model")
+        except UserError:
+            self.store.wait()
+            raise
         self.store.wait()
-        check_speaks(policy)
-        written = whole_policy(policy) if policy.is_split else policy
-        from_leader(lambda: self._write_model(written or policy, step, summary), "the final model")
+
+        def give_name() -> None:
+            fault_point("stage.before_final_rename")
+            self.folder.finish_stage(self.name, partial, files, {"step": step, **summary})
+
+        from_leader(give_name, "the final model's name")
         self.emit(StageEnded(self.name, step, {**summary, **self._reached()}, self._is_resumed))
 
-    def _write_model(self, policy: Policy, step: int, summary: Mapping[str, Any]) -> None:
-        partial = self.folder.stage(self.name) / ".final.partial"
+    def _write_model(self, policy: Policy, partial: Path) -> dict[str, dict[str, Any]]:
+        """Have the model on the disk, in a hidden folder; its files, as `done.json` knows them."""
         shutil.rmtree(partial, ignore_errors=True)
         try:
             policy.save(partial, merged=self._merges())
             check_written(partial)
             write_cards(partial, self._recipe, self.name, self.folder.path)
+            return sync_and_mark(partial)
         except (OSError, SafetensorError) as error:
+            shutil.rmtree(partial, ignore_errors=True)
             raise UserError(
                 f"the model of stage {self.name} could not be written ({error}); its checkpoints are intact",
                 fix="make room there and start the same command again",
             ) from error
-        fault_point("stage.before_final_rename")
-        self.folder.finish_stage(self.name, partial, {"step": step, **summary})
 
     def _merges(self) -> bool:
         """Whether the final model of an adapter is also written with the adapter merged in."""

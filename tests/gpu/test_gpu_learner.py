@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from lemma.core.types import Trajectory
+from lemma.learning import tensor_files
 from lemma.learning.divergence import are_finite
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
@@ -108,3 +109,21 @@ def test_one_number_that_is_not_finite_is_found_among_many(dtype: torch.dtype) -
             assert not are_finite(parts)
             whole[place] = number
     assert are_finite(parts)
+
+
+def test_a_snapshot_for_a_checkpoint_is_what_the_gpu_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copied by several threads through small pinned buffers, while the next update is already asked for."""
+    monkeypatch.setattr(tensor_files, "BLOCK", 1 << 16)
+    generator = torch.Generator("cuda").manual_seed(0)
+    tensors = {f"weight/{n}": torch.randn(n, 4097, device="cuda", generator=generator) for n in range(1, 40)}
+    tensors |= {"half": tensors["weight/9"].bfloat16().T, "step": torch.tensor(3.0), "none": torch.empty(0).cuda()}
+    for tensor in tensors.values():
+        tensor.mul_(2)
+    expected = {name: tensor.cpu() for name, tensor in tensors.items()}
+    for tensor in tensors.values():
+        tensor.mul_(0.5).mul_(2)
+    found = tensor_files.to_host(tensors)
+    for tensor in tensors.values():
+        tensor.zero_()
+    assert found.keys() == expected.keys()
+    assert all(found[name].device.type == "cpu" and torch.equal(found[name], expected[name]) for name in expected)

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from lemma.core import faults
 from lemma.core.errors import UserError
 from lemma.learning import checkpoint as module
+from lemma.learning import tensor_files
 from lemma.learning.checkpoint import BrokenCheckpoint, CheckpointStore
+
+TENSORS = "tensors.safetensors"
 
 
 @pytest.fixture
@@ -53,6 +57,48 @@ def test_what_is_saved_comes_back(store: CheckpointStore) -> None:
     assert names(store) == ["step-00000007"]
 
 
+@pytest.fixture
+def in_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a few numbers were many."""
+    monkeypatch.setattr(tensor_files, "FILE", 100)
+    monkeypatch.setattr(tensor_files, "BLOCK", 32)
+
+
+def many(step: int) -> dict[str, torch.Tensor]:
+    odd = {"none": torch.empty(0), "one": torch.tensor(step), "yes": torch.tensor([True, False, True])}
+    return odd | {f"weight/{n}": torch.arange(n * 7.0).add(step).bfloat16().reshape(7, n).T for n in range(1, 12)}
+
+
+@pytest.mark.usefixtures("in_files")
+def test_many_bytes_are_several_files(store: CheckpointStore, said: list[str]) -> None:
+    for step in (1, 2):
+        store.save(step, many(step), {})
+    store.wait()
+    files = sorted((store.folder / "step-00000002").glob("tensors-*"))
+    assert [path.name for path in files] == [f"tensors-{number}.safetensors" for number in range(8)]
+    sizes = [sum(tensor.nbytes for tensor in load_file(path).values()) for path in files]
+    assert sum(sizes) == sum(tensor.nbytes for tensor in many(2).values()) and max(sizes) < 2 * min(sizes)
+    found = store.newest()
+    assert found is not None and found.step == 2 and found.tensors.keys() == many(2).keys()
+    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in many(2).items())
+    flip_a_bit(store.folder / "step-00000002", "tensors-5.safetensors")
+    found = store.newest()
+    assert found is not None and found.step == 1
+    assert "(tensors-5.safetensors is not what was written)" in said[0]
+
+
+@pytest.mark.usefixtures("in_files")
+def test_one_of_several_files_that_cannot_be_written(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.save(1, many(1), {})
+    store.wait()
+    monkeypatch.setattr(faults, "_visits", type(faults._visits)())
+    monkeypatch.setenv("LEMMA_FAULT", "checkpoint.mid_write:1:ENOSPC")
+    store.save(2, many(2), {})
+    with pytest.raises(UserError, match=r"No space left on device\); the one of step 1 is intact"):
+        store.wait()
+    assert names(store) == ["step-00000001"]
+
+
 def test_nothing_saved_nothing_found(store: CheckpointStore) -> None:
     assert store.newest() is None and store.best() is None and store.steps() == []
 
@@ -64,8 +110,8 @@ def test_later_updates_do_not_reach_the_snapshot(store: CheckpointStore, monkeyp
         weight.fill_(2.0)
         write(snapshot, path)
 
-    write = module.save_file
-    monkeypatch.setattr(module, "save_file", changed)
+    write = tensor_files.save_file
+    monkeypatch.setattr(tensor_files, "save_file", changed)
     store.save(1, {"w": weight}, {})
     store.wait()
     found = store.newest()
@@ -170,7 +216,7 @@ def with_state(folder: Path, **changes: object) -> None:
     """As a state that belongs to another step, in a checkpoint that is consistent otherwise."""
     path = folder / "state.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    with_manifest(folder, files={name: module.fingerprint(folder / name) for name in (module.TENSORS, module.STATE)})
+    with_manifest(folder, files={name: module.fingerprint(folder / name) for name in (TENSORS, module.STATE)})
 
 
 def older_over_newer(folder: Path) -> None:
@@ -324,7 +370,7 @@ def test_a_mistake_in_the_background_is_not_lost(store: CheckpointStore, monkeyp
     def wrong(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(module, "fingerprint", wrong)
+    monkeypatch.setattr(tensor_files, "fingerprint", wrong)
     with pytest.raises(ZeroDivisionError):
         save(store, 1)
     assert names(store) == []
