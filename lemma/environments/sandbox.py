@@ -1,6 +1,6 @@
 """Runs programs written by a model in isolation: one process per sandbox, started with its first program.
 
-`sandbox_child.py` runs inside; it documents and reports the isolation.
+`confined/python_child.py` runs inside; it documents and reports the isolation.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from lemma.core.errors import UserError
 from lemma.environments.environment import WorldGone
 
-CHILD = Path(__file__).with_name("sandbox_child.py")
+CHILD = Path(__file__).parent / "confined" / "python_child.py"
 # Python and its libraries: the only files that a program can read.
 LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64")
 # CPU time limit of a process, as a number of programs that run to their time limit.
 PROGRAMS = 32
-START_SECONDS = 30.0
+START_SECONDS, END_SECONDS = 30.0, 2.0
 FILES_MB = 32
-MUST_HOLD = ("network", "files", "processes")
 GONE = "Its variables are gone."
 
 
@@ -44,6 +44,9 @@ class SandboxLimits:
 
 class Sandbox:
     """Runs programs one at a time; each sees the variables of earlier ones."""
+
+    confine: ClassVar[str] = "auto"
+    """How: found out by the first that starts on this machine."""
 
     def __init__(self, limits: SandboxLimits, seed: int = 0):
         self.limits, self._seed = limits, seed
@@ -78,12 +81,15 @@ class Sandbox:
         self._buffer.clear()
         if process is None:
             return
-        process.kill()
         for pipe in (process.stdin, process.stdout):
             with suppress(OSError):
                 if pipe is not None:
                     pipe.close()
-        process.wait()
+        try:
+            process.wait(END_SECONDS)  # its supervisor kills the program and removes its folder
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
     def check(self) -> None:
         """Refuse a machine that cannot isolate programs from files, network and other processes."""
@@ -109,15 +115,16 @@ class Sandbox:
         os.set_blocking(self._process.stdin.fileno(), False)
         line = self._line(time.monotonic() + START_SECONDS)
         try:
-            held = json.loads(line or b"")["held"]
+            ready = json.loads(line or b"")
+            confined, missing = ready["confined"], ready["missing"]
         except (ValueError, KeyError, TypeError) as error:
             self.close()
             raise WorldGone("the sandbox did not start") from error
-        open_to = [name for name in MUST_HOLD if not held[name]]
-        if open_to and self.limits.is_isolated:
+        Sandbox.confine = confined or "auto"
+        if not confined and self.limits.is_isolated:
             self.close()
             raise UserError(
-                f"this machine cannot keep programs of the model away from: {', '.join(open_to)}",
+                f"this machine cannot keep programs of the model from its files, network and processes ({missing})",
                 fix="train where Linux has Landlock and seccomp, or write `isolated: false` where nothing is at stake",
             )
 
@@ -163,6 +170,7 @@ def _settings(limits: SandboxLimits, seed: int) -> dict[str, object]:
     own = [str(Path(sys.base_prefix) / "lib"), str(Path(sys.base_exec_prefix) / "lib"), sys.prefix + "/lib64"]
     return {
         "seed": seed,
+        "confine": Sandbox.confine,
         "output": limits.output,
         "memory_mb": limits.memory_mb,
         "files_mb": FILES_MB,

@@ -14,9 +14,18 @@ from lemma.core.errors import UserError
 from lemma.core.types import Problem
 from lemma.environments import AppWorldOptions, Attempt
 from lemma.environments.appworld.agents import Agent, code_of, heard
-from lemma.environments.appworld.runner.syscall_filter import ARCHITECTURES, WITHOUT_EFFECT, program
 from lemma.environments.appworld.task_worth import Tests as Found
 from lemma.environments.appworld.task_worth import goal_completion, outcome
+from lemma.environments.confined.syscall_filter import (
+    AUDIT,
+    CLONE,
+    FCNTL,
+    PRLIMIT,
+    REFUSED,
+    WITHOUT_EFFECT,
+    numbers,
+    program,
+)
 
 
 @pytest.mark.parametrize(
@@ -140,15 +149,14 @@ def test_setup_goes_on_where_it_is_set_up_and_says_how_to_get_the_data(
         set_up_command(Namespace(name="appworld", dir=str(tmp_path), python="python-that-is-not-there"))
 
 
-@pytest.mark.parametrize("machine", ARCHITECTURES)
+@pytest.mark.parametrize("machine", AUDIT)
 def test_the_filter_of_system_calls(machine: str) -> None:
     """The program, run by hand: what it says to a call with these flags."""
-    architecture, clone, refused = ARCHITECTURES[machine]
-    code = program(architecture, clone, refused, WITHOUT_EFFECT[machine])
-    lines = list(struct.iter_unpack("=HBBI", code))
+    architecture, clone = AUDIT[machine], CLONE[machine]
+    lines = list(struct.iter_unpack("=HBBI", program(machine)))
 
-    def verdict(number: int, flags: int = 0, kind: int = architecture) -> int:
-        data, place, value = {0: number, 4: kind, 16: flags}, 0, 0
+    def verdict(number: int, flags: int = 0, second: int = 0, kind: int = architecture) -> int:
+        data, place, value = {0: number, 4: kind, 16: flags, 24: second}, 0, 0
         while True:
             operation, yes, no, operand = lines[place]
             if operation == 0x06:
@@ -162,8 +170,10 @@ def test_the_filter_of_system_calls(machine: str) -> None:
 
     allow, refuse, unknown, kill = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
     assert verdict(0) == allow and verdict(10**5) == allow
-    assert all(verdict(number) == refuse for number in refused.values())
-    assert all(verdict(number) == 0x00050000 for number in WITHOUT_EFFECT[machine]), "as if it were done"
+    assert all(verdict(number) == refuse for number in numbers(REFUSED, machine))
+    assert all(verdict(number) == 0x00050000 for number in numbers(WITHOUT_EFFECT, machine)), "as if it were done"
     assert verdict(435) == unknown, "clone3 cannot be looked into"
     assert verdict(clone) == refuse and verdict(clone, flags=0x10000) == allow, "threads are not processes"
+    assert verdict(PRLIMIT[machine]) == allow and verdict(PRLIMIT[machine], flags=7) == refuse, "its own limits only"
+    assert [verdict(FCNTL[machine], second=command) for command in (1, 8, 10, 15)] == [allow, refuse, refuse, refuse]
     assert verdict(0, kind=architecture ^ 1) == kill and verdict(0x40000000) == refuse

@@ -32,7 +32,7 @@ from lemma.environments.order_frames import (
 )
 from lemma.environments.python_tool import PythonTools
 from lemma.environments.room import WorldAnswer, WorldOrder
-from lemma.environments.sandbox import CHILD, Sandbox, SandboxLimits
+from lemma.environments.sandbox import Sandbox, SandboxLimits
 from lemma.environments.tools import understanding
 from lemma.formats import make_format
 from lemma.formats.bridge import Bridge
@@ -110,13 +110,13 @@ def test_programs_see_each_others_variables_and_print_what_they_find(sandbox: Sa
 
 
 HOSTILE: dict[str, tuple[str, str]] = {
-    "reads a host file": ("open('/etc/passwd').read()", "PermissionError"),
+    "reads a host file": ("open('/etc/passwd').read()", "Error: "),
     "reads the trainer's file": ("open(SECRET).read()", "Error: "),
     "reads it through a link": ("import os; os.symlink(SECRET, 'a'); open('a').read()", "Error: "),
     "reads what trains": ("open(SOURCE).read()", "Error: [Errno"),
     "lists the trainer's folder": ("import os; os.listdir(os.path.dirname(SECRET))", "Error: "),
     "writes beside it": ("open(SECRET + '2', 'w')", "Error: "),
-    "looks at processes": ("open('/proc/1/environ').read()", "PermissionError"),
+    "looks at processes": ("open('/proc/1/environ').read()", "Error: "),
     "opens a socket": ("import socket; socket.create_connection(('127.0.0.1', PORT), 1)", "PermissionError"),
     "forks": ("import os\nwhile True: os.fork()", "PermissionError"),
     "starts a program": ("import subprocess; subprocess.run(['/bin/sh', '-c', 'id'])", "PermissionError"),
@@ -125,11 +125,15 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "limits the trainer": ("import resource as r; r.prlimit(TRAINER, r.RLIMIT_CPU, (1, 1))", "PermissionError"),
     "signals the trainer by a file": (
         "import fcntl, os; r, w = os.pipe(); fcntl.fcntl(r, fcntl.F_SETOWN, TRAINER)", "PermissionError"),
-    "lets everybody write": ("import os; os.chmod(os.__file__, os.stat(os.__file__).st_mode)", "PermissionError"),
-    "lets them by a handle": (
-        "import os; os.fchmod(os.open(os.__file__, 0), os.stat(os.__file__).st_mode)", "PermissionError"),
-    "gives a file away": ("import os; os.chown(os.__file__, -1, -1)", "PermissionError"),
-    "makes a file new": ("import os; os.utime(os.__file__, ns=(1, 1))", "PermissionError"),
+    "lets everybody write": ("import os; os.chmod(MINE, 0o777)", ""),
+    "lets them by a handle": ("import os; os.fchmod(os.open(MINE, 0), 0o777)", ""),
+    "gives a file away": ("import os; os.chown(MINE, 1, 1)", ""),
+    "makes a file new": ("import os; os.utime(MINE, ns=(1, 1))", ""),
+    "leaves what Python starts with": ("open(MINE.replace('mine.py', 'a.pth'), 'w')", "Error: "),
+    "replaces a package": ("import os; open('a', 'w'); os.replace('a', MINE)", "Error: "),
+    "removes one": ("import os; os.remove(MINE)", "Error: "),
+    "writes into one": ("open(MINE, 'a')", "Error: "),
+    "writes beside its folder": ("try: open('/tmp/lemma-was-here', 'w')\nexcept OSError: pass", ""),
     "takes 2 GB": ("x = bytearray(2 << 30)", "MemoryError"),
     "writes 1 GB to disk": ("open('a', 'wb').write(bytes(64 << 20)); open('b', 'wb').write(bytes(64 << 20))", "Error"),
     "raises what nobody catches": ("raise KeyboardInterrupt", "KeyboardInterrupt"),
@@ -144,26 +148,49 @@ HOSTILE: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("namespaces", [True, False])
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Packages that lie below the folder for temporary files, as those of many a virtual environment do."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "mine.py").write_text("VALUE = 42\n")
+    monkeypatch.setattr("lemma.environments.sandbox.sysconfig.get_path", lambda name: str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("confined", ["namespaces", "landlock"])
 def test_hostile_programs_are_answered_and_reach_nothing(
-    namespaces: bool, sandbox: Sandbox, secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    confined: str, sandbox: Sandbox, secret: Path, packages: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not namespaces:
-        # As on a machine that allows none: files and processes are out of reach all the same.
-        without = tmp_path / "sandbox_child.py"
-        without.write_text(CHILD.read_text().replace("LIBC.unshare(", "LIBC.unshare(1 | "))
-        monkeypatch.setattr("lemma.environments.sandbox.CHILD", without)
+    """By Landlock, as on a machine that allows no namespaces, too."""
+    monkeypatch.setattr(Sandbox, "confine", confined)
+    mine = packages / "mine.py"
+    before = [(path.name, path.stat().st_mode, path.stat().st_mtime_ns) for path in (packages, mine)]
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0)
-        names = (str(secret), __file__, server.getsockname()[1], os.getpid())
-        front = f"SECRET, SOURCE, PORT, TRAINER = {names!r}\n"
+        names = (str(secret), str(mine), __file__, server.getsockname()[1], os.getpid())
+        front = f"SECRET, MINE, SOURCE, PORT, TRAINER = {names!r}\n"
         for name, (code, words) in HOSTILE.items():
             output = sandbox.run(front + code)
             assert words in output and SECRET not in output, f"{name}: {output}"
-            assert sandbox.run("6 * 7") == "42\n", name
+            assert sandbox.run("import mine; mine.VALUE") == "42\n", name
         with pytest.raises(BlockingIOError):
             server.accept()
     assert [path.name for path in secret.parent.iterdir()] == [secret.name]
+    assert [path.name for path in packages.iterdir()] == ["mine.py"] and not Path("/tmp/lemma-was-here").exists()
+    assert [(path.name, path.stat().st_mode, path.stat().st_mtime_ns) for path in (packages, mine)] == before
+
+
+@pytest.mark.parametrize("confined", ["namespaces", "landlock"])
+def test_a_program_writes_in_a_folder_of_its_own(confined: str, sandbox: Sandbox, monkeypatch: Any) -> None:
+    """It is empty at first, and gone with the sandbox."""
+    monkeypatch.setattr(Sandbox, "confine", confined)
+    write = "import os; os.mkdir('d'); open('x', 'w').write('7'); os.rename('x', 'd/y'); open('d/y').read()"
+    assert sandbox.run("import os; os.listdir('.')") == "[]\n" and sandbox.run(write) == "'7'\n"
+    folder = sandbox.run("print(os.getcwd())").strip()
+    sandbox.close()
+    assert sandbox.run("import os; os.listdir('.')") == "[]\n"
+    assert folder == "/tmp" if confined == "namespaces" else not Path(folder).exists()
 
 
 def test_huge_and_odd_output_is_cut_and_readable(sandbox: Sandbox) -> None:
@@ -213,17 +240,14 @@ def test_nothing_is_left_of_a_trainer_that_was_killed() -> None:
         if not psutil.pid_exists(int(done.stdout)):
             break
         time.sleep(0.1)
-    own = [one for one in psutil.process_iter(["cmdline"]) if "sandbox_child.py" in str(one.info["cmdline"])]
+    own = [one for one in psutil.process_iter(["cmdline"]) if "python_child.py" in str(one.info["cmdline"])]
     assert not psutil.pid_exists(int(done.stdout))
     assert not [one for one in own if one.ppid() == 1]
 
 
 def test_a_machine_without_isolation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lemma.environments.sandbox.MUST_HOLD", ("network", "gravity"))
-    monkeypatch.setattr(
-        "lemma.environments.sandbox.json.loads", lambda line: {"held": {"network": True, "gravity": False}}
-    )
-    with pytest.raises(UserError, match=r"away from: gravity; .*`isolated: false`"):
+    monkeypatch.setattr(Sandbox, "confine", "none")
+    with pytest.raises(UserError, match=r"cannot keep programs of the model from .*`isolated: false`"):
         PythonTools().check()
 
 

@@ -24,10 +24,13 @@ import sys
 import tempfile
 from typing import Any
 
-import confinement
 import frames
-import syscall_filter
 import world_child
+
+CONFINED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "confined")
+sys.path.append(os.path.normpath(CONFINED))
+import confinement  # noqa: E402
+import syscall_filter  # noqa: E402
 
 WORLD = "/world"
 KEPT = ("PATH", "LANG", "TZ", "PYTHONHASHSEED", "HOME", "APPWORLD_ROOT", "APPWORLD_CACHE")
@@ -40,7 +43,7 @@ def main() -> None:
     for name in [name for name in os.environ if name not in KEPT]:
         del os.environ[name]
     settings["mapped"] = confinement.mapped_bytes()
-    settings["sandbox"], missing = choose(settings["sandbox"])
+    settings["sandbox"], missing = confinement.strongest(settings["sandbox"])
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind("\0" + settings["address"])
     listener.listen(256)
@@ -64,41 +67,6 @@ def main() -> None:
 def peer_user(connection: socket.socket) -> int:
     given = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", given)[1])
-
-
-def choose(wanted: str) -> tuple[str, str]:
-    """The wanted confinement, or the strongest that this machine allows, tried in a child; empty where there is none.
-    And what is missing, in words."""
-    if wanted == "none":
-        return "none", ""
-    missing: list[str] = []
-    for kind in ("namespaces", "landlock") if wanted == "auto" else (wanted,):
-        why = tried(kind)
-        if not why:
-            return kind, "; ".join(missing)
-        missing.append(why)
-    return "", "; ".join(missing)
-
-
-def tried(kind: str) -> str:
-    """Why a child cannot be confined so; empty where it can."""
-    reading, writing = os.pipe()
-    if os.fork() == 0:
-        try:
-            if kind == "namespaces":
-                confinement.enter_namespaces()
-                confinement.enter_root(confinement.View((), "/world"))
-            else:
-                confinement.landlock([], tempfile.gettempdir())
-            os.write(writing, b"ok")
-        except (OSError, KeyError) as error:
-            os.write(writing, str(error).encode())
-        os._exit(0)
-    os.close(writing)
-    said = os.read(reading, 4096).decode()
-    os.close(reading)
-    os.wait()
-    return "" if said == "ok" else f"{kind}: {said or 'failed'}"
 
 
 def keep(connection: socket.socket, life: int, settings: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Confines a process: a few folders read-only, one to write in, no network, and no other process.
 
-Namespaces give it its own root. If a machine does not allow them, the kernel's Landlock rules restrict it to the same
-folders.
+Namespaces give it its own root, in memory. If a machine does not allow them, the kernel's Landlock rules restrict it to
+the same folders. `syscall_filter` comes on top of either.
 """
 
 from __future__ import annotations
@@ -42,6 +42,43 @@ class View:
 
     read: tuple[tuple[str, str], ...]
     write: str
+    megabytes: int = 256
+    files: int = 20_000
+
+
+def strongest(wanted: str) -> tuple[str, str]:
+    """The wanted confinement, or of `auto` the strongest that this machine allows, tried in a child; empty where there
+    is none. And what is missing, in words."""
+    if wanted == "none":
+        return "none", ""
+    missing: list[str] = []
+    for kind in ("namespaces", "landlock") if wanted == "auto" else (wanted,):
+        why = _tried(kind)
+        if not why:
+            return kind, "; ".join(missing)
+        missing.append(why)
+    return "", "; ".join(missing)
+
+
+def _tried(kind: str) -> str:
+    """Why a child cannot be confined so; empty where it can."""
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        try:
+            if kind == "namespaces":
+                enter_namespaces()
+                enter_root(View((), "/tmp"))
+            else:
+                landlock([], "/tmp")
+            os.write(writing, b"ok")
+        except (OSError, KeyError) as error:
+            os.write(writing, str(error).encode())
+        os._exit(0)
+    os.close(writing)
+    said = os.read(reading, 4096).decode()
+    os.close(reading)
+    os.wait()
+    return "" if said == "ok" else f"{kind}: {said or 'failed'}"
 
 
 def python_folders() -> list[str]:
@@ -88,7 +125,7 @@ def enter_root(view: View) -> None:
     check(libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None), "private mounts")
     sources = [(os.open(path, os.O_PATH), place) for path, place in view.read]
     root = b"/tmp"
-    size = b"size=256m,nr_inodes=20000,mode=700"
+    size = f"size={view.megabytes}m,nr_inodes={view.files},mode=700".encode()
     check(libc.mount(b"lemma", root, b"tmpfs", MS_NOSUID | MS_NODEV, size), "a file system in memory")
     for descriptor, place in sources:
         _bind(descriptor, f"/tmp{place}")
@@ -155,22 +192,29 @@ def set_limits(limits: Limits, mapped: int, *, own_users: bool) -> None:
 # --- where namespaces are not allowed -------------------------------------------------------------------------------
 
 WRITE_FILE, READ_FILE, READ_FOLDER, REMOVE_FOLDER, REMOVE_FILE = 1 << 1, 1 << 2, 1 << 3, 1 << 4, 1 << 5
-MAKE_FOLDER, MAKE_FILE = 1 << 7, 1 << 8
-EVERYTHING = (1 << 13) - 1
+MAKE_FOLDER, MAKE_FILE, REFER, TRUNCATE = 1 << 7, 1 << 8, 1 << 13, 1 << 14
+# What each version of Landlock can refuse for files and folders; version 4 knows ports, 6 knows signals and sockets.
+FILES = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}
 
 
 def landlock(read: list[str], write: str) -> None:
     """Keep this process to reading these files and folders and to writing in one; OSError where the kernel cannot."""
-    handled = struct.pack("=Q", EVERYTHING)
-    rules = libc.syscall(SYS_LANDLOCK, handled, len(handled), 0)
-    if rules < 0:
+    version = libc.syscall(SYS_LANDLOCK, None, ctypes.c_size_t(0), 1)
+    handled = FILES[min(max(version, 1), 3)]
+    wanted = [handled] + [3] * ((version >= 4) + (version >= 6))
+    given = struct.pack(f"={len(wanted)}Q", *wanted)
+    rules = libc.syscall(SYS_LANDLOCK, given, ctypes.c_size_t(len(given)), 0)
+    if version < 1 or rules < 0:
         raise OSError(ctypes.get_errno(), "Landlock is not there")
     for path in read:
         _allow(rules, path, READ_FILE | (READ_FOLDER if os.path.isdir(path) else 0))
-    for device in ("null", "zero", "urandom", "random"):
+    for device in ("zero", "urandom", "random"):
         _allow(rules, f"/dev/{device}", READ_FILE)
-    own = WRITE_FILE | READ_FILE | READ_FOLDER | REMOVE_FOLDER | REMOVE_FILE | MAKE_FOLDER | MAKE_FILE
-    _allow(rules, write, own)
+    _allow(rules, "/dev/null", READ_FILE | WRITE_FILE)
+    own = (
+        WRITE_FILE | READ_FILE | READ_FOLDER | REMOVE_FOLDER | REMOVE_FILE | MAKE_FOLDER | MAKE_FILE | REFER | TRUNCATE
+    )
+    _allow(rules, write, own & handled)
     check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
     check(libc.syscall(SYS_LANDLOCK + 2, rules, 0), "Landlock")
     os.close(rules)
