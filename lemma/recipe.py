@@ -21,7 +21,7 @@ from lemma.config.load import load
 from lemma.config.registry import without_folders
 from lemma.config.shape import Choice
 from lemma.core.errors import nearest
-from lemma.engines.engine_options import NativeOptions
+from lemma.engines.engine_options import NativeOptions, VllmEngineOptions
 from lemma.formats import FORMATS, Format
 from lemma.formats.r1_zero import R1Zero
 from lemma.models.model_options import ModelOptions
@@ -121,6 +121,17 @@ class Recipe(Options):
             raise ValueError(
                 f"stage {learns[0]} learns from samples that are drawn without dropout; write `model.lora.dropout: 0`"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _engines_run_the_adapter(self) -> Recipe:
+        for name, stage in self.stages.items():
+            is_vllm = isinstance(stage, ReinforcementOptions) and isinstance(stage.rollout.engine, VllmEngineOptions)
+            if is_vllm and self.model.lora is not None and self.model.lora.dora:
+                raise ValueError(
+                    f"vLLM cannot run DoRA adapters, and stage {name} samples with it; write `engine: native` there, "
+                    "or remove `dora` from model.lora"
+                )
         return self
 
     @model_validator(mode="after")

@@ -188,7 +188,8 @@ def _model(model: ModelOptions, device: str) -> str:
     if model.override:
         parts.append("with " + ", ".join(f"{key} {value}" for key, value in model.override.items()))
     if model.lora is not None:
-        parts.append(f"LoRA r {model.lora.r}, alpha {model.lora.alpha:g}")
+        kind = ("rs" if model.lora.rslora else "") + ("DoRA" if model.lora.dora else "LoRA")
+        parts.append(f"{kind} r {model.lora.r}, alpha {model.lora.alpha:g}")
     if model.quantize:
         parts.append(f"base weights in {model.quantize}")
     parts.append(model.precision or {"cpu": "fp32", "cuda": "bf16"}.get(device, "bf16 on a GPU, fp32 on a CPU"))

@@ -257,7 +257,7 @@ def _work(
         mean = prompt + response if response else 0
     tokens = (samples or sequences_of(stage)) * mean or budget * ranks
     pack = int(max(longest, mean, min(budget, tokens * passes / updates / ranks)))
-    trainable = lora_parameters(shape, model.lora.r) if model.lora else shape.parameters
+    trainable = lora_parameters(shape, model.lora) if model.lora else shape.parameters
     return StepWork(
         shape.parameters,
         trainable,

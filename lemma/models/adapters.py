@@ -151,12 +151,13 @@ def _laid_out(parameters: Sequence[torch.Tensor], rows: int) -> torch.Tensor:
 
 
 def _are_alike(products: Sequence[Product]) -> bool:
-    """Whether all have adapters of one rank and scale, and all or none a bias."""
+    """Whether all have adapters of one rank and scale, none of them DoRA, and all or none a bias."""
     kinds = {
         (None if product.down is None else product.down.shape, product.scale, product.bias is None)
         for product in products
     }
-    return len(kinds) == 1 and products[0].down is not None and len(products) <= MOST_PARTS
+    is_plain = all(product.rows_O is None for product in products)
+    return is_plain and len(kinds) == 1 and products[0].down is not None and len(products) <= MOST_PARTS
 
 
 def _holds(weight: torch.Tensor, bias: torch.Tensor | None, products: Sequence[Product]) -> bool:

@@ -25,6 +25,7 @@ from lemma.models.loading_checks import (
     repair,
 )
 from lemma.models.lora_targets import check_targets
+from lemma.models.merging import merge
 from lemma.models.model_options import LoraOptions, ModelOptions, Precision
 from lemma.models.places import TINY, base_of_adapter, lasting, resolve
 from lemma.models.policy import Policy
@@ -179,7 +180,7 @@ def _merged(model: Any, adapter: str) -> Any:
     from peft import PeftModel
 
     with loading("adapter", adapter):
-        return PeftModel.from_pretrained(model, adapter).merge_and_unload()
+        return merge(PeftModel.from_pretrained(model, adapter))
 
 
 def _from_pretrained(path: str, options: ModelOptions, arguments: dict[str, Any]) -> Any:
@@ -297,6 +298,8 @@ def _with_lora(causal: Any, options: LoraOptions, source: str, seed: int) -> Any
         r=options.r,
         lora_alpha=options.alpha,
         lora_dropout=options.dropout,
+        use_rslora=options.rslora,
+        use_dora=options.dora,
         target_modules=options.targets,
         task_type="CAUSAL_LM",
         base_model_name_or_path=source,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from lemma.models.model_options import ModelOptions, Precision, TinyOptions
+from lemma.models.model_options import LoraOptions, ModelOptions, Precision, TinyOptions
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 GIB = 2**30
@@ -61,6 +61,11 @@ class Shape:
         attention = 2 * self.hidden * self.query_width + 2 * self.hidden * self.kv_width
         block = attention + 3 * self.hidden * self.feed_forward + 2 * self.hidden
         return self.layers * block + self.head_parameters * (1 if self.tied else 2) + self.hidden
+
+    @property
+    def adapted_width(self) -> int:
+        """Outputs of all linear layers of a block."""
+        return 2 * self.hidden + self.query_width + 2 * self.kv_width + 2 * self.feed_forward
 
     def block_width(self, kept_inside: int = 2) -> int:
         """Numbers that a GPU keeps of a token in one block for the backward pass."""
@@ -160,7 +165,7 @@ def plan_training(
     if recomputed is None:
         recomputed = shape.layers if model.checkpointing else 0
     width = BYTES[precision]
-    trainable = lora_parameters(shape, model.lora.r) if model.lora else shape.parameters
+    trainable = lora_parameters(shape, model.lora) if model.lora else shape.parameters
     frozen = shape.parameters if model.lora else 0
     outside = shape.head_parameters * (1 if shape.tied else 2)  # embeddings and head are never held in 4 bits
     base = (frozen - outside) * 0.53 + outside * width if model.quantize else frozen * width
@@ -223,10 +228,12 @@ def _state(base: float, trainable: float, width: int, moments: float, ranks: int
     return base + trainable * width, trainable * (whole + split / (1 if shard == "none" else ranks))
 
 
-def lora_parameters(shape: Shape, rank: int) -> int:
-    """Adapters on every linear layer: each adds the rank times the sum of its two sides."""
+def lora_parameters(shape: Shape, lora: LoraOptions) -> int:
+    """Adapters on every linear layer: each adds the rank times the sum of its two sides, and with DoRA a length for
+    each output."""
     attention = 2 * (shape.hidden + shape.query_width) + 2 * (shape.hidden + shape.kv_width)
-    return rank * shape.layers * (attention + 3 * (shape.hidden + shape.feed_forward))
+    factors = lora.r * (attention + 3 * (shape.hidden + shape.feed_forward))
+    return shape.layers * (factors + (shape.adapted_width if lora.dora else 0))
 
 
 def _activations(
@@ -245,7 +252,8 @@ def _activations(
     if shape.head_norms:
         block += shape.query_width + shape.kv_width
     if model.lora:
-        block += 7 * model.lora.r
+        # With DoRA what each layer gives without the adapter, and what the adapter gives, are kept for the lengths.
+        block += 7 * model.lora.r + (2 * shape.adapted_width if model.lora.dora else 0)
     working = 3 * shape.feed_forward + 6 * shape.hidden
     kept = recomputed * shape.hidden + (shape.layers - recomputed + (recomputed > 0)) * block
     return float(tokens * width * (kept + working))

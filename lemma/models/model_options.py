@@ -18,6 +18,10 @@ class LoraOptions(Options):
     """Rank of the two small matrices."""
     alpha: float = Field(32.0, gt=0)
     """Scale: the update is multiplied by alpha / r."""
+    rslora: bool = False
+    """Multiply the update by alpha / sqrt(r) instead, so that a larger rank does not shrink it (rsLoRA)."""
+    dora: bool = False
+    """Train the length of each row of a weight apart from its direction (DoRA). Slower, and takes more memory."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout on the adapter's input. Reinforcement learning requires 0."""
     targets: list[str] | Literal["all-linear"] = "all-linear"

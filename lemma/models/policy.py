@@ -17,6 +17,7 @@ from lemma.models import probe as probing
 from lemma.models.families import LogitMap, logit_map, unknown_layers
 from lemma.models.gathering import GatheredModel
 from lemma.models.logprobs import token_logprobs
+from lemma.models.merging import merged_weight
 from lemma.models.packing import Segments, TokenBatch
 
 # The context of models that name none.
@@ -206,9 +207,7 @@ class Policy(GatheredModel):
         }
         for name, layer in self.causal.named_modules():
             if hasattr(layer, "get_delta_weight"):
-                weight = state[f"{name}.weight"]
-                delta = layer.get_delta_weight("default").to(weight.device)
-                state[f"{name}.weight"] = (weight.float() + delta.float()).to(weight.dtype)
+                state[f"{name}.weight"] = merged_weight(layer, state[f"{name}.weight"])
         base.save_pretrained(folder, state_dict=state)
         self._save_tokenizer(folder)
 

@@ -28,16 +28,20 @@ def gated(gate: torch.Tensor, up: torch.Tensor, fused: bool = False) -> torch.Te
 
 
 class Product(NamedTuple):
-    """A linear layer as matrix products: its own weight, and the two factors and the scale of an adapter, if any."""
+    """A linear layer as matrix products: its own weight, and the two factors and the scale of an adapter, if any. With
+    DoRA, what they give is multiplied by `rows_O` before the bias is added."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     down: torch.Tensor | None = None
     up: torch.Tensor | None = None
     scale: float = 0.0
+    rows_O: torch.Tensor | None = None
 
     def add_to(self, target: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """target += layer(x), in place; both are (T, width)."""
+        if self.rows_O is not None:
+            return target.add_(self.stretch(self.adapt(x @ self.weight.T, x)))
         target.addmm_(x, self.weight.T)
         if self.bias is not None:
             target.add_(self.bias)
@@ -48,6 +52,12 @@ class Product(NamedTuple):
         if self.down is not None and self.up is not None:
             target.addmm_(x @ self.down.T, self.up.T, alpha=self.scale)
         return target
+
+    def stretch(self, target: torch.Tensor) -> torch.Tensor:
+        """What the layer gives, in place, from the product of its weight and its adapter without the bias."""
+        if self.rows_O is not None:
+            target.mul_(self.rows_O)
+        return target if self.bias is None else target.add_(self.bias)
 
 
 def as_product(layer: nn.Module) -> Product | None:
@@ -63,12 +73,30 @@ def as_product(layer: nn.Module) -> Product | None:
     if layer.disable_adapters:
         return Product(base.weight, base.bias)
     names = list(layer.active_adapters)
-    if len(names) != 1 or names[0] not in layer.lora_A or getattr(layer, "lora_variant", None):
+    rows_O = getattr(layer, "lemma_rows", None)
+    if len(names) != 1 or names[0] not in layer.lora_A or (getattr(layer, "lora_variant", None) and rows_O is None):
         return None
     down, up = layer.lora_A[names[0]], layer.lora_B[names[0]]
     if up.bias is not None or down.weight.dtype != base.weight.dtype:
         return None
-    return Product(base.weight, base.bias, down.weight, up.weight, float(layer.scaling[names[0]]))
+    return Product(base.weight, base.bias, down.weight, up.weight, float(layer.scaling[names[0]]), rows_O)
+
+
+@torch.no_grad()
+def note_rows(model: nn.Module) -> None:
+    """Note on every DoRA layer what its rows are multiplied by while its weights stay as they are: the lengths that are
+    trained over those of the weight with its adapter, as peft computes them at every call. An engine calls this when
+    weights have changed; the tensors keep their addresses."""
+    for layer in model.modules():
+        lengths = getattr(layer, "lora_magnitude_vector", None)
+        base: Any = getattr(layer, "base_layer", None)
+        if not lengths or len(lengths) > 1 or type(base) is not nn.Linear or hasattr(base.weight, "full_tensor"):
+            continue
+        ((name, length),) = lengths.items()
+        down, up = layer.lora_A[name].weight, layer.lora_B[name].weight
+        rows_O = length.weight / length.get_weight_norm(base.weight, up @ down, layer.scaling[name])
+        kept = getattr(layer, "lemma_rows", None)
+        layer.lemma_rows = rows_O if kept is None or kept.device != rows_O.device else kept.copy_(rows_O)
 
 
 def join_weights(module: nn.Module, layers: Sequence[nn.Module]) -> None:
@@ -104,10 +132,14 @@ def projected(module: nn.Module, layers: Sequence[nn.Module], x: torch.Tensor) -
     products = [as_product(layer) for layer in layers] if speaks else []
     if not products or not are_joint(products, weight, bias):
         return separate(module, layers, x)
-    outputs = F.linear(x, weight, bias).split([len(p.weight) for p in products if p is not None], dim=-1)
+    stretched = any(product is not None and product.rows_O is not None for product in products)
+    joint = F.linear(x, weight, None if stretched else bias)
+    outputs = joint.split([len(p.weight) for p in products if p is not None], dim=-1)
     for product, output in zip(products, outputs, strict=True):
         assert product is not None
         product.adapt(output.view(-1, output.shape[-1]), x.view(-1, x.shape[-1]))
+        if stretched:
+            product.stretch(output)
     return outputs
 
 

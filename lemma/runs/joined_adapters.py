@@ -57,7 +57,7 @@ def join_adapters(folders: Sequence[Path], target: Path, rank: int | None) -> Jo
         total += factors.norm() ** 2
         tensors[name + UP], tensors[name + DOWN] = kept.up.contiguous(), kept.down.contiguous()
     settings = json.loads((target / SETTINGS).read_text())
-    settings |= {"r": rank, "lora_alpha": rank, "rank_pattern": {}, "alpha_pattern": {}}
+    settings |= {"r": rank, "lora_alpha": rank, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}}
     save_file(tensors, str(target / WEIGHTS), metadata={"format": "pt"})
     use_umask(target, WEIGHTS)
     (target / SETTINGS).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
@@ -100,6 +100,9 @@ def _read(folder: Path) -> dict[str, Factors]:
         raise UserError(
             f"the adapter of an earlier stage is missing or broken ({error})", file=folder, fix="train that stage again"
         ) from error
+    if settings.get("use_dora"):
+        raise UserError("DoRA adapters of several stages cannot be added up into one", file=folder,
+                        fix="leave `--onto base` out, or export the merged model")  # fmt: skip
     scale = float(settings["lora_alpha"]) / (math.sqrt(settings["r"]) if settings.get("use_rslora") else settings["r"])
     layers = [name.removesuffix(DOWN) for name in tensors if name.endswith(DOWN)]
     return {name: Factors(tensors[name + UP].double() * scale, tensors[name + DOWN].double()) for name in layers}

@@ -118,7 +118,7 @@ RECIPES: dict[str, tuple[str, str]] = {
     ),
     "unlike anything": (
         swap("r: 8", "zzz: 8"),
-        "recipe.yaml:4: unknown key 'model.lora.zzz'; write one of: alpha, dropout, r, targets",
+        "recipe.yaml:4: unknown key 'model.lora.zzz'; write one of: alpha, dora, dropout, merged, r, rslora, targets",
     ),
     "unknown format option": (
         swap("format: r1_zero", "format: {name: r1_zero, preambel: false}"),
@@ -196,7 +196,8 @@ RECIPES: dict[str, tuple[str, str]] = {
     ),
     "word for a section": (
         swap("lora: {r: 8}", "lora: yes"),
-        "recipe.yaml:4: 'model.lora' cannot be 'yes'; write a mapping with any of: r, alpha, dropout, targets",
+        "recipe.yaml:4: 'model.lora' cannot be 'yes'; write a mapping with any of: r, alpha, rslora, dora, dropout, "
+        "targets, merged",
     ),
     "empty section": (
         swap("optim: {lr: 5e-6}", "optim:"),

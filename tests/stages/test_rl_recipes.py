@@ -164,5 +164,10 @@ def test_dropout_of_an_adapter_is_refused(tmp_path: Path) -> None:
     wanted = "stage rl learns from samples that are drawn without dropout; write `model.lora.dropout: 0`"
     assert found == f"recipe.yaml:1: {wanted}"
     path = tmp_path / "recipe.yaml"
+    found = sentence(
+        tmp_path, "model: {lora: {dora: true}}\nstages:\n  rl: {kind: rl, rollout: {engine: vllm, max_tokens: 8}}\n"
+    )
+    wanted = "vLLM cannot run DoRA adapters, and stage rl samples with it; write `engine: native` there"
+    assert wanted in found
     path.write_text("model: {lora: {r: 4, dropout: 0.1}}\nstages:\n  sft: {steps: 1}\n")
     assert load_recipe(path).model.lora is not None, "a supervised stage may have it"

@@ -21,6 +21,7 @@ from lemma.engines.native.scheduler import Prefill, Scheduler
 from lemma.engines.native.sequences import Readback, Sequence, accept_all, completions_of
 from lemma.engines.protocol import Completion, Engine, EngineError, Key, Listener, Request
 from lemma.models.policy import Policy
+from lemma.models.products import note_rows
 
 BLOCK = 64
 CPU_BLOCK = 16
@@ -81,6 +82,7 @@ class NativeEngine(Engine):
         # The number of unfinished samples of each request.
         self._unfinished: dict[Key, int] = {}
         self._addresses: tuple[int, ...] = ()
+        self._has_new_weights = policy.is_adapter
         # The burst that was launched ahead and is not read yet; how many were launched ahead in total; how many rows
         # ended unexpectedly in the last burst.
         self._in_flight: Burst | None = None
@@ -166,6 +168,7 @@ class NativeEngine(Engine):
         """Drop what the cache holds; tokens that are in flight and not read yet are sampled again."""
         self._discard_in_flight()
         self.scheduler.restart()
+        self._has_new_weights = self.policy.is_adapter
 
     def _check_addresses(self, modules: Modules) -> None:
         """Captured graphs hold the addresses of the weights: if any has moved, they are captured again."""
@@ -194,6 +197,9 @@ class NativeEngine(Engine):
         """Prefill or one burst. After any exception, Ctrl-C included, all requests are dropped."""
         try:
             self.take_cache()
+            if self._has_new_weights:
+                note_rows(self.policy.module)
+                self._has_new_weights = False
             jobs = [] if self._in_flight else self.scheduler.next_prefill()
             if jobs:
                 self._prefill(jobs)
