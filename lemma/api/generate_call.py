@@ -113,8 +113,9 @@ def _request(
 ) -> Request:
     from lemma.engines.protocol import Request, Sampling
     from lemma.engines.stop_strings import ends_of
-    from lemma.formats.encode import encode_prompt
+    from lemma.formats.encode import encode_prompt, warn_of_unknown_words
 
+    warn_of_unknown_words(problem, policy.tokenizer)
     prompt_T = encode_prompt(fmt, problem, policy.tokenizer)
     room = policy.context - len(prompt_T)
     if room <= 0:

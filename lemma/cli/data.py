@@ -259,12 +259,13 @@ def _in_format(name: str, model: str) -> Callable[[Item], str]:
 def _as_tokens(item: Item, fmt: Format, tokenizer: Any) -> str:
     """The prompt, then each response to learn from in [[ ]], decoded from the ids that training would use."""
     from lemma.core.types import Demonstration, Preference, Problem
-    from lemma.formats.encode import encode_prompt
+    from lemma.formats.encode import encode_prompt, warn_of_unknown_words
     from lemma.formats.turns import encode_turns
 
     def text(ids: Any) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
+    warn_of_unknown_words(problem_of(item), tokenizer)
     if isinstance(item, Problem):
         ids = encode_prompt(fmt, item, tokenizer)
         return f"{text(ids)}\n({len(ids)} tokens)"

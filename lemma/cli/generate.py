@@ -119,8 +119,9 @@ class _Speaker:
 
     def request(self, problem: Problem, args: argparse.Namespace) -> Request:
         from lemma.engines.protocol import Request, Sampling
-        from lemma.formats.encode import encode_prompt
+        from lemma.formats.encode import encode_prompt, warn_of_unknown_words
 
+        warn_of_unknown_words(problem, self.policy.tokenizer)
         prompt_T = encode_prompt(self.format, problem, self.policy.tokenizer)
         context = self.policy.context
         if len(prompt_T) >= context:

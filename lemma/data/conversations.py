@@ -116,7 +116,11 @@ def word_for_word(item: T, row: Row) -> T:
     return replace(item, prompt=item.problem.question)
 
 
-def looks_templated(item: Any) -> bool:
-    """Whether the question of a row with a response looks like a whole prompt."""
+def mark_of_template(item: Any) -> str | None:
+    """What shows that the question of a row with a response is a whole prompt, if it looks like one."""
     question = item.problem.question if isinstance(item, Demonstration) and item.prompt is None else ""
-    return bool(MARKS_OF_TEMPLATES.search(question))
+    found = MARKS_OF_TEMPLATES.search(question)
+    if found is None:
+        return None
+    begin, colon, rest = found[0].strip().partition(": ")
+    return f"{begin}: ... {rest[rest.rindex('Assistant:') :]}" if colon else begin

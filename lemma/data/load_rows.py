@@ -16,7 +16,7 @@ from lemma.core.types import Demonstration, Judged, Preference, Problem
 from lemma.data import arithmetic
 from lemma.data.cache import Built, cache_folder, cached, file_digest
 from lemma.data.columns import with_columns
-from lemma.data.conversations import looks_templated, word_for_word
+from lemma.data.conversations import mark_of_template, word_for_word
 from lemma.data.data_options import DataOptions, LengthOptions, SourceOptions, names_held_out
 from lemma.data.readers import Item, problem_of, read_each
 from lemma.data.rows import Row
@@ -253,11 +253,12 @@ def read_source(
             _refuse_held_out(row)
         if source.answers == "number" and not _is_number(problem_of(item).gold):
             continue
-        if not is_marked and looks_templated(item):
+        mark = None if is_marked else mark_of_template(item)
+        if mark is not None:
             is_marked = True
             say(
-                f"prompts of '{source.source}' already contain the special tokens of a chat template, and the format "
-                "adds its own; write `verbatim: true` next to the source to use them word for word"
+                f"prompts of '{source.source}' look whole (`{mark}`), and the format writes its own around them; "
+                "write `verbatim: true` next to the source to use them word for word"
             )
         yield row, _named(word_for_word(item, row) if source.verbatim else item, row)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from lemma.core.errors import UserError
@@ -45,14 +45,18 @@ class ChatFormat(Format):
         theirs = self._tokenizer_template(tokenizer, "tool_use" if tools else "default")
         if theirs is None:
             return super().written(turns, tokenizer, tools=tools, is_open=is_open, about=about)
-        given = {"tools": list(tools)} if tools else {}
-        with rendering(about, "write `template: own` under format, or `system: ''` where it takes no system message"):
-            text = str(
+
+        def render(turns: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> str:
+            given = {"tools": list(tools)} if tools else {}
+            return str(
                 tokenizer.apply_chat_template(
                     list(turns), chat_template=theirs, tokenize=False, add_generation_prompt=is_open, **given
                 )
             )
-        _check_tools(text, turns, tools or (), about)
+
+        with rendering(about, "write `template: own` under format, or `system: ''` where it takes no system message"):
+            text = render(turns, tools or ())
+        _check_tools(text, turns, tools or (), about, render)
         return text
 
     def install(self, tokenizer: Any) -> None:
@@ -76,14 +80,31 @@ class ChatFormat(Format):
         return None if theirs is None else with_suffix(without_clock(theirs.removeprefix(SILENCE)), self.suffix)
 
 
-def _check_tools(text: str, turns: Sequence[Mapping[str, Any]], tools: Sequence[Any], about: str) -> None:
+def _check_tools(
+    text: str,
+    turns: Sequence[Mapping[str, Any]],
+    tools: Sequence[Any],
+    about: str,
+    render: Callable[[Sequence[Mapping[str, Any]], Sequence[Any]], str],
+) -> None:
     """Refuse tools or calls that a template without tool support silently leaves out: the model would be trained on an
     empty turn."""
     calls = [call for turn in turns for call in turn.get("tool_calls") or ()]
-    for what, ones in (("calls", calls), ("tools", tools)):
-        names = [(one.get("function") or one).get("name") for one in ones if isinstance(one, Mapping)]
-        if any(isinstance(name, str) and name not in text for name in names):
+    said = [{key: value for key, value in turn.items() if key != "tool_calls"} for turn in turns]
+    for what, ones, rest in (("calls", calls, (said, tools)), ("tools", tools, (turns, ()))):
+        found = [(one.get("function") or one).get("name") for one in ones if isinstance(one, Mapping)]
+        names = [name for name in found if isinstance(name, str)]
+        if any(name not in text for name in names) or (names and text == _rendered(render, *rest)):
             raise UserError(
                 f"the tokenizer's chat template leaves out the {what} of {about}",
                 fix="use a model whose chat template supports tools, or write them into the messages as text",
             )
+
+
+def _rendered(render: Callable[..., str], *given: Any) -> str | None:
+    """None if the template refuses it."""
+    try:
+        with rendering("a conversation", ""):
+            return render(*given)
+    except UserError:
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     import torch
 
 THINK = "<think>"
+# How many words that a tokenizer cannot write are shown.
+MANY = 5
+_TOLD: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def encode_text(text: str, tokenizer: Any) -> list[int]:
@@ -128,6 +132,23 @@ def check_beginning(ids: Sequence[int], tokenizer: Any) -> None:
         warn(
             f"prompts begin with {tokenizer.bos_token} twice, which the model has never seen; remove one from the "
             "data's own prompts, or from the tokenizer's chat template"
+        )
+
+
+def warn_of_unknown_words(problem: Problem, tokenizer: Any) -> None:
+    """Warn, once for each tokenizer, about words of a question that it cannot write."""
+    unknown, question = getattr(tokenizer, "unk_token_id", None), problem.question
+    ends = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    if unknown is None or unknown in ends or tokenizer in _TOLD or unknown not in encode_text(question, tokenizer):
+        return
+    words = [word for word in dict.fromkeys(question.split()) if unknown in encode_text(word, tokenizer)]
+    words = [word for word in words if word != tokenizer.unk_token]
+    if words:
+        _TOLD.add(tokenizer)
+        shown = ", ".join(map(repr, words[:MANY])) + (", ..." if len(words) > MANY else "")
+        warn(
+            f"the tokenizer has no tokens for words of the question ({shown}): the model reads {tokenizer.unk_token} "
+            "in their place; use words of its vocabulary, or a model with another tokenizer"
         )
 
 

@@ -190,6 +190,7 @@ def test_luffy_files_from_any_traces(run):
     assert load_problems(DataOptions(source="data/openr1.parquet"), seed=0)[0].traces
 
 
+@pytest.mark.filterwarnings("ignore:the tokenizer has no tokens")
 def test_show_as_written_and_as_the_model_sees_it(run, tmp_path):
     code, out, _ = run("data", "show", "arithmetic", "-n", "2")
     first = generate(ArithmeticOptions(), "train", count=1)[0]

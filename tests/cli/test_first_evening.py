@@ -142,6 +142,7 @@ def test_a_share_is_a_percentage_at_the_end_as_well() -> None:
     assert ended(StageEnded("rl", 3, {}), last) == "rl: ended at step 3: right 25%, loss 0.5"
 
 
+@pytest.mark.filterwarnings("ignore:the tokenizer has no tokens")
 def test_a_template_that_knows_no_tools_loses_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It would write a call as an empty turn, which would then be learnt."""
     _, tokenizer = load_for_inference("tiny", "cpu")

@@ -141,6 +141,7 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.filterwarnings("ignore:the tokenizer has no tokens")
 def test_a_conversation_knows_what_was_said(
     learnt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +226,7 @@ def test_the_system_message_reaches_the_prompt(system: str) -> None:
     assert fmt.system == system and is_chosen
 
 
+@pytest.mark.filterwarnings("ignore:the tokenizer has no tokens")
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [

@@ -143,5 +143,5 @@ def test_prompts_that_hold_a_template_already_are_told(tmp_path, prompt, recwarn
     row = {"prompt": prompt, "response": "4"}
     load(tmp_path, row, verbatim=True)
     assert not recwarn.list
-    with pytest.warns(LemmaWarning, match="already contain the special tokens of a chat template.*verbatim: true"):
+    with pytest.warns(LemmaWarning, match="look whole .*and the format writes its own.*verbatim: true"):
         load(tmp_path, row)

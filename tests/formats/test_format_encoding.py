@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -22,7 +24,9 @@ from lemma.formats.encode import (
     encode_texts,
     pack_documents,
     tokenize_prompt_and_output,
+    warn_of_unknown_words,
 )
+from lemma.models.tiny import tiny_tokenizer
 from tests.formats.tokenizers_made_here import KINDS, make_spacing_tokenizer, make_tokenizer
 
 PROBLEM = Problem((Message("user", "What is 2 + 2?"),), id="row-7")
@@ -114,6 +118,25 @@ def test_a_vocabulary_without_letters_goes_on_too() -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=figures, eos_token=".", pad_token=".")
     assert tokenizer.encode("a") == []
     assert encode_continuation("12", "7+5=", tokenizer) == [1, 2]
+
+
+def test_words_that_a_tokenizer_cannot_write_are_told_once() -> None:
+    tokenizer = tiny_tokenizer()
+
+    def ask(question: str) -> None:
+        warn_of_unknown_words(Problem((Message("user", question),)), tokenizer)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ask("how many stones ?")
+        ask("<unk> stones ?")
+    with pytest.warns(
+        LemmaWarning, match=r"no tokens for words of the question \('zebras', 'fly'\): .* reads <unk> in"
+    ):
+        ask("how many zebras fly ?")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ask("how many lions fly ?")
 
 
 def test_a_prompt_that_begins_twice_is_told(tokenizers: Tokenizers) -> None:

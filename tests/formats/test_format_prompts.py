@@ -281,3 +281,19 @@ def test_every_format_has_a_template(tokenizers: dict[str, PreTrainedTokenizerFa
         assert isinstance(fmt, kind) and isinstance(fmt, Format)
         assert fmt.chat_template
         assert fmt.prompt(PROBLEM, tokenizers["plain"]).endswith(fmt.opening)
+
+
+def test_tools_that_a_template_leaves_out_are_refused_whatever_the_messages_say() -> None:
+    fmt, tool = make_format("own"), {"type": "function", "function": {"name": "add", "parameters": {}}}
+    shown = "{% if tools %}{{ tools | tojson }}{% endif %}" + THEIR_TEMPLATE
+    asked = {"role": "user", "content": "please add 1 and 2"}
+    call = {"role": "assistant", "content": "I add.", "tool_calls": [{**tool, "id": "call00000"}]}
+    assert '"add"' in fmt.written([asked], make_tokenizer(template=shown), tools=[tool])
+    for template, turns, tools, what in (
+        (THEIR_TEMPLATE, [asked], [tool], "tools"),
+        (THEIR_TEMPLATE, [{**asked, "content": "hi"}], [tool], "tools"),
+        (THEIR_TEMPLATE, [asked, call], [], "calls"),
+        (shown, [asked, call], [tool], "calls"),
+    ):
+        with pytest.raises(UserError, match=f"chat template leaves out the {what} of a conversation"):
+            fmt.written(turns, make_tokenizer(template=template), tools=tools)
