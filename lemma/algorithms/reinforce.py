@@ -21,7 +21,7 @@ from lemma.algorithms.algorithm import Memory
 from lemma.algorithms.parts.loss_options import Scale
 from lemma.algorithms.parts.policy_gradient import PolicyGradient
 from lemma.algorithms.parts.signals import compared, rewards_of
-from lemma.algorithms.parts.turn_returns import divisors, is_paid, paid_at, rest_at_end, write_returns
+from lemma.algorithms.parts.turn_returns import divisors, has_returns, is_paid, write_returns
 from lemma.core.types import Group
 
 if TYPE_CHECKING:
@@ -58,11 +58,8 @@ class Reinforce(PolicyGradient):
         return self.policy_loss(LogprobGain(), max_tokens, memory)
 
     def is_live(self, group: Group) -> bool:
-        if self.whiten:
-            return True
-        wholes = compared([rewards_of(group)], "mean" if self.compares else "none")[0]
-        paid = paid_at(group.episodes, centred=self.compares)
-        return any(rest_at_end(row, float(whole)).any() for row, whole in zip(paid, wholes, strict=True))
+        advantages = compared([rewards_of(group)], "mean" if self.compares else "none")[0]
+        return self.whiten or has_returns(group, advantages, centred=self.compares)
 
     def assign(self, groups: Sequence[Group], memory: Memory) -> None:
         super().assign(groups, memory)

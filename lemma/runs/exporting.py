@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -16,7 +15,7 @@ from lemma.learning.checkpoint import BrokenCheckpoint, Checkpoint, CheckpointSt
 from lemma.learning.optimiser import Optimiser
 from lemma.models.load_model import build_policy
 from lemma.models.places import lasting
-from lemma.runs.joined_adapters import SETTINGS, Joined, join_adapters
+from lemma.runs.joined_adapters import Joined, adapters_before, join_adapters, name_base
 from lemma.runs.prompt_file import PROMPT_FILE, trained_system
 from lemma.runs.run import RecipeLike
 from lemma.runs.run_folder import RunFolder
@@ -120,10 +119,13 @@ def _write(
         policy.save_adapter(partial)
         above = None if onto_base else start_from
         if onto_base:
+            assert recipe.model.lora is not None
             earlier = [folder.stage(one) / "final" / "adapter" for one in _stages_before(recipe, name)]
-            joined = join_adapters([*earlier, partial], partial, rank)
+            joined = join_adapters([*adapters_before(earlier, recipe.model.lora.r), partial], partial, rank)
         model = recipe.model
-        base = _name_base(partial, str(above or model.path), model.revision if above is None else None)
+        source = str(above or model.path)
+        base = hub_origin(Path(source)) or lasting(source)
+        name_base(partial, base, model.revision if above is None else None)
     elif policy.is_adapter:
         policy.save_merged(partial)
     else:
@@ -142,13 +144,3 @@ def _stages_before(recipe: RecipeLike, name: str) -> list[str]:
         names.insert(0, before)
         before = stage_before(recipe.stages, before)
     return names
-
-
-def _name_base(folder: Path, source: str, revision: str | None) -> str:
-    """Write the base model into an adapter's settings: by its hub name, if known."""
-    name = hub_origin(Path(source)) or lasting(source)
-    file = folder / SETTINGS
-    settings = json.loads(file.read_text())
-    settings |= {"base_model_name_or_path": name, "revision": revision}
-    file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
-    return name

@@ -15,7 +15,7 @@ import yaml
 from lemma.core.files import write_whole
 from lemma.core.version import lemma_version
 from lemma.data.hub import hub_origin
-from lemma.models.places import TINY
+from lemma.models.places import TINY, lasting
 from lemma.runs.card_contamination import check_stages, in_words, read_record, write_record
 
 CARD = "README.md"
@@ -48,7 +48,10 @@ def write_cards(
         adapter = (place / "adapter_config.json").is_file()
         if adapter or (place / "config.json").is_file():
             results = list(find_results(run, stage, step))
-            write_whole(place / CARD, card_text(recipe, stage, results, record, adapter=adapter, step=step))
+            text = card_text(
+                recipe, stage, results, record, adapter=adapter, step=step, below=_stage_below(place, recipe)
+            )
+            write_whole(place / CARD, text)
 
 
 def card_text(
@@ -59,7 +62,9 @@ def card_text(
     *,
     adapter: bool = False,
     step: int | None = None,
+    below: str | None = None,
 ) -> str:
+    """The card; `below` is the stage on whose merged model an adapter belongs, where that is not the base."""
     stages = stages_until(recipe, stage)
     base = _base(recipe)
     at = f", step {step}" if step is not None else ""
@@ -70,6 +75,7 @@ def card_text(
         + ", then ".join(f"{KINDS.get(one['kind'], one['kind'])} ({name})" for name, one in stages.items())
         + ".",
         "## How to load it",
+        *([_belongs(below, base[0])] if below else []),
         f"```python\n{_loading(adapter)}\n```",
         "## Results",
         _results_table(results),
@@ -83,6 +89,22 @@ def card_text(
         f"```yaml\n{yaml.safe_dump(_shown_recipe(recipe, stages), sort_keys=False, allow_unicode=True)}```",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _stage_below(place: Path, recipe: Mapping[str, Any]) -> str | None:
+    """The stage whose final model an adapter names as its base, unless that is the recipe's model."""
+    settings = place / "adapter_config.json"
+    named = json.loads(settings.read_text()).get("base_model_name_or_path") if settings.is_file() else None
+    base = Path(named or "")
+    is_final = base.name in ("merged", "adapter") and base.parent.name == "final"
+    return base.parent.parent.name if is_final and named != lasting(str(recipe["model"]["path"])) else None
+
+
+def _belongs(stage: str, base: str) -> str:
+    return (
+        f"It belongs on the model of stage `{stage}`, which `adapter_config.json` names, and on no other: on {base} "
+        "itself it gives wrong outputs without an error."
+    )
 
 
 def stages_until(recipe: Mapping[str, Any], stage: str) -> dict[str, Mapping[str, Any]]:

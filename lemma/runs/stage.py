@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,25 +12,23 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError
 
 from lemma.core.errors import UserError
 from lemma.core.events import Axis, Event, Measured, Progressed, Said, Sink, StageEnded, StageStarted
 from lemma.core.faults import fault_point
 from lemma.core.files import write_whole
+from lemma.core.random import key
 from lemma.core.ranks import from_leader, is_leader, note_place, slots, world_size
 from lemma.core.roll_call import check_alike
 from lemma.learning.checkpoint import Checkpoint, CheckpointStore
-from lemma.learning.divergence import Diverged, check_speaks, check_written
+from lemma.learning.divergence import Diverged, check_speaks
 from lemma.learning.learner import Learner
-from lemma.learning.manifest import sync_and_mark
 from lemma.learning.optimiser import Split
 from lemma.learning.weight_split import whole_policy
 from lemma.models.model_options import ModelOptions
-from lemma.models.places import TINY
 from lemma.models.policy import Policy
+from lemma.runs.final_model import write_final_model
 from lemma.runs.ingredients import BASE, ingredients
-from lemma.runs.model_card import write_cards
 from lemma.runs.run_folder import LAYOUT, RunFolder
 from lemma.runs.run_options import StageOptions
 from lemma.runs.stopping import StopNow, Stopped, StopSignal
@@ -105,7 +102,7 @@ class Stage:
         # Names of the earlier stages, in the order of the recipe.
         self.earlier = earlier
         self.clock = Clock()
-        self._sink, self._stop, self._recipe = sink, stop, recipe
+        self._sink, self._stop, self.recipe = sink, stop, recipe
         checkpoints = folder.stage(name) / "checkpoints"
         self.store = CheckpointStore(checkpoints, options.checkpoint.keep, self.warn, folder.recipes)
         self.best_score = math.inf
@@ -126,6 +123,12 @@ class Stage:
         self._rows_after: list[dict[str, Any]] = []
         self._went_on = time.perf_counter()
         self._is_resumed = False
+
+    @property
+    def learner_seed(self) -> int:
+        """The seed of adapters at their start, and of dropout: a stage that starts from another one's model has its
+        own."""
+        return self.seed if self.start_from is None else key(self.seed, self.name)
 
     # --- telling -----------------------------------------------------------------------------------------------
 
@@ -222,7 +225,7 @@ class Stage:
         """
         self._data = data
         checkpoint = self.store.newest()
-        self._ingredients = ingredients(self.options, self.model, self.start_from, self._recipe.get("format"))
+        self._ingredients = ingredients(self.options, self.model, self.start_from, self.recipe.get("format"))
         marks = {"the data": data, "the newest checkpoint": "" if checkpoint is None else str(checkpoint.step)}
         files = {what: mark for what, mark in self._ingredients.items() if what != BASE}  # its weights were compared
         check_alike(marks | files, f"stage {self.name}")
@@ -237,7 +240,7 @@ class Stage:
         step = 0 if checkpoint is None else checkpoint.step
         self._forget_after = -1 if checkpoint is None else step
         self._is_resumed = checkpoint is not None
-        self.emit(StageStarted(self.name, step, total, resumed=self._is_resumed, recipe=self._recipe))
+        self.emit(StageStarted(self.name, step, total, resumed=self._is_resumed, recipe=self.recipe))
         self.clock = Clock()
         self._went_on = time.perf_counter()
         return step
@@ -335,7 +338,7 @@ class Stage:
         try:
             check_speaks(policy)
             written = whole_policy(policy) if policy.is_split else policy
-            files = from_leader(lambda: self._write_model(written or policy, partial), "the final model")
+            files = from_leader(lambda: write_final_model(self, written or policy, partial), "the final model")
         except UserError:
             self.store.wait()
             raise
@@ -347,26 +350,6 @@ class Stage:
 
         from_leader(give_name, "the final model's name")
         self.emit(StageEnded(self.name, step, {**summary, **self._reached()}, self._is_resumed))
-
-    def _write_model(self, policy: Policy, partial: Path) -> dict[str, dict[str, Any]]:
-        """Have the model on the disk, in a hidden folder; its files, as `done.json` knows them."""
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            policy.save(partial, merged=self._merges())
-            check_written(partial)
-            write_cards(partial, self._recipe, self.name, self.folder.path)
-            return sync_and_mark(partial)
-        except (OSError, SafetensorError) as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise UserError(
-                f"the model of stage {self.name} could not be written ({error}); its checkpoints are intact",
-                fix="make room there and start the same command again",
-            ) from error
-
-    def _merges(self) -> bool:
-        """Whether the final model of an adapter is also written with the adapter merged in."""
-        lora = self.model.lora
-        return lora is not None and (lora.merged or self.is_continued or self.model.path == TINY)
 
     def _reached(self) -> dict[str, Any]:
         """Summary of a finished stage: its best score, its duration in this process, and where the model is."""

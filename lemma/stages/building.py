@@ -17,7 +17,7 @@ START = "the weights it starts from"
 
 def stage_policy(stage: Stage, *, is_frozen: bool = False) -> Policy:
     """The model that the stage starts from. A frozen one has no master weights."""
-    policy = build_policy(_options(stage), _place(stage), stage.seed, stage.start_from)
+    policy = build_policy(_options(stage), _place(stage), stage.learner_seed, stage.start_from)
     check_same_weights(policy.module, START, f"stage {stage.name}")
     if is_frozen:
         for parameter in policy.module.parameters():

@@ -44,7 +44,7 @@ def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> Non
         options.optim,
         token_budget=fit_budget(stage, policy, options.batch, options.optim),
         total_steps=total,
-        seed=stage.seed,
+        seed=stage.learner_seed,
         compile_blocks=stage.model.compile,
         share_prompts=stage.model.share_prompts,
         shard=stage.shard,

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lemma.cli import main
 from lemma.learning.checkpoint import CheckpointStore
 from lemma.models.load_model import build_policy
 from lemma.models.model_options import ModelOptions
+from lemma.runs.joined_adapters import put_on_base
 
 RECIPE = """
 run: {{dir: {dir}, threads: 1, device: cpu, tensorboard: false}}
@@ -164,17 +165,52 @@ def test_the_adapters_of_all_stages_become_one_on_the_base(
     assert torch.allclose(adapted(base, tmp_path / "one"), whole, atol=1e-4)
     assert main(["export", str(run), "--adapter", "--to", str(tmp_path / "last")]) == 0
     assert not torch.allclose(adapted(base, tmp_path / "last"), whole, atol=1e-2)  # GRPO's alone is not enough
+    card = (tmp_path / "last" / "README.md").read_text()
+    assert "It belongs on the model of stage `sft`" in card and "on owner/base itself it gives wrong outputs" in card
+
+
+def test_the_final_adapter_of_a_later_stage_belongs_on_the_base(two: Path) -> None:
+    from peft import PeftConfig
+
+    final, base = two / "run" / "stages" / "grpo" / "final", two / "base"
+    config = PeftConfig.from_pretrained(final / "adapter")
+    assert config.base_model_name_or_path == str(base) and config.r == 8
+    assert torch.allclose(adapted(base, final / "adapter"), logits(final / "merged"), atol=1e-5)
+    assert "It belongs on the model" not in (final / "adapter" / "README.md").read_text()
+    first = load_file(two / "run" / "stages" / "sft" / "final" / "adapter" / FILE)
+    for name, whole in load_file(final / "adapter" / FILE).items():
+        part = whole[:4] if ".lora_A." in name else whole[:, :4]
+        assert torch.equal(part, first[name]), "factors stay as they are"
+
+
+def test_a_later_stage_starts_from_another_random_factor_than_the_first(two: Path) -> None:
+    """GRPO's two steps move its first factor far less than one start is from another."""
+    whole = load_file(two / "run" / "stages" / "grpo" / "final" / "adapter" / FILE)
+    downs = [tensor.split(4) for name, tensor in whole.items() if ".lora_A." in name]
+    assert all(torch.cosine_similarity(one.flatten(), other.flatten(), dim=0) < 0.7 for one, other in downs)
+
+
+@pytest.mark.parametrize("other", ["base_model.model.layer.lora_magnitude_vector.weight", "base_model.model.lm_head"])
+def test_an_adapter_that_has_no_sum_stays_on_the_model_it_was_trained_on(
+    other: str, two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, adapter = tmp_path / "run", tmp_path / "run" / "stages" / "sft" / "final" / "adapter"
+    shutil.copytree(two / "run", run)
+    save_file(load_file(adapter / FILE) | {other: torch.ones(1)}, adapter / FILE)
+    before = (adapter / "adapter_config.json").read_text()
+    put_on_base(adapter, [run / "stages" / "grpo" / "final" / "adapter"], 4, "base", None)
+    assert (adapter / "adapter_config.json").read_text() == before
+    assert main(["export", str(run), "--onto", "base", "--to", str(tmp_path / "one")]) == 2
+    assert "cannot be added up into one; leave `--onto base` out, or export the merged model" in capsys.readouterr().err
 
 
 def test_a_smaller_rank_loses_what_is_printed(two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = two / "run"
     assert main(["export", str(run), "--onto", "base", "--rank", "3", "--to", str(tmp_path / "small")]) == 0
     printed = float(capsys.readouterr().out.split("rank 3; ")[1].split(" ")[0])
-    folders = [run / "stages" / name / "final" / "adapter" for name in ("sft", "grpo")]
     lost = total = 0.0
     small = updates(tmp_path / "small")
-    for name, update in updates(folders[0]).items():
-        update = update + updates(folders[1])[name]
+    for name, update in updates(run / "stages" / "grpo" / "final" / "adapter").items():
         lost += float((update - small[name]).pow(2).sum())
         total += float(update.pow(2).sum())
     assert 0.01 < printed < 1 and printed == pytest.approx((lost / total) ** 0.5, rel=0.02)

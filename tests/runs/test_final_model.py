@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lemma.core.errors import UserError
+from lemma.learning import learner
 from lemma.runs.exporting import export_model
 from tests.stages.sft_world import World
 
@@ -83,6 +84,15 @@ def test_what_else_lies_in_the_folder_is_no_damage(world: World, whole: World) -
     shutil.rmtree(world.run / "stages" / "second")
     (world.final("first") / "README.md").write_text("mine")
     assert world.train(world.recipe(stages=TWO)) == 0
+
+
+def test_a_later_stage_has_dropout_of_its_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: dict[str, set[int]] = {"first": set(), "second": set()}
+    for name, own in seeds.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(learner.torch, "manual_seed", own.add)
+            assert world.train(world.recipe(stages=TWO, lora={"r": 2, "dropout": 0.1}), only=[name]) == 0
+    assert all(seeds.values()) and not seeds["first"] & seeds["second"]
 
 
 def test_with_adapters_the_merged_model_counts(world: World) -> None:

@@ -18,6 +18,12 @@ def is_paid(groups: Sequence[Group]) -> bool:
     return any(of_episode(episode, "paid").any() for group in groups for episode in group.episodes)
 
 
+def has_returns(group: Group, advantages: Sequence[float] | np.ndarray, *, centred: bool) -> bool:
+    """Whether any trained token of a group has a return, by its turns' rewards and these advantages of its episodes."""
+    paid = paid_at(group.episodes, centred=centred)
+    return any(rest_at_end(row, float(whole)).any() for row, whole in zip(paid, advantages, strict=True))
+
+
 def divisors(rewards: Sequence[np.ndarray], scale: Scale, epsilon: float) -> list[float]:
     """The divisor of each group's advantages."""
     from lemma.objectives.advantages import divisor
