@@ -6,6 +6,7 @@ gloo, through the host's memory.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -17,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from lemma.cluster.arrival import LOOK_SECONDS, Lobby, address_of_name, agreed_start, arrived, on_loopback
+from lemma.cluster.arrival import LOCAL, LOOK_SECONDS, Lobby, address_of_name, agreed_start, arrived, on_loopback
 from lemma.cluster.cluster_options import ClusterOptions
 from lemma.cluster.rank_watch import LOST, RankLost, RankWatch, reason_of, say_loss
 from lemma.core.errors import UserError
@@ -145,8 +146,8 @@ def _stores(place: RankPlace, seconds: float) -> tuple[Any, Any]:
     limit = timedelta(seconds=seconds)
     meeting = os.environ.get("LEMMA_MEETING")
     if meeting is not None:
-        address, file = "127.0.0.1", Path(meeting) / PORT_FILE
-        first = TCPStore(address, 0, None, True, limit, wait_for_workers=False) if place.rank == 0 else None
+        address, file = LOCAL, Path(meeting) / PORT_FILE
+        first = _local_store(0, limit) if place.rank == 0 else None
         if first is not None:
             file.with_suffix(".new").write_text(str(first.port))
             file.with_suffix(".new").replace(file)
@@ -165,6 +166,17 @@ def _stores(place: RankPlace, seconds: float) -> tuple[Any, Any]:
         start = agreed_start(PrefixStore(prefix, first), place.rank, place.size, seconds)
         prefix = f"{prefix}/{start}"
     return PrefixStore(f"{prefix}/group", first), PrefixStore(f"{prefix}/watch", second)
+
+
+def _local_store(port: int, limit: timedelta) -> Any:
+    """A store that only this machine reaches: by itself, torch listens on all interfaces."""
+    from torch.distributed import TCPStore
+
+    with socket.create_server((LOCAL, port)) as listening:
+        port = listening.getsockname()[1]
+        return TCPStore(
+            LOCAL, port, None, True, limit, wait_for_workers=False, master_listen_fd=os.dup(listening.fileno())
+        )
 
 
 def _meeting_point() -> tuple[str, int]:
@@ -245,10 +257,12 @@ def _opened_store(address: str, port: int, rank: int, seconds: float) -> Any:
 
     hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
+        if hosts and os.environ["MASTER_ADDR"] in ("localhost", LOCAL):
+            return _local_store(port, timedelta(seconds=seconds))
         return TCPStore(address, port, None, hosts, timedelta(seconds=seconds), wait_for_workers=False)
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         host, reason = socket.gethostname(), str(error).splitlines()[0][:200]
-        if "EADDRINUSE" in str(error):
+        if "EADDRINUSE" in str(error) or getattr(error, "errno", 0) == errno.EADDRINUSE:
             raise UserError(f"port {port} is taken on {host}", fix="choose another MASTER_PORT") from error
         raise UserError(
             f"rank {rank} on {host} does not reach the first rank at {address}, port {port} ({reason})",

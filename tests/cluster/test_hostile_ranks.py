@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -176,3 +178,26 @@ def read_by_one(folder: Path) -> str:
 def test_a_checkpoint_that_only_the_first_rank_can_read(crew: Crew, tmp_path: Path) -> None:
     (said,) = set(crew.run(2, read_by_one, tmp_path))
     assert "rank 1 cannot read the checkpoint of step 1 in " in said and "not you), and rank 0 can; see that" in said
+
+
+LISTENS = """
+import psutil
+from lemma.cluster.cluster_options import ClusterOptions
+from lemma.cluster.joining import member
+with member(ClusterOptions(), "cpu"):
+    print(*sorted({one.laddr.ip for one in psutil.Process().net_connections() if one.status == "LISTEN"}))
+"""
+
+
+@pytest.mark.parametrize("launched", ["by lemma train", "by hand"])
+def test_ranks_of_one_machine_listen_to_nobody_else(tmp_path: Path, launched: str) -> None:
+    """Neither the store at which they meet nor gloo."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    place = {"LEMMA_MEETING": str(tmp_path)} if launched == "by lemma train" else {"MASTER_ADDR": "127.0.0.1"}
+    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_PORT": port, **place}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", LISTENS], env=env | {"RANK": str(n)}, stdout=subprocess.PIPE, text=True)
+        for n in range(2)
+    ]
+    assert [one.communicate(timeout=120)[0].strip() for one in ranks] == ["127.0.0.1"] * 2
