@@ -8,11 +8,13 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TextIO, cast
 
 from lemma.cli.parser import Parser
 from lemma.cli.system_errors import explained
 from lemma.cluster.rank_end import INTERRUPTED, run_and_exit
 from lemma.core.errors import UserError, nearest, warnings_said
+from lemma.core.terminal import VisibleStream
 
 # The commands and what each is for; the module of the same name in this folder has `add(subparsers)`.
 COMMANDS: dict[str, str] = {
@@ -47,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_closed_outputs()
+    before = sys.stdout
+    if before.isatty():
+        sys.stdout = cast("TextIO", VisibleStream(before))
     try:
         with warnings_said(lambda text: print(f"lemma: warning: {text}", file=sys.stderr)):
             code = _run(arguments)
@@ -76,6 +81,8 @@ def _main(argv: Sequence[str] | None) -> int:
         if told is None:
             raise
         return _complain(*told)
+    finally:
+        sys.stdout = before
 
 
 def _leave_quietly(argv: Sequence[str] | None) -> None:

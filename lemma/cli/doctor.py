@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lemma.cli.parser import Parser
+from lemma.core.terminal import unescaped, visible
 
 if TYPE_CHECKING:
     from lemma.doctor.health import HealthFinding
@@ -49,12 +50,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_table(findings: list[HealthFinding]) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(file=unescaped(sys.stdout), highlight=False, soft_wrap=True)
     width = max(len(finding.part) for finding in findings)
     for finding in findings:
         state = "missing (optional)" if finding.state == "missing" else finding.state
         line = Text(f"{finding.part:<{width}}  ")
         line.append(f"{state:<18}  ", style=STYLES[finding.state])
-        console.print(line.append(finding.detail))
+        console.print(line.append(visible(finding.detail)))
         if finding.repair:
             console.print(Text(" " * (width + 22) + finding.repair, style="dim"))

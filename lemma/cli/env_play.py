@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lemma.cli.parser import Parser, add_device, add_recipe
 from lemma.core.errors import UserError, nearest
 from lemma.core.events import Event, Said
+from lemma.core.terminal import unescaped, visible
 
 if TYPE_CHECKING:
     from lemma.engines.protocol import Engine
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Play a few episodes as the reinforcement stage of a recipe would, and print them turn by turn: what the policy read,
 what it sampled, which is what is learnt from, and what the environment answered. In colours on a terminal."""
-# Characters that a terminal obeys are shown by their numbers.
-CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 COLOURS = {"prompt": "2", "sampled": "1;32", "observed": "36", "note": "33"}
 
 
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     episodes, tokenizer, world = _played(args, recipe, options)
     is_coloured = args.colour == "always" or (args.colour == "auto" and sys.stdout.isatty())
     for episode in episodes:
-        print("\n".join(shown(episode, tokenizer, is_coloured)))
+        print("\n".join(shown(episode, tokenizer, is_coloured)), file=unescaped(sys.stdout))
     world.close()
     return 0
 
@@ -110,7 +109,7 @@ def shown(episode: Episode, tokenizer: Any, is_coloured: bool) -> list[str]:
 
     def part(kind: str, label: str, words: str) -> list[str]:
         begin, end = (f"\x1b[{COLOURS[kind]}m", "\x1b[0m") if is_coloured else ("", "")
-        words = words.translate(CONTROL)
+        words = visible(words)
         return [f"{begin}{label:>9} | {line}{end}" for line in words.split("\n")]
 
     lines = part("note", "problem", f"{episode.problem_id}, sample {episode.sample}")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lemma.cli.parser import Parser
 from lemma.core.errors import UserError
+from lemma.core.terminal import unescaped, visible
 
 DESCRIPTION = """\
 List the runs in a folder (default: runs) with their state, stage, step, best number, age and size on disk.
@@ -50,8 +51,10 @@ def _list(folder: Path) -> int:
     for row in rows:
         step = f"{row.step} of {row.total}" if row.total else str(row.step or "")
         name = str(row.folder.relative_to(folder)) if row.folder != folder else str(row.folder)
-        table.add_row(name, row.state, row.stage, step, row.best, in_days(row.age), in_bytes(row.size))
-    Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 160).print(table)
+        cells = (name, row.state, row.stage, step, row.best, in_days(row.age), in_bytes(row.size))
+        table.add_row(*map(visible, cells))
+    width = None if sys.stdout.isatty() else 160
+    Console(file=unescaped(sys.stdout), markup=False, highlight=False, width=width).print(table)
     return 0
 
 

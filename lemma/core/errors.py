@@ -11,6 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from lemma.core.terminal import visible
+
 
 class UserError(Exception):
     """Something the user can repair: one sentence that says what is wrong, where, and what to write instead.
@@ -24,7 +26,7 @@ class UserError(Exception):
         self.problem, self.file, self.line, self.fix = problem, file, line, fix
         place = "" if file is None else f"{file}:{line}: " if line is not None else f"{file}: "
         hint = "" if fix is None else f"; {fix}"
-        super().__init__(" ".join(f"{place}{problem}{hint}".split()))
+        super().__init__(visible(" ".join(f"{place}{problem}{hint}".split())))
 
 
 class SeveralErrors(UserError):
@@ -53,7 +55,7 @@ def warn(message: str) -> None:
         if frame.f_globals.get("__name__", "").partition(".")[0] == "lemma":
             level = depth + 1
         frame, depth = frame.f_back, depth + 1
-    warnings.warn(message, LemmaWarning, stacklevel=level)
+    warnings.warn(visible(message), LemmaWarning, stacklevel=level)
 
 
 @contextmanager

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from lemma.core.terminal import visible
+
 Level = Literal["info", "warning", "error"]
 Axis = Literal["train", "eval"]
 
@@ -16,6 +18,9 @@ class Said:
 
     text: str
     level: Level = "info"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", visible(self.text))
 
 
 @dataclass(frozen=True, slots=True)

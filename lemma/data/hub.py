@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ SHOWN = 20
 PARTS = Path(OURS) / "lemma"
 ORIGIN = Path(OURS) / "lemma-origin.json"
 """The file next to a downloaded repository that holds its name and commit."""
+NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 FOLDERS: dict[Kind, str] = {"model": "model", "dataset": "data"}
 
 
@@ -67,7 +69,8 @@ def hub_origin(folder: Path) -> str | None:
     """The hub name of a downloaded folder, whether by `lemma download` or in the hub client's cache."""
     folder = folder.expanduser().absolute()
     try:
-        return str(json.loads((folder / ORIGIN).read_text(encoding="utf-8"))["repository"])
+        name = str(json.loads((folder / ORIGIN).read_text(encoding="utf-8"))["repository"])
+        return name if NAME.fullmatch(name) else None
     except (OSError, ValueError, KeyError, TypeError):
         pass
     for part in folder.parts:

@@ -12,6 +12,7 @@ from rich.progress import Progress, ProgressColumn, Task, TaskID
 from rich.text import Text
 
 from lemma.core.events import Event, Measured, Progressed, Said, StageEnded, StageStarted
+from lemma.core.terminal import unescaped
 from lemma.reporting.text import Pace, describe, duration, ended, evaluated, headline, progress_line
 
 STYLES = {"info": "", "warning": "yellow", "error": "bold red"}
@@ -27,7 +28,7 @@ class Console:
     troubles: tuple[type[Exception], ...] = (OSError,)
 
     def __init__(self, stream: TextIO | None = None):
-        stream = sys.stdout if stream is None else stream
+        stream = unescaped(sys.stdout if stream is None else stream)
         self._view: _Bars | _Lines = _Bars(stream) if stream.isatty() else _Lines(stream)
         self._stage = ""
         self._numbers: Measured | None = None

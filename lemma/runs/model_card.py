@@ -6,6 +6,7 @@ The same recipe and results give the same card: it names no time and no machine.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,7 @@ def _license_of(folder: Path) -> str | None:
         name = yaml.safe_load(front)["license"]
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return None
-    return name if isinstance(name, str) else None
+    return name if isinstance(name, str) and re.fullmatch(r"[\w .+-]+", name) else None
 
 
 def _what(base: tuple[str, str | None, str | None]) -> str:
