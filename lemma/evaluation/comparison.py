@@ -17,7 +17,8 @@ METRICS: dict[str, Callable[[EvalRow], float]] = {
     "format": lambda row: float(row.format_ok),
     "finished": lambda row: float(row.finish != "length"),
 }
-"""What can be compared: a number from 0 to 1 for every sample. What could not be graded is not right."""
+"""What can be compared: a number from 0 to 1 for every sample. What could not be graded is not right, except that an
+episode whose environment could not tell is left out, as in the evaluation's own accuracy."""
 
 Scores = dict[str, list[float]]
 
@@ -25,7 +26,7 @@ Scores = dict[str, list[float]]
 @dataclass(frozen=True, slots=True)
 class EvalResult:
     """The samples of an evaluation: for each benchmark, the scores, the gold and the question of each problem; and its
-    samples in words, where it was read from a folder."""
+    samples in words, where it was read from a folder. `unknown` counts the episodes that are left out."""
 
     name: str
     scores: dict[str, Scores]
@@ -33,6 +34,7 @@ class EvalResult:
     questions: dict[str, dict[str, str]]
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     samples: dict[str, dict[str, list[EvalRow]]] = field(default_factory=dict)
+    unknown: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +92,17 @@ def read_evaluation(folder: Path, metric: str = "accuracy") -> EvalResult:
     golds: dict[str, dict[str, tuple[str, ...]]] = {}
     questions: dict[str, dict[str, str]] = {}
     samples: dict[str, dict[str, list[EvalRow]]] = {}
+    unknown: dict[str, int] = {}
     for name, rows in report.rows.items():
-        for row in rows:
+        may_leave_out = metric == "accuracy" and report.settings[name].get("scoring") == "environment"
+        counted = [row for row in rows if row.verdict != "unknown"] if may_leave_out else rows
+        unknown[name] = len(rows) - len(counted)
+        for row in counted:
             scores.setdefault(name, {}).setdefault(row.problem, []).append(METRICS[metric](row))
             golds.setdefault(name, {})[row.problem] = tuple(row.gold)
             questions.setdefault(name, {})[row.problem] = row.question
             samples.setdefault(name, {}).setdefault(row.problem, []).append(row)
-    return EvalResult(str(folder), scores, golds, questions, report.settings, samples)
+    return EvalResult(str(folder), scores, golds, questions, report.settings, samples, unknown)
 
 
 def compare(first: EvalResult, second: EvalResult, benchmarks: Sequence[str] | None = None) -> Compared:
@@ -111,6 +117,12 @@ def compare(first: EvalResult, second: EvalResult, benchmarks: Sequence[str] | N
     pairs: dict[str, tuple[list[str], list[list[float]], list[list[float]]]] = {}
     for name in names:
         problems, said = _shared(first, second, name)
+        left_out = [one.unknown.get(name, 0) for one in (first, second)]
+        if any(left_out):
+            doubts.append(
+                f"{name}: the environment could not score {left_out[0]} episodes of A and {left_out[1]} of B; they "
+                "are left out"
+            )
         doubts += said
         if problems:
             mine, theirs = first.scores[name], second.scores[name]

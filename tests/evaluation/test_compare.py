@@ -24,7 +24,7 @@ from lemma.evaluation.paired import (
     sign_flip_exact,
     t_quantile,
 )
-from lemma.evaluation.results import VERSION, make_report, write_report
+from lemma.evaluation.results import VERSION, make_report, read_report, write_report
 
 
 def enumerated(d: np.ndarray) -> float:
@@ -204,8 +204,8 @@ def test_another_chat_template_is_a_doubt_whatever_the_number_of_problems(n: int
     assert compare(first, second).doubts[0] == "format_hash differs: aa in A, bb in B (m)"
 
 
-def write(folder: Path, right: np.ndarray, **more: Any) -> Path:
-    """An evaluation on disk, as `lemma eval` leaves it."""
+def write(folder: Path, right: np.ndarray, unknown: int = 0, **more: Any) -> Path:
+    """An evaluation on disk, as `lemma eval` leaves it; the last problems are `unknown`."""
     settings = {
         "n": right.shape[0], "k": right.shape[1], "metric": "avg", "ties": "average", "seed": 0,
         "temperature": 0.6, "top_p": 1.0, "max_tokens": 256,
@@ -225,6 +225,8 @@ def write(folder: Path, right: np.ndarray, **more: Any) -> Path:
         for n, own in enumerate(right)
         for k, one in enumerate(own)
     ]
+    for row in rows[len(rows) - unknown * right.shape[1] :] if unknown else ():
+        row.verdict = "unknown"
     folder.mkdir()
     whole = {"version": VERSION, "model": {"name": folder.name}, "benchmarks": {"made": settings}}
     (folder / "settings.json").write_text(json.dumps(whole))
@@ -248,6 +250,24 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert found["rows"][0]["differs"] and found["rows"][0]["test"]["difference"] == pytest.approx(
         b[:, :2].mean() - a.mean()
     )
+
+
+def test_episodes_that_no_environment_could_score_are_left_out(tmp_path: Path) -> None:
+    """A succeeds wherever it was scored, on 12 of 20 problems; B on 9 of 10."""
+    all_right = np.ones((20, 1))
+    b = np.array([[0.0]] * 2 + [[1.0]] * 18)
+    first, second = (
+        write(tmp_path / name, right, unknown=unknown, scoring="environment")
+        for name, right, unknown in (("a", all_right, 8), ("b", b, 0))
+    )
+    assert read_report(first).summaries["made"].accuracy.value == 1.0
+    found = compare(read_evaluation(first), read_evaluation(second))
+    (row,) = found.rows
+    assert (row.test.problems, row.test.first) == (12, 1.0)
+    assert row.test.second == pytest.approx(10 / 12) and row.test.p == 0.5
+    assert any("could not score 8 episodes of A and 0 of B" in doubt for doubt in found.doubts)
+    cut = compare(read_evaluation(first, "finished"), read_evaluation(second, "finished")).rows
+    assert cut[0].test.problems == 20
 
 
 def test_the_command_refuses_what_is_no_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
