@@ -171,7 +171,8 @@ def _format(name: str) -> Format:
 
 def run_luffy(args: argparse.Namespace) -> int:
     from lemma.data.choices import as_asked
-    from lemma.data.load_rows import load_rows, split_share
+    from lemma.data.held_out import split_share
+    from lemma.data.load_rows import load_rows
     from lemma.data.prepared import luffy_rows, write_luffy
     from lemma.formats.think_boxed import ThinkBoxed
 
@@ -183,7 +184,7 @@ def run_luffy(args: argparse.Namespace) -> int:
     if complement is not None:
         others = load_rows(_options(args, complement), args.seed)
     else:
-        training, others = split_share(training, args.hold_out, args.seed, "luffy")
+        training, others = split_share(training, args.hold_out, args.seed)
     fmt = ThinkBoxed()
 
     def rows(items: Sequence[Any]) -> list[dict[str, Any]]:

@@ -320,50 +320,6 @@ def take(items: Sequence[T], source: SourceOptions, seed: int, name: str) -> lis
     return list(items) * copies + [items[place] for place in drawn]
 
 
-def split_share(
-    items: Sequence[T], share: float, seed: int, name: str, identity: Callable[[T], Any] | None = None
-) -> tuple[list[T], list[T]]:
-    """What stays and what is held out: about `share` of the items, with at least one on each side if there are two.
-
-    Items with the same question stay together, so repeated rows, or a problem and its variations, never end up on both
-    sides; `identity` gives the question of an item of any other type.
-    """
-    if share <= 0 or len(items) < 2:
-        return list(items), []
-    groups: dict[Any, list[int]] = {}
-    known = {problem.id: _asked(problem) for problem in map(_problem, items) if problem is not None}
-    for place, item in enumerate(items):
-        groups.setdefault(_identity(item, place, known) if identity is None else identity(item), []).append(place)
-    if len(groups) < 2:
-        groups = {place: [place] for place in range(len(items))}
-    wanted = max(1, round(share * len(items)))
-    order = list(groups.values())
-    held: set[int] = set()
-    for place in permutation(len(order), seed, "data", "held out", name)[:-1]:
-        if held and len(held) + len(order[place]) > wanted:
-            break
-        held.update(order[place])
-    stays = [item for place, item in enumerate(items) if place not in held]
-    return stays, [items[place] for place in sorted(held)]
-
-
-def _identity(item: Any, place: int, known: dict[str, Any]) -> Any:
-    """The question of an item, whatever its id; for a variation, that of its original. Other items are unique."""
-    problem = _problem(item)
-    if problem is None:
-        return place
-    origin = problem.extra.get(ORIGIN)
-    return _asked(problem) if origin is None else known.get(origin, origin)
-
-
-def _problem(item: Any) -> Problem | None:
-    return problem_of(item) if isinstance(item, Problem | Demonstration | Preference | Judged) else None
-
-
-def _asked(problem: Problem) -> Any:
-    return problem.messages, problem.choices
-
-
 def filter_by_length(
     items: Sequence[T], lengths: Sequence[int], options: LengthOptions, say: Callable[[str], None] = lambda note: None
 ) -> tuple[list[T], int | None]:

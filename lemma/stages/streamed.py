@@ -11,6 +11,7 @@ from lemma.core.ranks import from_leader, leader_first
 from lemma.core.types import Demonstration, Trajectory, content_id
 from lemma.data.choices import as_asked
 from lemma.data.data_options import SourceOptions
+from lemma.data.held_out import place_of, question_of
 from lemma.data.load_rows import as_demonstration, load_items, read_source, varied
 from lemma.data.readers import Item, problem_of
 from lemma.data.sources import ARITHMETIC, files_of
@@ -103,9 +104,7 @@ class _Rows:
         problem, share = problem_of(item), self.options.validation.share
         if not share or self.options.validation.data is not None:
             return False
-        asked = [(message.role, message.content) for message in problem.messages]
-        drawn = int(content_id(self.stage.seed, self.stage.name, "held out", asked, problem.choices), 16)
-        return drawn < share * 2**64
+        return place_of(question_of(problem), self.stage.seed) < share
 
 
 def _items(source: SourceOptions, seed: int, say: Any) -> Iterator[Item]:

@@ -14,7 +14,8 @@ from lemma.core.random import permutation
 from lemma.core.types import Demonstration, Trajectory, content_id
 from lemma.data.choices import as_asked
 from lemma.data.data_options import DataOptions, journal_place
-from lemma.data.load_rows import filter_by_length, load_demonstrations, split_share
+from lemma.data.held_out import split_share
+from lemma.data.load_rows import filter_by_length, load_demonstrations
 from lemma.formats import Format
 from lemma.formats.encode import encode_demonstration, encode_document
 from lemma.formats.played import encode_learnt
@@ -223,7 +224,7 @@ def _from_journal(
     held_out: list[Trajectory] = []
     if options.validation.share:
         samples, others = split_share(
-            samples, options.validation.share, stage.seed, stage.name, identity=lambda one: one[0].problem_id
+            samples, options.validation.share, stage.seed, identity=lambda one: one[0].problem_id
         )
         held_out = [part for one in others[: options.validation.count] for part in one]
     elif options.validation.data is not None:
@@ -243,7 +244,7 @@ def _held_out(
         episodes = imitated(stage, data, options.journal)[: options.validation.count]
         return [part for one in episodes for part in one]
     rows = _short_prompts(stage, data, fmt, tokenizer)[: options.validation.count]
-    return _encoded(stage, options, fmt, rows, tokenizer)
+    return _encoded(stage, options, fmt, [as_asked(row) for row in rows], tokenizer)
 
 
 def _streamed(
@@ -280,18 +281,18 @@ def _demonstrations(
     items = _short_prompts(stage, options.data, fmt, tokenizer)
     held_out: list[Demonstration] = []
     if options.validation.share:
-        items, held_out = split_share(items, options.validation.share, stage.seed, stage.name)
+        items, held_out = split_share(items, options.validation.share, stage.seed)
     if options.unique_examples != "all":
         items = items[: options.unique_examples]
-    return items, held_out[: options.validation.count]
+    return [as_asked(item) for item in items], [as_asked(item) for item in held_out[: options.validation.count]]
 
 
 def _short_prompts(stage: Stage, data: DataOptions, fmt: Format, tokenizer: Any) -> list[Demonstration]:
-    """The demonstrations whose prompt is within the limits of prompt_length."""
-    items, limits = [as_asked(item) for item in load_demonstrations(data, stage.seed)], data.prompt_length
+    """The demonstrations whose prompt, as it is asked, is within the limits of prompt_length."""
+    items, limits = load_demonstrations(data, stage.seed), data.prompt_length
     if limits.percentile is None and limits.max_tokens is None:
         return items
-    lengths = [int(encode_demonstration(fmt, item, tokenizer).chosen_T.argmax()) for item in items]
+    lengths = [int(encode_demonstration(fmt, as_asked(item), tokenizer).chosen_T.argmax()) for item in items]
     return filter_by_length(items, lengths, limits, stage.say)[0]
 
 

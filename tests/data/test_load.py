@@ -14,13 +14,13 @@ from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.types import Demonstration, Message, Problem
 from lemma.data import cache, choices, load_rows, marks, pairs, quantities, readers, roles, sources, vary
 from lemma.data.data_options import ArithmeticOptions, DataOptions, LengthOptions, SourceOptions
+from lemma.data.held_out import split_share
 from lemma.data.load_rows import (
     filter_by_length,
     load_demonstrations,
     load_judged,
     load_preferences,
     load_problems,
-    split_share,
     take,
 )
 from lemma.data.prepared import write_rows
@@ -191,10 +191,10 @@ def test_preferences_and_judgements(tmp_path):
 @settings(max_examples=80, deadline=None)
 def test_a_split_is_whole_disjoint_and_about_the_share(size, share, seed):
     items = [problem(number) for number in range(size)]
-    stays, held = split_share(items, share, seed, "sft")
+    stays, held = split_share(items, share, seed)
     assert sorted([*stays, *held], key=items.index) == items
     assert stays == [item for item in items if item not in held]
-    assert (stays, held) == split_share(items, share, seed, "sft")
+    assert (stays, held) == split_share(items, share, seed)
     if share > 0 and size >= 2:
         assert stays and len(held) == min(size - 1, max(1, round(share * size)))
     else:
@@ -203,13 +203,12 @@ def test_a_split_is_whole_disjoint_and_about_the_share(size, share, seed):
 
 def test_copies_of_a_problem_stay_on_one_side():
     items = [Demonstration(problem(number), response=str(copy)) for copy in range(3) for number in range(20)]
-    stays, held = split_share(items, 0.2, 0, "sft")
+    stays, held = split_share(items, 0.2, 0)
     assert len(held) == 12 and not {item.problem.id for item in stays} & {item.problem.id for item in held}
     same = [Demonstration(problem(1), response=str(copy)) for copy in range(4)]
-    stays, held = split_share(same, 0.25, 0, "sft")
+    stays, held = split_share(same, 0.25, 0)
     assert len(stays) == 3 and len(held) == 1
-    assert split_share(items, 0.2, 1, "sft")[1] != split_share(items, 0.2, 0, "sft")[1]
-    assert split_share(items, 0.2, 0, "rl")[1] != split_share(items, 0.2, 0, "sft")[1]
+    assert split_share(items, 0.2, 1)[1] != split_share(items, 0.2, 0)[1]
 
 
 def test_lengths_by_percentile_by_number_and_by_both():

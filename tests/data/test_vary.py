@@ -14,7 +14,8 @@ from lemma.cli import main
 from lemma.core.errors import LemmaWarning, UserError
 from lemma.core.types import Demonstration, Message, Preference, Problem
 from lemma.data.data_options import DataOptions, SourceOptions
-from lemma.data.load_rows import load_demonstrations, load_items, load_problems, row_of, split_share
+from lemma.data.held_out import split_share
+from lemma.data.load_rows import load_demonstrations, load_items, load_problems, row_of
 from lemma.data.marks import holds, numbers_in
 from lemma.data.roles import Unclear, plan_of
 from lemma.data.vary import ORIGIN, unmarked, vary, written
@@ -218,7 +219,7 @@ def test_order_and_company_of_rows_do_not_matter(tmp_path):
 
 def test_a_problem_and_its_variations_are_held_out_together(tmp_path):
     options = DataOptions(source=write(tmp_path / "a.jsonl", PENS, WEEK, SHIRT), variations=6)
-    stays, held = split_share(load_demonstrations(options, seed=0), 0.3, 0, "x")
+    stays, held = split_share(load_demonstrations(options, seed=0), 0.3, 0)
     assert len(stays) == 14 and len(held) == 7
     assert len({item.problem.extra.get(ORIGIN, item.problem.id) for item in held}) == 1
 

@@ -16,6 +16,7 @@ from lemma.core.random import permutation
 from lemma.core.types import Demonstration, Judged, Message, Problem, Trajectory
 from lemma.data.arithmetic import mistaken
 from lemma.data.data_options import JOURNAL, DataOptions, journal_place
+from lemma.data.held_out import question_of, split_share
 from lemma.data.load_rows import (
     filter_by_length,
     judgements,
@@ -23,7 +24,6 @@ from lemma.data.load_rows import (
     load_judged,
     load_preferences,
     row_of,
-    split_share,
     take,
 )
 from lemma.data.rows import Row
@@ -42,6 +42,7 @@ class Example:
     """A prompt with a chosen and a rejected response, or with one response that is wanted (+1) or unwanted (-1).
 
     `masks` mark the sampled tokens of each response, as opposed to those read between turns; empty: all were sampled.
+    `question` is a name for what is asked, empty where a journal has only its ids.
     """
 
     prompt: np.ndarray
@@ -50,6 +51,7 @@ class Example:
     problem_id: str = ""
     system: str | None = None
     masks: tuple[np.ndarray, ...] = ()
+    question: str = ""
 
     @property
     def said(self) -> tuple[np.ndarray, ...]:
@@ -117,20 +119,19 @@ def prepare(
     if options.validation.data is not None:
         held_out = _short_prompts(stage, options, options.validation.data, fmt, tokenizer)
     elif options.validation.share:
-        examples, held_out = split_share(
-            examples, options.validation.share, stage.seed, stage.name, identity=_asked(examples)
-        )
+        examples, held_out = split_share(examples, options.validation.share, stage.seed, identity=_asked(examples))
     return _within(limit, examples, stage), _within(limit, held_out[: options.validation.count], stage)
 
 
-def _asked(examples: Sequence[Example]) -> Callable[[Example], bytes | str]:
-    """The question of an example: its prompt; for a variation, of which a journal has only the id, the original's
-    prompt, or the original's id if it is absent."""
-    prompts = {example.problem_id: example.prompt.tobytes() for example in examples}
+def _asked(examples: Sequence[Example]) -> Callable[[Example], str]:
+    """The question of an example: its name or its prompt; for a variation, of which a journal has only the id, that of
+    the original, or the original's id if it is absent."""
+    questions = {example.problem_id: example.question or example.prompt.tobytes().hex() for example in examples}
 
-    def identity(example: Example) -> bytes | str:
+    def identity(example: Example) -> str:
         origin = origin_of(example.problem_id)
-        return example.prompt.tobytes() if origin == example.problem_id else prompts.get(origin, origin)
+        own = example.question or example.prompt.tobytes().hex()
+        return own if origin == example.problem_id else questions.get(origin, origin)
 
     return identity
 
@@ -220,7 +221,8 @@ def _example(fmt: Format, tokenizer: Any, said: Sequence[Demonstration], signs: 
     encoded = [encode_demonstration(fmt, one, tokenizer) for one in said]
     start = int(encoded[0].chosen_T.argmax())
     responses = tuple(one.ids_T[start:] for one in encoded)
-    return Example(encoded[0].ids_T[:start], responses, signs, said[0].problem.id, said[0].problem.system)
+    asked = said[0].problem
+    return Example(encoded[0].ids_T[:start], responses, signs, asked.id, asked.system, question=question_of(asked))
 
 
 def built_in(fmt: Format, item: Demonstration, tokenizer: Any) -> Example:

@@ -13,7 +13,9 @@ import numpy as np
 from lemma.core.errors import UserError
 from lemma.core.types import Demonstration, Problem
 from lemma.data.choices import as_asked
-from lemma.data.load_rows import filter_by_length, load_problems, load_rows, row_of, split_share
+from lemma.data.data_options import DataOptions, LengthOptions
+from lemma.data.held_out import questions_of, split_share
+from lemma.data.load_rows import filter_by_length, load_problems, load_rows, row_of
 from lemma.data.readers import Item, problem_of
 from lemma.environments import EnvironmentOptions
 from lemma.environments.openings import opened_all
@@ -27,20 +29,17 @@ from lemma.runs.stage import Stage
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.reinforcement.rl_problems import asked_first, needs_columns, own_problems
 
+Given = tuple[Item, Task]
+"""A row, and the task that it gives."""
+
 
 def prepare_tasks(
     stage: Stage, options: ReinforcementOptions, fmt: Format, policy: Policy
 ) -> tuple[list[Task], int, list[Problem]]:
     """The tasks of the stage, the maximum number of tokens in a response, and the held-out problems."""
-    items, held_out = _items(stage, options)
-    if options.algorithm.uses_traces:
-        tasks = _with_traces(stage, options, fmt, policy.tokenizer, items)
-    else:
-        problems = opened_all(options.environment, [asked_first(as_asked(item)) for item in items], stage.seed)
-        tasks = [Task(problem, encode_prompt(fmt, problem, policy.tokenizer)) for problem in problems]
-    lengths = [len(task.prompt) for task in tasks]
-    tasks, limit = filter_by_length(tasks, lengths, options.data.prompt_length, stage.say)
-    longest = max(len(task.prompt) for task in tasks) if limit is None else limit
+    given = _given(stage, options, fmt, policy.tokenizer)
+    given, limit = filter_by_length(given, _lengths(given), options.data.prompt_length, stage.say)
+    longest = max(_lengths(given)) if limit is None else limit
     max_tokens = options.rollout.max_tokens or policy.context - longest
     if max_tokens < 1:
         raise UserError(
@@ -48,7 +47,7 @@ def prepare_tasks(
             fix="lower data.prompt_length.max_tokens, or write rollout.max_tokens",
         )
     room = policy.context - max_tokens
-    kept = [task for task in tasks if len(task.prompt) <= room]
+    kept = [one for one, length in zip(given, _lengths(given), strict=True) if length <= room]
     if not kept:
         raise UserError(
             f"stage {stage.name}: no prompt leaves {max_tokens} tokens of the model's context of {policy.context}",
@@ -60,9 +59,14 @@ def prepare_tasks(
             f"{max_tokens} tokens",
             fix="lower rollout.min_tokens",
         )
-    if len(kept) < len(tasks):
-        stage.warn(f"{len(tasks) - len(kept)} of {len(tasks)} prompts are longer than {room} tokens and were left out")
-    return kept, max_tokens, held_out
+    if len(kept) < len(given):
+        stage.warn(f"{len(given) - len(kept)} of {len(given)} prompts are longer than {room} tokens and were left out")
+    kept, held_out = _split(stage, options, kept, fmt, policy.tokenizer)
+    return [task for _, task in kept], max_tokens, held_out
+
+
+def _lengths(given: Sequence[Given]) -> list[int]:
+    return [len(task.prompt) for _, task in given]
 
 
 def opened(environment: EnvironmentOptions, problem: Problem, seed: int) -> Problem:
@@ -70,39 +74,59 @@ def opened(environment: EnvironmentOptions, problem: Problem, seed: int) -> Prob
     return opened_all(environment, [problem], seed)[0]
 
 
-def _items(stage: Stage, options: ReinforcementOptions) -> tuple[list[Item], list[Problem]]:
-    """The training items, and the validation problems, as they are asked."""
-    validation = options.validation
-    items: list[Item]
+def _given(stage: Stage, options: ReinforcementOptions, fmt: Format, tokenizer: Any) -> list[Given]:
+    """All rows of the stage's data with their tasks."""
     own, keep = own_problems(options), needs_columns(options)
+    items: list[Item]
     if own is not None:
         items = list(own)
     elif options.algorithm.uses_traces or not options.environment.is_single_turn:
         items = load_rows(options.data, stage.seed, keep_columns=keep)
     else:
         items = list(load_problems(options.data, stage.seed, keep_columns=keep))
-    held_out: list[Problem] = []
+    if options.algorithm.uses_traces:
+        return _with_traces(stage, options, fmt, tokenizer, items)
+    problems = opened_all(options.environment, [asked_first(as_asked(item)) for item in items], stage.seed)
+    tasks = [Task(problem, encode_prompt(fmt, problem, tokenizer)) for problem in problems]
+    return list(zip(items, tasks, strict=True))
+
+
+def _split(
+    stage: Stage, options: ReinforcementOptions, given: list[Given], fmt: Format, tokenizer: Any
+) -> tuple[list[Given], list[Problem]]:
+    """What is trained on, and the validation problems, as they are asked."""
+    validation, environment = options.validation, options.environment
+    held: list[Item] = []
     if validation.data is not None:
-        if is_scored_by(options.environment):
-            rows = load_rows(validation.data, stage.seed, keep_columns=keep)
-            held_out = [asked_first(row) for row in rows]
-        else:
-            held_out = load_problems(validation.data, stage.seed, keep_columns=keep)
+        held = _other_rows(stage, options, validation.data, fmt, tokenizer)
     elif validation.share:
-        items, held = split_share(items, validation.share, stage.seed, stage.name)
-        if is_scored_by(options.environment):
-            held_out = [asked_first(item) for item in held]
-        else:
-            held_out = [problem for problem in map(problem_of, held) if problem.golds]
+        questions = questions_of([item for item, _ in given])
+        stay, out = split_share(range(len(given)), validation.share, stage.seed, questions.__getitem__)
+        held, given = [given[place][0] for place in out], [given[place] for place in stay]
+    is_played = is_scored_by(environment)
+    problems = [asked_first(item) if is_played else problem_of(item) for item in held]
     # Multiple-choice options are in the same order as in training.
-    return items, [as_asked(problem) for problem in held_out[: validation.count]]
+    return given, [as_asked(one) for one in problems if is_played or one.golds][: validation.count]
+
+
+def _other_rows(
+    stage: Stage, options: ReinforcementOptions, data: DataOptions, fmt: Format, tokenizer: Any
+) -> list[Item]:
+    """The rows of separate validation data whose prompt is within the limits of its prompt_length."""
+    load, keep = load_rows if is_scored_by(options.environment) else load_problems, needs_columns(options)
+    items: list[Item] = list(load(data, stage.seed, keep_columns=keep))
+    if data.prompt_length == LengthOptions():
+        return items
+    problems = opened_all(options.environment, [asked_first(as_asked(item)) for item in items], stage.seed)
+    lengths = [len(encode_prompt(fmt, problem, tokenizer)) for problem in problems]
+    return filter_by_length(items, lengths, data.prompt_length, stage.say)[0]
 
 
 def _with_traces(
     stage: Stage, options: ReinforcementOptions, fmt: Format, tokenizer: Any, items: Sequence[Item]
-) -> list[Task]:
-    """Problems with the teacher's response, if there is one; it ends with the end-of-sequence token."""
-    tasks: list[Task] = []
+) -> list[Given]:
+    """Rows with the teacher's response, if there is one; it ends with the end-of-sequence token."""
+    given: list[Given] = []
     for row in items:
         if isinstance(row, Problem) and row.traces:
             row = Demonstration(row, response=row.traces[0])
@@ -113,7 +137,7 @@ def _with_traces(
         # The trace continues the format's own prompt, whatever prompt its row was written for.
         shown = replace(item, prompt=None) if isinstance(item, Demonstration) else None
         if not options.environment.is_single_turn:
-            tasks.append(_with_turns(stage, options, fmt, tokenizer, problem, shown))
+            given.append((row, _with_turns(stage, options, fmt, tokenizer, problem, shown)))
             continue
         prompt = encode_prompt(fmt, problem, tokenizer)
         trace = None
@@ -122,15 +146,15 @@ def _with_traces(
             trace = encoded.ids_T[encoded.chosen_T]
             if options.algorithm.needs_trace_probs:
                 _check_probs(options, problem, len(trace))
-        tasks.append(Task(problem, prompt, trace))
-    if not any(task.trace is not None for task in tasks):
+        given.append((row, Task(problem, prompt, trace)))
+    if not any(task.trace is not None for _, task in given):
         raise UserError(
             f"stage {stage.name}: no problem of its data has a teacher's trace, which {options.algorithm.name} needs",
             fix="use data with a `target` or a solution, or another algorithm",
         )
-    if len(tasks) < len(items):
-        stage.warn(f"{len(items) - len(tasks)} of {len(items)} rows have no answer to grade against and were left out")
-    return tasks
+    if len(given) < len(items):
+        stage.warn(f"{len(items) - len(given)} of {len(items)} rows have no answer to grade against and were left out")
+    return given
 
 
 def _with_turns(
