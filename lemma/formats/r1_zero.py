@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from lemma.formats.boxes import unboxed
 from lemma.formats.format import Format, GradeUnfinished, Parsed
@@ -19,6 +19,8 @@ PREAMBLE = (
     "<answer> the answer goes here </answer>."
 )
 TAGS = Tags("<think>", "</think>", "<answer>", "</answer>", opened=True)
+ASKED = "\nUser: {question}\nAssistant: <think>"
+"""How the published prompt goes on after its instruction."""
 TURNS = r"""{%- for turn in turns %}
 {%- if turn['role'] == 'user' %}{{- 'User: ' + turn['content'] + '\nAssistant: ' }}
 {%- else %}{{- turn['content'] + (eos_token or '') + '\n' }}{%- endif %}
@@ -38,6 +40,17 @@ class R1Zero(Format):
     grade_unfinished: GradeUnfinished = False
 
     stop: ClassVar[tuple[str, ...]] = ("</answer>",)
+
+    @field_validator("system")
+    @classmethod
+    def _of_whole_prompt(cls, text: str | None) -> str | None:
+        """The published prompt, as its file has it, stands for its instruction."""
+        if text is None or "{question}" not in text:
+            return text
+        instruction, mark, after = text.partition(ASKED)
+        if not mark or after.strip():
+            raise ValueError(f"a prompt with a {{question}} ends in {ASKED!r}; write the instruction alone")
+        return instruction
 
     @model_validator(mode="after")
     def _one_preamble(self) -> R1Zero:

@@ -20,7 +20,7 @@ from lemma.formats.played import encode_learnt
 from lemma.runs.stage import Stage
 from lemma.stages.supervised_options import SupervisedOptions
 from lemma.stages.token_store import StoredTokens, stored
-from lemma.stages.trained_prompt import Systems
+from lemma.stages.trained_prompt import Instructions, Systems
 
 
 def stream_demonstrations(
@@ -57,6 +57,7 @@ class _Rows:
 
     def __init__(self, stage: Stage, options: SupervisedOptions, fmt: Format, tokenizer: Any, limit: int):
         self.stage, self.options, self.fmt, self.tokenizer, self.limit = stage, options, fmt, tokenizer, limit
+        self.asked = Instructions(fmt, tokenizer)
         self.systems: Systems = Counter()
 
     def encoded(self, *, held_out: bool) -> Iterator[Trajectory]:
@@ -66,8 +67,8 @@ class _Rows:
         for count, item in enumerate(self._demonstrations(held_out)):
             if isinstance(most, int) and count >= most:
                 break
-            if not held_out and item.prompt is None:
-                self.systems[item.problem.system] += 1
+            if not held_out:
+                self.systems[self.asked.of_row(item)] += 1
             for one in self._encode(item):
                 if len(one) <= self.limit:
                     yield one
@@ -101,10 +102,11 @@ class _Rows:
 
     def _is_held_out(self, item: Item) -> bool:
         """Decided by the row's question alone, so that repeated rows are on the same side wherever they are."""
-        problem, share = problem_of(item), self.options.validation.share
+        share = self.options.validation.share
         if not share or self.options.validation.data is not None:
             return False
-        return place_of(question_of(problem), self.stage.seed) < share
+        [known] = self.asked.understood([item]) if isinstance(item, Demonstration) else [item]
+        return place_of(question_of(problem_of(known)), self.stage.seed) < share
 
 
 def _items(source: SourceOptions, seed: int, say: Any) -> Iterator[Item]:

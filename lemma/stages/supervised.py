@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,7 @@ from lemma.stages.fitted import fit_budget
 from lemma.stages.own_samples import check_ids, imitated, largest_id
 from lemma.stages.supervised_options import SupervisedOptions
 from lemma.stages.token_store import StoredTokens
-from lemma.stages.trained_prompt import Systems, as_trained, systems_of
+from lemma.stages.trained_prompt import Instructions, Systems, as_trained
 
 
 def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> None:
@@ -210,7 +211,8 @@ def prepare(
     encoded = _encoded(stage, options, fmt, held_out, policy.tokenizer)
     if options.validation.data is not None:
         encoded = _held_out(stage, options, options.validation.data, fmt, policy.tokenizer)
-    systems = systems_of(item.problem for item in train if item.prompt is None)
+    asked = Instructions(fmt, policy.tokenizer)
+    systems = Counter(asked.of_row(item) for item in train)
     return data, _within(policy.context if stream else limit, encoded, stage), systems
 
 
@@ -233,7 +235,7 @@ def _from_journal(
     items = [part for one in (samples if first == "all" else samples[:first]) for part in one]
     check_ids(largest_id(one.ids_T for one in (*items, *held_out)), len(policy.head.weight), stage)
     data = TrainingData(_within(limit, items, stage), options.batch.sequences, stage.seed, stage.name, options.shuffle)
-    return data, _within(limit, held_out, stage), systems_of(())
+    return data, _within(limit, held_out, stage), Counter()
 
 
 def _held_out(
@@ -290,6 +292,7 @@ def _demonstrations(
 def _short_prompts(stage: Stage, data: DataOptions, fmt: Format, tokenizer: Any) -> list[Demonstration]:
     """The demonstrations whose prompt, as it is asked, is within the limits of prompt_length."""
     items, limits = load_demonstrations(data, stage.seed), data.prompt_length
+    items = Instructions(fmt, tokenizer).understood(items)
     if limits.percentile is None and limits.max_tokens is None:
         return items
     lengths = [int(encode_demonstration(fmt, as_asked(item), tokenizer).chosen_T.argmax()) for item in items]

@@ -1,7 +1,8 @@
-"""The prompt that a stage trains with, for evaluating its model: rows may have their own system message.
+"""The prompt that a stage trains with, for evaluating its model: rows may have their own system message, or a whole
+prompt of their own.
 
-It replaces the format's instruction in training. Benchmark problems have none, and would be asked under an instruction
-that the model never saw.
+Either replaces the format's instruction in training. Benchmark problems have none, and would be asked under an
+instruction that the model never saw.
 """
 
 from __future__ import annotations
@@ -9,30 +10,62 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
+from functools import cached_property, lru_cache
 from typing import Any
 
 from lemma.core.files import write_whole
-from lemma.core.types import Message, Problem
+from lemma.core.types import Demonstration, Message, Problem
 from lemma.formats import Format
+from lemma.formats.own_prompts import OwnPrompts
 from lemma.runs.prompt_file import PROMPT_FILE
 from lemma.runs.stage import Stage
 
 Systems = Counter[str | None]
+"""How often rows are asked under each instruction; None is the format's."""
+OTHER = "\0"
+"""Stands for a prompt of a row's own that the format would not have written, under whatever instruction."""
 
 
-def systems_of(problems: Iterable[Problem]) -> Systems:
-    """How often each system message, or none, occurs in these problems."""
-    return Counter(problem.system for problem in problems)
+class Instructions:
+    """The instruction that each row of a stage is asked under, as `system` of the format would write it."""
+
+    def __init__(self, fmt: Format, tokenizer: Any):
+        self._fmt, self._tokenizer = fmt, tokenizer
+        self._counts = lru_cache(maxsize=1024)(lambda system: _counts(fmt, system, tokenizer))
+
+    @cached_property
+    def _own(self) -> OwnPrompts:
+        return OwnPrompts(self._fmt, self._tokenizer)
+
+    def of(self, system: str | None) -> str | None:
+        """Of a row with this system message."""
+        return system if system and self._fmt.system is None and self._counts(system) else None
+
+    def of_row(self, item: Demonstration) -> str | None:
+        if item.prompt is None:
+            return self.of(item.problem.system)
+        found = self._own.read(item)
+        if found is None:
+            return OTHER
+        return None if found[0] == self._fmt.own_system else found[0]
+
+    def understood(self, items: Iterable[Demonstration]) -> list[Demonstration]:
+        return [item if item.prompt is None else self._own.understood(item) for item in items]
 
 
 def as_trained(stage: Stage, fmt: Format, tokenizer: Any, systems: Systems) -> Format:
-    """The format with the most common system message of a stage's rows; the tokenizer's template then has it too.
+    """The format with the most common instruction of a stage's rows; the tokenizer's template then has it too.
 
     It is saved next to the stage's checkpoints, where `lemma eval` and `lemma export` look for it.
     """
     trained, system = fmt, None
     for said, count in systems.most_common(1):
-        if said and fmt.system is None and _counts(fmt, said, tokenizer):
+        if said == OTHER:
+            stage.warn(
+                f"{count} of {systems.total()} rows bring prompts that the format {fmt.name} does not write; "
+                "evaluations ask in the format's own, which the model has not seen: name the format of these prompts"
+            )
+        elif said is not None:
             trained, system = fmt.model_copy(update={"system": said}), said
             if count < systems.total():
                 stage.say(

@@ -83,3 +83,13 @@ def test_an_instruction_may_stand_in_a_file(tmp_path: Path) -> None:
     for wrong, sentence in (({"file": str(file)}, "cannot be read"), ({"path": "x"}, r"`\{file: path/to")):
         with pytest.raises(UserError, match=sentence):
             make_format({"name": "boxed", "system": wrong})
+
+
+def test_the_file_of_a_published_prompt_stands_for_its_instruction(tmp_path):
+    file = tmp_path / "r1_zero.prompt"
+    file.write_text("Think first.\nUser: {question}\nAssistant: <think>\n")
+    fmt = make_format({"name": "r1_zero", "system": {"file": str(file)}})
+    assert fmt.system == "Think first."
+    file.write_text("Think first. {question}")
+    with pytest.raises(UserError, match=r"ends in .*write the instruction alone"):
+        make_format({"name": "r1_zero", "system": {"file": str(file)}})

@@ -29,7 +29,7 @@ from lemma.stages.preference.examples import Example, Order, check_vocabulary, d
 from lemma.stages.preference.preference_options import PreferenceOptions
 from lemma.stages.preference.scores import AdaptersOff, ReferenceModel, SquaredMass, mismatched, precompute
 from lemma.stages.supervised import measure_step
-from lemma.stages.trained_prompt import as_trained
+from lemma.stages.trained_prompt import Instructions, as_trained
 
 
 def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> None:
@@ -60,7 +60,8 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
     reference = open_reference(stage, options, policy, learner, [train, held_out], [*steps, held_out], limit)
     scorer = Scorer(options.algorithm, policy, learner, reference, limit)
     stage.keep("algorithm", scorer.memory)
-    trained = as_trained(stage, fmt, policy.tokenizer, Counter(example.system for example in train))
+    asked = Instructions(fmt, policy.tokenizer)
+    trained = as_trained(stage, fmt, policy.tokenizer, Counter(asked.of(example.system) for example in train))
     benchmarks = StageBenchmarks(stage, options.eval, trained, policy)
     validation = HeldOutLoss(stage, benchmarks, lambda: of_sides(learner.evaluate(*scorer.ready(held_out)), held_out))
     start = stage.resume(learner, total, digest([*train, *held_out]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.reinforcement.rl_tasks import digest_of, prepare_tasks
 from lemma.stages.reinforcement.rl_validation import RlBenchmarks
 from lemma.stages.reinforcement.speaking import make_roller, make_rollout_engine, make_world, sampling_of
-from lemma.stages.trained_prompt import as_trained, systems_of
+from lemma.stages.trained_prompt import Instructions, as_trained
 
 
 @dataclass
@@ -61,7 +62,9 @@ def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> R
     fmt.install(policy.tokenizer)
     switch_dropout_off(policy.module, stage)
     tasks, max_tokens, held_out = prepare_tasks(stage, options, fmt, policy)
-    trained = as_trained(stage, fmt, policy.tokenizer, systems_of(task.problem for task in tasks))
+    asked = Instructions(fmt, policy.tokenizer)
+    systems = Counter(asked.of(task.problem.system) for task in tasks)
+    trained = as_trained(stage, fmt, policy.tokenizer, systems)
     total = total_steps(options, len(tasks))
     order = ProblemOrder(tasks, stage.seed, stage.name)
     budget = fit_budget(
