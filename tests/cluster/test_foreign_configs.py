@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lemma.cli import main
-from lemma.cluster.foreign_configs import ForeignConfig, read_foreign
+from lemma.cluster.foreign_configs import ForeignConfig, foreign_sentences, read_foreign
 from lemma.core.errors import UserError
-from lemma.recipe import load_recipe
+from lemma.recipe import Recipe, load_recipe
 
 SCALING = {"loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis": 2, "min_loss_scale": 1}
 ALL_AUTO = {
@@ -338,3 +338,13 @@ def test_what_deepspeeds_own_reader_takes(tmp_path: Path) -> None:
 def test_nobodys_home(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no file ~nobody-at-all/ds\.json"):
         read_foreign("~nobody-at-all/ds.json")
+
+
+def test_settings_that_accelerate_launch_keeps_to_itself_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    recipe = Recipe.model_validate({"stages": {"sft": {"kind": "supervised"}}})
+    assert foreign_sentences(recipe) == []
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    [said] = foreign_sentences(recipe)
+    assert "given settings of FSDP" in said and "name its file as `cluster.config`" in said
