@@ -161,7 +161,8 @@ def test_benchmarks_are_played_with_several_samples_from_python(tmp_path: Path) 
 
 def test_a_stage_measures_in_its_environment(stairs: str, tmp_path: Path) -> None:
     stage: dict[str, Any] = {
-        "kind": "rl", "algorithm": {"name": "grpo", "group_size": 2}, "environment": {"name": stairs, "unknown_limit": 1.0},
+        "kind": "rl", "algorithm": {"name": "grpo", "group_size": 2},
+        "environment": {"name": stairs, "unknown_limit": 1.0},
         "data": {"source": "environment", "split": "dev"}, "rollout": {"max_tokens": 2}, "batch": {"problems": 2},
         "steps": 1, "validation": {"share": 0.4},
         "eval": {"benchmarks": [{"source": "environment", "split": "dev"}], "max_tokens": 2, "metric": "success"},
