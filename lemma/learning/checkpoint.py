@@ -220,9 +220,9 @@ class CheckpointStore:
         for leftover in self.folder.glob(".partial-*"):
             shutil.rmtree(leftover)
 
-    def mark_best(self, step: int, score: float) -> None:
+    def mark_best(self, step: int, score: float, metric: str) -> None:
         """Remember which step is best. Call it before saving that step: the mark reaches the disk with it."""
-        self._best = {"step": step, "score": score}
+        self._best = {"step": step, "score": score, "metric": metric}
 
     def is_best(self, step: int) -> bool:
         """Whether this step was marked as the best so far."""
@@ -231,7 +231,7 @@ class CheckpointStore:
     # --- reading -----------------------------------------------------------------------------------------------
 
     def best(self) -> dict[str, Any] | None:
-        """Step and score of the best checkpoint on disk."""
+        """Step, score and its metric of the best checkpoint on disk."""
         path = self.folder / BEST
         return json.loads(path.read_text()) if path.is_file() else None
 

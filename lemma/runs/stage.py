@@ -35,6 +35,8 @@ from lemma.runs.stopping import StopNow, Stopped, StopSignal
 
 # Separates the name of a kept part from that of its tensor in a checkpoint; the learner's own tensors have no part.
 PART = "//"
+LOSS = "loss"
+"""What chooses the best checkpoint where no metric does."""
 
 
 class Kept(Protocol):
@@ -105,7 +107,8 @@ class Stage:
         self._sink, self._stop, self.recipe = sink, stop, recipe
         checkpoints = folder.stage(name) / "checkpoints"
         self.store = CheckpointStore(checkpoints, options.checkpoint.keep, self.warn, folder.recipes)
-        self.best_score = math.inf
+        # The best score so far and what it is of; lower is better for a loss only.
+        self._best: tuple[str, float] | None = None
         self._data = ""
         # Fingerprints of what it depends on besides the data, and how many metrics rows it has written.
         self._ingredients: dict[str, str] = {}
@@ -235,7 +238,7 @@ class Stage:
             for name, part in self._kept.items():
                 part.load(_of_part(f"{name}{PART}", checkpoint.tensors), checkpoint.state["kept"][name])
             best = checkpoint.state["best"]
-            self.best_score = math.inf if best is None else best["score"]
+            self._best = None if best is None else (best.get("metric", LOSS), best["score"])
         self._record_layout(learner)
         step = 0 if checkpoint is None else checkpoint.step
         self._forget_after = -1 if checkpoint is None else step
@@ -323,12 +326,14 @@ class Stage:
         same |= {"unmeasured": self._unmeasured, "rows_after": self._rows_after}
         self.store.save(step, tensors, {"learner": state, "kept": kept, **same}, prune=prune)
 
-    def note_score(self, step: int, score: float) -> bool:
-        """Remember a validation score (lower is better); returns whether it is the best so far."""
-        if not score < self.best_score:
+    def note_score(self, step: int, score: float, metric: str = LOSS) -> bool:
+        """Remember the score of a step, the loss or a metric that is better when higher; returns whether it is the best
+        so far."""
+        known = self._best[1] if self._best is not None and self._best[0] == metric else None
+        if not math.isfinite(score) or (known is not None and not _is_better(score, known, metric)):
             return False
-        self.best_score = score
-        self.store.mark_best(step, score)
+        self._best = (metric, score)
+        self.store.mark_best(step, score, metric)
         return True
 
     def finish(self, policy: Policy, step: int, summary: Mapping[str, Any]) -> None:
@@ -354,9 +359,8 @@ class Stage:
     def _reached(self) -> dict[str, Any]:
         """Summary of a finished stage: its best score, its duration in this process, and where the model is."""
         facts: dict[str, Any] = {"seconds": time.perf_counter() - self._went_on}
-        if math.isfinite(self.best_score):
-            asked = self.options.eval
-            facts |= {f"best {asked.metric}": -self.best_score} if asked.benchmarks else {"best loss": self.best_score}
+        if self._best is not None:
+            facts |= {f"best {self._best[0]}": self._best[1]}
         return {**facts, "model": str(self.folder.final_model(self.name))}
 
     def explain(self, error: Diverged) -> UserError:
@@ -370,6 +374,10 @@ class Stage:
             fix=f"lower stages.{self.name}.optim.lr (it is {self.options.optim.lr:g}){critic}, or warm up longer, "
             "and start over with --fresh",
         )
+
+
+def _is_better(score: float, best: float, metric: str) -> bool:
+    return score < best if metric == LOSS else score > best
 
 
 def _of_part(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

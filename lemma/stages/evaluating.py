@@ -43,7 +43,8 @@ class StageBenchmarks:
         environment: EnvironmentOptions | None = None,
     ):
         self._stage, self._policy = stage, policy
-        self._name = "held-out problems" if held_out else "benchmarks"
+        self._name, self._metric = "held-out problems" if held_out else "benchmarks", options.metric
+        self._is_held_out = bool(held_out)
         validation = Loaded(Benchmark(name=VALIDATION), tuple(held_out))
         place = stage.folder.path / "evaluations" / stage.name
         self._evaluator = StageEvaluator(
@@ -87,7 +88,8 @@ class StageBenchmarks:
 
     def _choose(self, step: int, engine: Engine | None, choose: bool) -> bool:
         score = self._measure(step, engine)
-        return choose and score is not None and self._stage.note_score(step, -score)
+        metric = f"{VALIDATION}/{self._metric}" if self._is_held_out else self._metric
+        return choose and score is not None and self._stage.note_score(step, score, metric)
 
     def _measure(self, step: int, given: Engine | None) -> float | None:
         """The score; None if a stop interrupted the evaluation."""

@@ -145,22 +145,22 @@ def test_what_a_death_left_half_removed_is_gone_at_the_next_start(store: Checkpo
 
 def test_the_best_is_kept_as_well(store: CheckpointStore) -> None:
     save(store, 1)
-    store.mark_best(2, 0.5)
+    store.mark_best(2, 0.5, "loss")
     save(store, 2, 3, 4, 5)
-    assert store.steps() == [2, 4, 5] and store.best() == {"step": 2, "score": 0.5}
-    store.mark_best(6, 0.4)
+    assert store.steps() == [2, 4, 5] and store.best() == {"step": 2, "score": 0.5, "metric": "loss"}
+    store.mark_best(6, 0.4, "loss")
     save(store, 6)
     assert store.steps() == [5, 6]
     save(store, 7, 8)
-    assert store.steps() == [6, 7, 8] and store.best() == {"step": 6, "score": 0.4}
+    assert store.steps() == [6, 7, 8] and store.best() == {"step": 6, "score": 0.4, "metric": "loss"}
 
 
 def test_a_best_that_never_reached_the_disk_is_not_the_best(store: CheckpointStore, said: list[str]) -> None:
     """Killed between the validation and the checkpoint: the mark is that of the checkpoint the run goes on from."""
-    store.mark_best(1, 0.5)
+    store.mark_best(1, 0.5, "loss")
     save(store, 1, 2)
-    store.mark_best(3, 0.4)
-    assert store.best() == {"step": 1, "score": 0.5}
+    store.mark_best(3, 0.4, "loss")
+    assert store.best() == {"step": 1, "score": 0.5, "metric": "loss"}
     again = CheckpointStore(store.folder, 2, said.append)
     assert again.newest() is not None
     save(again, 3, 4)
@@ -169,13 +169,13 @@ def test_a_best_that_never_reached_the_disk_is_not_the_best(store: CheckpointSto
 
 def test_a_mark_that_the_kill_came_before(store: CheckpointStore, said: list[str]) -> None:
     """Killed between the rename of the best checkpoint and the mark: the checkpoint itself knows."""
-    store.mark_best(1, 0.5)
+    store.mark_best(1, 0.5, "loss")
     save(store, 1)
-    store.mark_best(2, 0.4)
+    store.mark_best(2, 0.4, "loss")
     save(store, 2)
-    (store.folder / "best.json").write_text(json.dumps({"step": 1, "score": 0.5}))
+    (store.folder / "best.json").write_text(json.dumps({"step": 1, "score": 0.5, "metric": "loss"}))
     again = CheckpointStore(store.folder, 1, said.append)
-    assert again.newest() is not None and again.best() == {"step": 2, "score": 0.4}
+    assert again.newest() is not None and again.best() == {"step": 2, "score": 0.4, "metric": "loss"}
     save(again, 3, 4)
     assert again.steps() == [2, 4]
 
@@ -314,7 +314,7 @@ def test_a_full_disk_leaves_the_last_good_one(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     save(store, 1, 2)
-    store.mark_best(3, 0.1)
+    store.mark_best(3, 0.1, "loss")
     monkeypatch.setattr(faults, "_visits", type(faults._visits)())
     monkeypatch.setenv("LEMMA_FAULT", f"checkpoint.{place}:1:ENOSPC")
     store.save(3, tensors(3), {})

@@ -166,4 +166,4 @@ def test_the_best_mark_reads_the_same_after_a_resume(tmp_path: Path, die: Callab
 
     straight = best(World(tmp_path / "straight"), "")
     assert best(World(tmp_path / "resumed"), "stage.before_final_rename:1:EIO") == straight
-    assert list(json.loads(straight)) == ["score", "step"]
+    assert list(json.loads(straight)) == ["metric", "score", "step"]

@@ -72,7 +72,8 @@ def test_rows_of_metrics_and_the_best_checkpoint(world: World) -> None:
     assert [row["step"] for row in of(rows, "eval")] == [2, 4, 6]
     best = min(of(rows, "eval"), key=lambda row: row["validation/loss"])
     store = world.run / "stages" / "prefer" / "checkpoints"
-    assert json.loads((store / "best.json").read_text()) == {"step": best["step"], "score": best["validation/loss"]}
+    known = {"step": best["step"], "score": best["validation/loss"], "metric": "loss"}
+    assert json.loads((store / "best.json").read_text()) == known
     assert (world.run / "stages" / "prefer" / "final" / "model.safetensors").is_file()
 
 

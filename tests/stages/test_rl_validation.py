@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lemma.core.events import StageEnded
 from lemma.rollouts import read_episodes
 from tests.algorithms import toy
 from tests.stages.test_rl_stage import SMALL, small_stage
@@ -32,7 +33,12 @@ def test_held_out_problems_are_measured_and_never_sampled(tmp_path: Path) -> Non
     folder = world.run / "evaluations" / "toy" / "validation"
     held = {row["problem"] for path in folder.glob("step-*/samples*.jsonl") for row in map(json.loads, path.open())}
     assert held and not held & asked(world)
-    assert (world.run / "stages" / "toy" / "checkpoints" / "best.json").is_file()
+    best = json.loads((world.run / "stages" / "toy" / "checkpoints" / "best.json").read_text())
+    first = max(rows[1:], key=lambda row: row[VALUES])
+    assert best == {"step": first["step"], "score": first[VALUES], "metric": "validation/answer_accuracy"}
+    (ended,) = (event for event in world.events if isinstance(event, StageEnded))
+    assert ended.summary["best validation/answer_accuracy"] == first[VALUES] >= 0 and "best loss" not in ended.summary
+    assert not str(best["score"]).startswith("-"), "0 is 0.0"
 
 
 def test_other_data_may_be_held_out_and_counted(tmp_path: Path) -> None:
