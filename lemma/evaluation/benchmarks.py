@@ -6,6 +6,7 @@ file or an entry point of another package.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -260,7 +261,7 @@ def _as_asked(benchmark: Benchmark, problems: Sequence[Problem], limit: int | No
     kept = _limited(problems, benchmark.name, limit)
     if benchmark.scoring == "generate":
         kept = [shown(problem, benchmark.name) for problem in kept]
-    return Loaded(benchmark, tuple(_unique(kept)))
+    return Loaded(benchmark, tuple(unique(kept)))
 
 
 def _limited(problems: Sequence[Problem], name: str, limit: int | None) -> list[Problem]:
@@ -291,7 +292,10 @@ def by_source(loaded: Loaded) -> list[Loaded]:
 
 def _one_source(benchmark: Benchmark, source: str, problems: Sequence[Problem]) -> Loaded:
     own = [problem for problem in problems if problem.source == source]
-    first = [problem for problem in own if "#" not in problem.id]
+    by_content: dict[Any, Problem] = {}
+    for problem in own:
+        by_content.setdefault((problem.messages, problem.golds), problem)
+    first = list(by_content.values())
     copies = len(own) // len(first)
     if copies * len(first) != len(own):
         first, copies = own, 1
@@ -365,11 +369,18 @@ def _file_in(folder: Path, stems: Sequence[str], what: str) -> Path:
     )
 
 
-def _unique(problems: Sequence[Problem]) -> list[Problem]:
+def unique(problems: Sequence[Problem]) -> list[Problem]:
     """Problems under ids that differ, also where a file repeats a row."""
-    seen: dict[str, int] = {}
-    unique = []
+    counts: Counter[str] = Counter()
+    taken = {problem.id for problem in problems}
+    found = []
     for problem in problems:
-        count = seen[problem.id] = seen.get(problem.id, 0) + 1
-        unique.append(problem if count == 1 else replace(problem, id=f"{problem.id}#{count}"))
-    return unique
+        counts[problem.id] += 1
+        name, number = problem.id, counts[problem.id]
+        if number > 1:
+            while (name := f"{problem.id}#{number}") in taken:
+                number += 1
+            taken.add(name)
+            counts[problem.id] = number
+        found.append(problem if name == problem.id else replace(problem, id=name))
+    return found

@@ -77,6 +77,8 @@ class Tool:
                     continue
                 return fixed, f"{self.name} has no argument '{name}'; it takes: {taken}"
             kinds = _kinds(known[name])
+            if value is None and "null" in kinds:
+                continue
             if "integer" in kinds and isinstance(value, float) and value.is_integer():
                 fixed[name] = value = int(value)
             if kinds and not any(_is_kind(value, kind) for kind in kinds):
@@ -94,23 +96,31 @@ def schema_of(hint: Any) -> dict[str, Any]:
     if hint in SIMPLE:
         return {"type": SIMPLE[hint]}
     if origin is Literal:
-        return schema_of(type(inside[0])) | {"enum": list(inside)}
+        known = [value for value in inside if value is not None]
+        return schema_of(type(known[0])) | {"enum": known} | _nullable(None in inside) if known else {}
     if origin is typing.Annotated:
         return schema_of(inside[0])
     if origin in (typing.Union, types.UnionType):
         some = [schema_of(one) for one in inside if one is not type(None)]
         if not all("type" in one for one in some):
             return {}
+        may_be_null = _nullable(type(None) in inside)
         if len(some) == 1:
-            return some[0]
+            return some[0] | may_be_null
         names = [one["type"] for one in some]
-        return {"type": list(dict.fromkeys(names))} if all(isinstance(name, str) for name in names) else {}
+        known = {"type": list(dict.fromkeys(names))} if all(isinstance(name, str) for name in names) else {}
+        return known and known | may_be_null
     if origin in (list, tuple, set, frozenset) or getattr(origin, "__name__", "") in ("Sequence", "Iterable"):
         items = schema_of(inside[0]) if inside else {}
         return {"type": "array"} | ({"items": items} if items else {})
     if origin is dict or getattr(origin, "__name__", "") == "Mapping":
         return {"type": "object"}
     return {}
+
+
+def _nullable(is_so: bool) -> dict[str, bool]:
+    """As transformers writes a type that allows None: chat templates read `type` as one name."""
+    return {"nullable": True} if is_so else {}
 
 
 def _documented(doc: str) -> tuple[str, dict[str, str]]:
@@ -132,6 +142,7 @@ def _documented(doc: str) -> tuple[str, dict[str, str]]:
 def _kinds(schema: Mapping[str, Any]) -> list[str]:
     given = schema.get("type")
     kinds = [given] if isinstance(given, str) else list(given or ())
+    kinds += ["null"] if kinds and schema.get("nullable") else []
     return [kind for kind in kinds if kind in KINDS]
 
 

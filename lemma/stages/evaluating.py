@@ -12,7 +12,7 @@ from lemma.engines import make_engine
 from lemma.engines.engine_options import NativeOptions
 from lemma.engines.protocol import Engine
 from lemma.environments import EnvironmentOptions
-from lemma.evaluation.benchmarks import Benchmark, Loaded
+from lemma.evaluation.benchmarks import Benchmark, Loaded, unique
 from lemma.evaluation.during_training import StageEvaluator
 from lemma.evaluation.eval_options import EvalOptions
 from lemma.formats import Format
@@ -45,7 +45,7 @@ class StageBenchmarks:
         self._stage, self._policy = stage, policy
         self._name, self._metric = "held-out problems" if held_out else "benchmarks", options.metric
         self._is_held_out = bool(held_out)
-        validation = Loaded(Benchmark(name=VALIDATION), tuple(held_out))
+        validation = Loaded(Benchmark(name=VALIDATION), tuple(unique(held_out)))
         place = stage.folder.path / "evaluations" / stage.name
         self._evaluator = StageEvaluator(
             options,

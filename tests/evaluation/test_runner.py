@@ -205,7 +205,8 @@ def test_training_evaluates_at_the_start_on_the_way_and_at_the_end(trained: Path
     form = {step: row["evaluation/sums/format_accuracy"] for step, row in found.items()}
     assert form[0] == 0 and form[60] > 0.9
     best = json.loads(next((trained / "stages" / "sft" / "checkpoints").glob("best*")).read_text())
-    assert best == {"step": 30 if form[30] >= form[60] else 60, "score": -max(form[30], form[60])}
+    first = 30 if form[30] >= form[60] else 60
+    assert best == {"step": first, "score": form[first], "metric": "format_accuracy"}
     for step in found:
         report = read_report(trained / "evaluations" / "sft" / f"step-{step:06d}")
         assert report.summaries["sums"].scores["format"].value == form[step]

@@ -51,6 +51,24 @@ def test_one_benchmark_for_each_source_and_copies_are_samples(file: str) -> None
     assert len(whole.problems) == 11
 
 
+def test_rows_of_one_source_may_repeat_those_of_another(tmp_path: Path) -> None:
+    rows = [row(source, f"{n} ?", str(n)) for source in ("a", "b") for n in (1, 2) for _ in range(3)]
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    parts = load_parts(Benchmark(name="mine", source=str(path)), limit=None, data_dir=None)
+    found = {one.name: ([problem.question for problem in one.problems], one.benchmark.samples) for one in parts}
+    assert found == {"a": (["1 ?", "2 ?"], 3), "b": (["1 ?", "2 ?"], 3)}
+
+
+def test_ids_of_a_files_own_stay_apart(tmp_path: Path) -> None:
+    """Also where one of them is what a repeated row would be called."""
+    path = tmp_path / "mine.jsonl"
+    rows = [{"id": name, "question": f"{n} ?", "answer": "1"} for n, name in enumerate(("c", "c", "c#2", "c"))]
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    (part,) = load_parts(Benchmark(name="mine", source=str(path)), limit=None, data_dir=None)
+    assert [problem.id for problem in part.problems] == ["c", "c#3", "c#2", "c#4"]
+
+
 def test_a_stage_may_choose_by_the_mean_over_the_sources_of_a_file(file: str, tmp_path: Path) -> None:
     options = EvalOptions.model_validate({"benchmarks": [file], "metric": "valid.all/answer_accuracy"})
     policy = load_policy("tiny", "cpu")

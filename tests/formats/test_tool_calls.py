@@ -50,13 +50,27 @@ def test_a_tool_is_its_signature_and_docstring() -> None:
                     "a": {"type": "number", "description": "The first."},
                     "b": {"type": "number", "description": "The second, in the same unit."},
                     "unit": {"type": "string", "enum": ["m", "km"], "description": "Of both."},
-                    "notes": {"type": "array", "items": {"type": "string"}, "description": ""},
+                    "notes": {"type": "array", "items": {"type": "string"}, "nullable": True, "description": ""},
                 },
                 "required": ["a", "b"],
             },
         },
     }
     assert Tool.from_dict(Tool.of(add).as_dict()) == Tool.of(add)
+
+
+def test_an_argument_that_may_be_none_takes_null() -> None:
+    def find(limit: int | None, order: Literal["up", "down", None] = None, key: int | str | None = None) -> None: ...
+
+    tool = Tool.of(find)
+    assert tool.checked({"limit": None, "order": None, "key": None}) == (
+        {"limit": None, "order": None, "key": None},
+        "",
+    )
+    assert tool.checked({"limit": 3, "order": "up", "key": "a"})[1] == ""
+    assert tool.checked({"limit": "3"})[1] == "argument 'limit' of find must be of type integer or null"
+    assert tool.checked({"limit": None, "order": "left"})[1] == "argument 'order' of find must be one of up, down"
+    assert Tool.of(add).checked({"a": None, "b": 1})[1] == "argument 'a' of add must be of type number"
 
 
 @pytest.mark.parametrize(

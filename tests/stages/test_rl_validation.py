@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from lemma.core.events import StageEnded
 from lemma.rollouts import read_episodes
 from tests.algorithms import toy
@@ -49,6 +51,17 @@ def test_other_data_may_be_held_out_and_counted(tmp_path: Path) -> None:
         next((world.run / "evaluations" / "toy" / "validation").glob("step-*/results.json")).read_text()
     )
     assert results["benchmarks"]["validation"]["n"] == 3
+
+
+@pytest.mark.parametrize("share", [None, 0.9])
+def test_a_held_out_problem_may_occur_twice(share: float | None, tmp_path: Path) -> None:
+    path = tmp_path / "twice.jsonl"
+    path.write_text("".join(json.dumps({"question": f"{n % 3} ?", "answer": str(n % 3)}) + "\n" for n in range(6)))
+    given = {"data": {"source": str(path)}} if share is None else {"share": share}
+    data = {} if share is None else {"data": {"source": str(path)}}
+    world = run(tmp_path, validation={**given, "every": 1}, **data)
+    results = next((world.run / "evaluations" / "toy" / "validation").glob("step-*/results.json"))
+    assert json.loads(results.read_text())["benchmarks"]["validation"]["n"] == (6 if share is None else 4)
 
 
 def test_a_function_of_trl_gets_the_columns_of_the_data(tmp_path: Path) -> None:
