@@ -108,8 +108,7 @@ def schema_of(hint: Any) -> dict[str, Any]:
         if len(some) == 1:
             return some[0] | may_be_null
         names = [one["type"] for one in some]
-        known = {"type": list(dict.fromkeys(names))} if all(isinstance(name, str) for name in names) else {}
-        return known and known | may_be_null
+        return {"type": list(dict.fromkeys(names)), **may_be_null} if all(isinstance(n, str) for n in names) else {}
     if origin in (list, tuple, set, frozenset) or getattr(origin, "__name__", "") in ("Sequence", "Iterable"):
         items = schema_of(inside[0]) if inside else {}
         return {"type": "array"} | ({"items": items} if items else {})
