@@ -49,6 +49,24 @@ def contains(tree: Tree, name: str) -> bool:
     )
 
 
+def fraction_of(tree: Tree) -> Fraction | None:
+    """The value of a tree that is a number or a quotient of two, perhaps negative."""
+    if tree[0] == "neg":
+        value = fraction_of(tree[1])
+        return None if value is None else -value
+    if tree[0] == "div" and tree[1][0] == tree[2][0] == "num" and tree[2][1]:
+        return Fraction(tree[1][1] / tree[2][1])
+    return tree[1] if tree[0] == "num" else None
+
+
+@lru_cache(maxsize=4096)
+def has_fractional_power(tree: Tree) -> bool:
+    """Whether a power with a fraction as exponent occurs."""
+    if tree[0] == "pow" and (value := fraction_of(tree[2])) is not None and value.denominator > 1:
+        return True
+    return any(has_fractional_power(part) for part in tree[1:] if isinstance(part, tuple))
+
+
 @lru_cache(maxsize=8192)
 def point(name: str, index: int) -> Fraction:
     """The value of a letter at the fixed point with this number: a fraction between 1/2 and 4."""
@@ -166,6 +184,8 @@ class _Exact:
         return value
 
     def power(self, base: Fraction, exponent: Fraction) -> Fraction:
+        if exponent.denominator > 64:
+            raise NotRational
         if exponent.denominator != 1:
             return self.root(self.power(base, Fraction(exponent.numerator)), Fraction(exponent.denominator))
         size = max(base.numerator.bit_length(), base.denominator.bit_length())
@@ -247,7 +267,7 @@ class _Numeric:
         if name == "div":
             return self.divide(self.value(tree[1], inside), self.value(tree[2], inside))
         if name == "pow":
-            return self.power(self.value(tree[1], inside), self.value(tree[2], inside))
+            return self.power(self.value(tree[1], inside), self.value(tree[2], inside), fraction_of(tree[2]))
         if name == "root":
             return self.root(self.value(tree[1], inside), self.value(tree[2], inside))
         if name == "fun":
@@ -265,8 +285,12 @@ class _Numeric:
             raise Undefined
         return top / bottom
 
-    def power(self, base: Any, exponent: Any) -> Any:
+    def power(self, base: Any, exponent: Any, fraction: Fraction | None = None) -> Any:
+        """A power; the real one if the base is negative and the exponent a fraction with an odd denominator."""
         self.bounded(exponent)
+        odd = fraction is not None and fraction.denominator % 2 and fraction.denominator > 1
+        if fraction is not None and odd and not isinstance(base, self.mp.mpc) and base < 0:
+            return self.mp.power(-base, exponent) * (-1 if fraction.numerator % 2 else 1)
         if not base and self.mp.re(exponent) <= 0:
             raise Undefined
         return self.mp.power(base, exponent)

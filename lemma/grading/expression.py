@@ -26,6 +26,7 @@ GREEK = frozenset(
     )
 )
 SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+UNIT_VECTORS = ("\\hat{i}", "\\hat{j}", "\\hat{k}")
 _CLOSING = {"(": ")", "[": "]", "{": "}", "lfloor": "rfloor", "lceil": "rceil"}
 _STARTS = frozenset({"num", "id", "(", "[", "{", "word"})
 
@@ -135,7 +136,7 @@ class _Reader:
             name in FUNCTIONS
             or name in GREEK
             or name in _CLOSING
-            or name in ("frac", "binom", "pi", "infty", "overline")
+            or name in ("frac", "binom", "pi", "infty", "overline", "hat")
         )
 
     def juxtaposed(self, tree: Tree) -> Tree:
@@ -315,6 +316,11 @@ class _Reader:
             return ("const", "pi")
         if name == "infty":
             return ("const", "inf")
+        if name == "hat":
+            inside = self.subscript()
+            if inside not in ("i", "j", "k"):
+                raise Unreadable("\\hat")
+            return ("sym", f"\\hat{{{inside}}}")
         if name in GREEK:
             return self.symbol("\\" + name)
         if name in ("lfloor", "lceil"):

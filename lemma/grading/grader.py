@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from functools import lru_cache
 from math import gcd
 from time import perf_counter
 from typing import NamedTuple, TypeAlias
@@ -19,7 +20,7 @@ from lemma.grading.residues import holds, read_residues, same_residues, without_
 from lemma.grading.rounded import stands_for
 from lemma.grading.rules import DEFAULT, Rules
 from lemma.grading.shapes import same
-from lemma.grading.single import Context, GoldLimit, Undecided, same_words
+from lemma.grading.single import Context, GoldLimit, Undecided, same_words, unread_leaves
 from lemma.grading.statements import doubted
 from lemma.grading.structure import Leaf, shape
 from lemma.grading.tokens import ambiguous, join_thousands, tokenise
@@ -42,11 +43,27 @@ def gold_answer(gold: str) -> str:
     gold = repair_escapes(gold)
     if "\\boxed" in gold or "\\fbox" in gold:
         box = boxed(gold)
-        if box is not None and box.answer:
-            return box.answer
+        if box is not None and (box.answer or "####" not in gold):
+            return box.answer or ""
     if "####" in gold:
         return gold.rpartition("####")[2].strip()
     return gold.strip()
+
+
+@lru_cache(maxsize=8192)
+def malformed(gold: str) -> bool:
+    """Whether a gold that is there says nothing: braces that do not match, or neither letter, digit nor sign."""
+    wanted = gold_answer(gold)
+    depth = 0
+    for brace in _BRACE.findall(wanted):
+        depth += 1 if brace == "{" else -1 if brace == "}" else 0
+        if depth < 0:
+            return True
+    return depth != 0 or (bool(wanted) and not _SAYS.search(wanted))
+
+
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_SAYS = re.compile(r"[^\W_]|^[-+*/<>=]$|[^\x00-\x7f\u2010-\u2026]")
 
 
 def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | PendingGrade:
@@ -57,6 +74,8 @@ def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | Pendi
         return Verdict(fast[0], "number", fast[1], perf_counter() - start)
     if not gold or not gold.strip():
         return Verdict("unknown", "no_gold", None, perf_counter() - start)
+    if malformed(gold):
+        return Verdict("unknown", "gold_unreadable", None, perf_counter() - start)
     if prediction.strip() == gold.strip() or _same_sentence(prediction, gold, rules):
         return Verdict("right", "exact", _shown(gold.strip()), perf_counter() - start)
     extraction = extract(prediction, rules)
@@ -180,9 +199,23 @@ def compare_texts(gold: str, answer: str, rules: Rules) -> tuple[Kind, str] | Pe
     if squeezed(wanted) == squeezed(answer_text):
         return "right", "exact"
     try:
-        return decide(wanted, answer_text, rules, _undecided)
+        outcome = decide(wanted, answer_text, rules, _undecided)
     except Undecided:
         return PendingGrade(wanted, answer_text, _shown(answer), rules)
+    if outcome[0] == "wrong" and outcome[1] != "limit" and unread(wanted):
+        return PendingGrade(wanted, answer_text, _shown(answer), rules)
+    return outcome
+
+
+@lru_cache(maxsize=8192)
+def unread(wanted: str) -> tuple[str, ...]:
+    """The parts of a normalised gold that are neither words nor anything that the exact path reads."""
+    if read_choice(wanted) or read_residues(wanted) or several(wanted):
+        return ()
+    try:
+        return min((unread_leaves(shape(tokenise(text))) for text in _readings(wanted)), key=len)
+    except LimitExceeded:
+        return ()
 
 
 def decide(wanted: str, answer: str, rules: Rules, symbolic: Symbolic) -> tuple[Kind, str]:
@@ -270,7 +303,11 @@ def _compare(wanted: str, answer: str, rules: Rules, symbolic: Symbolic) -> tupl
     return "wrong", reason
 
 
-_DECIMAL_COMMA = re.compile(r"-?\d+,(?:\d{1,2}|\d{4,20})")
+_DECIMAL_COMMA = re.compile(r"(?<![\d.,])(\d+),(?=\d)(?!\d+(?:,|\.\d))")
+_DOTS_AND_COMMA = re.compile(r"-?[1-9]\d{0,2}(?:\.\d{3})+,\d+")
+
+
+_LISTED = re.compile(r",(?! )")
 
 
 def _readings(text: str) -> list[str]:
@@ -279,6 +316,8 @@ def _readings(text: str) -> list[str]:
         return [text]
     if ambiguous(text):
         return [join_thousands(text), text]
-    if _DECIMAL_COMMA.fullmatch(text):
-        return [text, text.replace(",", ".")]
-    return [text]
+    if _DOTS_AND_COMMA.fullmatch(text):
+        return [text, text.replace(".", "").replace(",", ".")]
+    decimal = _DECIMAL_COMMA.sub(r"\1.", text)
+    plain = ";" in text or not any(bracket in text for bracket in ("(", "[", "\\{"))
+    return [text, decimal] if plain and decimal != text and not _LISTED.search(decimal) else [text]

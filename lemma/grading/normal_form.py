@@ -11,6 +11,9 @@ import unicodedata
 from functools import lru_cache
 
 from lemma.grading.html_marks import without_html
+from lemma.grading.names import names
+from lemma.grading.notation import usual
+from lemma.grading.tokens import FUNCTIONS
 
 _CHARACTERS = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "‒": "-", "﹣": "-", "－": "-",
@@ -28,7 +31,9 @@ _CHARACTERS = {
 _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿⁱ", "0123456789-+ni", strict=True))
 _SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
 _VULGAR = re.compile("[¼½¾⅐-⅞]")
-_ROOT = re.compile(r"([√∛])\s*(\d+(?:\.\d+)?|[A-Za-z]|(?=[({]))")
+_ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?|[A-Za-z]|(?=[({]))")
+_ROOTS = {"√": r"\sqrt", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]"}
+_HATTED = re.compile("[ijk]\u0302|[îĵ]")
 _SUPER_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿⁱ]+")
 _SUB_RUN = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 
@@ -61,7 +66,7 @@ _MINUTES = re.compile(
 _PERCENT = re.compile(
     r"\\%|\s*(?:\\text\{\s*)?\b(?:percent(?:age)?|per cent|pct)\b\.?(?:\s*\})?|\\text\{\s*\\?%\s*\}", re.IGNORECASE
 )
-_GAPPED = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?: \d{3})+)(?![\d.]?\d|\s*/|\s*\\frac)")
+_GAPPED = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?: \d{3})+)(?!\d|\s*/|\s*\\frac)")
 _COMMA_BRACE = re.compile(r"\{\s*,\s*\}|,\s*\\!\s*")
 _NAMES = [
     (re.compile(r"\\(?:leqslant|leqq|leq)(?![A-Za-z])"), r"\\le "),
@@ -128,7 +133,8 @@ def plain_characters(text: str) -> str:
     text = _CIRCLED.sub(lambda m: ", ".join(str(ord(c) - 0x245F) for c in m[0]), text)
     text = _SUPER_RUN.sub(lambda m: "^{" + "".join(_SUPERSCRIPTS[c] for c in m[0]) + "}", text)
     text = _SUB_RUN.sub(lambda m: "_{" + "".join(_SUBSCRIPTS[c] for c in m[0]) + "}", text)
-    text = _ROOT.sub(lambda m: (r"\sqrt[3]" if m[1] == "∛" else r"\sqrt") + (f"{{{m[2]}}}" if m[2] else ""), text)
+    text = _ROOT.sub(lambda m: _ROOTS[m[1]] + (f"{{{m[2]}}}" if m[2] else ""), text)
+    text = _HATTED.sub(lambda m: f"\\hat{{{unicodedata.normalize('NFD', m[0])[0]}}}", text)
     out = []
     for character in text:
         if character.isascii():
@@ -216,8 +222,10 @@ def _unwrap_text(text: str) -> str:
     def name(match: re.Match[str]) -> str:
         inside = match[1]
         bold = match[0].startswith((r"\mathbf", r"\bold", r"\bm", r"\pmb", r"\mathit", r"\mathbb"))
-        if bold and len(inside.strip()) <= 2:
+        if bold and (len(inside.strip()) <= 2 or not inside.replace(" ", "").isalpha()):
             return " " + inside + " "
+        if match[0].startswith(r"\operatorname") and inside.strip() in FUNCTIONS:
+            return "\\" + inside.strip() + " "
         return "\\text{" + inside + "}" if inside.strip() else " "
 
     for _ in range(4):
@@ -234,7 +242,7 @@ def normalise(text: str) -> str:
     if "<" in text or "&" in text:
         text = without_html(text)
     text = plain_characters(text)
-    if text.isdigit() or text.isalpha():
+    if text.isdigit() or (text.isalpha() and not _INFINITY.fullmatch(text)):
         return text
     text = _unescape(text)
     if "," in text:
@@ -242,6 +250,7 @@ def normalise(text: str) -> str:
     if "\\" in text:
         text = _THIN.sub("", text)
         text = _SIZES.sub("", text)
+    text = usual(text)
     text = _MONEY.sub("", text)
     if text.count("$") % 2:
         text = _BARE_MONEY.sub("", text, count=1)
@@ -333,18 +342,34 @@ def _trim(text: str) -> str:
 _EXCLAIMED = re.compile(r"(?<=[A-Za-z]{2})[!.\s]+$")
 _LOOSE_SPACE = re.compile(r"(?<!\d) | (?!\d)")
 _SHORT_SCRIPT = re.compile(r"([\^_])\{(\w)\}(?!\w)")
-_GROUPED = re.compile(r"[\^_]\{|\}\{")
+_LETTERS = re.compile(r"(\\?)([^\W\d_]{2,})")
+_PLAIN_GROUP = re.compile(r"(?<![\w^}\]])\{([^{}\\^_]*)\}")
+LITTLE = frozenset(names("an the of and or is are in on to by for no not yes all any it at as be dne none nan"))
+
+
+def _folded(match: re.Match[str]) -> str:
+    """A command as it is; a word in lower case, but not a short run of letters that may be a product."""
+    command, run = match[1], match[2]
+    small = run.casefold()
+    if command:
+        return " " + run
+    said = len(run) > 3 or small in LITTLE or (len(run) == 3 and run[1:].islower() and not _VOWELS.isdisjoint(small))
+    return small if said else run
+
+
+_VOWELS = frozenset("aeiouy")
 
 
 @lru_cache(maxsize=8192)
 def words(text: str) -> str:
-    """The text as words only: lower case, without LaTeX text commands, surrounding punctuation or repeated spaces."""
+    """The text with its words in lower case, without text commands, surrounding punctuation or repeated spaces.
+
+    What may be a formula keeps its case and its braces.
+    """
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
-    text = _SHORT_SCRIPT.sub(r"\1\2", text)
-    if not _GROUPED.search(text):
-        text = text.replace("{", "").replace("}", "")
+    text = _LETTERS.sub(_folded, _PLAIN_GROUP.sub(r"\1", _SHORT_SCRIPT.sub(r"\1\2", text)))
     text = text.replace("\\", " ").replace('"', "")
-    return _EXCLAIMED.sub("", _SPACE_RUN.sub(" ", text).strip(" .,;:'")).casefold()
+    return _EXCLAIMED.sub("", _SPACE_RUN.sub(" ", text).strip(" .,;:'"))
 
 
 def squeezed(text: str) -> str:

@@ -3,15 +3,18 @@ form."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from lemma.grading import evaluate
 from lemma.grading.evaluate import Undefined
 from lemma.grading.expression import Unreadable, read
+from lemma.grading.inequalities import boundaries, holds, letter_of
 from lemma.grading.limits import GoldLimit, LimitExceeded
 from lemma.grading.precision import digits_for, weigh
-from lemma.grading.structure import Leaf, Listed, Minus, Node, Relation, Union
+from lemma.grading.structure import Leaf, Listed, Minus, Node, Relation, Union, parts
 
+_SOLVED = ("<", ">", "<=", ">=", "!=")
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "="}
 
 
@@ -70,14 +73,7 @@ def _weigh(node: Node) -> tuple[float, int]:
             return weigh(read(node.tokens))
         except Unreadable:
             return 0.0, 0
-    parts: tuple[Node, ...] = ()
-    if isinstance(node, Minus):
-        parts = node.left, node.right
-    elif isinstance(node, Relation):
-        parts = node.sides
-    elif isinstance(node, Union | Listed):
-        parts = node.items
-    weights = [_weigh(part) for part in parts]
+    weights = [_weigh(part) for part in parts(node)]
     return sum(tall for tall, _ in weights), sum(cost for _, cost in weights)
 
 
@@ -141,6 +137,9 @@ def _relation(relation: Relation) -> Pieces:
         left, right = relation.sides[place], relation.sides[place + 1]
         if _is_variable(right):
             left, right, sign = right, left, _FLIP.get(sign, sign)
+        if sign in _SOLVED and not (_is_variable(left) and _is_constant(right)):
+            met = _meet(met, _solved(left, sign, right))
+            continue
         if not _is_variable(left) or sign not in _FLIP:
             raise NotASet
         bound, infinity = _number(right), evaluate._context().inf
@@ -153,6 +152,36 @@ def _relation(relation: Relation) -> Pieces:
         else:
             met = _meet(met, [Piece(bound, infinity, sign == ">=", False)])
     return met
+
+
+def _is_constant(node: Node) -> bool:
+    try:
+        return isinstance(node, Leaf) and not evaluate.symbols(read(node.tokens))
+    except Unreadable:
+        return True
+
+
+def _solved(left: Node, sign: str, right: Node) -> Pieces:
+    """The numbers for which an inequality in one letter holds."""
+    letter = letter_of((left, right))
+    if not letter or not isinstance(left, Leaf) or not isinstance(right, Leaf):
+        raise NotASet
+    trees = read(left.tokens), read(right.tokens)
+    try:
+        ends = boundaries(*trees, letter)
+        if ends is None:
+            raise NotASet
+        infinity = evaluate._context().inf
+        edges = [-infinity, *ends, infinity]
+        between = [0] if not ends else [ends[0] - 1, *((a + b) / 2 for a, b in pairwise(ends)), ends[-1] + 1]
+        found = [
+            Piece(low, high, False, False)
+            for (low, high), x in zip(pairwise(edges), between, strict=True)
+            if holds(trees[0], sign, trees[1], letter, x)
+        ]
+    except Undefined as error:
+        raise NotASet from error
+    return _merge(found + ([Piece(end, end, True, True) for end in ends] if sign in ("<=", ">=") else []))
 
 
 def _is_variable(node: Node) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -9,26 +10,31 @@ from typing import Any
 from lemma.grading import evaluate
 from lemma.grading.evaluate import NotRational, Undefined
 from lemma.grading.expression import GREEK, Tree, Unreadable, read
+from lemma.grading.inequalities import letter_of
 from lemma.grading.limits import GoldLimit, LimitExceeded
 from lemma.grading.linear import same_solutions
 from lemma.grading.precision import enough_digits
-from lemma.grading.realsets import is_reals
+from lemma.grading.realsets import NotASet, is_reals, same_set
 from lemma.grading.single import Context, is_text
-from lemma.grading.structure import Leaf, Listed, Minus, Node, Relation, Union
+from lemma.grading.structure import Leaf, Listed, Minus, Node, Relation, Union, text_of
 from lemma.grading.tokens import Token
 
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "=", "~": "~"}
 _INFINITY = Token("cmd", "infty", 0, 0)
 _MINUS = Token("-", "-", 0, 0)
+_UNKNOWNS = frozenset("xyz")
 POSITIVE_INFINITY, NEGATIVE_INFINITY = Leaf((_INFINITY,)), Leaf((_MINUS, _INFINITY))
 
 
 def against_value(gold: Node, answer: Relation, context: Context) -> bool:
     """The answer is a relation and the gold is not: take its value, or the interval it describes."""
-    if isinstance(gold, Listed | Union | Minus):
+    if isinstance(gold, Union | Minus) or (isinstance(gold, Listed) and gold.opening):
         interval = as_interval(answer)
         if interval is not None:
             return context.same(gold, interval)
+        if _is_solved(answer):
+            with suppress(NotASet):
+                return same_set(gold, answer)
     if isinstance(gold, Leaf) and is_reals(gold):
         return False
     if set(answer.signs) <= {"=", "~"}:
@@ -88,8 +94,13 @@ def value_against(gold: Relation, answer: Node, context: Context) -> bool:
         if "~" in gold.signs and not is_name(gold.sides[0]):
             return any(context.same(side, answer) for side in (gold.sides[0], gold.sides[-1]))
         return is_name(gold.sides[0]) and context.same(gold.sides[-1], answer)
+    if isinstance(answer, Leaf):
+        return False
     interval = as_interval(gold)
-    return interval is not None and not isinstance(answer, Leaf) and context.same(interval, answer)
+    if interval is None:
+        with suppress(NotASet):
+            return same_set(gold, answer)
+    return interval is not None and context.same(interval, answer)
 
 
 def value_side(relation: Relation) -> Node:
@@ -111,7 +122,9 @@ def is_name(node: Node) -> bool:
     first = node.tokens[0]
     if len(node.tokens) > 2 and (first.kind == "id" or first.value in GREEK) and node.tokens[1].kind in ("(", "_", "'"):
         return True
-    return is_text(node.tokens) or not any(t.kind == "num" for t in node.tokens)
+    if is_text(node.tokens):
+        return True
+    return not any(t.kind in ("num", "+", "-") or (t.kind == "word" and set(t.value) <= _UNKNOWNS) for t in node.tokens)
 
 
 def as_interval(relation: Relation) -> Node | None:
@@ -158,7 +171,23 @@ def _is_letter(leaf: Leaf) -> bool:
     )
 
 
+def _is_solved(relation: Relation) -> bool:
+    """Whether an inequality bounds a letter or an absolute value; others are still to be solved."""
+    sides = [side for side in relation.sides if isinstance(side, Leaf) and letter_of((side,))]
+    return _is_inequality(relation) and all(
+        _is_letter(s) or s.tokens[0].kind + s.tokens[-1].kind == "||" for s in sides
+    )
+
+
+def _is_inequality(relation: Relation) -> bool:
+    return not set(relation.signs) & {"=", "~"}
+
+
 def same_relation(gold: Relation, answer: Relation, context: Context) -> bool:
+    """Whether two equations, or two inequalities, say the same."""
+    if _is_inequality(gold) and _is_solved(answer) and letter_of(gold.sides) == letter_of(answer.sides) != "":
+        with suppress(NotASet):
+            return same_set(gold, answer)
     if set(gold.signs) <= {"=", "~"} and set(answer.signs) <= {"=", "~"}:
         return _same_equation(gold, answer, context)
     if len(gold.signs) != len(answer.signs):
@@ -203,10 +232,6 @@ def _same_equation(gold: Relation, answer: Relation, context: Context) -> bool:
     return all(context.same(g, a) for g, a in zip(gold.sides, answer.sides, strict=False)) and len(gold.sides) == len(
         answer.sides
     )
-
-
-def text_of(leaf: Leaf) -> str:
-    return "".join(t.value for t in leaf.tokens)
 
 
 def _renamed(first: Leaf, other: Leaf) -> tuple[str, str] | None:

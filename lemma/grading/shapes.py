@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import combinations, product
 
-from lemma.grading.expression import Unreadable, read
+from lemma.grading.expression import Unreadable, number, read
 from lemma.grading.limits import MAX_ITEMS, LimitExceeded
 from lemma.grading.named import by_names, ordered_names
 from lemma.grading.realsets import NotASet, is_reals, same_set
@@ -18,13 +18,13 @@ from lemma.grading.relations import (
     interval,
     is_name,
     same_relation,
-    text_of,
     value_against,
     value_side,
 )
 from lemma.grading.single import Context, is_text, same_leaf
-from lemma.grading.structure import Leaf, Listed, Matrix, Minus, Node, Relation, Union
+from lemma.grading.structure import Leaf, Listed, Matrix, Minus, Node, Relation, Union, text_of
 from lemma.grading.tokens import Token
+from lemma.grading.vectors import has_unit_vectors, same_vector, with_unit_vectors
 
 _MOST_REPEATS = 40
 
@@ -38,6 +38,12 @@ def same(gold: Node, answer: Node, context: Context) -> bool:
         return against_value(gold, answer, context)
     if isinstance(gold, Relation):
         return value_against(gold, answer, context)
+    if has_unit_vectors(gold) or has_unit_vectors(answer) or isinstance(gold, Leaf) != isinstance(answer, Leaf):
+        gold, answer = _as_vectors(gold, answer)
+        if has_unit_vectors(gold) != has_unit_vectors(answer):
+            left, right = _components(gold), _components(answer)
+            return left is not None and right is not None and same_vector(left, right, context)
+        gold, answer = _as_range(gold, answer), _as_range(answer, gold)
     if isinstance(gold, Leaf) and isinstance(answer, Leaf):
         return (is_reals(gold) and is_reals(answer)) or same_leaf(gold, answer, context)
     if isinstance(gold, Union | Minus) or isinstance(answer, Union | Minus) or _has_relations(gold, answer):
@@ -53,6 +59,37 @@ def same(gold: Node, answer: Node, context: Context) -> bool:
     if isinstance(gold, Matrix) or isinstance(answer, Matrix):
         return _same_matrix(gold, answer, context)
     return _same_listed(gold, answer, context)
+
+
+def _as_vectors(gold: Node, answer: Node) -> tuple[Node, Node]:
+    """Plain i, j, k are unit vectors where the other side is a vector."""
+    pair = [gold, answer]
+    for place, (node, other) in enumerate(((gold, answer), (answer, gold))):
+        if isinstance(node, Leaf) and (has_unit_vectors(other) or _components(other) is not None):
+            pair[place] = with_unit_vectors(node)
+    return pair[0], pair[1]
+
+
+def _components(node: Node) -> Leaf | tuple[Node, ...] | None:
+    """What a vector is compared by: its sum of unit vectors, or its components in round brackets or a column."""
+    if isinstance(node, Matrix):
+        return _vector(node)
+    if isinstance(node, Listed):
+        return node.items if (node.opening, node.closing) in (("(", ")"), ("[", "]")) else None
+    return node if isinstance(node, Leaf) and has_unit_vectors(node) else None
+
+
+def _as_range(node: Node, other: Node) -> Node:
+    """3-5 where the other side is a range or a closed interval; 3 to 5 as 3:5 where the other side is a ratio."""
+    if isinstance(node, Leaf) and isinstance(other, Listed) and (other.opening, other.closing) == ("[", "]"):
+        tokens = node.tokens
+        if [t.kind for t in tokens] == ["num", "-", "num"] and number(tokens[0].value) < number(tokens[2].value):
+            return Listed((Leaf(tokens[:1], node.unit), Leaf(tokens[2:], node.unit)), "[", "]", "to")
+    if isinstance(node, Listed) and node.join == "to" and isinstance(other, Leaf):
+        low, high = node.items
+        if any(t.kind == ":" for t in other.tokens) and isinstance(low, Leaf) and isinstance(high, Leaf):
+            return Leaf((*low.tokens, Token(":", ":", 0, 0), *high.tokens))
+    return node
 
 
 def _unwrapped(node: Node) -> Node:
@@ -92,7 +129,7 @@ def _expand(node: Node) -> Node:
             if len(tuples) > MAX_ITEMS:
                 raise LimitExceeded("plus-minus signs")
             return Listed(tuple(Listed(t, node.opening, node.closing) for t in tuples))
-        return Listed(tuple(items), node.opening, node.closing)
+        return Listed(tuple(items), node.opening, node.closing, node.join)
     if isinstance(node, Relation):
         return Relation(tuple(_expand(side) for side in node.sides), node.signs)
     return node

@@ -13,13 +13,13 @@ from lemma.grading.evaluate import NotRational, Undefined
 from lemma.grading.expression import Tree, Unreadable, read
 from lemma.grading.limits import GoldLimit, LimitExceeded
 from lemma.grading.names import names
-from lemma.grading.normal_form import squeezed, words
+from lemma.grading.normal_form import LITTLE, squeezed, words
 from lemma.grading.precision import enough_digits
 from lemma.grading.rounded import stands_for
 from lemma.grading.rules import Rules
-from lemma.grading.structure import Leaf, Node, Tokens
+from lemma.grading.structure import Leaf, Node, Tokens, parts
 from lemma.grading.tokens import spelling, tokenise
-from lemma.grading.units import conversion
+from lemma.grading.units import CENT, conversion
 
 _BASE = re.compile(r"\(?([0-9A-Fa-f]+)\)?_\{?(\d{1,2}|\\text\{[a-z]+\})\}?$")
 _TIME = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?\s*(?:\\text\{)?\s*([ap])?\.?\s*(?:m\.?)?\s*\}?$", re.IGNORECASE)
@@ -51,11 +51,13 @@ def same_leaf(gold: Leaf, answer: Leaf, context: Context) -> bool:
     if factor is None:
         return False
     gold_text, answer_text = spelling(gold.tokens), spelling(answer.tokens)
+    if gold.unit is None and answer.unit == CENT and "." in gold_text:
+        factor = CENT.size
     if factor == 1 and squeezed(gold_text) == squeezed(answer_text) != "":
         return True
     gold_tree, answer_tree = _tree(gold.tokens, True), _tree(answer.tokens, False)
     if gold_tree is not None and answer_tree is not None:
-        if _words_only(gold.tokens) or _words_only(answer.tokens):
+        if _words_only(gold.tokens) and _words_only(answer.tokens) and not _product(gold.tokens):
             return same_words(gold_text, answer_text, context.rules)
         return same_value(gold_tree, answer_tree, factor, context, gold_text, answer_text)
     special = _special(gold_text, answer_text, context)
@@ -87,6 +89,15 @@ def _unread(
     return context.symbolic(gold_text, answer_text)
 
 
+def unread_leaves(node: Node) -> tuple[str, ...]:
+    """The texts of the leaves of a node that this module can neither read nor compare as words."""
+    if not isinstance(node, Leaf):
+        return tuple(text for part in parts(node) for text in unread_leaves(part))
+    text = spelling(node.tokens)
+    special = _TIME.match(text) or _BASE.match(text.replace(" ", "")) or (":" in text and _ratio(text) is not None)
+    return () if is_text(node.tokens) or special or _tree(node.tokens, False) is not None else (text,)
+
+
 def _tree(tokens: Tokens, gold: bool) -> Tree | None:
     try:
         return read(tokens)
@@ -114,6 +125,12 @@ def _words_only(tokens: Tokens) -> bool:
     return bool(tokens) and all(t.kind in ("word", "text") for t in tokens)
 
 
+def _product(tokens: Tokens) -> bool:
+    """Whether a text is two small letters that are no word, such as xy."""
+    value = tokens[0].value
+    return len(tokens) == 1 and len(value) == 2 and value.islower() and value not in LITTLE
+
+
 _NOTHING = frozenset(
     {
         "nosolution",
@@ -126,13 +143,15 @@ _NOTHING = frozenset(
         "nosuchnumber",
     }
 )
+_NO_VALUE = frozenset({"dne", "doesnotexist", "thelimitdoesnotexist", "itdoesnotexist"})
 
 
 def same_words(gold: str, answer: str, rules: Rules) -> bool:
     """The same words, whatever their case, spacing and punctuation."""
     left, right = words(gold), words(answer)
-    if left.replace(" ", "") in _NOTHING:
-        return right.replace(" ", "") in _NOTHING
+    for meaning in (_NOTHING, _NO_VALUE):
+        if left.replace(" ", "") in meaning:
+            return right.replace(" ", "") in meaning
     if len(left) == 1 or rules.case:
         return squeezed(gold.strip(" .")) == squeezed(answer.strip(" .")) or (
             left == right and (len(left) > 1 or _bare(gold) == _bare(answer)) and not rules.case
@@ -222,7 +241,7 @@ _PARTS = {"half": 2, "third": 3, "thirds": 3, "quarter": 4, "quarters": 4, "four
 
 def spelt_number(text: str) -> Fraction | None:
     """The value of a number in English words."""
-    parts = [w for w in words(text).replace("-", " ").split() if w not in ("and", "a", "an")]
+    parts = [w for w in words(text).casefold().replace("-", " ").split() if w not in ("and", "a", "an")]
     if not parts or len(parts) > 12:
         return None
     if parts[-1] in _PARTS and len(parts) <= 2:
@@ -301,7 +320,9 @@ def _equal(
 def _has_roots(gold: Tree, answer: Tree) -> bool:
     """Letters under roots stand for positive numbers, unless an absolute value says otherwise."""
     trees = gold, answer
-    return any(evaluate.contains(t, "root") for t in trees) and not any(evaluate.contains(t, "abs") for t in trees)
+    return any(evaluate.contains(t, "root") or evaluate.has_fractional_power(t) for t in trees) and not any(
+        evaluate.contains(t, "abs") for t in trees
+    )
 
 
 def _gold_value(function: Callable[..., Any], tree: Tree, index: int, modes: tuple[bool, bool], *more: Any) -> Any:

@@ -10,7 +10,8 @@ from itertools import pairwise
 from lemma.grading.limits import MAX_ITEMS, MAX_NESTING, LimitExceeded
 from lemma.grading.names import names
 from lemma.grading.tokens import Token
-from lemma.grading.units import Unit, known, read_unit
+from lemma.grading.trailing_words import attach_powers, has_words, unit_parts
+from lemma.grading.units import Unit, read_unit
 
 Tokens = tuple[Token, ...]
 
@@ -34,8 +35,8 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Several members. `opening` and `closing` are the brackets, both empty for a bare list, whose `join` is then the
-    word between its members: and, or, or nothing."""
+    """Several members. `opening` and `closing` are the brackets, both empty for a bare list. `join` is the word between
+    the members: and, or, or nothing; "to" if the two are the ends of a range."""
 
     items: tuple[Node, ...]
     opening: str = ""
@@ -72,6 +73,22 @@ class Relation:
 Node = Leaf | Listed | Union | Minus | Matrix | Relation
 
 
+def text_of(leaf: Leaf) -> str:
+    """The tokens of a leaf, without spaces."""
+    return "".join(t.value for t in leaf.tokens)
+
+
+def parts(node: Node) -> tuple[Node, ...]:
+    """The nodes directly below one."""
+    if isinstance(node, Minus):
+        return node.left, node.right
+    if isinstance(node, Relation):
+        return node.sides
+    if isinstance(node, Matrix):
+        return tuple(cell for row in node.rows for cell in row)
+    return () if isinstance(node, Leaf) else node.items
+
+
 @lru_cache(maxsize=8192)
 def shape(tokens: Tokens, depth: int = 0) -> Node:
     """The shape of a token sequence; total: anything without a shape is a leaf."""
@@ -101,6 +118,8 @@ def _stripped(tokens: Tokens) -> Tokens:
     while tokens and (
         _is_word(tokens[0], _HEDGES) or (tokens[0].kind == "cmd" and tokens[0].value in ("approx", "therefore"))
     ):
+        tokens = tokens[1:]
+    while len(tokens) > 1 and _is_word(tokens[0], ("if",)):
         tokens = tokens[1:]
     while (
         len(tokens) > 2
@@ -212,6 +231,16 @@ def _minus(tokens: Tokens, depth: int) -> Node | None:
     return None
 
 
+def _range(tokens: Tokens, depth: int) -> Node | None:
+    """3 to 5: the numbers from one to the other."""
+    for place in _top(tokens):
+        if _is_word(tokens[place], ("to",)):
+            ends = tokens[:place], tokens[place + 1 :]
+            if all(any(t.kind == "num" for t in end) and not any(t.kind == "id" for t in end) for end in ends):
+                return Listed(tuple(shape(end, depth + 1) for end in ends), "[", "]", "to")
+    return None
+
+
 def _membership(tokens: Tokens, depth: int) -> Node | None:
     """x in [a, b] is the interval."""
     for place in _top(tokens):
@@ -245,7 +274,7 @@ def _matrix(tokens: Tokens, depth: int) -> Node | None:
     if len(tokens) < 8 or tokens[0].kind != "cmd" or tokens[0].value != "begin" or tokens[-4].value != "end":
         return None
     name = "".join(t.value for t in tokens[2 : _match(tokens, 1)])
-    if name not in ("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array", "cases", "aligned"):
+    if name not in ("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array", "cases"):
         return None
     start = _match(tokens, 1) + 1
     if name == "array" and start < len(tokens) and tokens[start].kind == "{":
@@ -257,9 +286,18 @@ def _matrix(tokens: Tokens, depth: int) -> Node | None:
     for line in _split(body, frozenset({"row"})):
         cells = _split(line, frozenset({"&"}))
         rows.append(tuple(shape(cell, depth + 1) for cell in cells))
-    if name in ("cases", "aligned") and any(len(row) > 1 for row in rows):
-        return None
+    if name == "cases":
+        return _cases(rows)
     return Matrix(tuple(rows))
+
+
+def _cases(rows: list[tuple[Node, ...]]) -> Node | None:
+    """A system of conditions, all of them true, or values with their conditions; in any order."""
+    if all(len(row) == 1 for row in rows):
+        return Listed(tuple(row[0] for row in rows), join="and") if len(rows) > 1 else rows[0][0]
+    if any(len(row) != 2 for row in rows):
+        return None
+    return Listed(tuple(Listed(row, "(", ")") for row in rows))
 
 
 def _unbracket(tokens: Tokens) -> Tokens:
@@ -299,85 +337,16 @@ def _bracketed(tokens: Tokens, depth: int) -> Node | None:
 
 def _leaf(tokens: Tokens) -> Leaf:
     """Words at the end that name a unit or what is counted become the unit."""
-    end, parts = _unit_parts(tokens)
-    if not parts or all(t.kind in ("text", "word") for t in tokens[:end]) or _has_words(tokens[:end]):
+    end, parts = unit_parts(tokens)
+    if not parts or all(t.kind in ("text", "word") for t in tokens[:end]) or has_words(tokens[:end]):
         return Leaf(tokens)
-    unit = read_unit(_attach_powers(parts))
+    unit = read_unit(attach_powers(parts))
     return Leaf(tokens[:end], unit) if unit is not None else Leaf(tokens)
-
-
-def _has_words(tokens: Tokens) -> bool:
-    """Whether there are words before a number or inside it, other than those that scale it."""
-    return any(t.kind == "word" and len(t.value) > 3 and t.value.lower() not in _SCALE_WORDS for t in tokens)
-
-
-def _unit_parts(tokens: Tokens) -> tuple[int, list[str]]:
-    """Where the trailing words begin, and these words with their powers and slashes."""
-    end = len(tokens)
-    parts: list[str] = []
-    while end > 1:
-        token = tokens[end - 1]
-        before = tuple(t.kind for t in tokens[max(0, end - 5) : end - 1])
-        if token.kind == "text":
-            parts = [*token.value.replace("/", " / ").split(), *parts]
-        elif token.kind == "word" and _may_be_unit(token.value, bool(parts)):
-            parts = [token.value, *parts]
-        elif token.kind == ")" and not parts and (inside := _words_in_brackets(tokens[:end])):
-            parts, end = inside, end - len(inside) - 1
-        elif token.kind == "num" and before[-1:] == ("^",) and before[-2:-1] in (("text",), ("word",)):
-            parts, end = ["^" + token.value, *parts], end - 1
-        elif token.kind == "}" and before[1:] == ("^", "{", "num") and before[0] in ("text", "word"):
-            parts, end = ["^" + tokens[end - 2].value, *parts], end - 3
-        elif token.kind == "/" and parts:
-            parts = ["/", *parts]
-        elif token.kind == "id" and _letter_of_rate(parts, before):
-            parts = [token.value, *parts]
-        else:
-            break
-        end -= 1
-    return end, parts
-
-
-def _words_in_brackets(tokens: Tokens) -> list[str]:
-    """The words of a pair of brackets at the end that holds nothing else: 12 (apples)."""
-    opening = max((i for i, t in enumerate(tokens) if t.kind == "("), default=0)
-    inside = tokens[opening + 1 : -1]
-    plain = opening > 0 and all(t.kind == "word" and len(t.value) > 3 for t in inside)
-    return [t.value for t in inside] if plain else []
-
-
-def _letter_of_rate(parts: list[str], before: tuple[str, ...]) -> bool:
-    """A letter in 5 m/s, on either side of the slash, if the other side is a unit."""
-    if parts[:1] == ["/"]:
-        return before[-1:] == ("num",)
-    return before[-1:] == ("/",) and before[-2:-1] in (("text",), ("word",))
-
-
-_LITTLE_WORDS = frozenset(names("of in at on is by per sq cu"))
-_SHORT_WORDS = frozenset(names("all old the are was cup men way pie egg box bag"))
-
-
-def _may_be_unit(word: str, has_more: bool) -> bool:
-    """Plain words of three letters or fewer are products of letters unless they are known units or little words."""
-    little = word in _SHORT_WORDS or (has_more and word in _LITTLE_WORDS)
-    return (len(word) > 3 or known(word) or little) and word.lower() not in _SCALE_WORDS
-
-
-_SCALE_WORDS = frozenset({"hundred", "thousand", "million", "billion", "trillion", "dozen"})
-
-
-def _attach_powers(parts: list[str]) -> list[str]:
-    out: list[str] = []
-    for part in parts:
-        if part.startswith("^") and out:
-            out[-1] += part
-        else:
-            out.append(part)
-    return out
 
 
 _BUILDERS: tuple[tuple[Callable[[Tokens, int], Node | None], frozenset[str] | None], ...] = (
     (_membership, frozenset({"in"})),
+    (_range, frozenset({"word", "text"})),
     (_union, frozenset({"cup", "id"})),
     (_minus, frozenset({"setminus", "backslash", "smallsetminus", "\\{"})),
     (_relation, RELATIONS | _ARROWS),

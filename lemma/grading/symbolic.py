@@ -10,7 +10,7 @@ from functools import lru_cache
 from time import perf_counter
 from typing import Any
 
-from lemma.grading.grader import PendingGrade, decide, quick
+from lemma.grading.grader import PendingGrade, decide, quick, unread
 from lemma.grading.guard import Refused, check_symbolic
 from lemma.grading.limits import MAX_PRECISION, GoldLimit, LimitExceeded
 from lemma.grading.rules import DEFAULT, Rules
@@ -67,10 +67,25 @@ def _precision(gold: str, answer: str) -> int:
     return min(digits, MAX_PRECISION)
 
 
+_CAPITAL = re.compile(r"\\(?:mathbb|text|begin|end|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+|([A-Z])")
+_SMALL = re.compile(r"\\[A-Za-z]+|([a-z])")
+
+
+def _in_small_letters(*texts: str) -> list[str]:
+    """The parser knows small letters only, so a capital whose small letter occurs too becomes one that does not."""
+    used = {m[1] for text in texts for m in _SMALL.finditer(text) if m[1]}
+    clashing = sorted({m[1] for text in texts for m in _CAPITAL.finditer(text) if m[1] and m[1].lower() in used})
+    others = dict(zip(clashing, (letter for letter in "qwzvusrpmhgyxtnlkjcba" if letter not in used), strict=False))
+    if not others:
+        return list(texts)
+    return [_CAPITAL.sub(lambda m: others.get(m[1] or "", m[0]), text) for text in texts]
+
+
 def equal(gold: str, answer: str) -> bool:
     """Whether sympy finds the two equal. Raises GoldLimit or LimitExceeded, depending on whose text it is."""
     from math_verify import verify
 
+    gold, answer = _in_small_letters(gold, answer)
     try:
         left = _parse(gold)
     except LimitExceeded as error:
@@ -89,9 +104,18 @@ def equal(gold: str, answer: str) -> bool:
         raise LimitExceeded("comparison") from error
 
 
+def _is_read(text: str) -> bool:
+    try:
+        return bool(_parse(text))
+    except (LimitExceeded, Refused, _Unparsed):
+        return False
+
+
 def settle(pending: PendingGrade) -> tuple[str, str]:
     """Decide what the exact path left open: (kind, reason)."""
     kind, reason = decide(pending.gold, pending.answer, pending.rules, equal)
+    if kind == "wrong" and reason != "limit" and not all(map(_is_read, unread(pending.gold))):
+        return "unknown", "gold_unreadable"
     return kind, reason if reason in ("limit", "gold_limit", "choice") else "symbolic"
 
 

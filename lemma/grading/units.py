@@ -57,6 +57,7 @@ class Unit(NamedTuple):
     size: Fraction
 
 
+CENT = Unit((("money", 1),), Fraction(1, 100))
 COUNTED = Unit("", Fraction(1))
 
 

@@ -18,6 +18,7 @@ REASONS = {
     "unreadable": "the answer cannot be read as mathematics, and its words differ from the gold",
     "limit": "the answer exceeds a limit of length, digits, nesting, exponent, time or memory",
     "no_gold": "there is no gold answer",
+    "gold_unreadable": "the gold cannot be read as mathematics and is not words",
     "gold_limit": "the gold exceeds a limit",
     "grader": "no worker could be started, or workers were lost from outside",
 }

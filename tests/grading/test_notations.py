@@ -1,0 +1,33 @@
+"""Unusual notations, formulas that differ in case or braces only, and golds that cannot be read."""
+
+from __future__ import annotations
+
+import pytest
+
+from lemma.grading import grade
+from tests.grading.notations import NOTATIONS, UNREADABLE
+
+
+@pytest.mark.parametrize("name", NOTATIONS)
+def test_notation(name: str) -> None:
+    failed = []
+    for gold, rights, wrongs in NOTATIONS[name]:
+        for kind, answers in (("right", rights), ("wrong", wrongs)):
+            for answer in answers:
+                verdict = grade(f"\\boxed{{{answer}}}", gold)
+                if verdict.kind != kind:
+                    failed.append((gold, answer, verdict[:2]))
+    assert not failed
+
+
+@pytest.mark.parametrize("gold", UNREADABLE)
+def test_a_gold_that_cannot_be_read_is_unknown(gold: str) -> None:
+    for prediction in (r"\boxed{7}", "I do not know.", r"\boxed{\frac12}"):
+        verdict = grade(prediction, gold)
+        if verdict.reason != "no_answer":
+            assert verdict[:2] in (("unknown", "gold_unreadable"), ("unknown", "no_gold"))
+
+
+def test_a_formula_equals_itself_where_no_parser_reads_it() -> None:
+    assert grade(r"\boxed{P(A \mid B)}", "P(A|B)")[:2] == ("right", "exact")
+    assert grade(r"\boxed{P(B|A)}", "P(A|B)")[:2] == ("unknown", "gold_unreadable")
