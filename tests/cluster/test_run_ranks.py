@@ -117,7 +117,8 @@ def test_a_run_goes_on_with_another_number_of_ranks(crew: Crew, tmp_path: Path) 
         assert len(list(saved.glob("tensors*"))) == before
         crew.run(after, trained, recipe_of(tmp_path, "part", whole, cluster), slots=1)
         layout = json.loads((tmp_path / "part/stages/stage/layout.json").read_text())
-        assert layout == {"ranks": after, "slots": 4, "shard": shard, "token_budget": 128, "recomputed": 0}
+        expected = {"ranks": after, "slots": 4, "shard": shard, "token_budget": 128, "recomputed": 0}
+        assert layout == expected | {"precision": "float32"}
         assert outcome(tmp_path / "part")[1] == outcome(tmp_path / "whole")[1], (before, after)
         shutil.rmtree(tmp_path / "part")
         shutil.rmtree(tmp_path / "whole")

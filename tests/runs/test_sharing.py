@@ -65,13 +65,13 @@ def test_an_export_has_the_precision_that_was_asked_for(dtype: str, world: World
 def test_without_a_word_an_export_has_the_precision_of_the_run(world: World, tmp_path: Path) -> None:
     assert main(["export", str(world.run), "--to", str(tmp_path / "as-it-is")]) == 0
     assert precision_of(tmp_path / "as-it-is") == "fp32"
-    final = world.run / "stages" / "sft" / "final" / "config.json"
-    before = final.read_text()
-    final.write_text(json.dumps({**json.loads(before), "dtype": "bfloat16"}))
+    layout = world.run / "stages" / "sft" / "layout.json"
+    before = layout.read_text()
+    layout.write_text(json.dumps({**json.loads(before), "precision": "bfloat16"}))
     try:
         assert main(["export", str(world.run), "--to", str(tmp_path / "half")]) == 0
     finally:
-        final.write_text(before)
+        layout.write_text(before)
     assert precision_of(tmp_path / "half") == "bf16", "the run was trained in half precision on another device"
 
 
