@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from lemma.config.document import Document, KeyPath, Place
-from lemma.config.foreign_names import CONVERSIONS, KINDS, REASONS, SYNONYMS
+from lemma.config.foreign_names import ALGORITHMS, CONVERSIONS, KINDS, LOSSES, REASONS, SYNONYMS
 from lemma.config.options import Options
 from lemma.config.shape import (
     Choice,
@@ -93,6 +93,9 @@ def unknown(name: str, path: KeyPath, options: type[Options], root: type[Options
 def _instead(name: str, path: KeyPath, options: type[Options], root: type[Options]) -> str:
     fields = list(keys_of(options))
     meanings = [tuple(meant.split(".")) for meant in SYNONYMS.get(name, (name,))]
+    below = next((spot for meant in meanings if len(meant) > 1 for spot, _ in spots(options, meant)), ())
+    if below:
+        return f"write it as '{dotted((*path, *below))}'"
     known = [meant[-1] for meant in [*meanings, ("path" if name == "name" else name,)] if meant[-1] in fields]
     if known:
         return f"did you mean '{known[0]}'?"
@@ -196,6 +199,9 @@ def _sentence(path: KeyPath, details: ErrorDetails, root: type[Options], documen
     if kind == "extra_forbidden":
         options = options_at(*locate(root, document.data, path[:-1])) or root
         return f"unknown key '{name}'", unknown(str(path[-1]), path[:-1], options, root)
+    if details["loc"][-1] == "[key]" and kind == "literal_error":
+        known = re.findall(r"'(\w+)'", context["expected"])
+        return f"'{path[-1]}' cannot be a name in '{dotted(path[:-1])}'", _loss_or_nearest(str(path[-1]), known)
     if details["loc"][-1] == "[key]":
         return f"'{path[-1]}' cannot be a name in '{dotted(path[:-1])}'", "use letters, digits, _ and - only"
     annotation, value, _ = locate(root, document.data, path)
@@ -211,16 +217,35 @@ def _wrong_choice(name: str, choice: Choice, value: Any) -> tuple[str, str]:
     """A value that does not name one of the classes it could be."""
     tags = choice.names()
     if isinstance(value, str):
-        return f"'{name}' cannot be {show(value)}", _repair_text(value) or nearest(value, tags)
+        return f"'{name}' cannot be {show(value)}", _repair_text(value) or _other_name(value, tags)
     if not isinstance(value, dict):
         return f"'{name}' cannot be {show(value)}", "write " + _one_of(tags)
     if choice.by in value:
         tag = value[choice.by]
         if choice.by == "kind" and isinstance(tag, str) and tag in KINDS:
             return f"'{name}.kind' cannot be {show(tag)}", f"write `kind: {KINDS[tag]}` and `algorithm: {tag}`"
-        return f"'{name}.{choice.by}' cannot be {show(tag)}", nearest(str(tag), tags)
+        return f"'{name}.{choice.by}' cannot be {show(tag)}", _other_name(str(tag), tags)
+    stage = name.rpartition(".")[2].lower()
+    for kind, algorithms in ALGORITHMS.items() if choice.by == "kind" else ():
+        if stage in algorithms:
+            return f"'{name}' does not say its kind", f"add `kind: {kind}` and `{algorithms[stage]}`"
     example = f"`{choice.by}: {tags[0]}`" if len(tags) == 1 else f"`{choice.by}:` and {_one_of(tags)}"
     return f"'{name}' does not say its {choice.by}", f"add {example}"
+
+
+def _other_name(name: str, tags: Sequence[str]) -> str:
+    """What to write where one of `tags` is asked for; for an algorithm, where it is one of another kind or a loss."""
+    kind = next((KINDS[tag] for tag in tags if tag in KINDS), None)
+    instead = ALGORITHMS.get(kind or "", {}).get(name.lower())
+    if instead is not None:
+        return f"write `{instead}`"
+    if kind is not None and name in KINDS:
+        return f"{name} is an algorithm of stages of `kind: {KINDS[name]}`; write that"
+    return nearest(name, tags)
+
+
+def _loss_or_nearest(name: str, known: Sequence[str]) -> str:
+    return f"write `{LOSSES[name]}`" if LOSSES.get(name) in known else nearest(name, known)
 
 
 def _one_of(names: Sequence[str]) -> str:
@@ -252,8 +277,8 @@ def _wrong_value(path: KeyPath, kind: str, annotation: Any, value: Any, details:
         return problem, fix or f"write a mapping with any of: {', '.join(keys_of(below[0]))}"
     literals = [bare for bare, _ in map(split, branches(annotation)) if get_origin(bare) is Literal]
     names = [str(name) for literal in literals for name in get_args(literal)]
-    if isinstance(value, str) and get_close_matches(value, names, n=1, cutoff=0.6):
-        return problem, nearest(value, names)
+    if isinstance(value, str) and (value in LOSSES or get_close_matches(value, names, n=1, cutoff=0.6)):
+        return problem, _loss_or_nearest(value, names)
     if kind == "list_type" and isinstance(value, str):
         return problem, f"write it as a list: `[{value}]`"
     if kind == "string_type" and isinstance(value, bool | int | float):

@@ -7,6 +7,7 @@ _OF = {
     "alpha": "lora_alpha",
     "checkpointing": "gradient_checkpointing",
     "optim.clip": "grad_clip max_grad_norm max_norm",
+    "algorithm.epochs": "num_grpo_epochs num_iterations num_ppo_epochs ppo_epochs",
     "algorithm.clip": "clip_ratio cliprange eps_clip epsilon",
     "clip_high": "epsilon_high clip_ratio_high eps_clip_high",
     "dora": "use_dora peft_use_dora",
@@ -14,7 +15,7 @@ _OF = {
     "dropout": "lora_dropout",
     "epochs": "num_epochs num_train_epochs total_epochs max_epochs",
     "checkpoint.every": "save_steps save_freq",
-    "validation.every": "eval_steps test_freq",
+    "validation.every": "eval_steps test_freq val_every_steps",
     "format": "chat_template apply_chat_template",
     "group_size": "num_generations n_samples_per_prompt n",
     "checkpoint.keep": "save_total_limit max_ckpt_num",
@@ -34,6 +35,11 @@ _OF = {
     "prompt_length": "max_prompt_length prompt_max_len",
     "quantize": "load_in_4bit",
     "r": "lora_r lora_rank rank",
+    "nll": "rpo_alpha",
+    "reference_model": "sync_ref_model ref_model",
+    "reference_model.every": "ref_model_sync_steps",
+    "reference_model.mix": "ref_model_mixup_alpha",
+    "reference_model.path": "ref_model_name_or_path ref_model_path",
     "rslora": "use_rslora peft_use_rslora",
     "rewards": "reward_funcs reward_functions reward_fn reward",
     "schedule": "lr_scheduler lr_scheduler_type",
@@ -90,3 +96,17 @@ KINDS = dict.fromkeys(
     ),
     "rl",
 ) | dict.fromkeys(("dpo", "kto", "cpo", "simpo", "orpo"), "preference")
+
+# Losses of `algorithm: dpo`, of which many people think as algorithms, by the names that they have elsewhere.
+LOSSES = {name: name for name in ("hinge", "ipo", "robust", "exo", "nca", "bco", "sppo", "aot", "discopop")}
+LOSSES |= {"exo_pair": "exo", "nca_pair": "nca", "bco_pair": "bco", "sppo_hard": "sppo", "aot_pair": "aot_unpaired"}
+LOSSES |= {"apo_zero": "apo_zero", "apo_down": "apo_down"}
+# What to write for an algorithm of another name, by the kind of its stage.
+ALGORITHMS = {
+    "rl": {"grpo_clip": "algorithm: grpo", "no_baseline": "algorithm: reinforce"},
+    "preference": {
+        "rpo": "algorithm: {name: dpo, nll: 1}",
+        "tr_dpo": "algorithm: dpo` and `reference_model: {every: 512}",
+        **{name: f"algorithm: {{name: dpo, loss: {loss}}}" for name, loss in LOSSES.items()},
+    },
+}

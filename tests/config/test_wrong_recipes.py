@@ -120,6 +120,44 @@ RECIPES: dict[str, tuple[str, str]] = {
         swap("r: 8", "zzz: 8"),
         "recipe.yaml:4: unknown key 'model.lora.zzz'; write one of: alpha, dora, dropout, merged, r, rslora, targets",
     ),
+    "another name of passes over the samples": (
+        GOOD + "  grpo: {num_grpo_epochs: 2}\n",
+        "recipe.yaml:11: unknown key 'stages.grpo.num_grpo_epochs'; write it as 'stages.grpo.algorithm.epochs'",
+    ),
+    "another name of a validation period": (
+        swap("steps: 10", "val_every_steps: 3"),
+        "recipe.yaml:8: unknown key 'stages.sft.val_every_steps'; write it as 'stages.sft.validation.every'",
+    ),
+    "another name of the weight of the NLL": (
+        GOOD + "  dpo: {rpo_alpha: 1}\n",
+        "recipe.yaml:11: unknown key 'stages.dpo.rpo_alpha'; write it as 'stages.dpo.algorithm.nll'",
+    ),
+    "another name of a loss": (
+        GOOD + "  dpo: {algorithm: {name: dpo, loss: sppo_hard}}\n",
+        "recipe.yaml:11: 'stages.dpo.algorithm.loss' cannot be 'sppo_hard'; write `sppo`",
+    ),
+    "another name of one of several losses": (
+        GOOD + "  dpo: {algorithm: {name: dpo, loss: {sigmoid: 1, bco_pair: 1}}}\n",
+        "recipe.yaml:11: 'bco_pair' cannot be a name in 'stages.dpo.algorithm.loss'; write `bco`",
+    ),
+    "a loss in the place of an algorithm": (
+        GOOD + "  x: {kind: preference, algorithm: {name: ipo}}\n",
+        "recipe.yaml:11: 'stages.x.algorithm.name' cannot be 'ipo'; write `algorithm: {name: dpo, loss: ipo}`",
+    ),
+    "a stage called like a loss": (
+        GOOD + "  exo_pair: {steps: 3}\n",
+        "recipe.yaml:11: 'stages.exo_pair' does not say its kind; add `kind: preference` and `algorithm: {name: dpo, "
+        "loss: exo}`",
+    ),
+    "an algorithm of another kind": (
+        GOOD + "  x: {kind: preference, algorithm: cispo}\n",
+        "recipe.yaml:11: 'stages.x.algorithm' cannot be 'cispo'; cispo is an algorithm of stages of `kind: rl`; write "
+        "that",
+    ),
+    "another name of an algorithm": (
+        GOOD + "  x: {kind: rl, algorithm: no_baseline}\n",
+        "recipe.yaml:11: 'stages.x.algorithm' cannot be 'no_baseline'; write `algorithm: reinforce`",
+    ),
     "unknown format option": (
         swap("format: r1_zero", "format: {name: r1_zero, preambel: false}"),
         "recipe.yaml:5: unknown key 'format.preambel'; did you mean 'preamble'?",
