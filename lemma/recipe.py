@@ -155,7 +155,7 @@ class Recipe(Options):
     def _stages_have_what_they_ask_for(self) -> Recipe:
         samples = False
         for name, stage in self.stages.items():
-            if isinstance(stage, PreferenceOptions | SupervisedOptions):
+            if isinstance(stage, PreferenceOptions | SupervisedOptions | ReinforcementOptions):
                 place, wrong = stage.missing(has_adapter=self.model.lora is not None, has_samples=samples)
                 if wrong:
                     error = InitErrorDetails(

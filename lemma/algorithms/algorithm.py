@@ -123,6 +123,11 @@ class Algorithm(Options):
         return None
 
     @property
+    def critic_path(self) -> str | None:
+        """The model whose body the value model begins with; None takes the policy's."""
+        return None
+
+    @property
     def uses_traces(self) -> bool:
         """Whether a teacher's traces enter the groups."""
         return False

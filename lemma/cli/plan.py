@@ -274,7 +274,7 @@ def _preference(stage: PreferenceOptions, amount: Amount | None) -> list[str]:
     }
     return [
         _row("algorithm", named),
-        _row("reference", kept[stage.reference] if algorithm.needs_reference else "none"),
+        _row("reference", _reference(stage, kept[stage.reference])),
         _row("length", length_in_words(stage, amount)),
         _row("data", _data(stage.data) + _cut(stage)),
         *_validation(stage),
@@ -290,10 +290,9 @@ def _reinforcement(stage: ReinforcementOptions, amount: Amount | None) -> list[s
     chosen = algorithm.model_dump(exclude_defaults=True, exclude={"name", "group_size"})
     shown = "".join(f", {name} {value}" for name, value in chosen.items() if not isinstance(value, dict))
     critic = "; a value model is trained with it" if algorithm.needs_critic else ""
-    held = "the model at the start of the stage" if algorithm.needs_reference else "none"
     return [
         _row("algorithm", f"{algorithm.name}{shown}{critic}"),
-        _row("reference", held),
+        _row("reference", _reference(stage, "the model at the start of the stage")),
         _row("rewards", " + ".join(rewards)),
         *_environment(stage.environment),
         _row("samples", f"{rollout.engine.name} engine, temperature {rollout.temperature:g}, {longest}"),
@@ -302,6 +301,16 @@ def _reinforcement(stage: ReinforcementOptions, amount: Amount | None) -> list[s
         *_validation(stage),
         _row("journal", _journal(stage)),
     ]
+
+
+def _reference(stage: PreferenceOptions | ReinforcementOptions, usual: str) -> str:
+    other = stage.reference_model
+    if other is None:
+        return usual if stage.algorithm.needs_reference else "none"
+    parts = [other.path or "the model at the start of the stage"]
+    if other.every is not None:
+        parts.append(f"following the policy by {other.mix:g} every {many(other.every, 'step')}")
+    return ", ".join(parts)
 
 
 def _environment(environment: EnvironmentOptions) -> list[str]:

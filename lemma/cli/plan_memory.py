@@ -40,7 +40,7 @@ def plan_stage(
 
     model, eight_bit = recipe.model, stage.optim.name == "adamw_8bit"
     precision: Precision = model.precision or ("fp32" if on_cpu or model.path == "tiny" else "bf16")
-    beside = _models_beside(recipe, stage)
+    beside = stage.models_beside(has_adapter=recipe.model.lora is not None)
     learners = recipe.cluster.learners
     slots = recipe.cluster.slots_for(learners)
     most = stage.batch.planned_budget
@@ -172,20 +172,7 @@ def _least_on_gpu(recipe: Recipe, stage: StageOptions, shape: Shape, tokens: int
         )
         for shard in shards
     ]  # fmt: skip
-    return min(plan.beside(**_models_beside(recipe, stage)).total for plan in plans)
-
-
-def _models_beside(recipe: Recipe, stage: StageOptions) -> dict[str, bool]:
-    """Which models a stage holds beside its policy."""
-    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
-
-    if not isinstance(stage, ReinforcementOptions):
-        return {"critic": False, "reference": False}
-    algorithm = stage.algorithm
-    return {
-        "critic": algorithm.needs_critic,
-        "reference": algorithm.needs_reference and recipe.model.lora is None,
-    }
+    return min(plan.beside(**stage.models_beside(has_adapter=recipe.model.lora is not None)).total for plan in plans)
 
 
 def shape_of(model: ModelOptions) -> Shape | str:

@@ -213,7 +213,6 @@ def _plan(
 ) -> MemoryPlan:
     """The memory of one rank, in bf16 where the recipe does not say."""
     from lemma.models.memory import plan_training
-    from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
     model, eight_bit = recipe.model, stage.optim.name == "adamw_8bit"
     precision = model.precision or "bf16"
@@ -228,10 +227,7 @@ def _plan(
         shard=shard,
         recomputed=recomputed,
     )
-    if isinstance(stage, ReinforcementOptions):
-        algorithm = stage.algorithm
-        plan = plan.beside(critic=algorithm.needs_critic, reference=algorithm.needs_reference and model.lora is None)
-    return plan
+    return plan.beside(**stage.models_beside(has_adapter=model.lora is not None))
 
 
 def _work(

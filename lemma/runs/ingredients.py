@@ -28,11 +28,22 @@ def ingredients(
         source = str(start_from) if start_from is not None else model.path
         if source != TINY:
             marks[BASE] = mark_of(_weights(resolve(source)))
+    for what, place in models_beside(options).items():
+        if place != TINY:
+            marks[what] = mark_of(_weights(resolve(place)))
     for number, reward in enumerate(getattr(options, "rewards", ())):
         files = reward.files
         if files:
             marks[f"what reward {number + 1} ({reward.label}) is computed from"] = mark_of(files)
     return marks | code_marks(options, fmt)
+
+
+def models_beside(options: StageOptions) -> dict[str, str]:
+    """The models with a path of their own that a stage loads besides its policy."""
+    reference = getattr(options, "reference_model", None)
+    paths = {"the reference": reference and reference.path}
+    paths["the critic's model"] = getattr(getattr(options, "algorithm", None), "critic_path", None)
+    return {what: path for what, path in paths.items() if path is not None}
 
 
 def code_marks(*values: Any) -> dict[str, str]:

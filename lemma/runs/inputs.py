@@ -8,6 +8,8 @@ from lemma.core.errors import UserError
 from lemma.data.data_options import DataOptions, journal_place
 from lemma.data.sources import check_files
 from lemma.evaluation.benchmarks import check_benchmark
+from lemma.models.places import TINY, resolve
+from lemma.runs.ingredients import models_beside
 from lemma.runs.run_options import StageOptions
 
 
@@ -23,6 +25,9 @@ def check_inputs(stages: Mapping[str, StageOptions], names: Iterable[str]) -> No
 
 
 def _check(stage: StageOptions) -> None:
+    for path in models_beside(stage).values():
+        if path != TINY:
+            resolve(path)
     for reward in getattr(stage, "rewards", ()):
         reward.check()
     environment = getattr(stage, "environment", None)

@@ -77,6 +77,10 @@ class StageOptions(Options):
     log_every: int = Field(1, ge=1)
     """Steps between rows of metrics."""
 
+    def models_beside(self, *, has_adapter: bool) -> dict[str, bool]:
+        """Which models the stage holds beside its policy, whose size they are planned with."""
+        return {"critic": False, "reference": False}
+
     def run(self, stage: Stage, fmt: Format) -> None:
         """The loop of this kind of stage, imported when it is needed."""
         raise NotImplementedError

@@ -32,6 +32,12 @@ def split_refusal(cluster: ClusterOptions, model: ModelOptions, name: str, stage
             f"does not go together with the 8-bit moments of stages.{name}.optim",
             "write `optim.name: adamw`, or `shard: gradients`",
         )
+    reference = getattr(stage, "reference_model", None)
+    if reference is not None and reference.every is not None:
+        return (
+            f"does not go together with the reference of stages.{name}, which follows the policy",
+            "remove `every` from its reference_model, or write `shard: gradients`",
+        )
     engine = getattr(getattr(stage, "rollout", None), "engine", None)
     if engine is None and stage.eval.benchmarks:
         return (

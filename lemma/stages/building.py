@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import torch
 
+from lemma.core.errors import UserError
 from lemma.learning.weight_split import split_weights
 from lemma.models.critic import Critic, build_critic
-from lemma.models.load_model import build_policy, pick_precision
+from lemma.models.load_model import build_policy, load_tokenizer, pick_precision
 from lemma.models.model_options import ModelOptions
 from lemma.models.policy import Policy
 from lemma.models.same_weights import check_same_weights
@@ -15,10 +19,11 @@ from lemma.runs.stage import Stage
 START = "the weights it starts from"
 
 
-def stage_policy(stage: Stage, *, is_frozen: bool = False) -> Policy:
-    """The model that the stage starts from. A frozen one has no master weights."""
-    policy = build_policy(_options(stage), _place(stage), stage.learner_seed, stage.start_from)
-    check_same_weights(policy.module, START, f"stage {stage.name}")
+def stage_policy(stage: Stage, *, is_frozen: bool = False, path: str | None = None) -> Policy:
+    """The model that the stage starts from, or the one at `path`, whole. A frozen one has no master weights."""
+    options, start_from = _from(stage, path)
+    policy = build_policy(options, _place(stage), stage.learner_seed, start_from)
+    check_same_weights(policy.module, path or START, f"stage {stage.name}")
     if is_frozen:
         for parameter in policy.module.parameters():
             parameter.requires_grad_(False)
@@ -27,20 +32,35 @@ def stage_policy(stage: Stage, *, is_frozen: bool = False) -> Policy:
     return policy
 
 
-def stage_critic(stage: Stage, recomputed: int) -> Critic:
-    """A value model on the same weights."""
-    critic = build_critic(_options(stage), _place(stage), stage.seed, stage.start_from, recomputed)
-    check_same_weights(critic.module, START, f"stage {stage.name}")
+def stage_critic(stage: Stage, recomputed: int, path: str | None = None) -> Critic:
+    """A value model on the same weights, or on those at `path`; with model.lora as adapters on them."""
+    options, start_from = _from(stage, path, adapted=True)
+    critic = build_critic(options, _place(stage), stage.seed, start_from, recomputed)
+    check_same_weights(critic.module, path or START, f"stage {stage.name}")
     if stage.shard == "weights":
         split_weights(critic, stage.device)
     return critic
+
+
+def check_tokens(stage: Stage, path: str, tokenizer: Any, what: str) -> None:
+    """Refuse a model to which ids mean other tokens."""
+    if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
+        raise UserError(
+            f"stage {stage.name}: the tokens of {path} are not those of the policy",
+            fix=f"name a model with the same tokenizer as {what}",
+        )
 
 
 def _place(stage: Stage) -> torch.device:
     return torch.device("cpu") if stage.shard == "weights" else stage.device
 
 
-def _options(stage: Stage) -> ModelOptions:
-    """The model's options, with the default precision of its device."""
+def _from(stage: Stage, path: str | None, *, adapted: bool = False) -> tuple[ModelOptions, Path | None]:
+    """The model's options, with the default precision of its device, and the stage that it starts from. One at a `path`
+    of its own is held as it is, without the adapters and the 4 bits of the policy, or `adapted` as the policy is."""
     precision = pick_precision(stage.model.precision, stage.device)
-    return stage.model if stage.shard != "weights" else stage.model.model_copy(update={"precision": precision})
+    options = stage.model if stage.shard != "weights" else stage.model.model_copy(update={"precision": precision})
+    if path is None:
+        return options, stage.start_from
+    alone: dict[str, Any] = {"path": path, "revision": None, "tokenizer": None, "override": {}}
+    return options.model_copy(update=alone if adapted else alone | {"lora": None, "quantize": None}), None

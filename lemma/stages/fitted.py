@@ -22,8 +22,6 @@ def fit_budget(
     optim: OptimOptions,
     *,
     with_engine: bool = False,
-    critic: bool = False,
-    reference: bool = False,
 ) -> int:
     """How many tokens to compute at a time; ranks agree on the minimum of what each has room for.
 
@@ -34,14 +32,14 @@ def fit_budget(
     if shape is None:
         return batch.planned_budget
     precision, eight_bit = pick_precision(model.precision, device), optim.name == "adamw_8bit"
-    reference = reference and not policy.is_adapter
+    beside = stage.options.models_beside(has_adapter=policy.is_adapter)
     if device.type == "cpu":
         if batch.token_budget is not None:
             return batch.token_budget
         # Per slot, so that any number of ranks computes the same packs.
         memory = host_memory() / max(slots(), world_size())
-        wanted = {"eight_bit_moments": eight_bit, "critic": critic, "reference": reference}
-        found = min(gather_over_ranks(host_budget(shape, model, precision, memory, **wanted)))
+        room = host_budget(shape, model, precision, memory, eight_bit_moments=eight_bit, **beside)
+        found = min(gather_over_ranks(room))
         if found < batch.planned_budget:
             stage.say(f"by the memory plan: {found} tokens at a time")
         return found
@@ -53,8 +51,7 @@ def fit_budget(
         token_budget=batch.token_budget,
         with_engine=with_engine and speakers() is None and stage.shard != "weights",
         eight_bit_moments=eight_bit,
-        critic=critic,
-        reference=reference,
+        **beside,
         ranks=world_size(),
         slots=slots_of_one(),
         shard=stage.shard,

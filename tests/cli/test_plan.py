@@ -163,7 +163,8 @@ def test_a_plan_divides_the_memory_of_a_cpu_as_the_run_does(
     with joined(RankWorld(size=learners, link=link)):
         monkeypatch.setattr("lemma.stages.fitted.gather_over_ranks", lambda value: [value])
         use_slots(recipe.cluster.slots or usual_slots())
-        stage: Any = SimpleNamespace(model=recipe.model, say=lambda text: None)
+        options = next(iter(recipe.stages.values()))
+        stage: Any = SimpleNamespace(model=recipe.model, options=options, say=lambda text: None)
         fit_budget(stage, tiny_policy(), BudgetOptions(), OptimOptions())
     assert shares["plan"] == shares["run"]
 

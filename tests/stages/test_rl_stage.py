@@ -27,6 +27,7 @@ from lemma.models.load_model import build_policy
 from lemma.models.model_options import LoraOptions, ModelOptions, TinyOptions
 from lemma.rollouts import Journal, read_episodes
 from lemma.runs.run import train
+from lemma.stages import building
 from lemma.stages.reinforcement import rl_parts
 from lemma.stages.reinforcement.rl_parts import Reference
 from tests.algorithms import toy
@@ -61,9 +62,12 @@ def test_the_reference_is_the_model_that_the_stage_started_from(lora: LoraOption
     options = ModelOptions(tiny=TinyOptions(**SMALL["tiny"]), lora=lora)
     policy = build_policy(options, CPU, 3)
     reference = Reference(
-        SimpleNamespace(name="toy", model=options, device=CPU, seed=3, start_from=None, shard="none"), policy
+        SimpleNamespace(name="toy", model=options, device=CPU, seed=3, learner_seed=3, start_from=None, shard="none"),
+        policy,
     )  # type: ignore[arg-type]
-    assert (reference._copy is None) == (lora is not None), "a second copy only where there is no adapter to switch off"
+    assert (reference.second is None) == (lora is not None), (
+        "a second copy only where there is no adapter to switch off"
+    )
     learner = Learner(policy, OptimOptions(), token_budget=256, total_steps=1)
     items = [Trajectory(ids_T=np.arange(3, 20), chosen_T=np.arange(17) > 4)]
     before = learner.score(items)[0]
@@ -81,6 +85,61 @@ def test_a_kl_of_the_first_update_is_zero_and_grows(lora: dict[str, Any] | None,
     world = run(tmp_path, {"name": "grpo", "kl": 0.1}, model={"lora": lora}, steps=3)
     first, *later = [row["kl"] for row in world.rows()]
     assert first == 0.0 and all(value > 1e-6 for value in later)
+
+
+@pytest.mark.parametrize("model", [{}, {"lora": {"r": 2}}], ids=["full", "lora"])
+def test_a_reference_of_its_own(model: dict[str, Any], tmp_path: Path) -> None:
+    """Another model than the start, so the first KL is not zero; the start itself gives the usual numbers."""
+    other = build_policy(ModelOptions(**(toy.MODEL | SMALL)), CPU, 9)
+    start = build_policy(ModelOptions(**(toy.MODEL | SMALL)), CPU, 1)
+    rows = {}
+    for name, policy in (("other", other), ("start", start)):
+        policy.save(tmp_path / name)
+        named = {"reference_model": {"path": str(tmp_path / name)}}
+        (tmp_path / f"run-{name}").mkdir()
+        rows[name] = run(tmp_path / f"run-{name}", {"name": "grpo", "kl": 0.1}, model=model, **named).rows()
+    (tmp_path / "plain").mkdir()
+    plain = run(tmp_path / "plain", {"name": "grpo", "kl": 0.1}, model=model).rows()
+    assert rows["other"][0]["kl"] > 1e-4
+    assert [row["kl"] for row in rows["start"]] == pytest.approx([row["kl"] for row in plain], rel=1e-4)
+
+
+def test_a_reference_that_is_replaced_at_every_step_is_the_policy_before_it(tmp_path: Path) -> None:
+    world = run(tmp_path, {"name": "grpo", "kl": 0.1}, steps=3, reference_model={"every": 1, "mix": 1})
+    assert [row["kl"] for row in world.rows()] == [0.0, 0.0, 0.0]
+
+
+def test_a_critic_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = build_policy(ModelOptions(tiny=TinyOptions(**SMALL["tiny"])), CPU, 9)
+    other.save(tmp_path / "other")
+    wanted = other.backbone.state_dict()
+    build, first = building.build_critic, {}
+
+    def watched(*args: Any) -> Any:
+        critic = build(*args)
+        first.update({name: tensor.clone() for name, tensor in critic.backbone.state_dict().items()})
+        return critic
+
+    monkeypatch.setattr(building, "build_critic", watched)
+    named = run(tmp_path, {"name": "ppo", "value_path": str(tmp_path / "other")}).rows()
+    assert first.keys() == wanted.keys() and all(torch.equal(first[name], wanted[name]) for name in wanted)
+    (tmp_path / "usual").mkdir()
+    usual = run(tmp_path / "usual", "ppo").rows()
+    assert not all(torch.equal(first[name], wanted[name]) for name in wanted)
+    assert named[0]["critic/loss"] != usual[0]["critic/loss"] and named[0]["reward/mean"] == usual[0]["reward/mean"]
+
+
+def test_models_beside_the_policy_have_its_tokens_and_are_there(tmp_path: Path) -> None:
+    words = {**SMALL["tiny"], "words": ["<other>"]}
+    build_policy(ModelOptions(tiny=TinyOptions(**words)), CPU, 9).save(tmp_path / "other")
+    for algorithm, changes, what in (
+        ({"name": "grpo", "kl": 0.1}, {"reference_model": {"path": str(tmp_path / "other")}}, "reference_model.path"),
+        ({"name": "ppo", "value_path": str(tmp_path / "other")}, {}, "algorithm.value_path"),
+    ):
+        with pytest.raises(UserError, match=rf"the tokens of .*other are not those of the policy; .*as {what}"):
+            run(tmp_path, algorithm, **changes)
+    with pytest.raises(UserError, match=r"stage toy: there is no model folder .*absent"):
+        run(tmp_path, {"name": "ppo", "value_path": str(tmp_path / "absent")})
 
 
 # --- what is learnt from ---------------------------------------------------------------------------------------------

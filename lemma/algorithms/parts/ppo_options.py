@@ -77,12 +77,19 @@ class CriticOptions(Options):
     """Weight of the critic's loss; it matters only if the gradient is clipped."""
     value_lr: float | None = Field(None, gt=0)
     """Learning rate of the critic. Default: the policy's."""
+    value_path: str | None = Field(None, min_length=1)
+    """The model whose body the critic begins with, under a new head: a folder, a hub name or a GGUF file with the
+    policy's vocabulary. Default: the model that the stage starts from."""
 
     needs_critic: ClassVar[bool] = True
 
     @property
     def critic_lr(self) -> float | None:
         return self.value_lr
+
+    @property
+    def critic_path(self) -> str | None:
+        return self.value_path
 
     def value_objective(self) -> ClippedValueLoss:
         from lemma.objectives.value import ClippedValueLoss

@@ -28,6 +28,7 @@ from lemma.stages.fitted import fit_budget
 from lemma.stages.preference.examples import Example, Order, check_vocabulary, digest, prepare, trajectory
 from lemma.stages.preference.preference_options import PreferenceOptions
 from lemma.stages.preference.scores import AdaptersOff, ReferenceModel, SquaredMass, mismatched, precompute
+from lemma.stages.reference import Following, SecondModel
 from lemma.stages.supervised import measure_step
 from lemma.stages.trained_prompt import Instructions, as_trained
 
@@ -46,7 +47,7 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
     learner = Learner(
         policy,
         options.optim,
-        token_budget=fit_budget(stage, policy, options.batch, options.optim),  # the reference is not a second model
+        token_budget=fit_budget(stage, policy, options.batch, options.optim),
         total_steps=total,
         seed=stage.seed,
         compile_blocks=stage.model.compile,
@@ -75,6 +76,8 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
             batch, objective = scorer.ready(examples)
         with stage.clock.measure("update"):
             report = scorer.observe(learner.step(batch, objective), examples)
+            if isinstance(reference, Following):
+                reference.after(step)
         stage.clock.tokens += report.tokens
         is_best = bool(held_out) and stage.is_due(options.validation.every, step, total) and validation.measure(step)
         is_best = benchmarks.after(step, total) or is_best
@@ -104,13 +107,20 @@ def open_reference(
         return None
     if options.reference == "adapters_off":
         return AdaptersOff(policy, learner)
+    second = None if options.reference_model is None else SecondModel(stage, policy, options.reference_model)
+    if second is not None and second.options.follows:
+        return Following(second, learner)
     wanted = [one for part in examples for one in as_trajectories(part, options.algorithm)]
     if options.algorithm.needs_baseline:
         wanted += [one for together in steps for one in mismatched(together, limit)]
     folder = cache_folder(options.data.cache).with_name("reference")
     with stage.precomputing():
         return precompute(
-            policy, learner, wanted, folder, lambda done, total: stage.emit(Progressed("reference", done, total))
+            policy if second is None else second.model,
+            learner,
+            wanted,
+            folder,
+            lambda done, total: stage.emit(Progressed("reference", done, total)),
         )
 
 

@@ -13,6 +13,7 @@ from lemma.config.shape import Choice
 from lemma.data.data_options import JOURNAL, DataOptions, ValidationOptions, journal_place
 from lemma.learning.learning_options import BudgetOptions
 from lemma.runs.run_options import BOTH_LENGTHS, StageOptions
+from lemma.stages.reference_options import ReferenceModelOptions
 from lemma.stages.supervised_options import OF_ROWS
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class PreferenceOptions(StageOptions):
     reference: Literal["precomputed", "adapters_off"] = "precomputed"
     """How to get log-probabilities under the reference, the model that the stage starts from: computed once and cached,
     or at every step with the adapters of model.lora switched off. Losses without a reference need neither."""
+    reference_model: ReferenceModelOptions | None = None
+    """Another reference than that model, or one that follows the policy, which is asked at every step."""
     shuffle: bool = True
     """A new order for every epoch, from the run's seed."""
 
@@ -81,6 +84,10 @@ class PreferenceOptions(StageOptions):
                 raise ValueError(f"a journal cannot be mixed with other sources; name it as {key}.source alone")
         if self.reference != "precomputed" and not self.algorithm.needs_reference:
             raise ValueError(f"{self.algorithm.name} holds no reference here; remove `reference: {self.reference}`")
+        if self.reference_model is not None and not self.algorithm.needs_reference:
+            raise ValueError(f"{self.algorithm.name} holds no reference here; remove reference_model")
+        if self.reference_model is not None and self.reference == "adapters_off":
+            raise ValueError("without its adapters the policy is no other model; remove `reference: adapters_off`")
         journals = {
             key: data for key, data in self._sources() if not data.mix and journal_place(data.source) is not None
         }
@@ -103,12 +110,19 @@ class PreferenceOptions(StageOptions):
         if self.reference == "adapters_off" and self.algorithm.needs_reference and not has_adapter:
             wrong = "adapters_off needs an adapter to switch off; add model.lora, or write `reference: precomputed`"
             return ("reference",), wrong
+        wrong = self.reference_model.missing(has_adapter=has_adapter) if self.reference_model is not None else ""
+        if wrong:
+            return ("reference_model",), wrong
         if not has_samples:
             for place, data in ((("data",), self.data), (("validation", "data"), self.validation.data)):
                 if data is not None and data.source == JOURNAL:
                     wrong = "no stage before this one samples; put one of kind rl before it, or name a run: journal:RUN"
                     return (*place, "source"), wrong
         return (), ""
+
+    def models_beside(self, *, has_adapter: bool) -> dict[str, bool]:
+        """A reference only where it follows the policy: another one is asked before the first step."""
+        return {"critic": False, "reference": self.reference_model is not None and self.reference_model.follows}
 
     def run(self, stage: Stage, fmt: Format) -> None:
         from lemma.stages.preference.preference_loop import run_preference

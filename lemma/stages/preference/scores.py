@@ -2,7 +2,7 @@
 prompts, and sums of squared probabilities.
 
 The reference is the model that the stage starts from. Its log-probabilities are computed once, before training, and
-cached under a hash of everything they depend on; or at every step, with the adapters off.
+cached under a hash of everything they depend on; or at every step, with the adapters off, or from a second model.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def precompute(
     folder: Path,
     progress: Callable[[int, int], None],
 ) -> Precomputed:
-    """Score these with the learner's current weights, or take the scores from the cache in `folder`."""
+    """Score these with `policy`, as the learner computes, or take the scores from the cache in `folder`."""
     unique = {_name(one): one for one in trajectories}
     names, different = list(unique), list(unique.values())
     path = folder / f"{content_id(_circumstances(policy, learner), [name.hex() for name in names])}.safetensors"
@@ -83,7 +83,7 @@ def precompute(
             size = sum(one.trained_tokens for one in group)
             scores = from_leader(partial(_load, piece, size), "the reference's scores")
             if scores is None:
-                scores = np.concatenate([np.zeros(0, dtype=np.float32), *learner.score(group)])
+                scores = np.concatenate([np.zeros(0, dtype=np.float32), *learner.score(group, policy)])
                 _store(piece, scores)
                 fault_point("reference.part")
             parts.append(scores)

@@ -64,6 +64,8 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             stage.clock.move("generate", "grade", rollouts.grade_seconds)
             batch = [group for group in rollouts.groups if group.trajectories]
             reports, notes = learn(stage, options, parts, step, batch)
+            if parts.reference is not None:
+                parts.reference.after(step)
             if notes is not None and is_leader():
                 background.submit(partial(notes.write, roller.folder.with_name(FOLDER), step, batch))
             count_tokens(stage, reports, rollouts)

@@ -20,6 +20,7 @@ from lemma.learning.learning_options import BudgetOptions, check_rate
 from lemma.rewards import REWARDS, Reward, as_options
 from lemma.rewards.combine import labels
 from lemma.runs.run_options import BOTH_LENGTHS, StageOptions
+from lemma.stages.reference_options import ReferenceModelOptions
 
 if TYPE_CHECKING:
     from lemma.formats import Format
@@ -125,6 +126,9 @@ class ReinforcementOptions(StageOptions):
     """Batch sizes."""
     journal: KeptJournalOptions = KeptJournalOptions()
     """The journal: all samples of a step, written to disk before they are trained on and compressed afterwards."""
+    reference_model: ReferenceModelOptions | None = None
+    """Another reference for the algorithm's KL penalty than the model that the stage starts from, or one that follows
+    the policy."""
     steps: int | None = Field(None, ge=1)
     """Number of rollout batches. Give this or epochs; default one epoch."""
     epochs: float | None = Field(None, gt=0)
@@ -227,6 +231,22 @@ class ReinforcementOptions(StageOptions):
                     f"give it `max_tokens: {longest}` and perhaps a `margin`"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _reference_is_asked(self) -> ReinforcementOptions:
+        if self.reference_model is not None and not self.algorithm.needs_reference:
+            raise ValueError("nothing asks the reference; write `kl: 0.001` or more under algorithm, or remove it")
+        return self
+
+    def missing(self, *, has_adapter: bool, has_samples: bool) -> tuple[tuple[str, ...], str]:
+        """The key and the error for something that the recipe lacks; empty if nothing is missing."""
+        wrong = self.reference_model.missing(has_adapter=has_adapter) if self.reference_model is not None else ""
+        return (("reference_model",), wrong) if wrong else ((), "")
+
+    def models_beside(self, *, has_adapter: bool) -> dict[str, bool]:
+        """A policy with adapters is its own reference with the adapters off, unless there is another one."""
+        is_second = self.reference_model is not None or not has_adapter
+        return {"critic": self.algorithm.needs_critic, "reference": self.algorithm.needs_reference and is_second}
 
     @property
     def rounds(self) -> int:

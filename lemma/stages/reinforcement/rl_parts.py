@@ -14,9 +14,11 @@ from lemma.learning.learner import Learner
 from lemma.models.policy import Policy
 from lemma.rollouts import Judge, ProblemOrder, Roller, Task
 from lemma.runs.stage import Kept, Stage
-from lemma.stages.building import stage_critic, stage_policy
+from lemma.stages.building import check_tokens, stage_critic, stage_policy
 from lemma.stages.dropout import switch_dropout_off
 from lemma.stages.fitted import fit_budget
+from lemma.stages.reference import SecondModel
+from lemma.stages.reference_options import ReferenceModelOptions
 from lemma.stages.reinforcement.diagnosis import Diagnosis
 from lemma.stages.reinforcement.lag import Ahead, Flying, corrected, make_ahead
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
@@ -67,10 +69,7 @@ def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> R
     trained = as_trained(stage, fmt, policy.tokenizer, systems)
     total = total_steps(options, len(tasks))
     order = ProblemOrder(tasks, stage.seed, stage.name)
-    budget = fit_budget(
-        stage, policy, options.batch, options.optim,
-        with_engine=True, critic=algorithm.needs_critic, reference=algorithm.needs_reference,
-    )  # fmt: skip
+    budget = fit_budget(stage, policy, options.batch, options.optim, with_engine=True)
     parts = RlParts(
         policy=policy,
         algorithm=algorithm,
@@ -81,8 +80,8 @@ def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> R
         order=order,
         ahead=make_ahead(options, order, total),
         learner=make_learner(stage, options, policy, total, budget),
-        critic=make_critic(stage, options, total, budget, policy.recomputed) if algorithm.needs_critic else None,
-        reference=Reference(stage, policy) if algorithm.needs_reference else None,
+        critic=make_critic(stage, options, total, budget, policy) if algorithm.needs_critic else None,
+        reference=Reference(stage, policy, options.reference_model) if algorithm.needs_reference else None,
         diagnosis=Diagnosis(options, max_tokens, stage.warn),
         benchmarks=RlBenchmarks(stage, options, trained, policy, held_out, max_tokens),
         data=digest_of(tasks, max_tokens),
@@ -145,10 +144,12 @@ def make_learner(stage: Stage, options: ReinforcementOptions, policy: Policy, to
     )
 
 
-def make_critic(stage: Stage, options: ReinforcementOptions, total: int, budget: int, recomputed: int) -> Learner:
-    """A learner of its own for the value model, which begins as a copy of the policy's body."""
-    rate = options.algorithm.critic_lr
-    critic = stage_critic(stage, recomputed)
+def make_critic(stage: Stage, options: ReinforcementOptions, total: int, budget: int, policy: Policy) -> Learner:
+    """A learner of its own for the value model, which begins as a copy of the policy's body or of another model's."""
+    rate, path = options.algorithm.critic_lr, options.algorithm.critic_path
+    if path is not None:
+        check_tokens(stage, path, policy.tokenizer, "algorithm.value_path")
+    critic = stage_critic(stage, policy.recomputed, path)
     switch_dropout_off(critic.module, stage)
     return Learner(
         critic,
@@ -163,22 +164,23 @@ def make_critic(stage: Stage, options: ReinforcementOptions, total: int, budget:
     )
 
 
-@dataclass
 class Reference:
-    """The model that the stage started from: the policy without its adapter, or a frozen second copy."""
+    """The policy without its adapter, or a second model, which is frozen or follows the policy."""
 
-    stage: Stage
-    policy: Policy
-
-    def __post_init__(self) -> None:
-        self._copy: Policy | None = None
-        if not self.policy.is_adapter:
-            self._copy = stage_policy(self.stage, is_frozen=True)
+    def __init__(self, stage: Stage, policy: Policy, options: ReferenceModelOptions | None = None):
+        self.policy = policy
+        is_second = options is not None or not policy.is_adapter
+        self.second = SecondModel(stage, policy, options) if is_second else None
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[Policy]:
-        if self._copy is not None:
-            yield self._copy
+        if self.second is not None:
+            yield self.second.model
         else:
             with self.policy.peft.disable_adapter():
                 yield self.policy
+
+    def after(self, step: int) -> None:
+        """Follow the policy where that is asked for."""
+        if self.second is not None:
+            self.second.after(step)

@@ -107,8 +107,7 @@ def cache_tokens(stage: Stage, options: ReinforcementOptions, policy: Policy, ne
         shard=stage.shard,
         recomputed=policy.recomputed,
     )
-    algorithm = options.algorithm
-    plan = plan.beside(critic=algorithm.needs_critic, reference=algorithm.needs_reference and not policy.is_adapter)
+    plan = plan.beside(**options.models_beside(has_adapter=policy.is_adapter))
     room = torch.cuda.get_device_properties(policy.device).total_memory * MEMORY_SHARE - plan.total
     return max(BLOCK, min(needed, int(room // bytes_per_token(policy))))
 
