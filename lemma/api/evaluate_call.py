@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from lemma.config.registry import check_not_imported
 from lemma.core.errors import UserError
-from lemma.core.events import Sink, silent
+from lemma.core.events import Said, Sink, silent
 from lemma.core.roll_call import check_alike
 from lemma.evaluation.eval_settings import EvalSettings, make_settings
 
@@ -55,6 +55,7 @@ def evaluate(
     model: str | Path,
     benchmarks: str | Benchmark | Mapping[str, Any] | Sequence[str | Benchmark | Mapping[str, Any]] = (),
     *,
+    checkpoint: str | int | None = None,
     device: Device = "auto",
     engine: EngineName = "native",
     out: str | Path | None = None,
@@ -65,17 +66,21 @@ def evaluate(
 
     A benchmark is a name, a data file, a hub dataset, a YAML entry, `path.py:Name`, a mapping or a `Benchmark`. The
     settings are those of `lemma.evaluation.eval_settings.EvalSettings`; with an `environment`, the problems are played
-    in it, and without benchmarks they are its own. Results go into `out`, by default a folder
+    in it, and without benchmarks they are its own. Of a run, `checkpoint` (a step, `best` or `last`) is exported and
+    measured in place of the final model. Results go into `out`, by default a folder
     below `evaluations/` that belongs to these arguments.
     """
+    from lemma.api.checkpoint_model import model_at
     from lemma.evaluation.questions import load_all, wanted_of
 
     check_not_imported("lemma.evaluate")
     told = checked_settings(settings)
+    model = model_at(str(model), None if checkpoint is None else str(checkpoint))
+    told = as_in_run(told, settings.get("environment"), model, sink)
     wanted = [benchmarks] if isinstance(benchmarks, str | Mapping) or hasattr(benchmarks, "source") else benchmarks
     loaded = load_all(wanted_of(list(wanted), told), told)  # type: ignore[arg-type]
-    folder = Path(out) if out else default_folder(str(model), [one.name for one in loaded], told, device, engine)
-    return measure(str(model), loaded, told, folder, device, engine, sink)
+    folder = Path(out) if out else default_folder(model, [one.name for one in loaded], told, device, engine)
+    return measure(model, loaded, told, folder, device, engine, sink)
 
 
 evaluate.__signature__ = with_settings(evaluate)  # type: ignore[attr-defined]
@@ -131,6 +136,25 @@ def checked_settings(values: Mapping[str, Any], spelt: Callable[[str], str] = st
     if settings.format is not None:
         make_format(settings.format)
     return settings
+
+
+def as_in_run(settings: EvalSettings, named: Any, model: str, sink: Sink) -> EvalSettings:
+    """An environment that is named without options is played as in the run of the model, where it has one of its own
+    of that name."""
+    from lemma.api.model_format import recipe_of_model
+
+    recipe = recipe_of_model(model) if isinstance(named, str) and not named.endswith((".yaml", ".yml")) else None
+    if recipe is None:
+        return settings
+    named = settings.environment
+    stages: list[Any] = [getattr(stage, "environment", None) for stage in recipe.stages.values()]
+    own = [one for one in stages if type(one) is type(named) and one.label == named.label]
+    if not own or own[-1] == named:
+        return settings
+    plain, usual = (one.model_dump(mode="json") for one in (own[-1], named))
+    other = ", ".join(f"{name}: {value}" for name, value in plain.items() if value != usual.get(name))
+    sink(Said(f"{own[-1].label} is played as in the model's run ({other}); for other options name a YAML file"))
+    return settings.model_copy(update={"environment": own[-1]})
 
 
 def _check_played(settings: EvalSettings, spelt: Callable[[str], str]) -> None:

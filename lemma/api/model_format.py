@@ -8,25 +8,38 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lemma.formats import Format
+    from lemma.recipe import Recipe
 
 
 def format_of_model(model: str, tokenizer: Any) -> dict[str, Any] | None:
     """The format of the run that a model is or lies in, else the one whose chat template its tokenizer has."""
     from lemma.formats import FORMATS, make_format
-    from lemma.recipe import load_recipe
 
-    place = Path(model).absolute()
-    for folder in (place, *place.parents):
-        if (folder / "recipe.yaml").is_file() and (folder / "stages").is_dir():
-            spec = load_recipe(folder / "recipe.yaml").format.model_dump(mode="json")
-            system = _trained_system(model, folder)
-            return spec if system is None else {**spec, "system": system}
+    folder, recipe = _run_of(model), recipe_of_model(model)
+    if folder is not None and recipe is not None:
+        spec = recipe.format.model_dump(mode="json")
+        system = _trained_system(model, folder)
+        return spec if system is None else {**spec, "system": system}
     template = getattr(tokenizer, "chat_template", None)
     for name in FORMATS if template else ():
         for options in ({"name": name}, {"name": name, "bos": True}, {"name": name, "bos": False}):
             if make_format(options).template_for(tokenizer) == template:
                 return options
     return None
+
+
+def recipe_of_model(model: str) -> Recipe | None:
+    """The recipe of the run that a model is or lies in."""
+    from lemma.recipe import load_recipe
+
+    folder = _run_of(model)
+    return None if folder is None else load_recipe(folder / "recipe.yaml")
+
+
+def _run_of(model: str) -> Path | None:
+    place = Path(model).absolute()
+    runs = (one for one in (place, *place.parents) if (one / "recipe.yaml").is_file() and (one / "stages").is_dir())
+    return next(runs, None)
 
 
 def format_to_ask_in(

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from lemma.evaluation.results import Report
 
 DESCRIPTION = """\
-Measure a model on benchmarks. MODEL is a run folder, an exported model, an adapter folder, any folder in the Hugging
-Face format, a GGUF file, or a hub name. The same command given again goes on where it stopped. With --environment, the
-problems are played turn by turn; without --benchmarks, they are the environment's own. The GPUs of the machine share
-the work. The format is the one named here, else that of the model's run, else the one whose chat template was saved
-with the tokenizer, else the benchmark's."""
+Measure a model on benchmarks. MODEL is a run folder, the folder of a checkpoint, an exported model, an adapter folder,
+any folder in the Hugging Face format, a GGUF file, or a hub name. The same command given again goes on where it
+stopped. With --environment, the problems are played turn by turn; without --benchmarks, they are the environment's own.
+The GPUs of the machine share the work. The format is the one named here, else that of the model's run, else the one
+whose chat template was saved with the tokenizer, else the benchmark's."""
 
 RESCORE_USES = {"rescore", "grader", "out", "command", "version", "run", "arguments"}
 LETTERS = {
@@ -45,6 +45,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "model", metavar="MODEL", nargs="?", help="a run, a model folder, an adapter folder, a GGUF file or a hub name"
     )
     add_option("--benchmarks", metavar="A,B", help="names (see below), data files, hub datasets, YAML entries")
+    add_option("--checkpoint", metavar="WHICH", help="of a run: best, last or a step (default: the final model)")
     for name, field in EvalSettings.model_fields.items():
         add_option(_option(name), **_how_to_read(name, field))
     add_option("--preset", metavar="NAME", help="settings of a published evaluation; what is written here goes first")
@@ -117,24 +118,28 @@ def run(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace, settings: EvalSettings, wanted: list[Benchmark], engine: EngineName) -> int:
     """Measure, alone or with the other ranks; the first one shows the numbers."""
-    from lemma.api.evaluate_call import default_folder, measure
+    from lemma.api.checkpoint_model import model_at
+    from lemma.api.evaluate_call import as_in_run, default_folder, measure
     from lemma.core.events import silent
     from lemma.core.ranks import is_leader, leader_first
     from lemma.evaluation.lenient import hints
     from lemma.evaluation.questions import load_all, wanted_of
     from lemma.reporting.console import Console
 
+    with leader_first("the model of a checkpoint"):
+        model = model_at(args.model, args.checkpoint)
+    console = Console(sys.stderr)
+    settings = as_in_run(settings, args.environment, model, console if is_leader() else silent)
     with leader_first("loading the benchmarks"):  # what it downloads, the others find
         benchmarks = load_all(wanted_of(wanted, settings), settings)
     device: Device = args.device or "auto"
-    belongs = (args.model, [one.name for one in benchmarks], settings, device, engine, args.preset or "")
+    belongs = (model, [one.name for one in benchmarks], settings, device, engine, args.preset or "")
     folder = Path(args.out) if args.out else default_folder(*belongs)
     if not is_leader():
-        measure(args.model, benchmarks, settings, folder, device, engine, silent)
+        measure(model, benchmarks, settings, folder, device, engine, silent)
         return 0
-    console = Console(sys.stderr)
     try:
-        report = measure(args.model, benchmarks, settings, folder, device, engine, console).report
+        report = measure(model, benchmarks, settings, folder, device, engine, console).report
     finally:
         console.close(failed=False)
     _show(report, folder)
@@ -158,13 +163,14 @@ def _check_rescore(args: argparse.Namespace) -> None:
 
 def _check(args: argparse.Namespace) -> None:
     """What cannot be, before problems are loaded."""
+    from lemma.api.checkpoint_model import is_checkpoint
     from lemma.models.places import TINY, resolve
 
     if args.model is None:
         raise UserError("there is no model to evaluate", fix="write `lemma eval MODEL --benchmarks gsm8k`")
     if args.environment is None and not named(args.benchmarks or ""):
         raise UserError("no benchmark is named", fix="write for example `--benchmarks gsm8k,math500`")
-    if args.model != TINY:
+    if args.model != TINY and args.checkpoint is None and not is_checkpoint(args.model):
         resolve(args.model)
 
 

@@ -8,7 +8,8 @@ results.json    every number with its interval and its settings
 results.csv     the same, one number a line
 results.md      a table ready to paste
 measures.json   the measures of an environment's own, one number for each thing that counts once
-timings.json    seconds and rates of the last process; only this file may differ when an evaluation is repeated
+metadata.json   what was measured, the counts of right answers, and the seconds and rates of the last process; only this
+                file may differ when an evaluation is repeated
 """
 
 from __future__ import annotations
@@ -110,9 +111,32 @@ def write_report(folder: Path, report: Report, timings: Mapping[str, Any] | None
             files.write("measures.json", json.dumps(report.measures, indent=1, ensure_ascii=False) + "\n")
         files.write("results.csv", _results_csv(report))
         files.write("results.md", as_markdown(report))
-        if timings is not None:
-            files.write("timings.json", json.dumps(timings, indent=1) + "\n")
+        files.write("metadata.json", json.dumps(_metadata(report, timings or {}), indent=1, ensure_ascii=False) + "\n")
         files.write("results.json", json.dumps(as_json(report), indent=1, ensure_ascii=False) + "\n")
+
+
+def _metadata(report: Report, timings: Mapping[str, Any]) -> dict[str, Any]:
+    """An evaluation in brief: the model, when and how fast, and of each benchmark the counts and the settings."""
+    benchmarks = {}
+    for name, summary in report.summaries.items():
+        label, score = report.headline(name)
+        benchmarks[name] = {
+            **_counts(report, name),
+            "unknown": summary.unknown,
+            "metric": label,
+            **score.as_dict(),
+            "settings": report.settings[name],
+        }
+    return {"version": VERSION, "model": report.model, **timings, "benchmarks": benchmarks}
+
+
+def _counts(report: Report, name: str) -> dict[str, int]:
+    rows = report.rows[name]
+    return {
+        "problems": report.summaries[name].n,
+        "total": len(rows),
+        "correct": sum(row.verdict == "right" for row in rows),
+    }
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -126,6 +150,7 @@ def as_json(report: Report) -> dict[str, Any]:
             "headline": {"metric": label, **score.as_dict()},
             "n": summary.n,
             "k": summary.k,
+            "right": _counts(report, name)["correct"],
             "unknown": summary.unknown,
             "scores": {metric: one.as_dict() for metric, one in summary.scores.items()},
             "numbers": summary.numbers,

@@ -73,7 +73,8 @@ def newest_stage(recipe: RecipeLike, run_dir: Path) -> str:
     return with_checkpoints[-1]
 
 
-def _load(store: CheckpointStore, stage: str, which: str) -> Checkpoint:
+def step_of(store: CheckpointStore, stage: str, which: str) -> int:
+    """The step of a checkpoint that is called `last`, `best` or by its step."""
     steps = store.steps()
     if which == "last":
         step = max(steps, default=None)
@@ -87,6 +88,11 @@ def _load(store: CheckpointStore, stage: str, which: str) -> Checkpoint:
     if step is None or step not in steps:
         kept = ", ".join(map(str, steps)) or "none"
         raise UserError(f"stage {stage} has no checkpoint '{which}'", fix=f"steps on disk: {kept}")
+    return step
+
+
+def _load(store: CheckpointStore, stage: str, which: str) -> Checkpoint:
+    step = step_of(store, stage, which)
     try:
         return store.load(step)
     except BrokenCheckpoint as error:

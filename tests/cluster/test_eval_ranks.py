@@ -86,7 +86,7 @@ def test_an_evaluation(crew: Crew, data: Path, alone: Path, tmp_path: Path, rank
     table = on(crew, ranks, sums(data, tmp_path))
     assert table == (alone / "results.md").read_text()
     assert contents(tmp_path) == contents(alone)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*FILES, "timings.json", ".lock"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*FILES, "metadata.json", ".lock"])
     assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 14 * 3
 
 

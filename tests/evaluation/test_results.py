@@ -70,7 +70,7 @@ def test_the_spreadsheet_has_every_number(report: Report, tmp_path: Path) -> Non
 def test_results_json_says_that_all_other_files_are_on_the_disk(report: Report, tmp_path: Path) -> None:
     with disk_calls(tmp_path) as calls:
         write_report(tmp_path, report, {"seconds": 1.0})
-    others = ["samples.jsonl", "questions.csv", "results.csv", "results.md", "timings.json"]
+    others = ["samples.jsonl", "questions.csv", "results.csv", "results.md", "metadata.json"]
     synced, named = calls[:6], calls[6:]
     assert sorted(synced) == sorted(f"sync {name}" for name in [*others, "results.json"])
     assert named == [*(f"name {name}" for name in others), "sync folder", "name results.json", "sync folder"]
