@@ -1,4 +1,4 @@
-"""Rewards for length and repetition, on the token ids of a completion."""
+"""Rewards for length and repetition, on the ids of all that was said: a completion, or the turns of an episode."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class SoftOverlong(Reward):
         return self.max_tokens - (self.max_tokens // 4 if self.margin is None else self.margin)
 
     def score(self, item: RewardInput) -> float | None:
-        length = len(item.ids)
+        length = item.length
         if length <= self.begins:
             return 0.0
         return (self.begins - length) / (self.max_tokens - self.begins) if length <= self.max_tokens else -1.0
 
 
 class Repetition(Reward):
-    """The share of repeated n-grams, times a penalty."""
+    """The share of repeated n-grams, times a penalty. An n-gram lies within one turn."""
 
     name: Literal["repetition"] = "repetition"
     """Which reward."""
@@ -52,12 +52,11 @@ class Repetition(Reward):
     """Value if every n-gram is a repetition."""
 
     def score(self, item: RewardInput) -> float | None:
-        ids = tuple(item.ids)
-        count = len(ids) - self.ngram + 1
-        if count < 1:
+        turns = [tuple(ids) for ids in (*item.earlier, item.ids)]
+        all_of_them = [ids[place : place + self.ngram] for ids in turns for place in range(len(ids) - self.ngram + 1)]
+        if not all_of_them:
             return 0.0
-        unique = len({ids[place : place + self.ngram] for place in range(count)})
-        return (1 - unique / count) * self.penalty
+        return (1 - len(set(all_of_them)) / len(all_of_them)) * self.penalty
 
 
 class Length(Reward):
@@ -79,7 +78,7 @@ class Length(Reward):
             if gold is None or not gold.strip().isdigit():
                 return None
             wanted = int(gold)
-        length = len(item.ids)
+        length = item.length
         if self.shorter:
             return 1.0 if length < wanted else 1 - (length - wanted) / self.scale
         return 1 - abs(length - wanted) / self.scale

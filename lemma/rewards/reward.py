@@ -34,12 +34,19 @@ class RewardInput:
     rules: Rules = DEFAULT
     format: Format | None = None
     """The format of the completion; rewards that look for tags use its tags."""
+    earlier: Sequence[Sequence[int]] = ()
+    """The ids of an episode's turns before the last one, which `completion` and `ids` are of."""
     outcome: Outcome | None = None
     """The environment's outcome of the whole episode, if there was one; it replaces the grader's verdict."""
     _asked: list[Future[Verdict]] = field(default_factory=list, repr=False)
     _verdict: Verdict | None = field(default=None, repr=False)
     looked: bool = field(default=False, repr=False)
     """Whether the verdict has been read."""
+
+    @property
+    def length(self) -> int:
+        """How many tokens were said, over all turns."""
+        return sum(map(len, self.earlier)) + len(self.ids)
 
     def ask(self) -> None:
         """Begin grading without waiting for the verdict."""

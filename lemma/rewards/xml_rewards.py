@@ -35,15 +35,20 @@ class Correctness(Reward):
 
 
 class Integer(Reward):
-    """The answer is written with digits only."""
+    """The answer, between its tags, is written with digits only."""
 
     name: Literal["integer"] = "integer"
     """Which reward."""
     value: float = 0.5
     """Value of an answer written with digits only."""
+    compat: bool = False
+    """Take the text from its last opening tag to the end, or the whole text, where a tag is missing, as the original
+    does."""
 
     def score(self, item: RewardInput) -> float | None:
-        return self.value * xml_answer(item.completion).isdigit()
+        _, tag, behind = item.completion.rpartition("<answer>")
+        is_tagged = bool(tag) and "</answer>" in behind
+        return self.value * ((self.compat or is_tagged) and xml_answer(item.completion).isdigit())
 
 
 class StrictFormat(Reward):

@@ -96,6 +96,7 @@ class Judge:
             service=self.service,
             rules=rules,
             format=fmt,
+            earlier=[turn.ids.tolist() for turn in episode.turns[:-1]],
             outcome=outcome,
         )
         if self.needs_verdict:

@@ -16,6 +16,7 @@ from lemma.data.load_rows import as_demonstration, load_items, read_source, vari
 from lemma.data.readers import Item, problem_of
 from lemma.data.sources import ARITHMETIC, files_of
 from lemma.formats import Format
+from lemma.formats.encode import encode_demonstration
 from lemma.formats.played import encode_learnt
 from lemma.runs.stage import Stage
 from lemma.stages.supervised_options import SupervisedOptions
@@ -63,26 +64,31 @@ class _Rows:
     def encoded(self, *, held_out: bool) -> Iterator[Trajectory]:
         """The sequences of one side, in the order of the rows."""
         most = self.options.validation.count if held_out else self.options.unique_examples
-        long = 0
+        long = asked_long = 0
         for count, item in enumerate(self._demonstrations(held_out)):
             if isinstance(most, int) and count >= most:
                 break
             if not held_out:
                 self.systems[self.asked.of_row(item)] += 1
-            for one in self._encode(item):
+            if self._is_asked_long(item):
+                asked_long += 1
+                continue
+            for one in encode_learnt(self.fmt, item, self.tokenizer, self.options.turns, self.options.train_on):
                 if len(one) <= self.limit:
                     yield one
                 else:
                     long += 1
         if long:
             self.stage.warn(f"{long} demonstrations are longer than {self.limit} tokens and were left out")
+        if asked_long:
+            most = self.options.data.prompt_length.max_tokens
+            self.stage.say(f"{asked_long} prompts are longer than the {most} tokens of prompt_length and were left out")
 
-    def _encode(self, item: Demonstration) -> list[Trajectory]:
-        trajectories = encode_learnt(self.fmt, item, self.tokenizer, self.options.turns, self.options.train_on)
-        if self.options.train_on == "all":
-            return trajectories
+    def _is_asked_long(self, item: Demonstration) -> bool:
         longest = self.options.data.prompt_length.max_tokens
-        return trajectories if longest is None or int(trajectories[-1].chosen_T.argmax()) <= longest else []
+        if longest is None:
+            return False
+        return int(encode_demonstration(self.fmt, item, self.tokenizer).chosen_T.argmax()) > longest
 
     def _demonstrations(self, held_out: bool) -> Iterator[Demonstration]:
         lacking = 0

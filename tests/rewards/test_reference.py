@@ -41,7 +41,7 @@ def test_xml_rewards(case: dict[str, Any]) -> None:
     text, gold, want = case["inputs"]["completion"], case["inputs"]["answer"], case["outputs"]
     assert xml_answer(text) == want["extracted"]
     assert value({"name": "correctness", "compat": True}, text, gold) == want["correctness"]
-    assert value("integer", text) == want["int"]
+    assert value({"name": "integer", "compat": True}, text) == want["int"]
     assert value("strict_format", text) == want["strict_format"]
     assert value("soft_format", text) == want["soft_format"]
     assert value({"name": "tag_count", "compat": True}, text) == pytest.approx(want["xmlcount"], abs=1e-9)

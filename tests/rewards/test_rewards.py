@@ -53,6 +53,32 @@ def test_correctness_is_by_the_grader_and_by_strings_where_compat() -> None:
     assert value({"name": "correctness", "compat": True}, text) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("text", "wanted", "compat"),
+    [
+        (XML.format("so", "72"), 0.5, 0.5),
+        (XML.format("so", "-72"), 0.0, 0.0),
+        ("72", 0.0, 0.5),
+        ("<answer>72", 0.0, 0.5),
+        ("72</answer>", 0.0, 0.5),
+        ("<answer>a</answer><answer>72</answer>", 0.5, 0.5),
+        ("", 0.0, 0.0),
+    ],
+)
+def test_digits_are_an_answer_between_its_tags(text: str, wanted: float, compat: float) -> None:
+    assert value("integer", text) == wanted and value({"name": "integer", "compat": True}, text) == compat
+
+
+def test_lengths_and_repetitions_are_of_all_turns() -> None:
+    """Six tokens in two turns, whose 2-grams are 12, 21, 12 and 12."""
+    turns: dict[str, Any] = {"earlier": [[1, 2, 1, 2]], "ids": [1, 2]}
+    assert value({"name": "length", "target": 6}, "", **turns) == 1.0
+    assert value({"name": "length", "target": 2, "scale": 8}, "", **turns) == 0.5
+    assert value({"name": "soft_overlong", "max_tokens": 8, "margin": 4}, "", **turns) == -0.5
+    assert value({"name": "repetition", "ngram": 2}, "", **turns) == -0.5
+    assert value({"name": "repetition", "ngram": 5}, "", **turns) == 0.0, "no turn is that long"
+
+
 def test_working_out_ranges() -> None:
     """Exact +3; approximate -3 to +1.5; answer -2 to +5; numbers -1.5 to +3; total -6.5 to +12.5."""
     names = ["exact_format", "approximate_format", "answer", "numbers"]

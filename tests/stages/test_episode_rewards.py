@@ -44,3 +44,13 @@ def test_what_turns_are_paid_is_added_to_what_the_episode_was_worth(name: str, t
     ):  # without a baseline the first turn has the whole reward for its advantage, the last the rest
         assert row["advantage/max"] == max(one.reward for one in episodes if one.reward is not None)
         assert row["advantage/min"] == 2.0
+
+
+def test_a_length_is_that_of_the_whole_episode(tmp_path: Path) -> None:
+    """Three turns of one token are worth 1; the last turn alone would be worth -1."""
+    (tmp_path / "world.py").write_text(PAYING)
+    world = {"name": "custom", "class": f"{tmp_path / 'world.py'}:Paying", "turns": 3}
+    rewards = ["environment", {"name": "length", "target": 3, "scale": 1}, {"name": "soft_overlong", "max_tokens": 2}]
+    run = run_games(tmp_path, rl=game_stage(environment=world, rewards=rewards))
+    found = [(one.rewards["length"], one.rewards["soft_overlong"]) for one in episodes_of(run, "rl")]
+    assert found == [(1.0, -1.0)] * 16

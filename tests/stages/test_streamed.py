@@ -97,6 +97,24 @@ def test_files_are_made_again_for_another_key_and_only_then(tmp_path: Path) -> N
     assert len(stored(tmp_path / "empty", {}, [])) == 0
 
 
+@pytest.mark.parametrize("train_on", ["response", "all"])
+def test_long_prompts_are_left_out_whatever_is_learnt(train_on: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    said = [
+        {"prompt": f"{'1 + ' * (n % 2 * 9)}1 ?", "completion": " 2 </think> <answer> 2 </answer>"} for n in range(8)
+    ]
+    path.write_text("".join(json.dumps(one) + "\n" for one in said))
+    worlds = []
+    for name, streaming in (("memory", False), ("streamed", True)):
+        (tmp_path / name).mkdir()
+        worlds.append(World(tmp_path / name))
+        limited = stage(str(path), streaming=streaming, prompt_length={"max_tokens": 12}) | {"train_on": train_on}
+        assert worlds[-1].train(worlds[-1].recipe(limited)) == 0
+    assert len(StoredTokens(tmp_path / "streamed" / "run" / "stages" / "sft" / "tokens" / "learnt")) == 4
+    assert worlds[0].weights() == worlds[1].weights()
+    assert any("4 prompts are longer than the 12 tokens of prompt_length" in text for text in worlds[1].said())
+
+
 def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
     world = World(tmp_path)
     source = rows(tmp_path / "rows.jsonl", 4)

@@ -223,7 +223,7 @@ class ReinforcementOptions(StageOptions):
 
     @model_validator(mode="after")
     def _length_costs_something(self) -> ReinforcementOptions:
-        longest = self.rollout.max_tokens
+        longest = None if self.rollout.max_tokens is None else self.rollout.max_tokens * self.environment.turns
         for reward in self.rewards:
             if reward.begins is not None and longest is not None and reward.begins >= longest:
                 raise ValueError(
