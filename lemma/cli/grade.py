@@ -219,12 +219,11 @@ def grade_all(
 
 
 def _ours(pairs: Sequence[tuple[str, tuple[str, ...]]], rules: Rules, service: GradingService) -> Iterator[Verdict]:
-    order = {"right": 0, "wrong": 1, "unknown": 2}
+    from lemma.grading.verdict import best_of
+
     answers = service.stream(((prediction, gold) for prediction, golds in pairs for gold in golds or ("",)), rules)
     for _, golds in pairs:
-        several = [next(answers) for _ in golds or ("",)]
-        best = min(several, key=lambda verdict: order[verdict.kind])
-        yield best._replace(seconds=sum(verdict.seconds for verdict in several))
+        yield best_of([next(answers) for _ in golds or ("",)])
 
 
 def _by(

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from lemma.grading.choice import read_choice, several
 from lemma.grading.extract import boxed, extract, is_prose, visible
-from lemma.grading.limits import MAX_ANSWER, MAX_GOLD, LimitExceeded, check_shape
+from lemma.grading.limits import MAX_ANSWER, MAX_BOX, MAX_GOLD, LimitExceeded, check_shape
 from lemma.grading.normal_form import normalise, repair_escapes, squeezed
 from lemma.grading.relations import contradicts
 from lemma.grading.residues import holds, read_residues, same_residues, without_modulus
@@ -79,12 +79,20 @@ def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | Pendi
     if prediction.strip() == gold.strip() or _same_sentence(prediction, gold, rules):
         return Verdict("right", "exact", _shown(gold.strip()), perf_counter() - start)
     extraction = extract(prediction, rules)
+    if extraction.method == "box" and not extraction.answer and _open_box(prediction):
+        return Verdict("wrong", "limit", None, perf_counter() - start)
     if not extraction.answer or not extraction.answer.strip():
         return Verdict("wrong", "no_answer", None, perf_counter() - start)
     outcome = compare_texts(gold, extraction.answer, rules)
     if isinstance(outcome, PendingGrade):
         return outcome
     return Verdict(outcome[0], outcome[1], _shown(extraction.answer), perf_counter() - start)
+
+
+def _open_box(prediction: str) -> bool:
+    """Whether the last box has more in it than a box may hold."""
+    place = prediction.rfind("\\boxed{")
+    return place >= 0 and len(prediction) - place > MAX_BOX
 
 
 def _same_sentence(prediction: str, gold: str, rules: Rules) -> bool:

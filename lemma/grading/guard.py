@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import re
 
+from lemma.grading import evaluate
+from lemma.grading.evaluate import NotRational, Undefined
+from lemma.grading.expression import Unreadable, read
 from lemma.grading.limits import MAX_EXPONENT, MAX_NESTING, LimitExceeded, check_shape
 from lemma.grading.names import names
+from lemma.grading.tokens import tokenise
 
 _COMMANDS = frozenset(
     names(
@@ -90,7 +94,22 @@ def without_large_arithmetic(text: str, instead: str) -> str:
     return _ARITHMETIC.sub(kept, text)
 
 
+_PRODUCT = re.compile(r"\\prod(?:_\{[^{}]*\}|_\w)?\s*\^\s*(?:\{\s*((?:[^{}]|\{[^{}]*\})*)\}|(\w))")
+_MOST_FACTORS = 2_000
+
+
+def _check_products(text: str) -> None:
+    """Refuse products of more factors than can be multiplied in time."""
+    for match in _PRODUCT.finditer(text):
+        try:
+            if evaluate.exact(read(tokenise(match[1] or match[2])), 0) > _MOST_FACTORS:
+                raise LimitExceeded("factors of a product")
+        except (Unreadable, NotRational, Undefined):
+            continue
+
+
 def _check_sizes(text: str) -> None:
+    _check_products(text)
     if _DIGITS.search(text):
         raise LimitExceeded("digits")
     for first, second in _POWER.findall(text):

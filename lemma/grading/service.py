@@ -20,11 +20,11 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
-from lemma.grading.grader import PendingGrade, quick
+from lemma.grading.grader import PendingGrade, quick, unread
 from lemma.grading.process import Worker, WorkerStopped
 from lemma.grading.rules import DEFAULT, Rules
 from lemma.grading.tasks import PROBE, CompatTask, GradingTask, key_of, message_of
-from lemma.grading.verdict import Kind, Verdict
+from lemma.grading.verdict import Kind, Verdict, best_of
 
 # A verdict, its reason, and the seconds that a worker took; 0 if it was cached.
 Outcome = tuple[Kind, str, float]
@@ -47,7 +47,7 @@ class GradingService:
     def __init__(
         self,
         workers: int = 1,
-        cpu_seconds: float = 3.0,
+        cpu_seconds: float = 2.0,
         wall_seconds: float = 20.0,
         megabytes: int = 1024,
         cache: int = 100_000,
@@ -77,8 +77,10 @@ class GradingService:
 
     # Asking
 
-    def grade(self, prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict:
-        """The verdict on one completion or bare answer."""
+    def grade(self, prediction: str, gold: str | Sequence[str], rules: Rules = DEFAULT) -> Verdict:
+        """The verdict on one completion or bare answer; of several golds, any counts."""
+        if not isinstance(gold, str):
+            return best_of(self.stream([(prediction, one) for one in gold], rules))
         outcome = quick(prediction, gold, rules)
         return outcome if isinstance(outcome, Verdict) else self.settle(outcome)
 
@@ -241,11 +243,16 @@ class GradingService:
         return own
 
     def _blame(self, place: int, task: GradingTask, answer: dict[str, Any]) -> None:
-        """Whose fault an overrun is: the gold's if reading it alone overruns as well, otherwise the answer's."""
+        """Whose fault an overrun is: the answer's if the exact path reads all of the gold, otherwise nobody's; after an
+        error, the gold's if it alone makes one too."""
         self.counts["killed" if "overrun" in answer else "failed"] += 1
         self._drop(place)
         if isinstance(task.question, CompatTask):
             self._blame_compat(place, task, task.question, answer)
+            return
+        if "overrun" in answer:
+            outcome = ("unknown", "gold_limit") if unread(task.question.gold) else ("wrong", "limit")
+            self._finish(task, outcome)
             return
         alone = self._alone(place, {"op": "probe", "gold": task.question.gold})
         if alone is None or "trouble" in alone:
@@ -253,7 +260,7 @@ class GradingService:
         elif "kind" not in alone:
             self._finish(task, ("unknown", "gold_limit"))
         else:
-            self._finish(task, ("wrong", "limit" if "overrun" in answer else "unreadable"))
+            self._finish(task, ("wrong", "unreadable"))
 
     def _alone(self, place: int, message: dict[str, Any]) -> dict[str, Any] | None:
         """A worker's answer to one message; None if workers are lost on it for external reasons."""
@@ -373,10 +380,12 @@ def default_service() -> GradingService:
         return _default
 
 
-def grade(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict:
-    """Whether a completion, or a bare answer, gives the gold answer.
+def grade(prediction: str, gold: str | Sequence[str], rules: Rules = DEFAULT) -> Verdict:
+    """Whether a completion, or a bare answer, gives the gold answer, or one of several.
 
     The exact path runs here; what needs sympy runs in a worker process with limits on CPU time and memory.
     """
+    if not isinstance(gold, str):
+        return best_of(grade(prediction, one, rules) for one in gold)
     outcome = quick(prediction, gold, rules)
     return outcome if isinstance(outcome, Verdict) else default_service().settle(outcome)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 Kind = Literal["right", "wrong", "unknown"]
@@ -40,3 +41,15 @@ class Verdict(NamedTuple):
     def known(self) -> bool:
         """Whether the verdict may become a reward; an unknown verdict never does."""
         return self.kind != "unknown"
+
+
+_ORDER: dict[Kind, int] = {"right": 0, "wrong": 1, "unknown": 2}
+
+
+def best_of(verdicts: Iterable[Verdict]) -> Verdict:
+    """The verdict where any of several golds counts: right, else wrong, else unknown; it took as long as all."""
+    several = list(verdicts)
+    if not several:
+        return Verdict("unknown", "no_gold")
+    first = min(several, key=lambda verdict: _ORDER[verdict.kind])
+    return first._replace(seconds=sum(verdict.seconds for verdict in several))

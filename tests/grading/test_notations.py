@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from time import process_time
+
 import pytest
 
 from lemma.grading import grade
+from lemma.grading.symbolic import grade_here
 from tests.grading.notations import NOTATIONS, UNREADABLE
 
 
@@ -31,3 +34,19 @@ def test_a_gold_that_cannot_be_read_is_unknown(gold: str) -> None:
 def test_a_formula_equals_itself_where_no_parser_reads_it() -> None:
     assert grade(r"\boxed{P(A \mid B)}", "P(A|B)")[:2] == ("right", "exact")
     assert grade(r"\boxed{P(B|A)}", "P(A|B)")[:2] == ("unknown", "gold_unreadable")
+
+
+def test_any_of_several_golds_counts() -> None:
+    assert grade(r"\boxed{7}", ["5", "7"]).right and grade(r"\boxed{7}", ("7",)).right
+    assert grade(r"\boxed{7}", ["5", "???"]).kind == "wrong"
+    assert grade(r"\boxed{7}", ["???"]).reason == "gold_unreadable" and grade("7", []).reason == "no_gold"
+
+
+def test_what_is_too_large_is_a_limit_without_being_computed() -> None:
+    product = r"\prod_{k=1}^{10^7} k"
+    begin = process_time()
+    assert grade_here(rf"\boxed{{{product}}}", "7")[:2] == ("wrong", "limit")
+    assert grade_here("7", product)[:2] == ("unknown", "gold_limit")
+    assert grade_here("\\boxed{" + "1" * 100_000 + "}", "7")[:2] == ("wrong", "limit")
+    assert process_time() - begin < 5
+    assert grade_here(r"\prod_{k=1}^{5} k", "120").right

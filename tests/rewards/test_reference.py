@@ -77,12 +77,26 @@ def test_luffy_versions(case: dict[str, Any]) -> None:
                 luffy.luffy_score(response, gold, version)
             assert luffy.luffy_score(response, gold, version, compat=False) == 1.0
         else:
-            assert luffy.luffy_score(response, gold, version) == want[f"v{version}"], version
+            read = (
+                version in (3, 4) and "\\%" in response
+            )  # The scores were stored with antlr 4.11, which cannot read it.
+            assert luffy.luffy_score(response, gold, version) == (1.0 if read else want[f"v{version}"]), version
+
     whole = "<think>\n" + response
     assert luffy.gsm8k_source(whole, gold) == want["gsm8k_source"]
     assert luffy.math_source(whole, gold) == want["hendrycks_math_source"]
     for pace in ("fast", "slow"):
         assert list(boxed.boxed_score(whole, gold, pace == "fast")) == want[f"boxed_grader_{pace}"], pace
+
+
+@pytest.mark.parametrize("gold", ["0.5", "50", r"50\%", r"\frac12"])
+def test_a_percentage_is_what_math_verify_reads(gold: str) -> None:
+    from math_verify import parse, verify
+
+    box = r"</think> \boxed{50\%}"
+    assert verify(parse(f"${gold}$", parsing_timeout=None), parse(box, parsing_timeout=None), timeout_seconds=None)
+    assert luffy.luffy_score(box, gold, 3) == luffy.luffy_score(box, gold, 4) == 1.0
+    assert luffy.luffy_score(r"</think> \boxed{5\%}", gold, 4) == 0.0
 
 
 @pytest.mark.parametrize("case", of("verifiers"))
