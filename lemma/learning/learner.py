@@ -23,7 +23,7 @@ from lemma.core.types import Scope, Trajectory
 from lemma.learning.divergence import SKIPS_IN_A_ROW, Diverged
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.optimiser import Split, learning_rate
-from lemma.learning.pack_dealing import by_all_ranks, deal_packs, first_pass
+from lemma.learning.pack_dealing import by_all_ranks, deal_packs, first_pass, is_one_unit
 from lemma.learning.split_optimiser import make_optimiser
 from lemma.learning.token_scores import TokenScores
 from lemma.learning.whole_batch import Sums, evaluate_batch, pull
@@ -34,6 +34,7 @@ from lemma.models.flash_attention import agree_on_flash
 from lemma.models.packing import TokenBatch, plan_packs
 from lemma.models.policy import Policy
 from lemma.models.sharing import can_share, shared_size, spread_cost
+from lemma.models.throughput import update_flops
 from lemma.objectives.objective import Objective, Terms, Totals
 
 T = TypeVar("T")
@@ -53,6 +54,7 @@ class StepReport:
     trained_tokens: int
     packs: int
     updated: bool
+    flops: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     logprobs: list[np.ndarray] = field(default_factory=list, repr=False)
 
@@ -207,6 +209,7 @@ class Learner:
             trained_tokens=sum(t.trained_tokens for t in trajectories),
             packs=len(packs),
             updated=updated,
+            flops=work.flops,
             metrics=results,
             logprobs=work.scores.by_trajectory(len(trajectories)) if work.scores is not None else [],
         )
@@ -285,6 +288,7 @@ class Learner:
                 loss = work.objective(terms)
                 work.summed.add(number, loss)
                 (loss.value * scale).backward()
+        work.flops += update_flops(self.policy, len(batch.ids_T), batch.trained_tokens)
 
     def _score_packs(self, work: _Work) -> None:
         """The first pass of an objective over the whole batch: what it sees of each pack, as leaves."""
@@ -350,7 +354,7 @@ class Learner:
         """Halve the token budget until none of these, which ran out of memory, fits into one pack any more."""
         for tried in packs:
             size = shared_size(tried, range(len(tried)), self.shares) if self.shares else sum(len(t) for t in tried)
-            if _is_one_unit(tried, scope):
+            if is_one_unit(tried, scope):
                 what = "sequence" if len(tried) == 1 else f"unit of {len(tried)} sequences"
                 raise UserError(
                     f"a single {what} of {size} tokens does not fit into memory",
@@ -392,9 +396,5 @@ class _Work:
     summed: Sums
     leaves: dict[int, Terms] = field(default_factory=dict)
     tried: list[int] = field(default_factory=list)
+    flops: float = 0.0
     scores: TokenScores | None = None
-
-
-def _is_one_unit(trajectories: Sequence[Trajectory], scope: Scope) -> bool:
-    """Whether the packer cannot take these apart."""
-    return len({t.unit for t in trajectories}) == 1 if scope == "pair" else len(trajectories) == 1

@@ -15,7 +15,7 @@ import torch
 
 from lemma.core.errors import UserError
 from lemma.core.ranks import gather_over_ranks, in_step, rank, slots, slots_of, together, world_size
-from lemma.core.types import Trajectory
+from lemma.core.types import Scope, Trajectory
 from lemma.learning.parameter_pieces import deal
 from lemma.models.critic import Critic
 from lemma.models.packing import TokenBatch
@@ -84,3 +84,8 @@ def _pass_empty(policy: Policy | Critic, learns: bool) -> None:
         values, _ = policy.logprobs(batch)
         if learns:
             (values.sum() * 0.0).backward()
+
+
+def is_one_unit(trajectories: Sequence[Trajectory], scope: Scope) -> bool:
+    """Whether the packer cannot take these apart."""
+    return len({t.unit for t in trajectories}) == 1 if scope == "pair" else len(trajectories) == 1

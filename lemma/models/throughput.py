@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
+from torch import nn
 
 from lemma.models.gpus import GPUS
-from lemma.models.policy import Policy
+
+if TYPE_CHECKING:
+    from lemma.models.critic import Critic
+    from lemma.models.policy import Policy
 
 # Dense bf16 matrix rate in FLOP/s, by a part of the device's name.
 MATRIX_RATES = {gpu.device: gpu.matrix_rate for gpu in GPUS.values()}
 
 
-def throughput(policy: Policy, tokens: int, seconds: float) -> dict[str, float]:
-    """6 FLOP per parameter and token for an update; recomputation does not count as work. Where nothing was learnt, as
-    when all groups are dead, there is no rate."""
+def update_flops(model: Policy | Critic, rows: int, scored: int) -> float:
+    """The arithmetic of an update on a pack: 2 FLOP for each weight of a linear layer and row in the forward pass, as
+    many for the gradient of what it reads and, where it is trained, as many for its own. The head scores only some of
+    the rows. Attention scores do not count, and neither does recomputation."""
+    body = sum(map(_per_row, model.backbone.modules()))
+    return float(rows * body + scored * _per_row(model.head))
+
+
+def _per_row(layer: nn.Module) -> int:
+    if not isinstance(layer, nn.Linear):
+        return 0
+    return layer.in_features * layer.out_features * (6 if layer.weight.requires_grad else 4)
+
+
+def throughput(policy: Policy, tokens: int, seconds: float, flops: float = 0.0) -> dict[str, float]:
+    """Rates of an update, and the share of the vendor's dense bf16 rate that this process reached. Where nothing was
+    learnt, as when all groups are dead, there is no rate."""
     rates = {"tokens_per_second": tokens / seconds} if tokens and seconds else {}
     if policy.device.type != "cuda":
         return rates
     device_name = torch.cuda.get_device_name(policy.device)
     rate = next((value for part, value in MATRIX_RATES.items() if part in device_name), None)
     if rate is not None and rates:
-        parameters = sum(p.numel() for p in policy.causal.parameters())
-        rates["mfu"] = 6.0 * parameters * tokens / seconds / rate
+        rates["mfu"] = flops / seconds / rate
     rates["peak_memory_gib"] = torch.cuda.max_memory_allocated(policy.device) / 2**30
     return rates

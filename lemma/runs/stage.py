@@ -54,6 +54,7 @@ class Clock:
     started: float = field(default_factory=time.perf_counter)
     tokens: int = 0
     sampled: int = 0
+    flops: float = 0.0
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
@@ -71,7 +72,7 @@ class Clock:
         """Seconds of each part and in total since the last reading; resets to zero."""
         now = time.perf_counter()
         result = {"seconds": now - self.started, **{f"{name}_seconds": value for name, value in self.spent.items()}}
-        self.spent, self.started, self.tokens, self.sampled = {}, now, 0, 0
+        self.spent, self.started, self.tokens, self.sampled, self.flops = {}, now, 0, 0, 0.0
         return result
 
 

@@ -64,6 +64,7 @@ def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> Non
         with stage.clock.measure("update"):
             report = learner.step(batch, objective)
         stage.clock.tokens += report.tokens
+        stage.clock.flops += report.flops
         is_best = bool(validation) and stage.is_due(options.validation.every, step, total) and held_out.measure(step)
         is_best = benchmarks.after(step, total) or is_best
         if stage.is_due(options.log_every, step, total):
@@ -85,9 +86,9 @@ def measure_step(stage: Stage, step: int, epoch: float, report: StepReport, poli
         "updated": float(report.updated),
         **report.metrics,
     }
-    tokens = stage.clock.tokens
+    tokens, flops = stage.clock.tokens, stage.clock.flops
     timings = stage.clock.read()
-    timings |= throughput(policy, tokens, timings["update_seconds"])
+    timings |= throughput(policy, tokens, timings["update_seconds"], flops)
     stage.measure(step, "train", values, timings)
 
 

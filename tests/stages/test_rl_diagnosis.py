@@ -15,8 +15,13 @@ from pydantic import BaseModel
 
 from lemma.algorithms import ALGORITHMS
 from lemma.core.events import Event, Measured, Progressed, Said
-from lemma.core.types import Group
-from lemma.models.throughput import throughput
+from lemma.core.types import Group, Trajectory
+from lemma.learning.learner import Learner
+from lemma.learning.learning_options import OptimOptions
+from lemma.models.load_model import build_policy
+from lemma.models.model_options import LoraOptions, ModelOptions, TinyOptions
+from lemma.models.throughput import throughput, update_flops
+from lemma.objectives import NegativeLogLikelihood
 from lemma.recipe import load_recipe
 from lemma.reporting.text import describe
 from lemma.rollouts import Episode, Rollouts
@@ -26,7 +31,7 @@ from lemma.stages.reinforcement.rl_metrics import rollout_metrics
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from tests.algorithms import toy
 from tests.algorithms.made import group, trajectory
-from tests.models.small import tiny_policy
+from tests.models.small import CPU, tiny_policy
 
 # A step with nothing to complain about.
 FINE = {
@@ -203,6 +208,29 @@ def test_one_right_group_is_no_reason_for_advice() -> None:
 def test_where_nothing_was_learnt_there_is_no_rate() -> None:
     policy = tiny_policy()
     assert throughput(policy, 0, 0.5) == {} and throughput(policy, 100, 0.5) == {"tokens_per_second": 200.0}
+
+
+@pytest.mark.parametrize("lora", [None, LoraOptions(r=2)], ids=["full", "lora"])
+def test_the_arithmetic_of_an_update_is_what_is_computed(lora: LoraOptions | None) -> None:
+    """Rows of a shared prompt once, the head for scored rows alone, and no gradient of frozen weights: by hand."""
+    tiny = TinyOptions(hidden=16, layers=1, feed_forward=24, heads=2, kv_heads=1)
+    policy = build_policy(ModelOptions(path="tiny", tiny=tiny, lora=lora), CPU, 0)
+    layers = {
+        "q": (16, 16),
+        "k": (16, 8),
+        "v": (16, 8),
+        "o": (16, 16),
+        "gate": (16, 24),
+        "up": (16, 24),
+        "down": (24, 16),
+    }
+    weights, adapters = sum(i * o for i, o in layers.values()), sum(2 * (i + o) for i, o in layers.values())
+    head = 16 * len(policy.head.weight)
+    wanted = 10 * 6 * weights + 3 * 6 * head if lora is None else 10 * (4 * weights + 6 * adapters) + 3 * 4 * head
+    assert update_flops(policy, 10, 3) == wanted
+    learner = Learner(policy, OptimOptions(), token_budget=64, total_steps=1)
+    paths = [Trajectory(np.arange(3, 8), np.arange(5) >= start) for start in (3, 4)]
+    assert learner.step(paths, NegativeLogLikelihood()).flops == wanted
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -247,15 +247,16 @@ def check_engine(
 def count_tokens(stage: Stage, reports: Sequence[StepReport], rollouts: Rollouts) -> None:
     """Add a step's tokens to the clock; those from a journal were sampled by an earlier process."""
     stage.clock.tokens += sum(report.tokens for report in reports)
+    stage.clock.flops += sum(report.flops for report in reports)
     if not rollouts.from_journal:
         stage.clock.sampled += sum(episode.tokens for episode in rollouts.episodes)
 
 
 def measure(stage: Stage, step: int, values: dict[str, float], policy: Policy, held_by: str) -> None:
     """Write the metrics of a step, its bottleneck, and the rates since the last row."""
-    tokens, sampled = stage.clock.tokens, stage.clock.sampled
+    tokens, sampled, flops = stage.clock.tokens, stage.clock.sampled, stage.clock.flops
     timings = stage.clock.read()
-    timings |= throughput(policy, tokens, timings.get("update_seconds", 0.0))
+    timings |= throughput(policy, tokens, timings.get("update_seconds", 0.0), flops)
     if sampled and timings.get("generate_seconds"):
         timings["generated_per_second"] = sampled / timings["generate_seconds"]
     stage.measure(step, "train", values, timings, held_by)
