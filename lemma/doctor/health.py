@@ -185,9 +185,10 @@ def examine(runs: Path, *, deep: bool = False, parts: Sequence[CheckedPart] | No
         check_hub,
     ]
     wanted = [part for part in (PARTS if parts is None else parts) if deep or not part.deep]
-    with ThreadPoolExecutor(max_workers=max(1, min(4, os.cpu_count() or 1))) as pool:
-        tried = list(pool.map(try_part, wanted))
-    return [*(check() for check in own), *tried]
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        slowest_first = sorted(wanted, key=lambda part: -part.limit_s)
+        tried = dict(zip(slowest_first, pool.map(try_part, slowest_first), strict=True))
+    return [*(check() for check in own), *(tried[part] for part in wanted)]
 
 
 def core_works(findings: Sequence[HealthFinding]) -> bool:

@@ -8,6 +8,7 @@ rotations, and its way to weights leaves out whatever it has no name for, which 
 from __future__ import annotations
 
 import math
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 from lemma.core.deadlines import Overdue, cpu_limit
 from lemma.core.errors import UserError
+from lemma.core.files import AT_ONCE
 from lemma.models.gguf_file import FLOAT32, Header, damaged, ends_of_turns, read_header
 from lemma.models.gguf_tokenizer import build_tokenizer
 
@@ -39,6 +41,8 @@ MORE_VALUES = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
+# How many numbers of a weight a thread makes dense at a time: so few stay in the cache of its core.
+CHUNK = 1 << 17
 ROPE_FACTORS = "rope_freqs.weight"
 # For a chat template, which takes milliseconds.
 TEMPLATE_SECONDS = 10.0
@@ -209,17 +213,18 @@ def _tensors(header: Header, model: Any, dtype: torch.dtype) -> dict[str, torch.
             fix="take the model's folder in the Hugging Face format",
         )
     made: dict[str, torch.Tensor] = {}
-    blob = np.memmap(header.path, mode="r", dtype=np.uint8)
-    for name in header.tensors:
-        if name.endswith(NOT_WEIGHTS):
-            continue
-        weights = _dense(header, name, blob)
-        # Experts are put into `made` by their processor, which then leaves no name.
-        done = processor.process(
-            weights=weights, name=name, tensor_key_mapping=places, parsed_parameters={"tensors": made}
-        )
-        if done.name is not None:
-            made[places[done.name]] = torch.from_numpy(np.array(done.weights, order="C")).to(dtype)
+    blob = np.memmap(header.path, mode="r", dtype=np.uint8).view(np.ndarray)
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        for name in header.tensors:
+            if name.endswith(NOT_WEIGHTS):
+                continue
+            weights = _dense(header, name, blob, threads)
+            # Experts are put into `made` by their processor, which then leaves no name.
+            done = processor.process(
+                weights=weights, name=name, tensor_key_mapping=places, parsed_parameters={"tensors": made}
+            )
+            if done.name is not None:
+                made[places[done.name]] = torch.from_numpy(np.ascontiguousarray(done.weights)).to(dtype)
     return {name: tensor.to(dtype) for name, tensor in made.items()}
 
 
@@ -245,17 +250,30 @@ def _places(header: Header, model: Any, processor: Any) -> dict[str, str]:
     return places
 
 
-def _dense(header: Header, name: str, blob: np.ndarray) -> np.ndarray:
-    from gguf import GGMLQuantizationType, dequantize, quant_shape_to_byte_shape
+def _dense(header: Header, name: str, blob: np.ndarray, threads: Executor) -> np.ndarray:
+    """A weight in full, in memory of its own. Its blocks know nothing of each other: however they are shared out, the
+    numbers are those of the package for the whole weight."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize, quant_shape_to_byte_shape
 
     shape, number, offset = header.tensors[name]
     try:
         kind = GGMLQuantizationType(number)
-        stored = quant_shape_to_byte_shape(shape, kind)
-        raw = blob[offset : offset + math.prod(stored)]
-        if raw.size < math.prod(stored):
+        stored = math.prod(quant_shape_to_byte_shape(shape, kind))
+        raw = blob[offset : offset + stored]
+        if raw.size < stored:
             raise damaged(header.path)
-        return dequantize(raw.reshape(stored), kind)
+        numbers, size = GGML_QUANT_SIZES[kind]
+        step = max(1, CHUNK // numbers)
+        first = dequantize(raw[:size][None], kind)
+        dense = np.empty((raw.size // size, numbers), first.dtype)
+
+        def fill(start: int) -> None:
+            part = raw[start * size : (start + step) * size]
+            dense[start : start + step] = dequantize(part[None], kind).reshape(-1, numbers)
+
+        for _ in threads.map(fill, range(0, len(dense), step)):
+            pass
+        return dense.reshape(tuple(shape))
     except (NotImplementedError, ValueError, KeyError) as error:
         raise UserError(f"{header.path} holds weights in a form that the gguf package does not read ({name})",
                         fix="take another quantisation of the model, such as Q8_0") from error  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from gguf import GGMLQuantizationType, dequantize, quant_shape_to_byte_shape
 
 from lemma.cli import main
 from lemma.core.errors import UserError
@@ -70,6 +72,21 @@ def test_quantised_weights_are_made_dense(model: Any, tmp_path: Path) -> None:
     assert not torch.equal(mine, theirs)
     assert (mine - theirs).abs().max() <= theirs.abs().max() / 127 / 2 * 1.01  # half a step of eight bits
     assert getattr(loaded.config, "quantization_config", None) is None
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_K", "Q6_K", "Q8_0", "IQ4_XS"])
+def test_weights_made_dense_in_parts_have_the_numbers_of_the_whole(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf, "CHUNK", 600)  # neither a row nor a whole number of blocks
+    number = GGMLQuantizationType[kind]
+    stored = quant_shape_to_byte_shape((7, 512), number)
+    raw = np.random.default_rng(0).integers(0, 60, stored, dtype=np.uint8)
+    blob = np.concatenate([np.zeros(32, np.uint8), raw.ravel()])
+    header = Header(tmp_path / "m.gguf", {}, {"a": ((7, 512), int(number), 32)})
+    with ThreadPoolExecutor(3) as threads:
+        found = gguf._dense(header, "a", blob, threads)
+    assert found.tobytes() == dequantize(raw, number).tobytes() and found.shape == (7, 512)
 
 
 def test_the_folder_with_one_file_is_the_file(file: Path) -> None:
