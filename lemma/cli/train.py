@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,6 +87,10 @@ def run(args: argparse.Namespace) -> int:
             check_split(recipe.cluster, recipe.model, wanted)
         check_flying(wanted)
         return _dry_run(recipe, args.skip, args.only)
+    if not is_a_rank():
+        with suppress(OSError):  # a run goes on where nobody reads its output
+            wanted_stages = ", ".join(_wanted_stages(recipe, args.skip, args.only))
+            print(f"{args.recipe}: {wanted_stages}; the run is in {recipe.run.dir}", flush=True)
     if args.ray:
         from lemma.cli.train_ray import run_on_ray
 

@@ -61,6 +61,15 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True)
+class Awaited:
+    """From here on the stage does something that takes its time and is no step, such as loading the model; nothing of
+    the kind any more where `what` is empty."""
+
+    stage: str
+    what: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StageEnded:
     """`seconds` of the summary are those of this session; `resumed` says that there was an earlier one."""
 
@@ -70,7 +79,7 @@ class StageEnded:
     resumed: bool = False
 
 
-Event = Said | StageStarted | Measured | Progressed | StageEnded
+Event = Said | StageStarted | Measured | Progressed | Awaited | StageEnded
 Sink = Callable[[Event], None]
 
 

@@ -7,6 +7,7 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,17 @@ def _has_magic(file: Path) -> bool:
 
 
 def read_header(file: Path) -> Header:
-    """The metadata and the list of tensors of a file; whatever is wrong with it is said in one sentence."""
+    """The metadata and the list of tensors of a file; whatever is wrong with it is said in one sentence. Not to be
+    changed: callers share it."""
+    try:
+        facts = file.stat()
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from error
+    return _read_header(file, (facts.st_ino, facts.st_size, facts.st_mtime_ns))
+
+
+@lru_cache(1)  # a vocabulary takes half a second, and is asked for by everybody who needs a little of the file
+def _read_header(file: Path, version: tuple[int, ...]) -> Header:
     try:
         with file.open("rb") as handle:
             if handle.read(len(MAGIC)) != MAGIC:

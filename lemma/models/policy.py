@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lemma.core.errors import UserError
 from lemma.core.files import use_umask
 from lemma.models import probe as probing
+from lemma.models.checkpointed_layers import GradientCheckpointingLayer
 from lemma.models.families import LogitMap, logit_map, unknown_layers
 from lemma.models.gathering import GatheredModel
 from lemma.models.logprobs import token_logprobs

@@ -11,7 +11,7 @@ from rich.console import Console as Terminal
 from rich.progress import Progress, ProgressColumn, Task, TaskID
 from rich.text import Text
 
-from lemma.core.events import Event, Measured, Progressed, Said, StageEnded, StageStarted
+from lemma.core.events import Awaited, Event, Measured, Progressed, Said, StageEnded, StageStarted
 from lemma.core.terminal import unescaped
 from lemma.reporting.text import Pace, describe, duration, ended, evaluated, headline, progress_line
 
@@ -19,6 +19,8 @@ STYLES = {"info": "", "warning": "yellow", "error": "bold red"}
 SECONDS_BETWEEN_LINES = 5.0
 # Maximum seconds without a line while something is running.
 LONGEST_SILENCE = 15.0
+# From how many seconds on a line says what is waited for.
+SECONDS_TO_WAIT = 1.0
 
 
 class Console:
@@ -50,7 +52,10 @@ class Console:
                 self._view.say(evaluated(event))
             case Progressed(what, done, total, note, share):
                 self._view.reach(what, done, total, self._note(what, note), share)
+            case Awaited(stage, what):
+                self._view.wait(stage, what)
             case StageEnded(stage):
+                self._view.wait(stage, "")
                 self._view.end(stage)
                 self._last_end = ended(event, self._numbers)
                 self._view.say(self._last_end, "bold")
@@ -73,7 +78,10 @@ class _Line(ProgressColumn):
         self._terminal = terminal
 
     def render(self, task: Task) -> Text:
-        pace: Pace = task.fields["pace"]
+        pace: Pace | None = task.fields["pace"]
+        if pace is None:
+            waited = f"{task.description}: {task.fields['note']}, {duration(task.elapsed or 0.0)}"
+            return Text(waited, no_wrap=True, overflow="crop")
         front, bar, rest = progress_line(task.description, pace, task.fields["note"], self._terminal.width - 1)
         if not self._terminal.encoding.lower().startswith("utf"):
             bar = bar.replace("━", "#").replace("─", "-")
@@ -87,14 +95,15 @@ class _Bars:
         terminal = Terminal(file=stream, force_terminal=True, highlight=False)
         self._progress = Progress(_Line(terminal), console=terminal, refresh_per_second=4, transient=True)
         self._bars: dict[str, tuple[TaskID, Pace]] = {}
+        # What is waited for by a stage that has no bar.
+        self._waiting: TaskID | None = None
 
     def say(self, text: str, style: str = "") -> None:
         self._progress.console.print(Text(text, style=style))
 
     def begin(self, what: str, done: int, total: int) -> None:
         self.end(what)
-        if not self._bars:
-            self._progress.start()
+        self._progress.start()
         pace = Pace(done, total)
         self._bars[what] = self._progress.add_task(what, total=total, completed=done, pace=pace, note=""), pace
 
@@ -108,20 +117,41 @@ class _Bars:
         if done >= total:
             self.end(what)
 
+    def wait(self, stage: str, what: str) -> None:
+        """Show what is waited for beside the stage's bar or, where it has none, in the place of one."""
+        self._forget_waiting()
+        if stage in self._bars:
+            task, pace = self._bars[stage]
+            (pace.pause if what else pace.go_on)()
+            self._progress.update(task, note=what)
+        elif what:
+            self._progress.start()
+            self._waiting = self._progress.add_task(stage, total=None, pace=None, note=what)
+
+    def _forget_waiting(self) -> None:
+        if self._waiting is not None:
+            self._progress.remove_task(self._waiting)
+            self._waiting = None
+            self._rest()
+
+    def _rest(self) -> None:
+        if not self._bars and self._waiting is None:
+            self._progress.stop()
+
     def end(self, what: str) -> None:
         if what in self._bars:
             self._progress.remove_task(self._bars.pop(what)[0])
-            if not self._bars:
-                self._progress.stop()
+            self._rest()
 
     def close(self) -> None:
+        self._forget_waiting()
         for what in list(self._bars):
             self.end(what)
 
 
 class _Lines:
-    """Plain lines without control codes: progress every few seconds, its end if it was shown before, and a sign of life
-    after a long silence."""
+    """Plain lines without control codes: progress every few seconds, its end if it was shown before, what is waited for
+    if that takes longer than a moment, and a sign of life after a long silence."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -131,6 +161,9 @@ class _Lines:
         self._last_line = time.monotonic()
         self._closed = threading.Event()
         self._watch: threading.Thread | None = None
+        # Which stage waits for what, since when, and whether a line has said so.
+        self._awaited: tuple[str, str, float] | None = None
+        self._is_told = False
 
     def say(self, text: str, style: str = "") -> None:
         encoding = self._stream.encoding or "utf-8"
@@ -143,9 +176,19 @@ class _Lines:
         with self._lock:
             self._paces[what] = Pace(done, total)
             self._shown.discard(what)
-            if self._watch is None:
-                self._watch = threading.Thread(target=self._look_after, name="sign of life", daemon=True)
-                self._watch.start()
+            self._begin_watch()
+
+    def _begin_watch(self) -> None:
+        if self._watch is None:
+            self._watch = threading.Thread(target=self._look_after, name="sign of life", daemon=True)
+            self._watch.start()
+
+    def wait(self, stage: str, what: str) -> None:
+        with self._lock:
+            self._awaited, self._is_told = (stage, what, time.monotonic()) if what else None, False
+            if stage in self._paces:
+                (self._paces[stage].pause if what else self._paces[stage].go_on)()
+            self._begin_watch()
 
     def reach(self, what: str, done: int, total: int, note: str, share: float | None = None) -> None:
         with self._lock:
@@ -168,13 +211,24 @@ class _Lines:
         self._paces.clear()
 
     def _look_after(self) -> None:
-        while not self._closed.wait(1.0):
+        while not self._closed.wait(SECONDS_TO_WAIT / 2):
             with self._lock:
-                if self._paces and time.monotonic() - self._last_line >= LONGEST_SILENCE:
-                    what, pace = list(self._paces.items())[-1]
-                    self._shown.add(what)
-                    since = duration(time.monotonic() - pace.began)
-                    try:
-                        self.say(f"{what}: {pace.done:,}/{pace.total:,}, running for {since}")
-                    except (OSError, ValueError):
-                        return  # the reader is gone; the next event will report it
+                try:
+                    self._give_sign(time.monotonic())
+                except (OSError, ValueError):
+                    return  # the reader is gone; the next event will report it
+
+    def _give_sign(self, now: float) -> None:
+        is_silent = now - self._last_line >= LONGEST_SILENCE
+        what, pace = next(reversed(self._paces.items()), ("", None))
+        counted = "" if pace is None else f"{pace.done:,}/{pace.total:,}, "
+        if self._awaited is not None and what in ("", self._awaited[0]):
+            stage, awaited, since = self._awaited
+            if is_silent and self._is_told:
+                self.say(f"{stage}: {counted}{awaited} for {duration(now - since)}")
+            elif not self._is_told and now - since >= SECONDS_TO_WAIT:
+                self._is_told = True
+                self.say(f"{stage}: {counted}{awaited}")
+        elif pace is not None and is_silent:
+            self._shown.add(what)
+            self.say(f"{what}: {counted}running for {duration(now - pace.began)}")

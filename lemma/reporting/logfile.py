@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import os
+import traceback
 from datetime import datetime
 from pathlib import Path
 from typing import TextIO
 
-from lemma.core.events import Event, Progressed, Said
+from lemma.core.errors import UserError
+from lemma.core.events import Awaited, Event, Progressed, Said
 from lemma.reporting.text import describe
 
 
@@ -34,12 +36,26 @@ class LogFile:
     def __call__(self, event: Event) -> None:
         if isinstance(event, Progressed) and event.done < event.total:
             return
+        if isinstance(event, Awaited) and not event.what:
+            return
         if self._handle is None:
             self._handle = self._open()
         level = event.level if isinstance(event, Said) else "info"
         text = describe(event).replace("\n", "\n    ")
         self._handle.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {level:<7} {text}\n")
         self._handle.flush()
+
+    def note_end(self, error: BaseException) -> None:
+        """Write what ended the run. A run that ended before its first event has no log, and gets none."""
+        if self._handle is None or not isinstance(error, Exception | KeyboardInterrupt):
+            return
+        if isinstance(error, UserError):
+            text = str(error)
+        elif isinstance(error, KeyboardInterrupt):
+            text = "interrupted"
+        else:
+            text = "".join(traceback.format_exception(error)).rstrip()
+        self(Said(text, "error"))
 
     def close(self, failed: bool) -> None:
         if self._handle is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -55,6 +55,13 @@ class Loggers:
     def _drop(self, logger: Logger, error: Exception) -> None:
         self._loggers.remove(logger)
         self(Said(f"{logger.name} failed ({error}); the run continues without it", "warning"))
+
+    def note_end(self, error: BaseException) -> None:
+        """Write what ended the run to its log; on the console, whoever started it does that."""
+        with self._lock, suppress(OSError):
+            for logger in self._loggers:
+                if isinstance(logger, LogFile):
+                    logger.note_end(error)
 
     def close(self, failed: bool) -> None:
         """Close the loggers, the last one first, so that the console can still report errors."""
@@ -167,6 +174,9 @@ def _open_until_the_end(sink: Loggers) -> Iterator[None]:
         with warnings_said(lambda text: sink(Said(text, "warning"))):
             yield
         failed = False
+    except BaseException as error:
+        sink.note_end(error)
+        raise
     finally:
         sink.close(failed)
 

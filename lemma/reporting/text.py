@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lemma.core.events import Event, Measured, Progressed, Said, StageEnded, StageStarted
+from lemma.core.events import Awaited, Event, Measured, Progressed, Said, StageEnded, StageStarted
 
 HEADLINES = ("reward", "accuracy", "loss", "kl", "entropy", "grad_norm", "lr", "tokens_per_second", "mfu")
 """The numbers people look at first, in this order; a line about a step shows a few of them."""
@@ -69,10 +69,24 @@ class Pace:
         self.done, self.total, self.share = done, total, done / total if total else 0.0
         self.is_by_share = False
         self.began = time.monotonic()
+        # Seconds that do not count, and since when none does.
+        self._idle = 0.0
+        self._paused: float | None = None
         self._marks: deque[tuple[float, int, float]] = deque([(self.began, done, self.share)], maxlen=window)
 
+    def pause(self) -> None:
+        """What follows is no progress that the rate should count, until `go_on` or the next report."""
+        if self._paused is None:
+            self._paused = time.monotonic()
+
+    def go_on(self) -> None:
+        if self._paused is not None:
+            self._idle += time.monotonic() - self._paused
+            self._paused = None
+
     def reach(self, done: int, total: int, share: float | None = None) -> None:
-        now = time.monotonic()
+        self.go_on()
+        now = time.monotonic() - self._idle
         self.is_by_share = share is not None
         self.done, self.total, self.share = done, total, (done / total if total else 0.0) if share is None else share
         if len(self._marks) > 2 and self.is_by_share and now - self._marks[-2][0] < self.SECONDS_BETWEEN_SHARES:
@@ -191,6 +205,8 @@ def describe(event: Event) -> str:
         case Measured(stage, step, axis, values, timings, held_by):
             text = f"{stage}: {axis} step {step}: {numbers({**values, **timings})}"
             return f"{text}, bottleneck {held_by}" if held_by else text
+        case Awaited(stage, what):
+            return f"{stage}: {what}"
         case Progressed(what, done, total, note):
             return f"{what}: {done} of {total}" + (f", {note}" if note else "")
         case StageEnded():

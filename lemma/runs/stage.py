@@ -32,6 +32,7 @@ from lemma.runs.ingredients import BASE, ingredients
 from lemma.runs.run_folder import LAYOUT, RunFolder
 from lemma.runs.run_options import StageOptions
 from lemma.runs.stopping import StopNow, Stopped, StopSignal
+from lemma.runs.waits import Waits
 
 # Separates the name of a kept part from that of its tensor in a checkpoint; the learner's own tensors have no part.
 PART = "//"
@@ -127,6 +128,8 @@ class Stage:
         self._rows_after: list[dict[str, Any]] = []
         self._went_on = time.perf_counter()
         self._is_resumed = False
+        self._waits = Waits(name, sink)
+        self.waiting = self._waits.within
 
     @property
     def learner_seed(self) -> int:
@@ -146,6 +149,7 @@ class Stage:
         self.emit(Said(text, "warning"))
 
     def progress(self, done: int, total: int, note: str = "") -> None:
+        self._waits.end_all()
         self.emit(Progressed(self.name, done, total, note))
 
     def measure(
@@ -184,7 +188,7 @@ class Stage:
         The stage is then saved without them, and the next start evaluates before it trains.
         """
         try:
-            with self._stop.at_once():
+            with self._stop.at_once(), self.waiting(f"evaluating ({name})"):
                 values = run()
         except StopNow:
             if step == 0:
@@ -245,6 +249,8 @@ class Stage:
         self._forget_after = -1 if checkpoint is None else step
         self._is_resumed = checkpoint is not None
         self.emit(StageStarted(self.name, step, total, resumed=self._is_resumed, recipe=self.recipe))
+        if self.device.type == "cuda" or self.model.compile:
+            self._waits.begin("the first step, which compiles kernels")
         self.clock = Clock()
         self._went_on = time.perf_counter()
         return step
@@ -340,6 +346,7 @@ class Stage:
     def finish(self, policy: Policy, step: int, summary: Mapping[str, Any]) -> None:
         """Write the final model, whole, while the last checkpoint is written, and mark the stage as done."""
         self._begin()
+        self._waits.begin("writing the last checkpoint and the model")
         partial = self.folder.stage(self.name) / ".final.partial"
         try:
             check_speaks(policy)

@@ -22,8 +22,9 @@ START = "the weights it starts from"
 def stage_policy(stage: Stage, *, is_frozen: bool = False, path: str | None = None) -> Policy:
     """The model that the stage starts from, or the one at `path`, whole. A frozen one has no master weights."""
     options, start_from = _from(stage, path)
-    policy = build_policy(options, _place(stage), stage.learner_seed, start_from)
-    check_same_weights(policy.module, path or START, f"stage {stage.name}")
+    with stage.waiting("loading the reference model" if is_frozen else "loading the model"):
+        policy = build_policy(options, _place(stage), stage.learner_seed, start_from)
+        check_same_weights(policy.module, path or START, f"stage {stage.name}")
     if is_frozen:
         for parameter in policy.module.parameters():
             parameter.requires_grad_(False)
@@ -35,8 +36,9 @@ def stage_policy(stage: Stage, *, is_frozen: bool = False, path: str | None = No
 def stage_critic(stage: Stage, recomputed: int, path: str | None = None) -> Critic:
     """A value model on the same weights, or on those at `path`; with model.lora as adapters on them."""
     options, start_from = _from(stage, path, adapted=True)
-    critic = build_critic(options, _place(stage), stage.seed, start_from, recomputed)
-    check_same_weights(critic.module, path or START, f"stage {stage.name}")
+    with stage.waiting("loading the value model"):
+        critic = build_critic(options, _place(stage), stage.seed, start_from, recomputed)
+        check_same_weights(critic.module, path or START, f"stage {stage.name}")
     if stage.shard == "weights":
         split_weights(critic, stage.device)
     return critic

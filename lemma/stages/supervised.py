@@ -37,7 +37,8 @@ from lemma.stages.trained_prompt import Instructions, Systems, as_trained
 def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> None:
     policy = stage_policy(stage)
     fmt.install(policy.tokenizer)
-    data, validation, systems = prepare(stage, options, fmt, policy)
+    with stage.waiting("reading the data"):
+        data, validation, systems = prepare(stage, options, fmt, policy)
     trained = as_trained(stage, fmt, policy.tokenizer, systems)
     total = data.total_steps(options)
     objective = NegativeLogLikelihood(options.normalise, options.constant)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from lemma.core.events import Event, Measured, Progressed, Said, StageEnded, StageStarted
+from lemma.core.events import Awaited, Event, Measured, Progressed, Said, StageEnded, StageStarted
 from lemma.reporting import console as console_module
 from lemma.reporting.console import Console
 from lemma.reporting.text import Pace, evaluated, progress_line
@@ -143,4 +143,72 @@ def test_a_pipe_is_never_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> Non
     console = Console(stream)
     console(StageStarted("grpo", 3, 9))
     assert wait_for(lambda: "grpo: 3/9, running for " in stream.getvalue())
+    console.close(False)
+
+
+def test_a_pace_leaves_out_what_is_no_step(clock: Clock) -> None:
+    """44 steps of 2 s with an evaluation of five minutes every other step, as a console sees them."""
+    pace = Pace(0, 44)
+    for step in range(1, 21):
+        clock.now += 2
+        if step % 2 == 0:
+            pace.pause()
+            clock.now += 300
+            pace.go_on()
+        pace.reach(step, 44)
+    assert str(pace) == "2.0 s each, 48 s left"
+    pace.pause()
+    clock.now += 100
+    assert str(pace) == "2.0 s each, 48 s left"
+    pace.reach(21, 44)
+    assert pace.per_second > 0.5
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_the_console_gives_the_pace_of_steps_alone(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
+    console = Console(stream)
+    console(StageStarted("sft", 0, 8))
+    for step in range(1, 5):
+        clock.now += 10
+        console(Awaited("sft", "evaluating (benchmarks)"))
+        clock.now += 1000
+        console(Awaited("sft"))
+        console(Progressed("sft", step, 8))
+    view = console._view
+    pace = view._bars["sft"][1] if isinstance(view, console_module._Bars) else view._paces["sft"]
+    assert str(pace) == "10.0 s each, 40 s left"
+    console.close(False)
+
+
+def test_what_takes_longer_than_a_moment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_module, "SECONDS_TO_WAIT", 0.1)
+    stream = io.StringIO()
+    console = Console(stream)
+    console(Awaited("sft", "loading the model"))
+    assert wait_for(lambda: stream.getvalue() == "sft: loading the model\n")
+    console(Awaited("sft"))
+    console(StageStarted("sft", 0, 8))
+    monkeypatch.setattr(console_module, "LONGEST_SILENCE", 0.2)
+    console(Awaited("sft", "starting vLLM"))
+    assert wait_for(lambda: "sft: 0/8, starting vLLM\nsft: 0/8, starting vLLM for " in stream.getvalue())
+    console(StageEnded("sft", 8))
+    assert wait_for(lambda: stream.getvalue().endswith("sft: ended at step 8\n"))
+    console.close(False)
+
+
+def test_a_terminal_shows_what_is_waited_for_and_since_when() -> None:
+    stream = io.StringIO()
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    console = Console(stream)
+    console(Awaited("sft", "loading the model"))
+    assert wait_for(lambda: "sft: loading the model, 0 s" in stream.getvalue())
+    console(Awaited("sft"))
+    console(StageStarted("sft", 0, 8))
+    console(Awaited("sft", "starting vLLM"))
+    assert wait_for(lambda: "starting vLLM" in stream.getvalue() and "0/8" in stream.getvalue())
+    console(StageEnded("sft", 8))
     console.close(False)

@@ -382,3 +382,26 @@ def test_tensorboard_without_room_says_so_once_and_prints_no_traceback(tmp_path:
     said = ran.stdout + ran.stderr
     assert ran.returncode == 0 and "it goes on" in said and "Traceback" not in said
     assert said.count("TensorBoard failed ([Errno 27] File too large); the run continues without it") == 1
+
+
+def test_the_log_ends_with_what_ended_the_run(tmp_path: Path) -> None:
+    def ended_by(error: BaseException) -> str:
+        run = tmp_path / type(error).__name__
+        quiet = {"tensorboard": False, "console": False}
+        with pytest.raises(type(error)), make_sink(run, wandb=None, recipe={}, **quiet) as sink:
+            sink(Said("it runs"))
+            raise error
+        return (run / "run.log").read_text().split("it runs\n", 1)[1]
+
+    told = ended_by(UserError("the disk is full", fix="make room"))
+    assert told.endswith(" error   the disk is full; make room\n") and told.count("\n") == 1
+    assert ended_by(KeyboardInterrupt()).endswith(" error   interrupted\n")
+    traced = ended_by(ZeroDivisionError("by nothing"))
+    assert " error   Traceback (most recent call last):\n" in traced
+    assert traced.endswith("ZeroDivisionError: by nothing\n")
+
+
+def test_a_run_that_never_began_leaves_no_log(tmp_path: Path) -> None:
+    with pytest.raises(UserError), make_sink(tmp_path, tensorboard=False, wandb=None, recipe={}, console=False):
+        raise UserError("the folder belongs to another run")
+    assert list(tmp_path.iterdir()) == []

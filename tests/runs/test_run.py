@@ -17,7 +17,7 @@ import transformers
 
 from lemma.core import faults
 from lemma.core.errors import UserError
-from lemma.core.events import Event, Progressed, Said, Sink, StageEnded, StageStarted
+from lemma.core.events import Awaited, Event, Progressed, Said, Sink, StageEnded, StageStarted
 from lemma.models.load_model import build_policy
 from lemma.models.model_options import ModelOptions, TinyOptions
 from lemma.recipe import Recipe
@@ -229,6 +229,16 @@ def test_a_model_that_is_not_there_leaves_no_folder(world: World) -> None:
     with pytest.raises(UserError, match="there is no model folder"):
         world.train(world.recipe(path=str(world.folder / "nowhere")))
     assert not world.run.exists()
+
+
+def test_what_is_waited_for_is_told_and_ends(world: World) -> None:
+    assert world.train(world.recipe({"steps": 2})) == 0
+    told = [event.what for event in world.events if isinstance(event, Awaited)]
+    assert told[:4] == ["loading the model", "", "reading the data", ""]
+    assert told[4:] == ["evaluating (validation)", ""] * (len(told[4:-1]) // 2) + [
+        "writing the last checkpoint and the model"
+    ]
+    assert len(told) > 5
 
 
 # --- going on --------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,7 +63,16 @@ def test_the_reference_is_the_model_that_the_stage_started_from(lora: LoraOption
     options = ModelOptions(tiny=TinyOptions(**SMALL["tiny"]), lora=lora)
     policy = build_policy(options, CPU, 3)
     reference = Reference(
-        SimpleNamespace(name="toy", model=options, device=CPU, seed=3, learner_seed=3, start_from=None, shard="none"),
+        SimpleNamespace(
+            name="toy",
+            model=options,
+            device=CPU,
+            seed=3,
+            learner_seed=3,
+            start_from=None,
+            shard="none",
+            waiting=nullcontext,
+        ),
         policy,
     )  # type: ignore[arg-type]
     assert (reference.second is None) == (lora is not None), (

@@ -38,7 +38,8 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
     fmt.install(policy.tokenizer)
     switch_dropout_off(policy.module, stage)
     limit = min(options.max_length or policy.context, policy.context)
-    train, held_out = prepare(stage, options, fmt, policy.tokenizer, limit)
+    with stage.waiting("reading the data"):
+        train, held_out = prepare(stage, options, fmt, policy.tokenizer, limit)
     check_vocabulary([*train, *held_out], len(policy.head.weight), stage)
     # With a single response there is no other prompt to estimate KTO's reference point from.
     fewest = 2 if options.algorithm.needs_baseline else 1

@@ -63,7 +63,8 @@ def prepare_parts(stage: Stage, options: ReinforcementOptions, fmt: Format) -> R
     policy = stage_policy(stage)
     fmt.install(policy.tokenizer)
     switch_dropout_off(policy.module, stage)
-    tasks, max_tokens, held_out = prepare_tasks(stage, options, fmt, policy)
+    with stage.waiting("reading the data"):
+        tasks, max_tokens, held_out = prepare_tasks(stage, options, fmt, policy)
     asked = Instructions(fmt, policy.tokenizer)
     systems = Counter(asked.of(task.problem.system) for task in tasks)
     trained = as_trained(stage, fmt, policy.tokenizer, systems)
@@ -115,9 +116,10 @@ def open_speaking(
     if world is not None:
         stack.callback(world.close)
     stack.callback(parts.ahead.settle)
-    engine = make_rollout_engine(stage, options, policy, longest, parts.benchmarks.longest, budget)
-    stack.callback(engine.close)
-    engine.update_weights(done)
+    with stage.waiting("starting vLLM" if options.rollout.engine.name == "vllm" else "preparing the engine"):
+        engine = make_rollout_engine(stage, options, policy, longest, parts.benchmarks.longest, budget)
+        stack.callback(engine.close)
+        engine.update_weights(done)
     judge = Judge(fmt, options.rewards, policy.tokenizer, ends=sampling.stop_ids)
     roller = make_roller(stage, options, judge, engine, parts.order, sampling, world, parts.data)
     return Speaking(engine, roller, sampling)

@@ -1,0 +1,33 @@
+"""What a stage waits for besides its steps, told as it begins and as it ends; it counts for no step's pace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lemma.core.events import Awaited, Sink
+
+
+class Waits:
+    """Waits of one stage. One may begin within another, which goes on when the inner one has ended."""
+
+    def __init__(self, stage: str, sink: Sink):
+        self._stage, self._sink = stage, sink
+        self._now: list[str] = []  # the innermost last
+
+    def begin(self, what: str) -> None:
+        self._now.append(what)
+        self._sink(Awaited(self._stage, what))
+
+    @contextmanager
+    def within(self, what: str) -> Iterator[None]:
+        self.begin(what)
+        yield
+        del self._now[-1:]
+        self._sink(Awaited(self._stage, *self._now[-1:]))
+
+    def end_all(self) -> None:
+        """A step is done: nothing is waited for any more."""
+        if self._now:
+            self._now = []
+            self._sink(Awaited(self._stage))
