@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemma.core.errors import UserError
+from lemma.learning.learning_options import MOMENTS
 
 if TYPE_CHECKING:
     from lemma.cli.plan_data import Amount
@@ -38,7 +39,7 @@ def plan_stage(
     from lemma.models.fitting import host_budget
     from lemma.models.memory import plan_training
 
-    model, eight_bit = recipe.model, stage.optim.name == "adamw_8bit"
+    model, moments = recipe.model, MOMENTS[stage.optim.name]
     precision: Precision = model.precision or ("fp32" if on_cpu or model.path == "tiny" else "bf16")
     beside = stage.models_beside(has_adapter=recipe.model.lora is not None)
     learners = recipe.cluster.learners
@@ -46,11 +47,11 @@ def plan_stage(
     most = stage.batch.planned_budget
     if on_cpu:
         memory = host_memory() / max(slots, learners)
-        most = host_budget(shape, model, precision, memory, eight_bit_moments=eight_bit, **beside)
+        most = host_budget(shape, model, precision, memory, moments=moments, **beside)
     limit = budget or stage.batch.token_budget or most
     tokens = (amount and amount.pack(limit, sequences_of(stage))) or limit
     layout: dict[str, Any] = {"slots": -(-slots // learners), "on_cpu": on_cpu}
-    plan = plan_training(shape, model, precision, tokens, eight_bit_moments=eight_bit, **layout).beside(**beside)
+    plan = plan_training(shape, model, precision, tokens, moments=moments, **layout).beside(**beside)
     return Planned(plan, tokens, limit, most, precision)
 
 
@@ -166,7 +167,7 @@ def _least_on_gpu(recipe: Recipe, stage: StageOptions, shape: Shape, tokens: int
     plans = [
         plan_training(
             shape, model, model.precision or ("fp32" if model.path == "tiny" else "bf16"), tokens,
-            eight_bit_moments=stage.optim.name == "adamw_8bit", ranks=learners, shard=shard,
+            moments=MOMENTS[stage.optim.name], ranks=learners, shard=shard,
             slots=-(-cluster.slots_for(learners) // learners),
             recomputed=shape.layers if model.checkpointing is None else None,
         )

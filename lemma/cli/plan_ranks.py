@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lemma.core.errors import UserError
+from lemma.learning.learning_options import MOMENTS
 
 if TYPE_CHECKING:
     from lemma.cli.parser import Parser
@@ -214,14 +215,14 @@ def _plan(
     """The memory of one rank, in bf16 where the recipe does not say."""
     from lemma.models.memory import plan_training
 
-    model, eight_bit = recipe.model, stage.optim.name == "adamw_8bit"
+    model, moments = recipe.model, MOMENTS[stage.optim.name]
     precision = model.precision or "bf16"
     plan = plan_training(
         shape,
         model,
         precision,
         pack,
-        eight_bit_moments=eight_bit,
+        moments=moments,
         ranks=ranks,
         slots=-(-recipe.cluster.slots_for(ranks) // ranks),
         shard=shard,

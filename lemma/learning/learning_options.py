@@ -24,19 +24,25 @@ def check_rate(name: str, rate: float) -> None:
         )
 
 
-class OptimOptions(Options):
-    """AdamW and its schedule."""
+# Bytes that each optimiser keeps beside a weight and its gradient.
+MOMENTS = {"adamw": 8.0, "adamw_8bit": 2.03, "rmsprop": 4.0}
 
-    name: Literal["adamw", "adamw_8bit"] = "adamw"
-    """adamw_8bit keeps the moments in 8 bits (bitsandbytes)."""
+
+class OptimOptions(Options):
+    """The optimiser and its schedule."""
+
+    name: Literal["adamw", "adamw_8bit", "rmsprop"] = "adamw"
+    """adamw_8bit keeps the moments in 8 bits (bitsandbytes); rmsprop is torch's, with a second moment only."""
     lr: float = Field(1e-5, ge=0)
     """Peak learning rate."""
     betas: tuple[Share, Share] = (0.9, 0.95)
-    """Decay rates of the two moments."""
+    """Decay rates of the two moments of AdamW."""
+    smoothing: Share = 0.99
+    """Decay rate of the second moment of RMSprop, which torch calls alpha."""
     eps: float = Field(1e-8, gt=0)
     """Added to the root of the second moment."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay, on matrices only."""
+    """Decoupled weight decay, on matrices only; with rmsprop, as in torch, it is added to the gradient."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the learning rate after the warm-up."""
     warmup: float = Field(0.0, ge=0)
@@ -49,6 +55,10 @@ class OptimOptions(Options):
     @model_validator(mode="after")
     def _sensible(self) -> OptimOptions:
         check_rate("lr", self.lr)
+        if self.name == "rmsprop" and "betas" in self.model_fields_set and self.betas != (0.9, 0.95):
+            raise ValueError("rmsprop has no betas; write `smoothing: 0.99`, or remove betas")
+        if self.name != "rmsprop" and self.smoothing != 0.99:
+            raise ValueError(f"{self.name} has no smoothing; write betas, or `name: rmsprop`")
         if self.warmup >= 1 and self.warmup != int(self.warmup):
             raise ValueError("warmup is a share below 1 or a whole number of steps; write for example 0.1 or 30")
         return self

@@ -63,7 +63,7 @@ class LossScaler:
 
 
 class Optimiser:
-    """AdamW over master weights. Gradients add up in float32 or better, slot by slot, until `step`.
+    """AdamW or RMSprop over master weights. Gradients add up in float32 or better, slot by slot, until `step`.
 
     `shard` says what is dealt out over the ranks: nothing; masters and moments; or the sums of gradients too, which are
     then sent home after each round of packs, and no rank ever holds all of them in full precision.
@@ -90,7 +90,7 @@ class Optimiser:
             parameter.lemma_sink = self._buffers.get(name)
         self._make_masters()
         self.scaler = LossScaler(any(p.dtype == torch.float16 for p in self.parameters.values()))
-        self.adamw = _make_adamw(self._values, options)
+        self.inner = _make_inner(self._values, options)
 
     def _cut(self) -> list[ParameterPiece]:
         return cut(self.parameters, world_size())
@@ -214,10 +214,10 @@ class Optimiser:
         if finite:
             if grads and self.options.clip and size > self.options.clip:
                 torch._foreach_mul_(grads, self.options.clip / size)
-            if self.adamw is not None:
-                for group in self.adamw.param_groups:
+            if self.inner is not None:
+                for group in self.inner.param_groups:
                     group["lr"] = rate
-                self.adamw.step()
+                self.inner.step()
             self._publish()
         self.zero()
         return size, finite
@@ -274,7 +274,7 @@ class Optimiser:
         return tensors, {"plain": everything, "scaler": self.scaler.state()}
 
     def _state_of(self, value: torch.Tensor) -> dict[str, Any]:
-        return {} if self.adamw is None else self.adamw.state.get(value, {})
+        return {} if self.inner is None else self.inner.state.get(value, {})
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any]) -> None:
@@ -284,11 +284,11 @@ class Optimiser:
         for piece in self.pieces:
             value = self._values.get(piece)
             self._take(piece, value, saved)
-            if value is not None and self.adamw is not None:
-                self.adamw.state.pop(value, None)
+            if value is not None and self.inner is not None:
+                self.inner.state.pop(value, None)
                 state = saved.state(piece)
                 if state:
-                    self.adamw.state[value] = {key: self._placed(key, kept, value) for key, kept in state.items()}
+                    self.inner.state[value] = {key: self._placed(key, kept, value) for key, kept in state.items()}
         self.scaler.load(extra["scaler"])
 
     def _take(self, piece: ParameterPiece, value: torch.Tensor | None, saved: SavedSlices) -> None:
@@ -301,8 +301,8 @@ class Optimiser:
     def _placed(self, key: str, value: Any, master: torch.Tensor) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        assert self.adamw is not None
-        stays = key == "step" and not self.adamw.param_groups[0].get("fused")
+        assert self.inner is not None
+        stays = key == "step" and not self.inner.param_groups[0].get("fused")
         placed = value.clone() if stays else value.to(master.device, copy=True)
         return placed.view(master.shape) if placed.numel() == master.numel() and placed.ndim else placed
 
@@ -325,16 +325,18 @@ def _collect(parameter: torch.Tensor) -> None:
         parameter.grad = None
 
 
-def _make_adamw(values: Mapping[ParameterPiece, torch.Tensor], options: OptimOptions) -> torch.optim.Optimizer | None:
+def _make_inner(values: Mapping[ParameterPiece, torch.Tensor], options: OptimOptions) -> torch.optim.Optimizer | None:
     """Weight decay acts on matrices only. None where there is nothing to update."""
     groups = [
         {"params": [v for piece, v in values.items() if piece.decays], "weight_decay": options.weight_decay},
         {"params": [v for piece, v in values.items() if not piece.decays], "weight_decay": 0.0},
     ]
-    settings: dict[str, Any] = {"lr": options.lr, "betas": options.betas, "eps": options.eps}
     filled = [group for group in groups if group["params"]]
     if not filled:
         return None
+    if options.name == "rmsprop":
+        return torch.optim.RMSprop(filled, lr=options.lr, alpha=options.smoothing, eps=options.eps)
+    settings: dict[str, Any] = {"lr": options.lr, "betas": options.betas, "eps": options.eps}
     if options.name == "adamw":
         return torch.optim.AdamW(filled, fused=True, **settings)
     try:

@@ -72,7 +72,7 @@ def host_budget(
     precision: Precision,
     memory: float,
     *,
-    eight_bit_moments: bool = False,
+    moments: float = 8.0,
     critic: bool = False,
     reference: bool = False,
 ) -> int:
@@ -81,7 +81,7 @@ def host_budget(
     Small packs cost a CPU next to nothing: no block is computed twice for the sake of larger ones.
     """
     for budget in BUDGETS:
-        plan = plan_training(shape, model, precision, budget, eight_bit_moments=eight_bit_moments, on_cpu=True)
+        plan = plan_training(shape, model, precision, budget, moments=moments, on_cpu=True)
         if plan.beside(critic=critic, reference=reference).total <= SHARE * memory:
             return budget
     return BUDGETS[-1]

@@ -151,7 +151,7 @@ def plan_training(
     token_budget: int,
     trained: int | None = None,
     *,
-    eight_bit_moments: bool = False,
+    moments: float = 8.0,
     ranks: int = 1,
     slots: int = 1,
     shard: str = "none",
@@ -169,7 +169,6 @@ def plan_training(
     frozen = shape.parameters if model.lora else 0
     outside = shape.head_parameters * (1 if shape.tied else 2)  # embeddings and head are never held in 4 bits
     base = (frozen - outside) * 0.53 + outside * width if model.quantize else frozen * width
-    moments = 2.03 if eight_bit_moments else 8
     weights, optimiser = _state(base, trainable, width, moments, ranks, shard)
     activations = _activations(shape, model, width, token_budget, recomputed, on_cpu)
     # Where gradients are added up in the product, on a GPU, the head's needs no memory of its own.

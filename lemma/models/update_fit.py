@@ -34,7 +34,7 @@ def fit_update(
     *,
     token_budget: int | None = None,
     with_engine: bool = False,
-    eight_bit_moments: bool = False,
+    moments: float = 8.0,
     critic: bool = False,
     reference: bool = False,
     ranks: int = 1,
@@ -47,7 +47,7 @@ def fit_update(
     def fits(budget: int, recomputed: int, room: float = room) -> bool:
         plan = plan_training(
             shape, model, precision, budget,
-            eight_bit_moments=eight_bit_moments, ranks=ranks, slots=slots, shard=shard, recomputed=recomputed,
+            moments=moments, ranks=ranks, slots=slots, shard=shard, recomputed=recomputed,
         )  # fmt: skip
         return plan.beside(critic=critic, reference=reference).total <= room
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from lemma.cluster.cluster_options import ClusterOptions
-from lemma.learning.learning_options import USUAL_BUDGET
+from lemma.learning.learning_options import MOMENTS, USUAL_BUDGET
 from lemma.models.memory import GIB, Shape, plan_training
 from lemma.models.model_options import ModelOptions
 from lemma.models.places import TINY
@@ -26,11 +26,11 @@ def planned_gib(run: Path, recipe: Mapping[str, Any], stage: str) -> float | Non
         options = recipe["stages"][stage]
         shape = Shape.of_tiny(model.tiny) if model.path == TINY else _shape(run, stage, model.path)
         precision = model.precision or ("fp32" if recipe["run"]["device"] == "cpu" else "bf16")
-        eight_bit = options["optim"]["name"] == "adamw_8bit"
+        moments = MOMENTS[options["optim"]["name"]]
         on_cpu = recipe["run"]["device"] == "cpu"
         layout = _layout(run, recipe, stage)
         budget = layout.pop("token_budget") or options["batch"]["token_budget"] or USUAL_BUDGET
-        plan = plan_training(shape, model, precision, budget, eight_bit_moments=eight_bit, on_cpu=on_cpu, **layout)
+        plan = plan_training(shape, model, precision, budget, moments=moments, on_cpu=on_cpu, **layout)
         return plan.total / GIB
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ValidationError):
         return None

@@ -6,7 +6,7 @@ import torch
 
 from lemma.core.host_memory import host_memory
 from lemma.core.ranks import gather_over_ranks, slots, slots_of_one, speakers, world_size
-from lemma.learning.learning_options import BudgetOptions, OptimOptions
+from lemma.learning.learning_options import MOMENTS, BudgetOptions, OptimOptions
 from lemma.models.fitting import host_budget
 from lemma.models.load_model import pick_precision
 from lemma.models.memory import Shape
@@ -31,14 +31,14 @@ def fit_budget(
     shape = _shape(policy) if device.type in ("cuda", "cpu") else None
     if shape is None:
         return batch.planned_budget
-    precision, eight_bit = pick_precision(model.precision, device), optim.name == "adamw_8bit"
+    precision, moments = pick_precision(model.precision, device), MOMENTS[optim.name]
     beside = stage.options.models_beside(has_adapter=policy.is_adapter)
     if device.type == "cpu":
         if batch.token_budget is not None:
             return batch.token_budget
         # Per slot, so that any number of ranks computes the same packs.
         memory = host_memory() / max(slots(), world_size())
-        room = host_budget(shape, model, precision, memory, eight_bit_moments=eight_bit, **beside)
+        room = host_budget(shape, model, precision, memory, moments=moments, **beside)
         found = min(gather_over_ranks(room))
         if found < batch.planned_budget:
             stage.say(f"by the memory plan: {found} tokens at a time")
@@ -50,7 +50,7 @@ def fit_budget(
         torch.cuda.get_device_properties(device).total_memory,
         token_budget=batch.token_budget,
         with_engine=with_engine and speakers() is None and stage.shard != "weights",
-        eight_bit_moments=eight_bit,
+        moments=moments,
         **beside,
         ranks=world_size(),
         slots=slots_of_one(),

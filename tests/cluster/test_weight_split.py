@@ -154,10 +154,10 @@ def measured() -> tuple[float, float]:
     """Bytes of weights, and of gradients and moments, that this rank holds after a step."""
     learner = learner_of(policy_in("bfloat16"), "weights")
     learner.step(trajectories(LENGTHS), NegativeLogLikelihood())
-    adamw = learner.optimiser.adamw
-    assert adamw is not None and not hasattr(learner.policy.backbone.layers[0].mlp, "lemma_joint")  # type: ignore[union-attr]
+    inner = learner.optimiser.inner
+    assert inner is not None and not hasattr(learner.policy.backbone.layers[0].mlp, "lemma_joint")  # type: ignore[union-attr]
     weights = sum(value.nbytes for value in learner.optimiser._values.values())
-    moments = [kept for state in adamw.state.values() for kept in state.values() if kept.ndim]
+    moments = [kept for state in inner.state.values() for kept in state.values() if kept.ndim]
     return float(weights), float(weights + sum(kept.nbytes for kept in moments))  # a gradient is as large as its weight
 
 

@@ -153,7 +153,7 @@ def test_no_memory_for_the_optimiser() -> None:
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("injected")
 
-    learner.optimiser.adamw.step = full  # type: ignore[method-assign]
+    learner.optimiser.inner.step = full  # type: ignore[method-assign]
     with pytest.raises(UserError, match="the state of the optimiser does not fit into memory; use"):
         learner.step(trajectories((9, 9)), NegativeLogLikelihood())
 

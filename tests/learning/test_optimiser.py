@@ -84,7 +84,7 @@ def test_clipping_scales_the_whole_gradient() -> None:
         size, finite = optimiser.step(1e-3)
         expected = torch.cat([g.flatten() for g in grads.values()]).norm().item()
         assert finite and size == pytest.approx(expected, rel=1e-6)
-        moments[clip] = optimiser.adamw.state[given["matrix"]]["exp_avg"]
+        moments[clip] = optimiser.inner.state[given["matrix"]]["exp_avg"]
     torch.testing.assert_close(moments[0.0], moments[1e9])
     torch.testing.assert_close(moments[2.0], moments[0.0] * 2.0 / expected)
 
@@ -127,7 +127,7 @@ def test_an_overflow_skips_the_step_and_halves_the_scale() -> None:
     assert not finite and not math.isfinite(size)
     assert optimiser.scaler.scale == SCALE_START / 2
     assert all(torch.equal(p, before[name]) for name, p in given.items())
-    assert not optimiser.adamw.state, "nothing may be updated"
+    assert not optimiser.inner.state, "nothing may be updated"
     pull(given, size=1e-3)
     size, finite = optimiser.step(1.0)
     assert finite and not torch.equal(given["matrix"], before["matrix"])
@@ -141,7 +141,7 @@ def test_the_scale_is_taken_out_again() -> None:
     (given["w"].float().sum() * 2.0**-27 * optimiser.scaler.scale).backward()
     size, finite = optimiser.step(1e-3)
     assert finite and size == 4 * 2.0**-27
-    moment = optimiser.adamw.state[optimiser.masters["w"]]["exp_avg"]
+    moment = optimiser.inner.state[optimiser.masters["w"]]["exp_avg"]
     torch.testing.assert_close(moment, torch.full((4, 4), 0.1 * 2.0**-28), rtol=1e-6, atol=0.0)
 
 
@@ -170,10 +170,43 @@ def test_a_gradient_that_is_no_number_changes_nothing() -> None:
     assert all(p.grad is None for p in given.values()), "the next step must start clean"
 
 
+def test_rmsprop_is_that_of_torch() -> None:
+    """The same weights after every step; weight decay is added to the gradient, on matrices only."""
+    mine, theirs = parameters(torch.float32), parameters(torch.float32)
+    options = {"lr": 1e-2, "smoothing": 0.9, "eps": 1e-6, "weight_decay": 0.1, "clip": 0.0}
+    optimiser = Optimiser(mine, OptimOptions(name="rmsprop", **options))
+    groups = [
+        {"params": [p for p in theirs.values() if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for p in theirs.values() if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    plain = torch.optim.RMSprop(groups, lr=1e-2, alpha=0.9, eps=1e-6)
+    for step in range(4):
+        pull(mine, seed=step)
+        pull(theirs, seed=step)
+        optimiser.step(1e-2)
+        plain.step()
+        plain.zero_grad()
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"name": "rmsprop", "betas": (0.9, 0.99)}, "rmsprop has no betas; write `smoothing"),
+        ({"smoothing": 0.9}, "adamw has no smoothing; write betas, or `name: rmsprop`"),
+    ],
+)
+def test_decay_rates_of_another_optimiser(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        OptimOptions(**options)
+
+
 KINDS: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "fp32": (torch.float32, {}),
     "bf16": (torch.bfloat16, {}),
     "fp16": (torch.float16, {}),
+    "rmsprop": (torch.float32, {"name": "rmsprop"}),
+    "rmsprop under bf16": (torch.bfloat16, {"name": "rmsprop"}),
     "8 bit": (torch.float32, {"name": "adamw_8bit"}),
     "8 bit under bf16": (torch.bfloat16, {"name": "adamw_8bit"}),
 }
@@ -208,7 +241,7 @@ def test_a_saved_state_goes_on_to_the_last_bit(kind: str) -> None:
     for name, p in through.parameters.items():
         assert torch.equal(p, resumed.parameters[name])
     if kind.startswith("8 bit"):
-        assert through.adamw.state[through.masters["matrix"]]["state1"].dtype == torch.uint8
+        assert through.inner.state[through.masters["matrix"]]["state1"].dtype == torch.uint8
     if kind == "fp16":
         assert through.scaler.scale == SCALE_START / 2, "the first step of this test overflows"
 
@@ -231,7 +264,7 @@ def test_loading_forgets_what_was_there() -> None:
     pull(given)
     optimiser.step(1e-2)
     optimiser.load(fresh, extra)
-    assert not optimiser.adamw.state
+    assert not optimiser.inner.state
 
 
 SPOIL: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {

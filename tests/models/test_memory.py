@@ -96,7 +96,7 @@ def test_what_makes_it_grow_and_shrink() -> None:
     assert total(checkpointing=True) < total()
     assert total(lora=LoraOptions(), quantize="4bit") < total(lora=LoraOptions()) < total()
     assert total(lora=LoraOptions(r=8)) < total(lora=LoraOptions(r=64))
-    small = plan_training(LARGE, ModelOptions(), "bf16", 16384, eight_bit_moments=True)
+    small = plan_training(LARGE, ModelOptions(), "bf16", 16384, moments=2.03)
     assert small.optimiser < plan_training(LARGE, ModelOptions(), "bf16", 16384).optimiser
 
 

@@ -15,6 +15,7 @@ from lemma.models.memory import GIB, Shape, plan_training
 from lemma.models.model_options import LoraOptions, ModelOptions
 from lemma.models.packing import TokenBatch
 from lemma.models.update_fit import ALONE, UpdateFit, fit_update
+from lemma.runs.run_options import StageOptions
 from lemma.stages.fitted import fit_budget
 from tests.models.small import CPU, tiny_policy, trajectories
 
@@ -86,9 +87,9 @@ def test_where_nothing_fits_the_smallest_is_taken() -> None:
 
 
 def test_packs_stay_usual_where_the_state_itself_leaves_an_engine_less() -> None:
-    fit = fit_update(LARGE, MODEL, "bf16", 120 * GIB, with_engine=True, eight_bit_moments=True)
+    fit = fit_update(LARGE, MODEL, "bf16", 120 * GIB, with_engine=True, moments=2.03)
     assert fit == UpdateFit(16384, LARGE.layers)
-    assert fit_update(LARGE, MODEL, "bf16", 100 * GIB, with_engine=True, eight_bit_moments=True).token_budget == 2048
+    assert fit_update(LARGE, MODEL, "bf16", 100 * GIB, with_engine=True, moments=2.03).token_budget == 2048
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
@@ -117,7 +118,7 @@ def test_a_cpu_plans_by_slots_so_that_any_number_of_ranks_computes_the_same_pack
     policy = tiny_policy()
     least = plan_training(Shape.of_config(policy.causal.config.to_dict()), MODEL, "fp32", 2048, on_cpu=True).total
     monkeypatch.setattr("lemma.stages.fitted.host_memory", lambda: 2 * least / SHARE)
-    stage: Any = SimpleNamespace(model=MODEL, say=lambda text: None)
+    stage: Any = SimpleNamespace(model=MODEL, options=StageOptions(kind="rl"), say=lambda text: None)
     budgets = []
     for slots in (1, 2):
         with joined(RankWorld(slots=slots)):

@@ -18,6 +18,7 @@ from lemma.engines.spoken_engine import SpokenEngine
 from lemma.engines.stop_strings import ends_of
 from lemma.engines.weight_broadcast import layout_of
 from lemma.formats import Format
+from lemma.learning.learning_options import MOMENTS
 from lemma.models.load_model import pick_precision
 from lemma.models.memory import Shape, plan_training
 from lemma.models.policy import Policy
@@ -95,13 +96,13 @@ def cache_tokens(stage: Stage, options: ReinforcementOptions, policy: Policy, ne
         free, _ = torch.cuda.mem_get_info(policy.device)
         return max(BLOCK, min(needed, int(free / 2 // bytes_per_token(policy))))
     precision = pick_precision(stage.model.precision, policy.device)
-    eight_bit = options.optim.name == "adamw_8bit"
+    moments = MOMENTS[options.optim.name]
     plan = plan_training(
         shape,
         stage.model,
         precision,
         budget,
-        eight_bit_moments=eight_bit,
+        moments=moments,
         ranks=world_size(),
         slots=slots_of_one(),
         shard=stage.shard,
