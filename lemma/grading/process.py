@@ -82,6 +82,11 @@ class Worker:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
+    def answers_within(self, seconds: float) -> bool:
+        """Whether the next answer begins to arrive in this time."""
+        assert self.process.stdout is not None
+        return b"\n" in self.buffer or any(select.select([self.process.stdout], [], [], seconds))
+
     def _wait(self, handle: int, seconds: float, writing: bool = False) -> None:
         """Wait until the pipe is ready, but at most this many seconds in which the worker uses no CPU time.
 

@@ -28,7 +28,10 @@ from lemma.grading.verdict import Kind, Verdict, best_of
 
 # A verdict, its reason, and the seconds that a worker took; 0 if it was cached.
 Outcome = tuple[Kind, str, float]
-_BATCH = 32
+_SOON = 0.25
+"""Seconds after which a task is late, so that others need not wait for its worker."""
+_SPARE = 3
+"""How many workers there may be beyond those asked for, while as many are late."""
 _TRIES = 3
 """How many workers may be lost on one task, or during their start, before its verdict is unknown."""
 
@@ -73,6 +76,7 @@ class GradingService:
         self._threads: list[threading.Thread] = []
         self._live: dict[int, Worker] = {}
         self._waiting: dict[Hashable, GradingTask] = {}
+        self._late = 0
         self._closed = self._ended = False
 
     # Asking
@@ -152,8 +156,7 @@ class GradingService:
             assert not self._closed, "the grading service is closed"
             task = GradingTask(question)
             self._waiting[key] = task
-            if len(self._threads) < self.workers:
-                self._add_thread()
+            self._add_needed()
         self._queue.put(task)
         return task.future
 
@@ -182,58 +185,60 @@ class GradingService:
             with suppress(OSError):
                 self._live[place] = self._new_worker()
         started.set()
-        todo: list[GradingTask] = []
-        while True:
-            if not todo:
-                first = self._queue.get()
-                if first is None:
-                    break
-                todo.append(first)
-            while len(todo) < _BATCH:
-                try:
-                    task = self._queue.get_nowait()
-                except queue.Empty:
-                    break
-                if task is None:
-                    self._queue.put(None)
-                    break
-                todo.append(task)
-            todo = self._work(place, todo)
+        while (task := self._queue.get()) is not None:
+            while not self._work(place, task):
+                pass
+            if place not in self._live and not self._closed:  # Others take the next task while this one starts again.
+                with suppress(WorkerStopped, OSError):
+                    self._ready_worker(place)
         self._drop(place)
 
-    def _work(self, place: int, tasks: list[GradingTask]) -> list[GradingTask]:
-        """Process a batch; returns what is left to do after a worker was lost or retired."""
-        done = 0
+    def _work(self, place: int, task: GradingTask) -> bool:
+        """Process a task; returns whether it is done, or is to be tried again after its worker was lost."""
         try:
             worker = self._worker(place)
         except (WorkerStopped, OSError):
-            for task in tasks:
-                self._finish(task, task.unknown, keep=False)
-            return []
+            self._finish(task, task.unknown, keep=False)
+            return True
         try:
-            worker.send([message_of(task.question) for task in tasks], self.wall_seconds)
+            worker.send([message_of(task.question)], self.wall_seconds)
             begin = perf_counter()
-            for task in tasks:
-                answer = worker.receive(self.wall_seconds)
-                task.seconds, begin = perf_counter() - begin, perf_counter()
-                done += 1
-                if "trouble" in answer:
-                    self._finish(task, task.unknown, keep=False)
-                elif "overrun" in answer or "error" in answer:
-                    self._blame(place, task, answer)
-                    break
-                else:
-                    self._finish(task, answer["score"] if "score" in answer else (answer["kind"], answer["reason"]))
+            answer = self._answer(worker)
+            task.seconds = perf_counter() - begin
+            if "trouble" in answer:
+                self._finish(task, task.unknown, keep=False)
+            elif "overrun" in answer or "error" in answer:
+                self._blame(place, task, answer)
+            else:
+                self._finish(task, answer["score"] if "score" in answer else (answer["kind"], answer["reason"]))
         except (WorkerStopped, OSError):
-            task = tasks[done]
             task.lost += 1
             if self._lose(place, worker):
                 self._blame(place, task, {"overrun": "cpu"})
-                done += 1
             elif task.lost >= _TRIES or self._ended:
                 self._finish(task, task.unknown, keep=False)
-                done += 1
-        return tasks[done:]
+            else:
+                return False
+        return True
+
+    def _answer(self, worker: Worker) -> dict[str, Any]:
+        """A worker's answer; while it is late, another worker may start for what waits behind it."""
+        if worker.answers_within(_SOON):
+            return worker.receive(self.wall_seconds)
+        with self._lock:
+            self._late += 1
+            if not self._queue.empty():
+                self._add_needed()
+        try:
+            return worker.receive(self.wall_seconds)
+        finally:
+            with self._lock:
+                self._late -= 1
+
+    def _add_needed(self) -> None:
+        """One more thread, if fewer than the workers asked for are not late."""
+        if not self._closed and len(self._threads) < self.workers + min(self._late, _SPARE):
+            self._add_thread()
 
     def _lose(self, place: int, worker: Worker) -> bool:
         """Drop a worker that died or is stuck; returns whether its task had used up its CPU time."""

@@ -117,3 +117,14 @@ def test_closing_does_not_wait_for_a_worker_that_nobody_needed() -> None:
     began = perf_counter()
     service.close()
     assert perf_counter() - began < 0.5, "a worker takes about a second to import sympy"
+
+
+def test_others_do_not_wait_for_a_late_task() -> None:
+    with GradingService(workers=1, cpu_seconds=30.0) as patient:
+        late = patient.submit(r"\int_0^{\pi} \ln(1+\sin^3 x) dx", "7")
+        others = [patient.submit(SUM % n, "1") for n in (80, 81, 82)]
+        assert {future.result()[:2] for future in others} == {("wrong", "symbolic")}
+        assert not late.done()
+        patient._ended = True
+        for worker in list(patient._live.values()):
+            worker.process.kill()
