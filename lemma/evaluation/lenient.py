@@ -57,10 +57,16 @@ def _verdict(row: EvalRow, asked: Sequence[Any] | None) -> str:
 
 
 def hints(report: Report) -> list[str]:
-    """A sentence for each benchmark whose format is hardly ever kept."""
+    """A sentence for each benchmark whose format is hardly ever kept, or costs more than noise."""
     sentences = []
     for name, summary in report.summaries.items():
         kept, lenient = summary.scores["format"].value, summary.scores.get("lenient")
+        if lenient is not None and kept >= FEW and lenient.low > summary.accuracy.high:
+            sentences.append(
+                f"{name}: the accuracy is {summary.accuracy.value:.1%} with answers where the format "
+                f"{report.settings[name]['format']['name']} has them, and {lenient.value:.1%} with answers found "
+                "anywhere (lenient)"
+            )
         if kept >= FEW or lenient is None or report.settings[name].get("scoring") in ACCURACY:
             continue
         cut = summary.scores["truncated"].value

@@ -17,7 +17,7 @@ from lemma.evaluation.eval_row import EvalRow
 from lemma.evaluation.eval_settings import OURS
 from lemma.evaluation.lenient import add_lenient
 from lemma.evaluation.results import ACCURACY, Report, make_report, read_report, read_settings, write_report
-from lemma.formats import make_format
+from lemma.formats import make_format, read_answer
 from lemma.grading import GradingService, Rules
 
 Told = Callable[[int, int], None]
@@ -63,7 +63,7 @@ def regrade(
     if settings.get("scoring") in ACCURACY:
         return list(rows)
     fmt, rules = make_format(settings["format"]), Rules.model_validate(settings["rules"])
-    parsed = [fmt.parse(row.completion) for row in rows]
+    parsed = [read_answer(fmt, row.completion, row.finish, rules) for row in rows]
     unfinished = [one.answer is None and "missing_think_end" in one.faults for one in parsed]
 
     def ours(row: EvalRow, answer: str | None) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from lemma.config.registry import Registry, from_options
 from lemma.core.errors import UserError, nearest
 from lemma.formats.alpaca import Alpaca
 from lemma.formats.boxed import Boxed, Chat
-from lemma.formats.format import FAULTS, HARMLESS, Format, Parsed
+from lemma.formats.format import FAULTS, HARMLESS, Format, Parsed, read_answer
 from lemma.formats.published import No, Own, Prime, PrimeCode, PrimeSft, Qwen, SimpleRl
 from lemma.formats.question_only import QuestionOnly
 from lemma.formats.r1_zero import R1Zero
@@ -41,7 +41,7 @@ FORMATS: Registry[type[Format]] = Registry(
     },
 )
 
-__all__ = ["FAULTS", "FORMATS", "HARMLESS", "Format", "Parsed", "make_format"]
+__all__ = ["FAULTS", "FORMATS", "HARMLESS", "Format", "Parsed", "make_format", "read_answer"]
 
 
 def make_format(spec: str | Mapping[str, Any] | Format) -> Format:

@@ -52,3 +52,7 @@ class Chat(BoxedChat):
 
     name: Literal["chat"] = "chat"
     """The tokenizer's chat template and nothing else."""
+
+    @property
+    def asks_for_form(self) -> bool:
+        return "boxed" in self.own_system

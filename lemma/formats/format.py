@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -15,6 +15,8 @@ from lemma.core.errors import UserError
 from lemma.core.types import Demonstration, Problem
 from lemma.formats.templates import render
 from lemma.formats.tool_prompt import with_offer
+from lemma.grading.extract import extract
+from lemma.grading.rules import Rules
 
 FAULTS: dict[str, str] = {
     "missing_think_start": "the reasoning has no opening tag",
@@ -94,6 +96,11 @@ class Format(Options):
     def opening(self) -> str:
         """The beginning of the response that the prompt already contains; a target does not repeat it."""
         return ""
+
+    @property
+    def asks_for_form(self) -> bool:
+        """Whether the prompt says, or its tags imply, where the answer is to stand. Otherwise it may stand anywhere."""
+        return True
 
     @property
     @abstractmethod
@@ -191,6 +198,16 @@ class Format(Options):
         if prompt is not None and not prompt.endswith(self.opening):
             return response
         return response.removeprefix(self.opening)
+
+
+def read_answer(fmt: Format, completion: str, finish: str, rules: Rules) -> Parsed:
+    """A completion as the format parses it. Where the prompt did not ask for a form and the format finds no answer, the
+    answer is looked for in the whole completion, unless it was cut off."""
+    parsed = fmt.parse(completion)
+    if fmt.asks_for_form or parsed.faults != ("no_answer",) or finish == "length":
+        return parsed
+    answer = extract(completion, rules).answer
+    return parsed if answer is None else replace(parsed, answer=answer, faults=())
 
 
 def about(problem: Problem) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lemma.core.types import Outcome, Problem
-from lemma.formats import Format
+from lemma.formats import Format, read_answer
 from lemma.formats.detokenizer import Detokenizer
 from lemma.grading import DEFAULT, GradingService, Rules
 from lemma.rewards import Reward, RewardInput, combine
@@ -82,7 +82,7 @@ class Judge:
         last = episode.turns[-1]
         last.text = last.text or self.said_last(episode)
         fmt, rules = self.reads(problem, episode)
-        parsed = fmt.parse(last.text)
+        parsed = read_answer(fmt, last.text, last.finish, rules)
         if outcome is not None and outcome.reward is not None:
             outcome = replace(outcome, reward=outcome.reward + episode.paid)
         episode.reasoning, episode.answer, episode.faults = parsed.reasoning, parsed.answer, parsed.faults

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lemma.core.types import Demonstration, Message, Problem
-from lemma.formats import FAULTS, FORMATS, HARMLESS, Parsed, make_format
+from lemma.formats import FAULTS, FORMATS, HARMLESS, Parsed, make_format, read_answer
+from lemma.grading import Rules
 
 PROBLEM = Problem((Message("user", "What is 2 + 2?"),))
 WORKED = "two<end_working_out>"
@@ -239,3 +240,19 @@ def test_any_text_is_parsed(completion: str) -> None:
         assert set(parsed.faults) <= set(FAULTS)
         assert parsed.answer is None or parsed.answer == parsed.answer.strip() != ""
         assert parsed.answer is not None or not parsed.ok
+
+
+@pytest.mark.parametrize(
+    ("system", "completion", "finish", "answer"),
+    [
+        (None, "4 * 5 = 20\n#### 20\nThe answer is: 20", "stop", "20"),
+        (None, r"First \boxed{7}. The answer is 20.", "stop", "7"),
+        (None, "4 * 5 = 20, and then", "length", None),
+        (None, "<think> 4 * 5 = 20", "stop", None),
+        (r"Put it within \boxed{}.", "The answer is: 20", "stop", None),
+    ],
+)
+def test_where_no_form_was_asked_for_the_answer_may_stand_anywhere(system, completion, finish, answer):
+    found = read_answer(make_format({"name": "chat", "system": system}), completion, finish, Rules())
+    assert found.answer == answer and found.ok == (answer is not None)
+    assert read_answer(make_format("boxed"), "The answer is: 20", "stop", Rules()).answer is None
