@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
+from lemma.config.shape import Choice
 from lemma.core.errors import UserError
+from lemma.engines.engine_options import ENGINES, EngineOptions, NativeOptions
 from lemma.evaluation.benchmarks import Benchmark, find_benchmark
 from lemma.evaluation.eval_settings import Measuring
 from lemma.evaluation.metrics import sizes_up_to
@@ -34,6 +37,10 @@ class EvalOptions(Measuring):
     environments."""
     max_tokens: int = Field(1024, ge=1)
     """Maximum number of tokens in a completion, or in a turn of an episode."""
+    engine: Annotated[EngineOptions, Choice(ENGINES, by="name")] = Field(default_factory=NativeOptions)
+    """Which engine generates in a stage that samples nothing itself, and on which devices: native, vllm or
+    transformers; a name, or a mapping with name and options. It is opened for each evaluation and closed after it. A
+    stage that samples evaluates with its `rollout.engine`."""
 
     @field_validator("benchmarks")
     @classmethod

@@ -9,7 +9,6 @@ import torch
 
 from lemma.core.types import Problem
 from lemma.engines import make_engine
-from lemma.engines.engine_options import NativeOptions
 from lemma.engines.protocol import Engine
 from lemma.environments import EnvironmentOptions
 from lemma.evaluation.benchmarks import Benchmark, Loaded, unique
@@ -27,8 +26,9 @@ class StageBenchmarks:
     """Evaluates a stage's policy when that is due, logs the numbers, and notes whether they are the best so far.
 
     The benchmarks are loaded on construction, so that a stage that cannot read them stops before it begins. A stage
-    without an engine passes none: one is made for each evaluation and its memory released. `held_out` are problems of
-    the stage itself, measured as one benchmark called `validation`. With an `environment`, problems are played in it.
+    without an engine passes none: that of its options is made for each evaluation and its memory released. `held_out`
+    are problems of the stage itself, measured as one benchmark called `validation`. With an `environment`, problems are
+    played in it.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class StageBenchmarks:
         held_out: Sequence[Problem] = (),
         environment: EnvironmentOptions | None = None,
     ):
-        self._stage, self._policy = stage, policy
+        self._stage, self._policy, self._engine = stage, policy, options.engine
         self._name, self._metric = "held-out problems" if held_out else "benchmarks", options.metric
         self._is_held_out = bool(held_out)
         validation = Loaded(Benchmark(name=VALIDATION), tuple(unique(held_out)))
@@ -93,17 +93,18 @@ class StageBenchmarks:
 
     def _measure(self, step: int, given: Engine | None) -> float | None:
         """The score; None if a stop interrupted the evaluation."""
-        with self._stage.clock.measure("evaluate"), self._open(given) as engine:
+        with self._stage.clock.measure("evaluate"), self._open(given, step) as engine:
             values = self._stage.evaluate(self._name, step, lambda: self._evaluator.run(engine, step))
         return None if values is None else self._evaluator.score(dict(values))
 
     @contextmanager
-    def _open(self, given: Engine | None) -> Iterator[Engine]:
+    def _open(self, given: Engine | None, step: int) -> Iterator[Engine]:
         if given is not None:
             yield given
             return
-        engine = make_engine(NativeOptions(), self._policy, self._stage.seed, self._stage.emit)
+        engine = make_engine(self._engine, self._policy, self._stage.seed, self._stage.emit)
         try:
+            engine.update_weights(step)
             yield engine
         finally:
             engine.close()

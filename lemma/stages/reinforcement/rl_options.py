@@ -141,6 +141,14 @@ class ReinforcementOptions(StageOptions):
     other problems. Default: the algorithm's own, which is 0 except for dapo."""
 
     @model_validator(mode="after")
+    def _one_engine(self) -> ReinforcementOptions:
+        if self.eval.engine != NativeOptions():
+            raise ValueError(
+                "a stage that samples evaluates with its own engine; write `rollout.engine`, not eval.engine"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_length(self) -> ReinforcementOptions:
         if self.epochs is not None and self.steps is not None:
             raise ValueError(BOTH_LENGTHS)
