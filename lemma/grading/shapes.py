@@ -38,7 +38,7 @@ def same(gold: Node, answer: Node, context: Context) -> bool:
         return against_value(gold, answer, context)
     if isinstance(gold, Relation):
         return value_against(gold, answer, context)
-    if has_unit_vectors(gold) or has_unit_vectors(answer) or isinstance(gold, Leaf) != isinstance(answer, Leaf):
+    if isinstance(gold, Leaf) != isinstance(answer, Leaf) or "\\hat" in context.gold or "\\hat" in context.answer:
         gold, answer = _as_vectors(gold, answer)
         if has_unit_vectors(gold) != has_unit_vectors(answer):
             left, right = _components(gold), _components(answer)
