@@ -22,12 +22,16 @@ DESCRIPTION = """\
 Answer clients of OpenAI's chat and text completions: point their base_url to the address that is printed. MODEL is a
 run folder, an exported model, an adapter folder, any folder in the Hugging Face format, a GGUF file, or a hub name.
 Conversations are written in the format that the model was trained in, else by its tokenizer's own chat template.
-docs/serve.md says what is offered. Ctrl-C ends it."""
+docs/serve.md says what is offered. Ctrl-C ends it: answers in progress have {seconds} seconds."""
 KEY_VARIABLE = "LEMMA_API_KEY"
+# For answers in progress when the server is to end.
+DRAIN_SECONDS = 30
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    parser = subparsers.add_parser("serve", help="answer OpenAI clients", description=DESCRIPTION)
+    parser = subparsers.add_parser(
+        "serve", help="answer OpenAI clients", description=DESCRIPTION.format(seconds=DRAIN_SECONDS)
+    )
     parser.add_argument(
         "model", metavar="MODEL", help="a run, a model folder, an adapter folder, a GGUF file or a hub name"
     )
@@ -35,6 +39,13 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--port", metavar="N", type=int, default=0, help="port (default: any free one)")
     parser.add_argument(
         "--api-key", metavar="K", help=f"clients must send this key (default: {KEY_VARIABLE}, or none is asked for)"
+    )
+    parser.add_argument(
+        "--cors",
+        metavar="ORIGIN",
+        action="append",
+        default=[],
+        help="let pages of this site ask in a browser, such as http://localhost:3000; may be repeated",
     )
     parser.add_argument("--name", metavar="NAME", help="what clients call the model (default: MODEL)")
     parser.add_argument("--format", metavar="NAME", help="how conversations are written")
@@ -47,6 +58,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from lemma.serving.http_server import LOOPBACK, HttpServer
+    from lemma.serving.openai_app import openai_app
 
     key = args.api_key or os.environ.get(KEY_VARIABLE) or None
     if not 0 <= args.port < 65536:
@@ -59,14 +71,24 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _leave)
     host, engine = _host(args, key)
     try:
-        server = HttpServer(host, args.host, args.port).start()
+        server = HttpServer(openai_app(host, args.cors), args.host, args.port).start()
+
+        def drain(number: int, frame: FrameType | None) -> None:
+            for ending in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(ending, _leave)
+            server.end(DRAIN_SECONDS)
+            print(f"\nlemma: answers in progress have {DRAIN_SECONDS} s; Ctrl-C again ends at once", file=sys.stderr)
+
         try:
+            for ending in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(ending, drain)
             print(f"{server.url}\nCtrl-C ends it.", flush=True)
-            host.driver.run(lambda: False)
+            host.driver.run(lambda: not server.is_open)
         except KeyboardInterrupt:
             print()
         finally:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            for ending in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(ending, signal.SIG_IGN)
             server.close()
     finally:
         engine.close()

@@ -6,22 +6,28 @@ neither to the run nor anywhere else; each request reads what is new since the l
 
 from __future__ import annotations
 
-import gzip
 import hmac
 import json
 import secrets
 import threading
-from collections.abc import Callable, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
-from urllib.parse import urlsplit
+
+from anyio import to_thread
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from lemma.core.errors import UserError
 from lemma.reports.page import make_page
 from lemma.reports.page_data import PageData
 from lemma.reports.run_reader import RunReader
+from lemma.serving.http_server import HttpServer, as_json
 
-LOOPBACK = "127.0.0.1"
 # The page's own requests are short; anything longer is not from the page.
 LONGEST_QUESTION = 1_000_000
 
@@ -52,96 +58,72 @@ class LivePage:
             return run.read(place)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+def live_app(content: LivePage, token: str) -> Starlette:
+    """The page at `/TOKEN/`, its data at `/TOKEN/data` and `/TOKEN/samples`; anything else is refused."""
 
-    def do_GET(self) -> None:
-        if self._path() == "":
-            self._send(200, self.server.content.page.encode(), "text/html; charset=utf-8")
-        else:
-            self._refuse()
+    def is_known(request: Request) -> bool:
+        return hmac.compare_digest(request.path_params["token"].encode(), token.encode())
 
-    def do_POST(self) -> None:
-        answers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-            "data": self.server.content.data,
-            "samples": self.server.content.samples,
-        }
-        answer = answers.get(self._path() or "")
-        size = self.headers.get("Content-Length", "0")
-        if answer is None or not size.isdigit() or int(size) > LONGEST_QUESTION:
-            self._refuse()
-            return
-        try:
-            question = json.loads(self.rfile.read(int(size)))
-            reply = answer(question if isinstance(question, dict) else {})
-        except (ValueError, KeyError, IndexError, TypeError, OSError, UserError):
-            self._send(404, b"there is nothing of this name, or it cannot be read")
-            return
-        data = json.dumps(reply, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-        self._send(200, data, "application/json; charset=utf-8")
+    async def page(request: Request) -> Response:
+        return _reply(content.page, "text/html") if is_known(request) else _refusal()
 
-    def _path(self) -> str | None:
-        """The path after the token; None without the right token, and for requests of other sites."""
-        host = self.headers.get("Host", "").rpartition(":")[0]
-        token, _, rest = urlsplit(self.path).path.removeprefix("/").partition("/")
-        known = hmac.compare_digest(token.encode(), self.server.token.encode())
-        return rest if known and host in (LOOPBACK, "localhost") else None
+    def answer(ask: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Request], Awaitable[Response]]:
+        async def reply(request: Request) -> Response:
+            if not is_known(request):
+                return _refusal()
+            body = bytearray()
+            async for part in request.stream():
+                body += part
+                if len(body) > LONGEST_QUESTION:
+                    return _refusal()
+            try:
+                question = json.loads(body)
+                found = await to_thread.run_sync(ask, question if isinstance(question, dict) else {})
+            except (ValueError, KeyError, IndexError, TypeError, OSError, UserError, RecursionError):
+                return _reply("there is nothing of this name, or it cannot be read", status=404)
+            return _reply(as_json(found), "application/json")
 
-    def _refuse(self) -> None:
-        self.close_connection = True
-        self._send(403, b"open the address that lemma watch printed, with its token")
+        return reply
 
-    def _send(self, code: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
-        if len(body) > 2000 and "gzip" in self.headers.get("Accept-Encoding", ""):
-            body, packed = gzip.compress(body, 4), True
-        else:
-            packed = False
-        self.send_response(code)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
-        if packed:
-            self.send_header("Content-Encoding", "gzip")
-        self.end_headers()
-        self.wfile.write(body)
+    async def refuse(request: Request, error: Exception) -> Response:
+        return _refusal()
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """The terminal belongs to the run."""
+    app = Starlette(
+        routes=[
+            Route("/{token}/", page),
+            Route("/{token}/data", answer(content.data), methods=["POST"]),
+            Route("/{token}/samples", answer(content.samples), methods=["POST"]),
+        ],
+        middleware=[Middleware(GZipMiddleware, minimum_size=2000, compresslevel=4)],
+        exception_handlers={HTTPException: refuse},
+    )
+    app.router.redirect_slashes = False
+    return app
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+def _reply(body: str | bytes, kind: str = "text/plain", status: int = 200) -> Response:
+    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+    return Response(body, status, headers, f"{kind}; charset=utf-8")
 
-    def __init__(self, content: LivePage, port: int):
-        self.content, self.token = content, secrets.token_urlsafe(16)
-        try:
-            super().__init__((LOOPBACK, port), _Handler)
-        except OSError as error:
-            raise UserError(
-                f"port {port} cannot be used ({error.strerror})", fix="write --port and another number, or leave it out"
-            ) from error
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that disconnects in the middle of an answer is not an error."""
+def _refusal() -> Response:
+    return _reply("open the address that lemma watch printed, with its token", status=403)
 
 
 class Watch:
     """A server in its own thread, from `start` to `close`."""
 
     def __init__(self, runs: Sequence[RunReader], words: Sequence[str], port: int = 0):
-        self._server = _Server(LivePage(runs, words), port)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="lemma-watch", daemon=True)
+        self._token = secrets.token_urlsafe(16)
+        self._server = HttpServer(live_app(LivePage(runs, words), self._token), port=port)
 
     @property
     def address(self) -> str:
-        return f"http://{LOOPBACK}:{self._server.server_address[1]}/{self._server.token}/"
+        return f"{self._server.address}/{self._token}/"
 
     def start(self) -> Watch:
-        self._thread.start()
+        self._server.start()
         return self
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()

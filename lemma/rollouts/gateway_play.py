@@ -30,6 +30,7 @@ from lemma.rollouts.player import World
 from lemma.rollouts.sessions import AgentSession, SessionHost
 from lemma.serving.engine_driver import EngineDriver
 from lemma.serving.http_server import HttpServer
+from lemma.serving.openai_app import openai_app
 
 # How often an agent is run whose process died; the second time it has a process for itself.
 TRIES = 2
@@ -106,7 +107,7 @@ class _Stage:
     def run(self) -> None:
         """Until every agent has ended, or has been given up. Afterwards neither server nor hanging agent is left."""
         pool = self._options.pool()
-        server = HttpServer(self._host).start()
+        server = HttpServer(openai_app(self._host)).start()
         pool.on_news = self._driver.wake
 
         def look() -> None:

@@ -18,7 +18,7 @@ from lemma.formats.dialogue import Dialogue
 from lemma.rollouts.episode import Turn
 from lemma.serving.engine_driver import EngineDriver
 from lemma.serving.exchange import WireChoice
-from lemma.serving.plain_host import limit_of, room_for
+from lemma.serving.plain_host import check_length, limit_of, room_for
 from lemma.serving.wire_errors import ApiError
 from lemma.serving.wire_requests import WireCall
 
@@ -62,6 +62,7 @@ class AgentSession:
     # --- what the server asks -------------------------------------------------------------------------------------
 
     def requests(self, asked: WireCall) -> list[Request]:
+        check_length(asked, self._host.limit)
         with self._lock:
             reads = self._reads(asked)
             if self._asked + len(reads) > self._host.turns:

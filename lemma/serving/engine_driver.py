@@ -6,8 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -33,22 +32,12 @@ CallEvent = Tokens | Completion | ApiError
 
 @dataclass(eq=False)
 class Call:
-    """Requests that belong together, and a queue of their results in order of arrival."""
+    """Requests that belong together, and what takes their results in order of arrival, in the driver's thread."""
 
     requests: Sequence[Request]
+    put: Callable[[CallEvent], None]
     wants_tokens: bool = False
     is_over: bool = False
-    _events: SimpleQueue[CallEvent] = field(default_factory=SimpleQueue)
-
-    def put(self, event: CallEvent) -> None:
-        self._events.put(event)
-
-    def next(self, seconds: float) -> CallEvent | None:
-        """The next event; None if none arrives within `seconds`."""
-        try:
-            return self._events.get(timeout=seconds)
-        except Empty:
-            return None
 
 
 class EngineDriver:
@@ -71,8 +60,10 @@ class EngineDriver:
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def submit(self, requests: Sequence[Request], *, wants_tokens: bool = False) -> Call:
-        call = Call(requests, wants_tokens and self.engine.streams_tokens)
+    def submit(
+        self, requests: Sequence[Request], put: Callable[[CallEvent], None], *, wants_tokens: bool = False
+    ) -> Call:
+        call = Call(requests, put, wants_tokens and self.engine.streams_tokens)
         with self._lock:
             if self._is_closed:
                 raise ApiError(503, "the server is closing")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -10,14 +11,10 @@ import numpy as np
 
 from lemma.engines.protocol import Completion, Key, Request
 from lemma.formats.dialogue import Dialogue
-from lemma.serving.engine_driver import Call, EngineDriver, Tokens
+from lemma.serving.engine_driver import Call, CallEvent, EngineDriver, Tokens
 from lemma.serving.served_tools import read_calls
 from lemma.serving.text_stream import TextStream
-from lemma.serving.wire_errors import ApiError
 from lemma.serving.wire_requests import WireCall
-
-# How often to check whether the client is still connected.
-LOOK_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
@@ -70,9 +67,9 @@ class Host(Protocol):
 
 
 class Exchange:
-    """Starts when it is made; always `close` it."""
+    """Starts when it is made, and gives what happens to `put`; always `close` it."""
 
-    def __init__(self, host: Host, caller: WireCaller, asked: WireCall):
+    def __init__(self, host: Host, caller: WireCaller, asked: WireCall, put: Callable[[CallEvent], None]):
         self.asked, self._host, self._caller = asked, host, caller
         self.requests = caller.requests(asked)
         self._places: dict[Key, int] = {request.key: place for place, request in enumerate(self.requests)}
@@ -80,7 +77,7 @@ class Exchange:
         self._streams_text = asked.stream and not asked.tools
         self._streams = [self._stream(request) for request in self.requests for _ in range(request.n)]
         self.choices: dict[int, WireChoice] = {}
-        self._call: Call = host.driver.submit(self.requests, wants_tokens=self._streams_text)
+        self._call: Call = host.driver.submit(self.requests, put, wants_tokens=self._streams_text)
 
     @property
     def prompt_tokens(self) -> int:
@@ -94,25 +91,20 @@ class Exchange:
     def is_over(self) -> bool:
         return len(self.choices) == len(self._streams)
 
-    def follow(self, is_gone: Callable[[], bool]) -> Iterator[NewText | WireChoice]:
-        """New text as it is generated, if the client streams, and each choice when it is complete.
-
-        Raises ApiError if the engine refuses or fails, ConnectionError if the client has disconnected.
-        """
+    async def follow(self, events: asyncio.Queue[CallEvent | Exception]) -> AsyncIterator[NewText | WireChoice]:
+        """New text as it is generated, if the client streams, and each choice when it is complete. Raises what is an
+        exception among the events."""
         while not self.is_over:
-            event = self._call.next(LOOK_SECONDS)
-            if isinstance(event, ApiError):
+            event = await events.get()
+            if isinstance(event, Exception):
                 raise event
-            if self._caller.is_over:
-                raise ApiError(401, "this session is over", code="session_over")
-            if event is None:
-                if is_gone():
-                    raise ConnectionError("the client has gone away")
-            elif isinstance(event, Tokens):
+            if isinstance(event, Tokens):
                 index = self._index(event.key, event.sample)
-                yield from self._part(index, self._streams[index].feed(event.ids.tolist()))
+                for part in self._part(index, self._streams[index].feed(event.ids.tolist())):
+                    yield part
             else:
-                yield from self._ended(event)
+                for one in self._ended(event):
+                    yield one
 
     def close(self) -> None:
         if not self.is_over:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import itertools
+import json
 import secrets
 from collections.abc import Collection
 
@@ -16,6 +17,25 @@ from lemma.serving.engine_driver import EngineDriver
 from lemma.serving.exchange import WireChoice
 from lemma.serving.wire_errors import ApiError
 from lemma.serving.wire_requests import WireCall
+
+# Texts of more characters than this for each token of the context are not tokenised; a short context leaves room for
+# tokenizers to which white space is nothing.
+CHARACTERS_PER_TOKEN, LEAST_CHARACTERS = 16, 2**16
+
+
+def check_length(asked: WireCall, limit: int) -> None:
+    """Refuse what cannot fit before anything of it is tokenised: text by its characters, ids by their number."""
+    if asked.kind == "chat":
+        sizes = [len(json.dumps(asked.messages, ensure_ascii=False)) + len(json.dumps(asked.tools, ensure_ascii=False))]
+    else:
+        sizes = [len(one) if isinstance(one, str) else len(one) * CHARACTERS_PER_TOKEN for one in asked.prompts]
+    longest, most = max(sizes), max(LEAST_CHARACTERS, limit * CHARACTERS_PER_TOKEN)
+    if longest > most:
+        raise ApiError(
+            400, f"the prompt has {longest} characters, and more than {most} are not read for the {limit} tokens "
+            "that prompt and answer together may have",
+            param="messages" if asked.kind == "chat" else "prompt", code="context_length_exceeded",
+        )  # fmt: skip
 
 
 def room_for(prompt: np.ndarray, limit: int) -> int:
@@ -59,6 +79,7 @@ class PlainHost:
         """Nothing is kept."""
 
     def requests(self, asked: WireCall) -> list[Request]:
+        check_length(asked, self._limit)
         if asked.kind == "chat":
             prompts = [self.dialogue.prompt(asked.messages, asked.tools)]
         else:

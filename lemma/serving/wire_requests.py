@@ -104,11 +104,14 @@ def read_call(kind: Kind, body: Any) -> WireCall:
     values["max_tokens"] = _count(sent, limit, 1, 2**31) if limit else TEXT_TOKENS if kind == "text" else None
     if values["max_tokens"] is not None and values.get("min_tokens", 0) > values["max_tokens"]:
         raise ApiError(400, "min_tokens is above max_tokens", param="min_tokens")
+    prompts = _prompts(sent.get("prompt")) if kind == "text" else ()
+    if len(prompts) * values.get("n", 1) > MOST_SAMPLES:
+        raise ApiError(400, f"prompts times n is more than {MOST_SAMPLES}; send several requests", param="n")
     return WireCall(
         kind,
         messages=_messages(sent.get("messages")) if kind == "chat" else (),
         tools=() if sent.get("tool_choice") == "none" else _tools(sent.get("tools", [])),
-        prompts=_prompts(sent.get("prompt")) if kind == "text" else (),
+        prompts=prompts,
         model=_text(sent, "model"),
         stop=_stops(sent.get("stop", [])),
         seed=_count(sent, "seed", -(2**63), 2**63) if "seed" in sent else None,
@@ -205,6 +208,8 @@ def _tools(given: Any) -> tuple[dict[str, Any], ...]:
 def _prompts(given: Any) -> tuple[str | tuple[int, ...], ...]:
     """One prompt or several, each text or token ids."""
     several = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
+    if len(several) > MOST_SAMPLES:
+        raise ApiError(400, f"there are more than {MOST_SAMPLES} prompts; send several requests", param="prompt")
     prompts: list[str | tuple[int, ...]] = []
     for one in several:
         if isinstance(one, str) and one:

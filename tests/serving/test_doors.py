@@ -24,6 +24,7 @@ from lemma.rollouts.sessions import AgentSession, SessionHost
 from lemma.serving.engine_driver import EngineDriver
 from lemma.serving.exchange import Host
 from lemma.serving.http_server import HttpServer
+from lemma.serving.openai_app import openai_app
 from lemma.serving.plain_host import PlainHost
 from tests.serving.parrot import SPECIAL, TOOLS, write_parrot
 
@@ -44,7 +45,7 @@ class Place:
         self._thread.start()
 
     def open(self, host: Host) -> str:
-        self._doors.append(HttpServer(host).start())
+        self._doors.append(HttpServer(openai_app(host)).start())
         return self._doors[-1].url
 
     def close(self) -> None:

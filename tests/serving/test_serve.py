@@ -25,6 +25,7 @@ from lemma.core.types import Trajectory
 from lemma.models.load_model import load_policy
 from lemma.models.packing import TokenBatch
 
+SITE = "http://pages.example"
 KEY = "a-key-that-is-hard-to-guess"
 ASKED: dict[str, Any] = {
     "model": "tiny",
@@ -34,11 +35,15 @@ ASKED: dict[str, Any] = {
 }
 
 
+def start(*more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "lemma", "serve", "tiny", "--device", "cpu", *more]
+    environment = {**os.environ, "LEMMA_API_KEY": KEY, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-m", "lemma", "serve", "tiny", "--device", "cpu"]
-    environment = {**os.environ, "LEMMA_API_KEY": KEY, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with start("--cors", SITE) as process:
         assert process.stdout is not None
         yield process, process.stdout.readline().strip()
         process.kill()
@@ -52,6 +57,19 @@ def client(server: tuple[Any, str]) -> openai.OpenAI:
 def health(url: str) -> dict[str, Any]:
     with urllib.request.urlopen(url.removesuffix("/v1") + "/health", timeout=60) as answer:
         return dict(json.load(answer))
+
+
+def test_pages_of_sites_that_were_named_may_ask(server: tuple[Any, str]) -> None:
+    asked = {"Origin": SITE, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    for origin, allowed in ((SITE, SITE), ("http://evil.example", None)):
+        request = urllib.request.Request(
+            f"{server[1]}/models", None, {"Authorization": f"Bearer {KEY}", "Origin": origin}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert answer.headers["Access-Control-Allow-Origin"] == allowed
+    request = urllib.request.Request(f"{server[1]}/chat/completions", None, asked, method="OPTIONS")
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert answer.headers["Access-Control-Allow-Origin"] == SITE
 
 
 def streamed(chunks: Any) -> tuple[str, str | None, list[float]]:
@@ -68,6 +86,9 @@ def streamed(chunks: Any) -> tuple[str, str | None, list[float]]:
 def test_models_and_health(server: tuple[Any, str], client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").owned_by == "lemma"
+    with pytest.raises(openai.NotFoundError, match="there is: tiny") as caught:
+        client.models.retrieve("large")
+    assert caught.value.code == "model_not_found"
     assert health(server[1]) == {"status": "ok", "requests": 0}
 
 
@@ -179,7 +200,7 @@ def test_what_is_wrong_is_said(
         ("/v1/models", None, {"Authorization": ""}, 401),
         ("/v1/completions", b'{"prompt": [%d]}' % 2**70, {}, 400),
         ("/v1/completions", b"{}", {"Host": "["}, 400),
-        ("/v1/completions", b"{}", {"Content-Length": "\xb2"}, 411),
+        ("/v1/completions", b"{}", {"Content-Length": "\xb2"}, 400),
         ("/v1/completions", b" " * (65 * 2**20), {}, 413),
         ("/v1/completions", b" " * 2**22, {"Authorization": "Bearer guess"}, 401),
     ],
@@ -242,17 +263,37 @@ def test_what_nobody_waits_for_is_not_generated(server: tuple[Any, str], client:
     assert client.chat.completions.create(**ASKED).choices[0].finish_reason in ("length", "stop")
 
 
-def test_it_ends_when_asked_and_leaves_no_socket(server: tuple[Any, str], client: openai.OpenAI) -> None:
+def test_answers_in_progress_are_finished_when_it_is_to_end(server: tuple[Any, str], client: openai.OpenAI) -> None:
     process, url = server
+    whole = [choice.message.content for choice in client.chat.completions.create(**LONG).choices]
     stream = client.chat.completions.create(**LONG, stream=True)
-    next(iter(stream))
-    process.send_signal(signal.SIGTERM)
-    with pytest.raises((openai.APIError, OSError)):
-        for _ in stream:
-            pass
+    said = dict.fromkeys(range(LONG["n"]), "")
+    for chunk in stream:
+        if not any(said.values()):
+            process.send_signal(signal.SIGTERM)
+        for choice in chunk.choices:
+            said[choice.index] += choice.delta.content or ""
+    assert list(said.values()) == whole
     assert process.wait(30) == 0
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(url.split(":")[2].split("/")[0])), timeout=5)
+
+
+def test_a_second_ctrl_c_ends_at_once() -> None:
+    with start() as process:
+        assert process.stdout is not None and process.stderr is not None
+        url = process.stdout.readline().strip()
+        speaker = openai.OpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=120)
+        stream = speaker.chat.completions.create(**{**LONG, "n": 128}, stream=True)
+        next(iter(stream))
+        process.send_signal(signal.SIGINT)
+        while "answers in progress have 30 s" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        with pytest.raises((openai.APIError, OSError)):
+            for _ in stream:
+                pass
+        assert process.wait(30) == 0
 
 
 def test_others_than_this_machine_need_a_key(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
