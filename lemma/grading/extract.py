@@ -6,17 +6,19 @@ If a box or a tag exists, a number elsewhere in the text is never taken instead.
 from __future__ import annotations
 
 import re
-from collections import deque
 from typing import NamedTuple
 
+from lemma.grading.conclusions import concluded, introduced
 from lemma.grading.html_marks import without_html
+from lemma.grading.languages import is_unspaced, nouns_in
 from lemma.grading.limits import MAX_BOX, MAX_COMPLETION
 from lemma.grading.names import names
 from lemma.grading.normal_form import repair_escapes
 from lemma.grading.residues import read_residues
+from lemma.grading.retractions import negated, second_thought
 from lemma.grading.rules import DEFAULT, Rules
 from lemma.grading.single import spelt_number
-from lemma.grading.statements import negated, second_thought
+from lemma.grading.statements import object_first, stated
 
 _CONTROL = re.compile(r"<\|(?:im_end|im_start|endoftext|eot_id|end_of_text|end|eos)\|>|</s>|<eos>")
 _THINK_OPEN = re.compile(r"<(think|thinking|reasoning|start_working_out)>")
@@ -29,36 +31,12 @@ _STEP = re.compile(
     r"|correct\w*|namely|equivalently|i\.e|that is|equal\w*|means)\b",
     re.IGNORECASE,
 )
-_PHRASES = (
-    re.compile(r"final answer is:?\s*(.{1,300}?)\.?\s*I hope", re.IGNORECASE | re.DOTALL),
-    re.compile(
-        r"(?:final answer|correct (?:answer|option|choice)|answer)\s+(?:is|would be|must be|should be|equals)\s*:?\s*"
-        r"(?!to\b|found\b|in\b)([^\n]+)",
-        re.IGNORECASE,
-    ),
-    re.compile(r"(?:^|\n|(?<=[.\s*#]))\**(?:final answer|answer|ans|A)\**\s*:\s*\**\s*([^\n]+)", re.IGNORECASE),
-    re.compile(r"(?:^|\n)[\s*#]*(?:final answer|answer)[\s*#:]*\n\s*([^\n]+)", re.IGNORECASE),
-    re.compile(r"(?:^|\n)\s*answer\s+([^\n]+)", re.IGNORECASE),
-    re.compile(r"(?:solution|result)\s+(?:is|equals)\s*:?\s*([^\n.]{1,200})\.?\s*$", re.IGNORECASE),
-)  # fmt: skip
-_SENTENCE_END = re.compile(r"(?<=[^.\s])\.(?=\s+[A-Z<]|\s*$)")
-_CHOICE = re.compile(
-    r"(?i:option|choice|choose|pick|select)\s*\(?([A-J])\)?(?![A-Za-z])|\(([A-J])\)[.\s]*$"
-    r"|(?<![A-Za-z])\(?([A-J])\)?\s+is\s+(?:the\s+)?(?:correct|right|best)"
-)
-_MATH = re.compile(
-    r"\$\$(.{1,1000}?)\$\$|\\\[(.{1,1000}?)\\\]|\\\((.{1,1000}?)\\\)|(?<![\\\d$])\$([^$\n]{1,1000}?)(?<!\\)\$",
-    re.DOTALL,
-)
-_NUMBER = re.compile(
-    r"(?<![A-Za-z\d_.])-?[$€£]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d))(?:/\d+)?\s*(?:\\?%|percent\b)?"
-)
-_AMOUNT = re.compile(r"\s*\d[\d,]*(?:\.\d+)?(?=[\s.,;:!?*)])")
-_MONEY = re.compile(r"(?<![\d$])\$\s?(\d[\d,]*(?:\.\d+)?)(?![\d$]|\s*[-+*/=])")
-_COUNTS = re.compile(r"\b(?:after|in|over|for|per|within|every)\s+(?:the\s+|all\s+|each\s+|just\s+)?$", re.IGNORECASE)
+_NEAR = 600
+_NEXT_TURN = re.compile(r"\n\W*(?:question|problem|q|user|human|exercise|example|instruction)\b", re.IGNORECASE)
+_VALUE = re.compile(r"\d|^[A-J]$|\\")
 _CLASS_WORDS = re.compile(r"\b(?:congruent|modulo|mod|remainder|multiples?|divisible|form)\b")
 _STATED = re.compile(r"(?<![\\A-Za-z])(?:is|are|equals?|gets?|gives?)\s+(?:\$|\\[(\[]|-?\.?\d)")
-_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z])")
+_WORD = re.compile(r"(?<![^\W\d_])(?<!\\)[^\W\d_]{2,}")
 _TEXT_COMMAND = re.compile(
     r"\\(?:text|mathrm|textbf|mbox|operatorname|mathbf)[a-z]*\s*\{[^{}]*\}|\\(?:begin|end)\s*\{[^{}]*\}(?:\{[^{}]*\})?"
 )
@@ -71,6 +49,16 @@ _MATH_WORDS = frozenset(
         """
     )
 )
+
+
+_ZEROS = "٠۰०০੦૦୦௦౦೦൦๐０"
+_DIGITS = {ord(zero) + digit: str(digit) for zero in _ZEROS for digit in range(10)} | {ord("٫"): ".", ord("٬"): ","}
+
+_OVERLINED = re.compile("(?:[0-9][\u0304\u0305])+")
+
+
+def _overlined(digits: re.Match[str]) -> str:
+    return "\\overline{" + digits[0][::2] + "}"
 
 
 class Extraction(NamedTuple):
@@ -90,6 +78,8 @@ def extract(text: str, rules: Rules = DEFAULT, prompt: str | None = None) -> Ext
     if len(text) > MAX_COMPLETION:
         text = text[-MAX_COMPLETION:]
     text = visible(repair_escapes(text), rules).strip()
+    if not text.isascii():
+        text = _OVERLINED.sub(_overlined, text.translate(_DIGITS))
     if "</su" in text:
         text = without_html(text)
     if not text:
@@ -103,12 +93,8 @@ def extract(text: str, rules: Rules = DEFAULT, prompt: str | None = None) -> Ext
             extraction = _hash(text)
         elif method == "phrase":
             extraction = _phrase(text)
-        elif method == "choice":
-            extraction = _choice(text) if is_prose(text) else None
-        elif ("\n" not in text and is_bare(text)) or _is_formula(text):
-            return Extraction(text.strip(), "bare")
         else:
-            extraction = _last_maths_or_number(text, method == "math")
+            extraction = _short(text) or _conclusion(text)
         if extraction is not None:
             return extraction
     return Extraction(text.strip(), "bare") if is_bare(text) else NOTHING
@@ -187,7 +173,11 @@ def _is_words(content: str) -> bool:
     """A box that says something, "Yes" or "Case 1", rather than giving a value; spelt numbers are values."""
     plain = _TEXT_WRAP.sub(r" \1 ", content).strip()
     first = _WORD.match(plain)
-    return first is not None and first[0].lower() not in _MATH_WORDS and spelt_number(plain) is None
+    return (
+        first is not None
+        and first[0].lower() not in _MATH_WORDS
+        and not (plain.isascii() and spelt_number(plain) is not None)
+    )
 
 
 def _box(text: str) -> Extraction | None:
@@ -196,6 +186,9 @@ def _box(text: str) -> Extraction | None:
     if extraction is None or extraction.answer is None:
         return extraction
     place = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    later = _NEXT_TURN.split(text[place : place + _NEAR])[0]
+    if "nswer" in later and (named := stated(later)) and named[0] and _VALUE.search(named[0]):
+        return Extraction(named[0], "phrase")
     return Extraction(None, "box") if negated(text, place) else _unless_retracted(extraction, text, place)
 
 
@@ -248,7 +241,7 @@ def _tag(text: str, rules: Rules) -> Extraction | None:
         return Extraction(box.answer, "tag")
     inside = inside.strip()
     if inside and not is_bare(inside):
-        extraction = _phrase(inside) or _last_maths_or_number(inside, True) or _last_maths_or_number(inside, False)
+        extraction = _phrase(inside) or _conclusion(inside)
         inside = (extraction.answer or inside) if extraction else inside
     return Extraction(inside or None, "tag")
 
@@ -257,92 +250,53 @@ def _hash(text: str) -> Extraction | None:
     place = text.rfind("####")
     if place < 0:
         return None
-    line = text[place + 4 :].strip().partition("\n")[0].strip()
-    return Extraction(line or None, "hash")
+    rest = text[place + 4 :].strip()
+    line = rest.partition("\n")[0].strip()
+    labelled = stated(rest[:1_000]) if nouns_in(line.lower()) else None
+    return Extraction((labelled[0] if labelled else line) or None, "hash")
 
 
 def _phrase(text: str, again: bool = True) -> Extraction | None:
-    """After "the answer is", "Answer:", and the like: the last such phrase, one sentence of it."""
+    """What the last statement of an answer says, unless it is taken back later."""
     tail = text[-8_000:]
-    for pattern in _PHRASES:
-        match = _last_start(pattern, tail)
-        if match is not None:
-            formula = _MATH.match(tail, match.start(1))
-            if formula is not None and "\n" in formula[0]:
-                return Extraction(_inside(formula), "phrase")
-            extraction = Extraction(_from_sentence(match[1]), "phrase")
-            return _unless_retracted(extraction, tail, match.start(1)) if again else extraction
-    return None
+    found = stated(tail)
+    if found is None:
+        return None
+    extraction = Extraction(found[0], "phrase")
+    return _unless_retracted(extraction, tail, found[1]) if again else extraction
 
 
-def _last_start(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    """The match that begins last, even inside the one before."""
-    last, match = None, pattern.search(text)
-    while match is not None:
-        last, match = match, pattern.search(text, match.start(1))
-    return last
+def _conclusion(text: str) -> Extraction | None:
+    found = concluded(text)
+    if found is None or found.kind == "choice":
+        return None if found is None else Extraction(found.text, "choice")
+    return Extraction(found.text, "math" if found.kind == "math" else "number")
 
 
-def _inside(formula: re.Match[str]) -> str:
-    return next(group for group in formula.groups() if group is not None).strip()
+def _short(text: str) -> Extraction | None:
+    """A text that is itself the answer, or a label, a verb or an adverb with it: "Total: 7", "It must be B"."""
+    if _is_formula(text):
+        return Extraction(text, "bare")
+    if "\n" in text or not is_bare(text) or (is_prose(text) and read_residues(text) is None):
+        return None
+    led = (_plain_words(text) or ":" in text) and read_residues(text) is None and introduced(text)
+    return (_conclusion(text) if led else None) or Extraction(text, "bare")
 
 
 def _from_sentence(sentence: str) -> str | None:
     """The answer within the sentence that states it."""
-    end = _SENTENCE_END.search(sentence)
-    sentence = (sentence[: end.start()] if end else sentence).strip().strip("*").strip()
+    sentence = sentence.strip().strip("*").strip()
     if is_bare(sentence):
         return sentence or None
-    extraction = _last_maths_or_number(sentence, True) or _last_maths_or_number(sentence, False)
-    return extraction.answer if extraction else sentence or None
-
-
-def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
-
-
-def _choice(text: str) -> Extraction | None:
-    last = _last(_CHOICE, text[-2_000:])
-    if last is None:
-        return None
-    return Extraction(last[1] or last[2] or last[3], "choice")
-
-
-def _last_maths_or_number(text: str, maths: bool) -> Extraction | None:
-    """The last formula or the last number, whichever ends later; the formula if it contains the number."""
-    tail = text[-8_000:]
-    formula, number = _last_formula(tail), _last(_NUMBER, tail)
-    if maths and formula is not None and (number is None or formula.end() >= number.end()):
-        after = re.match(r"\s*(?:\\?%|percent\b)", tail[formula.end() :])
-        return Extraction(_inside(formula) + ("%" if after else ""), "math")
-    if number is not None and (not maths or formula is not None or is_prose(text)):
-        return Extraction(_amount_before(tail, number) or number[0].strip(), "number")
-    return None
-
-
-def _last_formula(text: str) -> re.Match[str] | None:
-    """The last formula between delimiters; a dollar sign before an amount of money does not open one."""
-    last, match = None, _MATH.search(text)
-    while match is not None:
-        money = match[4] is not None and _AMOUNT.match(match[4]) and _plain_words(match[4])
-        last = last if money else match
-        match = _MATH.search(text, match.start() + 1 if money else match.end())
-    return last
-
-
-def _amount_before(text: str, number: re.Match[str]) -> str | None:
-    """The amount of money in a sentence that ends with a duration or a count: "$30 after 3 years"."""
-    before = text[max(0, number.start() - 300) : number.start()]
-    if "$" not in before or "$" in number[0] or "%" in number[0] or not _COUNTS.search(before):
-        return None
-    sentence = re.split(r"[.!?]\s|\n", before)[-1]
-    amount = _last(_MONEY, sentence)
-    return amount[1] if amount else None
+    first = object_first(sentence)
+    extraction = None if first else _conclusion(sentence)
+    return extraction.answer if extraction else first
 
 
 def _plain_words(text: str) -> int:
     stripped = _TEXT_COMMAND.sub(" ", text)
-    return sum(1 for m in _WORD.finditer(stripped) if m[0].lower() not in _MATH_WORDS)
+    words = [m[0] for m in _WORD.finditer(stripped)]
+    return sum(len(w) // 2 if is_unspaced(w) else w.lower() not in _MATH_WORDS for w in words)
 
 
 def is_prose(text: str) -> bool:

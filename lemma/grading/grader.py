@@ -17,11 +17,11 @@ from lemma.grading.limits import MAX_ANSWER, MAX_BOX, MAX_GOLD, LimitExceeded, c
 from lemma.grading.normal_form import normalise, repair_escapes, squeezed
 from lemma.grading.relations import contradicts
 from lemma.grading.residues import holds, read_residues, same_residues, without_modulus
+from lemma.grading.retractions import doubted
 from lemma.grading.rounded import stands_for
 from lemma.grading.rules import DEFAULT, Rules
 from lemma.grading.shapes import same
 from lemma.grading.single import Context, GoldLimit, Undecided, same_words, unread_leaves
-from lemma.grading.statements import doubted
 from lemma.grading.structure import Leaf, shape
 from lemma.grading.tokens import ambiguous, join_thousands, tokenise
 from lemma.grading.verdict import Kind, Verdict
@@ -135,7 +135,7 @@ def _plain_mark(prediction: str, gold: str, rules: Rules) -> tuple[Kind, str] | 
     end = prediction.find("}", start)
     if end < 0 or prediction[start + 6] != "{" or prediction.rfind("\\boxed", begin, start) >= 0:
         return None
-    if len(prediction) > end + 8 and doubted(prediction, end):
+    if len(prediction) > end + 8 and (prediction.find("nswer", end) >= 0 or doubted(prediction, end)):
         return None
     near = start - 40 if start > 40 else 0
     for denial in _DENIALS:

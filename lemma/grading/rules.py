@@ -8,9 +8,9 @@ from pydantic import Field
 
 from lemma.config import Options
 
-Method = Literal["tag", "box", "hash", "phrase", "choice", "math", "number"]
+Method = Literal["tag", "box", "hash", "phrase", "conclusion"]
 
-ORDER: tuple[Method, ...] = ("tag", "box", "hash", "phrase", "choice", "math", "number")
+ORDER: tuple[Method, ...] = ("tag", "box", "hash", "phrase", "conclusion")
 
 
 # Hashable, because verdicts are cached by (gold, answer, rules).

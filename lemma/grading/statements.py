@@ -1,55 +1,239 @@
-"""Answers that are taken back: "Wait, that is wrong. It is 41." The last statement counts."""
+"""What a text states as its answer.
+
+A statement is a noun ("the answer", "Ответ", "答案"), what leads to a value (a verb, a colon), and its object: a value
+or several, an option, or words. Adverbs before the object are skipped; it ends where its clause ends ("because",
+"which", "so", a comma and a clause, a bracket). What is negated, asked or supposed states nothing. Without such a
+noun, the last conclusion of the text counts, read clause by clause (`lemma/grading/conclusions.py`).
+"""
 
 from __future__ import annotations
 
 import re
 
-_SEARCHED = 1_500
-_WRONG = (
-    r"(?:is|was|'s|are|were|seems|looks)\s+(?:wrong|incorrect|mistaken|not\s+(?:right|correct|true|the\s+answer)|an\s+error)"
-    r"|isn't\s+(?:right|correct)|wasn't\s+(?:right|correct)|made\s+(?:a|an)\s+(?:\w+\s+)?(?:mistake|error)"
-    r"|take\s+(?:that|it|this)\s+back|scratch\s+that|never\s*mind|on\s+second\s+thoughts?|correction\b"
+from lemma.grading.conclusions import conclude
+from lemma.grading.languages import nouns_in
+from lemma.grading.lexer import Token, lex
+from lemma.grading.objects import (
+    COMPARISONS,
+    LEADS,
+    LETTER,
+    Stated,
+    compares,
+    is_light,
+    read_object,
+    read_one,
+    skip_light,
+    unmarked,
+    words_of,
 )
-_CUE = re.compile(rf"\b(?:wait|actually|oops|sorry|hmm|no)\b|{_WRONG}", re.IGNORECASE)
-_DENIED = re.compile(_WRONG, re.IGNORECASE)
-_STATED = re.compile(
-    r"\b(?:answer|result|solution)\b[^.\n]{0,30}?\b(?:is|are|be|equals)\b(?!\s+(?:not|wrong|incorrect|right|correct))"
-    r"|\b(?:it|that|this)(?:\s+(?:is|equals|should\s+be|must\s+be|has\s+to\s+be|ought\s+to\s+be|would\s+be)|'s)"
-    r"(?:\s+(?:really|actually|in\s+fact))?\s+(?=[$\\(\[*-]*\d|\$|\\[(\[])"
-    r"|\bI\s+meant\b|\bcorrection\s*:|\bmake\s+(?:that|it)\b",
-    re.IGNORECASE,
-)
-_FIGURE = re.compile(r"\d|\$|\\[(\[a-z]")
-_NEGATED = re.compile(r"(?:\bnot|n't)(?:\s+(?:equal\s+to|the\s+answer))?\s*[$({\[\\]*\s*$", re.IGNORECASE)
+from lemma.grading.single import spelt_number
+
+_LABEL = re.compile(r"(?:^|\n)[\s*#]*(A)\**\s*:")
+_OPTIONS = re.compile(r"(?:^|\n)[\s*#]*B\**\s*[:.)]")
+_BEFORE = re.compile(r"[.!?]\s|[。！？।؟\n;]")
 
 
-def second_thought(text: str, place: int) -> str | None:
-    """What is said instead of the answer at `place`: a text with a new one, "" for none; None if it stands.
+def stated(text: str) -> tuple[str | None, int] | None:
+    """The last statement of an answer: its object and where it was found; the object is None if it is only denied.
 
-    A doubt that leads to no other answer ("Wait, let me check") takes nothing back.
+    None if there is no statement.
     """
-    begin = max(place, len(text) - _SEARCHED)
-    first = _CUE.search(text, begin)
-    if first is None:
+    lower = text.lower()
+    if len(lower) != len(text):
+        lower = text
+    denied: list[str] = []
+    places = [begin for begin, _ in nouns_in(lower)]
+    label = next(reversed(list(_LABEL.finditer(text))), None) if "A" in text else None
+    short = -1 if label is None or _OPTIONS.search(text) else label.start(1)
+    for start in sorted([*places, short] if short >= 0 else places, reverse=True)[:60]:
+        tokens = lex(text, _begin(text, start), start + 400)
+        place = next((i for i, token in enumerate(tokens) if token.end > start), None)
+        if place is None or ("answer" not in tokens[place].parts and start != short):
+            continue
+        found = statement_at(tokens, place, text)
+        if found is None:
+            continue
+        if found.kind == "denied":
+            denied.append(found.text)
+            continue
+        return (None if found.text in denied else found.text), start
+    return (None, 0) if denied else None
+
+
+def _begin(text: str, place: int) -> int:
+    begin = max(0, place - 300)
+    for end in _BEFORE.finditer(text, begin, place):
+        begin = end.end()
+    return begin
+
+
+def statement_at(tokens: list[Token], noun: int, text: str) -> Stated | None:
+    """The statement whose noun is at a token. Of kind `denied` if its object is only denied."""
+    if _supposed(tokens, noun):
         return None
-    said = list(_STATED.finditer(text, first.start()))
-    statement = said[-1] if said else None
-    if statement is not None and _FIGURE.search(text, statement.end()):
-        return text[statement.start() :] if _is_new(statement[0]) else text[statement.end() :]
-    denial = _DENIED.search(text, begin)
-    return "" if denial is not None and not _FIGURE.search(text, denial.end()) else None
+    lead = _lead(tokens, noun, text)
+    if lead is None:
+        return _turned_around(tokens, noun, text)
+    place, negated, labelled = lead
+    return _object_after(tokens, place, negated, labelled, text)
 
 
-def _is_new(statement: str) -> bool:
-    """Whether the extraction recognises the text as a statement of an answer, so that it is passed on whole."""
-    return "answer" in statement.lower()
+def _supposed(tokens: list[Token], noun: int) -> bool:
+    """Whether the statement is a supposition or a question: if the answer is 5, is the answer 5?"""
+    for token in reversed(tokens[:noun]):
+        if (token.kind == "punct" and token.text in ",;:，：；\n") or (token.kind == "word" and "so" in token.parts):
+            break
+        if token.kind == "word" and "supposes" in token.parts:
+            return True
+    for token in tokens[noun:]:
+        if token.kind == "punct" and token.text in ".!。！।\n":
+            return False
+        if token.kind == "punct" and token.text in "?？؟":
+            return True
+    return False
 
 
-def negated(text: str, place: int) -> bool:
-    """Whether the answer at `place` is negated: "the answer is not 42"."""
-    return _NEGATED.search(text[max(0, place - 40) : place]) is not None
+def _lead(tokens: list[Token], noun: int, text: str) -> tuple[int, bool, bool] | None:
+    """Where the object after a noun begins, whether it is negated, and whether the noun is a label."""
+    first = all(token.kind == "mark" for token in tokens[:noun])
+    negated, place, words = False, noun + 1, 0
+    while place < len(tokens) and words < 12:
+        token = tokens[place]
+        if token.kind == "word" and LETTER.fullmatch(token.text) and "chooses" in tokens[place - 1].parts:
+            return place, negated, False
+        if token.kind == "word":
+            if "no" in token.parts:
+                negated = True
+            elif "be" in token.parts or token.text.lower().endswith("n't"):
+                return place + 1, negated or token.text.lower().endswith("n't"), False
+            elif token.parts & {"ends", "asks"} and not token.parts & {"at", "light"}:
+                return None
+            words += 1
+        elif token.kind == "punct":
+            if token.text in LEADS:
+                return place + 1, negated, True
+            if token.text == "\n" and (first or words == 0):
+                return place + 1, negated, True
+            if token.text == "." and first and words == 0:
+                return (place + 1, negated, True) if _begins_value(tokens, place + 1) else None
+            if token.text not in ",，()":
+                return None
+            words += 1
+        elif token.is_value and negated and all(t.kind != "punct" for t in tokens[noun + 1 : place]):
+            return place, negated, False
+        elif token.is_value:
+            before = tokens[place - 1]
+            if place == noun + 1 and (first or not tokens[noun].text.isascii()):
+                return place, negated, True
+            if (
+                all(is_light(t) or t.kind == "mark" for t in tokens[noun + 1 : place])
+                and not tokens[noun].text.isascii()
+            ):
+                return place, negated, False
+            if not before.parts & {"numbered", "at"}:
+                return None
+            words += 1
+        place += 1
+    return None
 
 
-def doubted(text: str, place: int) -> bool:
-    """Whether anything after `place` may take the answer back; a quick check."""
-    return _CUE.search(text, max(place, len(text) - _SEARCHED)) is not None
+def _begins_value(tokens: list[Token], place: int) -> bool:
+    token = unmarked(tokens, place)
+    return token is not None and (token.is_value or LETTER.fullmatch(token.text) is not None)
+
+
+def _object_after(tokens: list[Token], begin: int, negated: bool, labelled: bool, text: str) -> Stated | None:
+    place, denial = skip_light(tokens, begin, labelled)
+    if any(token.text.lower() in ("at least", "at most") for token in tokens[begin:place]):
+        return _words(tokens, begin, text)
+    found = read_object(tokens, place, text)
+    if found is not None and compares(tokens, found.after):
+        return _words(tokens, place, text)
+    if negated or denial:
+        if found is None:
+            words = _words(tokens, begin, text)
+            return None if words is None or negated else words
+        return _instead(tokens, found, text)
+    if found is not None:
+        return found
+    return _clause(tokens, place, labelled, text)
+
+
+def _clause(tokens: list[Token], place: int, labelled: bool, text: str) -> Stated | None:
+    """An object that is no value at once: words, or a clause with a value in it."""
+    words = _words(tokens, place, text)
+    end = next((i for i in range(place, len(tokens)) if tokens[i].ends_sentence(text)), len(tokens))
+    goes_on = labelled and any(token.kind != "mark" and token.text != "\n" for token in tokens[end + 1 :])
+    if words is None or (goes_on and words.after - place > 6):
+        return None
+    inside = tokens[place : words.after]
+    if not any(token.is_value for token in inside):
+        number = spelt_number(words.text) if words.text.isascii() else None
+        return words if number is None else Stated(str(number), words.after, "value")
+    if any(token.text.lower() in COMPARISONS for token in inside):
+        return words
+    found = None if goes_on else conclude(tokens[place:end], text)
+    return found and Stated(found.text, end, found.kind)
+
+
+def _words(tokens: list[Token], begin: int, text: str) -> Stated | None:
+    """The words that begin at a token, up to the end of their clause."""
+    place = begin
+    while place < len(tokens):
+        token = tokens[place]
+        if token.kind == "punct" and (token.text in ",;，；(" or token.ends_sentence(text)):
+            break
+        if token.kind == "word" and place > begin and "ends" in token.parts and not token.parts & {"at", "light"}:
+            break
+        place += 1
+    said = words_of(tokens[begin:place], text)
+    return Stated(said, place, "words") if said and place - begin <= 40 else None
+
+
+def _instead(tokens: list[Token], denied: Stated, text: str) -> Stated:
+    """What is stated in the place of a denied value: not 17 but 18; not 17, it is 18."""
+    place = denied.after
+    while place < len(tokens):
+        token = tokens[place]
+        if (token.kind == "word" and token.text.lower() in _BUTS) or ("be" in token.parts and token.kind == "word"):
+            after, negated = skip_light(tokens, place + 1, False)
+            found = None if negated else read_object(tokens, after, text)
+            if found is not None and found.text != denied.text:
+                return found
+        place += 1
+    return Stated(denied.text, denied.after, "denied")
+
+
+_BUTS = frozenset(
+    {"but", "rather", "sondern", "sino", "ma", "mais", "mas", "а", "而是", "بل", "बल्कि", "aber", "instead"}
+)
+
+
+def _turned_around(tokens: list[Token], noun: int, text: str) -> Stated | None:
+    """5 is the answer; not 30 but 29 is the answer."""
+    verb = next((i for i in range(noun - 1, max(-1, noun - 6), -1) if "be" in tokens[i].parts), None)
+    if verb is None or any(
+        not is_light(t) and t.kind != "mark" and not t.parts & {"correct", "be"} for t in tokens[verb:noun]
+    ):
+        return None
+    return value_before(tokens, verb, text)
+
+
+def value_before(tokens: list[Token], verb: int, text: str) -> Stated | None:
+    """The value whose verb is at a token, if nothing denies it."""
+    place = verb - 1
+    while place >= 0 and tokens[place].kind == "mark":
+        place -= 1
+    if place < 0 or any("no" in token.parts for token in tokens[verb : verb + 2]):
+        return None
+    found = read_one(tokens, place, text)
+    before = next((token for token in reversed(tokens[:place]) if token.kind != "mark"), None)
+    return None if before is not None and "no" in before.parts else found
+
+
+def object_first(text: str) -> str | None:
+    """The object with which a text begins, after adverbs."""
+    tokens = lex(text, 0, min(len(text), 700))
+    place, _ = skip_light(tokens, 0, False)
+    found = read_object(tokens, place, text)
+    return found and found.text

@@ -48,18 +48,18 @@ CASES = [
     ("6 + 6 = 12\n#### 12", "12", "hash"),
     ("#### 1,200\nNext question", "1,200", "hash"),
     ("The answer is 42.", "42", "phrase"),
-    ("Final Answer: The final answer is $\\frac{1}{2}$. I hope it is correct.", "$\\frac{1}{2}$", "phrase"),
-    ("Answer: (C)", "(C)", "phrase"),
+    ("Final Answer: The final answer is $\\frac{1}{2}$. I hope it is correct.", "\\frac{1}{2}", "phrase"),
+    ("Answer: (C)", "C", "phrase"),
     ("I think\nA: 17", "17", "phrase"),
-    ("**Final Answer**\n\n$x = 3$", "$x = 3$", "phrase"),
+    ("**Final Answer**\n\n$x = 3$", "x = 3", "phrase"),
     ("The answer is:\n\\[\n401\n\\]", "401", "phrase"),
     ("After all this I choose option B", "B", "choice"),
     ("So I would choose B", "B", "choice"),
     ("After some thought, C is the correct one.", "C", "choice"),
     ("All in all we choose a number: 12", "12", "number"),
     ("we find that the value $x$ is $17$", "17", "math"),
-    ("there are 3 boxes and 12 apples in all of them", "12", "number"),
-    ("it costs 1,250.50 dollars in the end", "1,250.50", "number"),
+    ("there are 12 apples in all of the 3 boxes", "12", "number"),
+    ("it costs 1,250.50 dollars in the end", "1,250.50 dollars", "number"),
     ("so the share grows by 25 % in this case", "25 %", "number"),
     # a turn of someone else, control tokens
     ("\\boxed{4}<|im_end|>\n<|im_start|>user\nnow \\boxed{5}", "4", "box"),
@@ -94,7 +94,7 @@ def test_thinking_can_be_searched_where_asked() -> None:
 
 def test_a_box_in_the_prompt_does_not_count() -> None:
     prompt = "What is 1+1? An example: \\boxed{3}. "
-    assert extract(prompt + "It is two.", prompt=prompt).answer == "It is two."
+    assert extract(prompt + "It is two.", prompt=prompt).answer == "2"
     assert extract(prompt + "So \\boxed{2}", prompt=prompt).answer == "2"
 
 

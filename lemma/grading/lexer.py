@@ -1,0 +1,206 @@
+"""Running text as tokens: formulas, values written without delimiters, letters of options, words, punctuation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from lemma.grading.languages import ATTACHED, FIRST_WORDS, PHRASES, TABLES, UNSPACED, language_of
+from lemma.grading.names import names
+from lemma.grading.units import known
+
+MATH = re.compile(
+    r"\$\$(.{1,1000}?)\$\$|\\\[(.{1,1000}?)\\\]|\\\((.{1,1000}?)\\\)|(?<![\\\d$])\$([^$\n]{1,1000}?)(?<!\\)\$",
+    re.DOTALL,
+)
+_AMOUNT = re.compile(r"\s*\d[\d,]*(?:\.\d+)?(?=[\s.,;:!?*)])")
+_WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+
+_LITTLE = (
+    "(?:so|is|or|if|in|as|at|by|to|we|be|he|it|of|on|no|an|do|up|us|go|me|my|la|le|el|un|es|et|ou|de|se|si|en|du|il|er"
+    "|zu)(?![a-z])"
+)
+_NUMBER = (
+    r"(?:[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?(?!\d)|[1-9]\d{0,2}(?:[ \u00a0\u202f]\d{3})+(?![\d.,]?\d)"
+    r"|\d+\s\d+[/⁄]\d+|\d+(?:[.,:/⁄∶]\d+)*|\.\d+)"
+)
+_ALPHA = r"[^\W\d_¹²³⁰-₉½¼¾①-⑳]"
+_LETTER = (
+    rf"(?:(?<!{_ALPHA})[A-Za-zα-ωΔΦΨΩ](?!{_ALPHA}|['’])"
+    rf"|(?<!{_ALPHA})(?!{_LITTLE})[A-Za-z]{{2}}(?=\s?[-−+=^/*]\s?\w{{1,3}}(?!{_ALPHA}))"
+    rf"|(?:(?<=[-−+=^/*])|(?<=[-−+=^/*]\s))[A-Za-z]{{2}}(?!{_ALPHA}))"
+)
+_FUNCTION = (
+    r"(?<![^\W\d_])(?:pi|infinity|infty|oo|[A-Za-z]{2,8}(?=\([^()\nA-Za-z]{1,30}\))|(?:(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|sqrt|cbrt|ln|log|exp|max|min|gcd|lcm)"
+    r"(?=\s?[\d(√π\\^_{₀-₉]|\s[A-Za-z](?![A-Za-z])))(?![A-Za-z])[₀-₉]*\s?"
+)
+_COMMAND = r"\\(?:[A-Za-z]+|[{}|%$,;:!]|\s)(?:\s?\[[^\]\n]{0,20}\])?(?:\s?\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*"
+_INSIDE = (
+    rf"(?:[^()\[\]{{}}A-Za-z\\\n]|{_LETTER}|(?:sqrt|pi|ln|log|sin|cos|tan|mod|infinity|infty|inf|oo)(?![A-Za-z])|{_COMMAND}"
+    r"|\([^()A-Za-z\n]{0,40}\)|\{[^{}A-Za-z\n]{0,40}\})"
+)
+_BRACKET = rf"(?:[(\[]{_INSIDE}{{1,120}}[)\]]|\{{{_INSIDE}{{1,120}}\}}|\|[^|\n]{{1,40}}\|)"
+_AFTER = (
+    r"(?:\s?[%°‰％]|!(?=\s?[-+*/=×·÷^,)\]}a-z\d(])|[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+|[₀-₉]+"
+    r"|[\^_](?:\{(?:[^{}]|\{[^{}]*\})*\}|[-+]?(?:\d+(?:\.\d+)?|[A-Za-z])|\([^()\n]{1,60}\)))"
+)
+_ATOM = (
+    rf"(?:(?:[$€£¥₹₽] ?)?{_NUMBER}|[√∛]\s?(?:{_NUMBER}|{_LETTER}|{_BRACKET})|{_FUNCTION}|{_BRACKET}|{_COMMAND}"
+    rf"|{_LETTER}|[π∞∅ℝℤℕℚ¼½¾⅐-⅞]){_AFTER}*"
+)
+_OPERATOR = (
+    r"(?:\s*(?:<=|>=|!=|==|[-+−–±∓/÷×·⋅∙^=<>≤≥≠≈≡∪∩∈]|(?<!\*)\*(?!\*))\s*|\s+(?:x|mod)\s+(?=[\d$€£(])|\s:\s(?=\d)"
+    r"|\s(?=\\[A-Za-z%]|\(mod|i(?:[.,;)$]|\s*$)))"
+)
+_VALUE = re.compile(rf"(?:[-−–+±∓](?=\S)|[≈~<>≤≥≠]\s?)?{_ATOM}(?:(?:{_OPERATOR}[-−+±]?\s?)?{_ATOM})*")
+_OPTIONS = {
+    letter: option for letters in ("أبجده", "कखगघ", "কখগঘ") for letter, option in zip(letters, "ABCDE", strict=False)
+}
+_CHOICE = re.compile(
+    rf"[(（]\s?([A-J{''.join(_OPTIONS)}])\s?[)）]|\[\s?([A-J])\s?\]|"
+    r"\\text(?:bf|rm)?\{\s*\(?([A-J])\)?[.:]?\s*\}(?:\\[ ,;])?"
+)
+_WORD = re.compile(
+    rf"(?:{PHRASES})(?![^\W\d_])|(?:{ATTACHED})|[{UNSPACED}]|[^\W\d_{UNSPACED}](?:[^\W{UNSPACED}]|['’](?=\w)|[\u0300-\u036f\u0610-\u06ed"
+    r"\u0900-\u0963\u0966-\u0dff]|-(?=[^\W\d_]))*[²³]?",
+    re.IGNORECASE,
+)
+_AREA = re.compile(r"(?<=\d)\s?([mskg])([²³])$")
+_TEMPERATURE = re.compile(r"(?<=\d)\s?°\s?[CF]$")
+_PLAIN = re.compile(r"[A-Za-zÀ-ÿ]{3,}(?=[\s.,;:!?]|$)")
+_PHRASE = re.compile(rf"(?:{PHRASES})(?![^\W\d_])", re.IGNORECASE)
+_FUNCTIONS = frozenset(
+    names(
+        "sin cos tan arcsin arccos arctan sinh cosh tanh cot sec csc sqrt cbrt log exp max min gcd lcm infinity infty"
+    )
+)
+_GLUED = re.compile(r"[-‑]?[A-Za-zÀ-ÿ]+")
+_SIGNIFICANT = re.compile(
+    r"\d|[π∞√∛∅ℝℤℕℚ¼½¾⅐-⅞\\]|(?<![^\W\d_])(?:pi|infinity|infty|oo)(?![^\W\d_])|[=<>≤≥≠+^¹²³⁰-₉]|\w\s?[-*/−·]\s?\w|,"
+)
+_CYRILLIC = re.compile("[\u0400-\u04ff]")
+_DECIMAL_COMMA = re.compile(r"-?(?:\d+,(?:\d\d?|\d{4,})|0,\d+)")
+_MARK = re.compile(r"\*\*|__|</?(?:b|strong)>|[*_`\"“”«»„「」【#]+")
+_ENDS = frozenset(".!?。！？।؟\n")
+
+
+class Token(NamedTuple):
+    """`kind` is math, value, choice, word, mark or punct; `text` is what it says, `parts` what a word can do."""
+
+    kind: str
+    text: str
+    start: int
+    end: int
+    bold: bool
+    parts: frozenset[str]
+
+    @property
+    def is_value(self) -> bool:
+        return self.kind in ("math", "value", "choice")
+
+    def ends_sentence(self, text: str) -> bool:
+        """Whether it is the punctuation that ends a sentence of the text."""
+        if self.kind != "punct" or self.text not in _ENDS:
+            return False
+        return self.text != "." or not text[self.end : self.end + 1].strip() or text[self.end] in "*\"”»)_<`'"
+
+
+_NO_PARTS: frozenset[str] = frozenset()
+
+
+def lex(text: str, begin: int, end: int) -> list[Token]:
+    """The tokens of a text that begin between two positions."""
+    found: list[tuple[str, str, int, int, bool]] = []
+    place, end, bold = begin, min(end, len(text)), False
+    while place < end:
+        character = text[place]
+        if character in " \t\r\u00a0\u202f\u200b\u200e\u200f\ufeff":
+            place += 1
+            continue
+        kind, said, after = _next(text, place)
+        if kind == "mark" and (said in ("**", "__") or said.endswith(("b>", "strong>"))):
+            bold = not bold
+        found.append((kind, said, place, after, bold))
+        place = after
+    table = language_of([said.lower() for kind, said, *_ in found if kind == "word"])
+    commas = table is not TABLES[0] or any(kind == "word" and _CYRILLIC.match(said) for kind, said, *_ in found)
+    tokens = []
+    for kind, said, start, after, in_bold in found:
+        if kind == "value" and commas and _DECIMAL_COMMA.fullmatch(said):
+            said = said.replace(",", ".")
+        tokens.append(Token(kind, said, start, after, in_bold, _parts(table, said) if kind == "word" else _NO_PARTS))
+    return tokens
+
+
+def _parts(table: Mapping[str, frozenset[str]], said: str) -> frozenset[str]:
+    word = " ".join(said.lower().replace("’", "'").split())
+    parts = table.get(word)
+    if parts is None and table is TABLES[0] and len(word) > 4 and word.endswith("ly"):
+        return frozenset({"light"})
+    return parts or _NO_PARTS
+
+
+def _next(text: str, place: int) -> tuple[str, str, int]:
+    plain = _PLAIN.match(text, place)
+    if plain is not None and plain[0].lower() not in _FUNCTIONS:
+        phrase = _PHRASE.match(text, place) if plain[0].lower() in FIRST_WORDS else None
+        return ("word", phrase[0], phrase.end()) if phrase else ("word", plain[0], plain.end())
+    character = text[place]
+    if character in "$\\":
+        formula = MATH.match(text, place)
+        if formula is not None and not _is_money(formula):
+            return "math", next(group for group in formula.groups() if group is not None).strip(), formula.end()
+    choice = _CHOICE.match(text, place) if character in "([（\\" else None
+    if choice is not None:
+        letter = choice[1] or choice[2] or choice[3]
+        return "choice", _OPTIONS.get(letter, letter), choice.end()
+    value = _VALUE.match(text, place)
+    if value is not None and _SIGNIFICANT.search(value[0]):
+        said, after = _TEMPERATURE.sub("", _AREA.sub(_area, value[0].strip())), value.end()
+        if not _GLUED.match(text, after):
+            return "value", said, after
+        glued = _GLUED.match(text, after)
+        assert glued is not None
+        if said[-1].isdigit() and glued[0][0] not in "-‑" and (is_unit(glued[0]) or glued[0] in _ORDINALS):
+            return "value", said + " " + glued[0], glued.end()
+        if said[-1].isdigit():
+            return "word", text[place : glued.end()], glued.end()
+        return "value", said, after
+    word = _WORD.match(text, place)
+    if word is not None:
+        return "word", word[0], word.end()
+    mark = _MARK.match(text, place)
+    if mark is not None:
+        return "mark", mark[0], mark.end()
+    if text.startswith(("->", "=>", "--"), place):
+        return "punct", text[place : place + 2], place + 2
+    return "punct", character, place + 1
+
+
+def _area(unit: re.Match[str]) -> str:
+    return f"\\text{{ {unit[1]}}}^{2 if unit[2] == '²' else 3}"
+
+
+_ORDINALS = frozenset({"st", "nd", "rd", "th"})
+_SAID_OF_NUMBERS = frozenset(
+    names(
+        """
+        hundred thousand million billion trillion dozen factorial squared cubed percent pct degrees degree halves thirds
+        fourths fifths sixths eighths tenths hundredths thousandths square cubic sq cu am pm modulo mod base
+        """
+    )
+)
+
+
+def is_unit(word: str) -> bool:
+    """Whether a word is the name of a unit, or says how a number is meant."""
+    return known(word.rstrip("²³")) or word.lower() in _SAID_OF_NUMBERS
+
+
+def _is_money(formula: re.Match[str]) -> bool:
+    """Whether a dollar sign before an amount of money was taken for the beginning of a formula."""
+    inside = formula[4]
+    if inside is None or _AMOUNT.match(inside) is None:
+        return False
+    return _WORDS.search(inside) is not None or formula.string[formula.end() : formula.end() + 1].isdigit()

@@ -1,0 +1,226 @@
+"""Objects: the values, options and units at a place of a text, and what may stand before them."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import NamedTuple
+
+from lemma.grading.lexer import Token, is_unit
+from lemma.grading.names import names
+
+LEADS = frozenset({":", "：", "=", "->", "=>", "→", "⇒", "—", "–", "-", "--", "】"})
+LETTER = re.compile(r"[A-J]")
+_NAMED_OPTION = re.compile(r"([A-E])\s*=\s*(.+)")
+_ASSIGNED = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?'?\s*(?:=|\\in)[^=]+$")
+_MORE = frozenset({"more", "less", "fewer", "greater", "above", "below", "higher", "lower", "up"})
+COMPARISONS = frozenset(
+    names(
+        """
+        less more greater fewer between over under above below twice half double triple larger smaller times bigger
+        higher lower third quarter
+        """
+    )
+)
+_COMPARED = COMPARISONS - {"between", "over", "under", "above", "below", "half", "third", "quarter"}
+_OR = frozenset({"or", "oder", "ou", "или", "або", "或", "或者", "أو", "یا", "या", "または", "o", "또는"})
+
+
+class Stated(NamedTuple):
+    """An object of a statement: its text, the token after it, and the kind of the first value, or `words`."""
+
+    text: str
+    after: int
+    kind: str
+
+
+def words_of(tokens: list[Token], text: str) -> str:
+    """The text of some tokens, without marks at its ends."""
+    kept = [token for token in tokens if token.kind != "mark"]
+    return text[kept[0].start : kept[-1].end].strip() if kept else ""
+
+
+def read_object(tokens: list[Token], place: int, text: str) -> Stated | None:
+    """The value or values that begin at a token: 5, $x=2$ and $y=3$, (B) or (C), 12 cm, with what belongs to them."""
+    first = read_one(tokens, place, text)
+    if first is None:
+        return None
+    said, kind, after = first.text, first.kind, first.after
+    measured = first.after - place > 1
+    while True:
+        joined, next_place = _separator(tokens, after)
+        if not joined:
+            break
+        following = read_one(tokens, next_place, text)
+        if following is not None and (first.kind == "choice") != (following.kind == "choice"):
+            break
+        if following is None:
+            if joined == " or " and next_place < len(tokens) and tokens[next_place].text.lower() in _MORE:
+                return Stated(said + " or " + tokens[next_place].text, next_place + 1, kind)
+            break
+        if not ends_member(tokens, following.after):
+            break
+        if "=" in said + following.text and not (_ASSIGNED.match(said) and _ASSIGNED.match(following.text)):
+            said, after = following.text, following.after
+            continue
+        if joined == " or " and _same_number(said, following.text):
+            after = following.after
+            continue
+        if joined == " or " and measured and following.after - next_place > 1 and following.kind == kind == "value":
+            break
+        said, after = said + joined + following.text, following.after
+    return Stated(said, after, kind)
+
+
+def compares(tokens: list[Token], place: int) -> bool:
+    """Whether a value is only said to be compared with another: 3 more than 9, 3 times 4."""
+    rest = tokens[place : place + 4]
+    return len(rest) > 1 and rest[0].text.lower() in _COMPARED and any(token.is_value for token in rest[1:])
+
+
+def ends_member(tokens: list[Token], place: int) -> bool:
+    """Whether a list may end here: not before a verb or another word that begins a clause of its own."""
+    token = unmarked(tokens, place)
+    if token is None or token.kind == "punct":
+        return True
+    return token.kind == "word" and bool(token.parts & {"joins", "ends", "so", "no"}) and "at" not in token.parts
+
+
+def unmarked(tokens: list[Token], place: int) -> Token | None:
+    while place < len(tokens) and tokens[place].kind == "mark":
+        place += 1
+    return tokens[place] if place < len(tokens) else None
+
+
+def _separator(tokens: list[Token], place: int) -> tuple[str, int]:
+    """What joins the members of a list at a token, as a comma or the word "or", and where the next begins."""
+    joined = ""
+    while place < len(tokens):
+        token = tokens[place]
+        if token.kind == "punct" and token.text in ",;，、；" and not joined:
+            joined = ", "
+        elif token.text == "(" and place + 1 < len(tokens) and "joins" in tokens[place + 1].parts:
+            pass
+        elif token.kind == "word" and "joins" in token.parts and not joined.strip(", "):
+            either = token.text.lower() in _OR
+            joined = " or " if either else ", "
+            place += 1
+            break
+        elif token.kind != "mark":
+            break
+        place += 1
+    while place < len(tokens) and (tokens[place].kind == "mark" or (joined and is_light(tokens[place]))):
+        place += 1
+    return joined, place
+
+
+def is_light(token: Token) -> bool:
+    return token.kind == "word" and "light" in token.parts and not token.parts & {"ends", "no"}
+
+
+def read_one(tokens: list[Token], place: int, text: str) -> Stated | None:
+    while place < len(tokens) and tokens[place].kind == "mark":
+        place += 1
+    if place >= len(tokens):
+        return None
+    token = tokens[place]
+    if token.kind == "choice" or (token.kind == "word" and LETTER.fullmatch(token.text)):
+        return _option(tokens, place, text)
+    if token.kind not in ("math", "value"):
+        return None
+    option = _NAMED_OPTION.fullmatch(token.text) if token.kind == "value" else None
+    said = f"({option[1]}) {option[2]}" if option else token.text
+    return _with_unit(said, tokens, place + 1, token.kind)
+
+
+def _with_unit(said: str, tokens: list[Token], place: int, kind: str) -> Stated:
+    """A value with the unit or scale that follows it; a word for what is counted is passed over."""
+    after = place
+    while after < len(tokens) and tokens[after].kind == "mark":
+        after += 1
+    counted = 0
+    while after < len(tokens):
+        token = tokens[after]
+        low = token.text.lower()
+        if token.kind == "punct" and token.text in "%％":
+            said += "%"
+        elif token.kind == "math" and token.text in ("\\%", "^\\circ"):
+            said += token.text
+        elif (token.kind == "value" and token.text.startswith(("(mod", "\\pmod", "\\%", "\\text"))) or (
+            token.kind == "word" and not counted and _measures(tokens, after)
+        ):
+            said += " " + token.text
+        elif said[-1:].isalpha() and not counted and (low in ("per", "/") or (low.startswith("/") and kind == "value")):
+            if after + 1 < len(tokens) and tokens[after + 1].kind == "word" and is_unit(tokens[after + 1].text):
+                said += " per " + tokens[after + 1].text
+                after += 1
+            else:
+                break
+        elif low in COMPARISONS:
+            break
+        elif token.kind == "word" and counted < 2 and not token.parts - {"aside"} and not LETTER.fullmatch(token.text):
+            counted += 1
+        elif token.kind == "mark":
+            pass
+        else:
+            break
+        after += 1
+    return Stated(said, after, kind)
+
+
+_FRACTION = re.compile(r"-?\d{1,18}(?:\.\d{1,18}|/0*[1-9]\d{0,17})?")
+
+
+def _same_number(first: str, second: str) -> bool:
+    """Whether a number is only written in another way."""
+    return bool(_FRACTION.fullmatch(first) and _FRACTION.fullmatch(second)) and Fraction(first) == Fraction(second)
+
+
+def _measures(tokens: list[Token], place: int) -> bool:
+    """Whether a word after a number is its unit; "in" is one only where nothing follows it."""
+    low = tokens[place].text.lower()
+    return is_unit(low) and (low != "in" or place + 1 >= len(tokens) or tokens[place + 1].kind != "word")
+
+
+def _option(tokens: list[Token], place: int, text: str) -> Stated | None:
+    """A letter of an option, with the text of the option after it: (B) 12, C. The mitochondria."""
+    token = tokens[place]
+    after = place + 1
+    while after < len(tokens) and tokens[after].kind == "mark":
+        after += 1
+    if after >= len(tokens):
+        return Stated(token.text, after, "choice")
+    following = tokens[after]
+    marked = token.kind == "choice"
+    if following.kind == "punct" and following.text in ".):：" and not (marked and following.text == "."):
+        after += 1
+        marked = True
+    if not marked and following.kind == "word" and not following.parts - {"aside", "correct"} and token.text in "AI":
+        return None
+    content = read_one(tokens, after, text) if marked else None
+    whole = token.kind == "choice" or (content is not None and ends_member(tokens, content.after))
+    if content is not None and content.kind != "choice" and whole:
+        return Stated(f"({token.text}) {content.text}", content.after, "choice")
+    return Stated(token.text, after, "choice")
+
+
+def skip_light(tokens: list[Token], place: int, labelled: bool) -> tuple[int, bool]:
+    """Past adverbs, articles, verbs, colons and marks before an object; whether a negation was among them."""
+    negated = False
+    while place < len(tokens):
+        token = tokens[place]
+        if token.kind == "punct":
+            if not (token.text in LEADS or token.text in ",，" or (token.text == "\n" and labelled)):
+                break
+            labelled = labelled or token.text in ":："
+        elif token.kind == "word":
+            if LETTER.fullmatch(token.text):
+                break
+            if "no" in token.parts:
+                negated = True
+            elif not token.parts & {"be", "light", "answer", "so", "chooses", "correct"} or token.parts & {"no"}:
+                break
+        elif token.kind != "mark":
+            break
+        place += 1
+    return place, negated
