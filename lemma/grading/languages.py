@@ -1,7 +1,7 @@
 """The words by which an answer is stated, language by language: one table each, one grammar for all
 (`lemma/grading.retractions.py`).
 
-Words and phrases are in lower case, separated by `|`. A word may have several parts to play; the grammar takes the one
+Wording and phrases are in lower case, separated by `|`. A word may have several parts to play; the grammar takes the one
 that fits its place.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
 
-class Words(NamedTuple):
+class Wording(NamedTuple):
     """What the words of one language do around an answer."""
 
     answer: str
@@ -47,7 +47,7 @@ class Words(NamedTuple):
     """A value after it is its number: step 3, question 5."""
 
 
-ENGLISH = Words(
+ENGLISH = Wording(
     answer="answer|answers|ans|final_answer|final result|final value",
     be="is|are|was|were|be|been|equals|equal|equal to|equals to|becomes|remains|given by|comes to|comes out to|"
     "comes out as|comes out at|turns out|works out|works out to|works out at|would be|will be|must be|should be|"
@@ -98,7 +98,7 @@ ENGLISH = Words(
     "scores|wins|produces|requires|travels|find|finds|conclude|remain|reaches|buys|bought",
 )  # fmt: skip
 
-CHINESE = Words(
+CHINESE = Wording(
     answer="答案|答|最终答案|正确答案|解答|最終答案|正確答案|故答案",
     be="是|为|為|等于|等於|有|共有|应为|应是|應為|即为|就是|共|得到|得|还剩|剩下|剩|即",
     light="应该|應該|一定|必定|就|当然|其实|约|大约|约为|只能|恰好|正好|总共|的|了|数|数字|选项|共计",
@@ -115,7 +115,7 @@ CHINESE = Words(
     numbered="步骤|第|问题",
     has="剩|还剩|共|有|得|需要|花|等于|共有|得到|需",
 )  # fmt: skip
-JAPANESE = Words(
+JAPANESE = Wording(
     answer="答え|答えは|正解|正解は|解答|最終的な答え|こたえ|解答は",
     be="は|が|です|である|になる|となる",
     light="約|ちょうど",
@@ -129,7 +129,7 @@ JAPANESE = Words(
     correct="正しい|正解",
     aside="なぜなら|理由|検算|注意|ここで",
 )  # fmt: skip
-KOREAN = Words(
+KOREAN = Wording(
     answer="답|답은|정답|정답은|최종 답|최종 답은|답이",
     be="은|는|이|가",
     light="약",
@@ -141,7 +141,7 @@ KOREAN = Words(
     supposes="만약",
     aside="왜냐하면|참고|검산",
 )  # fmt: skip
-RUSSIAN = Words(
+RUSSIAN = Wording(
     answer="ответ|ответом|ответ таков|окончательный ответ|отв|решение|відповідь|адказ",
     be="является|равен|равна|равно|равны|есть|это|будет|составляет|таков|получаем|получим|будут|є|дорівнює",
     light="что|число|точно|ровно|именно|просто|значит|итак|здесь|около|примерно|вариант|конечно|только|всего|под|"
@@ -162,7 +162,7 @@ RUSSIAN = Words(
     has="осталось|останется|стоит|равен|равна|равно|получаем|нужно|имеет|всего|получил|заплатил|заплатит|получится|"
     "составляет",
 )  # fmt: skip
-ARABIC = Words(
+ARABIC = Wording(
     answer="الجواب|الإجابة|الاجابة|إجابة|جواب|الناتج|ناتج|الجواب النهائي|الإجابة النهائية|الحل|النتيجة|والجواب|"
     "فالجواب|پاسخ|جواب نهایی",
     be="هو|هي|يساوي|تساوي|يكون|تكون|هما|است|برابر",
@@ -180,7 +180,7 @@ ARABIC = Words(
     aside="لأن|ملاحظة|التحقق|للتحقق|حيث|السبب|الشرح",
     has="يساوي|تساوي|بقي|تبقى|يبقى|يتبقى|لديه|لديها",
 )  # fmt: skip
-HINDI = Words(
+HINDI = Wording(
     answer="उत्तर|जवाब|अंतिम उत्तर|सही उत्तर|उत्तरः|हल|उत्तर है",
     be="है|हैं|होगा|होगी",
     light="केवल|लगभग|ठीक|विकल्प|संख्या|कुल",
@@ -195,7 +195,7 @@ HINDI = Words(
     correct="सही",
     aside="क्योंकि|ध्यान|जाँच|जांच|कारण|व्याख्या",
 )  # fmt: skip
-FRENCH = Words(
+FRENCH = Wording(
     answer="réponse|la réponse finale|réponses|rép|réponse finale|reponse",
     be="on trouve|on obtient|est|sont|égale|égal|vaut|sera|c'est|est égale à|donne|serait|fait|est donc|est égal à|"
     "valent",
@@ -215,7 +215,7 @@ FRENCH = Words(
     numbered="étape|cas|question|partie|problème|exercice|numéro",
     has="reste|coûte|obtient|faut|vaut|ont|restent|paie|aura|doit|gagne|restera",
 )  # fmt: skip
-GERMAN = Words(
+GERMAN = Wording(
     answer="antwort|lösung|endergebnis|antworten",
     be="ist|sind|lautet|beträgt|gleich|wäre|wird|ergibt|gibt|betragen|heißt|ist gleich|ist also",
     light="also|die|der|das|ein|eine|genau|somit|einfach|daher|es|er|sie|wir|dann|etwa|zahl|wert|den|buchstabe|dem|"
@@ -234,7 +234,7 @@ GERMAN = Words(
     numbered="schritt|fall|frage|teil|aufgabe|nummer",
     has="hat|haben|kostet|bleiben|bleibt|braucht|beträgt|bekommt|erhält|zahlt|gibt|verdient|erhalten|brauchen",
 )  # fmt: skip
-SPANISH = Words(
+SPANISH = Wording(
     answer="respuesta|resposta|risposta|la respuesta final|solución|resp|respuestas|soluzione|solução|"
     "risultato finale",
     be="es|son|é|è|são|sono|sería|será|igual|es igual a|vale|equivale|es la|sarà|fue|dá|da|è la",
@@ -262,7 +262,7 @@ SPANISH = Words(
     has="quedan|queda|tiene|tienen|cuesta|hay|restano|resta|ha|hanno|costa|tem|têm|restam|há|necesita|paga|"
     "obtenemos|ci sono",
 )  # fmt: skip
-OTHERS = Words(
+OTHERS = Wording(
     answer="đáp án|đáp số|câu trả lời|cevap|yanıt|sonuç|odpowiedź|odpověď|jibu|jawaban|jawapan|antwoord|svar|"
     "svaret|vastaus|απάντηση|η απάντηση|válasz|a válasz|răspuns|răspunsul|תשובה|התשובה|คำตอบ|คำตอบคือ|উত্তর|"
     "பதில்|விடை|జవాబు|సమాధానం|eindantwoord|eredmény",
@@ -287,11 +287,11 @@ Table: TypeAlias = Mapping[str, frozenset[str]]
 _LATIN = re.compile(r"[a-z]")
 
 
-def _words(language: Words) -> set[str]:
+def _words(language: Wording) -> set[str]:
     return {word for words in language for word in words.split("|") if _LATIN.search(word)}
 
 
-def _table(latin: Words) -> dict[str, frozenset[str]]:
+def _table(latin: Wording) -> dict[str, frozenset[str]]:
     """The words of a language, and of all that are written in other scripts: what parts each can play."""
     parts: dict[str, set[str]] = {}
     for language in LANGUAGES:
