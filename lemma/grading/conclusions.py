@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from lemma.grading.lexer import MATH, Token, lex
+from lemma.grading.lexer import MATH, Lexeme, lex
 from lemma.grading.objects import LETTER, Stated, compares, ends_member, is_light, read_object
 from lemma.grading.single import spelt_number
 
@@ -70,7 +70,7 @@ class Clause:
 _CIRCUMSTANCE, _PLAIN, _AFTER_VERB, _BOLD = range(4)
 
 
-def conclude(tokens: list[Token], text: str) -> Stated | None:
+def conclude(tokens: list[Lexeme], text: str) -> Stated | None:
     """What one sentence concludes, or None."""
     clauses = _clauses(tokens, text)
     bold = [c for c in clauses if c.kind not in ("sub", "leading") and c.best(_BOLD)]
@@ -102,7 +102,7 @@ def _best(clauses: list[Clause], ranks: tuple[int, ...]) -> Stated | None:
     return None
 
 
-def _clauses(tokens: list[Token], text: str) -> list[Clause]:
+def _clauses(tokens: list[Lexeme], text: str) -> list[Clause]:
     bold = any(token.bold and token.is_value for token in tokens)
     clauses = [Clause("main")]
     place, depth = 0, 0
@@ -130,7 +130,7 @@ def _clauses(tokens: list[Token], text: str) -> list[Clause]:
     return clauses
 
 
-def _divide(clauses: list[Clause], token: Token) -> None:
+def _divide(clauses: list[Clause], token: Lexeme) -> None:
     """Begin a clause at a punctuation mark."""
     kind = clauses[-1].kind
     if token.text in ";:；：" or token.text in ("->", "=>", "→", "⇒"):
@@ -142,7 +142,7 @@ def _divide(clauses: list[Clause], token: Token) -> None:
         clauses.append(Clause("sub" if clauses[-1].values else "main"))
 
 
-def _begin_clause(clauses: list[Clause], tokens: list[Token], place: int) -> None:
+def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> None:
     """Begin a clause at a word that leads one."""
     parts, low = tokens[place].parts, tokens[place].text.lower()
     begun = any(t.kind != "mark" and not is_light(t) for t in tokens[:place] if t.kind != "punct")
@@ -168,7 +168,7 @@ def _begin_clause(clauses: list[Clause], tokens: list[Token], place: int) -> Non
         clauses.append(Clause("sub"))
 
 
-def _results(before: Clause, tokens: list[Token], place: int) -> bool:
+def _results(before: Clause, tokens: list[Lexeme], place: int) -> bool:
     """Whether a clause with "which" gives the result of the one before, rather than saying more of its value."""
     rest = tokens[place + 1 : place + 12]
     end = next((i for i, t in enumerate(rest) if t.kind == "punct" and t.text in ",;."), len(rest))
@@ -183,7 +183,7 @@ def _results(before: Clause, tokens: list[Token], place: int) -> bool:
     return verb and plain and not compared and not stated
 
 
-def _value(tokens: list[Token], place: int, text: str) -> Stated | None:
+def _value(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
     """The value at a token; letters of options and spelt numbers only where a statement would have them."""
     token = tokens[place]
     if token.is_value:
@@ -207,12 +207,12 @@ def _value(tokens: list[Token], place: int, text: str) -> Stated | None:
     return None
 
 
-def _leads(token: Token) -> bool:
+def _leads(token: Lexeme) -> bool:
     """Whether a word before a value is more than an adverb or an article."""
     return not is_light(token) or "chooses" in token.parts
 
 
-def _said_correct(tokens: list[Token], place: int) -> bool:
+def _said_correct(tokens: list[Lexeme], place: int) -> bool:
     """Whether a value is said to be correct: option D is correct, (D) is the right choice."""
     after = place + 1
     while after < len(tokens) and tokens[after].kind == "mark":
@@ -225,7 +225,7 @@ def _said_correct(tokens: list[Token], place: int) -> bool:
     return not negated and after < len(tokens) and "correct" in tokens[after].parts
 
 
-def _past(tokens: list[Token], place: int) -> tuple[int, bool]:
+def _past(tokens: list[Lexeme], place: int) -> tuple[int, bool]:
     negated = False
     while place < len(tokens) and tokens[place].kind in ("word", "mark"):
         if "correct" in tokens[place].parts:
@@ -237,7 +237,7 @@ def _past(tokens: list[Token], place: int) -> tuple[int, bool]:
     return place, negated
 
 
-def _rank(tokens: list[Token], place: int, bold: bool) -> int:
+def _rank(tokens: list[Lexeme], place: int, bold: bool) -> int:
     token = tokens[place]
     if token.kind == "math" and _NAME.fullmatch(token.text):
         return _CIRCUMSTANCE
@@ -309,7 +309,7 @@ def concluded(text: str) -> Stated | None:
     return None
 
 
-def _after_number(tokens: list[Token]) -> list[Token]:
+def _after_number(tokens: list[Lexeme]) -> list[Lexeme]:
     """The tokens of a sentence after the number that it has in a list."""
     kept = [t for t in tokens if t.kind != "mark"]
     if (
@@ -323,12 +323,12 @@ def _after_number(tokens: list[Token]) -> list[Token]:
     return tokens
 
 
-def _concludes(tokens: list[Token]) -> bool:
+def _concludes(tokens: list[Lexeme]) -> bool:
     first = next((t for t in tokens if t.kind != "mark"), None)
     return first is not None and ("so" in first.parts or first.bold)
 
 
-def _kind(tokens: list[Token], sentence: str) -> str:
+def _kind(tokens: list[Lexeme], sentence: str) -> str:
     """Whether a sentence is a conclusion, a question or task, a remark, or has nothing to say."""
     kept = [token for token in tokens if token.kind != "mark"]
     if not kept:
@@ -360,7 +360,7 @@ _ASKED = frozenset(
 )
 
 
-def _breaks_off(tokens: list[Token], tail: str) -> bool:
+def _breaks_off(tokens: list[Lexeme], tail: str) -> bool:
     """Whether a last sentence without a value ends in a word that something has to follow, or began a conclusion."""
     words = [token for token in tokens if token.kind == "word"]
     if not words or _CLOSED.search(tail):
@@ -368,7 +368,7 @@ def _breaks_off(tokens: list[Token], tail: str) -> bool:
     return bool(words[-1].parts & {"at", "be", "joins", "has", "light"} or words[0].parts & {"so"})
 
 
-def _cut_off(tokens: list[Token], tail: str, end: int) -> bool:
+def _cut_off(tokens: list[Lexeme], tail: str, end: int) -> bool:
     """Whether the last sentence was cut off before it concluded. `end` is where the sentence before it ends."""
     kept = [i for i, token in enumerate(tokens) if token.kind != "mark"]
     last = tokens[kept[-1]]

@@ -1,7 +1,7 @@
 """The words by which an answer is stated, language by language: one table each, one grammar for all
-(`lemma/grading.retractions.py`).
+(`lemma/grading/statements.py`).
 
-Wording and phrases are in lower case, separated by `|`. A word may have several parts to play; the grammar takes the one
+Words and phrases are in lower case, separated by `|`. A word may play several parts; the grammar takes the one
 that fits its place.
 """
 

@@ -85,7 +85,7 @@ _MARK = re.compile(r"\*\*|__|</?(?:b|strong)>|[*_`\"“”«»„「」【#]+")
 _ENDS = frozenset(".!?。！？।؟\n")
 
 
-class Token(NamedTuple):
+class Lexeme(NamedTuple):
     """`kind` is math, value, choice, word, mark or punct; `text` is what it says, `parts` what a word can do."""
 
     kind: str
@@ -109,7 +109,7 @@ class Token(NamedTuple):
 _NO_PARTS: frozenset[str] = frozenset()
 
 
-def lex(text: str, begin: int, end: int) -> list[Token]:
+def lex(text: str, begin: int, end: int) -> list[Lexeme]:
     """The tokens of a text that begin between two positions."""
     found: list[tuple[str, str, int, int, bool]] = []
     place, end, bold = begin, min(end, len(text)), False
@@ -129,7 +129,7 @@ def lex(text: str, begin: int, end: int) -> list[Token]:
     for kind, said, start, after, in_bold in found:
         if kind == "value" and commas and _DECIMAL_COMMA.fullmatch(said):
             said = said.replace(",", ".")
-        tokens.append(Token(kind, said, start, after, in_bold, _parts(table, said) if kind == "word" else _NO_PARTS))
+        tokens.append(Lexeme(kind, said, start, after, in_bold, _parts(table, said) if kind == "word" else _NO_PARTS))
     return tokens
 
 

@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-from lemma.grading.lexer import Token, is_unit
+from lemma.grading.lexer import Lexeme, is_unit
 from lemma.grading.names import names
 
 LEADS = frozenset({":", "：", "=", "->", "=>", "→", "⇒", "—", "–", "-", "--", "】"})
@@ -34,13 +34,13 @@ class Stated(NamedTuple):
     kind: str
 
 
-def words_of(tokens: list[Token], text: str) -> str:
+def words_of(tokens: list[Lexeme], text: str) -> str:
     """The text of some tokens, without marks at its ends."""
     kept = [token for token in tokens if token.kind != "mark"]
     return text[kept[0].start : kept[-1].end].strip() if kept else ""
 
 
-def read_object(tokens: list[Token], place: int, text: str) -> Stated | None:
+def read_object(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
     """The value or values that begin at a token: 5, $x=2$ and $y=3$, (B) or (C), 12 cm, with what belongs to them."""
     first = read_one(tokens, place, text)
     if first is None:
@@ -72,13 +72,13 @@ def read_object(tokens: list[Token], place: int, text: str) -> Stated | None:
     return Stated(said, after, kind)
 
 
-def compares(tokens: list[Token], place: int) -> bool:
+def compares(tokens: list[Lexeme], place: int) -> bool:
     """Whether a value is only said to be compared with another: 3 more than 9, 3 times 4."""
     rest = tokens[place : place + 4]
     return len(rest) > 1 and rest[0].text.lower() in _COMPARED and any(token.is_value for token in rest[1:])
 
 
-def ends_member(tokens: list[Token], place: int) -> bool:
+def ends_member(tokens: list[Lexeme], place: int) -> bool:
     """Whether a list may end here: not before a verb or another word that begins a clause of its own."""
     token = unmarked(tokens, place)
     if token is None or token.kind == "punct":
@@ -86,13 +86,13 @@ def ends_member(tokens: list[Token], place: int) -> bool:
     return token.kind == "word" and bool(token.parts & {"joins", "ends", "so", "no"}) and "at" not in token.parts
 
 
-def unmarked(tokens: list[Token], place: int) -> Token | None:
+def unmarked(tokens: list[Lexeme], place: int) -> Lexeme | None:
     while place < len(tokens) and tokens[place].kind == "mark":
         place += 1
     return tokens[place] if place < len(tokens) else None
 
 
-def _separator(tokens: list[Token], place: int) -> tuple[str, int]:
+def _separator(tokens: list[Lexeme], place: int) -> tuple[str, int]:
     """What joins the members of a list at a token, as a comma or the word "or", and where the next begins."""
     joined = ""
     while place < len(tokens):
@@ -114,11 +114,11 @@ def _separator(tokens: list[Token], place: int) -> tuple[str, int]:
     return joined, place
 
 
-def is_light(token: Token) -> bool:
+def is_light(token: Lexeme) -> bool:
     return token.kind == "word" and "light" in token.parts and not token.parts & {"ends", "no"}
 
 
-def read_one(tokens: list[Token], place: int, text: str) -> Stated | None:
+def read_one(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
     while place < len(tokens) and tokens[place].kind == "mark":
         place += 1
     if place >= len(tokens):
@@ -133,7 +133,7 @@ def read_one(tokens: list[Token], place: int, text: str) -> Stated | None:
     return _with_unit(said, tokens, place + 1, token.kind)
 
 
-def _with_unit(said: str, tokens: list[Token], place: int, kind: str) -> Stated:
+def _with_unit(said: str, tokens: list[Lexeme], place: int, kind: str) -> Stated:
     """A value with the unit or scale that follows it; a word for what is counted is passed over."""
     after = place
     while after < len(tokens) and tokens[after].kind == "mark":
@@ -176,13 +176,13 @@ def _same_number(first: str, second: str) -> bool:
     return bool(_FRACTION.fullmatch(first) and _FRACTION.fullmatch(second)) and Fraction(first) == Fraction(second)
 
 
-def _measures(tokens: list[Token], place: int) -> bool:
+def _measures(tokens: list[Lexeme], place: int) -> bool:
     """Whether a word after a number is its unit; "in" is one only where nothing follows it."""
     low = tokens[place].text.lower()
     return is_unit(low) and (low != "in" or place + 1 >= len(tokens) or tokens[place + 1].kind != "word")
 
 
-def _option(tokens: list[Token], place: int, text: str) -> Stated | None:
+def _option(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
     """A letter of an option, with the text of the option after it: (B) 12, C. The mitochondria."""
     token = tokens[place]
     after = place + 1
@@ -204,7 +204,7 @@ def _option(tokens: list[Token], place: int, text: str) -> Stated | None:
     return Stated(token.text, after, "choice")
 
 
-def skip_light(tokens: list[Token], place: int, labelled: bool) -> tuple[int, bool]:
+def skip_light(tokens: list[Lexeme], place: int, labelled: bool) -> tuple[int, bool]:
     """Past adverbs, articles, verbs, colons and marks before an object; whether a negation was among them."""
     negated = False
     while place < len(tokens):

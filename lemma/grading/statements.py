@@ -12,7 +12,7 @@ import re
 
 from lemma.grading.conclusions import conclude
 from lemma.grading.languages import nouns_in
-from lemma.grading.lexer import Token, lex
+from lemma.grading.lexer import Lexeme, lex
 from lemma.grading.objects import (
     COMPARISONS,
     LEADS,
@@ -67,7 +67,7 @@ def _begin(text: str, place: int) -> int:
     return begin
 
 
-def statement_at(tokens: list[Token], noun: int, text: str) -> Stated | None:
+def statement_at(tokens: list[Lexeme], noun: int, text: str) -> Stated | None:
     """The statement whose noun is at a token. Of kind `denied` if its object is only denied."""
     if _supposed(tokens, noun):
         return None
@@ -78,7 +78,7 @@ def statement_at(tokens: list[Token], noun: int, text: str) -> Stated | None:
     return _object_after(tokens, place, negated, labelled, text)
 
 
-def _supposed(tokens: list[Token], noun: int) -> bool:
+def _supposed(tokens: list[Lexeme], noun: int) -> bool:
     """Whether the statement is a supposition or a question: if the answer is 5, is the answer 5?"""
     for token in reversed(tokens[:noun]):
         if (token.kind == "punct" and token.text in ",;:，：；\n") or (token.kind == "word" and "so" in token.parts):
@@ -93,7 +93,7 @@ def _supposed(tokens: list[Token], noun: int) -> bool:
     return False
 
 
-def _lead(tokens: list[Token], noun: int, text: str) -> tuple[int, bool, bool] | None:
+def _lead(tokens: list[Lexeme], noun: int, text: str) -> tuple[int, bool, bool] | None:
     """Where the object after a noun begins, whether it is negated, and whether the noun is a label."""
     first = all(token.kind == "mark" for token in tokens[:noun])
     negated, place, words = False, noun + 1, 0
@@ -137,12 +137,12 @@ def _lead(tokens: list[Token], noun: int, text: str) -> tuple[int, bool, bool] |
     return None
 
 
-def _begins_value(tokens: list[Token], place: int) -> bool:
+def _begins_value(tokens: list[Lexeme], place: int) -> bool:
     token = unmarked(tokens, place)
     return token is not None and (token.is_value or LETTER.fullmatch(token.text) is not None)
 
 
-def _object_after(tokens: list[Token], begin: int, negated: bool, labelled: bool, text: str) -> Stated | None:
+def _object_after(tokens: list[Lexeme], begin: int, negated: bool, labelled: bool, text: str) -> Stated | None:
     place, denial = skip_light(tokens, begin, labelled)
     if any(token.text.lower() in ("at least", "at most") for token in tokens[begin:place]):
         return _words(tokens, begin, text)
@@ -159,7 +159,7 @@ def _object_after(tokens: list[Token], begin: int, negated: bool, labelled: bool
     return _clause(tokens, place, labelled, text)
 
 
-def _clause(tokens: list[Token], place: int, labelled: bool, text: str) -> Stated | None:
+def _clause(tokens: list[Lexeme], place: int, labelled: bool, text: str) -> Stated | None:
     """An object that is no value at once: words, or a clause with a value in it."""
     words = _words(tokens, place, text)
     end = next((i for i in range(place, len(tokens)) if tokens[i].ends_sentence(text)), len(tokens))
@@ -176,7 +176,7 @@ def _clause(tokens: list[Token], place: int, labelled: bool, text: str) -> State
     return found and Stated(found.text, end, found.kind)
 
 
-def _words(tokens: list[Token], begin: int, text: str) -> Stated | None:
+def _words(tokens: list[Lexeme], begin: int, text: str) -> Stated | None:
     """The words that begin at a token, up to the end of their clause."""
     place = begin
     while place < len(tokens):
@@ -190,7 +190,7 @@ def _words(tokens: list[Token], begin: int, text: str) -> Stated | None:
     return Stated(said, place, "words") if said and place - begin <= 40 else None
 
 
-def _instead(tokens: list[Token], denied: Stated, text: str) -> Stated:
+def _instead(tokens: list[Lexeme], denied: Stated, text: str) -> Stated:
     """What is stated in the place of a denied value: not 17 but 18; not 17, it is 18."""
     place = denied.after
     while place < len(tokens):
@@ -209,7 +209,7 @@ _BUTS = frozenset(
 )
 
 
-def _turned_around(tokens: list[Token], noun: int, text: str) -> Stated | None:
+def _turned_around(tokens: list[Lexeme], noun: int, text: str) -> Stated | None:
     """5 is the answer; not 30 but 29 is the answer."""
     verb = next((i for i in range(noun - 1, max(-1, noun - 6), -1) if "be" in tokens[i].parts), None)
     if verb is None or any(
@@ -219,7 +219,7 @@ def _turned_around(tokens: list[Token], noun: int, text: str) -> Stated | None:
     return value_before(tokens, verb, text)
 
 
-def value_before(tokens: list[Token], verb: int, text: str) -> Stated | None:
+def value_before(tokens: list[Lexeme], verb: int, text: str) -> Stated | None:
     """The value whose verb is at a token, if nothing denies it."""
     place = verb - 1
     while place >= 0 and tokens[place].kind == "mark":
