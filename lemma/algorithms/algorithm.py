@@ -70,6 +70,10 @@ class Algorithm(Options):
         """
         write_advantages(groups, self.advantages([rewards_of(group) for group in groups]))
 
+    def credited(self, group: Group) -> np.ndarray:
+        """The reward of each episode as the algorithm takes it, clipped or with a penalty for being cut off."""
+        return rewards_of(group)
+
     def is_live(self, group: Group) -> bool:
         """Whether the rewards of this group give any of its trained tokens an advantage."""
         return learns(group, self.advantages([rewards_of(group)])[0])

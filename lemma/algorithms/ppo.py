@@ -14,20 +14,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import model_validator
 
 from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.parts import ppo_options as parts
 from lemma.algorithms.parts.loss_options import Epochs, GroupSize, Normalise
 from lemma.algorithms.parts.policy_gradient import ClipOptions, PolicyGradient
-from lemma.algorithms.parts.ppo_options import (
-    PPO_MOVED,
-    CriticOptions,
-    PpoCompat,
-    RewardKlOptions,
-    kl_of_tokens,
-    targets,
-    track_kl,
-)
 from lemma.algorithms.parts.refusals import refuse_moved
 from lemma.algorithms.parts.signals import write_episodes
 from lemma.core.types import Group
@@ -36,7 +29,7 @@ if TYPE_CHECKING:
     from lemma.objectives.policy_loss import PolicyLoss
 
 
-class Ppo(CriticOptions, RewardKlOptions, ClipOptions, PolicyGradient):
+class Ppo(parts.CriticOptions, parts.RewardKlOptions, ClipOptions, PolicyGradient):
     """Proximal policy optimisation with a critic."""
 
     name: Literal["ppo"] = "ppo"
@@ -44,7 +37,7 @@ class Ppo(CriticOptions, RewardKlOptions, ClipOptions, PolicyGradient):
     group_size: GroupSize = 1
     epochs: Epochs = 4
     normalise: Normalise = "token"
-    compat: PpoCompat = PpoCompat()
+    compat: parts.PpoCompat = parts.PpoCompat()
     """Details of published runs."""
 
     compares: ClassVar[bool] = False
@@ -52,7 +45,7 @@ class Ppo(CriticOptions, RewardKlOptions, ClipOptions, PolicyGradient):
     @model_validator(mode="before")
     @classmethod
     def _moved(cls, values: Any) -> Any:
-        return refuse_moved(values, PPO_MOVED)
+        return refuse_moved(values, parts.PPO_MOVED)
 
     @property
     def needs_dead_groups(self) -> bool:
@@ -62,18 +55,21 @@ class Ppo(CriticOptions, RewardKlOptions, ClipOptions, PolicyGradient):
     def needs_truncated(self) -> str:
         return self.compat.needs_truncated
 
+    def credited(self, group: Group) -> np.ndarray:
+        return parts.scores_of(group.episodes, self.compat)
+
     def is_live(self, group: Group) -> bool:
         return True
 
     def assign(self, groups: Sequence[Group], memory: Memory) -> None:
         """`advantage` and `return` of every token, from `value` and, for a KL in the reward, `old` and `reference`."""
         episodes = [episode for group in groups for episode in group.episodes]
-        kl_BT = kl_of_tokens(episodes, self.kl_estimator) if self.kl_in_reward else None
-        goals = targets(episodes, kl_BT, memory.numbers.get("kl_weight", self.kl), self, self.compat)
+        kl_BT = parts.kl_of_tokens(episodes, self.kl_estimator) if self.kl_in_reward else None
+        goals = parts.targets(episodes, kl_BT, memory.numbers.get("kl_weight", self.kl), self, self.compat)
         write_episodes("advantage", episodes, goals.advantages)
         write_episodes("return", episodes, goals.returns)
         if kl_BT is not None:
-            track_kl(episodes, kl_BT, memory, self.kl, self.adaptive_kl)
+            parts.track_kl(episodes, kl_BT, memory, self.kl, self.adaptive_kl)
 
     def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
         loss = self.policy_loss(self.clipped(), max_tokens, memory)

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 
 class Rloo(ClipOptions, RatioOptions, PolicyGradient):
-    """A whole sample is one action: its ratio is the product of its tokens' ratios, and the KL may be part of its
-    reward."""
+    """A whole sample is one action: its ratio is the product of its tokens', and the KL may be part of its reward."""
 
     name: Literal["rloo"] = "rloo"
     """REINFORCE leave-one-out."""
@@ -66,9 +65,12 @@ class Rloo(ClipOptions, RatioOptions, PolicyGradient):
             return super().assign(groups, memory)
         kls = [signals.kl_of_samples(group) for group in groups]
         signals.remember_kl(sum(float(kl.sum()) for kl in kls), sum(len(kl) for kl in kls), memory)
-        rewards = [self._within_clip(signals.rewards_of(group)) for group in groups]
+        rewards = [self.credited(group) for group in groups]
         less_kl = [r - self.reward_kl * kl for r, kl in zip(rewards, kls, strict=True)]
         signals.write_advantages(groups, self._compared(less_kl))
+
+    def credited(self, group: Group) -> np.ndarray:
+        return self._within_clip(signals.rewards_of(group))
 
     def _within_clip(self, rewards: np.ndarray) -> np.ndarray:
         return rewards if self.reward_clip is None else np.clip(rewards, *self.reward_clip)

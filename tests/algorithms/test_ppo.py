@@ -10,7 +10,10 @@ from pydantic import ValidationError
 
 from lemma.algorithms.algorithm import Memory
 from lemma.algorithms.ppo import Ppo
+from lemma.algorithms.rloo import Rloo
 from lemma.core.types import Trajectory
+from lemma.stages.reinforcement.rl_loop import note_of
+from lemma.stages.reinforcement.rl_metrics import credited_metrics
 from tests.algorithms.made import group, response, trajectory
 
 
@@ -162,3 +165,14 @@ def test_an_empty_batch() -> None:
     ppo().assign([], memory)
     assert memory.numbers == {}
     assert np.isfinite(ppo().kl)
+
+
+def test_what_a_cut_off_sample_is_credited_with_is_shown() -> None:
+    """Rewards 3.75 and 1; the first was cut off and is credited with -1, or with 2.75."""
+    one = group(trajectory(3.75, finish="length"), trajectory(1.0))
+    score = Ppo.model_validate({"kl": 0.0, "compat": {"missing_eos_score": -1.0}})
+    penalty = Ppo.model_validate({"kl": 0.0, "compat": {"missing_eos_penalty": 1.0}})
+    clipped = Rloo(reward_clip=(0.0, 2.0))
+    found = [credited_metrics(algorithm, [one]) for algorithm in (score, penalty, clipped, Ppo(kl=0.0))]
+    assert found == [{"reward/credited": 0.0}, {"reward/credited": 1.875}, {"reward/credited": 1.5}, {}]
+    assert note_of({"reward/mean": 2.375, "reward/credited": 0.0}).startswith("reward 2.375 (credited 0.000), ")

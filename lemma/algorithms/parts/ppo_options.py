@@ -131,6 +131,18 @@ def kl_of_tokens(episodes: Sequence[Attempt], estimator: KlEstimator) -> np.ndar
     return kl_penalties(old, reference, estimator)
 
 
+def scores_of(episodes: Sequence[Attempt], compat: PpoCompat) -> np.ndarray:
+    """The score of each episode (B,), less what it costs to be cut off."""
+    from lemma.objectives.gae import scores_by_end
+
+    return scores_by_end(
+        np.array([one[-1].rewards["total"] for one in episodes], dtype=np.float64),
+        np.array([one[-1].finish != "length" for one in episodes], dtype=bool),
+        missing_score=compat.missing_eos_score,
+        missing_penalty=compat.missing_eos_penalty,
+    )
+
+
 def targets(
     episodes: Sequence[Attempt], kl_BT: np.ndarray | None, kl_weight: float, critic: CriticOptions, compat: PpoCompat
 ) -> TokenTargets:
@@ -139,16 +151,11 @@ def targets(
     Tokens read between turns are not time steps, and neither is a point where history was rewritten: the next value is
     that of the next chosen token, in whichever trajectory it is.
     """
-    from lemma.objectives.gae import padded, scores_by_end, token_targets
+    from lemma.objectives.gae import padded, token_targets
 
     values_BT, chosen_BT = padded([of_episode(one, "value") for one in episodes])
     paid_BT, _ = padded([of_episode(one, "paid") for one in episodes])
-    scores_B = scores_by_end(
-        np.array([one[-1].rewards["total"] for one in episodes], dtype=np.float64),
-        np.array([one[-1].finish != "length" for one in episodes], dtype=bool),
-        missing_score=compat.missing_eos_score,
-        missing_penalty=compat.missing_eos_penalty,
-    )
+    scores_B = scores_of(episodes, compat)
     return token_targets(
         scores_B - paid_BT.sum(-1),
         np.zeros_like(values_BT) if kl_BT is None else kl_BT,

@@ -36,7 +36,7 @@ from lemma.rollouts.journal_files import tidy
 from lemma.rollouts.token_notes import FOLDER, TokenNotes, tidy_notes
 from lemma.runs.stage import Stage
 from lemma.stages.reinforcement.lag import lag_metrics
-from lemma.stages.reinforcement.rl_metrics import rollout_metrics
+from lemma.stages.reinforcement.rl_metrics import credited_metrics, rollout_metrics
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from lemma.stages.reinforcement.rl_parts import Reference, RlParts, open_speaking, prepare_parts
 
@@ -119,6 +119,7 @@ def metrics_of(
     by_verdict = any(reward.needs_verdict for reward in options.rewards)
     return (
         rollout_metrics(rollouts, batch, by_verdict=by_verdict)
+        | credited_metrics(parts.algorithm, batch)
         | {"lr": parts.learner.last_rate, "epoch": parts.order.epoch}
         | lag_metrics(options.rollout.lag, rollouts, step, update_metrics(reports))
         | {"mismatch/rounding": parts.policy.findings.rounding}
@@ -263,7 +264,6 @@ def measure(stage: Stage, step: int, values: dict[str, float], policy: Policy, h
 
 
 def note_of(values: dict[str, float]) -> str:
-    right = values.get("right", 0.0)
-    return (
-        f"reward {values.get('reward/mean', 0.0):.3f}, right {right:.0%}, length {values.get('length/mean', 0.0):.0f}"
-    )
+    right, credited = values.get("right", 0.0), values.get("reward/credited")
+    reward = f"{values.get('reward/mean', 0.0):.3f}" + ("" if credited is None else f" (credited {credited:.3f})")
+    return f"reward {reward}, right {right:.0%}, length {values.get('length/mean', 0.0):.0f}"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lemma.algorithms import Algorithm, rewards_of
 from lemma.core.types import Group
 from lemma.rewards import Scored, distributions
 from lemma.rollouts import Episode, Rollouts
@@ -60,6 +61,13 @@ def rollout_metrics(rollouts: Rollouts, batch: Sequence[Group], *, by_verdict: b
     if taught or rollouts.long_traces:
         values["off_policy/long_traces"] = float(rollouts.long_traces)
     return values
+
+
+def credited_metrics(algorithm: Algorithm, batch: Sequence[Group]) -> dict[str, float]:
+    """The mean reward as the algorithm takes it, where that is not the mean reward of the batch."""
+    credited = np.concatenate([np.zeros(0), *map(algorithm.credited, batch)])
+    given = np.concatenate([np.zeros(0), *map(rewards_of, batch)])
+    return {} if np.array_equal(credited, given) else {"reward/credited": float(credited.mean())}
 
 
 def _surprisal(samples: Sequence[Episode]) -> float:
