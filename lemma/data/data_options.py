@@ -11,6 +11,8 @@ from lemma.config import Options
 from lemma.data.parts import Part, part_of
 
 JOURNAL = "journal"
+# Problems of the built-in generators are held in memory.
+MOST_MADE = 10_000_000
 HELD_OUT = {"test", "validation", "valid", "val", "dev", "eval"}
 
 
@@ -117,6 +119,11 @@ class SourceOptions(Options):
     def _one_amount(self) -> SourceOptions:
         if self.fraction is not None and self.count is not None:
             raise ValueError("give fraction or count, not both")
+        made = self.arithmetic.count * (self.fraction or 1) if self.count is None else self.count
+        if self.source == "higher_lower":
+            made = self.guessing.count
+        if self.source in ("arithmetic", "higher_lower") and made > MOST_MADE:
+            raise ValueError(f"{made:,.0f} generated problems are too many: write {MOST_MADE:,} or fewer")
         return self
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from lemma.config import Options
 from lemma.evaluation.eval_options import EvalOptions
@@ -55,6 +55,8 @@ class RunOptions(Options):
 
 
 # In place of a length that a recipe has, `--set` gives another one.
+# Far above what anybody trains: a longer stage is a slip of the keyboard.
+MOST_STEPS, MOST_EPOCHS = 10**9, 10**6
 BOTH_LENGTHS = "give epochs or steps, not both: `epochs: null` or `steps: null` takes one back"
 
 
@@ -76,6 +78,13 @@ class StageOptions(Options):
     """Benchmarks before, during and after the stage."""
     log_every: int = Field(1, ge=1)
     """Steps between rows of metrics."""
+
+    @model_validator(mode="after")
+    def _ends(self) -> StageOptions:
+        for name, most in (("steps", MOST_STEPS), ("epochs", MOST_EPOCHS)):
+            if (getattr(self, name, None) or 0) > most:
+                raise ValueError(f"{name} is more than any run takes: write {most:,} or fewer")
+        return self
 
     def models_beside(self, *, has_adapter: bool) -> dict[str, bool]:
         """Which models the stage holds beside its policy, whose size they are planned with."""

@@ -286,6 +286,22 @@ RECIPES: dict[str, tuple[str, str]] = {
         swap("  sft:", "  first try:\n    kind: supervised"),
         "recipe.yaml:7: 'first try' cannot be a name in 'stages'; use letters, digits, _ and - only",
     ),
+    "more steps than anybody trains": (
+        swap("steps: 10", "steps: 1000000000000000000000000000000"),
+        "recipe.yaml:7: stages.sft: steps is more than any run takes: write 1,000,000,000 or fewer",
+    ),
+    "more epochs than anybody trains": (
+        swap("steps: 10", "epochs: 1.0e30"),
+        "recipe.yaml:7: stages.sft: epochs is more than any run takes: write 1,000,000 or fewer",
+    ),
+    "more arithmetic than memory": (
+        swap("{mix: [{source: a.jsonl, count: 2}]}", "{arithmetic: {count: 1000000000000}}"),
+        "recipe.yaml:10: stages.sft.data: 1,000,000,000,000 generated problems are too many: write 10,000,000 or fewer",
+    ),
+    "more arithmetic than memory, by its share": (
+        swap("{mix: [{source: a.jsonl, count: 2}]}", "{fraction: 1.0e7}"),
+        "recipe.yaml:10: stages.sft.data: 200,000,000,000 generated problems are too many: write 10,000,000 or fewer",
+    ),
     # things that do not go together
     "epochs and steps": (
         swap("steps: 10", "steps: 10\n    epochs: 2"),
