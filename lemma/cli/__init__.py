@@ -38,6 +38,8 @@ COMMANDS: dict[str, str] = {
     "export": "write a checkpoint of a run as a model that plain transformers loads",
     "demo": "train the built-in tiny model and show what it learnt",
 }
+# The commands that run code of the user's own, such as rewards.
+RUN_OWN_CODE = ("train", "eval", "debug")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +56,7 @@ def _main(argv: Sequence[str] | None) -> int:
         sys.stdout = cast("TextIO", VisibleStream(before))
     try:
         with warnings_said(lambda text: print(f"lemma: warning: {text}", file=sys.stderr)):
-            code = _run(arguments)
+            code = _run(arguments, is_program=argv is None)
             _leave_quietly(argv)
         sys.stdout.flush()
         return code
@@ -102,7 +104,7 @@ def _complain(sentence: str, code: int = 2) -> int:
     return code
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], is_program: bool) -> int:
     command = next((word for word in arguments if not word.startswith("-")), None)
     parser = Parser(prog="lemma", description="Teach a language model to reason.")
     parser.add_argument("--version", action="store_true", help="print the version and exit")
@@ -126,6 +128,10 @@ def _run(arguments: list[str]) -> int:
     if command is None:
         parser.print_help()
         return 0
+    if is_program and command in RUN_OWN_CODE:
+        from lemma.core.descendants import end_descendants_at_exit
+
+        end_descendants_at_exit()
     return int(options.run(options))
 
 

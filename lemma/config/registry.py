@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from pydantic import ValidationError
 
 from lemma.config.options import Options
-from lemma.core.errors import UserError, nearest
+from lemma.core.errors import Interruption, UserError, nearest
+from lemma.core.outside import OutsideCode
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -193,11 +194,13 @@ def _module(file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        with _importing():
+        with _importing(), OutsideCode():
             spec.loader.exec_module(module)
     except SyntaxError as error:
         raise UserError(f"this is not Python: {error.msg}", file=file, line=error.lineno) from error
-    except (Exception, SystemExit) as error:
+    except (KeyboardInterrupt, Interruption):
+        raise
+    except BaseException as error:
         inside = [frame.lineno for frame in extract_tb(error.__traceback__) if Path(frame.filename) == file]
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         raise UserError(

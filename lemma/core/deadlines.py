@@ -13,13 +13,15 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
+from lemma.core.errors import Interruption
+
 # Ignored where nobody listens, and used by nobody else: SIGALRM belongs to rewards that limit themselves.
 SIGNAL = signal.SIGURG
 AGAIN_SECONDS = 1.0
 
 
-class Overdue(BaseException):
-    """A limit has passed. Not an Exception: code that forgives every error must not forgive this one."""
+class Overdue(Interruption):
+    """A limit has passed."""
 
 
 def _is_main() -> bool:

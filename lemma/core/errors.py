@@ -29,6 +29,11 @@ class UserError(Exception):
         super().__init__(visible(" ".join(f"{place}{problem}{hint}".split())))
 
 
+class Interruption(BaseException):
+    """Raised by a signal or a deadline into whatever runs at that moment, and never a fault of that. Not an Exception:
+    code that forgives every error must not forgive this one."""
+
+
 class SeveralErrors(UserError):
     """Several of them that were found at the same time, a line each; `problem`, `file`, `line` and `fix` are those of
     the first."""

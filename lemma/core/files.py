@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from lemma.core.faults import fault_point
+from lemma.core.outside import check_is_trainer
 
 # Files that are written, hashed or synced side by side.
 AT_ONCE = 8
@@ -144,6 +145,7 @@ class JsonLines:
         """Rows that are JSON already, each on one line; what was written."""
         if not lines:
             return b""
+        check_is_trainer()
         if self._failure is not None:  # the last line may be half a line, and nothing may follow it
             raise self._failure
         try:

@@ -22,9 +22,9 @@ from contextlib import suppress
 from typing import Any
 
 from lemma.config.registry import file_of, load_place
+from lemma.core.descendants import adopt_orphans, end_descendants, fork, reap
 from lemma.core.errors import UserError
 from lemma.core.types import Message, Outcome, Problem
-from lemma.environments.descendants import adopt_orphans, end_descendants, fork, reap
 
 LONGEST_REASON = 500
 LOOK_SECONDS = 0.5

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from traceback import extract_tb
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
 from lemma.config.registry import file_of, is_place, load_place
-from lemma.core.errors import UserError
+from lemma.core.errors import Interruption, UserError
+from lemma.core.outside import OutsideCode
 from lemma.core.types import Problem
 from lemma.environments.attempts import Attempt
 from lemma.environments.environment import Deadlines, Environment, EnvironmentOptions
@@ -40,18 +42,28 @@ class CustomWorld(EnvironmentOptions):
 
     def problems(self, split: str) -> Sequence[Problem] | None:
         """From the class's static method `problems`, if it has one."""
-        own = self._static("problems")
-        return None if own is None else own(split)
+        return self._static("problems", None, split)
 
     def summarise(self, attempts: Sequence[Attempt]) -> Mapping[str, Sequence[float]]:
         """From the class's static method `summarise`, if it has one."""
-        own = self._static("summarise")
-        return {} if own is None else own(attempts)
+        return self._static("summarise", {}, attempts)
 
-    def _static(self, name: str) -> Any:
+    def _static(self, name: str, usual: Any, *given: Any) -> Any:
+        """What this static method of the class returns; `usual` if it has none."""
         world_class = load_class(self.class_)
-        is_static = isinstance(inspect.getattr_static(world_class, name, None), staticmethod | classmethod)
-        return getattr(world_class, name) if is_static else None
+        if not isinstance(inspect.getattr_static(world_class, name, None), staticmethod | classmethod):
+            return usual
+        try:
+            with OutsideCode():
+                return getattr(world_class, name)(*given)
+        except (UserError, KeyboardInterrupt, Interruption):
+            raise
+        except BaseException as error:
+            raise UserError(
+                f"`{name}` of the environment {self.label} failed with {type(error).__name__}: {error}",
+                file=file_of(self.class_),
+                line=extract_tb(error.__traceback__)[-1].lineno,
+            ) from error
 
     def make(self) -> Environment:
         return load_class(self.class_)(**self.options)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from lemma.core.async_calls import Caller
-from lemma.core.errors import UserError
+from lemma.core.errors import Interruption, UserError
+from lemma.core.outside import OutsideCode
 from lemma.core.types import Message, Outcome, Problem
 from lemma.environments.environment import Environment, EnvironmentOptions, Reply, Utterance, WorldGone
 
@@ -67,8 +67,8 @@ class Room:
     def __init__(self, options: EnvironmentOptions, is_worker: bool = False):
         self._options, self._caller, self._deadlines = options, Caller(), options.deadlines
         self._worlds: dict[int, Environment] = {}
-        # In a worker only the environment raises; in the trainer a KeyboardInterrupt is the user's.
-        self._caught: tuple[type[BaseException], ...] = (BaseException,) if is_worker else (Exception, SystemExit)
+        # In a worker only the environment raises; in the trainer these are raised by a signal.
+        self._passed: tuple[type[BaseException], ...] = () if is_worker else (KeyboardInterrupt, Interruption)
 
     def perform(self, order: WorldOrder, say: Callable[[WorldAnswer], None]) -> None:
         """Execute an order and report the result. A world that fails is closed and removed."""
@@ -80,14 +80,17 @@ class Room:
             began = time.monotonic()
 
         try:
-            value = self._performed(order, replayed)
+            with OutsideCode():
+                value = self._performed(order, replayed)
         except WrongKind as wrong:
             answer = WorldAnswer(order.world, "wrong", str(wrong))
         except UserError as error:
             answer = WorldAnswer(order.world, "refused", str(error))
         except (WorldGone, ConnectionError, TimeoutError) as error:
             answer, is_late = WorldAnswer(order.world, "gone", _words(error)), isinstance(error, TimeoutError)
-        except self._caught as error:  # what an environment raises is not the policy's fault
+        except self._passed:
+            raise
+        except BaseException as error:  # noqa: BLE001 (what an environment raises is not the policy's fault)
             answer = WorldAnswer(order.world, "error", _words(error))
         else:
             say(WorldAnswer(order.world, "given", value, time.monotonic() - began))
@@ -126,8 +129,13 @@ class Room:
         """Close a world, if it exists; errors are ignored."""
         world = self._worlds.pop(number, None)
         if world is not None:
-            with suppress(*self._caught):
-                self._caller.call(world.close, seconds=seconds)
+            try:
+                with OutsideCode():
+                    self._caller.call(world.close, seconds=seconds)
+            except self._passed:
+                raise
+            except BaseException:  # noqa: BLE001
+                pass
 
     def close(self) -> None:
         for number in list(self._worlds):

@@ -19,8 +19,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+from lemma.core.descendants import PAUSE_SECONDS, adopt_orphans, end_descendants, fork, reap
 from lemma.environments import ENVIRONMENTS
-from lemma.environments.descendants import PAUSE_SECONDS, adopt_orphans, end_descendants, fork, reap
 from lemma.environments.environment import EnvironmentOptions
 from lemma.environments.order_frames import answer_to_wire, order_from_wire, pack, unpack
 from lemma.environments.room import Room, WorldAnswer, WorldOrder

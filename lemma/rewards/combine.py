@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import TypeVar, cast
 
 from lemma.core.async_calls import as_they_end, result_of
 from lemma.core.deadlines import Overdue, Stopwatch
-from lemma.core.errors import UserError
+from lemma.core.errors import Interruption, UserError
+from lemma.core.outside import OutsideCode
 from lemma.rewards.reward import Reward, RewardInput, WrongReturn
 
 Given = TypeVar("Given")
@@ -48,7 +49,9 @@ class RewardFailed(UserError):
 def _said_by(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as other:  # noqa: BLE001 (a class of somebody's own, which may do anything)
+    except (KeyboardInterrupt, Interruption):
+        raise
+    except BaseException as other:  # noqa: BLE001 (a class of somebody's own, which may do anything)
         return f"(and {type(other).__name__} when it was asked why)"
 
 
@@ -114,24 +117,20 @@ def _column(reward: Reward, name: str, items: Sequence[RewardInput]) -> list[flo
         if not at_once:
             score = reward.score if watch is None else partial(_timed, watch, reward.score)
             return [_value(reward, name, item, score) for item in items]
-        try:
-            return result_of(reward.score_all(items)) if watch is None else _timed(watch, reward.score_all, items)
-        except Overdue as error:
-            raise _late(reward, name, items) from error
+        score_all = reward.score_all if watch is None else partial(_timed, watch, reward.score_all)
+        with _blamed(reward, name, items):
+            return result_of(score_all(items))
 
 
 def _awaited_column(reward: Reward, name: str, items: Sequence[RewardInput]) -> list[float | None]:
     """The values of a reward that is `async`, for all completions at the same time. The first failure ends the rest."""
     column: dict[int, float | None] = {}
     try:
-        with closing(as_they_end([reward.score_async(item) for item in items], reward.seconds_each)) as ended:
+        calls = [reward.score_async(item) for item in items]
+        with OutsideCode(), closing(as_they_end(calls, reward.seconds_each)) as ended:
             for place, future in ended:
-                try:
+                with _blamed(reward, name, items[place : place + 1]):
                     column[place] = future.result()
-                except UserError:
-                    raise
-                except (Exception, SystemExit, GeneratorExit) as error:
-                    raise RewardFailed(reward, name, items[place].completion, error) from error
     except TimeoutError as error:
         waiting = next(item for place, item in enumerate(items) if place not in column)
         raise _late(reward, name, [waiting]) from error
@@ -139,15 +138,23 @@ def _awaited_column(reward: Reward, name: str, items: Sequence[RewardInput]) -> 
 
 
 def _value(reward: Reward, name: str, item: RewardInput, score: Callable[[RewardInput], float | None]) -> float | None:
-    try:
+    with _blamed(reward, name, [item]):
         value = score(item)
         return value if value is None or type(value) is float else result_of(value)
+
+
+@contextmanager
+def _blamed(reward: Reward, name: str, items: Sequence[RewardInput]) -> Iterator[None]:
+    """Within `with`, a reward scores these: an error that names it if it raises anything or takes too long."""
+    try:
+        with OutsideCode():
+            yield
     except Overdue as error:
-        raise _late(reward, name, [item]) from error
-    except UserError:
+        raise _late(reward, name, items) from error
+    except (UserError, KeyboardInterrupt, Interruption):
         raise
-    except (Exception, SystemExit, GeneratorExit) as error:
-        raise RewardFailed(reward, name, item.completion, error) from error
+    except BaseException as error:
+        raise RewardFailed(reward, name, items[0].completion, error) from error
 
 
 def _timed(watch: Stopwatch, work: Callable[[Given], Found], given: Given) -> Found:

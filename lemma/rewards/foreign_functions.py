@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from lemma.core.async_calls import result_of
 from lemma.core.errors import UserError
-from lemma.rewards.combine import RewardFailed
 from lemma.rewards.custom import EachFunction, FunctionReward, load_function, number_of, parameters_of
 from lemma.rewards.reward import RewardInput, WrongReturn
 from lemma.rewards.trl_function import listed
@@ -54,14 +53,9 @@ class OpenRlhfFunction(FunctionReward):
         queries = [prompt + item.completion for prompt, item in zip(prompts, items, strict=True)]
         values = (queries, prompts, [item.problem.gold for item in items])
         function = load_function(self.function)
-        try:
-            found = function(**_taken(function, dict(zip(OPENRLHF, values, strict=True))), **self.options)
-            ended = result_of(found, self.seconds * len(items))
-            return [number_of(value) for value in listed(_inside(ended, "rewards"), len(items))]
-        except UserError:
-            raise
-        except (Exception, SystemExit, GeneratorExit) as error:
-            raise RewardFailed(self, self.label, items[0].completion, error) from error
+        found = function(**_taken(function, dict(zip(OPENRLHF, values, strict=True))), **self.options)
+        ended = result_of(found, self.seconds * len(items))
+        return [number_of(value) for value in listed(_inside(ended, "rewards"), len(items))]
 
 
 def owner_of(function: Any) -> str | None:

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal
 
 from lemma.core.async_calls import result_of
 from lemma.core.errors import UserError
-from lemma.rewards.combine import RewardFailed
 from lemma.rewards.custom import TRL_ARGUMENTS, FunctionReward, load_function, number_of, parameters_of
 from lemma.rewards.reward import RewardInput, WrongReturn
 
@@ -45,13 +44,8 @@ class TrlFunction(FunctionReward):
         if not items:
             return []
         function, given = load_function(self.function), self._arguments(items)
-        try:
-            found = result_of(function(**given), self.seconds * len(items))
-            return [number_of(value) for value in listed(found, len(items))]
-        except UserError:
-            raise
-        except (Exception, SystemExit, GeneratorExit) as error:
-            raise RewardFailed(self, self.label, items[0].completion, error) from error
+        found = result_of(function(**given), self.seconds * len(items))
+        return [number_of(value) for value in listed(found, len(items))]
 
     def _arguments(self, items: Sequence[RewardInput]) -> dict[str, Any]:
         """The columns that the function takes: all of them with `**kwargs`, otherwise those that it names."""

@@ -15,6 +15,7 @@ from lemma.cluster.launching import is_begun_already
 from lemma.core.collector import set_aside
 from lemma.core.errors import UserError, nearest
 from lemma.core.events import Said, Sink
+from lemma.core.outside import training
 from lemma.core.ranks import from_leader, is_leader, speakers, together, use_slots, usual_slots, world_size
 from lemma.formats import Format
 from lemma.learning.divergence import Diverged
@@ -75,7 +76,7 @@ def train(
     device = pick_device(recipe.run.device)
     if recipe.model.path != TINY:
         _check_start(Path(resolve(recipe.model.path)))
-    folder = _opened(there.path)
+    folder = _opened(Path(recipe.run.dir))
     try:
         anew = [name for name in recipe.stages if name not in skipped] if fresh else []
         facts = from_leader(lambda: _begun(recipe, folder, anew, fresh, extend, sink), "the run folder")
@@ -83,7 +84,7 @@ def train(
         torch.set_num_threads(int(facts["threads"]))
         _take_slots(recipe.cluster, wanted, int(facts.get("slots", 1)), sink)
         _determinism(recipe.run, device, sink)
-        with StopSignal().listening() as stop, set_aside():
+        with StopSignal().listening() as stop, set_aside(), training():
             return _run_stages(recipe, skipped, folder, device, sink, stop)
     except UserError:
         if is_leader():
@@ -209,14 +210,15 @@ def _run_stages(
                 sink(Said(f"{name}: done; stopped before the next stage; the same command resumes from here"))
                 return 0
     if wanted:
-        sink(Said(f"the model is in {folder.final_model(wanted[-1])}"))
+        final = folder.final_model(wanted[-1])
+        sink(Said(f"the model is in {final and folder.shown(final)}"))
     return 0
 
 
 def _check_skipped(folder: RunFolder, name: str) -> None:
     if folder.final_model(name) is None:
         raise UserError(
-            f"stage {name} is skipped, but {folder.stage(name) / 'final'} holds no model to go on from",
+            f"stage {name} is skipped, but {folder.shown(folder.stage(name) / 'final')} holds no model to go on from",
             fix="run that stage first",
         )
 

@@ -48,10 +48,12 @@ class RunFolder:
 
     A fresh start sets the earlier run aside and removes it only when a stage has really begun: a start that fails
     (wrong path, missing model) puts it back; if a process dies before that, the next opening of the folder does.
+    Its paths are absolute: code of the user's own may change the working folder while files are written.
     """
 
     def __init__(self, path: Path, *, only_read: bool = False):
-        self.path = path
+        self.given = path
+        self.path = path.absolute()
         self.metrics: JsonLines | None = None
         self._lock: IO[str] | None = None
         self._aside = path / ".earlier"
@@ -64,7 +66,7 @@ class RunFolder:
             self.put_back()
 
     def _take_lock(self) -> None:
-        path = self.path
+        path = self.given
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = open(path / ".lock", "a")
@@ -95,7 +97,7 @@ class RunFolder:
             facts = None
         if facts is not None and facts["digest"] != digest:
             raise UserError(
-                f"{self.path} holds a run of another recipe{self._difference(recipe_yaml)}",
+                f"{self.given} holds a run of another recipe{self._difference(recipe_yaml)}",
                 fix="change run.dir, restore the recipe, or start over with --fresh"
                 + (" and all of its stages" if fresh else ""),
             )
@@ -228,6 +230,10 @@ class RunFolder:
                 before, after = (in_yaml(one[key]) if key in one else "not there" for one in (was, now))
                 return f" ({key} was {before}, is {after})"
         return ""
+
+    def shown(self, path: Path) -> Path:
+        """A path in this folder, as the user would write it."""
+        return self.given / path.relative_to(self.path)
 
     def stage(self, name: str) -> Path:
         return self.path / "stages" / name

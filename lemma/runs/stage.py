@@ -17,6 +17,7 @@ from lemma.core.errors import UserError
 from lemma.core.events import Axis, Event, Measured, Progressed, Said, Sink, StageEnded, StageStarted
 from lemma.core.faults import fault_point
 from lemma.core.files import write_whole
+from lemma.core.outside import check_is_trainer
 from lemma.core.random import key
 from lemma.core.ranks import from_leader, is_leader, note_place, slots, world_size
 from lemma.core.roll_call import check_alike
@@ -49,7 +50,8 @@ class Kept(Protocol):
 
 @dataclass
 class Clock:
-    """Time spent since the last reading, by name, and how many tokens were trained on and sampled in it."""
+    """Time spent since the last reading, by name, and how many tokens were trained on and sampled in it. The parts of
+    a step begin here, in the process that trains."""
 
     spent: dict[str, float] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
@@ -59,6 +61,7 @@ class Clock:
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
+        check_is_trainer()
         begin = time.perf_counter()
         note_place(name)
         yield
@@ -320,6 +323,7 @@ class Stage:
             raise Stopped
 
     def save(self, learner: Learner, step: int, *, prune: bool = True) -> None:
+        check_is_trainer()
         self.before_saving()
         if self.folder.metrics is not None:
             self.folder.metrics.sync()
@@ -369,7 +373,8 @@ class Stage:
         facts: dict[str, Any] = {"seconds": time.perf_counter() - self._went_on}
         if self._best is not None:
             facts |= {f"best {self._best[0]}": self._best[1]}
-        return {**facts, "model": str(self.folder.final_model(self.name))}
+        final = self.folder.final_model(self.name)
+        return {**facts, "model": str(final and self.folder.shown(final))}
 
     def explain(self, error: Diverged) -> UserError:
         """An error that says what to do about a divergence, and what is left of the stage."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from lemma.core.errors import Interruption
 from lemma.core.ranks import gather_over_ranks, is_stop_asked, may_leave
 
 
@@ -16,8 +17,8 @@ class Stopped(Exception):
     """The run was asked to stop, has finished its step and saved."""
 
 
-class StopNow(BaseException):
-    """The run was asked to stop during something that a later start repeats. No error handler may swallow it."""
+class StopNow(Interruption):
+    """The run was asked to stop during something that a later start repeats."""
 
 
 class StopSignal:

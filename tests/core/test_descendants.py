@@ -12,7 +12,7 @@ import pytest
 PROGRAM = """
 import subprocess, sys
 import psutil
-from lemma.environments.descendants import adopt_orphans, end_descendants
+from lemma.core.descendants import adopt_orphans, end_descendants
 
 if sys.argv[1] == "blind":
     def refuse(*given, **more):

@@ -1,7 +1,9 @@
-"""Lets a watcher process kill all descendants, whatever process groups and sessions they made."""
+"""Lets a process kill all descendants, whatever process groups and sessions they made: a watcher, or a command that
+ends."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -42,13 +44,28 @@ def reap(child: int) -> int | None:
     return status
 
 
-def end_descendants() -> None:
-    """Kill every descendant of this process."""
+def end_descendants_at_exit() -> None:
+    """When this process ends, kill what code of the user's own has started and not ended. Whoever ends its own children
+    at that time registers later, and is called before."""
+    import multiprocessing.util  # noqa: F401 (whose own exit waits for children, and comes after this one)
+
+    def end_left_behind() -> None:
+        tracker = sys.modules.get("multiprocessing.resource_tracker")  # ends by itself, and tidies up before that
+        end_descendants(spare=None if tracker is None else tracker._resource_tracker._pid)
+
+    atexit.register(end_left_behind)
+
+
+def end_descendants(spare: int | None = None) -> None:
+    """Kill every descendant of this process but one."""
     import psutil
 
     until, own = time.monotonic() + END_SECONDS, psutil.Process()
     try:
-        while (below := own.children(recursive=True)) and time.monotonic() < until:
+        while time.monotonic() < until:
+            below = [one for one in own.children(recursive=True) if one.pid != spare]
+            if not below:
+                break
             for process in below:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(process.pid, signal.SIGKILL)
