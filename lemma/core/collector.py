@@ -9,6 +9,21 @@ from contextlib import contextmanager
 
 
 @contextmanager
+def loading() -> Iterator[None]:
+    """Inside `with`, many objects are made that stay, and the collector does not go through them again and again; in
+    `set_aside`, it skips them afterwards as well."""
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if gc.get_freeze_count():
+            gc.freeze()
+        if is_on:
+            gc.enable()
+
+
+@contextmanager
 def set_aside(*, collect: bool = True) -> Iterator[None]:
     """Inside `with`, the collector skips all objects that existed before. Within another one it goes on as it is.
 

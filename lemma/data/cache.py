@@ -20,6 +20,7 @@ from typing import Any
 from lemma.core import types
 from lemma.core.errors import warn
 from lemma.core.files import write_whole
+from lemma.core.progress import counted
 from lemma.core.types import Demonstration, Judged, Message, Preference, Problem, content_id
 from lemma.data import (
     choices,
@@ -91,7 +92,8 @@ def cached(folder: Path, key: dict[str, Any], build: Callable[[], Built]) -> Bui
         body = "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines).encode()
         _store(path, key, body)
     first, *others = body.splitlines()
-    return [_decode(json.loads(line)) for line in others], json.loads(first)
+    counting = counted(others, "reading prepared rows", len(others))
+    return [_decode(json.loads(line)) for line in counting], json.loads(first)
 
 
 def _store(path: Path, key: dict[str, Any], body: bytes) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lemma.core.errors import UserError
+from lemma.core.progress import counted
 from lemma.data.bounded_lines import BoundedLines, check_is_file
 from lemma.data.rows import JsonError, Row, parsed
 
@@ -41,11 +42,12 @@ def read_file(path: Path) -> Iterator[Row]:
         if kind in (".parquet", ".arrow"):
             yield from _table_rows(path, kind)
             return
-        with gzip.open(path, "rb") if kind.endswith(".gz") else open(path, "rb") as handle:
+        with open(path, "rb") as raw, gzip.open(raw, "rb") if kind.endswith(".gz") else raw as handle:
             newline = "" if kind.startswith((".csv", ".tsv")) else "\n"
             bounded: Any = BoundedLines(handle, path)
             text = io.TextIOWrapper(bounded, encoding="utf-8-sig", newline=newline)
-            yield from _text_rows(path, kind, text)
+            rows = _text_rows(path, kind, text)
+            yield from counted(rows, f"reading {path.name} (bytes)", path.stat().st_size, raw.tell)
     except UnicodeDecodeError as error:
         raise UserError("this file is not UTF-8 text", file=path, fix="save it as UTF-8") from error
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:

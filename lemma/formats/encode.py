@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -23,7 +24,29 @@ _TOLD: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def encode_text(text: str, tokenizer: Any) -> list[int]:
     """The ids of a text in which special tokens, if any, are written out."""
+    backend = _plain_backend(tokenizer) if text else None
+    if backend is not None:
+        return list(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
     return list(tokenizer.encode(text, add_special_tokens=False)) if text else []
+
+
+def _plain_backend(tokenizer: Any) -> Any | None:
+    """What encodes a text in a tokenizer of the usual kind, in half of the time; None where the tokenizer does more, or
+    would set it up in another way first."""
+    kind: Any = type(tokenizer)
+    if not _is_usual(kind):
+        return None
+    backend = tokenizer.backend_tokenizer
+    is_set_up = backend.truncation is None and backend.padding is None
+    return backend if is_set_up and backend.encode_special_tokens == tokenizer.split_special_tokens else None
+
+
+@lru_cache(maxsize=16)
+def _is_usual(kind: type) -> bool:
+    from transformers import PreTrainedTokenizerFast
+
+    names = ("encode", "_encode_plus", "backend_tokenizer")
+    return all(getattr(kind, name, None) is getattr(PreTrainedTokenizerFast, name) for name in names)
 
 
 def encode_texts(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:

@@ -14,8 +14,9 @@ from lemma.cluster.cluster_options import ClusterOptions
 from lemma.cluster.launching import is_begun_already
 from lemma.core.collector import set_aside
 from lemma.core.errors import UserError, nearest
-from lemma.core.events import Said, Sink
+from lemma.core.events import Progressed, Said, Sink
 from lemma.core.outside import training
+from lemma.core.progress import Tell, telling
 from lemma.core.ranks import from_leader, is_leader, speakers, together, use_slots, usual_slots, world_size
 from lemma.formats import Format
 from lemma.learning.divergence import Diverged
@@ -84,7 +85,7 @@ def train(
         torch.set_num_threads(int(facts["threads"]))
         _take_slots(recipe.cluster, wanted, int(facts.get("slots", 1)), sink)
         _determinism(recipe.run, device, sink)
-        with StopSignal().listening() as stop, set_aside(), training():
+        with StopSignal().listening() as stop, set_aside(), training(), telling(_tell_to(sink)):
             return _run_stages(recipe, skipped, folder, device, sink, stop)
     except UserError:
         if is_leader():
@@ -92,6 +93,19 @@ def train(
         raise
     finally:
         folder.close()
+
+
+def _tell_to(sink: Sink) -> Tell:
+    """Tells how far work is: in a sentence when it is first heard of, then as progress."""
+    heard: set[str] = set()
+
+    def tell(what: str, done: int, total: int) -> None:
+        if what not in heard:
+            heard.add(what)
+            sink(Said(f"{what}: {total:,}"))
+        sink(Progressed(what, done, total))
+
+    return tell
 
 
 def _opened(path: Path) -> RunFolder:

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from lemma.core.collector import loading
 from lemma.core.errors import UserError
+from lemma.core.progress import counted
 from lemma.core.random import permutation
 from lemma.core.types import Demonstration, Trajectory, content_id
 from lemma.data.choices import as_asked
@@ -182,6 +184,7 @@ class TrainingData:
         return [Trajectory(ids, np.arange(len(ids)) > 0, origin="teacher") for ids in pieces]
 
 
+@loading()
 def prepare(
     stage: Stage, options: SupervisedOptions, fmt: Format, policy: Policy
 ) -> tuple[TrainingData, Sequence[Trajectory], Systems]:
@@ -268,7 +271,8 @@ def _encoded(
     stage: Stage, options: SupervisedOptions, fmt: Format, items: Sequence[Demonstration], tokenizer: Any
 ) -> list[Trajectory]:
     """Demonstrations as ids; a conversation whose template rewrites earlier turns gives one sequence per turn."""
-    encoded = [encode_learnt(fmt, item, tokenizer, options.turns, options.train_on) for item in items]
+    counting = counted(items, f"{stage.name}: tokenizing", len(items))
+    encoded = [encode_learnt(fmt, item, tokenizer, options.turns, options.train_on) for item in counting]
     parted = sum(len(one) > 1 for one in encoded)
     if parted:
         stage.say(

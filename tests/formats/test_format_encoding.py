@@ -27,7 +27,7 @@ from lemma.formats.encode import (
     warn_of_unknown_words,
 )
 from lemma.models.tiny import tiny_tokenizer
-from tests.formats.tokenizers_made_here import KINDS, make_spacing_tokenizer, make_tokenizer
+from tests.formats.tokenizers_made_here import KINDS, all_tokenizers, make_spacing_tokenizer, make_tokenizer
 
 PROBLEM = Problem((Message("user", "What is 2 + 2?"),), id="row-7")
 WORKED = Demonstration(PROBLEM, reasoning="two and two", answer="4")
@@ -249,3 +249,17 @@ def test_prompts_and_outputs_as_in_the_reference() -> None:
 def test_prompts_and_outputs_must_pair_up() -> None:
     with pytest.raises(ValueError, match="shorter"):
         tokenize_prompt_and_output(["Hello", "Hello"], ["Hello"], WordTokenizer())
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_text_has_the_ids_that_transformers_gives_it_however_the_tokenizer_is_set_up(kind: str) -> None:
+    tokenizer, text = all_tokenizers()[kind], "eva has 3 pens <eos> </s> . é 漢 how many ?"
+    for split in (False, True):
+        tokenizer.split_special_tokens = split
+        expected = list(tokenizer.encode(text, add_special_tokens=False))
+        assert encode_text(text, tokenizer) == expected
+        tokenizer.backend_tokenizer.enable_truncation(2)
+        tokenizer.backend_tokenizer.enable_padding(length=64)
+        assert encode_text(text, tokenizer) == expected
+        tokenizer.backend_tokenizer.encode_special_tokens = not split
+        assert encode_text(text, tokenizer) == expected

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from lemma.core.collector import loading
 from lemma.core.errors import UserError
+from lemma.core.progress import counted
 from lemma.core.types import Demonstration, Problem
 from lemma.data.choices import as_asked
 from lemma.data.data_options import DataOptions, LengthOptions
@@ -33,6 +35,7 @@ Given = tuple[Item, Task]
 """A row, and the task that it gives."""
 
 
+@loading()
 def prepare_tasks(
     stage: Stage, options: ReinforcementOptions, fmt: Format, policy: Policy
 ) -> tuple[list[Task], int, list[Problem]]:
@@ -87,7 +90,8 @@ def _given(stage: Stage, options: ReinforcementOptions, fmt: Format, tokenizer: 
     if options.algorithm.uses_traces:
         return _with_traces(stage, options, fmt, tokenizer, items)
     problems = opened_all(options.environment, [asked_first(as_asked(item)) for item in items], stage.seed)
-    tasks = [Task(problem, encode_prompt(fmt, problem, tokenizer)) for problem in problems]
+    counting = counted(problems, f"{stage.name}: tokenizing", len(problems))
+    tasks = [Task(problem, encode_prompt(fmt, problem, tokenizer)) for problem in counting]
     return list(zip(items, tasks, strict=True))
 
 
