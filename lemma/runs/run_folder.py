@@ -39,6 +39,7 @@ OWN_FOLDERS = ("stages", "tensorboard", "wandb", "journal", "evaluations", "logs
 # In `.earlier`: the names that were set aside, written before the first of them is moved.
 NAMES = "names.json"
 DOOMED = ".doomed-"
+EARLIER = ".earlier"
 # In the folder of a stage: the ranks of its last start, what they shard, and the tokens they compute at a time.
 LAYOUT = "layout.json"
 
@@ -56,7 +57,7 @@ class RunFolder:
         self.path = path.absolute()
         self.metrics: JsonLines | None = None
         self._lock: IO[str] | None = None
-        self._aside = path / ".earlier"
+        self._aside = path / EARLIER
         # Digests of the recipe, newest first: a lengthened run has several.
         self.recipes: list[str] = []
         if not only_read:
@@ -311,8 +312,12 @@ class RunFolder:
 
 def refuse_links(run: Path) -> None:
     """Refuse a run folder in which a link leads outside, or a file that is written to is none: a folder from somebody
-    else must not have anything written, moved or removed elsewhere. The run folder itself may be a link."""
-    home = os.path.realpath(run)
+    else must not have anything written, moved or removed elsewhere. The run folder itself may be a link.
+
+    The folder of each session of Weights & Biases holds a link to a log of its own. Nothing is written there again, and
+    what is removed is not followed.
+    """
+    home, sessions = os.path.realpath(run), (run / "wandb", run / EARLIER / "wandb")
     for place, folders, names in os.walk(run):
         for path in (os.path.join(place, name) for name in (*folders, *names)):
             if os.path.islink(path) and not (os.path.realpath(path) + os.sep).startswith(home + os.sep):
@@ -320,6 +325,10 @@ def refuse_links(run: Path) -> None:
                     f"{path} is a link that leads out of the run folder",
                     fix="put what it leads to in its place, or make the whole run folder a link",
                 )
+        if Path(place) in sessions:
+            folders.clear()
+        elif place == str(run):
+            folders[:] = [name for name in folders if not name.startswith(DOOMED)]
     for name in (".lock", *OWN_FILES):
         if (run / name).exists() and not (run / name).is_file():
             raise UserError(f"{run / name} is not a file", fix="remove it, or give this run another run.dir")

@@ -22,6 +22,7 @@ from lemma.reporting import make_sink
 from lemma.reporting.console import Console
 from lemma.reporting.sinks import Loggers
 from lemma.reporting.text import Pace, duration, headline, number
+from lemma.runs.run_folder import refuse_links
 
 
 def row(step: int, loss: float, stage: str = "sft", axis: str = "train") -> Measured:
@@ -271,6 +272,7 @@ def test_wandb_offline_keeps_its_run_and_survives_the_death_of_its_service(tmp_p
     assert [row.get("sft/train_step") for row in rows] == ["1", "2", "3", None]
     assert rows[3]["sft/eval_step"] == "3" and rows[3]["sft/eval/loss"] == "0.25"
     assert "wandb sync" in (run_dir / "run.log").read_text()
+    refuse_links(run_dir)
 
     command = [sys.executable, "-c", WANDB_DIES, str(run_dir)]
     own_service = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}

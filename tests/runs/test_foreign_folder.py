@@ -80,6 +80,24 @@ def test_links_that_stay_inside_and_a_run_folder_that_is_a_link(run: Path, tmp_p
     RunFolder(tmp_path / "elsewhere").close()
 
 
+def test_folders_of_weights_and_biases_link_to_its_log(run: Path, victim: Path) -> None:
+    """Whether they are in use, set aside by a fresh start, or being deleted; but only where nothing is written."""
+    for place in ("wandb", ".earlier/wandb", ".doomed-0/wandb"):
+        (run / place / "run-1" / "logs").mkdir(parents=True)
+        (run / place / "run-1" / "logs" / "debug-core.log").symlink_to(victim / "file")
+    folder = RunFolder(run)
+    folder.close()
+    assert not (run / ".doomed-0").exists() and untouched(victim)
+    (run / "stages" / "wandb").mkdir()
+    (run / "stages" / "wandb" / "checkpoints").symlink_to(victim)
+    with pytest.raises(UserError, match="stages/wandb/checkpoints is a link that leads out"):
+        RunFolder(run)
+    (run / "stages" / "wandb" / "checkpoints").unlink()
+    (run / "wandb" / "run-2").symlink_to(victim)
+    with pytest.raises(UserError, match="wandb/run-2 is a link that leads out"):
+        RunFolder(run)
+
+
 def test_a_file_that_is_none(run: Path) -> None:
     os.mkfifo(run / "metrics.jsonl")
     with pytest.raises(UserError, match=r"metrics\.jsonl is not a file"):
