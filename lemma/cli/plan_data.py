@@ -100,10 +100,11 @@ def _items(stage: StageOptions, seed: int) -> Sequence[Any]:
     from lemma.data.load_rows import load_demonstrations, load_judged, load_preferences, load_problems
     from lemma.stages.preference.preference_options import PreferenceOptions
     from lemma.stages.reinforcement.rl_options import ReinforcementOptions
+    from lemma.stages.reinforcement.rl_problems import gold_wanted
 
     data = stage.data  # type: ignore[attr-defined]
     if isinstance(stage, ReinforcementOptions):
-        return load_problems(data, seed)
+        return load_problems(data, seed, wanted=gold_wanted(stage))
     if isinstance(stage, PreferenceOptions):
         return load_preferences(data, seed) if stage.algorithm.paired else load_judged(data, seed)
     return load_demonstrations(data, seed)

@@ -48,6 +48,11 @@ def prompt_completion(values: Values) -> Demonstration:
     return Demonstration(_problem(said[:-1], values), response=response, turns_from=len(asked), more=said[-1].more)
 
 
+def prompt_alone(values: Values) -> Problem:
+    """`prompt`, text or messages: a problem whose samples are paid for something else than the right answer."""
+    return _problem(messages(values, "prompt"), values)
+
+
 def chat(values: Values) -> Demonstration:
     """`messages` (or `conversations`), which end with the assistant's; `tools` where it may call some."""
     said = messages(values, "messages", "conversations", "conversation")

@@ -38,9 +38,13 @@ def load_rows(options: DataOptions, seed: int, *, keep_columns: bool = False) ->
     return _mixed(options, seed, lambda item: item, "anything", keep_columns=keep_columns)
 
 
-def load_problems(options: DataOptions, seed: int, *, keep_columns: bool = False) -> list[Problem]:
-    """Problems with at least one right answer each."""
-    return _mixed(options, seed, _as_problem, GRADED, keep_columns=keep_columns)
+def load_problems(
+    options: DataOptions, seed: int, *, keep_columns: bool = False, wanted: str | None = GRADED
+) -> list[Problem]:
+    """Problems with at least one right answer each, which an error calls what is `wanted`; None: or without any."""
+    if wanted is None:
+        return _mixed(options, seed, problem_of, "anything", keep_columns=keep_columns)
+    return _mixed(options, seed, _as_problem, wanted, keep_columns=keep_columns)
 
 
 def load_demonstrations(options: DataOptions, seed: int) -> list[Demonstration]:
@@ -142,7 +146,7 @@ def _raise_missing(source: SourceOptions, convert: Callable[[Item], T | None], w
 
 
 def _where_it_is(wanted: str) -> str:
-    name = {GRADED: "answer", IMITATED: "response"}.get(wanted)
+    name = next((name for what, name in {GRADED: "answer", IMITATED: "response"}.items() if what in wanted), None)
     return f"name the column that has it, such as `columns: {{{name}: NAME}}`" if name else "rename columns"
 
 

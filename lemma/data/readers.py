@@ -321,6 +321,7 @@ READERS: dict[str, Reader] = {
         _columns("messages|conversations|conversation"),
         "messages that end with the assistant's; tools",
     ),
+    "prompt": Reader(conversations.prompt_alone, _columns("prompt"), "prompt alone, text or messages"),
     "text": Reader(conversations.whole_text, _columns("text"), "text, learnt as it is"),
 }
 

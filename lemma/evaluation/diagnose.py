@@ -131,6 +131,11 @@ def diagnose(groups: Sequence[Sequence[Episode]], situation: Situation) -> Check
     return Checkup(numbers, findings)
 
 
+def _paid_without_gold(sample: Episode) -> bool:
+    """Whether there is nothing to be right about, and no reward asks."""
+    return sample.reason == "no_gold" and sample.reward is not None
+
+
 def measure(groups: Sequence[Sequence[Episode]], situation: Situation) -> dict[str, float]:
     """The numbers that the findings are made of, by name."""
     samples = [sample for group in groups for sample in group]
@@ -147,12 +152,13 @@ def measure(groups: Sequence[Sequence[Episode]], situation: Situation) -> dict[s
         "tokens": fmean(len(sample.ids) for sample in samples),
         "longest": float(max(len(sample.ids) for sample in samples)),
         "longest_prompt": float(max(len(sample.prompt) for sample in samples)),
-        "right": fmean(sample.right for sample in samples),
-        "unknown": fmean(sample.verdict == "unknown" for sample in samples),
+        "unknown": fmean(sample.verdict == "unknown" and not _paid_without_gold(sample) for sample in samples),
         "reward": fmean(value for values in known for value in values) if known else 0.0,
         "spread_of_all": float(np.std([value for values in known for value in values])) if known else 0.0,
         "logprob": float(logprobs.mean()) if len(logprobs) else 0.0,
     }
+    if not all(map(_paid_without_gold, samples)):
+        numbers["right"] = fmean(sample.right for sample in samples)
     if min(map(len, groups)) > 1:
         numbers |= {
             "distinct": fmean(len({tuple(s.ids.tolist()) for s in group}) / len(group) for group in groups),
@@ -309,7 +315,9 @@ def _rewards(groups: Sequence[Sequence[Episode]], n: Mapping[str, float], s: Sit
     spread = f"within a group {n['spread']:.3g}" if "dead" in n else f"over all samples {n['spread_of_all']:.3g}"
     each = {name.removeprefix(REWARD): value for name, value in n.items() if name.startswith(REWARD)}
     parts = f" ({', '.join(f'{name} {value:.3g}' for name, value in each.items())})" if len(each) > 1 else ""
-    text = f"mean {n['reward']:.3g}{parts}, spread {spread}, {n['right']:.0%} of the answers are right"
+    text = f"mean {n['reward']:.3g}{parts}, spread {spread}"
+    if "right" in n:
+        text += f", {n['right']:.0%} of the answers are right"
     if "dead" in n:
         text += f"; {n['dead']:.0%} of the groups have one reward for all and teach nothing"
     elif n["spread_of_all"] == 0:
@@ -328,13 +336,14 @@ def _dead_advice(groups: Sequence[Sequence[Episode]], n: Mapping[str, float], s:
     hotter = "" if _is_random(n, s) or _is_alike(n) else f"raise {s.prefix}.rollout.temperature"
     if n["unknown"] > 0.5:
         return f"most answers cannot be graded: check that {s.prefix}.data has gold answers"
-    if n["right"] > 0.9:
+    right = n.get("right", 0.5)
+    if right > 0.9:
         return f"take harder problems in {s.prefix}.data: the model solves nearly all of these"
-    if n["right"] < 0.1 and _is_cut_off(n):
+    if right < 0.1 and _is_cut_off(n):
         return _longer(n, s)
     if n["format"] == 0:
         return f"no completion keeps the format, so none is rewarded: {s.teach}"
-    if n["right"] < 0.1:
+    if right < 0.1:
         easier = f"take easier problems in {s.prefix}.data"
         return f"{' or '.join(filter(None, (easier, bigger)))}: nearly all answers are wrong"
     if not bigger:

@@ -15,6 +15,7 @@ from lemma.evaluation.benchmarks import Loaded
 from lemma.evaluation.eval_options import EvalOptions
 from lemma.evaluation.eval_settings import EvalSettings
 from lemma.evaluation.evaluator import evaluate, load_all
+from lemma.evaluation.in_environment import has_gold, is_scored_by
 from lemma.evaluation.metrics import mean_over_benchmarks
 from lemma.evaluation.questions import prepare
 from lemma.evaluation.results import Report
@@ -91,7 +92,16 @@ class StageEvaluator:
             engine, self.policy, self._benchmarks, self.settings, folder,
             model=model, rewards=self.rewards, sink=self.sink, option="run.dir",
         )  # fmt: skip
-        return {f"{PREFIX}{name}": value for name, value in flat_metrics(report).items()}
+        told = flat_metrics(report).items()
+        return {f"{PREFIX}{name}": value for name, value in told if not name.startswith(self._without_gold)}
+
+    @property
+    def _without_gold(self) -> tuple[str, ...]:
+        """How the names of numbers begin that say nothing: accuracies where nothing can be right."""
+        if is_scored_by(self.settings.environment):
+            return ()
+        names = [one.name for one in self._benchmarks if not has_gold(one.problems)]
+        return tuple(f"{name}/{kind}_accuracy" for name in names for kind in ("answer", "lenient"))
 
     def score(self, values: dict[str, float]) -> float:
         """The number that the best checkpoint has the highest of; the lowest where no sample could be rewarded."""

@@ -40,6 +40,11 @@ def is_scored_by(environment: EnvironmentOptions | None) -> bool:
     return environment is not None and not environment.is_graded and not environment.is_single_turn
 
 
+def has_gold(problems: Sequence[Problem]) -> bool:
+    """Whether a grader can tell anything about the answers to these."""
+    return any(problem.golds for problem in problems)
+
+
 def in_settings(environment: EnvironmentOptions) -> dict[str, Any]:
     """What the numbers depend on; files of a custom class by their content."""
     settings: dict[str, Any] = {"environment": environment.model_dump(mode="json")}

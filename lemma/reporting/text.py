@@ -146,9 +146,11 @@ def progress_line(what: str, pace: Pace, note: str, width: int) -> tuple[str, st
 
 
 def evaluated(event: Measured) -> str:
-    """An evaluation during a stage in one line: accuracies with their intervals, and numbers that explain them."""
+    """An evaluation during a stage in one line: accuracies with their intervals, and numbers that explain them; mean
+    rewards where no problem has a gold."""
     values = {name.removeprefix(EVALUATION): value for name, value in event.values.items()}
-    benchmarks = [name.removesuffix(f"/{ACCURACY}") for name in values if name.endswith(f"/{ACCURACY}")]
+    measure = ACCURACY if any(name.endswith(f"/{ACCURACY}") for name in values) else "reward"
+    benchmarks = [name.removesuffix(f"/{measure}") for name in values if name.endswith(f"/{measure}")]
     if not benchmarks:
         return f"{event.stage}: {event.axis} step {event.step}: {headline(event, most=6)}"
     names = ["", *benchmarks] if len(benchmarks) > 1 else benchmarks
@@ -157,12 +159,14 @@ def evaluated(event: Measured) -> str:
         front = f"{name}/" if name else ""
         low, high = (values.get(f"{front}{ACCURACY}_{end}") for end in ("low", "high"))
         interval = "" if low is None or high is None else f" ({100 * low:.1f} to {100 * high:.1f})"
-        parts.append(f"{name or 'mean'} {values[f'{front}{ACCURACY}']:.1%}{interval}")
+        value = values[f"{front}{measure}"]
+        shown = f"{value:.1%}{interval}" if measure == ACCURACY else f"reward {number(value)}"
+        parts.append(f"{name or 'mean'} {shown}")
     if len(names) > MOST_BENCHMARKS + 1:
         parts.append(f"and {len(names) - MOST_BENCHMARKS - 1} more")
     front = "" if len(benchmarks) > 1 else f"{benchmarks[0]}/"
     others = {"format": "format_accuracy", "cut off": "truncated"}
-    if values.get(f"{front}lenient_accuracy", 0.0) > values[f"{front}{ACCURACY}"] + WORTH_SAYING:
+    if values.get(f"{front}lenient_accuracy", 0.0) > values[f"{front}{measure}"] + WORTH_SAYING:
         others["lenient"] = "lenient_accuracy"
     told = [f"{word} {values[front + name]:.0%}" for word, name in others.items() if front + name in values]
     return f"{event.stage}: evaluation at step {event.step}: {', '.join(parts)}; {', '.join(told)}".removesuffix("; ")

@@ -71,6 +71,10 @@ class Length(Reward):
     shorter: bool = False
     """Any length up to the target counts as on target."""
 
+    @property
+    def needs_gold(self) -> bool:
+        return self.target is None
+
     def score(self, item: RewardInput) -> float | None:
         wanted = self.target
         if wanted is None:

@@ -129,6 +129,11 @@ class Reward(Options):
         return None
 
     @property
+    def needs_gold(self) -> bool:
+        """Whether it compares with the gold answer, so that a problem without one gets no reward."""
+        return self.needs_verdict or self.leaves_out
+
+    @property
     def is_ours(self) -> bool:
         """Whether it runs only Lemma's own code."""
         return type(self).__module__.startswith("lemma.") and self.place is None

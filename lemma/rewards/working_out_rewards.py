@@ -206,6 +206,10 @@ class Numbers(WorkingOutReward):
     name: Literal["numbers"] = "numbers"
     """Which reward."""
 
+    @property
+    def needs_gold(self) -> bool:
+        return True
+
     def score(self, item: RewardInput) -> float | None:
         gold, tags = need_gold(item, self.name), _tags(item)
         if self.variant == "notebook":

@@ -60,6 +60,7 @@ ROWS = {
     "question_answer": {"question": "2+2?", "answer": 4},
     "prompt_answer": {"prompt": "2+2?", "solution": "4"},
     "chat": {"messages": ASSISTANT},
+    "prompt": {"prompt": ASSISTANT[:1]},
     "text": {"text": "Two and two are four."},
 }
 

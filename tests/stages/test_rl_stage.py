@@ -336,7 +336,11 @@ def test_a_trace_continues_the_formats_own_prompt(tmp_path: Path) -> None:
     rows.write_text(json.dumps(row) + "\n" + json.dumps(row | {"ground_truth": None}) + "\n")
     world = toy.Toy(tmp_path)
     stage = small_stage(
-        tmp_path, {"name": "luffy", "group_size": 2}, data={"source": str(rows), "verbatim": True}, steps=1
+        tmp_path,
+        {"name": "luffy", "group_size": 2},
+        data={"source": str(rows), "verbatim": True},
+        rewards=["accuracy"],
+        steps=1,
     )
     recipe = world.recipe(stage | {"rollout": {"max_tokens": 9}, "batch": {"problems": 1}}, **SMALL)
     recipe = recipe.model_copy(update={"format": make_format({"name": "r1_zero", "preamble": False})})

@@ -264,6 +264,7 @@ def measure(stage: Stage, step: int, values: dict[str, float], policy: Policy, h
 
 
 def note_of(values: dict[str, float]) -> str:
-    right, credited = values.get("right", 0.0), values.get("reward/credited")
+    right = f", right {values['right']:.0%}" if "right" in values else ""
+    credited = values.get("reward/credited")
     reward = f"{values.get('reward/mean', 0.0):.3f}" + ("" if credited is None else f" (credited {credited:.3f})")
-    return f"reward {reward}, right {right:.0%}, length {values.get('length/mean', 0.0):.0f}"
+    return f"reward {reward}{right}, length {values.get('length/mean', 0.0):.0f}"

@@ -78,16 +78,20 @@ def _surprisal(samples: Sequence[Episode]) -> float:
 
 
 def _samples(samples: Sequence[Episode]) -> dict[str, float]:
+    """Numbers of these samples; nothing about right answers where no problem has a gold."""
     lengths = [float(len(sample.ids)) for sample in samples]
     right = [sample.right for sample in samples]
-    return {
+    graded = {
         "right": _mean(right),
+        "length/right": _mean([length for length, ok in zip(lengths, right, strict=True) if ok]),
+        "length/wrong": _mean([length for length, ok in zip(lengths, right, strict=True) if not ok]),
+    }
+    has_gold = not samples or any(sample.reason != "no_gold" for sample in samples)
+    return (graded if has_gold else {}) | {
         "format": _mean([sample.format_ok for sample in samples]),
         "truncated": _mean([sample.truncated for sample in samples]),
         "length/mean": _mean(lengths),
         "length/max": max(lengths, default=0.0),
-        "length/right": _mean([length for length, ok in zip(lengths, right, strict=True) if ok]),
-        "length/wrong": _mean([length for length, ok in zip(lengths, right, strict=True) if not ok]),
         "reasoning/present": _mean([bool(sample.reasoning and sample.reasoning.strip()) for sample in samples]),
     }
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from lemma.core.errors import UserError
 from lemma.core.types import Demonstration, Problem
-from lemma.data.load_rows import load_problems, load_rows
+from lemma.data.load_rows import GRADED, load_problems, load_rows
 from lemma.data.readers import Item, problem_of
 from lemma.evaluation.benchmarks import OF_ENVIRONMENT
+from lemma.evaluation.in_environment import is_scored_by
 from lemma.formats.played import first_asked
+from lemma.rewards.combine import labels
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 
 
@@ -18,8 +20,16 @@ def stage_problems(options: ReinforcementOptions, seed: int) -> list[Problem]:
     if own is not None:
         return own
     if options.environment.is_single_turn:
-        return load_problems(options.data, seed, keep_columns=keep)
+        return load_problems(options.data, seed, keep_columns=keep, wanted=gold_wanted(options))
     return [asked_first(row) for row in load_rows(options.data, seed, keep_columns=keep)]
+
+
+def gold_wanted(options: ReinforcementOptions) -> str | None:
+    """What every row must have, and the reward that needs it; None if no reward reads a gold answer."""
+    if is_scored_by(options.environment):
+        return None
+    named = zip(labels(options.rewards), options.rewards, strict=True)
+    return next((f"{GRADED}, which the reward {name} needs" for name, reward in named if reward.needs_gold), None)
 
 
 def asked_first(item: Item) -> Problem:

@@ -29,7 +29,7 @@ from lemma.models.policy import Policy
 from lemma.rollouts import Task
 from lemma.runs.stage import Stage
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
-from lemma.stages.reinforcement.rl_problems import asked_first, needs_columns, own_problems
+from lemma.stages.reinforcement.rl_problems import asked_first, gold_wanted, needs_columns, own_problems
 
 Given = tuple[Item, Task]
 """A row, and the task that it gives."""
@@ -86,7 +86,7 @@ def _given(stage: Stage, options: ReinforcementOptions, fmt: Format, tokenizer: 
     elif options.algorithm.uses_traces or not options.environment.is_single_turn:
         items = load_rows(options.data, stage.seed, keep_columns=keep)
     else:
-        items = list(load_problems(options.data, stage.seed, keep_columns=keep))
+        items = list(load_problems(options.data, stage.seed, keep_columns=keep, wanted=gold_wanted(options)))
     if options.algorithm.uses_traces:
         return _with_traces(stage, options, fmt, tokenizer, items)
     problems = opened_all(options.environment, [asked_first(as_asked(item)) for item in items], stage.seed)
@@ -110,15 +110,19 @@ def _split(
     is_played = is_scored_by(environment)
     problems = [asked_first(item) if is_played else problem_of(item) for item in held]
     # Multiple-choice options are in the same order as in training.
-    return given, [as_asked(one) for one in problems if is_played or one.golds][: validation.count]
+    wants_gold = gold_wanted(options) is not None
+    return given, [as_asked(one) for one in problems if one.golds or not wants_gold][: validation.count]
 
 
 def _other_rows(
     stage: Stage, options: ReinforcementOptions, data: DataOptions, fmt: Format, tokenizer: Any
 ) -> list[Item]:
     """The rows of separate validation data whose prompt is within the limits of its prompt_length."""
-    load, keep = load_rows if is_scored_by(options.environment) else load_problems, needs_columns(options)
-    items: list[Item] = list(load(data, stage.seed, keep_columns=keep))
+    keep, wanted = needs_columns(options), gold_wanted(options)
+    if is_scored_by(options.environment):
+        items = load_rows(data, stage.seed, keep_columns=keep)
+    else:
+        items = list(load_problems(data, stage.seed, keep_columns=keep, wanted=wanted))
     if data.prompt_length == LengthOptions():
         return items
     problems = opened_all(options.environment, [asked_first(as_asked(item)) for item in items], stage.seed)
@@ -136,7 +140,7 @@ def _with_traces(
             row = Demonstration(row, response=row.traces[0])
         item = as_asked(row)
         problem = problem_of(item)
-        if not problem.golds and options.environment.is_single_turn:
+        if not problem.golds and options.environment.is_single_turn and gold_wanted(options) is not None:
             continue
         # The trace continues the format's own prompt, whatever prompt its row was written for.
         shown = replace(item, prompt=None) if isinstance(item, Demonstration) else None
