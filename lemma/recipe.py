@@ -125,13 +125,18 @@ class Recipe(Options):
 
     @model_validator(mode="after")
     def _engines_run_the_adapter(self) -> Recipe:
-        for name, stage in self.stages.items():
-            is_vllm = isinstance(stage, ReinforcementOptions) and isinstance(stage.rollout.engine, VllmEngineOptions)
-            if is_vllm and self.model.lora is not None and self.model.lora.dora:
-                raise ValueError(
-                    f"vLLM cannot run DoRA adapters, and stage {name} samples with it; write `engine: native` there, "
-                    "or remove `dora` from model.lora"
-                )
+        lora = self.model.lora
+        unknown = {"dora": "DoRA adapters", "modules_to_save": "adapters with layers that are trained whole"}
+        for option, what in unknown.items() if lora is not None else ():
+            for name, stage in self.stages.items() if getattr(lora, option) else ():
+                does, engine = "evaluates", stage.eval.engine if stage.eval.benchmarks else None
+                if isinstance(stage, ReinforcementOptions):
+                    does, engine = "samples", stage.rollout.engine
+                if isinstance(engine, VllmEngineOptions):
+                    raise ValueError(
+                        f"vLLM cannot run {what}, and stage {name} {does} with it; write `engine: native` there, or "
+                        f"remove `{option}` from model.lora"
+                    )
         return self
 
     @model_validator(mode="after")

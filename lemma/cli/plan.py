@@ -125,19 +125,20 @@ def _refused(recipe: Recipe, names: Iterable[str]) -> Iterator[str]:
 
 def _wrong_targets(model: ModelOptions) -> Iterator[str]:
     """What is wrong with the layers that adapters are for, where the model's configuration is on this machine."""
-    if model.lora is None or model.lora.targets == "all-linear":
+    if model.lora is None or (model.lora.targets == "all-linear" and not model.lora.modules_to_save):
         return
     try:
         file = None if model.path == "tiny" else config_file(model)
         if file is None and model.path != "tiny":
             return
-        from lemma.models.lora_targets import check_targets, skeleton
+        from lemma.models.lora_targets import check_targets, skeleton, whole_layers
 
         module = skeleton(model, file)
     except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return  # a configuration that cannot be read is told with the model
     try:
         check_targets(module, model.lora.targets)
+        whole_layers(module, model.lora.modules_to_save)
     except UserError as error:
         yield str(error)
 
@@ -189,7 +190,8 @@ def _model(model: ModelOptions, device: str) -> str:
         parts.append("with " + ", ".join(f"{key} {value}" for key, value in model.override.items()))
     if model.lora is not None:
         kind = ("rs" if model.lora.rslora else "") + ("DoRA" if model.lora.dora else "LoRA")
-        parts.append(f"{kind} r {model.lora.r}, alpha {model.lora.alpha:g}")
+        whole = f", {', '.join(model.lora.modules_to_save)} whole" if model.lora.modules_to_save else ""
+        parts.append(f"{kind} r {model.lora.r}, alpha {model.lora.alpha:g}{whole}")
     if model.quantize:
         parts.append(f"base weights in {model.quantize}")
     parts.append(model.precision or {"cpu": "fp32", "cuda": "bf16"}.get(device, "bf16 on a GPU, fp32 on a CPU"))

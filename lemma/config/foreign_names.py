@@ -35,6 +35,7 @@ _OF = {
     "prompt_length": "max_prompt_length prompt_max_len",
     "quantize": "load_in_4bit",
     "r": "lora_r lora_rank rank",
+    "modules_to_save": "additional_target lora_modules_to_save",
     "nll": "rpo_alpha",
     "reference_model": "sync_ref_model ref_model",
     "reference_model.every": "ref_model_sync_steps",

@@ -338,7 +338,7 @@ def install(model: nn.Module, fused: bool = True, jointly: bool | None = None) -
 @contextmanager
 def originals(model: nn.Module) -> Iterator[None]:
     """Within `with`, the modules compute as they came."""
-    replaced = {module: module.__dict__.pop("forward") for module in model.modules() if hasattr(module, "lemma_fused")}
+    replaced = {module: module.__dict__.pop("forward") for module in model.modules() if "lemma_fused" in vars(module)}
     try:
         yield
     finally:

@@ -24,7 +24,7 @@ from lemma.models.loading_checks import (
     loading,
     repair,
 )
-from lemma.models.lora_targets import check_targets
+from lemma.models.lora_targets import check_targets, whole_layers
 from lemma.models.merging import merge
 from lemma.models.model_options import LoraOptions, ModelOptions, Precision
 from lemma.models.places import TINY, base_of_adapter, lasting, resolve
@@ -294,6 +294,7 @@ def _four_bit(compute: torch.dtype, device: torch.device) -> dict[str, Any]:
 def _with_lora(causal: Any, options: LoraOptions, source: str, seed: int) -> Any:
     from peft import LoraConfig, get_peft_model
 
+    whole, trains_both = whole_layers(causal, options.modules_to_save)
     config = LoraConfig(
         r=options.r,
         lora_alpha=options.alpha,
@@ -301,11 +302,12 @@ def _with_lora(causal: Any, options: LoraOptions, source: str, seed: int) -> Any
         use_rslora=options.rslora,
         use_dora=options.dora,
         target_modules=options.targets,
+        modules_to_save=whole or None,
+        ensure_weight_tying=trains_both,
         task_type="CAUSAL_LM",
         base_model_name_or_path=source,
     )
-    if options.targets != "all-linear":
-        check_targets(causal, options.targets)
+    check_targets(causal, options.targets)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*base_model_name_or_path.*")
         torch.manual_seed(key(seed, "lora"))

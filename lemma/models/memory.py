@@ -229,10 +229,28 @@ def _state(base: float, trainable: float, width: int, moments: float, ranks: int
 
 def lora_parameters(shape: Shape, lora: LoraOptions) -> int:
     """Adapters on every linear layer: each adds the rank times the sum of its two sides, and with DoRA a length for
-    each output."""
+    each output; and what is trained whole beside them, but norms."""
     attention = 2 * (shape.hidden + shape.query_width) + 2 * (shape.hidden + shape.kv_width)
     factors = lora.r * (attention + 3 * (shape.hidden + shape.feed_forward))
-    return shape.layers * (factors + (shape.adapted_width if lora.dora else 0))
+    adapters = shape.layers * (factors + (shape.adapted_width if lora.dora else 0))
+    return adapters + _whole(shape, lora.modules_to_save)
+
+
+def _whole(shape: Shape, names: list[str]) -> int:
+    """The weights of embedding, head and the linear layers of blocks among these names."""
+    sides = {
+        "k_proj": shape.kv_width,
+        "v_proj": shape.kv_width,
+        "q_proj": shape.query_width,
+        "o_proj": shape.query_width,
+    }
+    sides |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), shape.feed_forward)
+    paths = [name.split(".") for name in {*names}]
+    ends = len({path[-1] for path in paths} & {"embed_tokens", "lm_head"})
+    inner = sum(
+        shape.hidden * sides.get(path[-1], 0) * (1 if any(map(str.isdigit, path)) else shape.layers) for path in paths
+    )
+    return inner + shape.head_parameters * (min(ends, 1) if shape.tied else ends)
 
 
 def _activations(
@@ -264,5 +282,7 @@ def _head(
     """One chunk of logits, and where the head is trained its gradient, in float32 and in compute precision."""
     rows = min(trained, max(1, (HOST_CHUNK_BYTES if on_cpu else CHUNK_BYTES) // (4 * shape.vocabulary)))
     logits = rows * shape.vocabulary * (width + (4 if width == 4 else 8 if on_cpu else 0))
-    gradient = shape.head_parameters * (4 + 2 * width) if has_gradient and not model.lora else 0
+    ends = ("lm_head", "embed_tokens") if shape.tied else ("lm_head",)
+    is_trained = model.lora is None or any(name.endswith(ends) for name in model.lora.modules_to_save)
+    gradient = shape.head_parameters * (4 + 2 * width) if has_gradient and is_trained else 0
     return float(logits + gradient)

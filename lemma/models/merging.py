@@ -23,6 +23,23 @@ def merged_weight(layer: Any, weight: torch.Tensor) -> torch.Tensor:
     return total.to(weight.dtype)
 
 
+def merged_state(adapted: Any, base: Any) -> dict[str, torch.Tensor]:
+    """The weights of `base`, which is the model under an adapter or another copy of it, with what the adapter adds to
+    them and what was trained whole in their place; the adapted model is not touched."""
+    state = {
+        name.replace(".base_layer.", ".").replace(".original_module.", "."): tensor
+        for name, tensor in base.state_dict().items()
+        if ".lora_" not in name and ".modules_to_save." not in name
+    }
+    for name, layer in adapted.named_modules():
+        if "modules_to_save" in layer._modules:
+            trained = layer.modules_to_save[ADAPTER].state_dict()
+            state |= {f"{name}.{part}": tensor for part, tensor in trained.items()}
+        elif hasattr(layer, "get_delta_weight"):
+            state[f"{name}.weight"] = merged_weight(layer, state[f"{name}.weight"])
+    return state
+
+
 def merge(adapted: Any) -> Any:
     """The model that an adapter was loaded onto, with it added in; layers that are not linear are left to peft."""
     for layer in adapted.modules():

@@ -26,6 +26,9 @@ class LoraOptions(Options):
     """Dropout on the adapter's input. Reinforcement learning requires 0."""
     targets: list[str] | Literal["all-linear"] = "all-linear"
     """Names of the layers that get an adapter, or all-linear: every linear layer except the head."""
+    modules_to_save: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    """Names of layers that are trained whole beside the adapters and saved with them, as in peft: `embed_tokens`,
+    `lm_head`, norms or linear layers. Where embedding and head are one matrix, naming one trains both as one."""
     merged: bool = False
     """Also write the model with the adapter merged in, as `final/merged`. It is written anyway where a later stage
     starts from it or where the model is the built-in one, and by `lemma export RUN` at any time."""

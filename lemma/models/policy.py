@@ -17,7 +17,7 @@ from lemma.models.checkpointed_layers import GradientCheckpointingLayer
 from lemma.models.families import LogitMap, logit_map, unknown_layers
 from lemma.models.gathering import GatheredModel
 from lemma.models.logprobs import token_logprobs
-from lemma.models.merging import merged_weight
+from lemma.models.merging import merged_state
 from lemma.models.packing import Segments, TokenBatch
 
 # The context of models that name none.
@@ -200,15 +200,7 @@ class Policy(GatheredModel):
         if getattr(self.causal, "is_quantized", False):
             assert self._load_base is not None
             base = self._load_base()
-        state = {
-            name.replace(".base_layer.", "."): tensor
-            for name, tensor in base.state_dict().items()
-            if ".lora_" not in name
-        }
-        for name, layer in self.causal.named_modules():
-            if hasattr(layer, "get_delta_weight"):
-                state[f"{name}.weight"] = merged_weight(layer, state[f"{name}.weight"])
-        base.save_pretrained(folder, state_dict=state)
+        base.save_pretrained(folder, state_dict=merged_state(self.causal, base))
         self._save_tokenizer(folder)
 
     def _save_tokenizer(self, folder: Path) -> None:

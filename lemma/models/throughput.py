@@ -21,8 +21,12 @@ def update_flops(model: Policy | Critic, rows: int, scored: int) -> float:
     """The arithmetic of an update on a pack: 2 FLOP for each weight of a linear layer and row in the forward pass, as
     many for the gradient of what it reads and, where it is trained, as many for its own. The head scores only some of
     the rows. Attention scores do not count, and neither does recomputation."""
-    body = sum(map(_per_row, model.backbone.modules()))
-    return float(rows * body + scored * _per_row(model.head))
+    return float(rows * _all_per_row(model.backbone) + scored * _all_per_row(model.head))
+
+
+def _all_per_row(part: nn.Module) -> int:
+    """Of all layers but those in whose place an adapter has trained ones."""
+    return sum(_per_row(layer) for name, layer in part.named_modules() if "original_module" not in name)
 
 
 def _per_row(layer: nn.Module) -> int:

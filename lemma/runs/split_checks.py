@@ -25,6 +25,8 @@ def split_refusal(cluster: ClusterOptions, model: ModelOptions, name: str, stage
     """Why a stage cannot have its weights sharded, and what to write instead; None if it can."""
     if model.quantize is not None:
         return "does not split 4-bit weights (model.quantize)", "write `shard: optimiser`"
+    if model.lora is not None and model.lora.modules_to_save:
+        return "does not split layers trained whole (model.lora.modules_to_save)", "write `shard: gradients`"
     if model.compile:
         return "does not go together with model.compile", "write `model.compile: false`, or `shard: gradients`"
     if stage.optim.name == "adamw_8bit":

@@ -245,6 +245,10 @@ def test_an_adapter_for_a_layer_that_the_model_does_not_have(
     refused = r"warning: model.lora.targets names 'v_porj', which is not a linear layer .*did you mean 'v_proj'\?"
     assert re.search(refused, capsys.readouterr().out)
     assert main(["plan", recipe, "--set", "model.lora.targets=[q_proj, v_proj]"]) == 0
+    assert main(["plan", recipe, "--set", "model.lora.modules_to_save=[lm_haed]"]) == 1
+    refused = r"warning: model.lora.modules_to_save names 'lm_haed', which is not a layer .*did you mean 'lm_head'\?"
+    assert re.search(refused, capsys.readouterr().out)
+    assert main(["plan", recipe, "--set", "model.lora.modules_to_save=[lm_head]"]) == 0
 
 
 @pytest.mark.usefixtures("gpus")

@@ -118,7 +118,8 @@ RECIPES: dict[str, tuple[str, str]] = {
     ),
     "unlike anything": (
         swap("r: 8", "zzz: 8"),
-        "recipe.yaml:4: unknown key 'model.lora.zzz'; write one of: alpha, dora, dropout, merged, r, rslora, targets",
+        "recipe.yaml:4: unknown key 'model.lora.zzz'; write one of: alpha, dora, dropout, merged, "
+        "modules_to_save, r, rslora, targets",
     ),
     "another name of passes over the samples": (
         GOOD + "  grpo: {num_grpo_epochs: 2}\n",
@@ -235,7 +236,7 @@ RECIPES: dict[str, tuple[str, str]] = {
     "word for a section": (
         swap("lora: {r: 8}", "lora: yes"),
         "recipe.yaml:4: 'model.lora' cannot be 'yes'; write a mapping with any of: r, alpha, rslora, dora, dropout, "
-        "targets, merged",
+        "targets, modules_to_save, merged",
     ),
     "empty section": (
         swap("optim: {lr: 5e-6}", "optim:"),

@@ -77,9 +77,14 @@ def test_any_step_and_the_best_one_can_be_exported(full: Path, tmp_path: Path) -
     assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "best").get_input_embeddings().weight, head)
 
 
-def test_an_adapter_exports_alone_and_merged(lora: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["plain", "whole"])
+def test_an_adapter_exports_alone_and_merged(kind: str, lora: Path, full: Path, tmp_path: Path) -> None:
+    """Also one with layers that are trained whole; the built-in model has embedding and head as one matrix."""
     from peft import PeftConfig, PeftModel
 
+    if kind == "whole":
+        options = "{r: 4, merged: true, modules_to_save: [embed_tokens, norm]}"
+        lora = run(tmp_path / "whole", str(full / "stages" / "sft" / "final"), f", lora: {options}")
     assert main(["export", str(lora), "--adapter", "--to", str(tmp_path / "adapter")]) == 0
     assert main(["export", str(lora), "--to", str(tmp_path / "merged")]) == 0
     config = PeftConfig.from_pretrained(tmp_path / "adapter")

@@ -31,6 +31,7 @@ stages:
     validation: {{share: 0.1, every: 7}}
 """
 LORA = ", lora: {r: 4, dropout: 0.1}"
+WHOLE = ", lora: {r: 4, dropout: 0.1, modules_to_save: [embed_tokens, norm]}"
 
 # Where a process may die: while a checkpoint is written, before it is synced, between renames, while old ones are
 # removed, in the middle of a line of metrics, between steps. The number is the visit; each is reached after a step.
@@ -151,6 +152,17 @@ def run_chain(tmp_path: Path, kills: int, steps: int, lora: str, seed: int) -> N
 
 def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
     run_chain(tmp_path, kills=20, steps=400, lora="", seed=0)
+
+
+def test_a_death_changes_nothing_where_layers_are_trained_whole(tmp_path: Path) -> None:
+    undisturbed, chain = (make_chain(tmp_path / name, 10, WHOLE) for name in ("undisturbed", "killed"))
+    whole = undisturbed.start()
+    assert chain.die_at("stage.step_end:6")
+    again = chain.start()
+    for process in (whole, again):
+        process.join(500)
+        assert process.exitcode == 0
+    assert outcome(chain) == outcome(undisturbed)
 
 
 @pytest.mark.kill

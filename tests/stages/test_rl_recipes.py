@@ -169,5 +169,12 @@ def test_dropout_of_an_adapter_is_refused(tmp_path: Path) -> None:
     )
     wanted = "vLLM cannot run DoRA adapters, and stage rl samples with it; write `engine: native` there"
     assert wanted in found
+    found = sentence(
+        tmp_path,
+        "model: {lora: {modules_to_save: [lm_head]}}\n"
+        "stages:\n  sft: {steps: 1, eval: {benchmarks: [gsm8k], engine: vllm}}\n",
+    )
+    wanted = "vLLM cannot run adapters with layers that are trained whole, and stage sft evaluates with it; write `en"
+    assert wanted in found
     path.write_text("model: {lora: {r: 4, dropout: 0.1}}\nstages:\n  sft: {steps: 1}\n")
     assert load_recipe(path).model.lora is not None, "a supervised stage may have it"

@@ -26,6 +26,11 @@ def check_policy(policy: Policy) -> None:
         raise EngineError(
             "vLLM cannot run DoRA adapters", fix="write `engine: native`, or `dora: false` under model.lora"
         )
+    if policy.is_adapter and any(config.modules_to_save for config in policy.peft.peft_config.values()):
+        raise EngineError(
+            "vLLM cannot run adapters with layers that are trained whole",
+            fix="write `engine: native`, or remove `modules_to_save` from model.lora",
+        )
     if dtype_of(policy) not in NAMES:
         raise EngineError(f"vLLM cannot run weights of type {dtype_of(policy)}", fix="write `precision: bf16`")
     config = policy.causal.config.get_text_config()
