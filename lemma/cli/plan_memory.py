@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemma.core.errors import UserError
-from lemma.learning.learning_options import MOMENTS
 
 if TYPE_CHECKING:
     from lemma.cli.plan_data import Amount
@@ -36,6 +35,7 @@ def plan_stage(
     """The plan of a stage; with `budget` in place of the recipe's where that is given."""
     from lemma.cli.plan_data import sequences_of
     from lemma.core.host_memory import host_memory
+    from lemma.learning.learning_options import MOMENTS
     from lemma.models.fitting import host_budget
     from lemma.models.memory import plan_training
 
@@ -160,6 +160,7 @@ def _too_large_for(gpus: Sequence[float], recipe: Recipe, name: str, shape: Shap
 
 def _least_on_gpu(recipe: Recipe, stage: StageOptions, shape: Shape, tokens: int, learners: int) -> float:
     """Bytes of an update of so many tokens at a time on one of these ranks."""
+    from lemma.learning.learning_options import MOMENTS
     from lemma.models.memory import SHARDS, plan_training
 
     model, cluster = recipe.model, recipe.cluster

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lemma.core.errors import UserError
-from lemma.learning.learning_options import MOMENTS
 
 if TYPE_CHECKING:
     from lemma.cli.parser import Parser
@@ -213,6 +212,7 @@ def _plan(
     recomputed: int | None = None,
 ) -> MemoryPlan:
     """The memory of one rank, in bf16 where the recipe does not say."""
+    from lemma.learning.learning_options import MOMENTS
     from lemma.models.memory import plan_training
 
     model, moments = recipe.model, MOMENTS[stage.optim.name]

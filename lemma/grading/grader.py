@@ -76,7 +76,7 @@ def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | Pendi
         return Verdict("unknown", "no_gold", None, perf_counter() - start)
     if malformed(gold):
         return Verdict("unknown", "gold_unreadable", None, perf_counter() - start)
-    if prediction.strip() == gold.strip() or _same_sentence(prediction, gold, rules):
+    if _is_exactly(prediction, gold, rules) or _same_sentence(prediction, gold, rules):
         return Verdict("right", "exact", _shown(gold.strip()), perf_counter() - start)
     extraction = extract(prediction, rules)
     if extraction.method == "box" and not extraction.answer and _open_box(prediction):
@@ -87,6 +87,14 @@ def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | Pendi
     if isinstance(outcome, PendingGrade):
         return outcome
     return Verdict(outcome[0], outcome[1], _shown(extraction.answer), perf_counter() - start)
+
+
+def _is_exactly(prediction: str, gold: str, rules: Rules) -> bool:
+    """Whether the prediction is the gold to the letter, perhaps between tags."""
+    if prediction.strip() == gold.strip():
+        return True
+    is_tagged = "<" in prediction and len(prediction) <= 2 * MAX_ANSWER
+    return is_tagged and _ANY_TAG.sub("", visible(prediction, rules)).strip() == gold.strip()
 
 
 def _open_box(prediction: str) -> bool:

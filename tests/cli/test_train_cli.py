@@ -138,7 +138,7 @@ def test_help_lists_commands_and_options(capsys: pytest.CaptureFixture[str]) -> 
     assert all(name in alone for name in COMMANDS)
     assert main(["train", "--help"]) == 0
     options = capsys.readouterr().out
-    assert "--dry-run" in options and "stages.NAME.optim: AdamW and its schedule." in options
+    assert "--dry-run" in options and "stages.NAME.optim: The optimiser and its schedule." in options
     assert "  lr [1e-05]                  Peak learning rate. (a number of at least 0)" in options
 
 

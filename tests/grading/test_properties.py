@@ -47,6 +47,7 @@ def test_grading_never_raises(prediction: str, gold: str) -> None:
         assert verdict.kind != "right"
 
 
+@example("1\n\n\n\n1")
 @given(TEXTS)
 def test_equal_normalised_texts_are_right(text: str) -> None:
     assume(text.strip() and squeezed(normalise(text.strip())) and not malformed(text))
