@@ -35,7 +35,7 @@ def _per_row(layer: nn.Module) -> int:
     return layer.in_features * layer.out_features * (6 if layer.weight.requires_grad else 4)
 
 
-def throughput(policy: Policy, tokens: int, seconds: float, flops: float = 0.0) -> dict[str, float]:
+def throughput(policy: Policy, tokens: int, seconds: float, flops: float) -> dict[str, float]:
     """Rates of an update, and the share of the vendor's dense bf16 rate that this process reached. Where nothing was
     learnt, as when all groups are dead, there is no rate."""
     rates = {"tokens_per_second": tokens / seconds} if tokens and seconds else {}

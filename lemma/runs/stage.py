@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +18,7 @@ from lemma.core.faults import fault_point
 from lemma.core.files import write_whole
 from lemma.core.outside import check_is_trainer
 from lemma.core.random import key
-from lemma.core.ranks import from_leader, is_leader, note_place, slots, world_size
+from lemma.core.ranks import from_leader, is_leader, slots, world_size
 from lemma.core.roll_call import check_alike
 from lemma.learning.checkpoint import Checkpoint, CheckpointStore
 from lemma.learning.divergence import Diverged, check_speaks
@@ -28,6 +27,7 @@ from lemma.learning.optimiser import Split
 from lemma.learning.weight_split import whole_policy
 from lemma.models.model_options import ModelOptions
 from lemma.models.policy import Policy
+from lemma.runs.clock import Clock
 from lemma.runs.final_model import write_final_model
 from lemma.runs.ingredients import BASE, ingredients
 from lemma.runs.run_folder import LAYOUT, RunFolder
@@ -46,38 +46,6 @@ class Kept(Protocol):
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]: ...
     def load(self, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any]) -> None: ...
-
-
-@dataclass
-class Clock:
-    """Time spent since the last reading, by name, and how many tokens were trained on and sampled in it. The parts of
-    a step begin here, in the process that trains."""
-
-    spent: dict[str, float] = field(default_factory=dict)
-    started: float = field(default_factory=time.perf_counter)
-    tokens: int = 0
-    sampled: int = 0
-    flops: float = 0.0
-
-    @contextmanager
-    def measure(self, name: str) -> Iterator[None]:
-        check_is_trainer()
-        begin = time.perf_counter()
-        note_place(name)
-        yield
-        self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - begin
-
-    def move(self, source: str, target: str, seconds: float) -> None:
-        """Move this much time from one part to another."""
-        self.spent[source] = self.spent.get(source, 0.0) - seconds
-        self.spent[target] = self.spent.get(target, 0.0) + seconds
-
-    def read(self) -> dict[str, float]:
-        """Seconds of each part and in total since the last reading; resets to zero."""
-        now = time.perf_counter()
-        result = {"seconds": now - self.started, **{f"{name}_seconds": value for name, value in self.spent.items()}}
-        self.spent, self.started, self.tokens, self.sampled, self.flops = {}, now, 0, 0, 0.0
-        return result
 
 
 class Stage:

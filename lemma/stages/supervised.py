@@ -66,8 +66,7 @@ def run_supervised(stage: Stage, options: SupervisedOptions, fmt: Format) -> Non
             batch = data.batch(step - 1)
         with stage.clock.measure("update"):
             report = learner.step(batch, objective)
-        stage.clock.tokens += report.tokens
-        stage.clock.flops += report.flops
+        stage.clock.add(report)
         is_best = bool(validation) and stage.is_due(options.validation.every, step, total) and held_out.measure(step)
         is_best = benchmarks.after(step, total) or is_best
         if stage.is_due(options.log_every, step, total):

@@ -16,7 +16,10 @@ from lemma.core.types import Trajectory
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
 from lemma.models.packing import TokenBatch
+from lemma.models.policy import Policy
+from lemma.models.throughput import throughput
 from lemma.recipe import load_recipe
+from lemma.stages import supervised
 from lemma.stages.preference.examples import Example, Order
 from lemma.stages.preference.scores import SquaredMass, mismatched, precompute
 from tests.models.small import CPU, in_float64, tiny_policy, trajectories
@@ -55,6 +58,19 @@ def test_a_toy_preference_is_learnt(world: World, algorithm: Any) -> None:
     first, last = of(rows, "train")[0], of(rows, "train")[-1]
     assert last["rewards/margins"] > max(0.0, first["rewards/margins"])
     assert last["loss"] < first["loss"]
+
+
+def test_the_arithmetic_of_updates_counts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of metrics has the rate of the updates since the last one, which only a GPU shows as MFU."""
+    counted: list[tuple[int, float]] = []
+
+    def noted(policy: Policy, tokens: int, seconds: float, flops: float) -> dict[str, float]:
+        counted.append((tokens, flops))
+        return throughput(policy, tokens, seconds, flops)
+
+    monkeypatch.setattr(supervised, "throughput", noted)
+    world.train("dpo", {"steps": 2})
+    assert len(counted) == 2 and all(flops > tokens > 0 for tokens, flops in counted)
 
 
 def test_rows_of_metrics_and_the_best_checkpoint(world: World) -> None:

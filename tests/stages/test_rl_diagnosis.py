@@ -207,7 +207,7 @@ def test_one_right_group_is_no_reason_for_advice() -> None:
 
 def test_where_nothing_was_learnt_there_is_no_rate() -> None:
     policy = tiny_policy()
-    assert throughput(policy, 0, 0.5) == {} and throughput(policy, 100, 0.5) == {"tokens_per_second": 200.0}
+    assert throughput(policy, 0, 0.5, 0.0) == {} and throughput(policy, 100, 0.5, 1e9) == {"tokens_per_second": 200.0}
 
 
 @pytest.mark.parametrize("lora", [None, LoraOptions(r=2)], ids=["full", "lora"])

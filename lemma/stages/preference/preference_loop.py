@@ -79,7 +79,7 @@ def run_preference(stage: Stage, options: PreferenceOptions, fmt: Format) -> Non
             report = scorer.observe(learner.step(batch, objective), examples)
             if isinstance(reference, Following):
                 reference.after(step)
-        stage.clock.tokens += report.tokens
+        stage.clock.add(report)
         is_best = bool(held_out) and stage.is_due(options.validation.every, step, total) and validation.measure(step)
         is_best = benchmarks.after(step, total) or is_best
         if stage.is_due(options.log_every, step, total):

@@ -247,8 +247,8 @@ def check_engine(
 
 def count_tokens(stage: Stage, reports: Sequence[StepReport], rollouts: Rollouts) -> None:
     """Add a step's tokens to the clock; those from a journal were sampled by an earlier process."""
-    stage.clock.tokens += sum(report.tokens for report in reports)
-    stage.clock.flops += sum(report.flops for report in reports)
+    for report in reports:
+        stage.clock.add(report)
     if not rollouts.from_journal:
         stage.clock.sampled += sum(episode.tokens for episode in rollouts.episodes)
 

@@ -1,0 +1,49 @@
+"""What a stage's time goes to, and what it does in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from lemma.core.outside import check_is_trainer
+from lemma.core.ranks import note_place
+from lemma.learning.learner import StepReport
+
+
+@dataclass
+class Clock:
+    """Time spent since the last reading, by name, how many tokens were trained on and sampled in it, and the arithmetic
+    of its updates. The parts of a step begin here, in the process that trains."""
+
+    spent: dict[str, float] = field(default_factory=dict)
+    started: float = field(default_factory=time.perf_counter)
+    tokens: int = 0
+    sampled: int = 0
+    flops: float = 0.0
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        check_is_trainer()
+        begin = time.perf_counter()
+        note_place(name)
+        yield
+        self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - begin
+
+    def add(self, report: StepReport) -> None:
+        """Count the work of an update."""
+        self.tokens += report.tokens
+        self.flops += report.flops
+
+    def move(self, source: str, target: str, seconds: float) -> None:
+        """Move this much time from one part to another."""
+        self.spent[source] = self.spent.get(source, 0.0) - seconds
+        self.spent[target] = self.spent.get(target, 0.0) + seconds
+
+    def read(self) -> dict[str, float]:
+        """Seconds of each part and in total since the last reading; resets to zero."""
+        now = time.perf_counter()
+        result = {"seconds": now - self.started, **{f"{name}_seconds": value for name, value in self.spent.items()}}
+        self.spent, self.started, self.tokens, self.sampled, self.flops = {}, now, 0, 0, 0.0
+        return result
