@@ -26,6 +26,7 @@ CODE = re.compile(r"<code>|^[ \t]*```(?:python|py)[ \t]*\n", re.MULTILINE)
 CODE_ENDS = {"<": re.compile("</code>"), "`": re.compile(r"^[ \t]*```", re.MULTILINE)}
 SPACE = re.compile(r"\s*")
 THINK, THOUGHT = "<think>", "</think>"
+MARKS = re.compile("|".join(map(re.escape, (THINK, THOUGHT, CALL, PYTHON_TAG, TOOL_CALLS))))
 CODE_TOOL = "python"
 LONGEST = 1_000_000
 # Models write raw line breaks in strings.
@@ -68,11 +69,31 @@ def parse_tool_calls(text: str, style: Style, tools: Sequence[Tool] | None = Non
 
 
 def split_thoughts(text: str) -> tuple[str, str]:
-    """The reasoning with its tags, and the text after it; without an end of the reasoning there is no text."""
-    end = text.rfind(THOUGHT)
-    end = 0 if end < 0 else end + len(THOUGHT)
-    begin = text.find(THINK, end)
-    return (text[:end], text[end:]) if begin < 0 else (text, "")
+    """The reasoning with its tags, and the text after it; without an end of the reasoning there is no text. A tag in
+    the JSON of a call is part of the call."""
+    is_open, end, place = False, 0, _behind_json(text, 0)
+    while found := MARKS.search(text, place):
+        place = found.end()
+        if found[0] == THINK:
+            is_open = True
+            continue
+        if found[0] == THOUGHT:
+            is_open, end = False, place
+        place = _behind_json(text, place)
+    return (text, "") if is_open else (text[:end], text[end:])
+
+
+def _behind_json(text: str, place: int) -> int:
+    """Where the JSON values that begin here end; this place if there are none."""
+    while (begin := _behind_space(text, place)) < len(text) and text[begin] in "{[;,":
+        if text[begin] in ";,":
+            place = begin + 1
+            continue
+        try:
+            _, place = DECODER.raw_decode(text, begin)
+        except (ValueError, RecursionError):
+            break
+    return place
 
 
 def code_of(text: str) -> str | None:

@@ -7,7 +7,7 @@ import time
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lemma.formats.tool_calls import Spoken, ToolCall, parse_tool_calls
@@ -152,9 +152,23 @@ def test_nothing_that_a_model_writes_raises(style: Any, left: str, right: str) -
 
 
 @given(st.dictionaries(st.text(max_size=5), st.one_of(st.text(max_size=9), st.integers(), st.none()), max_size=3))
+@example({"": "<think>"})
+@example({"": "</think>", "<think>": ""})
+@example({"": "<tool_call>{</think>"})
 def test_what_is_written_as_json_is_read_back(arguments: dict[str, Any]) -> None:
-    said = json.dumps({"name": "any", "arguments": arguments})
-    assert parse_tool_calls(f"<tool_call>{said}</tool_call>", "hermes").calls == (ToolCall("any", arguments),)
+    said, calls = json.dumps({"name": "any", "arguments": arguments}), (ToolCall("any", arguments),)
+    for style, text in {
+        "hermes": f"<tool_call>{said}</tool_call>",
+        "llama": said,
+        "mistral": f"[TOOL_CALLS][{said}]",
+    }.items():
+        assert parse_tool_calls(text, style).calls == calls  # type: ignore[arg-type]
+        thoughts = f"<think>as in {text}</think>"
+        found = parse_tool_calls(f"{thoughts}\n{text}", style)  # type: ignore[arg-type]
+        assert found.calls == calls and found.content.strip() == thoughts
+        assert not parse_tool_calls(f"<think>as in {text}", style).calls  # type: ignore[arg-type]
+    several = parse_tool_calls(f"<|python_tag|>{said}; {said}", "llama")
+    assert several.calls == calls * 2
 
 
 def test_a_call_may_quote_tags_and_stay_open() -> None:
