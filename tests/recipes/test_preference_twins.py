@@ -72,9 +72,13 @@ def check(name: str, folder: Path, overrides: list[str]) -> PreferenceOptions:
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "own_samples_dpo"])
 def test_a_twin_trains(name: str, tmp_path: Path) -> None:
     stage = f"stages.{name}"
-    # Of the loss of orpo the preference is a tenth: this much learning raises the margin by a third, over five seeds.
-    much = [f"{stage}.steps=30", f"{stage}.optim.lr=1e-2"] if name == "orpo" else [f"{stage}.steps=8"]
-    check(name, tmp_path, [*SHORT, *much, f"{stage}.log_every=1", f"{stage}.validation.every=2"])
+    much = [f"{stage}.steps=8", f"{stage}.validation.every=2"]
+    if name == "orpo":
+        # The preference is a tenth of the loss, and 16 held-out pairs are too few: with one of the fresh seeds 11 to 15
+        # their margin did not rise. On 480 it rose by 70% or more with each of the fresh seeds 26 to 35.
+        much = [f"{stage}.steps=30", f"{stage}.optim.lr=1e-2", f"{stage}.validation.every=5"]
+        much += [f"{stage}.data.arithmetic.count=960", f"{stage}.validation.share=0.5"]
+    check(name, tmp_path, [*SHORT, *much, f"{stage}.log_every=1"])
 
 
 def test_a_model_learns_from_its_own_samples(tmp_path: Path) -> None:
