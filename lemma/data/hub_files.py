@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import unicodedata
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -38,10 +39,11 @@ class HubFile:
 
 def listing(info: Any, repository: str) -> tuple[str, list[HubFile]]:
     """The commit and the files of a repository, as the client read them; what could lead out of its folder, or could
-    not be compared with what arrives, is refused."""
+    not be compared with what arrives, is refused. What the client of somebody's upload left in `.cache` is no part."""
     if not re.fullmatch(r"[0-9a-f]{40,64}", str(info.sha)):
         raise not_a_hub(f"the commit of '{repository}'")
-    return str(info.sha), [_file(one, repository) for one in info.siblings or []]
+    files = [_file(one, repository) for one in info.siblings or []]
+    return str(info.sha), [one for one in files if one.name.split("/")[0].casefold() != OURS]
 
 
 def _file(one: Any, repository: str) -> HubFile:
@@ -56,10 +58,11 @@ def _file(one: Any, repository: str) -> HubFile:
 
 def is_name_below(name: Any) -> bool:
     """Whether a name of a file stays below the folder it is joined to, on any system."""
-    if not isinstance(name, str) or not name or not name.isprintable() or "\\" in name or ":" in name.split("/")[0]:
+    if not isinstance(name, str) or "\\" in name or re.match("[A-Za-z]:", name):
         return False
-    parts = name.split("/")
-    return all(part not in ("", ".", "..") for part in parts) and PurePosixPath(name).parts[0] != OURS
+    if not all(one.isprintable() or unicodedata.category(one) == "Zs" for one in name):
+        return False
+    return all(part not in ("", ".", "..") for part in name.split("/"))
 
 
 def not_a_hub(what: str) -> UserError:

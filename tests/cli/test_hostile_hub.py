@@ -116,13 +116,26 @@ def outside(tmp: Path) -> list[str]:
 
 
 def test_names_that_lead_out_of_the_folder(fetch, tmp_path):
-    for name in [*outside(tmp_path), ".cache/lemma-origin.json"]:
+    for name in outside(tmp_path):
         assert "leads out of its folder" in fetch(described(large(name)))
         assert "leads out of its folder" in fetch(described(small(name, b"x")))
 
 
 def test_names_that_stay_below():
-    assert all(map(is_name_below, ["config.json", ".gitattributes", "a/b c/d..e", "数据/x.parquet"]))
+    assert all(map(is_name_below, ["config.json", ".gitattributes", "a/b c/d..e", "数据/x.parquet", "10:30.png"]))
+    assert is_name_below("Screenshot at 1.02\u202fPM.png"), "as macOS calls it"
+
+
+def test_what_an_upload_left_in_its_cache_is_not_fetched(fetch):
+    asked: list[str] = []
+
+    def gone(request: BaseHTTPRequestHandler) -> Answer:
+        asked.append(request.path)
+        return 404, {}, b""
+
+    left = [".cache/huggingface/upload/a.metadata", ".Cache/lemma-origin.json"]
+    fetch(described(*(small(name, b"{}") for name in left), large()), gone)
+    assert asked and all(path.endswith("/model.safetensors") for path in asked)
 
 
 @pytest.mark.parametrize("digest", ["../../../victim", "/etc/passwd", "", None, 7, "A" * 64, "a" * 63])
