@@ -108,6 +108,7 @@ def _host(args: argparse.Namespace, key: str | None) -> tuple[Any, Any]:
 
     seed = secrets.randbits(31) if args.seed is None else args.seed
     policy, engine = open_model(args.model, args.device, args.engine, seed, _say)
+    engine.take_turns()
     tokenizer = copy.deepcopy(policy.tokenizer)
     dialogue = Dialogue(_format(args, tokenizer), tokenizer, ends_of(policy))
     names = dict.fromkeys([args.name] if args.name else [args.model, os.path.basename(args.model.rstrip("/"))])

@@ -140,6 +140,11 @@ class Engine(Protocol):
         """Free memory until the next `update_weights`, if the engine can and its options say so."""
         return None
 
+    def take_turns(self) -> None:
+        """From now on others wait only for parts of a prompt, not for all of it: for clients who do not know each
+        other. The results are the same."""
+        return None
+
     def reset_prefix_cache(self) -> None:
         """Keep nothing of earlier requests, so that no bit of a later one depends on them."""
         return None

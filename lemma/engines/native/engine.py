@@ -30,6 +30,8 @@ CACHE_SHARE = 0.5
 CPU_CACHE_TOKENS = 65536
 # On a CPU reading the tokens is cheap, and steps after the end of a sequence are expensive.
 CPU_BURST = 4
+# Prompt tokens between two bursts where clients take turns: they cost about as much as a burst.
+PART, CPU_PART = 2048, 64
 # Steps of the first burst after prefill, which may be launched before the first tokens are read: just enough to keep
 # the device busy until then. More would block the host, since the launch queue holds about a thousand kernels.
 FIRST_BURST = 2
@@ -139,6 +141,9 @@ class NativeEngine(Engine):
             for sequence in (job.leader, *job.followers):
                 sequence.start_span(version)
 
+    def take_turns(self) -> None:
+        self.scheduler.part_tokens = min(PART if self._fused else CPU_PART, self.scheduler.prefill_tokens)
+
     def reset_prefix_cache(self) -> None:
         self._restart()
 
@@ -215,12 +220,14 @@ class NativeEngine(Engine):
     def _prefill(self, jobs: list[tuple[Prefill, int]]) -> None:
         """Prefill all prompts that can start now, pass by pass. Their first tokens are read only after every pass, and
         if possible the burst after them, has been launched, so that the device does not wait for the host in between.
-        A prompt that needs several passes gets one per call: requests may be submitted or cancelled between them."""
+        A prompt that needs several passes gets one per call: requests may be submitted or cancelled between them. So do
+        all where clients take turns."""
+        takes_turns = self.scheduler.part_tokens is not None
         first_tokens: list[Burst] = []
         while jobs:
             first_tokens += self._prefill_pass(jobs)
             is_long = any(job.left > self.scheduler.prefill_tokens for job, _ in jobs)
-            jobs = [] if is_long else self.scheduler.next_prefill()
+            jobs = [] if is_long or takes_turns else self.scheduler.next_prefill()
         if not first_tokens:
             return
         self._follows_prefill = True

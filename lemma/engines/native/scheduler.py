@@ -1,4 +1,5 @@
 """What is computed next: prefill first, then decoding of all running sequences. Depends on requests only, not on time.
+For clients who do not know each other: parts of prompts, and a burst of decoding after each.
 
 A prompt is computed once for all samples of its request: the first is the leader, the others share its full blocks and
 get a copy of the last, partly filled one. When the cache is full, the youngest sequence is preempted: it gives up its
@@ -8,6 +9,7 @@ blocks and is recomputed later, with the same tokens, since its noise depends on
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from lemma.engines.native.paging import BlockPool
@@ -46,6 +48,9 @@ class Scheduler:
         self.prefill_tokens = prefill_tokens
         self.gathered_tokens = gathered_tokens
         self.share_prefixes = share_prefixes
+        # Prompt tokens between two bursts, if prefill has to leave room for decoding.
+        self.part_tokens: int | None = None
+        self._burst_is_due = False
         self.waiting: deque[Prefill] = deque()
         self.prefilling: list[Prefill] = []
         self.running: list[Sequence] = []
@@ -100,25 +105,61 @@ class Scheduler:
         admitting the rest, so that the set of admitted prompts does not depend on the passes.
         """
         self._is_admitting, self._promised = True, sum(len(job.followers) for job in self.prefilling)
-        budget, gathered = self.prefill_tokens, 0
+        if self.part_tokens is None:
+            chosen = self._parts(self._in_turn(), self.prefill_tokens, self.prefill_tokens)
+        elif self._burst_is_due and self.running:
+            chosen = []
+        else:
+            chosen = self._fair_parts(self.part_tokens)
+        self._burst_is_due = bool(chosen)
+        assert self.running or self.prefilling or not self.waiting, "a waiting sequence can never be admitted"
+        return chosen
+
+    def _parts(self, jobs: Iterable[Prefill], budget: int, first: int) -> list[tuple[Prefill, int]]:
+        """What one pass takes of each prompt; of the first one `first` tokens at most."""
+        gathered = 0
         chosen: list[tuple[Prefill, int]] = []
-        while len(chosen) < len(self.prefilling) or self._admit_next():
-            job = self.prefilling[len(chosen)]
-            part = min(budget, job.left)
+        for job in jobs:
+            part = min(budget, job.left) if chosen else min(first, job.left)
             gathered += job.leader.cached + part
             if part == 0 or (chosen and self.gathered_tokens is not None and gathered > self.gathered_tokens):
                 break
             chosen.append((job, part))
             budget -= part
-        assert self.running or self.prefilling or not self.waiting, "a waiting sequence can never be admitted"
         return chosen
 
-    def _admit_next(self) -> bool:
-        """Admit the next prompt if there is room for it; after the first that has to wait, all others wait too."""
+    def _in_turn(self) -> Iterator[Prefill]:
+        place = 0
+        while place < len(self.prefilling) or self._admit_next():
+            yield self.prefilling[place]
+            place += 1
+
+    def _fair_parts(self, budget: int) -> list[tuple[Prefill, int]]:
+        """Half of the tokens are for the oldest prompt, so that it does not wait forever, the rest for those that need
+        fewest, so that they do not wait for long ones; what they leave is the oldest's too."""
+        jobs = sorted([*self.prefilling, *self.waiting], key=lambda job: job.leader.submitted)
+        jobs[1:] = sorted(jobs[1:], key=lambda job: job.left)
+        chosen = self._parts(self._admitted(jobs), budget, max(1, budget // 2))
+        self._is_admitting = False
+        if chosen:
+            oldest, _ = chosen[0]
+            chosen[0] = oldest, min(oldest.left, budget - sum(part for _, part in chosen[1:]))
+        return chosen
+
+    def _admitted(self, jobs: list[Prefill]) -> Iterator[Prefill]:
+        """Those in prefill, and of the others as many as there is room for."""
+        for job in jobs:
+            if job.leader.blocks:
+                yield job
+            elif self._admit_next(job):
+                yield self.prefilling[-1]
+
+    def _admit_next(self, job: Prefill | None = None) -> bool:
+        """Admit this prompt, or the next if there is room for it; after the first that has to wait, all others wait."""
         if not (self._is_admitting and self.waiting):
             return False
         before = len(self.prefilling)
-        followers = self._admit(self.waiting[0])
+        followers = self._admit(job or self.waiting[0])
         self._is_admitting = followers is not None
         self._promised += followers or 0
         return len(self.prefilling) > before
@@ -137,7 +178,7 @@ class Scheduler:
         spare = pool.free - pool.unowned(known) - own - self._promised
         if spare < 0:
             return None
-        self.waiting.popleft()
+        self.waiting.remove(job)
         leader.blocks = [pool.share(block) for block in known] + [pool.take() for _ in range(own)]
         leader.cached = len(known) * pool.size
         fits = min(len(job.followers), room - 1, spare // 2)
@@ -192,10 +233,10 @@ class Scheduler:
             if missing <= 0:
                 kept += 1
                 continue
-            while missing > self.pool.free and len(self.running) > kept + 1:
-                self._preempt(self.running.pop())
-            if missing > self.pool.free:
-                self._preempt(self.running.pop())
+            while missing > self._unpromised and (self.prefilling or len(self.running) > kept + 1):
+                self._preempt_youngest()
+            if missing > self._unpromised:
+                self._preempt_youngest()
                 break
             sequence.blocks += [self.pool.take() for _ in range(missing)]
             kept += 1
@@ -211,9 +252,15 @@ class Scheduler:
                 sequence.blocks += [self.pool.take() for _ in range(count)]
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
-        self._drop_blocks(sequence)
-        self.waiting.appendleft(Prefill(sequence))
+    @property
+    def _unpromised(self) -> int:
+        """Free blocks that the followers of prompts in prefill will not need."""
+        return self.pool.free - sum(len(job.followers) for job in self.prefilling)
+
+    def _preempt_youngest(self) -> None:
+        job = self.prefilling.pop() if self.prefilling else Prefill(self.running.pop())
+        self._drop_blocks(job.leader)
+        self.waiting.appendleft(job)
         self.preemptions += 1
 
     def finish(self, sequences: list[Sequence]) -> None:
