@@ -107,4 +107,14 @@ def _named_base(folder: str) -> str | None:
                         fix="write it as base_model_name_or_path")  # fmt: skip
     if base == TINY:
         raise UserError(f"{folder} is an adapter of the built-in model", fix="load the merged model next to it")
-    return str(base)
+    return _where_its_run_is(Path(folder), base)
+
+
+def _where_its_run_is(adapter: Path, base: str) -> str:
+    """The base of an adapter, which may be the model of another stage of a run whose folder was moved since."""
+    stages = next((place for place in adapter.resolve().parents if place.name == "stages"), None)
+    below = Path(base).parts[-3:]  # the stage, `final`, `merged`
+    if stages is None or Path(base).parent.parent.parent.name != "stages" or Path(base).exists():
+        return base
+    moved = stages.joinpath(*below)
+    return str(moved) if moved.exists() else base

@@ -16,7 +16,7 @@ from peft import PeftModel
 from lemma.core.errors import UserError
 from lemma.models.load_model import build_policy, load_for_inference, load_tokenizer, pick_device
 from lemma.models.model_options import LoraOptions, ModelOptions
-from lemma.models.places import resolve
+from lemma.models.places import base_of_adapter, resolve
 from lemma.models.policy import Policy
 from tests.models.conftest import Saver
 from tests.models.small import CPU, SHAPE, tiny_policy
@@ -343,3 +343,17 @@ def test_further_words_of_the_built_in_model_are_found_anywhere_and_travel_with_
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert tokenizer.decode(ids) == "how many ? <start> 1 + 2 = 3 <end>\n<answer>\n 3"
     assert "<unk>" in load_tokenizer("tiny").decode(load_tokenizer("tiny").encode(text))
+
+
+def test_an_adapter_finds_the_stage_below_where_its_run_was_moved_to(tmp_path: Path) -> None:
+    base, adapter = (tmp_path / "run" / "stages" / name for name in ("first/final/merged", "second/final/adapter"))
+    for folder, name, settings in (
+        (base, "config.json", {}),
+        (adapter, "adapter_config.json", {"base_model_name_or_path": str(base)}),
+    ):
+        folder.mkdir(parents=True)
+        (folder / name).write_text(json.dumps(settings))
+    assert base_of_adapter(str(adapter)) == str(base)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    moved = tmp_path / "moved" / "stages"
+    assert base_of_adapter(str(moved / "second/final/adapter")) == str(moved / "first/final/merged")
