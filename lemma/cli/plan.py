@@ -249,8 +249,8 @@ def _evaluation(stage: StageOptions) -> list[str]:
         return []
     names = ", ".join(find_benchmark(one).name for one in asked.benchmarks)
     start = "at the start, " if asked.at_start else ""
-    limit = f"at most {asked.max_tokens:,} tokens"
-    return [_row("evaluation", f"{names}; {start}{every(asked.every)}; {limit}; best by {asked.metric}")]
+    how = f"{getattr(stage, 'rollout', asked).engine.name} engine, at most {asked.max_tokens:,} tokens"
+    return [_row("evaluation", f"{names}; {start}{every(asked.every)}; {how}; best by {asked.metric}")]
 
 
 def _supervised(stage: SupervisedOptions, amount: Amount | None) -> list[str]:

@@ -41,13 +41,17 @@ def split_refusal(cluster: ClusterOptions, model: ModelOptions, name: str, stage
             "remove `every` from its reference_model, or write `shard: gradients`",
         )
     engine = getattr(getattr(stage, "rollout", None), "engine", None)
-    if engine is None and stage.eval.benchmarks:
-        return (
-            f"leaves no whole weights to generate with for stages.{name}.eval.benchmarks",
-            "evaluate the final model with `lemma eval`, or write `shard: gradients`",
-        )
+    is_sampled = engine is not None
+    if not is_sampled and stage.eval.benchmarks:
+        engine = stage.eval.engine
     if engine is None or (isinstance(engine, VllmEngineOptions) and engine.has_own_devices):
         return None
+    if not is_sampled:
+        return (
+            f"leaves no whole weights to generate with for stages.{name}.eval.benchmarks",
+            "write `eval.engine: {name: vllm, mode: server}`, evaluate the final model with `lemma eval`, or write "
+            "`shard: gradients`",
+        )
     if isinstance(engine, NativeOptions) and cluster.speakers:
         return None
     return (

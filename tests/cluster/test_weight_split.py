@@ -305,8 +305,15 @@ def test_a_dry_run_refuses_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"problem": "1 + 1 ?", "answer": "2"}\n')
     stage = RL | {"data": {"source": str(rows)}}
+    benchmark = {"name": "rows", "source": str(rows)}
     for engine, code in (("native", 2), ({"name": "vllm", "mode": "server"}, 0)):
-        content = recipe_of(tmp_path, "run", stage | {"rollout": {"engine": engine}}, {"shard": "weights"})
-        (tmp_path / "recipe.yaml").write_text(json.dumps(content))
-        assert main(["train", str(tmp_path / "recipe.yaml"), "--dry-run"]) == code
-        assert ("leaves no whole weights" in capsys.readouterr().err) == (code == 2)
+        measured = {"benchmarks": [benchmark], "engine": engine}
+        for one in (stage | {"rollout": {"engine": engine}}, SFT | {"eval": measured}):
+            content = recipe_of(tmp_path, "run", one, {"shard": "weights"})
+            (tmp_path / "recipe.yaml").write_text(json.dumps(content))
+            assert main(["train", str(tmp_path / "recipe.yaml"), "--dry-run"]) == code
+            assert ("leaves no whole weights" in capsys.readouterr().err) == (code == 2)
+    assert main(["plan", str(tmp_path / "recipe.yaml")]) == 0
+    assert "rows; at the start, at the end; vllm engine, at most 1,024 tokens" in " ".join(
+        capsys.readouterr().out.split()
+    )
