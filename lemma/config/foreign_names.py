@@ -33,7 +33,7 @@ _OF = {
     "path": "model_name model_name_or_path base_model pretrain",
     "precision": "bf16 fp16 dtype torch_dtype param_dtype",
     "prompt_length": "max_prompt_length prompt_max_len",
-    "quantize": "load_in_4bit",
+    "quantize": "load_in_4bit load_in_8bit",
     "r": "lora_r lora_rank rank",
     "modules_to_save": "additional_target lora_modules_to_save",
     "nll": "rpo_alpha",

@@ -29,6 +29,7 @@ from lemma.models.merging import merge
 from lemma.models.model_options import LoraOptions, ModelOptions, Precision
 from lemma.models.places import TINY, base_of_adapter, lasting, resolve
 from lemma.models.policy import Policy
+from lemma.models.quantised import WORDS, compute_in_one_way, quantising
 
 transformers_logging.disable_progress_bar()  # a run has a bar of its own
 
@@ -131,7 +132,7 @@ def _causal(
         return _merged(model, folder)
     arguments: dict[str, Any] = {"attn_implementation": attention, "dtype": DTYPES[precision]}
     if options.quantize:
-        arguments |= _four_bit(DTYPES[precision], device)
+        arguments |= quantising(options.quantize, DTYPES[precision], device)
     if Path(folder).is_file():
         model = _from_gguf(Path(folder), options, arguments, tokenizer)
     else:
@@ -140,20 +141,9 @@ def _causal(
     if attention is None and getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
         model.set_attn_implementation("eager")  # what transformers picks by itself leaves the cap out
     if options.quantize:
-        _without_packing(model)
+        compute_in_one_way(model)
         return model
     return model.to(device)
-
-
-def _without_packing(model: Any) -> None:
-    """Let 4-bit layers on a CPU compute in one way.
-
-    On some kinds of CPU bitsandbytes packs weights anew wherever nothing is learnt, for a kernel that rounds to bf16
-    whatever it is asked for: an engine would differ from the learner.
-    """
-    for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
 
 
 def _tiny(
@@ -162,7 +152,7 @@ def _tiny(
     from lemma.models.tiny import tiny_config, tiny_model
 
     if options.quantize:
-        raise UserError("the built-in model cannot be held in 4 bits", fix="remove model.quantize")
+        raise UserError(f"the built-in model cannot be held in {WORDS[options.quantize]}", fix="remove model.quantize")
     with loading("model", TINY, options.override):
         config = tiny_config(options.tiny, tokenizer)
         _apply_override(config, options.override)
@@ -272,23 +262,6 @@ def _apply_override(config: Any, override: dict[str, Any]) -> None:
         else:
             raise UserError(f"model.override names '{name}', which {type(config).__name__} does not have",
                             fix=nearest(name, config.to_dict()))  # fmt: skip
-
-
-def _four_bit(compute: torch.dtype, device: torch.device) -> dict[str, Any]:
-    from transformers import BitsAndBytesConfig
-
-    try:
-        import bitsandbytes  # noqa: F401
-    except ImportError as error:
-        fix = "install it with `.venv/bin/pip install -e '.[quant]'`"
-        raise UserError("model.quantize needs bitsandbytes", fix=fix) from error
-    settings = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=compute,
-    )
-    return {"quantization_config": settings, "device_map": {"": str(device)}}
 
 
 def _with_lora(causal: Any, options: LoraOptions, source: str, seed: int) -> Any:

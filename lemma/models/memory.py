@@ -167,8 +167,9 @@ def plan_training(
     width = BYTES[precision]
     trainable = lora_parameters(shape, model.lora) if model.lora else shape.parameters
     frozen = shape.parameters if model.lora else 0
-    outside = shape.head_parameters * (1 if shape.tied else 2)  # embeddings and head are never held in 4 bits
-    base = (frozen - outside) * 0.53 + outside * width if model.quantize else frozen * width
+    outside = shape.head_parameters * (1 if shape.tied else 2)  # embeddings and head are never quantised
+    held = {None: width, "4bit": 0.53, "8bit": 1 + 4 / shape.hidden}[model.quantize]
+    base = (frozen - outside) * held + outside * width if model.lora else 0.0
     weights, optimiser = _state(base, trainable, width, moments, ranks, shard)
     activations = _activations(shape, model, width, token_budget, recomputed, on_cpu)
     # Where gradients are added up in the product, on a GPU, the head's needs no memory of its own.

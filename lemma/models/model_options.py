@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from lemma.config import Options
 
 Precision = Literal["bf16", "fp16", "fp32"]
+Quantize = Literal["4bit", "8bit"]
 
 
 class LoraOptions(Options):
@@ -75,8 +76,9 @@ class ModelOptions(Options):
     """Train low-rank adapters instead of all weights."""
     precision: Precision | None = None
     """Compute precision; bf16 and fp16 keep fp32 master weights. Default: bf16 on a GPU, fp32 on a CPU."""
-    quantize: Literal["4bit"] | None = None
-    """Keep the frozen base weights in 4 bits (bitsandbytes nf4); needs lora."""
+    quantize: Quantize | None = None
+    """Keep the frozen base weights in fewer bits, by bitsandbytes: 4bit (nf4), or 8bit (integers, with a scale for each
+    row); products are made in the compute precision. Needs lora."""
     checkpointing: bool | None = None
     """Gradient checkpointing: recompute activations in the backward pass. Takes less memory and is up to a quarter
     slower. Default: on a GPU for as many blocks as the memory plan needs, on a CPU for none."""
@@ -95,5 +97,6 @@ class ModelOptions(Options):
     @model_validator(mode="after")
     def _works_together(self) -> ModelOptions:
         if self.quantize and self.lora is None:
-            raise ValueError("4-bit weights cannot be trained themselves; add `lora: {r: 16}` under model")
+            bits = self.quantize.removesuffix("bit")
+            raise ValueError(f"{bits}-bit weights cannot be trained themselves; add `lora: {{r: 16}}` under model")
         return self

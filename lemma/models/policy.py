@@ -194,7 +194,8 @@ class Policy(GatheredModel):
     def save_merged(self, folder: Path) -> None:
         """The base model with the adapter added in. The policy's own weights are not touched, not even by rounding.
 
-        4-bit weights cannot be merged exactly: the original ones are loaded again, and the adapter is added to those.
+        Quantised weights cannot be merged exactly: the original ones are loaded again, and the adapter is added to
+        those.
         """
         base = self.causal
         if getattr(self.causal, "is_quantized", False):

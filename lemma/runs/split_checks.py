@@ -24,7 +24,7 @@ def check_split(cluster: ClusterOptions, model: ModelOptions, stages: Mapping[st
 def split_refusal(cluster: ClusterOptions, model: ModelOptions, name: str, stage: StageOptions) -> Refusal | None:
     """Why a stage cannot have its weights sharded, and what to write instead; None if it can."""
     if model.quantize is not None:
-        return "does not split 4-bit weights (model.quantize)", "write `shard: optimiser`"
+        return "does not split quantised weights (model.quantize)", "write `shard: optimiser`"
     if model.lora is not None and model.lora.modules_to_save:
         return "does not split layers trained whole (model.lora.modules_to_save)", "write `shard: gradients`"
     if model.compile:

@@ -59,7 +59,7 @@ def _place(stage: Stage) -> torch.device:
 
 def _from(stage: Stage, path: str | None, *, adapted: bool = False) -> tuple[ModelOptions, Path | None]:
     """The model's options, with the default precision of its device, and the stage that it starts from. One at a `path`
-    of its own is held as it is, without the adapters and the 4 bits of the policy, or `adapted` as the policy is."""
+    of its own is held as it is, without the policy's adapters and quantised weights, or `adapted` as the policy is."""
     precision = pick_precision(stage.model.precision, stage.device)
     options = stage.model if stage.shard != "weights" else stage.model.model_copy(update={"precision": precision})
     if path is None:

@@ -285,7 +285,7 @@ RL: dict[str, Any] = {"kind": "rl", "steps": 1, "data": {"source": "rows.jsonl"}
 REFUSED: dict[str, dict[str, Any]] = {
     "the native engine of stages.stage": {"stages": {"stage": RL}},
     "the vllm engine of stages.stage": {"stages": {"stage": RL | {"rollout": {"engine": "vllm"}}}},
-    "4-bit weights": {"model": {"lora": {"r": 4}, "quantize": "4bit"}},
+    "quantised weights": {"model": {"lora": {"r": 4}, "quantize": "4bit"}},
     "model.compile": {"model": {"compile": True}},
     "8-bit moments": {"stages": {"stage": SFT | {"optim": {"name": "adamw_8bit"}}}},
     "stages.stage.eval.benchmarks": {"stages": {"stage": SFT | {"eval": {"benchmarks": ["gsm8k"]}}}},

@@ -21,7 +21,7 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # maximum LoRA ranks that vLLM s
 
 def check_policy(policy: Policy) -> None:
     if getattr(policy.causal, "is_quantized", False):
-        raise EngineError("vLLM cannot take over a 4-bit model", fix="write `engine: native` or leave out quantize")
+        raise EngineError("vLLM cannot take over a quantised model", fix="write `engine: native` or leave out quantize")
     if policy.is_adapter and any(config.use_dora for config in policy.peft.peft_config.values()):
         raise EngineError(
             "vLLM cannot run DoRA adapters", fix="write `engine: native`, or `dora: false` under model.lora"
