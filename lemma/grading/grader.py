@@ -76,7 +76,10 @@ def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | Pendi
         return Verdict("unknown", "no_gold", None, perf_counter() - start)
     if malformed(gold):
         return Verdict("unknown", "gold_unreadable", None, perf_counter() - start)
-    if _is_exactly(prediction, gold, rules) or _same_sentence(prediction, gold, rules):
+    exact, is_tagged = gold.strip(), "<" in prediction and len(prediction) <= len(gold) + TAGS_LENGTH
+    if prediction.strip() == exact or (is_tagged and _untagged(prediction, rules) == exact):
+        return Verdict("right", "exact", _shown(exact), perf_counter() - start)
+    if _same_sentence(prediction, gold, rules):
         return Verdict("right", "exact", _shown(gold.strip()), perf_counter() - start)
     extraction = extract(prediction, rules)
     if extraction.method == "box" and not extraction.answer and _open_box(prediction):
@@ -89,12 +92,8 @@ def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | Pendi
     return Verdict(outcome[0], outcome[1], _shown(extraction.answer), perf_counter() - start)
 
 
-def _is_exactly(prediction: str, gold: str, rules: Rules) -> bool:
-    """Whether the prediction is the gold to the letter, perhaps between tags."""
-    if prediction.strip() == gold.strip():
-        return True
-    is_tagged = "<" in prediction and len(prediction) <= 2 * MAX_ANSWER
-    return is_tagged and _ANY_TAG.sub("", visible(prediction, rules)).strip() == gold.strip()
+def _untagged(prediction: str, rules: Rules) -> str:
+    return _ANY_TAG.sub("", visible(prediction, rules)).strip()
 
 
 def _open_box(prediction: str) -> bool:
@@ -112,6 +111,8 @@ def _same_sentence(prediction: str, gold: str, rules: Rules) -> bool:
     return is_prose(said) and same_words(normalise(gold), normalise(said), rules)
 
 
+# The most that tags around an answer add to it.
+TAGS_LENGTH = 64
 _ANY_TAG = re.compile(r"</?[A-Za-z_]{1,30}>")
 _PLAIN = re.compile(r"-?\d{1,18}").fullmatch
 _DENIALS = ("ot", "OT", "n't")

@@ -34,7 +34,7 @@ from lemma.models.flash_attention import agree_on_flash
 from lemma.models.packing import TokenBatch, plan_packs
 from lemma.models.policy import Policy
 from lemma.models.sharing import can_share, shared_size, spread_cost
-from lemma.models.throughput import update_flops
+from lemma.models.throughput import flops_per_row
 from lemma.objectives.objective import Objective, Terms, Totals
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class Learner:
         shard: Split = "none",
         say: Callable[[str], None] = lambda text: None,
     ):
-        self.policy = policy
+        self.policy, self._flops = policy, flops_per_row(policy)
         self.optim = optim
         self.token_budget = min(gather_over_ranks(token_budget, "the token budget"))
         self.total_steps = total_steps
@@ -288,7 +288,7 @@ class Learner:
                 loss = work.objective(terms)
                 work.summed.add(number, loss)
                 (loss.value * scale).backward()
-        work.flops += update_flops(self.policy, len(batch.ids_T), batch.trained_tokens)
+        work.flops += len(batch.ids_T) * self._flops[0] + batch.trained_tokens * self._flops[1]
 
     def _score_packs(self, work: _Work) -> None:
         """The first pass of an objective over the whole batch: what it sees of each pack, as leaves."""

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 MATRIX_RATES = {gpu.device: gpu.matrix_rate for gpu in GPUS.values()}
 
 
-def update_flops(model: Policy | Critic, rows: int, scored: int) -> float:
-    """The arithmetic of an update on a pack: 2 FLOP for each weight of a linear layer and row in the forward pass, as
-    many for the gradient of what it reads and, where it is trained, as many for its own. The head scores only some of
-    the rows. Attention scores do not count, and neither does recomputation."""
-    return float(rows * _all_per_row(model.backbone) + scored * _all_per_row(model.head))
+def flops_per_row(model: Policy | Critic) -> tuple[int, int]:
+    """The arithmetic of an update on one row of a pack, in the body and in the head, which scores only some of the
+    rows: 2 FLOP for each weight of a linear layer in the forward pass, as many for the gradient of what it reads and,
+    where it is trained, as many for its own. Attention scores do not count, and neither does recomputation."""
+    return _all_per_row(model.backbone), _all_per_row(model.head)
 
 
 def _all_per_row(part: nn.Module) -> int:

@@ -114,12 +114,19 @@ def _column(reward: Reward, name: str, items: Sequence[RewardInput]) -> list[flo
     limit, at_once = reward.seconds_each, type(reward).score_all is not Reward.score_all
     watch = None if limit is None else Stopwatch(limit * max(1, len(items)) if at_once else limit)
     with watch or nullcontext():
-        if not at_once:
-            score = reward.score if watch is None else partial(_timed, watch, reward.score)
-            return [_value(reward, name, item, score) for item in items]
-        score_all = reward.score_all if watch is None else partial(_timed, watch, reward.score_all)
-        with _blamed(reward, name, items):
-            return result_of(score_all(items))
+        if at_once:
+            score_all = reward.score_all if watch is None else partial(_timed, watch, reward.score_all)
+            with _blamed(reward, name, items):
+                return result_of(score_all(items))
+        score = reward.score if watch is None else partial(_timed, watch, reward.score)
+        scored: list[RewardInput] = []
+        values: list[float | None] = []
+        with _blamed(reward, name, scored):
+            for item in items:
+                scored[:] = [item]
+                value = score(item)
+                values.append(value if value is None or type(value) is float else result_of(value))
+        return values
 
 
 def _awaited_column(reward: Reward, name: str, items: Sequence[RewardInput]) -> list[float | None]:
@@ -137,15 +144,10 @@ def _awaited_column(reward: Reward, name: str, items: Sequence[RewardInput]) -> 
     return [column[place] for place in range(len(items))]
 
 
-def _value(reward: Reward, name: str, item: RewardInput, score: Callable[[RewardInput], float | None]) -> float | None:
-    with _blamed(reward, name, [item]):
-        value = score(item)
-        return value if value is None or type(value) is float else result_of(value)
-
-
 @contextmanager
 def _blamed(reward: Reward, name: str, items: Sequence[RewardInput]) -> Iterator[None]:
-    """Within `with`, a reward scores these: an error that names it if it raises anything or takes too long."""
+    """Within `with`, a reward scores these, or those that are put there meanwhile: an error that names it if it raises
+    anything or takes too long."""
     try:
         with OutsideCode():
             yield

@@ -23,7 +23,7 @@ from lemma.models.memory import Shape
 from lemma.models.model_options import LoraOptions, ModelOptions, Precision
 from lemma.models.packing import TokenBatch
 from lemma.models.policy import Policy
-from lemma.models.throughput import update_flops
+from lemma.models.throughput import flops_per_row
 from lemma.objectives import NegativeLogLikelihood
 from tests.models.conftest import Saver
 from tests.models.small import CPU, SHAPE, tiny_policy
@@ -158,8 +158,8 @@ def test_an_update_counts_a_layer_once() -> None:
         tiny_policy(lora=LoraOptions(r=3, targets=["v_proj"], modules_to_save=names))
         for names in ([], ["q_proj"], ["lm_head"])
     )
-    assert update_flops(trained, 10, 0) - update_flops(frozen, 10, 0) == 10 * 2 * 2 * 32 * 32
-    assert update_flops(head, 0, 10) == 10 * 6 * head.head.weight.numel()
+    assert flops_per_row(trained)[0] - flops_per_row(frozen)[0] == 2 * 2 * 32 * 32
+    assert flops_per_row(head)[1] == 6 * head.head.weight.numel()
 
 
 @pytest.mark.parametrize("name", ["emb_tokens", "layers", "mlp"])

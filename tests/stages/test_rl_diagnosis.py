@@ -20,7 +20,7 @@ from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
 from lemma.models.load_model import build_policy
 from lemma.models.model_options import LoraOptions, ModelOptions, TinyOptions
-from lemma.models.throughput import throughput, update_flops
+from lemma.models.throughput import flops_per_row, throughput
 from lemma.objectives import NegativeLogLikelihood
 from lemma.recipe import load_recipe
 from lemma.reporting.text import describe
@@ -227,7 +227,8 @@ def test_the_arithmetic_of_an_update_is_what_is_computed(lora: LoraOptions | Non
     weights, adapters = sum(i * o for i, o in layers.values()), sum(2 * (i + o) for i, o in layers.values())
     head = 16 * len(policy.head.weight)
     wanted = 10 * 6 * weights + 3 * 6 * head if lora is None else 10 * (4 * weights + 6 * adapters) + 3 * 4 * head
-    assert update_flops(policy, 10, 3) == wanted
+    body, head = flops_per_row(policy)
+    assert 10 * body + 3 * head == wanted
     learner = Learner(policy, OptimOptions(), token_budget=64, total_steps=1)
     paths = [Trajectory(np.arange(3, 8), np.arange(5) >= start) for start in (3, 4)]
     assert learner.step(paths, NegativeLogLikelihood()).flops == wanted
