@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from lemma.formats import Format
 
 SHOW = """\
-Print rows of a source. With --format they are shown as the model will see them: the prompt, then what is learnt between
-[[ and ]], decoded from the tokens."""
+Print rows of a source; of a mix, the share of each source and rows of each. SOURCE may be a recipe (.yaml): the data of
+each of its stages. Without SOURCE, a mix is given with --set 'mix=[{source: gsm8k, count: 100}, ...]'. With --format
+rows are shown as the model will see them: the prompt, then what is learnt between [[ and ]], decoded from the
+tokens."""
 PREPARE = """\
 Write data files. The ending of the name decides the kind: .parquet, .jsonl, .jsonl.gz, .json, .csv."""
 LUFFY = """\
@@ -36,7 +38,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser("data", help="look at data and prepare it", description="Look at data, prepare it.")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="what", required=True)
     show = commands.add_parser("show", help="print rows", description=SHOW)
-    _add_source(show)
+    _add_source(show, default="those of a mix")
     show.add_argument(
         "--format", metavar="NAME", help="show rows in this format, such as r1_zero or {name: r1_zero, system: Think.}"
     )
@@ -76,7 +78,7 @@ def _add_source(parser: Parser, default: str | None = None) -> None:
         "source",
         metavar="SOURCE",
         nargs="?" if default else None,
-        help="a file, a folder, a hub dataset, or arithmetic",
+        help="a file, a folder, a hub dataset, or arithmetic" + (f" (default: {default})" if default else ""),
     )
     parser.add_argument("--reader", metavar="NAME", help="how rows are read (default: by their columns)")
     parser.add_argument("--split", metavar="NAME", help="split of a hub dataset, a folder or arithmetic")
@@ -209,25 +211,57 @@ def _think_target(item: Demonstration) -> str:
 
 
 def run_show(args: argparse.Namespace) -> int:
-    from lemma.data.choices import as_asked
-    from lemma.data.load_rows import first_items, load_rows
-
     if args.n < 1:
         raise UserError(f"-n {args.n} shows nothing", fix="write a number from 1")
-    options = _options(args)
-    if options.source == "arithmetic" and not options.mix:
-        options = options.model_copy(update={"count": args.n, "fraction": None})
-    is_whole = options.source == "arithmetic" or options.mix or options.count is not None or options.fraction
-    items = load_rows(options, args.seed) if is_whole else first_items(options, args.n, args.seed)
     view = _as_written if args.format is None else _in_format(args.format, args.model)
-    for number, row in enumerate(items[: args.n], start=1):
+    if args.source is None or not args.source.endswith((".yaml", ".yml")):
+        options = _options(args, args.source or "arithmetic")
+        if args.source is None and not options.mix:
+            raise UserError("there is nothing to show", fix="name a source or a recipe, or give --set mix=[...]")
+        _show(options, args, view)
+        return 0
+    from lemma.data.data_options import journal_place
+    from lemma.recipe import load_recipe
+
+    for name, stage in load_recipe(args.source, args.overrides).stages.items():
+        data = getattr(stage, "data", None)
+        if data is None or data.source == "environment" or journal_place(data.source) is not None:
+            print(f"=== stage {name}: its rows are made while it runs\n")
+            continue
+        print(f"=== stage {name}\n")
+        _show(data, args, view)
+    return 0
+
+
+def _show(options: DataOptions, args: argparse.Namespace, view: Callable[[Item], str]) -> None:
+    """Rows of the only source; of a mix, the share of each source before rows of each."""
+    from lemma.data.load_rows import first_items, load_rows, rows_by_source
+
+    if options.mix:
+        parts = rows_by_source(options, args.seed)
+        whole = sum(len(items) for _, items in parts)
+        for place, (source, items) in enumerate(parts, start=1):
+            share = f"{len(items):,} of {whole:,} rows ({len(items) / max(1, whole):.1%})"
+            print(f"--- source {place} of {len(parts)}: {source.source}, {share}\n")
+            _print_rows(items[: args.n], args, view)
+        return
+    if options.source == "arithmetic":
+        options = options.model_copy(update={"count": args.n, "fraction": None})
+    is_whole = options.source == "arithmetic" or options.count is not None or options.fraction
+    items = load_rows(options, args.seed) if is_whole else first_items(options, args.n, args.seed)
+    _print_rows(items[: args.n], args, view)
+
+
+def _print_rows(items: Sequence[Item], args: argparse.Namespace, view: Callable[[Item], str]) -> None:
+    from lemma.data.choices import as_asked
+
+    for number, row in enumerate(items, start=1):
         item = row if args.format is None else as_asked(row)
         problem = problem_of(item)
         known: dict[str, Any] = {"subject": problem.subject, "level": problem.level, "gold": " or ".join(problem.golds)}
         known["varied from"] = problem.extra.get("varied_from")
         about = [f"{name} {value}" for name, value in known.items() if value]
         print(f"--- row {number}: {' | '.join([problem.source, problem.id, *about])}\n{view(item)}\n")
-    return 0
 
 
 def _as_written(item: Item) -> str:

@@ -38,6 +38,11 @@ def load_rows(options: DataOptions, seed: int, *, keep_columns: bool = False) ->
     return _mixed(options, seed, lambda item: item, "anything", keep_columns=keep_columns)
 
 
+def rows_by_source(options: DataOptions, seed: int) -> list[tuple[SourceOptions, list[Item]]]:
+    """What each source of a mixture gives, before it is shuffled."""
+    return list(_parts(options, seed, lambda item: item, "anything"))
+
+
 def load_problems(
     options: DataOptions, seed: int, *, keep_columns: bool = False, wanted: str | None = GRADED
 ) -> list[Problem]:
@@ -100,20 +105,32 @@ def _mixed(
 ) -> list[T]:
     """Every source of a mixture, converted and sampled. A mixture of several is shuffled; a single source keeps its
     order."""
-    sources: Sequence[SourceOptions] = options.mix or [options]
-    mixed: list[T] = []
-    for number, source in enumerate(sources):
+    parts = _parts(options, seed, convert, wanted, some_may_lack, keep_columns)
+    mixed = [item for _, items in parts for item in items]
+    if not mixed:
+        raise UserError("the mixture holds no rows", fix="raise the count of at least one source")
+    if len(options.mix) > 1:
+        mixed = [mixed[place] for place in permutation(len(mixed), seed, "data", "mixture")]
+    return mixed
+
+
+def _parts(
+    options: DataOptions,
+    seed: int,
+    convert: Callable[[Item], T | None],
+    wanted: str,
+    some_may_lack: bool = False,
+    keep_columns: bool = False,
+) -> Iterator[tuple[SourceOptions, list[T]]]:
+    """Each source of a mixture, or the only one, and what it gives, in the order of the source."""
+    for number, source in enumerate(options.mix or [options]):
         if source.count == 0:
+            yield source, []
             continue
         items = _converted(
             load_items(source, options.cache, seed, keep_columns), source, convert, wanted, some_may_lack
         )
-        mixed += items if source.source == ARITHMETIC else take(items, source, seed, str(number))
-    if not mixed:
-        raise UserError("the mixture holds no rows", fix="raise the count of at least one source")
-    if len(sources) > 1:
-        mixed = [mixed[place] for place in permutation(len(mixed), seed, "data", "mixture")]
-    return mixed
+        yield source, items if source.source == ARITHMETIC else take(items, source, seed, str(number))
 
 
 def _converted(

@@ -282,6 +282,32 @@ def test_a_hub_dataset_by_name_through_a_mirror(tmp_path):
     assert again.returncode == 0 and "user: 0+1?" in again.stdout, "what was fetched once is there offline"
 
 
+@pytest.mark.parametrize("place", ["recipe", "options"])
+def test_show_of_a_mix_has_rows_of_each_source_with_their_shares(run, tmp_path, place):
+    first = write(tmp_path / "first.jsonl", [{"question": f"a{n}?", "answer": "1"} for n in range(8)])
+    second = write(tmp_path / "second.jsonl", [{"question": f"b{n}?", "answer": "2"} for n in range(8)])
+    mix = [{"source": first, "count": 3}, {"source": second, "fraction": 1.125}, {"source": first, "count": 0}]
+    given = ["--set", f"mix={json.dumps(mix)}"]
+    if place == "recipe":
+        (tmp_path / "recipe.yaml").write_text(json.dumps({"stages": {"rl": {"kind": "rl", "data": {"mix": mix}}}}))
+        given = ["recipe.yaml"]
+    code, said, error = run("data", "show", *given, "-n", "2")
+    assert (code, error) == (0, "")
+    heads = [line for line in said.splitlines() if line.startswith(("--- source", "==="))]
+    assert heads == ["=== stage rl"] * (place == "recipe") + [
+        f"--- source 1 of 3: {first}, 3 of 12 rows (25.0%)",
+        f"--- source 2 of 3: {second}, 9 of 12 rows (75.0%)",
+        f"--- source 3 of 3: {first}, 0 of 12 rows (0.0%)",
+    ]
+    asked = [line[6:8] for line in said.splitlines() if line.startswith("user: ")]
+    assert [one[0] for one in asked] == ["a", "a", "b", "b"] and len(set(asked)) == 4
+
+
+def test_show_without_a_source_wants_a_mix(run):
+    code, said, error = run("data", "show")
+    assert (code, said) == (2, "") and "name a source or a recipe, or give --set mix=[...]" in error
+
+
 def test_show_needs_no_torch_without_a_format():
     code = (
         "import sys; from lemma.cli import main; main(['data', 'show', 'arithmetic']); sys.exit('torch' in sys.modules)"
