@@ -154,7 +154,7 @@ def test_the_examples_of_the_page_run_in_order(
     said = capsys.readouterr().out
     assert "95% interval" in said and "right" in said
     run = names["run"]
-    assert isinstance(run, lemma.Run) and run.model == Path("runs/first/stages/sft/final")
+    assert isinstance(run, lemma.Run) and run.model == Path("runs/first/stages/sft/final").absolute()
     assert [row.step for row in run.metrics("sft", "train")] == [1, 2, 3, 4] and run.metrics("rl") == []
     assert run.recipe.stages["sft"].optim.lr == 2e-3
     again = lemma.train(names["recipe"], {"stages.sft.optim.lr": 2e-3}, console=False)  # type: ignore[arg-type]
