@@ -123,10 +123,12 @@ def test_without_its_adapter_the_policy_is_the_base(save_model: Saver) -> None:
     folder, policy = whole(save_model, ["embed_tokens", "lm_head"], False)
     base = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     batch = TokenBatch.build(BATCH, [0], CPU)
+    trained = policy.parameters().keys()
     with torch.no_grad(), policy.peft.disable_adapter():
         scored, _ = policy.logprobs(batch)
     wanted = logits_of(base)[0, :-1].log_softmax(-1).gather(1, IDS[1:, None])[:, 0]
     torch.testing.assert_close(scored, wanted, rtol=1e-4, atol=1e-4)
+    assert policy.parameters().keys() == trained, "afterwards it learns again"
 
 
 @pytest.mark.parametrize("names", [["embed_tokens"], ["lm_head", "embed_tokens"]], ids=str)
