@@ -43,8 +43,8 @@ class Call:
 class EngineDriver:
     """Call `submit` and `drop` from any thread, `run` in the one that uses the engine.
 
-    A request whose key is in use waits until that request has ended. If the engine fails, every active call gets the
-    error.
+    A request whose key is in use waits until that request has ended and its completions have been delivered. If the
+    engine fails, every active call gets the error.
     """
 
     def __init__(self, engine: Engine):
@@ -141,10 +141,11 @@ class EngineDriver:
             else:
                 self._waiting += [(call, request) for request in call.requests]
         waiting, self._waiting = self._waiting, []
+        undelivered = {completion.key for completion in self.engine.finished} if waiting else set()
         for call, request in waiting:
             if call.is_over:
                 continue
-            if request.key in self._active:
+            if request.key in self._active or request.key in undelivered:
                 self._waiting.append((call, request))
             else:
                 self._submit(call, request)
