@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import socket
 import threading
@@ -15,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from lemma.core.errors import UserError
+from lemma.core.errors import UserError, warn
 from lemma.serving.wire_errors import ApiError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
@@ -65,7 +66,7 @@ class HttpServer:
             timeout_keep_alive=SILENT_SECONDS,
             timeout_graceful_shutdown=LAST_SECONDS,
         )
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="lemma-http", daemon=True)
 
     @property
@@ -107,6 +108,24 @@ def _listen(address: str, port: int) -> socket.socket:
             f"{address} port {port} cannot be used ({error.strerror})",
             fix="write --port and another number, or leave it out",
         ) from error
+
+
+class _Server(uvicorn.Server):
+    """At the limit of open files, new clients wait until others are gone, and one sentence says so."""
+
+    _is_full = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(self._hear)
+        await super().startup(sockets)
+
+    def _hear(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """The loop says this a thousand times a second, since it tries once for each client that may wait."""
+        if getattr(context.get("exception"), "errno", None) not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif not self._is_full:
+            self._is_full = True
+            warn("no more files can be open (ulimit -n), and clients who come now wait until others are gone")
 
 
 class _OwnNames:
