@@ -57,7 +57,7 @@ test-kill: $(VENV)/.dev  ## Run the long chain of kills: 100 deaths of a trainin
 test-cpus: $(VENV)/.dev  ## Run the numerically sensitive tests as other CPUs would
 	$(BIN)/python -m tests.cpus
 
-test-long: $(VENV)/.dev  ## Run a thousand steps of RL: memory, files, threads and time per step stay as they are
+test-long: $(VENV)/.dev  ## Run a thousand steps of RL and a minute of 200 clients: memory, files, threads and time per step stay as they are
 	LEMMA_STRICT_SKIPS=1 $(BIN)/python -m pytest -m long --timeout 3600 -rP
 
 test-data: $(VENV)/.dev  ## Run the tests on real benchmark rows in the folder that LEMMA_TEST_DATA names (../shared)
