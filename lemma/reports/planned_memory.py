@@ -10,10 +10,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from lemma.cluster.cluster_options import ClusterOptions
+from lemma.core.errors import UserError
+from lemma.core.hub_access import looks_like_path
 from lemma.learning.learning_options import MOMENTS, USUAL_BUDGET
 from lemma.models.memory import GIB, Shape, plan_training
 from lemma.models.model_options import ModelOptions
-from lemma.models.places import TINY
+from lemma.models.places import TINY, base_of_adapter, resolve
+from lemma.runs.ingredients import cached_folder
 from lemma.runs.run_folder import LAYOUT
 
 RECORDED = ("ranks", "shard", "token_budget", "recomputed")
@@ -32,7 +35,7 @@ def planned_gib(run: Path, recipe: Mapping[str, Any], stage: str) -> float | Non
         budget = layout.pop("token_budget") or options["batch"]["token_budget"] or USUAL_BUDGET
         plan = plan_training(shape, model, precision, budget, moments=moments, on_cpu=on_cpu, **layout)
         return plan.total / GIB
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ValidationError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ValidationError, UserError):
         return None
 
 
@@ -54,7 +57,10 @@ def _layout(run: Path, recipe: Mapping[str, Any], stage: str) -> dict[str, Any]:
 
 def _shape(run: Path, stage: str, path: str) -> Shape:
     final = run / "stages" / stage / "final"
-    for folder in (final / "merged", final, Path(path).expanduser()):
+    place = resolve(path)
+    base = base_of_adapter(place) or place
+    cached = None if looks_like_path(base) else cached_folder(base)
+    for folder in filter(None, (final / "merged", final, Path(base).expanduser(), cached)):
         if (folder / "config.json").is_file():
             return Shape.of_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     raise KeyError(path)

@@ -62,12 +62,13 @@ def _weights(place: str) -> list[Path]:
     if folder.is_file():
         return [folder]
     if not folder.is_dir():
-        folder = _in_the_cache(place) or folder
+        folder = cached_folder(place) or folder
     own = sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
     return own if base is None else [*own, *_weights(resolve(base))]
 
 
-def _in_the_cache(name: str) -> Path | None:
+def cached_folder(name: str) -> Path | None:
+    """Where the hub's client keeps a model on this machine."""
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(name, "config.json")

@@ -52,6 +52,24 @@ def test_by_what_the_stage_recorded(tmp_path: Path) -> None:
         assert planned_gib(tmp_path, recipe_of(), "sft") is None
 
 
+def test_of_an_adapter_it_is_that_of_the_model_below(tmp_path: Path) -> None:
+    """Where only the adapter was saved: of a folder, of another run's adapter, and of a hub name in the cache."""
+    config = {"model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 128}
+    config |= {"num_attention_heads": 4, "intermediate_size": 96}
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text(json.dumps(config))
+    adapter = tmp_path / "other" / "stages" / "sft" / "final" / "adapter"
+    adapter.mkdir(parents=True)
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path / "base")}))
+    (tmp_path / "other" / "recipe.yaml").write_text("stages: {sft: {}}")
+    recipe = recipe_of()
+    found = []
+    for path in (tmp_path / "base", tmp_path / "other", tmp_path / "nowhere"):
+        recipe["model"]["path"] = str(path)
+        found.append(planned_gib(tmp_path / "run", recipe, "sft"))
+    assert found[0] is not None and found == [found[0], found[0], None]
+
+
 @pytest.mark.parametrize("name", ["ranks", "slots", "shard", "recomputed"])
 def test_each_of_them_counts(name: str) -> None:
     layout = {"ranks": 2, "slots": 1, "shard": "optimiser", "recomputed": 0}
