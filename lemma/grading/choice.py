@@ -5,6 +5,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+OPTIONS = {
+    letter: option for letters in ("أبجده", "कखगघ", "কখগঘ") for letter, option in zip(letters, "ABCDE", strict=False)
+}
+"""The letters of options in other scripts."""
+
 _WHOLE = re.compile(r"\(?\s*([A-J])\s*[).:]?$")
 _LABEL = re.compile(r"(?:\(\s*([A-J])\s*\)|([A-J])\s*[).:])\s*(.+)$", re.DOTALL)
 _NAMED = re.compile(r"(?:option|choice|answer)?\s*\(?([A-J])\)?$", re.IGNORECASE)
@@ -35,6 +40,8 @@ def read_choice(text: str) -> LetterChoice | None:
     if not text or len(text) > 400:
         return None
     plain = _TEXT.sub(r"\1", text).strip()
+    if not plain.isascii() and (letter := plain.strip("() .")) in OPTIONS:
+        return LetterChoice(OPTIONS[letter], "")
     whole = _WHOLE.match(plain)
     if whole:
         return LetterChoice(whole[1], "")

@@ -1,33 +1,21 @@
-"""What the last sentences of a text conclude, where no statement names an answer.
+"""What a sentence concludes, where no statement names an answer.
 
-A sentence is read clause by clause: "since", "which", "if" begin clauses that conclude nothing, "so", "giving", a
+It is read clause by clause: "since", "which", "if" begin clauses that conclude nothing, "so", "giving", a
 semicolon one that does. In the clause that concludes, a value in bold counts, then one after a verb ("is", "has",
-"costs"), then one that is no circumstance ("in 5 days"). Questions, tasks, remarks ("note that") and a sentence that
-was cut off conclude nothing.
+"costs"), then one that is no circumstance ("in 5 days").
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from itertools import pairwise
 
-from lemma.grading.lexer import MATH, Lexeme, lex
-from lemma.grading.objects import LETTER, Stated, compares, ends_member, is_light, read_object
+from lemma.grading.conditions import read_condition
+from lemma.grading.lexer import Lexeme
+from lemma.grading.objects import LETTER, Stated, compares, ends_member, is_light, read_object, read_one
 from lemma.grading.single import spelt_number
 
 _NAME = re.compile(r"\\?[A-Za-z]{1,3}(?:_\{?\w+\}?)?'?(?:\([A-Za-z]\))?")
-_SEARCHED = 1_500
-_SENTENCES = 12
-_END = re.compile(
-    r"[.!?]+(?<!\bi\.e\.)(?<!\be\.g\.)(?<!\bvs\.)(?<!\bDr\.)(?<!\bMr\.)(?<!\bNo\.)(?<!\bMrs\.)(?<!\.\.)(?<!\s\.)"
-    r"(?:(?<![\d)]!)|(?=\s+[A-Z]|\s*$))(?=[*_\"”'»)`$]*(?:\\[\])])?(?:\s|$))[*_\"”'»)`]*|[。！？।؟]\**|\n"
-)
-_CLOSED = re.compile(r"[.!?。！？।؟:)\]}|»”\"'`*$%]\s*$")
-_HEADING = re.compile(
-    r"\s*(?:step|part|case|question|problem|given|method|example|note|option|schritt|étape|paso|шаг|步骤)\b.*|.*[:：]\s*$",
-    re.IGNORECASE | re.DOTALL,
-)
 _PARTICIPLES = frozenset({"leaving", "making", "giving", "therefore", "hence", "thus"})
 _COMPARED = frozenset(
     {
@@ -50,6 +38,9 @@ _COMPARED = frozenset(
 )
 
 
+CIRCUMSTANCE, PLAIN, AFTER_VERB, _BOLD = range(4)
+
+
 @dataclass
 class Clause:
     """A clause: how it begins, and the values in it with how good each is as a result."""
@@ -64,23 +55,20 @@ class Clause:
         if top < least:
             return None
         among = [value for rank, value in self.values if rank == top]
-        return among[0] if top == _AFTER_VERB else among[-1]
+        return among[0] if top == AFTER_VERB else among[-1]
 
 
-_CIRCUMSTANCE, _PLAIN, _AFTER_VERB, _BOLD = range(4)
-
-
-def conclude(tokens: list[Lexeme], text: str) -> Stated | None:
-    """What one sentence concludes, or None."""
+def conclude(tokens: list[Lexeme], text: str, least: int = CIRCUMSTANCE) -> Stated | None:
+    """What one sentence concludes, or None; nothing that is less good a result than `least`."""
     clauses = _clauses(tokens, text)
     bold = [c for c in clauses if c.kind not in ("sub", "leading") and c.best(_BOLD)]
     if bold:
         return bold[-1].best(_BOLD)
     results = [n for n, c in enumerate(clauses) if c.kind == "so" and c.values and any(p.values for p in clauses[:n])]
-    found = _best(clauses[results[-1] :], (_AFTER_VERB, _PLAIN)) if results else None
+    found = _best(clauses[results[-1] :], (AFTER_VERB, PLAIN)) if results else None
     if results and found is None and clauses[results[-1]].word in _PARTICIPLES:
-        found = clauses[results[-1]].best(_CIRCUMSTANCE)
-    return found or _best(clauses, (_AFTER_VERB, _PLAIN, _CIRCUMSTANCE))
+        found = clauses[results[-1]].best(CIRCUMSTANCE)
+    return found or _best(clauses, (AFTER_VERB, PLAIN, CIRCUMSTANCE)[: 3 - least])
 
 
 def _best(clauses: list[Clause], ranks: tuple[int, ...]) -> Stated | None:
@@ -88,17 +76,17 @@ def _best(clauses: list[Clause], ranks: tuple[int, ...]) -> Stated | None:
     for least in ranks:
         for number in range(len(clauses) - 1, -1, -1):
             clause = clauses[number]
-            following = clause.kind == "comma" and least == _PLAIN
-            if clause.kind in ("sub", "leading") or (clause.kind == "which" and least != _AFTER_VERB):
+            following = clause.kind == "comma" and least == PLAIN
+            if clause.kind in ("sub", "leading") or (clause.kind == "which" and least != AFTER_VERB):
                 continue
-            if following and any(c.best(_PLAIN) for c in clauses[:number] if c.kind in ("main", "so")):
+            if following and any(c.best(PLAIN) for c in clauses[:number] if c.kind in ("main", "so")):
                 continue
-            found = clause.best(_PLAIN if clause.kind == "which" else least)
+            found = clause.best(PLAIN if clause.kind == "which" else least)
             if found is not None:
                 return found
-        where = [c for c in clauses if c.kind == "sub" and c.word == "where"] if least == _PLAIN else []
-        if where and where[-1].best(_PLAIN):
-            return where[-1].best(_PLAIN)
+        where = [c for c in clauses if c.kind == "sub" and c.word == "where"] if least == PLAIN else []
+        if where and where[-1].best(PLAIN):
+            return where[-1].best(PLAIN)
     return None
 
 
@@ -121,13 +109,27 @@ def _clauses(tokens: list[Lexeme], text: str) -> list[Clause]:
             continue
         if token.kind == "word":
             _begin_clause(clauses, tokens, place)
+        told = read_condition(tokens, place, text) if token.kind in ("word", "math") else None
+        if told is not None:
+            clauses[-1].values.append((AFTER_VERB if told[1] else CIRCUMSTANCE, told[0]))
+            clauses[-1].kind = "main" if told[1] and clauses[-1].word in ("except", "excluding") else clauses[-1].kind
+            place = told[0].after
+            continue
         found = _value(tokens, place, text)
+        if found is not None and token.is_value and _leads_sentence(tokens, place):
+            found = read_one(tokens, place, text)
         if found is None or compares(tokens, found.after):
             place += 1
             continue
-        clauses[-1].values.append((_rank(tokens, place, bold), found))
+        clauses[-1].values.append((rank(tokens, place, bold), found))
         place = max(found.after, place + 1)
     return clauses
+
+
+def _leads_sentence(tokens: list[Lexeme], place: int) -> bool:
+    """Whether a value belongs to the circumstance that a sentence begins with: out of 60 students, 24 ..."""
+    before = [token for token in tokens[:place] if token.kind not in ("mark", "punct")]
+    return bool(before) and "at" in before[-1].parts and all(is_light(t) or t.parts & {"at", "so"} for t in before)
 
 
 def _divide(clauses: list[Clause], token: Lexeme) -> None:
@@ -146,8 +148,17 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
     """Begin a clause at a word that leads one."""
     parts, low = tokens[place].parts, tokens[place].text.lower()
     begun = any(t.kind != "mark" and not is_light(t) for t in tokens[:place] if t.kind != "punct")
-    if "so" in parts and not (low == "then" and clauses[-1].kind == "leading"):
+    before = tokens[place - 1] if place else None
+    if "so" in parts and not _continues(clauses[-1], parts, low, before):
         clauses.append(Clause("so", low))
+    elif low in _CONJUNCTIONS and any(c.values for c in clauses) and _has_clause(tokens, place, low, before):
+        clauses.append(Clause("sub", low))
+    elif low in _RESTATES and not any(c.best(PLAIN) for c in clauses):
+        clauses.append(Clause("main"))
+    elif (low in _PARTICIPLES and "so" in parts) or (
+        low in _REACHES and before is not None and before.text.lower() in _PEOPLE
+    ):
+        pass
     elif "ends" in parts and ("at" not in parts or (low in ("as", "since", "after", "before", "until") and not begun)):
         if low == "but":
             clauses.append(Clause("main"))
@@ -168,6 +179,38 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
         clauses.append(Clause("sub"))
 
 
+_CONJUNCTIONS = frozenset(
+    {"as", "since", "after", "before", "until", "بعد", "قبل", "après", "avant", "nach", "después", "dopo", "após"}
+)
+_RESTATES = frozenset({"namely", "specifically", "viz"})
+_REACHES = frozenset({"found", "obtained", "reached", "computed", "calculated", "derived"})
+_PEOPLE = frozenset({"i", "we", "you", "he", "she", "it", "they"})
+
+
+def _continues(clause: Clause, parts: frozenset[str], low: str, before: Lexeme | None) -> bool:
+    """Whether a word that may begin a conclusion is part of the clause it is in: after giving 8, if so then 5."""
+    if low == "then" and clause.kind == "leading":
+        return True
+    if before is None or before.kind != "word":
+        return False
+    return ("at" in before.parts and low in _PARTICIPLES) or (
+        clause.kind == "sub" and "light" in parts and not low.isascii()
+    )
+
+
+def _has_clause(tokens: list[Lexeme], place: int, low: str, before: Lexeme | None) -> bool:
+    """Whether a clause follows a conjunction, rather than the value of a circumstance: after giving 8, after 3 days."""
+    if before is not None and (before.text.lower() == "but" or (low in ("as", "since") and before.text in ",，")):
+        return before.text.lower() != "but"
+    return not _begins_value(tokens, place + 1)
+
+
+def _begins_value(tokens: list[Lexeme], place: int) -> bool:
+    while place < len(tokens) and (tokens[place].kind == "mark" or is_light(tokens[place])):
+        place += 1
+    return place < len(tokens) and tokens[place].is_value
+
+
 def _results(before: Clause, tokens: list[Lexeme], place: int) -> bool:
     """Whether a clause with "which" gives the result of the one before, rather than saying more of its value."""
     rest = tokens[place + 1 : place + 12]
@@ -177,7 +220,7 @@ def _results(before: Clause, tokens: list[Lexeme], place: int) -> bool:
     plain = len(values) == 1 and re.fullmatch(r"\\?[$€£]?\s?[\d.,]+", values[0].text) is not None
     compared = any(t.text.lower() in _COMPARED for t in rest)
     stated = any(rank == _BOLD for rank, _ in before.values) or (
-        len(before.values) == 1 and before.values[0][0] == _AFTER_VERB
+        len(before.values) == 1 and before.values[0][0] == AFTER_VERB
     )
     verb = tokens[place].text.lower() == "that is" or (bool(rest) and bool(rest[0].parts & {"be", "has"}))
     return verb and plain and not compared and not stated
@@ -237,10 +280,10 @@ def _past(tokens: list[Lexeme], place: int) -> tuple[int, bool]:
     return place, negated
 
 
-def _rank(tokens: list[Lexeme], place: int, bold: bool) -> int:
+def rank(tokens: list[Lexeme], place: int, bold: bool) -> int:
     token = tokens[place]
     if token.kind == "math" and _NAME.fullmatch(token.text):
-        return _CIRCUMSTANCE
+        return CIRCUMSTANCE
     if token.bold and bold:
         return _BOLD
     if (token.kind == "choice" or LETTER.fullmatch(token.text)) and _said_correct(tokens, place):
@@ -248,149 +291,39 @@ def _rank(tokens: list[Lexeme], place: int, bold: bool) -> int:
     before = place - 1
     total = False
     while before >= 0 and (
-        tokens[before].kind == "mark" or is_light(tokens[before]) or tokens[before].text in ("$", "\\$")
+        tokens[before].kind == "mark"
+        or is_light(tokens[before])
+        or tokens[before].text in ("$", "\\$")
+        or (tokens[before].parts >= {"so", "light"} and before)
     ):
         if tokens[before].kind == "word" and "at" in tokens[before].parts:
             break
         before -= 1
     if before < 0:
-        return _PLAIN
+        return PLAIN
     leader = tokens[before]
+    if leader.text.lower() in _QUALIFIES:
+        leader = next((t for t in reversed(tokens[:before]) if t.kind != "mark" and not is_light(t)), leader)
     if leader.kind == "punct" and leader.text in "=":
-        return _AFTER_VERB
+        return AFTER_VERB
     if leader.kind != "word":
-        return _PLAIN
+        return PLAIN
     if leader.text.lower() == "of" and before and tokens[before - 1].text.lower() in _TOTALS:
         total = True
     if leader.parts & {"be", "has"} and not leader.parts & {"at"}:
-        return _AFTER_VERB
+        return AFTER_VERB
     if leader.text.lower() in ("de", "di") and any("be" in t.parts for t in tokens[max(0, before - 3) : before]):
-        return _AFTER_VERB
+        return AFTER_VERB
     if "numbered" in leader.parts and "light" not in leader.parts:
-        return _CIRCUMSTANCE
+        return CIRCUMSTANCE
     if "no" in leader.parts:
-        return _CIRCUMSTANCE
-    return _CIRCUMSTANCE if "at" in leader.parts and not total else _PLAIN
+        return CIRCUMSTANCE
+    return CIRCUMSTANCE if "at" in leader.parts and not total else PLAIN
 
 
+_QUALIFIES = frozenset(
+    {"remaining", "other", "first", "last", "original", "initial", "next", "same", "entire", "previous", "following"}
+)
 _TOTALS = frozenset(
     {"total", "sum", "cost", "profit", "price", "value", "average", "maximum", "minimum", "number", "amount", "result"}
 )
-
-
-def concluded(text: str) -> Stated | None:
-    """What the last sentences of a text conclude; of kind `cut` if the text was cut off before it did."""
-    offset = max(0, len(text) - _SEARCHED)
-    tail = text[offset:]
-    if "\n" in tail:
-        tail = MATH.sub(lambda m: m[0].replace("\n", " "), tail)
-    ends = [0, *(m.end() for m in _END.finditer(tail)), len(tail)]
-    spans = [(a, b) for a, b in pairwise(ends) if tail[a:b].strip(" \t\n*_#-")]
-    asked = False
-    for number, (begin, end) in enumerate(reversed(spans[-_SENTENCES:])):
-        tokens = lex(tail, begin, end)
-        kind = _kind(tokens, tail[begin:end])
-        if number == 0 and kind == "empty" and _breaks_off(tokens, tail):
-            return None
-        if kind == "question":
-            asked = True
-        if kind != "conclusion":
-            continue
-        if number == 0 and _cut_off(tokens, tail, spans[-2][1] if len(spans) > 1 else 0):
-            return None
-        content = _after_number(tokens)
-        if asked and not _concludes(content):
-            continue
-        found = conclude(content, tail)
-        if found is not None:
-            return found
-        if any(token.is_value for token in content) and not asked:
-            return None
-    return None
-
-
-def _after_number(tokens: list[Lexeme]) -> list[Lexeme]:
-    """The tokens of a sentence after the number that it has in a list."""
-    kept = [t for t in tokens if t.kind != "mark"]
-    if (
-        len(kept) > 3
-        and kept[0].kind == "value"
-        and kept[0].text.isdigit()
-        and kept[1].text in ".)"
-        and kept[2].kind == "word"
-    ):
-        return tokens[tokens.index(kept[1]) + 1 :]
-    return tokens
-
-
-def _concludes(tokens: list[Lexeme]) -> bool:
-    first = next((t for t in tokens if t.kind != "mark"), None)
-    return first is not None and ("so" in first.parts or first.bold)
-
-
-def _kind(tokens: list[Lexeme], sentence: str) -> str:
-    """Whether a sentence is a conclusion, a question or task, a remark, or has nothing to say."""
-    kept = [token for token in tokens if token.kind != "mark"]
-    if not kept:
-        return "empty"
-    if kept[-1].text in "?？؟":
-        return "question"
-    first = kept[0]
-    if any(t.text.lower() in _ASKED for t in kept[:12]):
-        return "question"
-    if "asks" in first.parts and not first.parts & {"so", "be"}:
-        worked = any(t.kind == "word" and "so" in t.parts for t in kept[1:]) or any(
-            t.is_value and "=" in t.text for t in kept[kept.index(first) + 1 :] if ":" in sentence
-        )
-        if not worked:
-            return "question"
-    if "aside" in first.parts and not any(t.text == "," for t in kept):
-        return "remark"
-    if "aside" in first.parts and "ends" not in first.parts:
-        return "remark"
-    return (
-        "conclusion"
-        if any(t.is_value or t.bold or LETTER.fullmatch(t.text) or "be" in t.parts for t in kept)
-        else "empty"
-    )
-
-
-_ASKED = frozenset(
-    {"asks", "asked", "how many", "how much", "want to find", "need to find", "goal is", "is to", "problem is"}
-)
-
-
-def _breaks_off(tokens: list[Lexeme], tail: str) -> bool:
-    """Whether a last sentence without a value ends in a word that something has to follow, or began a conclusion."""
-    words = [token for token in tokens if token.kind == "word"]
-    if not words or _CLOSED.search(tail):
-        return False
-    return bool(words[-1].parts & {"at", "be", "joins", "has", "light"} or words[0].parts & {"so"})
-
-
-def _cut_off(tokens: list[Lexeme], tail: str, end: int) -> bool:
-    """Whether the last sentence was cut off before it concluded. `end` is where the sentence before it ends."""
-    kept = [i for i, token in enumerate(tokens) if token.kind != "mark"]
-    last = tokens[kept[-1]]
-    leads_on = bool(last.parts & {"at", "be", "joins", "has"}) or ("so" in last.parts and len(kept) > 1)
-    if leads_on and not LETTER.fullmatch(last.text):
-        return not _CLOSED.search(tail)
-    if _CLOSED.search(tail) or not end or not re.search(r"[.!?。！？।؟]\s*$", tail[:end].rstrip("\n")):
-        return False
-    place = next((i for i in reversed(kept[-3:]) if tokens[i].is_value or LETTER.fullmatch(tokens[i].text)), None)
-    if place is None:
-        return True
-    return len(kept) > 1 and _rank(tokens, place, False) < (_PLAIN if "=" in tokens[place].text else _AFTER_VERB)
-
-
-def introduced(text: str) -> bool:
-    """Whether a short text says that what follows is a result, rather than being one: "Total: 7", "So 18"."""
-    tokens = [token for token in lex(text, 0, len(text)) if token.kind != "mark"]
-    if len(tokens) < 2:
-        return False
-    if tokens[0].is_value or (LETTER.fullmatch(tokens[0].text) and tokens[0].text not in "AI"):
-        return any("ends" in token.parts and token.parts & {"aside", "no"} for token in tokens)
-    colon = next((i for i, token in enumerate(tokens) if token.text in (":", "：", "->", "=>", "→")), len(tokens))
-    if colon < len(tokens) - 1 and all(token.kind == "word" for token in tokens[:colon]):
-        return True
-    return any(token.parts & {"be", "so", "chooses"} for token in tokens) or is_light(tokens[0])

@@ -8,15 +8,15 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from lemma.grading.conclusions import concluded, introduced
 from lemma.grading.html_marks import without_html
 from lemma.grading.languages import is_unspaced, nouns_in
 from lemma.grading.limits import MAX_BOX, MAX_COMPLETION
 from lemma.grading.names import names
 from lemma.grading.normal_form import repair_escapes
 from lemma.grading.residues import read_residues
-from lemma.grading.retractions import negated, second_thought
+from lemma.grading.retractions import denied, negated, second_thought
 from lemma.grading.rules import DEFAULT, Rules
+from lemma.grading.sentences import asks, concluded, introduced
 from lemma.grading.single import spelt_number
 from lemma.grading.statements import object_first, stated
 
@@ -279,6 +279,8 @@ def _short(text: str) -> Extraction | None:
         return Extraction(text, "bare")
     if "\n" in text or not is_bare(text) or (is_prose(text) and read_residues(text) is None):
         return None
+    if _plain_words(text) and (asks(text) or denied(text)):
+        return NOTHING
     led = (_plain_words(text) or ":" in text) and read_residues(text) is None and introduced(text)
     return (_conclusion(text) if led else None) or Extraction(text, "bare")
 

@@ -227,7 +227,7 @@ def compare_texts(gold: str, answer: str, rules: Rules) -> tuple[Kind, str] | Pe
 @lru_cache(maxsize=8192)
 def unread(wanted: str) -> tuple[str, ...]:
     """The parts of a normalised gold that are neither words nor anything that the exact path reads."""
-    if read_choice(wanted) or read_residues(wanted) or several(wanted):
+    if (len(wanted) == 1 and wanted.isalpha()) or read_choice(wanted) or read_residues(wanted) or several(wanted):
         return ()
     try:
         return min((unread_leaves(shape(tokenise(text))) for text in _readings(wanted)), key=len)

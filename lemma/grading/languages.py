@@ -51,9 +51,13 @@ ENGLISH = Wording(
     answer="answer|answers|ans|final_answer|final result|final value",
     be="is|are|was|were|be|been|equals|equal|equal to|equals to|becomes|remains|given by|comes to|comes out to|"
     "comes out as|comes out at|turns out|works out|works out to|works out at|would be|will be|must be|should be|"
-    "has to be|can only be|can be written as|it's|that's|there's|they're|i'm|amounts to|reads|stands at|"
+    "has to be|can only be|can be written as|results in|result in|leads to|gives us|simplifies to|"
+    "reduces to|evaluates to|adds up to|add up to|sums to|drops to|falls to|rises to|increases to|decreases to|"
+    "goes up to|rounds to|left with|leaves us with|leave us with|ends up with|end up with|"
+    "it's|that's|there's|they're|i'm|amounts to|reads|stands at|"
     "ought to be|that is|i get|we get|we obtain",
-    light="the|a|an|to|be|it|that|this|these|there|they|we|i|you|so|then|thus|hence|therefore|of course|in fact|"
+    light="none other than|no other than|well|okay|ok|alright|"
+    "the|a|an|to|be|it|that|this|these|there|they|we|i|you|so|then|thus|hence|therefore|of course|in fact|"
     "after all|definitely|simply|exactly|precisely|clearly|indeed|obviously|actually|certainly|always|also|"
     "still|just|only|surely|probably|likely|really|finally|again|approximately|about|roughly|around|number|"
     "value|option|choice|letter|integer|fraction|now|consequently|accordingly|ultimately|evidently|"
@@ -68,24 +72,25 @@ ENGLISH = Wording(
     "except|unlike|as opposed to|compared to|so that|in order to|however|hence|therefore|thus|so|then|"
     "inasmuch as|seeing|out of|than|via|corresponding|depending|derived|computed|calculated|as long as|"
     "such that|on account of|for the reason that|and not|and hence|and so|and therefore|and thus|in view of|"
-    "in light of|without|in contrast to|despite",
+    "in light of|without|in contrast to|contrary to|despite|excluding",
     so="so|thus|hence|therefore|consequently|accordingly|finally|altogether|in total|in all|then|overall|"
     "in conclusion|to conclude|ultimately|in summary|together|and so|and hence|and thus|and therefore|"
     "this means|this gives|that means|as a result|we conclude|it follows|which means|this leaves|conclusion|"
-    "which gives|which leaves|which makes|giving|making|leaving|for a total of",
+    "which gives|which leaves|which makes|giving|making|leaving|for a total of|in short|in brief|all in all",
     no="not|isn't|aren't|wasn't|never|cannot|can't|neither|couldn't|won't|isnt|shouldn't|wouldn't|can not|hardly",
     at="in|of|for|from|per|by|with|at|on|after|before|within|over|under|below|above|between|among|than|each|every|during|"
     "out of|to|into|times|through|across|until|about|as|using|another|without|against|via|since|beside|besides|"
     "except",
     joins="and|or|&|and also",
-    asks="what|how|why|who|when|where|find|compute|calculate|determine|evaluate|solve|simplify|express|suppose|"
+    asks="will now|problem says|question says|problem states|question states|are told|"
+    "what|how|why|who|when|where|find|compute|calculate|determine|evaluate|solve|simplify|express|suppose|"
     "asks|asked|how many|how much|want to find|need to find|goal is|is to|problem is|let|given|prove|show|"
     "consider|write|round|give|enter|state|choose|select|pick|assume|can|could|do|does|would|is|are|which",
     supposes="if|suppose|supposing|assume|assuming|whether|unless|imagine|were|might|may|could|perhaps|maybe|check|"
     "find|guess|what|which|how|why|express|give|write|put|enter|provide|round|report|verify|doubt|until|"
-    "before|had|say",
-    chooses="choose|chose|pick|select|option|choice|go with|letter|choosing|selecting|picking",
-    correct="correct|right|true|best|works|fits|satisfies|suits|fits best|holds true",
+    "before|had|say|thought|believed|guessed|assumed|expected|claimed",
+    chooses="left with|choose|chose|pick|select|option|choice|go with|letter|choosing|selecting|picking",
+    correct="correct|right|true|best|works|fits|satisfies|suits|fits best|holds true|better",
     aside="note|check|verify|verification|because|explanation|reason|reasons|recall|remember|indeed|justification|"
     "why|where|this is because|to check|to verify|as a check|notice|observe|since|proof|this follows from|"
     "in detail|for example|for comparison|this is|this uses|this holds|i used|we used|details|alternatively|"
@@ -95,7 +100,7 @@ ENGLISH = Wording(
     "grade|number|q|line|row|column|section|stage|round|level|room|class|group|version|theorem|lemma",
     has="has|have|had|gets|get|got|needs|need|costs|cost|gives|makes|make|contains|holds|pays|pay|earns|owes|keeps|"
     "totals|takes|receives|spends|spent|saves|saved|weighs|lasts|yields|obtain|sold|exist|exists|measures|"
-    "scores|wins|produces|requires|travels|find|finds|conclude|remain|reaches|buys|bought",
+    "scores|wins|produces|requires|travels|find|finds|conclude|remain|reaches|buys|bought|leaves",
 )  # fmt: skip
 
 CHINESE = Wording(
@@ -121,7 +126,7 @@ JAPANESE = Wording(
     light="約|ちょうど",
     ends="です|である|だ|なぜなら|なので|ので|から|ではなく|となる|になります|になる|となります|つまり|すなわち|でした",
     so="したがって|よって|だから|ゆえに|つまり|従って|以上より|以上から|すると",
-    no="ではなく|でない",
+    no="ではなく|でない|じゃなく|でなく",
     at="毎|第",
     joins="と|または|や|か",
     asks="求め|いくつ",
@@ -135,7 +140,7 @@ KOREAN = Wording(
     light="약",
     ends="입니다|이다|이며|입니다만|왜냐하면|이므로|이고|가|이|개입니다|개이다|때문에|아니라",
     so="따라서|그러므로|그래서|즉|결국",
-    no="아니라|아닙니다",
+    no="아니라|아닙니다|아니고",
     joins="와|과|또는|그리고",
     asks="구하시오|구하라",
     supposes="만약",
@@ -167,7 +172,7 @@ ARABIC = Wording(
     "فالجواب|پاسخ|جواب نهایی",
     be="هو|هي|يساوي|تساوي|يكون|تكون|هما|است|برابر",
     light="إذن|العدد|بالضبط|الصحيحة|الصحيح|النهائي|النهائية|أي|حوالي|فقط|القيمة|هذا|الرقم|عدد",
-    ends="لأن|لان|لأنه|لأنها|حيث|بما|إذ|وليس|لا|بينما|إذا|عندما|بسبب|ولكن|لكن|مما|أي|ليس|زیرا|چون|بدلا|بعد|وذلك|"
+    ends="بل|لأن|لان|لأنه|لأنها|حيث|بما|إذ|وليس|لا|بينما|إذا|عندما|بسبب|ولكن|لكن|مما|أي|ليس|زیرا|چون|بدلا|بعد|وذلك|"
     "بدلاً",
     so="إذن|لذلك|وبالتالي|بالتالي|إذًا|اذن|فإن|لذا|ومن ثم|إذاً|أخيرا|ولذلك|بنابراین|ومنه",
     no="ليس|ليست|وليس|لا",
@@ -213,7 +218,7 @@ FRENCH = Wording(
     correct="correcte|correct|vrai|juste|bonne|exacte",
     aside="car|parce|en effet|remarque|vérification|note|preuve|explication|puisque",
     numbered="étape|cas|question|partie|problème|exercice|numéro",
-    has="reste|coûte|obtient|faut|vaut|ont|restent|paie|aura|doit|gagne|restera",
+    has="il y a|y a|met|reste|coûte|obtient|faut|vaut|ont|restent|paie|aura|doit|gagne|restera",
 )  # fmt: skip
 GERMAN = Wording(
     answer="antwort|lösung|endergebnis|antworten",
@@ -244,9 +249,9 @@ SPANISH = Wording(
     ends="porque|ya que|pues|dado|donde|que|cuando|si|aunque|mientras|y no|no|pero|sino|es decir|perché|poiché|"
     "dove|non|ma|cioè|pois|já que|não|mas|onde|puesto|debido|con|para|per|como|siccome|e non|e não|em vez|"
     "en lugar|quando|ou seja|dato",
-    so="por lo tanto|por tanto|así|entonces|luego|en total|finalmente|quindi|dunque|pertanto|in totale|portanto|"
+    so="así que|por tanto|así|entonces|luego|en total|finalmente|quindi|dunque|pertanto|in totale|portanto|"
     "assim|logo|então|no total|por consiguiente|en conclusión|perciò|infine|de modo que|conclusión|conclusão|"
-    "por isso",
+    "por isso|por lo tanto",
     no="no|non|não|nunca",
     at="en|de|por|para|con|cada|del|después|entre|sobre|desde|hasta|di|dopo|ogni|tra|em|após|com|dos|das|do|nel|"
     "nella|in|da|per|su|al|dei|delle|durante|sin",

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from lemma.grading.choice import OPTIONS
 from lemma.grading.languages import ATTACHED, FIRST_WORDS, PHRASES, TABLES, UNSPACED, language_of
 from lemma.grading.names import names
 from lemma.grading.units import known
@@ -42,7 +43,7 @@ _INSIDE = (
 )
 _BRACKET = rf"(?:[(\[]{_INSIDE}{{1,120}}[)\]]|\{{{_INSIDE}{{1,120}}\}}|\|[^|\n]{{1,40}}\|)"
 _AFTER = (
-    r"(?:\s?[%°‰％]|!(?=\s?[-+*/=×·÷^,)\]}a-z\d(])|[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+|[₀-₉]+"
+    r"(?:\s?[%°‰％¢]|!(?=\s?[-+*/=×·÷^,)\]}a-z\d(])|[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+|[₀-₉]+"
     r"|[\^_](?:\{(?:[^{}]|\{[^{}]*\})*\}|[-+]?(?:\d+(?:\.\d+)?|[A-Za-z])|\([^()\n]{1,60}\)))"
 )
 _ATOM = (
@@ -54,11 +55,8 @@ _OPERATOR = (
     r"|\s(?=\\[A-Za-z%]|\(mod|i(?:[.,;)$]|\s*$)))"
 )
 _VALUE = re.compile(rf"(?:[-−–+±∓](?=\S)|[≈~<>≤≥≠]\s?)?{_ATOM}(?:(?:{_OPERATOR}[-−+±]?\s?)?{_ATOM})*")
-_OPTIONS = {
-    letter: option for letters in ("أبجده", "कखगघ", "কখগঘ") for letter, option in zip(letters, "ABCDE", strict=False)
-}
 _CHOICE = re.compile(
-    rf"[(（]\s?([A-J{''.join(_OPTIONS)}])\s?[)）]|\[\s?([A-J])\s?\]|"
+    rf"[(（]\s?([A-J{''.join(OPTIONS)}])\s?[)）]|\[\s?([A-J])\s?\]|"
     r"\\text(?:bf|rm)?\{\s*\(?([A-J])\)?[.:]?\s*\}(?:\\[ ,;])?"
 )
 _WORD = re.compile(
@@ -81,6 +79,8 @@ _SIGNIFICANT = re.compile(
 )
 _CYRILLIC = re.compile("[\u0400-\u04ff]")
 _DECIMAL_COMMA = re.compile(r"-?(?:\d+,(?:\d\d?|\d{4,})|0,\d+)")
+_DOTTED = re.compile(r"[1-9]\d{0,2}(?:\.\d{3})+")
+_CURRENCY = re.compile(r"\s?(?:€|eur|pesos|reais|soles|руб)", re.IGNORECASE)
 _MARK = re.compile(r"\*\*|__|</?(?:b|strong)>|[*_`\"“”«»„「」【#]+")
 _ENDS = frozenset(".!?。！？।؟\n")
 
@@ -129,6 +129,8 @@ def lex(text: str, begin: int, end: int) -> list[Lexeme]:
     for kind, said, start, after, in_bold in found:
         if kind == "value" and commas and _DECIMAL_COMMA.fullmatch(said):
             said = said.replace(",", ".")
+        elif kind == "value" and commas and _DOTTED.fullmatch(said) and _CURRENCY.match(text, after):
+            said = said.replace(".", "")
         tokens.append(Lexeme(kind, said, start, after, in_bold, _parts(table, said) if kind == "word" else _NO_PARTS))
     return tokens
 
@@ -154,7 +156,7 @@ def _next(text: str, place: int) -> tuple[str, str, int]:
     choice = _CHOICE.match(text, place) if character in "([（\\" else None
     if choice is not None:
         letter = choice[1] or choice[2] or choice[3]
-        return "choice", _OPTIONS.get(letter, letter), choice.end()
+        return "choice", OPTIONS.get(letter, letter), choice.end()
     value = _VALUE.match(text, place)
     if value is not None and _SIGNIFICANT.search(value[0]):
         said, after = _TEMPERATURE.sub("", _AREA.sub(_area, value[0].strip())), value.end()

@@ -116,6 +116,12 @@ _SPACE_RUN = re.compile(r"\s+")
 _CHOOSE = re.compile(r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}")
 _ORDINAL = re.compile(r"(?<=\d)\s*\^?\s*\{?\s*(?:\\text\{\s*(?:th|st|nd|rd)\s*\}|(?:th|st|nd|rd)(?![A-Za-z]))\s*\}?")
 _SCALE_TEXT = re.compile(r"\\text\{\s*(hundred|thousand|million|billion|trillion|dozen)s?\s*\}", re.IGNORECASE)
+_INTRODUCED = re.compile(r"^\\text\{[^{}]{2,80}\b(?:is|are|equals)\s*:?\s*\}\s*(?=\S)(?<!\bnot )")
+_STATED = re.compile(r"^\\text\{[^{}\d]{2,80}\b(?:is|are|equals)\s*:?\s+(-?\d[^{}]*)\}$")
+_MEASURED = re.compile(r"^\\text\{\s*(-?\d+(?:\.\d+)?)\s*([A-Za-z][^{}\d]*)?\}$")
+_FOR_ALL = re.compile(
+    r"\s*,?\s*\\text\{\s*,?\s*(?:for|where)\s+(?:an?\s+|any\s+|some\s+|every\s+|each\s+|all\s+)?integers?\s*\}\s*[A-Za-z]$"
+)
 _CIRCLED = re.compile("[①-⑳]+")
 _QUANTIFIED = re.compile(
     r"(?:[,;]|\(|\\text\{[^{}]*\})\s*\(?\s*[A-Za-z](?:\s*,\s*[A-Za-z])*\s*\\in\s*"
@@ -297,7 +303,8 @@ def _rare(text: str) -> str:
             for pattern, spelt in _REPEATING:
                 text = pattern.sub(spelt, text)
     if "\\text" in text:
-        text = _SCALE_TEXT.sub(r" \1 ", text)
+        text = _SCALE_TEXT.sub(r" \1 ", _FOR_ALL.sub("", text))
+        text = _MEASURED.sub(r"\1\\text{ \2}", _INTRODUCED.sub("", _STATED.sub(r"\1", text)))
     if "\\choose" in text:
         text = _CHOOSE.sub(r"\\binom{\1}{\2}", text)
     if "th" in text or "st" in text or "nd" in text or "rd" in text:

@@ -47,11 +47,16 @@ def read_object(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
         return None
     said, kind, after = first.text, first.kind, first.after
     measured = first.after - place > 1
+    across = _across(tokens, place, first, text)
+    if across is not None:
+        return across
     while True:
         joined, next_place = _separator(tokens, after)
         if not joined:
             break
         following = read_one(tokens, next_place, text)
+        if following is not None and joined == ", " and _in_apposition(tokens, after, next_place):
+            break
         if following is not None and (first.kind == "choice") != (following.kind == "choice"):
             break
         if following is None:
@@ -72,9 +77,49 @@ def read_object(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
     return Stated(said, after, kind)
 
 
+def _across(tokens: list[Lexeme], place: int, first: Stated, text: str) -> Stated | None:
+    """Two values that are one answer after a verb: the dimensions are 6 by 9, the odds are 3 to 7."""
+    after = first.after
+    if after + 1 >= len(tokens) or tokens[after].text.lower() not in ("by", "to") or not tokens[after + 1].is_value:
+        return None
+    before = place - 1
+    while before >= 0 and (tokens[before].kind == "mark" or is_light(tokens[before])):
+        before -= 1
+    second = read_one(tokens, after + 1, text)
+    again = second.after if second is not None else len(tokens)
+    if again + 1 < len(tokens) and tokens[after].text.lower() == tokens[again].text.lower() == "by":
+        third = read_one(tokens, again + 1, text)
+        second = third and second and third._replace(text=f"{second.text} by {third.text}")
+    if (
+        before < 0
+        or not tokens[before].parts & {"be", "has"}
+        or second is None
+        or not ends_member(tokens, second.after)
+    ):
+        return None
+    if first.kind == "choice" or (second.after - after > 2 and tokens[after + 2].text.lower() in _PLACES):
+        return None
+    return Stated(f"{first.text} {tokens[after].text} {second.text}", second.after, first.kind)
+
+
+_PLACES = frozenset({"decimal", "significant", "d.p", "places", "digits", "figures", "sig"})
+
+
+def _in_apposition(tokens: list[Lexeme], comma: int, place: int) -> bool:
+    """Whether a value after a comma says more of the one before: 31, the 11th prime."""
+    between = tokens[comma:place]
+    ordinal = tokens[place].text.split()[-1:] in (["st"], ["nd"], ["rd"], ["th"])
+    return ordinal and not any("joins" in token.parts for token in between)
+
+
 def compares(tokens: list[Lexeme], place: int) -> bool:
     """Whether a value is only said to be compared with another: 3 more than 9, 3 times 4."""
     rest = tokens[place : place + 4]
+    before = tokens[place - 1]
+    if [token.text.lower() for token in rest[:2]] == ["times", "as"]:
+        return True
+    if before.kind == "word" and not is_unit(before.text) and len(rest) > 1 and rest[1].text.lower() == "than":
+        return False
     return len(rest) > 1 and rest[0].text.lower() in _COMPARED and any(token.is_value for token in rest[1:])
 
 

@@ -57,6 +57,14 @@ def _is_new(statement: str) -> bool:
     return "answer" in statement.lower()
 
 
+def denied(text: str) -> bool:
+    """Whether a short text only says of an answer that it is wrong: (D) is incorrect."""
+    return _DENIAL.fullmatch(text) is not None
+
+
+_DENIAL = re.compile(r"[^.!?\n]{1,60}?\s(?:is|was|are)\s+" + _NOT_RIGHT + r"[.!]?", re.IGNORECASE)
+
+
 def negated(text: str, place: int) -> bool:
     """Whether the answer at `place` is negated: "the answer is not 42"."""
     return _NEGATED.search(text[max(0, place - 40) : place]) is not None

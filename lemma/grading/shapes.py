@@ -228,8 +228,13 @@ def _list_against_one(gold: Node, answer: Node, context: Context) -> bool:
 
 
 def _same_members(gold: Listed, answer: Listed, context: Context) -> bool:
-    """Bare lists and sets: in any order, unless one side names its members and the other does not."""
+    """Bare lists and sets: in any order, unless one side names its members and the other does not. Of letters alone,
+    p and q is not p or q."""
     left, right = gold.items, answer.items
+    if {gold.join, answer.join} == {"and", "or"} and all(
+        isinstance(i, Leaf) and len(i.tokens) == 1 and i.tokens[0].kind == "id" for i in (*left, *right)
+    ):
+        return False
     if _numbered(left):
         left = _values(left)
     if _numbered(right):

@@ -9,8 +9,9 @@ noun, the last conclusion of the text counts, read clause by clause (`lemma/grad
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
-from lemma.grading.conclusions import conclude
+from lemma.grading.conclusions import CIRCUMSTANCE, PLAIN, conclude
 from lemma.grading.languages import nouns_in
 from lemma.grading.lexer import Lexeme, lex
 from lemma.grading.objects import (
@@ -69,13 +70,19 @@ def _begin(text: str, place: int) -> int:
 
 def statement_at(tokens: list[Lexeme], noun: int, text: str) -> Stated | None:
     """The statement whose noun is at a token. Of kind `denied` if its object is only denied."""
-    if _supposed(tokens, noun):
+    if _supposed(tokens, noun) or _counterfactual(tokens[noun + 1 : noun + 5]):
         return None
     lead = _lead(tokens, noun, text)
     if lead is None:
         return _turned_around(tokens, noun, text)
     place, negated, labelled = lead
     return _object_after(tokens, place, negated, labelled, text)
+
+
+def _counterfactual(after: list[Lexeme]) -> bool:
+    """The answer would have been 10."""
+    said = [token.text.lower() for token in after]
+    return any(pair in (["would", "have"], ["could", "have"], ["might", "have"]) for pair in map(list, pairwise(said)))
 
 
 def _supposed(tokens: list[Lexeme], noun: int) -> bool:
@@ -99,8 +106,11 @@ def _lead(tokens: list[Lexeme], noun: int, text: str) -> tuple[int, bool, bool] 
     negated, place, words = False, noun + 1, 0
     while place < len(tokens) and words < 12:
         token = tokens[place]
-        if token.kind == "word" and LETTER.fullmatch(token.text) and "chooses" in tokens[place - 1].parts:
-            return place, negated, False
+        if token.kind == "word" and LETTER.fullmatch(token.text):
+            if "chooses" in tokens[place - 1].parts:
+                return place, negated, False
+            if place == noun + 1 and not tokens[noun].text.isascii():
+                return place, negated, True
         if token.kind == "word":
             if "no" in token.parts:
                 negated = True
@@ -155,7 +165,7 @@ def _object_after(tokens: list[Lexeme], begin: int, negated: bool, labelled: boo
             return None if words is None or negated else words
         return _instead(tokens, found, text)
     if found is not None:
-        return found
+        return _instead(tokens, found, text) if _denied_after(tokens, found.after) else found
     return _clause(tokens, place, labelled, text)
 
 
@@ -172,8 +182,8 @@ def _clause(tokens: list[Lexeme], place: int, labelled: bool, text: str) -> Stat
         return words if number is None else Stated(str(number), words.after, "value")
     if any(token.text.lower() in COMPARISONS for token in inside):
         return words
-    found = None if goes_on else conclude(tokens[place:end], text)
-    return found and Stated(found.text, end, found.kind)
+    found = None if goes_on else conclude(tokens[place:end], text, CIRCUMSTANCE if labelled else PLAIN)
+    return Stated(found.text, end, found.kind) if found else words
 
 
 def _words(tokens: list[Lexeme], begin: int, text: str) -> Stated | None:
@@ -204,7 +214,15 @@ def _instead(tokens: list[Lexeme], denied: Stated, text: str) -> Stated:
     return Stated(denied.text, denied.after, "denied")
 
 
-_BUTS = frozenset(
+def _denied_after(tokens: list[Lexeme], place: int) -> bool:
+    """Whether a value is denied by what follows it, as Japanese and Korean do."""
+    if place < len(tokens) and tokens[place].text in ("이", "가"):
+        place += 1
+    return place < len(tokens) and tokens[place].text in _DENIES_BEFORE
+
+
+_DENIES_BEFORE = frozenset({"ではなく", "じゃなく", "でなく", "아니라", "아니고"})
+_BUTS = _DENIES_BEFORE | frozenset(
     {"but", "rather", "sondern", "sino", "ma", "mais", "mas", "а", "而是", "بل", "बल्कि", "aber", "instead"}
 )
 

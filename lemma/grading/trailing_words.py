@@ -63,10 +63,13 @@ _SHORT_WORDS = frozenset(names("all old the are was cup men way pie egg box bag"
 def _may_be_unit(word: str, has_more: bool) -> bool:
     """Plain words of three letters or fewer are products of letters unless they are known units or little words."""
     little = word in _SHORT_WORDS or (has_more and word in _LITTLE_WORDS)
-    return (len(word) > 3 or known(word) or little) and word.lower() not in _SCALE_WORDS
+    return (len(word) > 3 or known(word) or little) and word.lower() not in _NO_UNITS
 
 
 _SCALE_WORDS = frozenset({"hundred", "thousand", "million", "billion", "trillion", "dozen"})
+
+
+_NO_UNITS = _SCALE_WORDS | frozenset(names("not wrong incorrect false fails cannot"))
 
 
 def attach_powers(parts: list[str]) -> list[str]:

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from lemma.grading import extract, grade
+from tests.grading.prose_cases import PROSE
 from tests.grading.statements_cases import STATED
 
 CASES = [(text, answer) for cases in STATED.values() for text, answer in cases]
@@ -22,3 +23,9 @@ def test_what_is_stated_is_right(text: str, answer: str | None) -> None:
 def test_no_other_number_of_the_text_is_right(text: str, answer: str | None) -> None:
     others = {number for number in re.findall(r"\d+", text) if answer is None or grade(number, answer).kind != "right"}
     assert [number for number in others if grade(text, number).kind == "right"] == []
+
+
+@pytest.mark.parametrize("name", PROSE)
+def test_prose_gives_these_golds_and_not_those(name: str) -> None:
+    for text, given, others in PROSE[name]:
+        assert [gold for gold in (*given, *others) if grade(text, gold).kind == "right"] == list(given), extract(text)

@@ -1,0 +1,191 @@
+"""The sentences at the end of a text, last first: which of them concludes something, and which is a question, a task or
+a remark, or was cut off."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+from lemma.grading.conclusions import AFTER_VERB, PLAIN, conclude, rank
+from lemma.grading.lexer import MATH, Lexeme, lex
+from lemma.grading.objects import LETTER, Stated, is_light
+
+_SEARCHED = 1_500
+_SENTENCES = 12
+_END = re.compile(
+    r"[.!?]+(?<!\bi\.e\.)(?<!\be\.g\.)(?<!\bvs\.)(?<!\bDr\.)(?<!\bMr\.)(?<!\bNo\.)(?<!\bMrs\.)(?<!\.\.)(?<!\s\.)"
+    r"(?:(?<![\d)]!)|(?=\s+[A-Z]|\s*$))(?=[*_\"”'»)`$]*(?:\\[\])])?(?:\s|$))[*_\"”'»)`]*|[。！？।؟]\**|\n"
+)
+_CLOSED = re.compile(r"[.!?。！？।؟:)\]}|»”\"'`*$%]\s*$")
+_HEADING = re.compile(
+    r"\s*(?:step|part|case|question|problem|given|method|example|note|option|schritt|étape|paso|шаг|步骤)\b.*|.*[:：]\s*$",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def concluded(text: str) -> Stated | None:
+    """What the last sentences of a text conclude; of kind `cut` if the text was cut off before it did."""
+    offset = max(0, len(text) - _SEARCHED)
+    tail = text[offset:]
+    if "\n" in tail:
+        tail = MATH.sub(lambda m: m[0].replace("\n", " "), tail)
+    ends = [0, *(m.end() for m in _END.finditer(tail)), len(tail)]
+    spans = [(a, b) for a, b in pairwise(ends) if tail[a:b].strip(" \t\n*_#-")]
+    asked = False
+    for number, (begin, end) in enumerate(reversed(spans[-_SENTENCES:])):
+        tokens = lex(tail, begin, end)
+        kind = _kind(tokens, tail[begin:end])
+        if number == 0 and kind == "empty" and _breaks_off(tokens, tail):
+            return None
+        if kind == "question":
+            asked = True
+        if kind != "conclusion":
+            continue
+        if number == 0 and _cut_off(tokens, tail, spans[-2][1] if len(spans) > 1 else 0):
+            return None
+        content = _after_number(tokens)
+        if asked and not _concludes(content):
+            continue
+        found = conclude(content, tail)
+        if found is not None:
+            return _with_items_before(found, spans[: len(spans) - number], tail)
+        if any(token.is_value for token in content) and not asked:
+            return None
+    return None
+
+
+def _with_items_before(found: Stated, spans: list[tuple[int, int]], tail: str) -> Stated:
+    """What the last item of a list assigns, together with what the items before it assign to other names."""
+    names: list[str] = []
+    said: list[str] = []
+    for begin, end in reversed(spans):
+        item = _ITEM.fullmatch(tail[begin:end].strip())
+        if item is None or item[1] in names:
+            break
+        names.append(item[1])
+        said.append(f"{item[1]} = {item[2]}")
+    return found._replace(text=", ".join(reversed(said))) if len(said) > 1 else found
+
+
+_ITEM = re.compile(r"[-*•]\s+[*$\\(]*([A-Za-z])\s*=\s*([^=*$,]{1,40}?)(?:\\\))?[*$.]*")
+
+
+def _after_number(tokens: list[Lexeme]) -> list[Lexeme]:
+    """The tokens of a sentence after the number that it has in a list."""
+    kept = [t for t in tokens if t.kind != "mark"]
+    if (
+        len(kept) > 3
+        and kept[0].kind == "value"
+        and kept[0].text.isdigit()
+        and kept[1].text in ".)"
+        and kept[2].kind == "word"
+    ):
+        return tokens[tokens.index(kept[1]) + 1 :]
+    return tokens
+
+
+def _concludes(tokens: list[Lexeme]) -> bool:
+    first = next((t for t in tokens if t.kind != "mark"), None)
+    return first is not None and ("so" in first.parts or first.bold)
+
+
+def _kind(tokens: list[Lexeme], sentence: str) -> str:
+    """Whether a sentence is a conclusion, a question or task, a remark, or has nothing to say."""
+    kept = [token for token in tokens if token.kind != "mark"]
+    if not kept:
+        return "empty"
+    if kept[-1].text in "?？؟":
+        return "question"
+    first = kept[0]
+    if any(t.text.lower() in _ASKED for t in kept[:12]):
+        return "question"
+    supposed = next((i for i, t in enumerate(kept[:12]) if t.text.lower() in _SUPPOSED), None)
+    if supposed is not None and not any("so" in t.parts or t.text in ",;" for t in kept[supposed:]):
+        return "question"
+    chosen = "chooses" in first.parts and len(kept) > 1 and (kept[1].is_value or LETTER.fullmatch(kept[1].text))
+    if "asks" in first.parts and not first.parts & {"so", "be"} and not chosen:
+        worked = any(t.kind == "word" and "so" in t.parts for t in kept[1:]) or any(
+            t.is_value and "=" in t.text for t in kept[kept.index(first) + 1 :] if ":" in sentence
+        )
+        if not worked:
+            return "question"
+    if "aside" in first.parts and not any(t.text == "," for t in kept):
+        return "remark"
+    if "aside" in first.parts and "ends" not in first.parts:
+        return "remark"
+    return (
+        "conclusion"
+        if any(t.is_value or t.bold or LETTER.fullmatch(t.text) or "be" in t.parts for t in kept)
+        else "empty"
+    )
+
+
+_SUPPOSED = frozenset({"consider", "suppose", "assume"})
+_ASKED = frozenset(
+    {
+        "asks",
+        "asked",
+        "how many",
+        "how much",
+        "want to find",
+        "need to find",
+        "goal is",
+        "is to",
+        "problem is",
+        "will now",
+        "problem says",
+        "question says",
+        "problem states",
+        "question states",
+        "are told",
+    }
+)
+
+
+def _breaks_off(tokens: list[Lexeme], tail: str) -> bool:
+    """Whether a last sentence without a value ends in a word that something has to follow, or began a conclusion."""
+    words = [token for token in tokens if token.kind == "word"]
+    if not words or _CLOSED.search(tail):
+        return False
+    return bool(words[-1].parts & {"at", "be", "joins", "has", "light"} or words[0].parts & {"so"})
+
+
+def _cut_off(tokens: list[Lexeme], tail: str, end: int) -> bool:
+    """Whether the last sentence was cut off before it concluded. `end` is where the sentence before it ends."""
+    kept = [i for i, token in enumerate(tokens) if token.kind != "mark"]
+    last = tokens[kept[-1]]
+    leads_on = bool(last.parts & {"at", "be", "joins", "has"}) or ("so" in last.parts and len(kept) > 1)
+    if leads_on and not LETTER.fullmatch(last.text):
+        return not _CLOSED.search(tail)
+    if _CLOSED.search(tail) or not end or not re.search(r"[.!?。！？।؟]\s*$", tail[:end].rstrip("\n")):
+        return False
+    place = next((i for i in reversed(kept[-3:]) if tokens[i].is_value or LETTER.fullmatch(tokens[i].text)), None)
+    if place is None:
+        return True
+    if tokens[place - 1].text in ":：" or all(t.kind == "mark" or t.text in ":：" for t in tokens[place - 2 : place]):
+        return False
+    return len(kept) > 1 and rank(tokens, place, False) < (PLAIN if "=" in tokens[place].text else AFTER_VERB)
+
+
+def asks(text: str) -> bool:
+    """Whether a short text is a task or a supposition, "Suppose that x = 9", rather than an answer."""
+    return (
+        any(c.isdigit() for c in text)
+        and text[-1:] not in "?？؟"
+        and _kind(lex(text, 0, len(text)), text) == "question"
+    )
+
+
+def introduced(text: str) -> bool:
+    """Whether a short text says that what follows is a result, rather than being one: "Total: 7", "So 18"."""
+    tokens = [token for token in lex(text, 0, len(text)) if token.kind != "mark"]
+    if len(tokens) < 2:
+        return False
+    if tokens[0].is_value or (LETTER.fullmatch(tokens[0].text) and tokens[0].text not in "AI"):
+        return any("ends" in token.parts and token.parts & {"aside", "no"} for token in tokens)
+    colon = next(
+        (i for i, token in enumerate(tokens) if token.text in (":", "：", "->", "=>", "→", "—", "–")), len(tokens)
+    )
+    if colon < len(tokens) - 1 and all(token.kind == "word" for token in tokens[:colon]):
+        return True
+    return any(token.parts & {"be", "so", "chooses"} for token in tokens) or is_light(tokens[0])
