@@ -20,7 +20,7 @@ from lemma.config.document import write
 from lemma.config.load import load
 from lemma.config.registry import without_folders
 from lemma.config.shape import Choice
-from lemma.core.errors import nearest
+from lemma.core.errors import UserError, nearest
 from lemma.engines.engine_options import NativeOptions, VllmEngineOptions
 from lemma.formats import FORMATS, Format
 from lemma.formats.r1_zero import R1Zero
@@ -177,6 +177,15 @@ class Recipe(Options):
     def digest(self) -> str:
         """A name for everything in here that determines results."""
         return self.digest_of(self.model_dump(mode="json"))
+
+    @classmethod
+    def completed(cls, values: Any) -> dict[str, Any] | None:
+        """The values of a recipe that another version wrote, with defaults for what it lacks; None if this version
+        does not read it."""
+        try:
+            return cls.model_validate(values).model_dump(mode="json")
+        except (ValidationError, UserError):
+            return None
 
     def shared_settings(self) -> dict[str, Any]:
         """What all ranks of a run must have alike; folders may have other names on other machines."""

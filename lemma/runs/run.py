@@ -15,6 +15,7 @@ from lemma.cluster.launching import is_begun_already
 from lemma.core.collector import set_aside
 from lemma.core.errors import UserError, nearest
 from lemma.core.events import Progressed, Said, Sink
+from lemma.core.leaves import leaves
 from lemma.core.outside import training
 from lemma.core.progress import Tell, telling
 from lemma.core.ranks import from_leader, is_leader, speakers, together, use_slots, usual_slots, world_size
@@ -50,6 +51,7 @@ class RecipeLike(Protocol):
     def to_yaml(self) -> str: ...
     def digest(self) -> str: ...
     def digest_of(self, values: dict[str, Any]) -> str: ...
+    def completed(self, values: Any) -> dict[str, Any] | None: ...
     def model_dump(self, *, mode: str) -> dict[str, Any]: ...
 
 
@@ -122,8 +124,31 @@ def _begun(
     _check_dependents(recipe.stages, anew, folder)
     if not fresh:
         lengthen(folder, recipe, extend, lambda text: sink(Said(text)))
+        _check_version(folder, recipe)
     threads, slots = recipe.run.threads or torch.get_num_threads(), recipe.cluster.slots or usual_slots()
     return folder.begin(recipe.to_yaml(), recipe.digest(), threads, fresh=anew, slots=slots)
+
+
+def _check_version(folder: RunFolder, recipe: RecipeLike) -> None:
+    """Refuse a run of this recipe that a version without some of its options began: with new options, what the others
+    do may have changed, and the run would end as neither version's."""
+    facts = folder.facts()
+    if facts is None or facts["digest"] == recipe.digest() or not folder.has_begun():
+        return
+    before = folder.recipe()
+    completed = recipe.completed(before)
+    if completed is None or recipe.digest_of(completed) != recipe.digest():
+        return
+    missing = [key for key in leaves(completed) if key not in leaves(before)]
+    if missing:
+        version = f"Lemma {facts['lemma']}" if "lemma" in facts else "a Lemma"
+        day = str(facts.get("created", "another day"))[:10]
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        raise UserError(
+            f"{folder.given} was begun by {version} of {day}, which did not have the option {missing[0]}{more} of this "
+            "recipe",
+            fix="finish it with that Lemma, start over with --fresh, or change run.dir",
+        )
 
 
 def _take_slots(cluster: ClusterOptions, stages: Mapping[str, StageOptions], recorded: int, sink: Sink) -> None:

@@ -30,7 +30,7 @@ from lemma.core.errors import UserError
 from lemma.core.faults import fault_point
 from lemma.core.files import JsonLines, sync_folder, write_whole
 from lemma.core.leaves import in_yaml, leaves
-from lemma.core.version import installed_version
+from lemma.core.version import installed_version, lemma_version
 from lemma.learning.manifest import find_damage
 from lemma.runs.run_options import STAGE_NAME
 
@@ -92,7 +92,7 @@ class RunFolder:
         if fresh and (self.path / "run.json").exists():
             self._set_aside(fresh)
         facts = self.facts()
-        if facts is not None and facts["digest"] != digest and not self._has_begun():
+        if facts is not None and facts["digest"] != digest and not self.has_begun():
             self.put_back()
             self._set_aside(())
             facts = None
@@ -146,7 +146,7 @@ class RunFolder:
         """Whether this stage has a checkpoint, or is done."""
         return any((self.stage(name) / "checkpoints").glob("step-*")) or self.is_done(name)
 
-    def _has_begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether there is any training here that a start under another recipe would lose."""
         stages = self.path / "stages"
         return any(stages.glob("*/checkpoints/step-*")) or any(stages.glob("*/done.json"))
@@ -219,14 +219,21 @@ class RunFolder:
                 shutil.rmtree(path, ignore_errors=True) if _is_folder(path) else path.unlink()
                 fault_point("folder.deleting")
 
+    def recipe(self) -> Any:
+        """The values of the run's recipe; None if they cannot be read."""
+        try:
+            return yaml.safe_load((self.path / "recipe.yaml").read_text(encoding="utf-8"))
+        except (OSError, yaml.YAMLError):
+            return None
+
     def _difference(self, recipe_yaml: str) -> str:
         """Which key differs first from the recipe of the run, as `: key was X, is Y`."""
-        try:
-            before = yaml.safe_load((self.path / "recipe.yaml").read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError):
+        before = self.recipe()
+        if before is None:
             return ""
         was, now = leaves(before), leaves(yaml.safe_load(recipe_yaml))
-        for key in [*now, *was]:
+        # What only one of them has may be an option that came to Lemma, or left it, in between.
+        for key in sorted([*now, *was], key=lambda key: key not in was or key not in now):
             if key != "run.dir" and was.get(key) != now.get(key):
                 before, after = (in_yaml(one[key]) if key in one else "not there" for one in (was, now))
                 return f" ({key} was {before}, is {after})"
@@ -351,6 +358,7 @@ def _versions() -> dict[str, str]:
     import torch
     import transformers
 
-    found = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
+    found = {"lemma": lemma_version(), "python": platform.python_version()}
+    found |= {"torch": torch.__version__, "transformers": transformers.__version__}
     flash = installed_version("flash-attn-4")
     return found if flash is None else found | {"flash-attn-4": flash}

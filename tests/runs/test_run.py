@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import yaml
 
 from lemma.core import faults
 from lemma.core.errors import UserError
@@ -101,6 +102,32 @@ def test_another_recipe_in_the_same_folder(world: World) -> None:
     assert world.train(other, fresh=True) == 0
     assert world.weights() != before and (world.run / "notes.txt").read_text() == "mine"
     assert [row["step"] for row in world.rows() if row["axis"] == "train"] == [1, 2]
+
+
+def test_a_run_that_a_version_without_some_options_began(world: World) -> None:
+    """The same recipe is called the same; what the user changed as well is named before what is new in Lemma."""
+    recipe = world.recipe({"steps": 2})
+    assert world.train(recipe) == 0
+    values, facts = recipe.model_dump(mode="json"), json.loads((world.run / "run.json").read_text())
+    del values["stages"]["sft"]["shuffle"], values["model"]["share_prompts"], values["model"]["tiny"]["context"]
+    (world.run / "recipe.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    facts |= {"digest": recipe.digest_of(values), "created": "2026-03-05T10:11:12"}
+    del facts["lemma"]
+    (world.run / "run.json").write_text(json.dumps(facts))
+    with pytest.raises(UserError, match=r"holds a run of another recipe \(model.tiny.context was not there, is 96\)"):
+        world.train(recipe)
+    values["model"]["tiny"]["context"] = 96
+    (world.run / "recipe.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    (world.run / "run.json").write_text(json.dumps(facts | {"digest": recipe.digest_of(values), "lemma": "0.0.9"}))
+    with pytest.raises(UserError) as caught:
+        world.train(recipe)
+    assert str(caught.value) == (
+        f"{world.run} was begun by Lemma 0.0.9 of 2026-03-05, which did not have the option model.share_prompts and 1 "
+        "more of this recipe; finish it with that Lemma, start over with --fresh, or change run.dir"
+    )
+    with pytest.raises(UserError, match=r"another recipe \(stages.sft.optim.lr was 0.002, is 0.0001\)"):
+        world.train(world.recipe({"steps": 2, "optim": {"lr": 1e-4}}))
+    assert world.train(recipe, fresh=True) == 0
 
 
 def test_a_first_start_that_fails_leaves_nothing_in_the_way(world: World) -> None:
