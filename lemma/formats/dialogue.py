@@ -43,13 +43,19 @@ class Dialogue:
         self._bridge = Bridge(fmt, self.tokenizer, self.ends, 0)
         self._shows_tools: bool | None = None
 
-    def prompt(self, messages: Turns, tools: Sequence[Any] = ()) -> np.ndarray:
-        """The whole prompt, in ids."""
+    def prompt(self, messages: Turns, tools: Sequence[Any] = (), *, continues: bool = False) -> np.ndarray:
+        """The whole prompt, in ids; if `continues`, it ends with the text of the last message, which the assistant has
+        begun, unless that is empty."""
         with self._lock:
+            if continues and not (messages[-1].get("tool_calls") or (messages[-1].get("content") or "").strip()):
+                messages, continues = messages[:-1], False
             turns = self._turns(messages)
             self._check_roles(turns)
             marked, contents = self._marked(turns)
-            text = self.fmt.written(marked, self.tokenizer, tools=list(tools) or None)
+            if continues:
+                text = self._unfinished(marked, tools)
+            else:
+                text = self.fmt.written(marked, self.tokenizer, tools=list(tools) or None)
             return np.asarray(self._encode(text, contents), dtype=np.int64)
 
     def encode(self, text: str) -> np.ndarray:
@@ -92,6 +98,23 @@ class Dialogue:
                 return None
             ids = self._bridge.behind(said, self._encode(behind, contents, before + mark))
             return np.asarray(ids, dtype=np.int64)
+
+    def _unfinished(self, turns: Turns, tools: Sequence[Any]) -> str:
+        """The conversation without what the template writes after the last message. Where it trims messages, a space at
+        the end is left out too, as by transformers' `continue_final_message`."""
+        *rest, last = turns
+        if last.get("tool_calls"):
+            raise UserError("the last message calls tools and cannot be continued", fix="send the results after it")
+        begun = {**last, "content": f"{last['content']}{SAID} "}
+        text = self.fmt.written([*rest, begun], self.tokenizer, tools=list(tools) or None, is_open=False)
+        before, mark, behind = text.rpartition(SAID)
+        before = before if behind.startswith(" ") else before.rstrip()
+        if not mark or not before.rstrip().endswith(last["content"].strip()):
+            raise UserError(
+                "the chat template changes the assistant's last message, so it cannot be continued",
+                fix="end the messages with the role 'user'",
+            )
+        return before
 
     def _turns(self, messages: Turns) -> list[dict[str, Any]]:
         """The turns, under the format's own system message if the conversation has none that the format accepts."""

@@ -109,7 +109,7 @@ class AgentSession:
             bridge = dialogue.after(said.completion.ids, new, asked.tools)
             if bridge is not None:
                 return _Read(np.concatenate([said.ids, bridge]), said, _in_words(new))
-        return _Read(dialogue.prompt(asked.messages, asked.tools), None, "")
+        return _Read(dialogue.prompt(asked.messages, asked.tools, continues=asked.continues), None, "")
 
     def _read_text(self, prompt: str | tuple[int, ...]) -> _Read:
         """As for a chat, where the prompt begins with an earlier one and all that was sampled behind it."""
@@ -128,10 +128,12 @@ class AgentSession:
     def _history(self, asked: WireCall, choice: WireChoice) -> tuple[Any, ...]:
         """The history with this answer in it, as the agent knows it."""
         if asked.kind == "chat":
-            reply: dict[str, Any] = {"role": "assistant", "content": choice.content}
+            *messages, last = asked.messages
+            begun = last["content"] if asked.continues else ""
+            reply: dict[str, Any] = {"role": "assistant", "content": begun + choice.content}
             if choice.calls:
                 reply["tool_calls"] = choice.calls
-            return _chat_history([*asked.messages, reply], asked.tools)
+            return _chat_history([*messages, *([] if asked.continues else [last]), reply], asked.tools)
         prompt = asked.prompts[choice.index // asked.n]
         if not isinstance(prompt, str):
             return ("text", None)

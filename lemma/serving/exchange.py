@@ -16,6 +16,9 @@ from lemma.serving.served_tools import read_calls
 from lemma.serving.text_stream import TextStream
 from lemma.serving.wire_requests import WireCall
 
+# How many ids of a text that is continued are enough to decode what follows it.
+CONTEXT = 8
+
 
 @dataclass(frozen=True)
 class WireChoice:
@@ -141,4 +144,5 @@ class Exchange:
             keeps=keeps,
             cuts=self.asked.stop,
             min_tokens=sampling.min_tokens,
+            before=request.prompt[-CONTEXT:].tolist() if self.asked.continues else (),
         )

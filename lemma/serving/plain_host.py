@@ -81,7 +81,7 @@ class PlainHost:
     def requests(self, asked: WireCall) -> list[Request]:
         check_length(asked, self._limit)
         if asked.kind == "chat":
-            prompts = [self.dialogue.prompt(asked.messages, asked.tools)]
+            prompts = [self.dialogue.prompt(asked.messages, asked.tools, continues=asked.continues)]
         else:
             prompts = [self._encoded(prompt) for prompt in asked.prompts]
         return [self._request(asked, prompt, place) for place, prompt in enumerate(prompts)]

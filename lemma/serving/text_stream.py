@@ -13,7 +13,7 @@ class TextStream:
     """Follows one sample. `feed` returns the text that is final by now, `finish` the rest.
 
     The token that ends the sample is not part of the text. The text ends after a string of `keeps` and before one of
-    `cuts`, but not within the first `min_tokens` tokens.
+    `cuts`, but not within the first `min_tokens` tokens. `before` are ids that the text goes on from.
     """
 
     def __init__(
@@ -24,12 +24,16 @@ class TextStream:
         keeps: Sequence[str] = (),
         cuts: Sequence[str] = (),
         min_tokens: int = 0,
+        before: Sequence[int] = (),
     ):
         self._decode, self._ends, self._keeps, self._cuts = decode, ends, keeps, cuts
-        self._min_tokens = min_tokens
-        self._ids: list[int] = []
+        if decode(before).endswith(UNKNOWN):
+            before = ()
+        self._ids: list[int] = [*before]
+        self._min_tokens = min_tokens + len(before)
         self._held: int | None = None  # an end token, which becomes text only if more follows
-        self._known, self._read = 0, 0  # ids before `_read` are in the text; those from `_known` on are context
+        # Ids before `_read` are in the text; those from `_known` on are context.
+        self._known, self._read = 0, len(before)
         self._text = ""
         self._over: int | None = None
         self._given = 0

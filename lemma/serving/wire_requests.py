@@ -51,7 +51,7 @@ COMMON = frozenset(
     ["model", "max_tokens", "stop", "seed", "stream", "stream_options", "logprobs", "return_token_ids"]
 ) | {*NUMBERS, *COUNTS}
 FIELDS: dict[Kind, frozenset[str]] = {
-    "chat": COMMON | {"messages", "tools", "max_completion_tokens"},
+    "chat": COMMON | {"messages", "tools", "max_completion_tokens", "continue_final_message", "add_generation_prompt"},
     "text": COMMON | {"prompt"},
 }
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -59,11 +59,15 @@ ROLES = {"developer": "system", "system": "system", "user": "user", "assistant":
 
 @dataclass(frozen=True)
 class WireCall:
-    """One call. Either `messages` or `prompts` is empty; `given` are the names of all fields that were sent."""
+    """One call. Either `messages` or `prompts` is empty; `given` are the names of all fields that were sent.
+
+    If it `continues`, the last message is the assistant's, and the answer goes on from its text.
+    """
 
     kind: Kind
     messages: tuple[dict[str, Any], ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
+    continues: bool = False
     prompts: tuple[str | tuple[int, ...], ...] = ()
     model: str | None = None
     n: int = 1
@@ -107,9 +111,11 @@ def read_call(kind: Kind, body: Any) -> WireCall:
     prompts = _prompts(sent.get("prompt")) if kind == "text" else ()
     if len(prompts) * values.get("n", 1) > MOST_SAMPLES:
         raise ApiError(400, f"prompts times n is more than {MOST_SAMPLES}; send several requests", param="n")
+    messages = _messages(sent.get("messages")) if kind == "chat" else ()
     return WireCall(
         kind,
-        messages=_messages(sent.get("messages")) if kind == "chat" else (),
+        messages=messages,
+        continues=_continues(sent, messages),
         tools=() if sent.get("tool_choice") == "none" else _tools(sent.get("tools", [])),
         prompts=prompts,
         model=_text(sent, "model"),
@@ -142,6 +148,22 @@ def _wants_logprobs(kind: Kind, sent: Mapping[str, Any]) -> bool:
             code="unsupported_parameter",
         )  # fmt: skip
     return "logprobs" in sent
+
+
+def _continues(sent: Mapping[str, Any], messages: tuple[dict[str, Any], ...]) -> bool:
+    """Whether the last message is continued: the assistant's is, unless a new turn is asked for."""
+    begins, continues = (
+        _flag(sent, name) if name in sent else None for name in ("add_generation_prompt", "continue_final_message")
+    )
+    if begins is not None and begins == continues:
+        message = "exactly one of add_generation_prompt and continue_final_message can be true; leave one of them out"
+        raise ApiError(400, message, param="continue_final_message")
+    is_begun = bool(messages) and messages[-1]["role"] == "assistant"
+    if (continues or begins is False) and not is_begun:
+        message = "only a message of the assistant can be continued, and the last is none; leave out "
+        name = "continue_final_message" if continues else "add_generation_prompt"
+        raise ApiError(400, message + name, param=name)
+    return is_begun and not begins and continues is not False
 
 
 def _messages(given: Any) -> tuple[dict[str, Any], ...]:

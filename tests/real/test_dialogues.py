@@ -13,6 +13,8 @@ import pytest
 from lemma.core.errors import UserError
 from lemma.formats import make_format
 from lemma.formats.dialogue import Dialogue
+from lemma.formats.encode import encode_text
+from lemma.formats.templates import without_clock
 from lemma.models.load_model import load_tokenizer
 from tests.real.test_bridges import TOOL, speaking
 
@@ -100,3 +102,31 @@ def test_a_template_that_leaves_tools_out_says_so(llama_bpe: Any, templates: dic
         except UserError as error:
             lost += "leaves out" in str(error)
     assert lost >= 1
+
+
+@pytest.mark.parametrize("begun", ["It is", " It is\n\nfour, ", "It", "<think>\n2 + 2", "<think>2 + 2</think>\nIt is"])
+def test_an_answer_that_was_begun_is_continued_as_by_transformers(
+    begun: str, llama_bpe: Any, templates: dict[str, str]
+) -> None:
+    continued, refused = 0, []
+    for name, dialogue in dialogues(llama_bpe, templates):
+        tokenizer, turns = dialogue.tokenizer, [FIRST, {"role": "assistant", "content": begun}]
+        nothing = dialogue.prompt([FIRST, {"role": "assistant", "content": "\n"}], continues=True)
+        assert nothing.tolist() == dialogue.prompt([FIRST]).tolist()
+        fixed = without_clock(tokenizer.chat_template)
+        try:
+            ids = dialogue.prompt(turns, continues=True)
+        except UserError as error:
+            assert "cannot be continued" in str(error)
+            refused.append(name)
+            with pytest.raises(ValueError, match="does not appear"):
+                tokenizer.apply_chat_template(turns, chat_template=fixed, continue_final_message=True, tokenize=False)
+            continue
+        text = tokenizer.apply_chat_template(turns, chat_template=fixed, continue_final_message=True, tokenize=False)
+        assert dialogue.decode(ids) == text, name
+        assert ids.tolist() == encode_text(text, tokenizer), name
+        assert text.rstrip().endswith(begun.strip())
+        continued += 1
+    assert continued >= 10, refused
+    assert all("eepseek" in name for name in refused), refused
+    assert bool(refused) == ("</think>" in begun), refused

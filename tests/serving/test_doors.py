@@ -127,6 +127,21 @@ def test_what_is_rewritten_is_read_anew(place: Place) -> None:
     assert whole.tolist() == written.tolist(), "here the template writes history as it was"
 
 
+def test_an_answer_that_was_begun_is_history_as_a_whole(place: Place) -> None:
+    own, _, speaker = session(place)
+    messages: list[Any] = [{"role": "user", "content": "how many ?"}, {"role": "assistant", "content": "<tool_call>"}]
+    reply = speaker.chat.completions.create(model="x", messages=messages).choices[0].message.content
+    assert reply and not reply.startswith("<tool_call>")
+    messages[-1] = {"role": "assistant", "content": "<tool_call>" + reply}
+    speaker.chat.completions.create(model="x", messages=[*messages, {"role": "user", "content": "pens"}])
+    first, second = own.turns()
+    assert place.dialogue.decode(first.context.tolist()[-2:]) == "Assistant: <tool_call>"
+    assert [first.extends, second.extends] == [False, True]
+    messages[-1]["tool_calls"] = [{"type": "function", "function": {"name": "add", "arguments": "{}"}}]
+    with pytest.raises(openai.BadRequestError, match="calls tools and cannot be continued"):
+        speaker.chat.completions.create(model="x", messages=messages)
+
+
 def test_prompts_of_ids_and_of_text_go_on_from_their_own_kind(place: Place) -> None:
     own, _, speaker = session(place)
     asked: Any = {"model": "x", "max_tokens": 2, "extra_body": {"return_token_ids": True}}

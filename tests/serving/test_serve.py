@@ -103,6 +103,33 @@ def test_a_stream_says_the_same_as_the_whole(client: openai.OpenAI) -> None:
         assert not any(stop in (whole.message.content or "") for stop in more.get("stop", ()))
 
 
+def test_an_answer_that_was_begun_is_continued(client: openai.OpenAI) -> None:
+    question = {"role": "user", "content": "how many stones ?"}
+
+    def answer(begun: str | None, stream: bool = False, **fields: Any) -> str:
+        turns = [question] if begun is None else [question, {"role": "assistant", "content": begun}]
+        asked: dict[str, Any] = {"model": "tiny", "messages": turns, "max_tokens": 40, "temperature": 0}
+        reply = client.chat.completions.create(**asked, stream=stream, extra_body=fields)
+        return streamed(reply)[0] if stream else str(reply.choices[0].message.content)
+
+    whole = answer(None)
+    words = whole.split(" ")
+    for count in (1, 3):
+        begun = " ".join(words[:count])
+        for stream in (False, True):
+            assert whole.startswith(begun + answer(begun, stream, max_tokens=40 - count)) and count < len(words)
+        assert answer(begun, max_tokens=40 - count) == whole[len(begun) :]
+        assert answer(begun, continue_final_message=True, add_generation_prompt=False) == answer(begun)
+        assert answer(begun, add_generation_prompt=True) == answer(begun, continue_final_message=False)
+    for begun, fields, match in (
+        ("ben", {"continue_final_message": True, "add_generation_prompt": True}, "exactly one"),
+        (None, {"continue_final_message": True}, "leave out continue_final_message"),
+        (None, {"add_generation_prompt": False}, "leave out add_generation_prompt"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=match):
+            answer(begun, **fields)
+
+
 def test_completions_of_text_and_of_ids(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": "tiny", "max_tokens": 6, "seed": 1, "extra_body": {"return_token_ids": True}}
     texts = client.completions.create(**asked, prompt=["how many stones", "ben has 7 pens"], n=2)
