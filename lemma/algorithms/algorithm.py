@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from pydantic import Field
 
+from lemma.algorithms.parts.advantages import learns, rewards_of, write_advantages
 from lemma.algorithms.parts.loss_options import Epochs, GroupSize, Level
-from lemma.algorithms.parts.signals import learns, rewards_of, write_advantages
 from lemma.config import Options
 from lemma.core.types import Group
 

@@ -13,9 +13,9 @@ import numpy as np
 from pydantic import Field
 
 from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.parts.advantages import compared
 from lemma.algorithms.parts.loss_options import Normalise, Scale
 from lemma.algorithms.parts.policy_gradient import PolicyGradient, RatioOptions
-from lemma.algorithms.parts.signals import compared
 
 if TYPE_CHECKING:
     from lemma.objectives.policy_loss import PolicyLoss
@@ -35,6 +35,6 @@ class Cispo(RatioOptions, PolicyGradient):
         return compared(rewards, "mean", scale=self.scale, epsilon=self.epsilon)
 
     def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
-        from lemma.objectives.policy_surrogates import CappedWeight
+        from lemma.objectives.policy_loss import CappedWeight
 
         return self.policy_loss(CappedWeight(self.cap), max_tokens, memory)

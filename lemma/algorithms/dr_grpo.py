@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.parts.advantages import compared
 from lemma.algorithms.parts.loss_options import Normalise
 from lemma.algorithms.parts.policy_gradient import ClipOptions, PolicyGradient, RatioOptions
-from lemma.algorithms.parts.signals import compared
 
 if TYPE_CHECKING:
     from lemma.objectives.policy_loss import PolicyLoss

@@ -16,10 +16,9 @@ import numpy as np
 from pydantic import model_validator
 
 from lemma.algorithms.algorithm import Memory
-from lemma.algorithms.parts.grpo_options import EachReward, GainOptions, any_differs, assign_each, check_weights
-from lemma.algorithms.parts.loss_options import Scale
-from lemma.algorithms.parts.policy_gradient import PolicyGradient, RatioOptions
-from lemma.algorithms.parts.signals import compared
+from lemma.algorithms.parts.advantages import any_differs, assign_each, compared
+from lemma.algorithms.parts.loss_options import EachReward, Scale
+from lemma.algorithms.parts.policy_gradient import GainOptions, PolicyGradient, RatioOptions
 from lemma.core.types import Group
 
 if TYPE_CHECKING:
@@ -37,7 +36,8 @@ class Grpo(GainOptions, RatioOptions, PolicyGradient):
 
     @model_validator(mode="after")
     def _weights_fit(self) -> Self:
-        check_weights(self.each_reward, self.scale)
+        if self.each_reward and self.scale != "group":
+            raise ValueError("each_reward scales every reward by its group; remove scale or each_reward")
         return self
 
     @property

@@ -15,10 +15,10 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.parts.advantages import compared, is_large
 from lemma.algorithms.parts.loss_options import Epochs, GroupSize, Level
 from lemma.algorithms.parts.policy_gradient import PolicyGradient, RatioOptions
 from lemma.algorithms.parts.refusals import refuse_unused
-from lemma.algorithms.parts.signals import compared
 
 if TYPE_CHECKING:
     from lemma.objectives.policy_loss import PolicyLoss
@@ -56,14 +56,12 @@ class Loop(RatioOptions, PolicyGradient):
         return self.ratio
 
     def advantages(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
-        from lemma.objectives.advantages import is_large
-
         baseline: Literal["leave_one_out", "mean"] = "leave_one_out" if self.leave_out_own else "mean"
         groups = compared(rewards, baseline, scale=self.scale, epsilon=self.epsilon, unbiased=False)
         return [np.where(is_large(a, self.least_advantage, self.positive_only), a, 0.0) for a in groups]
 
     def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
-        from lemma.objectives.policy_surrogates import Clip, LogprobGain
+        from lemma.objectives.policy_loss import Clip, LogprobGain
 
         surrogate = LogprobGain() if self.clip is None else Clip.symmetric_in_log(self.clip)
         return self.policy_loss(surrogate, max_tokens, memory)

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from lemma.algorithms.algorithm import Memory
-from lemma.algorithms.parts.loss_options import clipped, kl_term, mismatch_weight
+from lemma.algorithms.parts.advantages import rewards_of
 from lemma.algorithms.parts.luffy_options import LuffyOptions
-from lemma.algorithms.parts.signals import rewards_of
-from lemma.algorithms.parts.traces import by_origin, off_policy, target_probs, taught
+from lemma.algorithms.parts.traces import by_origin, mixed_advantages, off_policy, target_probs, taught
 from lemma.core.types import Group
 
 if TYPE_CHECKING:
@@ -46,8 +45,6 @@ class Luffy(LuffyOptions):
 
     def of_tokens(self, group: Group) -> list[np.ndarray]:
         """The advantage of every token of each sample."""
-        from lemma.objectives.luffy_advantages import mixed_advantages
-
         same, scaled = np.zeros(len(group.episodes)), self.scale == "group"
         advantages = mixed_advantages(
             rewards_of(group), same, taught(group), statistics=self.statistics, use_std=scaled
@@ -56,6 +53,7 @@ class Luffy(LuffyOptions):
 
     def objective(self, max_tokens: int, memory: Memory) -> MixedPolicyLoss:
         from lemma.objectives.mixed import MixedPolicyLoss
+        from lemma.objectives.policy_loss import KlTerm, MismatchWeight, clipped
 
         return MixedPolicyLoss(
             surrogate=clipped(self.clip, self.clip_high),
@@ -65,8 +63,8 @@ class Luffy(LuffyOptions):
             off_min=self.off_policy.min,
             off_max=self.off_policy.max,
             sft=self.sft_weight,
-            kl=kl_term(self.kl, self.kl_estimator),
-            mismatch=mismatch_weight(self.mismatch_cap),
+            kl=KlTerm(self.kl, self.kl_estimator) if self.kl else None,
+            mismatch=None if self.mismatch_cap is None else MismatchWeight(cap=self.mismatch_cap),
             name=self.name,
             **self.compat.of_loss(self.entropy, memory),
         )

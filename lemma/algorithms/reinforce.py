@@ -18,9 +18,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.parts.advantages import compared, rewards_of
 from lemma.algorithms.parts.loss_options import Scale
 from lemma.algorithms.parts.policy_gradient import PolicyGradient
-from lemma.algorithms.parts.signals import compared, rewards_of
 from lemma.algorithms.parts.turn_returns import divisors, has_returns, is_paid, write_returns
 from lemma.core.types import Group
 
@@ -53,7 +53,7 @@ class Reinforce(PolicyGradient):
         return compared(rewards, "mean" if self.compares else "none", scale=self.scale, epsilon=self.epsilon)
 
     def objective(self, max_tokens: int, memory: Memory) -> PolicyLoss:
-        from lemma.objectives.policy_surrogates import LogprobGain
+        from lemma.objectives.policy_loss import LogprobGain
 
         return self.policy_loss(LogprobGain(), max_tokens, memory)
 

@@ -13,7 +13,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from lemma.algorithms.algorithm import Memory
-from lemma.algorithms.parts import signals
+from lemma.algorithms.parts import advantages as parts
+from lemma.algorithms.parts.episode_tokens import kl_of_samples, remember_kl
 from lemma.algorithms.parts.loss_options import Level
 from lemma.algorithms.parts.policy_gradient import ClipOptions, PolicyGradient, RatioOptions
 from lemma.core.types import Group
@@ -63,18 +64,17 @@ class Rloo(ClipOptions, RatioOptions, PolicyGradient):
     def assign(self, groups: Sequence[Group], memory: Memory) -> None:
         if not self.reward_kl:
             return super().assign(groups, memory)
-        kls = [signals.kl_of_samples(group) for group in groups]
-        signals.remember_kl(sum(float(kl.sum()) for kl in kls), sum(len(kl) for kl in kls), memory)
-        rewards = [self.credited(group) for group in groups]
-        less_kl = [r - self.reward_kl * kl for r, kl in zip(rewards, kls, strict=True)]
-        signals.write_advantages(groups, self._compared(less_kl))
+        kls = [kl_of_samples(group) for group in groups]
+        remember_kl(sum(float(kl.sum()) for kl in kls), sum(len(kl) for kl in kls), memory)
+        less_kl = [self.credited(group) - self.reward_kl * kl for group, kl in zip(groups, kls, strict=True)]
+        parts.write_advantages(groups, self._compared(less_kl))
 
     def credited(self, group: Group) -> np.ndarray:
-        return self._within_clip(signals.rewards_of(group))
+        return self._within_clip(parts.rewards_of(group))
 
     def _within_clip(self, rewards: np.ndarray) -> np.ndarray:
         return rewards if self.reward_clip is None else np.clip(rewards, *self.reward_clip)
 
     def _compared(self, rewards: Sequence[np.ndarray]) -> list[np.ndarray]:
-        advantages = signals.compared(rewards, "leave_one_out", scale=self.scale, epsilon=self.epsilon)
-        return signals.standardised(advantages) if self.standardise else advantages
+        advantages = parts.compared(rewards, "leave_one_out", scale=self.scale, epsilon=self.epsilon)
+        return parts.standardised_groups(advantages) if self.standardise else advantages

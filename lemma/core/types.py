@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -156,6 +156,23 @@ class Trajectory:
     @property
     def trained_tokens(self) -> int:
         return int(np.count_nonzero(self.chosen_T))
+
+    def read(self, name: str) -> np.ndarray:
+        """A token field at the trained tokens; 0 where it is absent."""
+        if name not in self.token_fields:
+            return np.zeros(self.trained_tokens)
+        return np.asarray(self.token_fields[name], dtype=np.float64)[self.chosen_T]
+
+    def write(self, name: str, numbers: np.ndarray) -> None:
+        """Set a token field at the trained tokens, from a row that may be longer; 0 elsewhere."""
+        self.token_fields[name] = np.zeros(len(self))
+        self.token_fields[name][self.chosen_T] = numbers[: self.trained_tokens]
+
+
+def write_tokens(name: str, trajectories: Sequence[Trajectory], rows: Sequence[np.ndarray]) -> None:
+    """Set a token field of each trajectory, from a row for each."""
+    for trajectory, numbers in zip(trajectories, rows, strict=True):
+        trajectory.write(name, numbers)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
-from lemma.objectives.kl import adapted_coefficient
+
+def adapted_coefficient(
+    coefficient: float, observed: float, *, target: float, horizon: float, samples: int, largest: float = 0.2
+) -> float:
+    """The next weight of a KL penalty after a KL of `observed` was measured over `samples` samples (Ziegler et al.,
+    2019).
+
+    The weight grows if the KL is above its target and shrinks if it is below, by at most `largest` (relative) per
+    `horizon` samples.
+    """
+    error = min(max(observed / target - 1.0, -largest), largest)
+    return coefficient * (1.0 + error * samples / horizon)
 
 
 @dataclass

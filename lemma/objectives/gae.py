@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from lemma.objectives.kl import KlKind, kl_estimate
+from lemma.objectives.policy_loss import KlKind, kl_estimate
 
 Array = np.ndarray
 

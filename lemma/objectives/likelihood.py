@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lemma.core.types import Scope
-from lemma.objectives.normalise import Normalise, divisors
-from lemma.objectives.objective import Loss, Ratio, Terms
-from lemma.objectives.policy_mismatch import mismatch
+from lemma.objectives.objective import Loss, Normalise, Ratio, Terms, divisors
+from lemma.objectives.policy_loss import mismatch
 
 
 @dataclass(frozen=True)

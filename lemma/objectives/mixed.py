@@ -10,11 +10,8 @@ from dataclasses import dataclass, field
 import torch
 
 from lemma.core.types import Scope
-from lemma.objectives.normalise import Normalise, token_weights
-from lemma.objectives.objective import Loss, Ratio, Terms
-from lemma.objectives.policy_loss import KlTerm
-from lemma.objectives.policy_mismatch import LARGEST_LOG_RATIO, MismatchWeight, mismatch
-from lemma.objectives.policy_surrogates import Surrogate, Unclipped
+from lemma.objectives.objective import Loss, Normalise, Ratio, Terms, token_weights
+from lemma.objectives.policy_loss import LARGEST_LOG_RATIO, KlTerm, MismatchWeight, Surrogate, Unclipped, mismatch
 from lemma.objectives.shaping import Shaping
 
 TARGET_EPSILON = 1e-6

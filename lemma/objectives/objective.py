@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
 from lemma.core.ranks import gather_over_ranks
 from lemma.core.types import Scope, Trajectory
 
+Normalise = Literal["token", "sequence", "constant"]
+"""How the losses of tokens are averaged (`divisors`)."""
 SAID = "said"
 """The trajectory field that counts the trained tokens of its whole episode."""
 
@@ -90,6 +92,28 @@ class Terms:
         """Sum of a per-token quantity over each sequence."""
         zeros = torch.zeros(self.sequences, dtype=values_N.dtype, device=values_N.device)
         return zeros.index_add(0, self.sequence_N, values_N)
+
+
+def divisors(terms: Terms, normalise: Normalise, constant: float = 1.0) -> tuple[torch.Tensor | None, float]:
+    """What the sum over each sequence (B,) is divided by, None where by nothing, and then the sum over all of them:
+
+    - `token`: a mean over all trained tokens of the step;
+    - `sequence`: a mean over sequences of the means over their tokens; those of one episode are one;
+    - `constant`: a mean over sequences of their sums divided by a constant.
+    """
+    sequences = max(terms.totals.sequences, 1.0)
+    if normalise == "token":
+        return None, max(terms.totals.tokens, 1.0)
+    return (terms.said_B(), sequences) if normalise == "sequence" else (None, constant * sequences)
+
+
+def token_weights(terms: Terms, normalise: Normalise, constant: float = 1.0) -> torch.Tensor:
+    """The weight (N,) of each token such that a weighted sum over tokens is what `divisors` says."""
+    of_sequence_B, of_all = divisors(terms, normalise, constant)
+    ones_N = torch.ones_like(terms.logprobs_N)
+    if of_sequence_B is not None:
+        ones_N = ones_N / of_sequence_B[terms.sequence_N]
+    return ones_N / of_all
 
 
 Ratio = tuple[torch.Tensor | float, torch.Tensor | float]

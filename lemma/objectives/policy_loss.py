@@ -1,16 +1,17 @@
-"""The policy-gradient loss: one formula, composed of interchangeable pieces.
+"""The policy-gradient loss, top to bottom: the loss of a step, the ratio, what each token gains, what is left out or
+weighted because the sampler differed, and the KL to a reference.
 
     loss = - sum w keep m gain(r, A)  +  kl sum w KL  -  entropy (mean entropy)
 
 - r is current / old, of a token, of a turn or of a whole sequence; A the advantage of the token.
-- `gain` is a surrogate (policy_surrogates.py). Clip is min(r A, clip(r, low, high) A).
-- w divides (normalise.py): 1 / tokens of the step; 1 / (tokens of the sequence x sequences of the step); or
+- `gain` is a surrogate. Clip is min(r A, clip(r, low, high) A).
+- w divides (`token_weights`): 1 / tokens of the step; 1 / (tokens of the sequence x sequences of the step); or
   1 / (constant x sequences of the step).
-- m is the mismatch weight (policy_mismatch.py), and `keep` leaves tokens out; both are 1 unless they are asked for.
+- m is the mismatch weight, and `keep` leaves tokens out; both are 1 unless they are asked for.
 
 Known algorithms are special cases:
 
-- REINFORCE: Reinforce, and the advantages say which baseline;
+- REINFORCE: LogprobGain, and the advantages say which baseline;
 - GRPO: Clip.around(0.2), normalised by sequence; Dr. GRPO: by a constant; PPO, DAPO, BNPO: by token;
 - GSPO: Clip with tiny bounds on the ratio of a `sequence`; LUSPO: the same, normalised by the constant 1;
 - RLOO, LOOP per trajectory: Clip on the ratio of a `trajectory`;
@@ -22,37 +23,22 @@ It reads these token fields: `advantage` and, if present, `old` (absent: the cur
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
 from lemma.core.types import Scope
-from lemma.objectives.kl import KlKind, kl_estimate
-from lemma.objectives.normalise import Normalise, token_weights
-from lemma.objectives.objective import Loss, Ratio, Terms
-from lemma.objectives.policy_mismatch import LARGEST_LOG_RATIO, MismatchWeight, engine_logprobs, mismatch
-from lemma.objectives.policy_surrogates import Clip, GammaWeight, Surrogate
+from lemma.objectives.objective import Loss, Normalise, Ratio, Terms, token_weights
 
 Level = Literal["token", "turn", "sequence", "trajectory"]
+KlKind = Literal["k1", "k2", "k3", "low_var_kl", "abs", "weighted", "kl", "mse", "kl1", "kl2", "kl3"]
 
-
-@dataclass(frozen=True)
-class KlTerm:
-    """`weight` times an estimate of the KL to the reference.
-
-    The estimate is correct for tokens of the current policy; `by_ratio` multiplies it by current / old, so that it is
-    also correct for those of the old one. `limit` bounds the difference of log-probabilities.
-    """
-
-    weight: float
-    estimator: KlKind = "k3"
-    by_ratio: bool = False
-    limit: float | None = None
-
-    def __call__(self, logprobs_N: torch.Tensor, reference_N: torch.Tensor, ratio_N: torch.Tensor) -> torch.Tensor:
-        estimate_N = kl_estimate(self.estimator, logprobs_N, reference_N, ratio=ratio_N, limit=self.limit)
-        return estimate_N * ratio_N if self.by_ratio else estimate_N
+LARGEST_LOG_RATIO = 60.0
+"""A ratio beyond exp of this has no gradient; unbounded it could be infinite, and infinity times 0 is NaN."""
+LOW_VARIANCE_LIMIT = 10.0
 
 
 @dataclass(frozen=True)
@@ -199,3 +185,208 @@ def _maxima(terms: Terms, ratio_N: torch.Tensor, old_N: torch.Tensor) -> dict[st
     if len(ratio_N) and "behaviour" in terms.tokens:
         maxima["mismatch/max"] = mismatch(terms, old_N).max()
     return maxima
+
+
+class Surrogate:
+    """A function of the advantage and of the ratio of the policy to the one that sampled, elementwise on tensors of any
+    shape, to be maximised."""
+
+    def gain(self, ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def clipped(self, ratio: torch.Tensor, advantage: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """What it clips, for the metrics: `low` (negative advantage, already less likely than before), `high` (positive
+        advantage, already more likely) and `region` (either, or a weight that was capped whatever the advantage)."""
+        return {}
+
+
+@dataclass(frozen=True)
+class LogprobGain(Surrogate):
+    """A log p: no ratio, so correct only for tokens that the current policy sampled."""
+
+    def gain(self, ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
+        return advantage * logprobs
+
+
+@dataclass(frozen=True)
+class Unclipped(Surrogate):
+    """r A."""
+
+    def gain(self, ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
+        return ratio * advantage
+
+
+@dataclass(frozen=True)
+class Clip(Surrogate):
+    """min(r A, clip(r, low, high) A); with `cap`, r itself is capped (two-sided clipping, for A < 0 too)."""
+
+    low: float
+    high: float
+    cap: float | None = None
+
+    @classmethod
+    def around(cls, epsilon: float, epsilon_high: float | None = None, cap: float | None = None) -> Clip:
+        """[1 - epsilon, 1 + epsilon_high], as in PPO; a larger `epsilon_high` is DAPO's clip-higher."""
+        return cls(1.0 - epsilon, 1.0 + (epsilon if epsilon_high is None else epsilon_high), cap)
+
+    @classmethod
+    def symmetric_in_log(cls, epsilon: float) -> Clip:
+        """[1 / (1 + epsilon), 1 + epsilon], as in LOOP."""
+        return cls(1.0 / (1.0 + epsilon), 1.0 + epsilon)
+
+    def gain(self, ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
+        return torch.minimum(self._capped(ratio) * advantage, ratio.clamp(self.low, self.high) * advantage)
+
+    def clipped(self, ratio: torch.Tensor, advantage: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        ratio = self._capped(ratio)
+        return {"low": (ratio < self.low) & (advantage < 0), "high": (ratio > self.high) & (advantage > 0)}
+
+    def _capped(self, ratio: torch.Tensor) -> torch.Tensor:
+        return ratio if self.cap is None else ratio.clamp(max=self.cap)
+
+
+@dataclass(frozen=True)
+class CappedWeight(Surrogate):
+    """min(r, cap) A log p, with no gradient through the weight (CISPO): no token loses its gradient entirely."""
+
+    cap: float
+
+    def gain(self, ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
+        return ratio.detach().clamp(max=self.cap) * advantage * logprobs
+
+    def clipped(self, ratio: torch.Tensor, advantage: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        return {"high": (ratio > self.cap) & (advantage > 0), "region": ratio > self.cap}
+
+
+@dataclass(frozen=True)
+class SoftGate(Surrogate):
+    """4 / t sigmoid(t (r - 1)) A, with a temperature t for each sign of A (SAPO): a smooth version of clipping."""
+
+    positive: float = 1.0
+    negative: float = 1.05
+
+    def gain(self, ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
+        temperature = torch.where(advantage > 0, self.positive, self.negative)
+        return 4.0 / temperature * torch.sigmoid(temperature * (ratio - 1.0)) * advantage
+
+
+@dataclass(frozen=True)
+class GammaWeight(Surrogate):
+    """w^k exp(l (1 - w)) A log p, with no gradient through the weight (VESPO). w is the ratio of a whole sequence.
+
+    The weight is 1 at w = 1 and falls on both sides; k and l depend on the sign of A.
+    """
+
+    power_positive: float = 2.0
+    decay_positive: float = 3.0
+    power_negative: float = 3.0
+    decay_negative: float = 2.0
+
+    def weight(self, ratio: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
+        log_w = ratio.detach().log().clamp(math.log(1e-8), 20.0)
+        wanted = advantage >= 0
+        power = torch.where(wanted, self.power_positive, self.power_negative)
+        decay = torch.where(wanted, self.decay_positive, self.decay_negative)
+        return (decay + power * log_w - decay * log_w.exp()).exp()
+
+    def gain(self, ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
+        return self.weight(ratio, advantage) * advantage * logprobs
+
+
+def clipped(epsilon: float | None, epsilon_high: float | None = None, cap: float | None = None) -> Surrogate:
+    """`Clip.around`, or r A without a clip."""
+    return Unclipped() if epsilon is None else Clip.around(epsilon, epsilon_high, cap)
+
+
+@dataclass(frozen=True)
+class MismatchWeight:
+    """old / behaviour, of each token or of each whole sequence.
+
+    It is clipped to [`floor`, `cap`]; with `mask`, tokens or sequences outside are left out instead.
+    """
+
+    level: Literal["token", "sequence"] = "token"
+    cap: float = 2.0
+    floor: float | None = None
+    mask: bool = False
+
+    def __call__(self, terms: Terms, old_N: torch.Tensor) -> torch.Tensor:
+        """Weights (N,), without gradient."""
+        log_N = (old_N - terms.tokens["behaviour"]).detach()
+        if self.level == "sequence":
+            log_N = terms.per_sequence(log_N)[terms.sequence_N]
+        weight_N = log_N.clamp(max=LARGEST_LOG_RATIO).exp()
+        floor = 0.0 if self.floor is None else self.floor
+        if self.mask:
+            return torch.where((weight_N > self.cap) | (weight_N < floor), 0.0, weight_N)
+        return weight_N.clamp(floor, self.cap)
+
+
+def engine_logprobs(terms: Terms, old_N: torch.Tensor) -> torch.Tensor:
+    """The engine's log-probability of each token over the whole vocabulary, like the learner's: if it sampled from a
+    part of it, the log of the mass it kept is added back. Without an engine, the old policy's."""
+    if "behaviour" not in terms.tokens:
+        return old_N
+    return terms.tokens["behaviour"] + terms.tokens.get("kept", 0.0)
+
+
+def mismatch(terms: Terms, old_N: torch.Tensor) -> torch.Tensor:
+    """Absolute difference of the engine's and the learner's log-probability of each sampled token."""
+    gap_N = (old_N - engine_logprobs(terms, old_N)).detach().abs()
+    return gap_N * (1.0 - terms.tokens["off"]) if "off" in terms.tokens else gap_N
+
+
+@dataclass(frozen=True)
+class KlTerm:
+    """`weight` times an estimate of the KL to the reference.
+
+    The estimate is correct for tokens of the current policy; `by_ratio` multiplies it by current / old, so that it is
+    also correct for those of the old one. `limit` bounds the difference of log-probabilities.
+    """
+
+    weight: float
+    estimator: KlKind = "k3"
+    by_ratio: bool = False
+    limit: float | None = None
+
+    def __call__(self, logprobs_N: torch.Tensor, reference_N: torch.Tensor, ratio_N: torch.Tensor) -> torch.Tensor:
+        estimate_N = kl_estimate(self.estimator, logprobs_N, reference_N, ratio=ratio_N, limit=self.limit)
+        return estimate_N * ratio_N if self.by_ratio else estimate_N
+
+
+def _k3(d: torch.Tensor) -> torch.Tensor:
+    return torch.expm1(-d) + d
+
+
+_FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "k1": lambda d: d,
+    "k2": lambda d: 0.5 * d.square(),
+    "k3": _k3,
+    "low_var_kl": lambda d: _k3(d).clamp(-LOW_VARIANCE_LIMIT, LOW_VARIANCE_LIMIT),
+    "abs": lambda d: d.abs(),
+}
+_OTHER_NAMES = {"kl": "k1", "kl1": "k1", "mse": "k2", "kl2": "k2", "kl3": "k3"}
+
+assert set(get_args(KlKind)) == {*_FORMULAS, *_OTHER_NAMES, "weighted"}
+
+
+def kl_estimate(
+    kind: KlKind,
+    logprobs: torch.Tensor,
+    reference: torch.Tensor,
+    *,
+    ratio: torch.Tensor | None = None,
+    limit: float | None = None,
+) -> torch.Tensor:
+    """One estimate per token, differentiable in `logprobs`.
+
+    `low_var_kl` is `k3` kept within [-10, 10], where its gradient ends; `weighted` is d times `ratio`, the ratio of
+    the current to the sampling policy. `limit` keeps d itself within [-limit, limit].
+    """
+    d = logprobs - reference
+    if limit is not None:
+        d = d.clamp(-limit, limit)
+    if kind == "weighted":
+        assert ratio is not None, "a weighted estimate needs the ratio"
+        return ratio * d
+    return _FORMULAS[_OTHER_NAMES.get(kind, kind)](d)

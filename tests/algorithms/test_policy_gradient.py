@@ -12,9 +12,17 @@ from lemma.algorithms import ALGORITHMS, Memory
 from lemma.algorithms.grpo import Grpo
 from lemma.algorithms.rloo import Rloo
 from lemma.core.types import Group, Message, Problem, Trajectory
-from lemma.objectives.policy_loss import KlTerm, PolicyLoss
-from lemma.objectives.policy_mismatch import MismatchWeight
-from lemma.objectives.policy_surrogates import CappedWeight, Clip, GammaWeight, LogprobGain, SoftGate, Unclipped
+from lemma.objectives.policy_loss import (
+    CappedWeight,
+    Clip,
+    GammaWeight,
+    KlTerm,
+    LogprobGain,
+    MismatchWeight,
+    PolicyLoss,
+    SoftGate,
+    Unclipped,
+)
 
 PROBLEM = Problem((Message("user", "1+1?"),), ("2",))
 MIXED, SAME = np.array([1.0, 0.0, 0.0]), np.array([0.5, 0.5])

@@ -11,7 +11,7 @@ import torch
 
 from lemma.algorithms import ALGORITHMS, Algorithm, Memory, rewards_of
 from lemma.algorithms.loop import Loop
-from lemma.algorithms.parts.signals import of_episode
+from lemma.algorithms.parts.episode_tokens import of_episode
 from lemma.algorithms.ppo import Ppo
 from lemma.algorithms.reinforce import Reinforce, ReinforceBaseline
 from lemma.core.types import Group, Message, Problem, Trajectory

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lemma.algorithms.compat import entropy as plain_entropy
 from lemma.models import logprobs
 from lemma.models.logprobs import map_logits, token_logprobs
-from lemma.objectives.compat import entropy as plain_entropy
 
 ROWS, HIDDEN, WORDS = 7, 5, 11
 

@@ -6,9 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lemma.objectives import ClippedValueLoss, MixedPolicyLoss, NegativeLogLikelihood, Objective, PolicyLoss
-from lemma.objectives.policy_loss import KlTerm
-from lemma.objectives.policy_mismatch import MismatchWeight
-from lemma.objectives.policy_surrogates import CappedWeight, Clip, GammaWeight, LogprobGain, SoftGate, Unclipped
+from lemma.objectives.policy_loss import (
+    CappedWeight,
+    Clip,
+    GammaWeight,
+    KlTerm,
+    LogprobGain,
+    MismatchWeight,
+    SoftGate,
+    Unclipped,
+)
 from lemma.objectives.preference import ContrastivePreference, DirectPreference, KahnemanTversky, OddsRatio
 
 OBJECTIVES: dict[str, Callable[[], Objective]] = {

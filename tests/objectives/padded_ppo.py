@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from lemma.objectives.gae import Array, gae, kl_penalties, scores_by_end, token_targets
-from lemma.objectives.kl import KlKind
+from lemma.objectives.policy_loss import KlKind
 
 
 def gae_packed(

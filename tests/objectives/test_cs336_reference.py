@@ -10,9 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lemma.core.errors import UserError
-from lemma.formats.encode import tokenize_prompt_and_output
-from lemma.objectives.compat import (
+from lemma.algorithms.compat import (
     compute_group_normalized_rewards,
     group_normalized_rewards,
     grpo_clip_loss,
@@ -21,6 +19,8 @@ from lemma.objectives.compat import (
     naive_policy_gradient_loss,
     policy_gradient_loss,
 )
+from lemma.core.errors import UserError
+from lemma.formats.encode import tokenize_prompt_and_output
 from tests.objectives.padded import Case, assert_equal, cases, tensor
 from tests.objectives.test_reference import BY_VARIANT as OTHERS
 

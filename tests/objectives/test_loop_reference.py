@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from lemma.algorithms.loop import Loop
+from lemma.algorithms.parts.advantages import Baseline, group_advantages, is_large
 from lemma.objectives import Totals
-from lemma.objectives.advantages import Baseline, group_advantages, is_large
-from lemma.objectives.policy_loss import PolicyLoss
-from lemma.objectives.policy_surrogates import Clip, LogprobGain, Surrogate
+from lemma.objectives.policy_loss import Clip, LogprobGain, PolicyLoss, Surrogate
 from tests.objectives.padded import Case, assert_equal, cases, flat, tensor
 
 CASES = cases("loop")

@@ -13,16 +13,15 @@ import pytest
 import torch
 
 from lemma.algorithms import Algorithm, Memory
+from lemma.algorithms.compat import entropy, masked_mean
+from lemma.algorithms.parts.traces import mixed_advantages, weighted_by_origin, with_prefix_reward
 from lemma.algorithms.reinforce import Reinforce
 from lemma.core.types import Group, Message, Problem, Trajectory
 from lemma.objectives import NegativeLogLikelihood
-from lemma.objectives.compat import entropy, masked_mean
 from lemma.objectives.controllers import AdaptiveKl
 from lemma.objectives.gae import gae, kl_penalties, returns_to_go, rewards_with_kl, whiten
-from lemma.objectives.kl import kl_estimate
-from lemma.objectives.luffy_advantages import mixed_advantages, weighted_by_origin, with_prefix_reward
 from lemma.objectives.mixed import Compat, MixedPolicyLoss
-from lemma.objectives.policy_surrogates import Clip, Unclipped
+from lemma.objectives.policy_loss import Clip, Unclipped, kl_estimate
 from lemma.objectives.value import ClippedValueLoss
 from tests.objectives.padded_ppo import until_stop
 from tests.objectives.rows import Case, assert_equal, cases, flat, measured, parameters, tensors

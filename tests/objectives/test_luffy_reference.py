@@ -13,8 +13,7 @@ import torch
 from lemma.core.errors import UserError
 from lemma.objectives.controllers import LearnedEntropy
 from lemma.objectives.mixed import Compat, MixedPolicyLoss
-from lemma.objectives.policy_loss import KlTerm
-from lemma.objectives.policy_surrogates import Clip, Unclipped
+from lemma.objectives.policy_loss import Clip, KlTerm, Unclipped
 from lemma.objectives.shaping import ShapeKind, Shaping
 from tests.objectives.rows import Case, assert_equal, cases, flat, measured, parameters, tensor, tensors
 

@@ -8,12 +8,21 @@ import numpy as np
 import pytest
 import torch
 
+from lemma.algorithms.parts.advantages import group_advantages, summed_advantages, total_rewards
 from lemma.objectives import Terms, Totals
-from lemma.objectives.advantages import group_advantages, summed_advantages, total_rewards
-from lemma.objectives.kl import KlKind, adapted_coefficient, kl_estimate
-from lemma.objectives.policy_loss import PolicyLoss, quantile
-from lemma.objectives.policy_mismatch import MismatchWeight
-from lemma.objectives.policy_surrogates import CappedWeight, Clip, GammaWeight, SoftGate, Unclipped
+from lemma.objectives.controllers import adapted_coefficient
+from lemma.objectives.policy_loss import (
+    CappedWeight,
+    Clip,
+    GammaWeight,
+    KlKind,
+    MismatchWeight,
+    PolicyLoss,
+    SoftGate,
+    Unclipped,
+    kl_estimate,
+    quantile,
+)
 
 NAN = math.nan
 

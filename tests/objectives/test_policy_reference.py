@@ -15,15 +15,23 @@ import pytest
 import torch
 
 from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.parts.advantages import group_advantages, summed_advantages, total_rewards
 from lemma.algorithms.rloo import Rloo
 from lemma.core.types import Group, Message, Problem, Trajectory
 from lemma.objectives import Loss, Terms, Totals
-from lemma.objectives.advantages import group_advantages, summed_advantages, total_rewards
-from lemma.objectives.kl import KlKind
-from lemma.objectives.normalise import Normalise
-from lemma.objectives.policy_loss import KlTerm, Level, PolicyLoss
-from lemma.objectives.policy_mismatch import MismatchWeight
-from lemma.objectives.policy_surrogates import CappedWeight, Clip, GammaWeight, SoftGate, Surrogate
+from lemma.objectives.objective import Normalise
+from lemma.objectives.policy_loss import (
+    CappedWeight,
+    Clip,
+    GammaWeight,
+    KlKind,
+    KlTerm,
+    Level,
+    MismatchWeight,
+    PolicyLoss,
+    SoftGate,
+    Surrogate,
+)
 from tests.objectives.padded import Case, assert_equal, cases, flat, tensor
 
 CASES = cases("grpo_family")

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from lemma.algorithms.algorithm import Memory
+from lemma.algorithms.compat import masked_mean_or_zero
 from lemma.algorithms.parts.ppo_options import PpoCompat
 from lemma.algorithms.ppo import Ppo
 from lemma.core.types import Group, Message, Problem, Trajectory
-from lemma.objectives.compat import masked_mean_or_zero
 from lemma.objectives.gae import (
     gae,
     kl_penalties,
@@ -27,9 +27,7 @@ from lemma.objectives.gae import (
     token_targets,
     whiten,
 )
-from lemma.objectives.kl import kl_estimate
-from lemma.objectives.policy_loss import PolicyLoss
-from lemma.objectives.policy_surrogates import Clip
+from lemma.objectives.policy_loss import Clip, PolicyLoss, kl_estimate
 from lemma.objectives.value import ClippedValueLoss
 from tests.objectives.padded_ppo import gae_packed, ppo_targets, truncate_after_stop
 from tests.objectives.rows import Case, assert_equal, cases, flat, measured, parameters, tensors

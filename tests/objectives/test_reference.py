@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from lemma.models.logprobs import token_logprobs
-from lemma.objectives import NegativeLogLikelihood, Terms, Totals
-from lemma.objectives.compat import (
+from lemma.algorithms.compat import (
     entropy,
     masked_mean,
     masked_mean_or_zero,
     masked_normalize,
     sft_microbatch_train_step,
 )
+from lemma.models.logprobs import token_logprobs
+from lemma.objectives import NegativeLogLikelihood, Terms, Totals
 
 FOLDER = Path(__file__).resolve().parents[1] / "reference"
 Case = dict[str, Any]

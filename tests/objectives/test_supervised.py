@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lemma.algorithms.compat import masked_mean, masked_normalize
 from lemma.objectives import NegativeLogLikelihood, Terms, Totals
-from lemma.objectives.compat import masked_mean, masked_normalize
 
 
 def terms(totals: Totals | None = None) -> Terms:

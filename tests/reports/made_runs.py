@@ -13,10 +13,9 @@ import numpy as np
 import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from lemma.algorithms.parts.signals import write_tokens
 from lemma.core.events import Measured, Said, StageStarted
 from lemma.core.files import JsonLines
-from lemma.core.types import Group, Message, Problem
+from lemma.core.types import Group, Message, Problem, write_tokens
 from lemma.evaluation.eval_row import EvalRow
 from lemma.evaluation.results import make_report, write_report
 from lemma.models.tiny import tiny_tokenizer

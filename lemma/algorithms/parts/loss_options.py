@@ -1,18 +1,13 @@
-"""Options shared by several algorithms, each with its range and description, and the loss terms that they define.
+"""Options shared by several algorithms, each with its range and description.
 
 An algorithm with another default redeclares the field: `scale: Scale = "group"`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
-
-if TYPE_CHECKING:
-    from lemma.objectives.policy_loss import KlTerm
-    from lemma.objectives.policy_mismatch import MismatchWeight
-    from lemma.objectives.policy_surrogates import Surrogate
 
 Baseline = Literal["none", "mean", "leave_one_out"]
 Level = Literal["token", "turn", "sequence", "trajectory"]
@@ -26,6 +21,24 @@ Scale = Annotated[
         description="Divide advantages by the standard deviation of the rewards: not at all, the group's, or the "
         "whole batch's."
     ),
+]
+
+
+def _names_some(weights: dict[str, float] | None) -> dict[str, float] | None:
+    if weights is not None and not weights:
+        raise ValueError("each_reward names no reward; write for example `each_reward: {accuracy: 1}`")
+    return weights
+
+
+EachReward = Annotated[
+    dict[str, float] | None,
+    Field(
+        description="Normalise each reward within its group, sum them with these weights, and normalise the sums over "
+        "the batch (GDPO). Rewards of different scales then count according to their weights. Must name "
+        "all rewards of the stage, with 0 for those that are only logged. Default: advantages of the "
+        "weighted sum."
+    ),
+    AfterValidator(_names_some),
 ]
 LARGEST_EPSILON = 0.05
 
@@ -105,30 +118,3 @@ def check_kl_in_loss(kl: float, estimator: str) -> None:
         raise ValueError(
             "the gradient of k1 in a loss is 0 on average, so the KL would have no effect; write `kl_estimator: k3`"
         )
-
-
-def clipped(clip: float | None, high: float | None = None, cap: float | None = None) -> Surrogate:
-    """min(r A, clip(r) A), or r A without a clip."""
-    from lemma.objectives.policy_surrogates import Clip as AtEdges
-    from lemma.objectives.policy_surrogates import Unclipped
-
-    return Unclipped() if clip is None else AtEdges.around(clip, high, cap)
-
-
-def kl_term(weight: float, estimator: KlEstimator, by_ratio: bool = False) -> KlTerm | None:
-    """The KL to the reference; None without a weight."""
-    from lemma.objectives.policy_loss import KlTerm
-
-    return KlTerm(weight, estimator, by_ratio) if weight else None
-
-
-def mismatch_weight(
-    cap: float | None,
-    floor: float | None = None,
-    level: Literal["token", "sequence"] = "token",
-    mask: bool = False,
-) -> MismatchWeight | None:
-    """Weights of old / behaviour; None without a cap."""
-    from lemma.objectives.policy_mismatch import MismatchWeight
-
-    return None if cap is None else MismatchWeight(level, cap, floor, mask)

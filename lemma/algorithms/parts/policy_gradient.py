@@ -13,8 +13,7 @@ from lemma.algorithms.parts.refusals import refuse_unused
 from lemma.config import Options
 
 if TYPE_CHECKING:
-    from lemma.objectives.policy_loss import PolicyLoss
-    from lemma.objectives.policy_surrogates import Surrogate
+    from lemma.objectives.policy_loss import PolicyLoss, Surrogate
 
 
 class RatioOptions(Options):
@@ -47,7 +46,71 @@ class ClipOptions(Options):
 
     def clipped(self) -> Surrogate:
         """min(r A, clip(r) A), or r A without a clip."""
-        return shared.clipped(self.clip, self.clip_high, self.clip_cap)
+        from lemma.objectives.policy_loss import clipped
+
+        return clipped(self.clip, self.clip_high, self.clip_cap)
+
+
+class SapoOptions(Options):
+    """The gate 4 / t sigmoid(t (r - 1)) of SAPO: a larger t closes it sooner."""
+
+    positive: float = Field(1.0, gt=0)
+    """Temperature t for an advantage above 0."""
+    negative: float = Field(1.05, gt=0)
+    """Temperature t for an advantage of 0 or below."""
+
+
+class VespoOptions(Options):
+    """The weight w^k exp(l (1 - w)) of VESPO, where w is the ratio of the whole sample."""
+
+    power_positive: float = Field(2.0, ge=0)
+    """k for an advantage of 0 or above."""
+    decay_positive: float = Field(3.0, ge=0)
+    """l for an advantage of 0 or above."""
+    power_negative: float = Field(3.0, ge=0)
+    """k for a negative advantage."""
+    decay_negative: float = Field(2.0, ge=0)
+    """l for a negative advantage."""
+
+
+class GainOptions(ClipOptions):
+    """The surrogate of a token, and the level of its ratio."""
+
+    gain: Literal["clip", "sapo", "vespo"] = "clip"
+    """The surrogate objective of a token: the clipped ratio; a smooth gate instead of the clip (sapo); or the
+    log-probability weighted by a smooth function of the whole sample's ratio (vespo)."""
+    sapo: SapoOptions = SapoOptions()
+    """The gate of `gain: sapo`."""
+    vespo: VespoOptions = VespoOptions()
+    """The weight of `gain: vespo`."""
+    ratio: shared.Level = "token"
+    """Level of the importance ratio: each token's own; the turn's, a product over its tokens; or the whole sample's, as
+    the geometric mean over its tokens (sequence) or their product (trajectory)."""
+    mismatch_cap: shared.MismatchCap = None
+
+    @model_validator(mode="after")
+    def _gain_fits(self) -> Self:
+        if self.gain != "clip" and (self.clip != 0.2 or self.clip_high is not None or self.clip_cap is not None):
+            raise ValueError(f"{self.gain} does not clip; remove clip, clip_high and clip_cap")
+        for name in ("sapo", "vespo"):
+            if self.gain != name:
+                refuse_unused(self, (name,), f"with `gain: {self.gain}`", f"write `gain: {name}`")
+        if self.gain == "vespo" and self.ratio in ("sequence", "turn"):
+            raise ValueError("vespo weights by the product of a sample's ratios; write `ratio: trajectory`")
+        if self.gain == "vespo" and self.mismatch_cap is not None:
+            raise ValueError("vespo already weights whole samples; remove mismatch_cap")
+        return self
+
+    @property
+    def ratio_level(self) -> shared.Level:
+        return "trajectory" if self.gain == "vespo" else self.ratio
+
+    def surrogate(self) -> Surrogate:
+        from lemma.objectives.policy_loss import GammaWeight, SoftGate
+
+        if self.gain == "sapo":
+            return SoftGate(**self.sapo.model_dump())
+        return GammaWeight(**self.vespo.model_dump()) if self.gain == "vespo" else self.clipped()
 
 
 class PolicyGradient(Algorithm):
@@ -139,19 +202,20 @@ class PolicyGradient(Algorithm):
 
     def policy_loss(self, surrogate: Surrogate, max_tokens: int, memory: Memory) -> PolicyLoss:
         """The loss of `surrogate` with everything that the options add to it."""
-        from lemma.objectives.policy_loss import PolicyLoss
+        from lemma.objectives.policy_loss import KlTerm, MismatchWeight, PolicyLoss
 
         by_ratio = self if isinstance(self, RatioOptions) else RatioOptions()
+        mismatch = None
+        if self.mismatch_cap is not None:
+            mismatch = MismatchWeight(self.mismatch_level, self.mismatch_cap, self.mismatch_floor, self.mismatch_mask)
         return PolicyLoss(
             surrogate,
             level=self.ratio_level,
             normalise=self.normalise,
             constant=self.constant or float(max_tokens),
-            kl=shared.kl_term(self.kl, self.kl_estimator, by_ratio.kl_by_ratio),
+            kl=KlTerm(self.kl, self.kl_estimator, by_ratio.kl_by_ratio) if self.kl else None,
             entropy=self._entropy_weight(memory),
-            mismatch=shared.mismatch_weight(
-                self.mismatch_cap, self.mismatch_floor, self.mismatch_level, self.mismatch_mask
-            ),
+            mismatch=mismatch,
             top_entropy=by_ratio.top_entropy,
             off_policy_limit=by_ratio.off_policy_limit,
             watch_entropy=self.entropy_target is not None,

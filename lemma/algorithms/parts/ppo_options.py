@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from lemma.algorithms.parts.episode_tokens import of_episode, remember_kl
 from lemma.algorithms.parts.loss_options import KlEstimator, KlWeight
 from lemma.algorithms.parts.policy_gradient import RatioOptions
 from lemma.algorithms.parts.refusals import refuse_unused
-from lemma.algorithms.parts.signals import of_episode, remember_kl
 from lemma.algorithms.parts.turn_returns import Attempt
 from lemma.config import Options
 

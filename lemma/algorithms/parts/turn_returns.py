@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from lemma.algorithms.parts.advantages import divisor
+from lemma.algorithms.parts.episode_tokens import of_episode, write_episodes
 from lemma.algorithms.parts.loss_options import Scale
-from lemma.algorithms.parts.signals import of_episode, write_episodes
 from lemma.core.types import Group, Trajectory
 
 Attempt = Sequence[Trajectory]
@@ -26,8 +27,6 @@ def has_returns(group: Group, advantages: Sequence[float] | np.ndarray, *, centr
 
 def divisors(rewards: Sequence[np.ndarray], scale: Scale, epsilon: float) -> list[float]:
     """The divisor of each group's advantages."""
-    from lemma.objectives.advantages import divisor
-
     if scale == "batch":
         return [divisor(np.concatenate([np.zeros(0), *rewards]), epsilon)] * len(rewards)
     return [divisor(group, epsilon) if scale == "group" else 1.0 for group in rewards]
@@ -46,10 +45,10 @@ def write_returns(
 
     episodes = [episode for group in groups for episode in group.episodes]
     rewards = []
-    for group, divisor in zip(groups, divided_by, strict=True):
+    for group, by in zip(groups, divided_by, strict=True):
         for episode, paid in zip(group.episodes, paid_at(group.episodes, centred=centred), strict=True):
             whole = of_episode(episode, "advantage")[-1:]
-            rewards.append(rest_at_end(paid / divisor, float(whole.sum())))
+            rewards.append(rest_at_end(paid / by, float(whole.sum())))
     rows, mask = padded(rewards)
     returns = returns_to_go(rows, mask, gamma)
     write_episodes("advantage", episodes, whiten(returns, mask) if whitened else returns)

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 
 from lemma.algorithms.algorithm import Memory
-from lemma.algorithms.parts.signals import write_tokens
 from lemma.algorithms.preference import PreferenceAlgorithm
 from lemma.core.events import Progressed
-from lemma.core.types import Trajectory
+from lemma.core.types import Trajectory, write_tokens
 from lemma.data.cache import cache_folder
 from lemma.formats import Format
 from lemma.learning.learner import Learner, StepReport

@@ -16,12 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from lemma.algorithms import Algorithm, Memory
-from lemma.algorithms.parts.signals import write_tokens
 from lemma.core.background import BackgroundWork
 from lemma.core.faults import fault_point
 from lemma.core.random import permutation
 from lemma.core.ranks import is_leader
-from lemma.core.types import Group
+from lemma.core.types import Group, write_tokens
 from lemma.engines.mismatch import Mismatch, check_mismatch
 from lemma.engines.protocol import Engine
 from lemma.formats import Format

@@ -11,10 +11,10 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from lemma.algorithms.compat.reductions import masked_mean, masked_normalize
+from lemma.algorithms.parts.advantages import group_advantages
 from lemma.core.errors import UserError
-from lemma.objectives.advantages import group_advantages
-from lemma.objectives.compat.reductions import masked_mean, masked_normalize
-from lemma.objectives.policy_surrogates import Clip, LogprobGain, Unclipped
+from lemma.objectives.policy_loss import Clip, LogprobGain, Unclipped
 
 PolicyLossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip"]
 

@@ -1,22 +1,100 @@
-"""Advantages from the rewards of groups, on flat arrays: one row per trajectory, with the number of its group.
+"""Advantages from the rewards of groups, and the tokens that they are written to.
 
-A row without a score (NaN) has advantage 0 and is left out of all statistics. Every row of a group whose rewards are
-all the same has advantage 0 too, as does a group of one, which has nothing to compare with.
+On flat arrays, a row is a trajectory with the number of its group. A row without a score (NaN) has advantage 0 and is
+left out of all statistics. Every row of a group whose rewards are all the same has advantage 0 too, as does a group of
+one, which has nothing to compare with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 
-Baseline = Literal["none", "mean", "leave_one_out"]
-Scale = Literal["none", "group", "batch"]
+from lemma.algorithms.parts.loss_options import Baseline, Scale
+from lemma.core.types import Group
 
 SAME = 1e-9
 """Rewards that differ by less than this, relative to the largest of them or to 1, count as equal: summing in another
 order causes differences of this size."""
+
+
+def rewards_of(group: Group) -> np.ndarray:
+    """One reward per episode, however many trajectories it gave."""
+    return np.array([episode[0].rewards["total"] for episode in group.episodes], dtype=np.float64)
+
+
+def compared(
+    rewards: Sequence[np.ndarray],
+    baseline: Baseline,
+    *,
+    scale: Scale = "none",
+    epsilon: float = 1e-6,
+    unbiased: bool = True,
+) -> list[np.ndarray]:
+    """The advantage of each sample, (reward - baseline of its group) / deviation, for the rewards of each group."""
+    flat, numbers = np.concatenate([np.zeros(0), *rewards]), _numbered(rewards)
+    return _split_like(
+        rewards,
+        group_advantages(flat, numbers, baseline=baseline, scale=scale, epsilon=epsilon, unbiased=unbiased),
+    )
+
+
+def standardised_groups(groups: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The advantages of all groups together, standardised to mean 0 and standard deviation 1."""
+    return _split_like(groups, standardised(np.concatenate(groups))) if groups else []
+
+
+def write_advantages(groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> None:
+    """Write the advantage of each episode to all of its tokens."""
+    for group, of_group in zip(groups, advantages, strict=True):
+        for episode, advantage in zip(group.episodes, of_group, strict=True):
+            for trajectory in episode:
+                trajectory.token_fields["advantage"] = np.full(len(trajectory), advantage)
+
+
+def learns(group: Group, advantages: np.ndarray) -> bool:
+    """Whether any of these advantages, one per episode, is that of an episode with trained tokens."""
+    pairs = zip(group.episodes, advantages != 0, strict=True)
+    return any(differs and any(one.trained_tokens for one in episode) for episode, differs in pairs)
+
+
+def assign_each(groups: Sequence[Group], weights: Mapping[str, float], epsilon: float) -> None:
+    """Advantages of the weighted sums, over all groups."""
+    tables = [_table(group, weights) for group in groups]
+    if tables:
+        rows, numbers = np.concatenate(tables), _numbered(tables)
+        advantages = summed_advantages(rows, list(weights.values()), numbers, epsilon=epsilon)
+        write_advantages(groups, _split_like(tables, advantages))
+
+
+def any_differs(group: Group, weights: Mapping[str, float], epsilon: float) -> bool:
+    """Whether any reward with a weight gives a trained sample of this group an advantage."""
+    columns = zip(_table(group, weights).T, weights.values(), strict=True)
+    return any(
+        learns(group, compared([column], "mean", scale="group", epsilon=epsilon)[0])
+        for column, weight in columns
+        if weight
+    )
+
+
+def _table(group: Group, weights: Mapping[str, float]) -> np.ndarray:
+    """The named rewards of every episode (R, K); NaN where one does not apply."""
+    table = [[episode[0].rewards.get(name, np.nan) for name in weights] for episode in group.episodes]
+    return np.array(table, dtype=np.float64).reshape(len(table), len(weights))
+
+
+def _numbered(groups: Sequence[np.ndarray]) -> np.ndarray:
+    """The group number of each row, over all groups concatenated."""
+    return np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+
+
+def _split_like(groups: Sequence[np.ndarray], values: np.ndarray) -> list[np.ndarray]:
+    """Values of all rows, split into one array per group."""
+    ends = [*accumulate(len(group) for group in groups)]
+    return [values[first:end] for first, end in pairwise([0, *ends])]
 
 
 def total_rewards(rewards_RK: Any, weights_K: Sequence[float] | None = None) -> np.ndarray:

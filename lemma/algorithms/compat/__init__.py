@@ -1,6 +1,6 @@
 """Functions of a course and of other code bases on padded rectangles, made of the formulas that training uses."""
 
-from lemma.objectives.compat.cs336 import (
+from lemma.algorithms.compat.cs336 import (
     compute_group_normalized_rewards,
     group_normalized_rewards,
     grpo_clip_loss,
@@ -9,7 +9,7 @@ from lemma.objectives.compat.cs336 import (
     naive_policy_gradient_loss,
     policy_gradient_loss,
 )
-from lemma.objectives.compat.reductions import (
+from lemma.algorithms.compat.reductions import (
     entropy,
     masked_mean,
     masked_mean_or_zero,
