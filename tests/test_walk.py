@@ -1,4 +1,4 @@
-"""Both walks through the code are taken: what the page names is called, and a step of GRPO stays within 25 files."""
+"""Both walks through the code are taken: what the page names is called."""
 
 from __future__ import annotations
 
@@ -93,9 +93,3 @@ def test_every_file_named_in_the_text_exists() -> None:
     assert len(files) > 30 and all((ROOT / file).is_file() for file in files)
     for file, name in re.findall(r"`(lemma/[\w/]+\.py)` \(`([\w.]+)`\)", PAGE):
         assert name in names_in(ROOT / file), name
-
-
-def test_a_step_of_grpo_is_at_most_25_files() -> None:
-    step, _ = PAGE.split("## One evaluation")
-    files = [file for file, _ in ROW.findall(step)]
-    assert len(files) == len(set(files)) <= 25 and len(hops(step)) >= len(files)
