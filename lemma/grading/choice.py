@@ -11,7 +11,7 @@ OPTIONS = {
 """The letters of options in other scripts."""
 
 _WHOLE = re.compile(r"\(?\s*([A-J])\s*[).:]?$")
-_LABEL = re.compile(r"(?:\(\s*([A-J])\s*\)|([A-J])\s*[).:])\s*(.+)$", re.DOTALL)
+_LABEL = re.compile(r"(?:\(\s*([A-J])\s*\)|([A-J])\s*[).:])(?!\s*(?:is|are|was|isn't)\b)\s*(.+)$", re.DOTALL)
 _NAMED = re.compile(r"(?:option|choice|answer)?\s*\(?([A-J])\)?$", re.IGNORECASE)
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 

@@ -11,9 +11,10 @@ import re
 from dataclasses import dataclass, field
 
 from lemma.grading.conditions import read_condition
+from lemma.grading.languages import is_unspaced
 from lemma.grading.lexer import Lexeme
 from lemma.grading.objects import LETTER, Stated, compares, ends_member, is_light, read_object, read_one
-from lemma.grading.single import spelt_number
+from lemma.grading.spelt import spelt_number
 
 _NAME = re.compile(r"\\?[A-Za-z]{1,3}(?:_\{?\w+\}?)?'?(?:\([A-Za-z]\))?")
 _PARTICIPLES = frozenset({"leaving", "making", "giving", "therefore", "hence", "thus"})
@@ -118,7 +119,7 @@ def _clauses(tokens: list[Lexeme], text: str) -> list[Clause]:
         found = _value(tokens, place, text)
         if found is not None and token.is_value and _leads_sentence(tokens, place):
             found = read_one(tokens, place, text)
-        if found is None or compares(tokens, found.after):
+        if found is None or compares(tokens, found.after) or _said_correct(tokens, place) is False:
             place += 1
             continue
         clauses[-1].values.append((rank(tokens, place, bold), found))
@@ -159,7 +160,11 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
         low in _REACHES and before is not None and before.text.lower() in _PEOPLE
     ):
         pass
-    elif "ends" in parts and ("at" not in parts or (low in ("as", "since", "after", "before", "until") and not begun)):
+    elif (
+        "ends" in parts
+        and not (is_unspaced(low) and "be" in parts)
+        and ("at" not in parts or (low in ("as", "since", "after", "before", "until") and not begun))
+    ):
         if low == "but":
             clauses.append(Clause("main"))
         elif not begun:
@@ -180,7 +185,22 @@ def _begin_clause(clauses: list[Clause], tokens: list[Lexeme], place: int) -> No
 
 
 _CONJUNCTIONS = frozenset(
-    {"as", "since", "after", "before", "until", "بعد", "قبل", "après", "avant", "nach", "después", "dopo", "após"}
+    {
+        "as",
+        "since",
+        "for",
+        "after",
+        "before",
+        "until",
+        "بعد",
+        "قبل",
+        "après",
+        "avant",
+        "nach",
+        "después",
+        "dopo",
+        "após",
+    }
 )
 _RESTATES = frozenset({"namely", "specifically", "viz"})
 _REACHES = frozenset({"found", "obtained", "reached", "computed", "calculated", "derived"})
@@ -200,6 +220,8 @@ def _continues(clause: Clause, parts: frozenset[str], low: str, before: Lexeme |
 
 def _has_clause(tokens: list[Lexeme], place: int, low: str, before: Lexeme | None) -> bool:
     """Whether a clause follows a conjunction, rather than the value of a circumstance: after giving 8, after 3 days."""
+    if low == "for" and (before is None or before.text not in ",，"):
+        return False
     if before is not None and (before.text.lower() == "but" or (low in ("as", "since") and before.text in ",，")):
         return before.text.lower() != "but"
     return not _begins_value(tokens, place + 1)
@@ -237,15 +259,16 @@ def _value(tokens: list[Lexeme], place: int, text: str) -> Stated | None:
     chosen = before is not None and "chooses" in before.parts
     leads = token.bold or (before is not None and bool(before.parts & {"be", "has", "chooses"}))
     if LETTER.fullmatch(token.text):
-        if _said_correct(tokens, place):
-            return Stated(token.text, place + 1, "choice")
+        said = _said_correct(tokens, place)
+        if said is not None:
+            return Stated(token.text, place + 1, "choice") if said else None
         if chosen:
             return read_object(tokens, place, text)
         if not leads and (before is None or "so" in before.parts) and ends_member(tokens, place + 1):
             leads = place + 1 >= len(tokens) or tokens[place + 1].kind != "word" or "ends" in tokens[place + 1].parts
         return read_object(tokens, place, text) if leads and ends_member(tokens, place + 1) else None
     vague = token.text.lower() in ("one", "zero") and not ends_member(tokens, place + 1)
-    if leads and token.text.isascii() and not vague and spelt_number(token.text) is not None:
+    if leads and not vague and spelt_number(token.text) is not None:
         return Stated(str(spelt_number(token.text)), place + 1, "value")
     return None
 
@@ -255,29 +278,25 @@ def _leads(token: Lexeme) -> bool:
     return not is_light(token) or "chooses" in token.parts
 
 
-def _said_correct(tokens: list[Lexeme], place: int) -> bool:
-    """Whether a value is said to be correct: option D is correct, (D) is the right choice."""
-    after = place + 1
-    while after < len(tokens) and tokens[after].kind == "mark":
-        after += 1
-    if after < len(tokens) and "correct" in tokens[after].parts:
-        return True
-    if after >= len(tokens) or "be" not in tokens[after].parts:
-        return False
-    after, negated = _past(tokens, after + 1)
-    return not negated and after < len(tokens) and "correct" in tokens[after].parts
+def _said_correct(tokens: list[Lexeme], place: int) -> bool | None:
+    """Whether an option is said to be correct, or not to be: option D is correct, B) is not right; None for neither."""
+    verb, negated = None, False
+    for token in tokens[place + 1 : place + 12]:
+        if token.kind == "mark" or (verb is None and token.text in ").）"):
+            continue
+        if token.text.lower() in _WRONG and verb is not None:
+            return negated
+        if "correct" in token.parts:
+            return not negated
+        negated = negated or "no" in token.parts
+        if verb is None and "be" in token.parts:
+            verb = token
+        elif verb is None or token.kind != "word" or not token.parts & {"light", "no"}:
+            return None
+    return None
 
 
-def _past(tokens: list[Lexeme], place: int) -> tuple[int, bool]:
-    negated = False
-    while place < len(tokens) and tokens[place].kind in ("word", "mark"):
-        if "correct" in tokens[place].parts:
-            break
-        negated = negated or "no" in tokens[place].parts
-        if tokens[place].kind == "word" and not tokens[place].parts & {"light", "no"}:
-            break
-        place += 1
-    return place, negated
+_WRONG = frozenset({"wrong", "incorrect", "false"})
 
 
 def rank(tokens: list[Lexeme], place: int, bold: bool) -> int:

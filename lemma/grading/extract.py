@@ -17,7 +17,7 @@ from lemma.grading.residues import read_residues
 from lemma.grading.retractions import denied, negated, second_thought
 from lemma.grading.rules import DEFAULT, Rules
 from lemma.grading.sentences import asks, concluded, introduced
-from lemma.grading.single import spelt_number
+from lemma.grading.spelt import spelt_number
 from lemma.grading.statements import object_first, stated
 
 _CONTROL = re.compile(r"<\|(?:im_end|im_start|endoftext|eot_id|end_of_text|end|eos)\|>|</s>|<eos>")
@@ -27,7 +27,7 @@ _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _JOIN = re.compile(r"(?<![A-Za-z])(?:and|or)(?![A-Za-z])|[,;]")
 # Words that lead from one result to the next, or take one back: only the later box is then the answer.
 _STEP = re.compile(
-    r"\b(?:then|so|thus|hence|therefore|finally|which|giv\w+|simplif\w+|become\w*|wait|actually|not|no|instead|rather"
+    r"\b(?:then|but|so|thus|hence|therefore|finally|which|giv\w+|simplif\w+|become\w*|wait|actually|not|no|instead|rather"
     r"|correct\w*|namely|equivalently|i\.e|that is|equal\w*|means)\b",
     re.IGNORECASE,
 )
@@ -173,11 +173,7 @@ def _is_words(content: str) -> bool:
     """A box that says something, "Yes" or "Case 1", rather than giving a value; spelt numbers are values."""
     plain = _TEXT_WRAP.sub(r" \1 ", content).strip()
     first = _WORD.match(plain)
-    return (
-        first is not None
-        and first[0].lower() not in _MATH_WORDS
-        and not (plain.isascii() and spelt_number(plain) is not None)
-    )
+    return first is not None and first[0].lower() not in _MATH_WORDS and spelt_number(plain) is None
 
 
 def _box(text: str) -> Extraction | None:

@@ -11,8 +11,9 @@ from math import gcd
 from time import perf_counter
 from typing import NamedTuple, TypeAlias
 
+from lemma.grading import yes_no
 from lemma.grading.choice import read_choice, several
-from lemma.grading.extract import boxed, extract, is_prose, visible
+from lemma.grading.extract import Extraction, boxed, extract, is_prose, visible
 from lemma.grading.limits import MAX_ANSWER, MAX_BOX, MAX_GOLD, LimitExceeded, check_shape
 from lemma.grading.normal_form import normalise, repair_escapes, squeezed
 from lemma.grading.relations import contradicts
@@ -82,6 +83,9 @@ def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | Pendi
     if _same_sentence(prediction, gold, rules):
         return Verdict("right", "exact", _shown(gold.strip()), perf_counter() - start)
     extraction = extract(prediction, rules)
+    meant = _yes_or_no(prediction, gold, extraction, rules)
+    if meant is not None:
+        return Verdict("right" if meant else "wrong", "text", extraction.answer, perf_counter() - start)
     if extraction.method == "box" and not extraction.answer and _open_box(prediction):
         return Verdict("wrong", "limit", None, perf_counter() - start)
     if not extraction.answer or not extraction.answer.strip():
@@ -90,6 +94,17 @@ def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | Pendi
     if isinstance(outcome, PendingGrade):
         return outcome
     return Verdict(outcome[0], outcome[1], _shown(extraction.answer), perf_counter() - start)
+
+
+def _yes_or_no(prediction: str, gold: str, extraction: Extraction, rules: Rules) -> bool | None:
+    """Whether a text says yes where the gold does, or no; None for other golds, or a text that says neither."""
+    wanted = yes_no.asked(gold)
+    if wanted is None:
+        return None
+    given = yes_no.said(extraction.answer) if extraction.answer else None
+    if given is None and extraction.method in ("number", "math", "choice", "none"):
+        given = yes_no.said(visible(prediction, rules))
+    return None if given is None else given == wanted
 
 
 def _untagged(prediction: str, rules: Rules) -> str:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from lemma.grading.choice import OPTIONS
 from lemma.grading.languages import ATTACHED, FIRST_WORDS, PHRASES, TABLES, UNSPACED, language_of
 from lemma.grading.names import names
+from lemma.grading.spelt import CHINESE_FRACTION
 from lemma.grading.units import known
 
 MATH = re.compile(
@@ -30,7 +31,7 @@ _ALPHA = r"[^\W\d_¹²³⁰-₉½¼¾①-⑳]"
 _LETTER = (
     rf"(?:(?<!{_ALPHA})[A-Za-zα-ωΔΦΨΩ](?!{_ALPHA}|['’])"
     rf"|(?<!{_ALPHA})(?!{_LITTLE})[A-Za-z]{{2}}(?=\s?[-−+=^/*]\s?\w{{1,3}}(?!{_ALPHA}))"
-    rf"|(?:(?<=[-−+=^/*])|(?<=[-−+=^/*]\s))[A-Za-z]{{2}}(?!{_ALPHA}))"
+    rf"|(?:(?<=[-−+=^/*])|(?<=[-−+=^/*]\s))(?!{_LITTLE})[A-Za-z]{{2}}(?!{_ALPHA}))"
 )
 _FUNCTION = (
     r"(?<![^\W\d_])(?:pi|infinity|infty|oo|[A-Za-z]{2,8}(?=\([^()\nA-Za-z]{1,30}\))|(?:(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|sqrt|cbrt|ln|log|exp|max|min|gcd|lcm)"
@@ -48,7 +49,7 @@ _AFTER = (
 )
 _ATOM = (
     rf"(?:(?:[$€£¥₹₽] ?)?{_NUMBER}|[√∛]\s?(?:{_NUMBER}|{_LETTER}|{_BRACKET})|{_FUNCTION}|{_BRACKET}|{_COMMAND}"
-    rf"|{_LETTER}|[π∞∅ℝℤℕℚ¼½¾⅐-⅞]){_AFTER}*"
+    rf"|{_LETTER}|[π∞∅ℝℤℕℚ¼½¾⅐-⅞]|{CHINESE_FRACTION}){_AFTER}*"
 )
 _OPERATOR = (
     r"(?:\s*(?:<=|>=|!=|==|[-+−–±∓/÷×·⋅∙^=<>≤≥≠≈≡∪∩∈]|(?<!\*)\*(?!\*))\s*|\s+(?:x|mod)\s+(?=[\d$€£(])|\s:\s(?=\d)"
@@ -56,7 +57,7 @@ _OPERATOR = (
 )
 _VALUE = re.compile(rf"(?:[-−–+±∓](?=\S)|[≈~<>≤≥≠]\s?)?{_ATOM}(?:(?:{_OPERATOR}[-−+±]?\s?)?{_ATOM})*")
 _CHOICE = re.compile(
-    rf"[(（]\s?([A-J{''.join(OPTIONS)}])\s?[)）]|\[\s?([A-J])\s?\]|"
+    rf"[(（]\s?([A-J{''.join(OPTIONS)}])\s?[)）]|\[\s?([A-J])\s?\]|(?:(?<=option )|(?<=choice ))\(([a-j])\)|"
     r"\\text(?:bf|rm)?\{\s*\(?([A-J])\)?[.:]?\s*\}(?:\\[ ,;])?"
 )
 _WORD = re.compile(
@@ -75,7 +76,7 @@ _FUNCTIONS = frozenset(
 )
 _GLUED = re.compile(r"[-‑]?[A-Za-zÀ-ÿ]+")
 _SIGNIFICANT = re.compile(
-    r"\d|[π∞√∛∅ℝℤℕℚ¼½¾⅐-⅞\\]|(?<![^\W\d_])(?:pi|infinity|infty|oo)(?![^\W\d_])|[=<>≤≥≠+^¹²³⁰-₉]|\w\s?[-*/−·]\s?\w|,"
+    r"\d|[π∞√∛∅ℝℤℕℚ¼½¾⅐-⅞\\]|分之|(?<![^\W\d_])(?:pi|infinity|infty|oo)(?![^\W\d_])|[=<>≤≥≠+^¹²³⁰-₉]|\w\s?[-*/−·]\s?\w|,"
 )
 _CYRILLIC = re.compile("[\u0400-\u04ff]")
 _DECIMAL_COMMA = re.compile(r"-?(?:\d+,(?:\d\d?|\d{4,})|0,\d+)")
@@ -155,8 +156,8 @@ def _next(text: str, place: int) -> tuple[str, str, int]:
             return "math", next(group for group in formula.groups() if group is not None).strip(), formula.end()
     choice = _CHOICE.match(text, place) if character in "([（\\" else None
     if choice is not None:
-        letter = choice[1] or choice[2] or choice[3]
-        return "choice", OPTIONS.get(letter, letter), choice.end()
+        letter = next(group for group in choice.groups() if group is not None)
+        return "choice", OPTIONS.get(letter, letter.upper()), choice.end()
     value = _VALUE.match(text, place)
     if value is not None and _SIGNIFICANT.search(value[0]):
         said, after = _TEMPERATURE.sub("", _AREA.sub(_area, value[0].strip())), value.end()

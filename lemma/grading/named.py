@@ -37,7 +37,7 @@ def _follow_on(names: Sequence[str]) -> bool:
 def by_names(node: Node) -> Node:
     """Solutions in one of the notations with names as a list of tuples, or as a bare list of equations."""
     if isinstance(node, Relation) and len(node.sides) == 2 and node.signs == ("=",):
-        return _tuple_of_letters(node)
+        return _tuple_of_letters(_named_first(node))
     if isinstance(node, Matrix):
         rows = [row[0] for row in node.rows if len(row) == 1]
         equations = len(rows) == len(node.rows) > 1 and all(name_of(row) for row in rows)
@@ -73,6 +73,14 @@ def _groups(names: list[str]) -> list[list[int]] | None:
         return None
     groups = [list(range(start, start + size)) for start in range(0, len(names), size)]
     return groups if all(len({names[i] for i in group}) == size for group in groups) else None
+
+
+def _named_first(relation: Relation) -> Relation:
+    """5 = x as x = 5."""
+    left, right = relation.sides
+    turned = Relation((right, left), relation.signs)
+    named = bool(name_of(turned)) and isinstance(right, Leaf) and len(right.tokens) == 1 and not name_of(relation)
+    return turned if named else relation
 
 
 def _tuple_of_letters(relation: Relation) -> Node:

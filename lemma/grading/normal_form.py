@@ -14,6 +14,7 @@ from lemma.grading.html_marks import without_html
 from lemma.grading.names import names
 from lemma.grading.notation import usual
 from lemma.grading.tokens import FUNCTIONS
+from lemma.grading.units import in_one_unit
 
 _CHARACTERS = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "‒": "-", "﹣": "-", "－": "-",
@@ -100,7 +101,7 @@ _ANY_NAME = re.compile("|".join(pattern.pattern for pattern, _ in _NAMES))
 _MATRIX = re.compile(r"\\begin\{(?:[bpvV]?matrix|smallmatrix|array)\}")
 _DOUBLED = re.compile(r"\\\\(?=[A-Za-z{}])")
 _MONEY = re.compile(
-    r"\\\$|[€£¥₹₽₩]|(?<![A-Za-z])(?:US|CA|AU)\$|(?<![A-Za-z])Rs\.?(?=\s*\d)|(?<![A-Za-z])USD(?![A-Za-z])"
+    r"(?:\\text\s*\{\s*)?\\(?:pounds|euro)(?:\{\})?(?:\s*\})?(?![A-Za-z])|\\\$|[€£¥₹₽₩]|(?<![A-Za-z])(?:US|CA|AU)\$|(?<![A-Za-z])Rs\.?(?=\s*\d)|(?<![A-Za-z])USD(?![A-Za-z])"
 )
 _BARE_MONEY = re.compile(r"\$(?=\s*-?\.?\d)")
 _INFINITY = re.compile(r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", re.IGNORECASE)
@@ -116,6 +117,9 @@ _SPACE_RUN = re.compile(r"\s+")
 _CHOOSE = re.compile(r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}")
 _ORDINAL = re.compile(r"(?<=\d)\s*\^?\s*\{?\s*(?:\\text\{\s*(?:th|st|nd|rd)\s*\}|(?:th|st|nd|rd)(?![A-Za-z]))\s*\}?")
 _SCALE_TEXT = re.compile(r"\\text\{\s*(hundred|thousand|million|billion|trillion|dozen)s?\s*\}", re.IGNORECASE)
+_LED = re.compile(
+    r"^(?:\s|\$|\\[(\[])*(?:[=-]>|[→⇒∴]|\\(?:therefore|implies|(?:[lL]ong)?[rR]ightarrow)(?![A-Za-z]))\s*"
+)
 _INTRODUCED = re.compile(r"^\\text\{[^{}]{2,80}\b(?:is|are|equals)\s*:?\s*\}\s*(?=\S)(?<!\bnot )")
 _STATED = re.compile(r"^\\text\{[^{}\d]{2,80}\b(?:is|are|equals)\s*:?\s+(-?\d[^{}]*)\}$")
 _MEASURED = re.compile(r"^\\text\{\s*(-?\d+(?:\.\d+)?)\s*([A-Za-z][^{}\d]*)?\}$")
@@ -256,7 +260,7 @@ def normalise(text: str) -> str:
     if "\\" in text:
         text = _THIN.sub("", text)
         text = _SIZES.sub("", text)
-    text = usual(text)
+    text = _LED.sub("", usual(text))
     text = _MONEY.sub("", text)
     if text.count("$") % 2:
         text = _BARE_MONEY.sub("", text, count=1)
@@ -286,7 +290,7 @@ def normalise(text: str) -> str:
     for command, count in ((r"\frac", 2), (r"\sqrt", 1), (r"\binom", 2)):
         if command in text:
             text = _braces(text, command, count)
-    return _trim(text)
+    return in_one_unit(_trim(text)) if " " in text or "}" in text else _trim(text)
 
 
 def _in_degrees(match: re.Match[str]) -> str:

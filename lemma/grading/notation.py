@@ -106,7 +106,8 @@ def _base(match: re.Match[str]) -> str:
 
 
 _BETWEEN = re.compile(
-    rf"^(?:{_TEXT})?(?:from|between) ?\}}? ?(-?[^a-z]{{1,40}}?) ?(?:{_TEXT})?(?:and|to) ?\}}? ?(-?[^a-z]{{1,40}}.*)$"
+    rf"^(?:{_TEXT})?(?:[Ff]rom|[Bb]etween)"
+    rf" ?\}}? ?(-?[^a-z]{{1,40}}?) ?(?:{_TEXT})?(?:and|to) ?\}}? ?(-?[^a-z]{{1,40}}.*)$"
 )
 _FACTOR = re.compile(r"[xX] ?\d")
 _CROSS = re.compile(r"(?<=[\d)])(?<![^.\d]0)(?<!^0) ?[xX] ?(?=\d)")
@@ -158,7 +159,7 @@ def usual(text: str) -> str:
         text = _BASE_AFTER.sub(_base, _IN_BASE.sub(_base, text))
     if ("x" in text or "X" in text) and _FACTOR.search(text):
         text = _CROSS.sub(r" \\times ", text)
-    if "between" in text or "from" in text:
+    if "etween" in text or "rom" in text:
         text = _BETWEEN.sub(r"\1 to \2", text)
     if "~" in text or "\\sim" in text:
         text = _SPAN.sub(" to ", text)

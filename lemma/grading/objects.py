@@ -18,7 +18,7 @@ COMPARISONS = frozenset(
     names(
         """
         less more greater fewer between over under above below twice half double triple larger smaller times bigger
-        higher lower third quarter
+        higher lower third quarter minus plus
         """
     )
 )

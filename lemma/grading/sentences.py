@@ -12,6 +12,7 @@ from lemma.grading.objects import LETTER, Stated, is_light
 
 _SEARCHED = 1_500
 _SENTENCES = 12
+_LONG = 12
 _END = re.compile(
     r"[.!?]+(?<!\bi\.e\.)(?<!\be\.g\.)(?<!\bvs\.)(?<!\bDr\.)(?<!\bMr\.)(?<!\bNo\.)(?<!\bMrs\.)(?<!\.\.)(?<!\s\.)"
     r"(?:(?<![\d)]!)|(?=\s+[A-Z]|\s*$))(?=[*_\"”'»)`$]*(?:\\[\])])?(?:\s|$))[*_\"”'»)`]*|[。！？।؟]\**|\n"
@@ -105,10 +106,12 @@ def _kind(tokens: list[Lexeme], sentence: str) -> str:
     chosen = "chooses" in first.parts and len(kept) > 1 and (kept[1].is_value or LETTER.fullmatch(kept[1].text))
     if "asks" in first.parts and not first.parts & {"so", "be"} and not chosen:
         worked = any(t.kind == "word" and "so" in t.parts for t in kept[1:]) or any(
-            t.is_value and "=" in t.text for t in kept[kept.index(first) + 1 :] if ":" in sentence
+            t.is_value and _WORKED.match(t.text) for t in kept[1:] if ":" in sentence
         )
         if not worked:
             return "question"
+    if first.text.lower() == "to" and "asks" in kept[1].parts and not any("=" in t.text for t in kept):
+        return "remark"
     if "aside" in first.parts and not any(t.text == "," for t in kept):
         return "remark"
     if "aside" in first.parts and "ends" not in first.parts:
@@ -120,6 +123,8 @@ def _kind(tokens: list[Lexeme], sentence: str) -> str:
     )
 
 
+_WORKED = re.compile(r"(?:\\?[A-Za-z]+(?:_\w|\(\w\))?|[^A-Za-z=]*)\s*=")
+"""A calculation, or the value of a name, rather than an equation to solve."""
 _SUPPOSED = frozenset({"consider", "suppose", "assume"})
 _ASKED = frozenset(
     {
@@ -154,10 +159,18 @@ def _cut_off(tokens: list[Lexeme], tail: str, end: int) -> bool:
     """Whether the last sentence was cut off before it concluded. `end` is where the sentence before it ends."""
     kept = [i for i, token in enumerate(tokens) if token.kind != "mark"]
     last = tokens[kept[-1]]
-    leads_on = bool(last.parts & {"at", "be", "joins", "has"}) or ("so" in last.parts and len(kept) > 1)
+    leads_on = (
+        bool(last.parts & {"at", "be", "joins", "has"})
+        or last.text in _OPERATORS
+        or ("so" in last.parts and len(kept) > 1)
+    )
     if leads_on and not LETTER.fullmatch(last.text):
         return not _CLOSED.search(tail)
-    if _CLOSED.search(tail) or not end or not re.search(r"[.!?。！？।؟]\s*$", tail[:end].rstrip("\n")):
+    if (
+        _CLOSED.search(tail)
+        or (not end and len(kept) < _LONG)
+        or not re.search(r"[.!?。！？।؟]\s*$", tail[:end].rstrip("\n") or ".")
+    ):
         return False
     place = next((i for i in reversed(kept[-3:]) if tokens[i].is_value or LETTER.fullmatch(tokens[i].text)), None)
     if place is None:
@@ -165,6 +178,9 @@ def _cut_off(tokens: list[Lexeme], tail: str, end: int) -> bool:
     if tokens[place - 1].text in ":：" or all(t.kind == "mark" or t.text in ":：" for t in tokens[place - 2 : place]):
         return False
     return len(kept) > 1 and rank(tokens, place, False) < (PLAIN if "=" in tokens[place].text else AFTER_VERB)
+
+
+_OPERATORS = frozenset("+-*/=×÷^<>$")
 
 
 def asks(text: str) -> bool:

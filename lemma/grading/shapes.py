@@ -22,7 +22,7 @@ from lemma.grading.relations import (
     value_side,
 )
 from lemma.grading.single import Context, is_text, same_leaf
-from lemma.grading.structure import Leaf, Listed, Matrix, Minus, Node, Relation, Union, text_of
+from lemma.grading.structure import Leaf, Listed, Matrix, Minus, Node, Relation, Union, parts, text_of
 from lemma.grading.tokens import Token
 from lemma.grading.vectors import has_unit_vectors, same_vector, with_unit_vectors
 
@@ -93,9 +93,11 @@ def _as_range(node: Node, other: Node) -> Node:
 
 
 def _unwrapped(node: Node) -> Node:
-    """A set of one member is that member."""
+    """A set of one member is that member, and so is a matrix of one entry."""
     while isinstance(node, Listed) and node.opening == "\\{" and len(node.items) == 1:
         node = node.items[0]
+    if isinstance(node, Matrix) and len(node.rows) == len(node.rows[0]) == 1:
+        return node.rows[0][0]
     return node
 
 
@@ -175,6 +177,10 @@ def _same_matrix(gold: Node, answer: Node, context: Context) -> bool:
         )
     matrix, other = (gold, answer) if isinstance(gold, Matrix) else (answer, gold)
     assert isinstance(matrix, Matrix)
+    written = _written_out(other, matrix)
+    if written is not None:
+        pair = (gold, written) if isinstance(gold, Matrix) else (written, answer)
+        return _same_matrix(pair[0], pair[1], context)
     if isinstance(other, Listed):
         vector = _vector(matrix)
         if vector is None or other.opening not in ("(", "[", ""):
@@ -182,6 +188,21 @@ def _same_matrix(gold: Node, answer: Node, context: Context) -> bool:
         pairs = (vector, other.items) if isinstance(gold, Matrix) else (other.items, vector)
         return len(vector) == len(other.items) and all(same(g, a, context) for g, a in zip(*pairs, strict=True))
     return context.symbolic(context.gold, context.answer)
+
+
+def _written_out(node: Node, matrix: Matrix) -> Matrix | None:
+    """[[1, 2], [3, 4]] as a matrix, and 6I where the other side is a square matrix."""
+    size = len(matrix.rows)
+    if isinstance(node, Listed) and all(isinstance(i, Listed) and i.opening == node.opening for i in node.items):
+        return Matrix(tuple(parts(item) for item in node.items)) if node.opening in ("[", "(") else None
+    if not isinstance(node, Leaf) or any(len(row) != size for row in matrix.rows):
+        return None
+    place = next((i for i, t in enumerate(node.tokens) if t.value == "I"), -1)
+    if place < 0 or text_of(Leaf(node.tokens[place + 1 :])).strip("_{}") not in ("", str(size)):
+        return None
+    factor = Leaf(node.tokens[:place] or (Token("num", "1", 0, 0),))
+    zero = Leaf((Token("num", "0", 0, 0),))
+    return Matrix(tuple(tuple(factor if i == j else zero for j in range(size)) for i in range(size)))
 
 
 def _vector(matrix: Matrix) -> tuple[Node, ...] | None:

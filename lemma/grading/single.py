@@ -12,11 +12,11 @@ from lemma.grading import evaluate
 from lemma.grading.evaluate import NotRational, Undefined
 from lemma.grading.expression import Tree, Unreadable, read
 from lemma.grading.limits import GoldLimit, LimitExceeded
-from lemma.grading.names import names
 from lemma.grading.normal_form import LITTLE, squeezed, words
 from lemma.grading.precision import enough_digits
 from lemma.grading.rounded import stands_for
 from lemma.grading.rules import Rules
+from lemma.grading.spelt import spelt_number
 from lemma.grading.structure import Leaf, Node, Tokens, parts
 from lemma.grading.tokens import spelling, tokenise
 from lemma.grading.units import CENT, conversion
@@ -78,9 +78,9 @@ def _unread(
     if same_words(gold_text, answer_text, context.rules):
         return True
     gold_word, answer_word = is_text(gold.tokens), is_text(answer.tokens)
-    if gold_word or answer_word:
-        spelt_gold = spelt_number(gold_text) if gold_word else None
-        spelt_answer = spelt_number(answer_text) if answer_word else None
+    spelt_gold = spelt_number(gold_text) if gold_word or not gold_text.isascii() else None
+    spelt_answer = spelt_number(answer_text) if answer_word or not answer_text.isascii() else None
+    if gold_word or answer_word or spelt_answer is not None or spelt_gold is not None:
         if spelt_gold is not None and answer_tree is not None:
             return same_value(("num", spelt_gold), answer_tree, Fraction(1), context, gold_text, answer_text)
         if spelt_answer is not None and gold_tree is not None:
@@ -131,27 +131,19 @@ def _product(tokens: Tokens) -> bool:
     return len(tokens) == 1 and len(value) == 2 and value.islower() and value not in LITTLE
 
 
-_NOTHING = frozenset(
-    {
-        "nosolution",
-        "nosolutions",
-        "none",
-        "emptyset",
-        "theemptyset",
-        "norealsolution",
-        "norealsolutions",
-        "nosuchnumber",
-    }
+_NOTHING = re.compile(
+    r"(?:there (?:is|are|exists?) )?no (?:(?:such|real) )*(?:solution|number|value|root|integer)s?(?: exists?)?"
+    r"|none|(?:the )?empty ?set"
 )
-_NO_VALUE = frozenset({"dne", "doesnotexist", "thelimitdoesnotexist", "itdoesnotexist"})
+_NO_VALUE = re.compile("dne|(?:(?:the limit|it) )?does not exist")
 
 
 def same_words(gold: str, answer: str, rules: Rules) -> bool:
     """The same words, whatever their case, spacing and punctuation."""
     left, right = words(gold), words(answer)
     for meaning in (_NOTHING, _NO_VALUE):
-        if left.replace(" ", "") in meaning:
-            return right.replace(" ", "") in meaning
+        if meaning.fullmatch(left):
+            return meaning.fullmatch(right) is not None
     if len(left) == 1 or rules.case:
         return squeezed(gold.strip(" .")) == squeezed(answer.strip(" .")) or (
             left == right and (len(left) > 1 or _bare(gold) == _bare(answer)) and not rules.case
@@ -191,6 +183,8 @@ def _same_ratio(gold: str, answer: str, context: Context) -> bool | None:
 
 def _ratio(text: str) -> list[Tree] | None:
     parts = []
+    if _TIME.match(text) and ":0" in text:
+        return None
     for part in text.split(":"):
         try:
             parts.append(read(tokenise(part.strip())))
@@ -220,48 +214,6 @@ def _based(gold: str, answer: str, bases: tuple[re.Match[str] | None, re.Match[s
     if left and right and left[2] != right[2]:
         return False
     return left_digits.lstrip("0").upper() == right_digits.lstrip("0").upper()
-
-
-_SMALL = {
-    word: value
-    for value, word in enumerate(
-        names(
-            """
-        zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
-        seventeen eighteen nineteen
-        """
-        )
-    )
-}
-_TENS = {word: 10 * n for n, word in enumerate(names("twenty thirty forty fifty sixty seventy eighty ninety"), start=2)}
-_BIG = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
-_PARTS = {"half": 2, "third": 3, "thirds": 3, "quarter": 4, "quarters": 4, "fourth": 4, "fourths": 4, "fifth": 5,
-          "fifths": 5, "sixth": 6, "sixths": 6, "eighth": 8, "eighths": 8, "tenth": 10, "tenths": 10}  # fmt: skip
-
-
-def spelt_number(text: str) -> Fraction | None:
-    """The value of a number in English words."""
-    parts = [w for w in words(text).casefold().replace("-", " ").split() if w not in ("and", "a", "an")]
-    if not parts or len(parts) > 12:
-        return None
-    if parts[-1] in _PARTS and len(parts) <= 2:
-        top = 1 if len(parts) == 1 else _SMALL.get(parts[0])
-        return None if top is None else Fraction(top, _PARTS[parts[-1]])
-    total, current = 0, 0
-    for part in parts:
-        if part in _SMALL:
-            current += _SMALL[part]
-        elif part in _TENS:
-            current += _TENS[part]
-        elif part == "hundred":
-            current = (current or 1) * 100
-        elif part in _BIG:
-            total, current = total + (current or 1) * _BIG[part], 0
-        elif part.isdigit() and len(part) < 20 and current == 0:
-            current = int(part)
-        else:
-            return None
-    return Fraction(total + current)
 
 
 def same_value(gold: Tree, answer: Tree, factor: Fraction, context: Context, gold_text: str, answer_text: str) -> bool:

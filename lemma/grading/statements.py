@@ -27,7 +27,7 @@ from lemma.grading.objects import (
     unmarked,
     words_of,
 )
-from lemma.grading.single import spelt_number
+from lemma.grading.spelt import spelt_number
 
 _LABEL = re.compile(r"(?:^|\n)[\s*#]*(A)\**\s*:")
 _OPTIONS = re.compile(r"(?:^|\n)[\s*#]*B\**\s*[:.)]")
@@ -178,7 +178,7 @@ def _clause(tokens: list[Lexeme], place: int, labelled: bool, text: str) -> Stat
         return None
     inside = tokens[place : words.after]
     if not any(token.is_value for token in inside):
-        number = spelt_number(words.text) if words.text.isascii() else None
+        number = spelt_number(words.text)
         return words if number is None else Stated(str(number), words.after, "value")
     if any(token.text.lower() in COMPARISONS for token in inside):
         return words

@@ -5,6 +5,7 @@ A lone letter is a unit only inside a text command: in `5 m` the m may be a vari
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -127,3 +128,23 @@ def conversion(gold: Unit | None, answer: Unit | None) -> Fraction | None:
     if gold.dimension != answer.dimension:
         return None
     return answer.size / gold.size
+
+
+_PART = r"(\d+(?:\.\d+)?) ?(?:\\text ?\{ ?)?([A-Za-z]+)\.? ?\}?"
+_NEXT = rf"(?: ?,)? ?(?:(?:\\text ?\{{ ?)?and ?\}}? ?)?{_PART}"
+_COMPOUND = re.compile(rf"{_PART}(?:{_NEXT}){{1,3}}")
+_EACH = re.compile(_PART)
+
+
+def in_one_unit(text: str) -> str:
+    """2 hours 15 minutes, 5 ft 6 in: a quantity told in units that get smaller, in the first of them."""
+    if _COMPOUND.fullmatch(text) is None:
+        return text
+    found = _EACH.findall(text)
+    units = [read_unit([{"m": "min"}.get(word, word) if found[0][1][0] in "hd" else word]) for _, word in found]
+    sizes = [unit.size for unit in units if unit is not None]
+    dimensions = {unit.dimension if unit else "" for unit in units}
+    if len(dimensions) > 1 or COUNTED.dimension in dimensions or sizes != sorted(set(sizes), reverse=True):
+        return text
+    total = sum(Fraction(value) * size for (value, _), size in zip(found, sizes, strict=True)) / sizes[0]
+    return f"\\frac{{{total.numerator}}}{{{total.denominator}}}\\text{{ {found[0][1]}}}"
