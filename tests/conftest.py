@@ -35,6 +35,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
 DURATIONS = Path(__file__).with_name("durations.txt")
+LONG_TESTS = Path(__file__).with_name("long_tests.txt")
 
 
 # Marks of tests that run only where `-m` names them.
@@ -56,9 +57,21 @@ def _durations() -> dict[str, float]:
     return {name: float(seconds) for seconds, name in pairs}
 
 
+def _long_tests() -> dict[str, list[str]]:
+    """Names of tests that `make test-long` runs, each with the cases that `make test` keeps."""
+    lines = LONG_TESTS.read_text(encoding="utf-8").splitlines() if LONG_TESTS.is_file() else []
+    entries = [line.split(" : ", 1)[0].partition(" but ") for line in lines if line and not line.startswith("#")]
+    return {name: [case.strip() for case in kept.split(",")] for name, _, kept in entries}
+
+
+def _is_long(item: pytest.Item, long_tests: dict[str, list[str]]) -> bool:
+    name, _, case = item.nodeid.removesuffix("]").partition("[")
+    return name in long_tests and (not case or case not in long_tests[name])
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is slow, and put the files that take longest first, so that two workers end at about the same time.
+    """Mark what is slow or long, and put the files that take longest first: two workers end at about the same time.
 
     Crowded files come before them: they meet each other, and nothing that looks at the clock.
     """
@@ -71,6 +84,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if name in durations:
             for case in cases:
                 case.add_marker(pytest.mark.slow)
+    long_tests = _long_tests()
+    for item in items:
+        if _is_long(item, long_tests):
+            item.add_marker(pytest.mark.long)
     crowded = {item.path for item in items if item.get_closest_marker("crowded")}
     items.sort(key=lambda item: (item.path not in crowded, -seconds[item.path]))
 

@@ -188,16 +188,25 @@ def command(recipe: Path) -> list[str]:
     return [sys.executable, "-m", "lemma", "train", str(recipe)]
 
 
-def test_a_launcher_that_dies_takes_its_ranks_along(tmp_path: Path, undisturbed: Any) -> None:
-    """kill -9 of `lemma train --ranks 2`; the same command goes on, here with torchrun and its restarts."""
-    prepare(tmp_path)
-    process = subprocess.Popen([*command(tmp_path / "recipe.yaml"), "--ranks", "2"], stderr=subprocess.DEVNULL)
-    wait_for(lambda: (tmp_path / "run/stages/sft/checkpoints/step-00000002").exists(), 120)
+def kill_the_launcher(folder: Path) -> None:
+    """kill -9 of `lemma train --ranks 2` after its first checkpoints; its ranks end with it."""
+    prepare(folder)
+    process = subprocess.Popen([*command(folder / "recipe.yaml"), "--ranks", "2"], stderr=subprocess.DEVNULL)
+    wait_for(lambda: (folder / "run/stages/sft/checkpoints/step-00000002").exists(), 120)
     children = _children(process.pid)
     assert len(children) == 2
     process.kill()
     process.wait()
     wait_for(lambda: not any(Path(f"/proc/{child}").exists() for child in children), 10)
+
+
+def test_a_launcher_that_dies_takes_its_ranks_along(tmp_path: Path) -> None:
+    kill_the_launcher(tmp_path)
+
+
+def test_torchrun_goes_on_where_a_launcher_died(tmp_path: Path, undisturbed: Any) -> None:
+    """The same command goes on, here with torchrun and its restarts."""
+    kill_the_launcher(tmp_path)
     env = os.environ | {"LEMMA_FAULT": "stage.step_end:2@1"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
     port = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]

@@ -121,7 +121,8 @@ def outcome(chain: Chain) -> tuple[list[dict[str, object]], dict[str, bytes]]:
     return rows, {str(path.relative_to(stage)): path.read_bytes() for path in files}
 
 
-def run_chain(tmp_path: Path, kills: int, steps: int, lora: str, seed: int) -> None:
+def run_chain(tmp_path: Path, kills: int, steps: int, lora: str, seed: int, at_faults_every: int = 3) -> None:
+    """`kills` deaths, one in `at_faults_every` at a fault point and the others at any instant."""
     undisturbed = make_chain(tmp_path / "undisturbed", steps, lora)
     whole = undisturbed.start()
     whole.join(500)
@@ -131,14 +132,14 @@ def run_chain(tmp_path: Path, kills: int, steps: int, lora: str, seed: int) -> N
     chance = stream(seed, "kills")
     counted, at_faults = 0, 0
     while counted < kills:
-        if counted % 3 == 1:
+        if counted % at_faults_every == at_faults_every // 2:
             killed = chain.die_at(FAULTS[at_faults % len(FAULTS)])
             at_faults += killed
         else:
             killed = chain.kill_after(int(chance.integers(1, 7)), float(chance.random()) * 0.03)
         assert killed, f"the run ended after {counted} kills: give it more steps"
         counted += 1
-    assert at_faults >= min(6, kills // 3)
+    assert at_faults >= min(6, kills // at_faults_every)
     last = chain.start()
     last.join(500)
     assert last.exitcode == 0
@@ -150,6 +151,11 @@ def run_chain(tmp_path: Path, kills: int, steps: int, lora: str, seed: int) -> N
         assert files[name] == content, f"{name} differs"
 
 
+def test_a_death_at_each_fault_point_changes_nothing(tmp_path: Path) -> None:
+    run_chain(tmp_path, kills=len(FAULTS), steps=60, lora="", seed=0, at_faults_every=1)
+
+
+@pytest.mark.kill
 def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
     run_chain(tmp_path, kills=20, steps=400, lora="", seed=0)
 
