@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ from safetensors import safe_open
 
 from lemma.core.errors import UserError
 from lemma.core.types import Trajectory
+from lemma.learning.optimiser import are_finite
 from lemma.models.packing import TokenBatch
 from lemma.models.policy import Policy
 
@@ -22,14 +21,6 @@ PROBED_TOKENS = 16
 
 class Diverged(UserError):
     """Numbers that should be finite are not."""
-
-
-@torch.no_grad()
-def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether every number is. Needs no memory: where one is NaN, so is the greatest of their sizes."""
-    floating = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
-    most = [most.float() for most in torch._foreach_norm(floating, math.inf)] if floating else []
-    return not most or bool(torch.stack(most).isfinite().all())
 
 
 def check_written(folder: Path) -> None:

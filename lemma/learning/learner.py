@@ -23,10 +23,9 @@ from lemma.core.types import Scope, Trajectory
 from lemma.learning.divergence import SKIPS_IN_A_ROW, Diverged
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.optimiser import Split, learning_rate
-from lemma.learning.pack_dealing import by_all_ranks, deal_packs, first_pass, is_one_unit
+from lemma.learning.passes import Sums, TokenScores, by_all_ranks, deal_packs, first_pass, is_one_unit
 from lemma.learning.split_optimiser import make_optimiser
-from lemma.learning.token_scores import TokenScores
-from lemma.learning.whole_batch import Sums, evaluate_batch, pull
+from lemma.learning.whole_batch import evaluate_batch, pull
 from lemma.models.compiled import CompiledBlocks
 from lemma.models.critic import Critic
 from lemma.models.dropouts import dropouts
@@ -34,7 +33,7 @@ from lemma.models.flash_attention import agree_on_flash
 from lemma.models.packing import TokenBatch, plan_packs
 from lemma.models.policy import Policy
 from lemma.models.sharing import can_share, shared_size, spread_cost
-from lemma.models.throughput import flops_per_row
+from lemma.models.update_flops import flops_per_row
 from lemma.objectives.objective import Objective, Terms, Totals
 
 T = TypeVar("T")

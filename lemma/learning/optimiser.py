@@ -7,7 +7,7 @@ ranks share a run, masters and moments may be dealt out among them by pieces; ev
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,7 +15,6 @@ from torch import nn
 
 from lemma.core.errors import UserError
 from lemma.core.ranks import gather_over_ranks, own_slots, rank, slots, world_size
-from lemma.learning.divergence import are_finite
 from lemma.learning.gradients import SlotSums, spread, sum_to_homes
 from lemma.learning.learning_options import OptimOptions
 from lemma.learning.parameter_pieces import ParameterPiece, cut
@@ -79,7 +78,8 @@ class Optimiser:
         self.masters: dict[str, torch.Tensor] = {}
         self._buffers: dict[str, torch.Tensor] = {}
         self._values: dict[ParameterPiece, torch.Tensor] = {}
-        self._sums = SlotSums()
+        # Of slots that are summed; None where this process has the only one.
+        self._sums: SlotSums | None = None
         self._rounds: dict[ParameterPiece, torch.Tensor] = {}
         for name, parameter in self.parameters.items():
             if not _is_exact(parameter) and self.shard != "gradients":
@@ -120,7 +120,7 @@ class Optimiser:
 
     def zero(self) -> None:
         """Forget all gradients; the buffers under low-precision parameters keep their addresses."""
-        self._sums, self._rounds = SlotSums(), {}
+        self._sums, self._rounds = None, {}
         for value in self._values.values():
             value.grad = None
         for parameter in self.parameters.values():
@@ -146,6 +146,7 @@ class Optimiser:
             elif parameter.grad is not None:
                 grads[name] = parameter.grad
                 parameter.grad = None
+        self._sums = self._sums or SlotSums()
         self._sums.push(slot, grads)
 
     @torch.no_grad()
@@ -157,16 +158,17 @@ class Optimiser:
                 self._rounds[piece].add_(grad)
             else:
                 self._rounds[piece] = grad if world_size() == 1 else grad.clone()
-        self._sums = SlotSums()
+        self._sums = None
 
     def _at_home(self) -> dict[ParameterPiece, torch.Tensor]:
         """The sums over all slots of the pieces that are at home here."""
+        sums = self._sums or SlotSums()  # a rank may own no slot
         if world_size() == 1:
-            whole = self._sums.only()
+            whole = sums.only()
             exact = {name: grad if _is_exact(grad) else grad.float() for name, grad in whole.items()}
             return {piece: piece.of(exact[piece.name]) for piece in self.pieces if piece.name in exact}
         kinds = {name: p.dtype if _is_exact(p) else torch.float32 for name, p in self.parameters.items()}
-        return sum_to_homes(self._sums, self.pieces, kinds, next(iter(self.parameters.values())).device)
+        return sum_to_homes(sums, self.pieces, kinds, next(iter(self.parameters.values())).device)
 
     def _gather(self) -> list[ParameterPiece]:
         """Give every value that this rank updates its gradient, summed over all slots; those that have one."""
@@ -323,6 +325,14 @@ def _collect(parameter: torch.Tensor) -> None:
     if parameter.grad is not None and sink is not None:  # no gradient where products have added all of it
         sink.add_(parameter.grad)
         parameter.grad = None
+
+
+@torch.no_grad()
+def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether every number is. Needs no memory: where one is NaN, so is the greatest of their sizes."""
+    floating = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    most = [most.float() for most in torch._foreach_norm(floating, math.inf)] if floating else []
+    return not most or bool(torch.stack(most).isfinite().all())
 
 
 def _make_inner(values: Mapping[ParameterPiece, torch.Tensor], options: OptimOptions) -> torch.optim.Optimizer | None:

@@ -1,67 +1,15 @@
-"""Adding up what an objective finds: over packs, and for an objective that needs all packs of a step at once."""
+"""An objective that needs all packs of a step at once: evaluated once, then pulled back through each pack."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
 from lemma.core.ranks import gather_over_ranks, world_size
-from lemma.objectives.objective import Loss, Objective, Terms
-
-
-class Sums:
-    """Losses and metrics of packs, kept on the device until they are read back, once, and added in the order of packs.
-
-    A pack that several ranks add is the same on all of them and counts once.
-    """
-
-    def __init__(self, device: torch.device):
-        self._device = device
-        self._sums: dict[int, dict[str, torch.Tensor]] = {}
-        self._maxima: dict[int, dict[str, torch.Tensor]] = {}
-
-    def add(self, number: int, loss: Loss) -> None:
-        pairs = {"loss": (loss.value.detach(), 0.0), **loss.metrics}
-        self._sums[number] = {
-            name: torch.stack([self._number(x) for x in (value, count)]) for name, (value, count) in pairs.items()
-        }
-        self._maxima[number] = {name: value.detach().to(torch.float64) for name, value in loss.maxima.items()}
-
-    def _number(self, x: torch.Tensor | float) -> torch.Tensor:
-        """A number, made on the device: a copy from the host would wait for all that the device has to do."""
-        if isinstance(x, torch.Tensor):
-            return x.detach().to(self._device, torch.float64)
-        return torch.full((), x, dtype=torch.float64, device=self._device)
-
-    def result(self) -> dict[str, float]:
-        """Sums over the packs of all ranks, each divided by its count, and maxima; the loss is a sum already."""
-        sums: dict[str, tuple[float, float]] = {}
-        for pack in _of_all_packs(self._sums):
-            for name, (value, count) in pack.items():
-                before = sums.get(name)
-                sums[name] = (value, count) if before is None else (before[0] + value, before[1] + count)
-        result = {"loss": 0.0}
-        for name in sorted(sums):
-            value, count = sums[name]
-            result[name] = value if name == "loss" else value / count if count else 0.0
-        for pack in _of_all_packs(self._maxima):
-            for name, value in pack.items():
-                result[name] = float(np.maximum(result.get(name, value), value))
-        return result
-
-
-def _of_all_packs(by_pack: Mapping[int, Mapping[str, torch.Tensor]]) -> list[dict[str, Any]]:
-    """The numbers of the packs of all ranks, in their order."""
-    flat = [tensor for pack in by_pack.values() for tensor in pack.values()]
-    numbers = iter(torch.stack(flat).tolist() if flat else [])
-    own = {number: {name: next(numbers) for name in pack} for number, pack in by_pack.items()}
-    everything = {
-        number: pack for part in gather_over_ranks(own, "the numbers of a step") for number, pack in part.items()
-    }
-    return [everything[number] for number in sorted(everything)]
+from lemma.learning.passes import Sums
+from lemma.objectives.objective import Objective, Terms
 
 
 def evaluate_batch(leaves: Mapping[int, Terms], objective: Objective, summed: Sums) -> None:

@@ -10,6 +10,7 @@ modes; transformers itself does so in its eager attention only.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from lemma.core.errors import UserError
 from lemma.models.capped_attention import Visible, capped
 from lemma.models.flash_attention import flash_kernel
 from lemma.models.packing import Segments
-from lemma.models.varlen_attention import AttentionSpec, has_varlen, varlen
+from lemma.models.varlen_attention import AttentionSpec, varlen
 
 NAME = "lemma"
 # An engine's attention over its cache: layer, query, key, value (T, H, D), cos and sin (T, D) where query and key are
@@ -79,6 +80,18 @@ def attend(
         return _bucketed(query_THD, key_THD, value_THD, spec, softcap)[None], None
     whole = _bucketed(segments.sharing.spread(query_THD), key_THD, value_THD, spec, softcap)
     return segments.sharing.gather(whole)[None], None
+
+
+def has_varlen(query: torch.Tensor, value: torch.Tensor, softcap: float | None) -> bool:
+    """Whether the kernel computes it: on a GPU of 2020 or later in half precision, heads of a usual size, no cap."""
+    is_half = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and _has_flash(query.device)
+    size = query.shape[-1]
+    return is_half and softcap is None and size == value.shape[-1] and size <= 256 and size % 8 == 0
+
+
+@cache
+def _has_flash(device: torch.device) -> bool:
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _by_kernel(

@@ -131,10 +131,11 @@ class TokenBatch:
         def put(array: np.ndarray, kind: torch.dtype = torch.int64) -> torch.Tensor:
             return to_device(torch.from_numpy(np.ascontiguousarray(array)).to(kind), device)
 
-        rows_K, own = rows_of(trajectories, related)
-        first_T = rows_K if len(related) == len(lengths) else np.unique(rows_K, return_index=True)[1]
+        first_T = rows_K = np.arange(len(mask_K))
         segments = Segments(lengths, device)
-        if len(first_T) < len(rows_K):
+        if len(related) < len(lengths):
+            rows_K, own = rows_of(trajectories, related)
+            first_T = np.unique(rows_K, return_index=True)[1]
             segments = Segments(tuple(own), device, Sharing.of(rows_K, put), segments)
         return cls(
             ids_T=put(np.concatenate([t.ids_T for t in chosen])[first_T]),

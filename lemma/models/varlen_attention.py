@@ -21,18 +21,6 @@ class AttentionSpec(NamedTuple):
     window: int | None
 
 
-def has_varlen(query: torch.Tensor, value: torch.Tensor, softcap: float | None) -> bool:
-    """Whether the kernel computes it: on a GPU of 2020 or later in half precision, heads of a usual size, no cap."""
-    is_half = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and _has_flash(query.device)
-    size = query.shape[-1]
-    return is_half and softcap is None and size == value.shape[-1] and size <= 256 and size % 8 == 0
-
-
-@cache
-def _has_flash(device: torch.device) -> bool:
-    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
-
-
 def varlen(
     query_THD: torch.Tensor, key_THD: torch.Tensor, value_THD: torch.Tensor, spec: AttentionSpec
 ) -> torch.Tensor:

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
+
 from lemma.core.outside import check_is_trainer
 from lemma.core.ranks import note_place
 from lemma.learning.learner import StepReport
+from lemma.models.update_flops import MATRIX_RATES
 
 
 @dataclass
@@ -41,9 +44,27 @@ class Clock:
         self.spent[source] = self.spent.get(source, 0.0) - seconds
         self.spent[target] = self.spent.get(target, 0.0) + seconds
 
-    def read(self) -> dict[str, float]:
-        """Seconds of each part and in total since the last reading; resets to zero."""
+    def read(self, device: torch.device) -> dict[str, float]:
+        """Seconds of each part and in total since the last reading, and the rates of updates on this device and of
+        sampling; resets to zero."""
         now = time.perf_counter()
         result = {"seconds": now - self.started, **{f"{name}_seconds": value for name, value in self.spent.items()}}
+        result |= throughput(device, self.tokens, result.get("update_seconds", 0.0), self.flops)
+        if self.sampled and result.get("generate_seconds"):
+            result["generated_per_second"] = self.sampled / result["generate_seconds"]
         self.spent, self.started, self.tokens, self.sampled, self.flops = {}, now, 0, 0, 0.0
         return result
+
+
+def throughput(device: torch.device, tokens: int, seconds: float, flops: float) -> dict[str, float]:
+    """Rates of an update, and the share of the vendor's dense bf16 rate that this process reached. Where nothing was
+    learnt, as when all groups are dead, there is no rate."""
+    rates = {"tokens_per_second": tokens / seconds} if tokens and seconds else {}
+    if device.type != "cuda":
+        return rates
+    device_name = torch.cuda.get_device_name(device)
+    rate = next((value for part, value in MATRIX_RATES.items() if part in device_name), None)
+    if rate is not None and rates:
+        rates["mfu"] = flops / seconds / rate
+    rates["peak_memory_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
+    return rates

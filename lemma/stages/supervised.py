@@ -24,7 +24,6 @@ from lemma.formats.encode import encode_demonstration, encode_document
 from lemma.formats.played import encode_learnt
 from lemma.learning.learner import Learner, StepReport
 from lemma.models.policy import Policy
-from lemma.models.throughput import throughput
 from lemma.objectives import NegativeLogLikelihood
 from lemma.runs.stage import Stage
 from lemma.stages.building import stage_policy
@@ -88,10 +87,7 @@ def measure_step(stage: Stage, step: int, epoch: float, report: StepReport, poli
         "updated": float(report.updated),
         **report.metrics,
     }
-    tokens, flops = stage.clock.tokens, stage.clock.flops
-    timings = stage.clock.read()
-    timings |= throughput(policy, tokens, timings["update_seconds"], flops)
-    stage.measure(step, "train", values, timings)
+    stage.measure(step, "train", values, stage.clock.read(policy.device))
 
 
 def digest(trajectories: Sequence[Trajectory]) -> str:

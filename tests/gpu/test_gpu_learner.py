@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 
 from lemma.core.types import Trajectory
 from lemma.learning import tensor_files
-from lemma.learning.divergence import are_finite
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
+from lemma.learning.optimiser import are_finite
 from lemma.models import blocks
 from lemma.models.attention import NAME
 from lemma.models.policy import Policy

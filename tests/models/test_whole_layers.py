@@ -23,7 +23,7 @@ from lemma.models.memory import Shape
 from lemma.models.model_options import LoraOptions, ModelOptions, Precision
 from lemma.models.packing import TokenBatch
 from lemma.models.policy import Policy
-from lemma.models.throughput import flops_per_row
+from lemma.models.update_flops import flops_per_row
 from lemma.objectives import NegativeLogLikelihood
 from tests.models.conftest import Saver
 from tests.models.small import CPU, SHAPE, tiny_policy

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from lemma.core.errors import UserError
 from lemma.core.events import silent
-from lemma.learning.divergence import SKIPS_IN_A_ROW, Diverged, are_finite, check_written
+from lemma.learning.divergence import SKIPS_IN_A_ROW, Diverged, check_written
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
-from lemma.learning.optimiser import SCALE_START, Optimiser
+from lemma.learning.optimiser import SCALE_START, Optimiser, are_finite
 from lemma.models.load_model import build_policy
 from lemma.models.model_options import ModelOptions, TinyOptions
 from lemma.objectives import NegativeLogLikelihood

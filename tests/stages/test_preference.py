@@ -16,10 +16,9 @@ from lemma.core.types import Trajectory
 from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
 from lemma.models.packing import TokenBatch
-from lemma.models.policy import Policy
-from lemma.models.throughput import throughput
 from lemma.recipe import load_recipe
-from lemma.stages import supervised
+from lemma.runs import clock
+from lemma.runs.clock import throughput
 from lemma.stages.preference.examples import Example, Order
 from lemma.stages.preference.scores import SquaredMass, mismatched, precompute
 from tests.models.small import CPU, in_float64, tiny_policy, trajectories
@@ -64,11 +63,11 @@ def test_the_arithmetic_of_updates_counts(world: World, monkeypatch: pytest.Monk
     """A row of metrics has the rate of the updates since the last one, which only a GPU shows as MFU."""
     counted: list[tuple[int, float]] = []
 
-    def noted(policy: Policy, tokens: int, seconds: float, flops: float) -> dict[str, float]:
+    def noted(device: torch.device, tokens: int, seconds: float, flops: float) -> dict[str, float]:
         counted.append((tokens, flops))
-        return throughput(policy, tokens, seconds, flops)
+        return throughput(device, tokens, seconds, flops)
 
-    monkeypatch.setattr(supervised, "throughput", noted)
+    monkeypatch.setattr(clock, "throughput", noted)
     world.train("dpo", {"steps": 2})
     assert len(counted) == 2 and all(flops > tokens > 0 for tokens, flops in counted)
 

@@ -20,18 +20,19 @@ from lemma.learning.learner import Learner
 from lemma.learning.learning_options import OptimOptions
 from lemma.models.load_model import build_policy
 from lemma.models.model_options import LoraOptions, ModelOptions, TinyOptions
-from lemma.models.throughput import flops_per_row, throughput
+from lemma.models.update_flops import flops_per_row
 from lemma.objectives import NegativeLogLikelihood
 from lemma.recipe import load_recipe
 from lemma.reporting.text import describe
 from lemma.rollouts import Episode, Rollouts
+from lemma.runs.clock import throughput
 from lemma.runs.run import train
 from lemma.stages.reinforcement.diagnosis import CHECKS, FAR, LEAST_GROUPS, PARTS, PAUSE, Diagnosis, Seen, bottleneck
 from lemma.stages.reinforcement.rl_metrics import rollout_metrics
 from lemma.stages.reinforcement.rl_options import ReinforcementOptions
 from tests.algorithms import toy
 from tests.algorithms.made import group, trajectory
-from tests.models.small import CPU, tiny_policy
+from tests.models.small import CPU
 
 # A step with nothing to complain about.
 FINE = {
@@ -206,8 +207,7 @@ def test_one_right_group_is_no_reason_for_advice() -> None:
 
 
 def test_where_nothing_was_learnt_there_is_no_rate() -> None:
-    policy = tiny_policy()
-    assert throughput(policy, 0, 0.5, 0.0) == {} and throughput(policy, 100, 0.5, 1e9) == {"tokens_per_second": 200.0}
+    assert throughput(CPU, 0, 0.5, 0.0) == {} and throughput(CPU, 100, 0.5, 1e9) == {"tokens_per_second": 200.0}
 
 
 @pytest.mark.parametrize("lora", [None, LoraOptions(r=2)], ids=["full", "lora"])

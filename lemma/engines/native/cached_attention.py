@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from lemma.models.attention import rows_seen, window_mask
+from lemma.models.attention import has_varlen, rows_seen, window_mask
 from lemma.models.blocks import rotate
 from lemma.models.capped_attention import capped
 from lemma.models.packing import Segments, to_device
-from lemma.models.varlen_attention import AttentionSpec, has_varlen, varlen
+from lemma.models.varlen_attention import AttentionSpec, varlen
 
 ARRIVALS = 1024
 # Maximum bytes of blocks that are copied at once, through a temporary tensor.

@@ -26,8 +26,8 @@ from lemma.engines.protocol import Engine
 from lemma.formats import Format
 from lemma.learning.learner import Learner, StepReport
 from lemma.models.load_model import pick_precision
+from lemma.models.model_options import Precision
 from lemma.models.policy import Policy
-from lemma.models.throughput import throughput
 from lemma.objectives import Totals
 from lemma.objectives.objective import count_said
 from lemma.rollouts import Rollouts
@@ -53,6 +53,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
         ahead.use(roller, parts.policy, engine)
         benchmarks.begin(done, total, engine)
         stage.catch_up(learner, done, total)
+        precision = pick_precision(stage.model.precision, parts.policy.device)
         for step in range(done + 1, total + 1):
             with stage.clock.measure("generate"):
                 rollouts = ahead.take(step)
@@ -74,7 +75,7 @@ def run_reinforcement(stage: Stage, options: ReinforcementOptions, fmt: Format) 
             values = metrics_of(options, parts, step, rollouts, batch, reports)
             parts.algorithm.observe(values, parts.memory)
             if not options.rollout.lag or step == 1:
-                check_engine(stage, parts.policy, engine, reports, speaking.sampling.temperature)
+                check_engine(parts.policy, precision, engine, reports, speaking.sampling.temperature)
             if benchmarks.are_due(step, total):
                 ahead.land()
             is_best = benchmarks.after(step, total, engine)
@@ -129,7 +130,7 @@ def tell(stage: Stage, options: ReinforcementOptions, parts: RlParts, step: int,
     """Diagnose a step, write its metrics if due, and show the stage's progress."""
     held_by = parts.diagnosis.look(step, values, stage.clock.spent)
     if stage.is_due(options.log_every, step, parts.total):
-        measure(stage, step, values, parts.policy, held_by)
+        stage.measure(step, "train", values, stage.clock.read(parts.policy.device), held_by)
     stage.progress(step, parts.total, f"{note_of(values)}, bottleneck {held_by}")
 
 
@@ -234,13 +235,12 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def check_engine(
-    stage: Stage, policy: Policy, engine: Engine, reports: Sequence[StepReport], temperature: float
+    policy: Policy, precision: Precision, engine: Engine, reports: Sequence[StepReport], temperature: float
 ) -> None:
     """Compare the engine's log-probabilities with those of the learner before its first update."""
     metrics = reports[0].metrics if reports else {}
     if "mismatch/mean" in metrics:
         mismatch = Mismatch(metrics["mismatch/mean"], metrics["mismatch/max"], reports[0].trained_tokens)
-        precision = pick_precision(stage.model.precision, policy.device)
         check_mismatch(mismatch, precision, engine.name, policy.findings.rounding, temperature)
 
 
@@ -250,16 +250,6 @@ def count_tokens(stage: Stage, reports: Sequence[StepReport], rollouts: Rollouts
         stage.clock.add(report)
     if not rollouts.from_journal:
         stage.clock.sampled += sum(episode.tokens for episode in rollouts.episodes)
-
-
-def measure(stage: Stage, step: int, values: dict[str, float], policy: Policy, held_by: str) -> None:
-    """Write the metrics of a step, its bottleneck, and the rates since the last row."""
-    tokens, sampled, flops = stage.clock.tokens, stage.clock.sampled, stage.clock.flops
-    timings = stage.clock.read()
-    timings |= throughput(policy, tokens, timings.get("update_seconds", 0.0), flops)
-    if sampled and timings.get("generate_seconds"):
-        timings["generated_per_second"] = sampled / timings["generate_seconds"]
-    stage.measure(step, "train", values, timings, held_by)
 
 
 def note_of(values: dict[str, float]) -> str:

@@ -1,10 +1,9 @@
-"""How fast a step was: tokens per second, and on GPUs the share of the matrix rate (MFU) and the peak of memory."""
+"""The arithmetic of an update, and the rate of matrix products that a GPU has for it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
 from lemma.models.gpus import GPUS
@@ -33,17 +32,3 @@ def _per_row(layer: nn.Module) -> int:
     if not isinstance(layer, nn.Linear):
         return 0
     return layer.in_features * layer.out_features * (6 if layer.weight.requires_grad else 4)
-
-
-def throughput(policy: Policy, tokens: int, seconds: float, flops: float) -> dict[str, float]:
-    """Rates of an update, and the share of the vendor's dense bf16 rate that this process reached. Where nothing was
-    learnt, as when all groups are dead, there is no rate."""
-    rates = {"tokens_per_second": tokens / seconds} if tokens and seconds else {}
-    if policy.device.type != "cuda":
-        return rates
-    device_name = torch.cuda.get_device_name(policy.device)
-    rate = next((value for part, value in MATRIX_RATES.items() if part in device_name), None)
-    if rate is not None and rates:
-        rates["mfu"] = flops / seconds / rate
-    rates["peak_memory_gib"] = torch.cuda.max_memory_allocated(policy.device) / 2**30
-    return rates

@@ -1,0 +1,168 @@
+"""The passes of a step: which rank computes which pack, and what is found of the packs of all ranks.
+
+Ranks that hold parts of the weights pass through the model together. One with fewer packs makes empty passes. Memory
+cannot run out on one rank alone then: the others would wait for it inside a pass. So the budget follows the memory
+plan, the largest pack comes first, and where memory runs out all the same, all ranks end with one sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from lemma.core.errors import UserError
+from lemma.core.ranks import gather_over_ranks, in_step, rank, slots, slots_of, together, world_size
+from lemma.core.types import Scope, Trajectory
+from lemma.learning.parameter_pieces import deal
+from lemma.models.critic import Critic
+from lemma.models.packing import TokenBatch
+from lemma.models.policy import Policy
+from lemma.objectives.objective import Loss
+
+T = TypeVar("T")
+
+
+def deal_packs(packs: Sequence[Sequence[int]], trajectories: Sequence[Trajectory]) -> list[list[int]]:
+    """The numbers of the packs of each slot, in order."""
+    hands = deal([sum(len(trajectories[i]) for i in pack) for pack in packs], slots())
+    return [[number for number, hand in enumerate(hands) if hand == slot] for slot in range(slots())]
+
+
+def by_all_ranks(
+    work: Callable[[], T],
+    place: str,
+    policy: Policy | Critic,
+    packs: Sequence[Sequence[int]],
+    trajectories: Sequence[Trajectory],
+    *,
+    learns: bool = False,
+) -> list[T]:
+    """Have each rank compute its own packs; what all of them found. With `learns`, passes go backward too.
+
+    Where weights are split, a rank adds as many empty passes as it has fewer packs than the busiest.
+    """
+    if not policy.is_split:
+        return together(work, place)
+    passes = _passes_of_ranks(packs, trajectories)
+    with in_step(place):
+        try:
+            mine = work()
+            for _ in range(max(passes) - passes[rank()]):
+                _pass_empty(policy, learns)
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"rank {rank()} ran out of memory, and with `shard: weights` a step is not repeated with smaller packs",
+                fix="lower batch.token_budget, or write `model.checkpointing: true`",
+            ) from error
+    return gather_over_ranks(mine, place)
+
+
+def first_pass(policy: Policy | Critic) -> None:
+    """Where weights are split, try every kernel on this device: a probe has seen the model in host memory only."""
+    if policy.is_split:
+        policy.module.eval()
+        with in_step("the first pass"):
+            _pass_empty(policy, learns=False)
+
+
+def _passes_of_ranks(packs: Sequence[Sequence[int]], trajectories: Sequence[Trajectory]) -> list[int]:
+    """How many packs of each rank go through the model: those with something to predict."""
+    counts = [
+        sum(any(trajectories[i].trained_tokens for i in packs[number]) for number in of_slot)
+        for of_slot in deal_packs(packs, trajectories)
+    ]
+    return [sum(counts[slot] for slot in slots_of(other)) for other in range(world_size())]
+
+
+def _pass_empty(policy: Policy | Critic, learns: bool) -> None:
+    """A pass over two tokens whose gradient is zero."""
+    nothing = Trajectory(np.zeros(2, dtype=np.int64), np.array([False, True]))
+    batch = TokenBatch.build([nothing], [0], policy.device)
+    with torch.set_grad_enabled(learns):
+        values, _ = policy.logprobs(batch)
+        if learns:
+            (values.sum() * 0.0).backward()
+
+
+def is_one_unit(trajectories: Sequence[Trajectory], scope: Scope) -> bool:
+    """Whether the packer cannot take these apart."""
+    return len({t.unit for t in trajectories}) == 1 if scope == "pair" else len(trajectories) == 1
+
+
+class Sums:
+    """Losses and metrics of packs, kept on the device until they are read back, once, and added in the order of packs.
+
+    A pack that several ranks add is the same on all of them and counts once.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._sums: dict[int, dict[str, torch.Tensor]] = {}
+        self._maxima: dict[int, dict[str, torch.Tensor]] = {}
+
+    def add(self, number: int, loss: Loss) -> None:
+        pairs = {"loss": (loss.value.detach(), 0.0), **loss.metrics}
+        self._sums[number] = {
+            name: torch.stack([self._number(x) for x in (value, count)]) for name, (value, count) in pairs.items()
+        }
+        self._maxima[number] = {name: value.detach().to(torch.float64) for name, value in loss.maxima.items()}
+
+    def _number(self, x: torch.Tensor | float) -> torch.Tensor:
+        """A number, made on the device: a copy from the host would wait for all that the device has to do."""
+        if isinstance(x, torch.Tensor):
+            return x.detach().to(self._device, torch.float64)
+        return torch.full((), x, dtype=torch.float64, device=self._device)
+
+    def result(self) -> dict[str, float]:
+        """Sums over the packs of all ranks, each divided by its count, and maxima; the loss is a sum already."""
+        sums: dict[str, tuple[float, float]] = {}
+        for pack in _of_all_packs(self._sums):
+            for name, (value, count) in pack.items():
+                before = sums.get(name)
+                sums[name] = (value, count) if before is None else (before[0] + value, before[1] + count)
+        result = {"loss": 0.0}
+        for name in sorted(sums):
+            value, count = sums[name]
+            result[name] = value if name == "loss" else value / count if count else 0.0
+        for pack in _of_all_packs(self._maxima):
+            for name, value in pack.items():
+                result[name] = float(np.maximum(result.get(name, value), value))
+        return result
+
+
+def _of_all_packs(by_pack: Mapping[int, Mapping[str, torch.Tensor]]) -> list[dict[str, Any]]:
+    """The numbers of the packs of all ranks, in their order."""
+    flat = [tensor for pack in by_pack.values() for tensor in pack.values()]
+    numbers = iter(torch.stack(flat).tolist() if flat else [])
+    own = {number: {name: next(numbers) for name in pack} for number, pack in by_pack.items()}
+    everything = {
+        number: pack for part in gather_over_ranks(own, "the numbers of a step") for number, pack in part.items()
+    }
+    return [everything[number] for number in sorted(everything)]
+
+
+class TokenScores:
+    """Numbers of trained tokens, collected pack by pack and given back by trajectory.
+
+    Kept on the device until they are read: a copy from there waits for all that the device has to do."""
+
+    def __init__(self) -> None:
+        self._packs: list[tuple[tuple[int, ...], torch.Tensor, torch.Tensor]] = []
+
+    def add(self, batch: TokenBatch, values_N: torch.Tensor) -> None:
+        self._packs.append((batch.index_B, batch.sequence_N, values_N.detach()))
+
+    def by_trajectory(self, count: int) -> list[np.ndarray]:
+        """One array for each of so many trajectories, from the packs of all ranks."""
+        own: dict[int, np.ndarray] = {}
+        for index_B, sequence_N, values_N in self._packs:
+            sizes = torch.bincount(sequence_N, minlength=len(index_B)).tolist()
+            own |= {i: part.numpy() for i, part in zip(index_B, values_N.cpu().split(sizes), strict=True)}
+        everything = [np.empty(0, dtype=np.float32)] * count
+        for of_rank in gather_over_ranks(own, "the scores of all sequences"):
+            for i, part in of_rank.items():
+                everything[i] = part
+        return everything
