@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from lemma.grading.html_marks import without_html
 from lemma.grading.languages import is_unspaced, nouns_in
 from lemma.grading.limits import MAX_BOX, MAX_COMPLETION
 from lemma.grading.names import names
 from lemma.grading.normal_form import repair_escapes
+from lemma.grading.notation import without_html
 from lemma.grading.residues import read_residues
 from lemma.grading.retractions import denied, negated, second_thought
 from lemma.grading.rules import DEFAULT, Rules

@@ -11,8 +11,7 @@ from math import gcd
 from time import perf_counter
 from typing import NamedTuple, TypeAlias
 
-from lemma.grading import yes_no
-from lemma.grading.choice import read_choice, several
+from lemma.grading.choice import read_choice, said_of_it, several, yes_or_no
 from lemma.grading.extract import Extraction, boxed, extract, is_prose, visible
 from lemma.grading.limits import MAX_ANSWER, MAX_BOX, MAX_GOLD, LimitExceeded, check_shape
 from lemma.grading.normal_form import normalise, repair_escapes, squeezed
@@ -98,12 +97,12 @@ def quick(prediction: str, gold: str, rules: Rules = DEFAULT) -> Verdict | Pendi
 
 def _yes_or_no(prediction: str, gold: str, extraction: Extraction, rules: Rules) -> bool | None:
     """Whether a text says yes where the gold does, or no; None for other golds, or a text that says neither."""
-    wanted = yes_no.asked(gold)
+    wanted = yes_or_no(gold)
     if wanted is None:
         return None
-    given = yes_no.said(extraction.answer) if extraction.answer else None
+    given = said_of_it(extraction.answer) if extraction.answer else None
     if given is None and extraction.method in ("number", "math", "choice", "none"):
-        given = yes_no.said(visible(prediction, rules))
+        given = said_of_it(visible(prediction, rules))
     return None if given is None else given == wanted
 
 

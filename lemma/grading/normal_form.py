@@ -10,9 +10,8 @@ import re
 import unicodedata
 from functools import lru_cache
 
-from lemma.grading.html_marks import without_html
 from lemma.grading.names import names
-from lemma.grading.notation import usual
+from lemma.grading.notation import usual, without_html
 from lemma.grading.tokens import FUNCTIONS
 from lemma.grading.units import in_one_unit
 

@@ -1,11 +1,13 @@
 """Notations that few answers use, rewritten in the usual one before anything else is read.
 
 Colours and underlines go; aligned lines become one chain or list; `]a,b[` becomes (a,b); bold or hatted i, j, k become
-`\\hat{i}`; 1.4 x 10^7, 1011_{two}, 且 and `\\qquad` between values, 3~5 and 75¢ are spelt as in most answers.
+`\\hat{i}`; 1.4 x 10^7, 1011_{two}, 且 and `\\qquad` between values, 3~5 and 75¢ are spelt as in most answers;
+HTML becomes LaTeX or plain characters.
 """
 
 from __future__ import annotations
 
+import html
 import re
 
 from lemma.grading.names import names
@@ -176,3 +178,26 @@ def usual(text: str) -> str:
     if "$" in text and (money := _DOLLARS.fullmatch(text)):
         text = money[1] + "\\text{ dollars}"
     return text
+
+
+_ENTITY = re.compile(r"&(?:#\d{1,6}|#x[0-9A-Fa-f]{1,5}|[A-Za-z]{2,8}\d{0,2});")
+_RAISED_FRACTION = re.compile(r"<sup>\s*(-?\d{1,18})\s*</sup>\s*[/⁄]\s*<sub>\s*(\d{1,18})\s*</sub>", re.IGNORECASE)
+_RAISED = re.compile(r"<(sup|sub)>([^<>]{1,200})</\1>", re.IGNORECASE)
+_STYLED = re.compile(r"<(b|i|u|em|strong|var|span|p|math|code)(?: [^<>]{0,100})?>([^<>]{0,2000})</\1>", re.IGNORECASE)
+_LINE_BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)
+
+
+def without_html(text: str) -> str:
+    """The text with `<sup>`, `<sub>`, entities and pairs of style tags replaced by what they mean."""
+    if "&" in text and ";" in text:
+        text = _ENTITY.sub(lambda m: html.unescape(m[0]), text)
+    if "</" not in text:
+        return _LINE_BREAK.sub(" ", text) if "<br" in text else text
+    text = _RAISED_FRACTION.sub(r" \\frac{\1}{\2}", text)
+    for _ in range(3):
+        shorter = _RAISED.sub(lambda m: ("^{" if m[1].lower() == "sup" else "_{") + m[2] + "}", text)
+        shorter = _STYLED.sub(r"\2", shorter)
+        if shorter == text:
+            break
+        text = shorter
+    return _LINE_BREAK.sub(" ", text)
