@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from lemma.cli.local_gpus import gpu_memories, has_driver
 from lemma.cli.parser import Parser, add_recipe, named
 from lemma.cli.plan_data import at_a_time, every, in_words, length_in_words, many
-from lemma.cli.plan_memory import config_file, memory_in_words, memory_warnings, read_config
+from lemma.cli.plan_memory import config_file, head_size, memory_in_words, memory_warnings, read_config
 from lemma.cli.plan_ranks import NOTHING_FITS, add_arguments, rank_lines
 from lemma.core.errors import UserError
 
@@ -104,7 +104,7 @@ def print_plan(
     gpus = gpu_memories() if is_for_here and recipe.run.device != "cpu" else []
     large = memory_warnings(recipe, names, amounts, has_gpu=has_gpu, gpus=gpus)
     print(describe(recipe, skip=skip, only=only, amounts=amounts))
-    refused = [*_refused(recipe, names), *_wrong_targets(recipe.model)]
+    refused = [*_refused(recipe, names), *_wrong_targets(recipe.model), *_wrong_heads(recipe, names)]
     for sentence in (*refused, *doubts, *lacking, *large):
         print(f"\nwarning: {sentence}")
     # Without a GPU, a machine may only be the one that plans.
@@ -141,6 +141,18 @@ def _wrong_targets(model: ModelOptions) -> Iterator[str]:
         whole_layers(module, model.lora.modules_to_save)
     except UserError as error:
         yield str(error)
+
+
+def _wrong_heads(recipe: Recipe, names: Iterable[str]) -> Iterator[str]:
+    """Why vLLM cannot run the model on a CPU, where a stage asks for that and the model's configuration is here."""
+    from lemma.engines.vllm.vllm_options import VllmOptions, head_refusal
+
+    asked = {name: getattr(recipe.stages[name], "rollout", recipe.stages[name].eval) for name in names}
+    stages = [name for name, said in asked.items() if isinstance(said.engine, VllmOptions)]
+    size = head_size(recipe.model) if stages and recipe.run.device == "cpu" else None
+    refusal = None if size is None else head_refusal(size)
+    if refusal is not None:
+        yield f"{refusal}; write `engine: native` in stage {' and '.join(stages)}"
 
 
 def describe(

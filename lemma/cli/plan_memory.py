@@ -195,6 +195,19 @@ def shape_of(model: ModelOptions) -> Shape | str:
         return f"unknown: {file} does not tell the shape of the model"
 
 
+def head_size(model: ModelOptions) -> int | None:
+    """The size of an attention head, where it can be known without fetching anything."""
+    if model.path == "tiny":
+        return model.tiny.hidden // model.tiny.heads
+    try:
+        file = config_file(model)
+        values = {} if file is None else read_config(file)
+        values = {**values.get("text_config", values), **model.override}
+        return int(values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"])
+    except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
+        return None
+
+
 def config_file(model: ModelOptions) -> Path | None:
     """The file of a model on this machine that tells its shape: its own, or what the hub's client has kept."""
     from lemma.cli.plan_hub import kept_config

@@ -251,6 +251,31 @@ def test_an_adapter_for_a_layer_that_the_model_does_not_have(
     assert main(["plan", recipe, "--set", "model.lora.modules_to_save=[lm_head]"]) == 0
 
 
+@pytest.mark.parametrize("path", ["tiny", "model"])
+def test_heads_that_vllm_cannot_run_on_a_cpu(path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if path == "model":
+        (tmp_path / path).mkdir()
+        (tmp_path / path / "config.json").write_text(json.dumps(CONFIG | {"head_dim": 12}))
+        path = str(tmp_path / path)
+    recipe = {
+        "run": {"dir": str(tmp_path / "run"), "device": "cpu"},
+        "model": {"path": path, "tiny": {"hidden": 48, "heads": 4}},
+        "stages": {"rl": {"kind": "rl", "steps": 1, "data": {"arithmetic": {}}, "rollout": {"engine": "vllm"}}},
+    }
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(recipe))
+    refused = (
+        "vLLM cannot run attention heads of size 12 on a CPU (only 32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)"
+    )
+    assert main(["plan", str(file)]) == 1
+    assert f"warning: {refused}; write `engine: native` in stage rl" in capsys.readouterr().out
+    size = ["model.tiny.hidden=128"] if recipe["model"]["path"] == "tiny" else ["model.override.head_dim=64"]
+    main(["plan", str(file), "--set", *size])
+    assert "attention heads" not in capsys.readouterr().out
+    main(["plan", str(file), "--set", "run.device=cuda"])
+    assert "attention heads" not in capsys.readouterr().out
+
+
 @pytest.mark.usefixtures("gpus")
 def test_a_model_that_no_gpu_here_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for part in load_for_inference("tiny", "cpu"):

@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 
 from lemma.config import Options
 
+CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of attention heads in vLLM's CPU kernels."""
+
 
 class VllmOptions(Options):
     """vLLM as the engine: in the trainer's process, or as a supervised server on this machine."""
@@ -55,3 +58,10 @@ class VllmOptions(Options):
     def has_own_devices(self) -> bool:
         """Whether vLLM runs outside the trainer's process."""
         return self.mode == "server" or self.servers != 1
+
+
+def head_refusal(size: int) -> str | None:
+    """Why vLLM cannot run attention heads of this size on a CPU, if it cannot."""
+    if size in CPU_HEADS:
+        return None
+    return f"vLLM cannot run attention heads of size {size} on a CPU (only {', '.join(map(str, CPU_HEADS))})"

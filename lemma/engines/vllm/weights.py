@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import save_file
 
 from lemma.engines.protocol import EngineError
+from lemma.engines.vllm.vllm_options import head_refusal
 from lemma.models.policy import Policy
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 BUCKET_BYTES = 2**30  # of weights, gathered, written and sent at a time
-CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # sizes of attention heads in vLLM's CPU kernels
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # maximum LoRA ranks that vLLM supports
 
 
@@ -35,11 +35,9 @@ def check_policy(policy: Policy) -> None:
         raise EngineError(f"vLLM cannot run weights of type {dtype_of(policy)}", fix="write `precision: bf16`")
     config = policy.causal.config.get_text_config()
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if policy.device.type == "cpu" and head not in CPU_HEADS:
-        sizes = ", ".join(map(str, CPU_HEADS))
-        raise EngineError(
-            f"vLLM cannot run attention heads of size {head} on a CPU (only {sizes})", fix="write `engine: native`"
-        )
+    refusal = head_refusal(head) if policy.device.type == "cpu" else None
+    if refusal is not None:
+        raise EngineError(refusal, fix="write `engine: native`")
 
 
 def dtype_of(policy: Policy) -> torch.dtype:
