@@ -239,6 +239,11 @@ def _other_name(name: str, tags: Sequence[str]) -> str:
     instead = ALGORITHMS.get(kind or "", {}).get(name.lower())
     if instead is not None:
         return f"write `{instead}`"
+    elsewhere = next(
+        ((other, known[name.lower()]) for other, known in ALGORITHMS.items() if name.lower() in known), None
+    )
+    if kind is not None and elsewhere is not None:
+        return f"it belongs to stages of `kind: {elsewhere[0]}`; write that, and `{elsewhere[1]}`"
     if kind is not None and name in KINDS:
         return f"{name} is an algorithm of stages of `kind: {KINDS[name]}`; write that"
     return nearest(name, tags)

@@ -155,6 +155,11 @@ RECIPES: dict[str, tuple[str, str]] = {
         "recipe.yaml:11: 'stages.x.algorithm' cannot be 'cispo'; cispo is an algorithm of stages of `kind: rl`; write "
         "that",
     ),
+    "a loss of another kind": (
+        GOOD + "  x: {kind: rl, algorithm: ipo}\n",
+        "recipe.yaml:11: 'stages.x.algorithm' cannot be 'ipo'; it belongs to stages of `kind: preference`; write that, "
+        "and `algorithm: {name: dpo, loss: ipo}`",
+    ),
     "another name of an algorithm": (
         GOOD + "  x: {kind: rl, algorithm: no_baseline}\n",
         "recipe.yaml:11: 'stages.x.algorithm' cannot be 'no_baseline'; write `algorithm: reinforce`",
